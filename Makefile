@@ -1,0 +1,36 @@
+# The first two commands do all the set-up on a fresh machine with Python >= 3.11: `make demo`, `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-fast lint bench clean
+
+demo: $(VENV)/.installed  ## synthetic cohort -> cache -> tokens -> models -> report
+	$(BIN)/bitimely demo
+
+test: $(VENV)/.tested  ## the whole suite, offline, CPU
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+test-fast: $(VENV)/.tested  ## what takes seconds
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not slow"
+
+lint: $(VENV)/.tested  ## style, types, who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.tested  ## ratios measured side by side, see benchmarks/README.md
+	for script in benchmarks/*.py; do $(BIN)/python $$script --quick || exit 1; done
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.tested: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,176 @@
+"""Verbs on data: ingest, tokenize, verify, list, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bitimely_cli.options import Debug, DryRun, ForceNew, Json, NoVerify, Workspace, shard
+from bitimely_cli.screen import screen
+from bitimely_core.errors import Exit
+
+
+def ingest(
+    dataset: Annotated[str, typer.Argument(help="Data set, see: bitimely list datasets.", metavar="DATASET")],
+    source: Annotated[Path | None, typer.Argument(help="Folder in the official layout, or files.", metavar="[SOURCE]")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Worker processes.")] = 1,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse the data set when anything is quarantined.")] = False,
+    max_bad: Annotated[float, typer.Option("--max-bad", min=0.0, max=1.0, help="Largest share of quarantined units.")] = 0.5,
+    part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes.")] = None,
+    size: Annotated[str | None, typer.Option("--size", help="small or large (synthetic).")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed (synthetic).")] = None,
+    follow_symlinks: Annotated[bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")] = False,
+    keep_phi: Annotated[bool, typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")] = False,
+    keep_dates: Annotated[bool, typer.Option("--keep-dates", help="Keep start times of recordings.")] = False,
+    quarantine: Annotated[Path | None, typer.Option("--quarantine", help="Write the list of quarantined units to this file.")] = None,
+    wait: Annotated[float, typer.Option("--wait", help="Seconds to wait for another process.")] = 0.0,
+    no_verify: NoVerify = False,
+    force_new: ForceNew = False,
+    dry_run: DryRun = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Read raw files into the Parquet cache; bad units are left out and named.
+
+    Example: bitimely ingest sleep-edf ./raw
+    """
+    from bitimely_core import cache
+
+    options = {name: value for name, value in {"size": size, "seed": seed}.items() if value is not None}
+    with screen.progress() as progress:
+        report: dict[str, Any] = cache.ingest(
+            dataset, source, workspace / "cache" / dataset, options=options, jobs=jobs, strict=strict, max_bad=max_bad, shard=shard(part),
+            follow_symlinks=follow_symlinks, keep_phi=keep_phi, keep_dates=keep_dates, verify=not no_verify, force_new=force_new, wait=wait,
+            progress=progress, dry_run=dry_run,
+        )  # fmt: skip
+    if quarantine is not None and not dry_run:
+        from bitimely_core import store
+
+        left_out = [{"unit": u["unit"], "files": u["files"], "reasons": u["reasons"]} for u in report["units"] if u["status"] == "quarantined"]
+        store.write_json(quarantine, {"format_version": 1, "dataset": dataset, "quarantined": left_out})
+    where = workspace / "cache" / dataset / "ingest_report.json"
+    screen.findings([*(r for u in report.get("units", []) for r in u["reasons"]), *report.get("reasons", [])], str(where))
+    if dry_run:
+        screen.result(report, [f"{key}: {value}" for key, value in report.items()])
+        return Exit.GOOD
+    counts = report["counts"]
+    screen.table(
+        ["unit", "status", "channels", "samples", "why"],
+        [
+            [u["unit"], u["status"], u["channels"], u["samples"], ", ".join(sorted({r["code"] for r in u["reasons"] if r["level"] != "info"}))]
+            for u in report["units"][:30]
+        ],
+    )
+    accepted = counts["accepted"] + counts["accepted_with_warning"]
+    screen.result(
+        report,
+        [
+            *([f"... and {len(report['units']) - 30} more units in the report"] if len(report["units"]) > 30 else []),
+            f"{accepted} of {counts['units_seen']} units in {where.parent}"
+            + (f"; {counts['quarantined']} quarantined, see {where}" if counts["quarantined"] else ""),
+            f"next: bitimely tokenize {dataset}",
+        ],
+    )
+    return int(report["exit_code"])
+
+
+def tokenize(
+    data: Annotated[str, typer.Argument(help="Data set or view, for example sleep-edf/staging.", metavar="DATA")],
+    window: Annotated[int | None, typer.Option("--window", min=1, help="Samples a window.")] = None,
+    stride: Annotated[int | None, typer.Option("--stride", min=1, help="Samples between windows.")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", min=0.0, help="Hz; other rates are resampled with an anti-alias filter.")] = None,
+    channels: Annotated[str | None, typer.Option("--channels", help="Names, separated by commas.")] = None,
+    normalise: Annotated[str, typer.Option("--normalise", help="channel (statistics of the training split), window or none.")] = "channel",
+    split: Annotated[str | None, typer.Option("--split", help="subject, official, time or random-window (default: the data set's own).")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the split.")] = 0,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")] = None,
+    no_verify: NoVerify = False,
+    force_new: ForceNew = False,
+    dry_run: DryRun = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Cut the cache into training windows, split by subject, normalised with the training split.
+
+    Example: bitimely tokenize sleep-edf/staging
+    """
+    from bitimely_core import runs
+
+    options = {
+        "window": window, "stride": stride, "rate": rate, "channels": None if channels is None else tuple(c.strip() for c in channels.split(",")),
+        "normalise": normalise, "split": split, "seed": seed,
+    }  # fmt: skip
+    with screen.progress() as progress:
+        result = runs.tokenize(data, workspace=workspace, name=name, options=options, verify=not no_verify, force_new=force_new, progress=progress, dry_run=dry_run)
+    screen.findings(result.pop("findings", []))
+    columns = ["split", "subjects", "windows", *result["class_names"]]
+    screen.table(columns, [[s, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])] for s, a in result["audit"].items()])
+    screen.result(
+        result,
+        [
+            *result["notices"],
+            f"{result['windows']:,} windows of {result['length']} samples x {result['channels']} channels at {result['rate']:g} Hz in {result['folder']}",
+            f"next: bitimely pretrain --data {data}" if not result["class_names"] else f"next: bitimely finetune RUN --data {data}",
+        ],
+    )
+    return Exit.GOOD
+
+
+def verify(
+    path: Annotated[Path | None, typer.Argument(help="Cache, tokens, run, model folder, checkpoint or raw folder (default: the workspace).", metavar="[PATH]")] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Hash the sources again, too.")] = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Compare everything stored with its checksums.
+
+    Example: bitimely verify
+    """
+    from bitimely_core import runs
+
+    with screen.progress() as progress:
+        result = runs.verify(path or workspace, deep=deep, progress=progress)
+    findings = result.pop("findings")
+    screen.findings(findings)
+    screen.table(["what", "kind", "files", "state"], [[c["path"], c["kind"], c["files"], c["state"]] for c in result["checked"]])
+    screen.result(result, [f"{len(result['checked'])} checked, {sum(c['state'] != 'good' for c in result['checked'])} with findings"])
+    return int(result["exit_code"])
+
+
+def list_(
+    kind: Annotated[str, typer.Argument(help="datasets, views, models, objectives, presets, analyses, pipelines or runs.", metavar="KIND")],
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """What there is: data sets, views, models, objectives, presets, analyses, pipelines, runs.
+
+    Example: bitimely list presets
+    """
+    from bitimely_core import listing
+
+    rows = listing.rows(kind, workspace)
+    screen.table(listing.COLUMNS[kind], [[row.get(column) for column in listing.COLUMNS[kind]] for row in rows])
+    screen.result({kind: rows, "format_version": 1})
+    return Exit.GOOD
+
+
+def doctor(workspace: Workspace = Path("workspace"), json: Json = False, debug: Debug = False) -> int:
+    """Versions, devices, memory and optional extras; what is missing and how to get it.
+
+    Example: bitimely doctor
+    """
+    from bitimely_core import listing
+
+    report = listing.doctor(workspace)
+    screen.table(["what", "found", "note"], [[row["what"], row["found"], row["note"]] for row in report["checks"]])
+    screen.result(report)
+    return Exit.GOOD if report["good"] else Exit.REFUSED
+
+
+VERBS = (ingest, tokenize, verify, list_, doctor)

@@ -1,0 +1,107 @@
+"""`bitimely`: the app, and how its end becomes an exit code. Nothing heavy is imported before a verb needs it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from bitimely_cli import data, experiments, training
+from bitimely_cli.screen import screen
+from bitimely_core import __version__
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.registry import unknown
+
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's, whether typer brings its own copy of click or not
+
+app = typer.Typer(
+    name="bitimely",
+    help="Representations of clinical time series: raw files to a Parquet cache, to tokens, to models, to scores and reports.\n\n"
+    "Start with: bitimely demo",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def show_version(value: bool) -> None:
+    """`--version`."""
+    if value:
+        typer.echo(f"bitimely {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(version: bool = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Print the version and stop.")) -> None:
+    """Representations of clinical time series: raw files to a Parquet cache, to tokens, to models, to scores and reports.
+
+    Start with: bitimely demo
+    """
+
+
+for verbs in (data, training, experiments):
+    for verb in verbs.VERBS:
+        extra = {"ignore_unknown_options": True} if verb is training.analyze else {}  # options of the kind of analysis
+        app.command(name=verb.__name__.rstrip("_"), context_settings=extra)(verb)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `bitimely` with `argv` (default: the process's own) and return its exit code."""
+    screen.json, screen.debug, screen.said = False, False, 0
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = typer.main.get_command(app).main(args=arguments, prog_name="bitimely", standalone_mode=False)
+        return int(code) if isinstance(code, int) else Exit.GOOD
+    except UserError as error:
+        return ended(error)
+    except UsageError as error:
+        return ended(usage(error))
+    except typer.Exit as error:
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return ended(UserError(Reason.INTERRUPTED, "stopped", action="Repeat the command to go on", exit_code=Exit.INTERRUPTED))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output went away: no second complaint at exit
+        return Exit.GOOD
+    except MemoryError:
+        return ended(UserError(Reason.RESOURCE_LIMIT, "out of memory", action="Try a smaller --batch-size or fewer --jobs", exit_code=Exit.RESOURCES))
+    except Exception as error:
+        if screen.debug:
+            traceback.print_exc()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__} in {os.path.basename(where.filename)}:{where.lineno}"  # noqa: PTH119  a name, not a path
+        return ended(UserError(Reason.INTERNAL, text, action="This is a bug; repeat with --debug and report it", exit_code=Exit.BUG))
+
+
+def ended(error: UserError) -> int:
+    """Print an error's lines (and its JSON object) and return its exit code."""
+    if screen.debug and error.exit_code != Exit.BUG:
+        traceback.print_exc()
+    shown = [error.finding, *(f for f in error.details if f.message != error.finding.message)]
+    screen.findings(shown, "ingest_report.json" if error.report else "the message of --json")
+    if screen.json:
+        screen.result(error.report or {"error": {**error.finding.as_dict(), "details": [f.as_dict() for f in error.details]}, "exit_code": int(error.exit_code)})
+    return int(error.exit_code)
+
+
+def usage(error: Any) -> UserError:
+    """click's usage errors as ours, with the closest known names."""
+    context = error.ctx
+    action = f"See {context.command_path} --help" if context is not None else "See bitimely --help"
+    option = getattr(error, "option_name", None)
+    if option is not None and hasattr(error, "possibilities"):
+        known = [name for parameter in context.command.params for name in parameter.opts] if context is not None else []
+        close = difflib.get_close_matches(option, known, n=2, cutoff=0.5)
+        action = f"Did you mean {' or '.join(close)}?" if close else action
+        return UserError(Reason.CONFIG, f"no option {safe_text(option)}", action=action, exit_code=Exit.USAGE)
+    commands = list(getattr(context.command, "commands", {})) if context is not None else []
+    if commands and "No such command" in error.message:
+        name = error.message.split("'")[1] if "'" in error.message else ""
+        return unknown("command", name, commands)
+    return UserError(Reason.CONFIG, error.format_message().rstrip("."), action=action, exit_code=Exit.USAGE)

@@ -1,0 +1,140 @@
+"""What the command line shows: results on stdout, findings and progress on stderr. The only module that imports rich, and only when it draws."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core.errors import Finding, clean
+
+if TYPE_CHECKING:
+    from bitimely_core.batch import Progress
+
+MOST_LINES = 20  # findings a run; the rest is in the report
+LINE_EVERY = 10.0  # seconds between progress lines where no terminal is
+
+
+class Screen:
+    """Flags of this run (`--json`, `--debug`) and the few ways to say something."""
+
+    json = False
+    debug = False
+    said = 0
+
+    def say(self, text: str = "") -> None:
+        """A line for the reader; on stderr under --json."""
+        print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line beside the result: always stderr."""
+        print(text, file=sys.stderr, flush=True)
+
+    def finding(self, finding: Finding | dict[str, Any]) -> None:
+        """One error or warning line; infos are only in the report."""
+        level, code, message = (
+            (finding.level, str(finding.code), finding.message)
+            if isinstance(finding, Finding)
+            else (finding["level"], finding["code"], finding["message"])
+        )
+        if level == "info":
+            return
+        self.said += 1
+        if self.said <= MOST_LINES:
+            self.note(f"{level}[{code}] {clean(message, 1000)}")
+
+    def findings(self, findings: Sequence[Finding | dict[str, Any]], where: str = "the report") -> None:
+        """Error lines first, then warnings; at most twenty a run, then how many more there are."""
+        as_level = [(f.level if isinstance(f, Finding) else f["level"], f) for f in findings]
+        for wanted in ("error", "warning"):
+            for level, finding in as_level:
+                if level == wanted:
+                    self.finding(finding)
+        if self.said > MOST_LINES:
+            self.note(f"and {self.said - MOST_LINES} more, see {where}")
+            self.said = MOST_LINES
+
+    def result(self, result: dict[str, Any], lines: Sequence[str] = ()) -> None:
+        """The end of a verb: one JSON object under --json, else `lines`."""
+        if self.json:
+            sys.stdout.write(json.dumps(result, allow_nan=False, ensure_ascii=False, sort_keys=True) + "\n")
+            sys.stdout.flush()
+            return
+        for line in lines:
+            self.say(line)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
+        """A plain table; foreign text is shown as it is, never as markup."""
+        if self.json:
+            return
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, title=Text(title) if title else None, title_justify="left", pad_edge=False)
+        numeric = [all(isinstance(row[i], (int, float)) or row[i] is None for row in rows) for i in range(len(columns))]
+        for name, right in zip(columns, numeric, strict=True):
+            table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(show(cell)) for cell in row))
+        Console(soft_wrap=False, width=None if sys.stdout.isatty() else 160).print(table)
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """A progress callback: a bar with rate and time left on a terminal, else a plain line now and then, on stderr."""
+        if not sys.stderr.isatty():
+            yield self._lines()
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+            tasks: dict[str, Any] = {}
+            began: dict[str, tuple[float, int]] = {}
+
+            def report(what: str, done: int, total: int | None) -> None:
+                name = Text(clean(what, 60)).plain
+                if name not in tasks:
+                    tasks[name], began[name] = bar.add_task(name, total=total, rate=""), (time.monotonic(), done)
+                start, first = began[name]
+                spent = time.monotonic() - start
+                rate = f"{(done - first) / spent:.1f}/s" if spent > 0.5 and done > first else ""
+                bar.update(tasks[name], completed=done, total=total, rate=rate)
+
+            yield report
+
+    def _lines(self) -> Progress:
+        last: dict[str, float] = {}
+        start = time.monotonic()
+
+        def report(what: str, done: int, total: int | None) -> None:
+            now = time.monotonic()
+            if what in last and now - last[what] < LINE_EVERY and done != total:
+                return
+            if what not in last or done == total or now - last[what] >= LINE_EVERY:
+                last[what] = now
+                self.note(f"{clean(what, 60)}: {done}{'' if total is None else f' of {total}'} ({now - start:.0f} s)")
+
+        return report
+
+
+def show(cell: Any) -> str:
+    """A cell of a table: numbers short, None a dash, foreign text without control characters."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, float):
+        return f"{cell:.4g}"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return clean(str(cell), 200)
+
+
+screen = Screen()

@@ -1,0 +1,323 @@
+"""Verbs on runs: pretrain, finetune, evaluate, embed, analyze, report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bitimely_cli.options import (
+    Accumulate,
+    BatchSize,
+    Compile,
+    Config,
+    Data,
+    Debug,
+    Device,
+    Devices,
+    DryRun,
+    Epochs,
+    ForceNew,
+    Json,
+    Lr,
+    NoVerify,
+    OneData,
+    Out,
+    Precision,
+    Resume,
+    Run,
+    RunName,
+    Seed,
+    Set,
+    Steps,
+    Workspace,
+    given,
+)
+from bitimely_cli.screen import screen
+from bitimely_core.errors import Exit
+
+
+def pretrain(
+    preset: Annotated[str | None, typer.Option("--preset", help="18m, 7.5m, 7.5m-regression, 3m or tiny (default: the recipe file's, else tiny).")] = None,
+    data: Data = None,
+    model: Annotated[str | None, typer.Option("--model", help="See: bitimely list models.")] = None,
+    budget: Annotated[str | None, typer.Option("--budget", help="table (the paper's dimensions) or matched (as many parameters as bitimelygpt).")] = None,
+    objective: Annotated[str | None, typer.Option("--objective", help="See: bitimely list objectives.")] = None,
+    init: Annotated[Path | None, typer.Option("--init", help="Start from the weights of this run or model folder.")] = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    accumulate: Accumulate = None,
+    lr: Lr = None,
+    precision: Precision = None,
+    device: Device = None,
+    devices: Devices = None,
+    compile_: Compile = False,
+    seed: Seed = None,
+    ties: Annotated[str | None, typer.Option("--ties", help="Events at one time: canonical, shuffle or group.")] = None,
+    rotary: Annotated[str | None, typer.Option("--rotary", help="Rotation by token index or by time.")] = None,
+    config: Config = None,
+    set_: Set = None,
+    run: RunName = None,
+    resume: Resume = False,
+    force_new: ForceNew = False,
+    no_verify: NoVerify = False,
+    dry_run: DryRun = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Pre-train a model on unlabelled windows. The same command again continues a stopped run exactly.
+
+    Example: bitimely pretrain --preset 18m
+    """
+    flags = given(
+        model__name=model, model__ties=ties, model__rotary=rotary, objective__name=objective, data__names=data,
+        train__epochs=epochs, train__steps=steps, train__batch_size=batch_size, train__accumulate=accumulate, train__lr=lr,
+        train__precision=precision, train__device=device, train__devices=devices, train__compile=compile_, train__seed=seed,
+    )  # fmt: skip
+    _together(devices)
+    from bitimely_core import runs
+
+    with screen.progress() as progress:
+        result = runs.pretrain(
+            preset=preset, budget=budget, config=config, assignments=set_ or [], flags=flags, init=init, run=run, workspace=workspace,
+            force_new=force_new, verify=not no_verify, dry_run=dry_run, progress=progress, say=screen.note,
+        )  # fmt: skip
+    return _trained(result, dry_run, "finetune")
+
+
+def finetune(
+    source: Run,
+    data: OneData = None,
+    readout: Annotated[str | None, typer.Option("--readout", help="sos, eos, sos+eos, mean, last, max, flatten or native (default: the model's own).")] = None,
+    layers: Annotated[str | None, typer.Option("--layers", help="last or last-two.")] = None,
+    freeze: Annotated[bool, typer.Option("--freeze", help="Train the head alone.")] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Fresh weights of the same architecture: the control.")] = False,
+    fraction: Annotated[
+        float | None, typer.Option("--fraction", help="Share of the training subjects (default: 0.2 on the data set of the pre-training, else 1).")
+    ] = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    accumulate: Accumulate = None,
+    lr: Lr = None,
+    precision: Precision = None,
+    device: Device = None,
+    devices: Devices = None,
+    compile_: Compile = False,
+    seed: Seed = None,
+    config: Config = None,
+    set_: Set = None,
+    run: RunName = None,
+    resume: Resume = False,
+    force_new: ForceNew = False,
+    no_verify: NoVerify = False,
+    dry_run: DryRun = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Fine-tune a run on a labelled view.
+
+    Example: bitimely finetune 18m --data sleep-edf/staging
+    """
+    flags = given(
+        finetune__readout=readout, finetune__layers=layers, finetune__freeze=freeze, finetune__from_scratch=from_scratch, data__fraction=fraction,
+        train__epochs=epochs, train__steps=steps, train__batch_size=batch_size, train__accumulate=accumulate, train__lr=lr,
+        train__precision=precision, train__device=device, train__devices=devices, train__compile=compile_, train__seed=seed,
+    )  # fmt: skip
+    _together(devices)
+    from bitimely_core import runs
+
+    with screen.progress() as progress:
+        result = runs.finetune(
+            source, data=data, config=config, assignments=set_ or [], flags=flags, run=run, workspace=workspace,
+            force_new=force_new, verify=not no_verify, dry_run=dry_run, progress=progress, say=screen.note,
+        )  # fmt: skip
+    return _trained(result, dry_run, "evaluate")
+
+
+def evaluate(
+    run: Run,
+    data: OneData = None,
+    split: Annotated[str, typer.Option("--split", help="train, validation or test.")] = "test",
+    bootstrap: Annotated[int, typer.Option("--bootstrap", min=0, help="Resamples.")] = 1000,
+    by: Annotated[str, typer.Option("--by", help="subject, or window (to reproduce papers; stamped).")] = "subject",
+    compare: Annotated[str | None, typer.Option("--compare", metavar="RUN2", help="Paired differences to this run.")] = None,
+    batch_size: BatchSize = None,
+    device: Device = None,
+    no_verify: NoVerify = False,
+    dry_run: DryRun = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Score a run on its test split: metrics with 95 % intervals, baselines, paired comparison, report.
+
+    Example: bitimely evaluate 18m-staging
+    """
+    from bitimely_core import runs
+
+    with screen.progress() as progress:
+        result = runs.evaluate(
+            run, data=data, split=split, bootstrap=bootstrap, by=by, compare=compare, batch_size=batch_size, device=device or "auto",
+            workspace=workspace, verify=not no_verify, dry_run=dry_run, progress=progress,
+        )  # fmt: skip
+    if dry_run:
+        return _planned(result)
+    screen.findings(result.pop("findings", []))
+    rows = [
+        [name, m["value"], m["se"], m["lo"], m["hi"], m["undefined_reason"] or (result["baselines"].get("majority", {}).get(name) or {}).get("value")]
+        for name, m in result["metrics"].items()
+    ]
+    screen.table(["metric", "value", "se", "95 % from", "to", "majority baseline"], rows, f"{result['run']} on {result['data']} ({result['split']})")
+    lines = [*result.get("notices", []), f"n = {result['n']:,} windows of {result['n_subjects']} subjects; report: {result['report']}"]
+    for name, d in (result.get("comparison") or {}).get("metrics", {}).items():
+        value = "undefined" if d["difference"] is None else f"{d['difference']:+.4f} (95 % {d['lo']:+.4f} to {d['hi']:+.4f})" if d["lo"] is not None else f"{d['difference']:+.4f}"
+        lines.append(f"{name}: {result['run']} minus {compare} = {value}")
+    screen.result(result, lines)
+    return Exit.GOOD
+
+
+def embed(
+    run: Run,
+    data: OneData = None,
+    readout: Annotated[str | None, typer.Option("--readout", help="As for finetune.")] = None,
+    layers: Annotated[str, typer.Option("--layers", help="last or last-two.")] = "last",
+    split: Annotated[str, typer.Option("--split", help="train, validation, test or all.")] = "all",
+    out: Out = None,
+    batch_size: BatchSize = None,
+    device: Device = None,
+    no_verify: NoVerify = False,
+    dry_run: DryRun = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Write the embeddings of a run as Parquet, one row a sequence.
+
+    Example: bitimely embed 18m --data sleep-edf/staging
+    """
+    from bitimely_core import runs
+
+    with screen.progress() as progress:
+        result = runs.embed(
+            run, data=data, readout=readout, layers=layers, split=split, out=out, batch_size=batch_size, device=device or "auto",
+            workspace=workspace, verify=not no_verify, dry_run=dry_run, progress=progress,
+        )  # fmt: skip
+    if dry_run:
+        return _planned(result)
+    screen.result(result, [f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"])
+    return Exit.GOOD
+
+
+def analyze(
+    kind: Annotated[str, typer.Argument(help="See: bitimely list analyses.", metavar="KIND")],
+    run: Annotated[list[str] | None, typer.Argument(help="Names or folders of runs, and options of the kind.", metavar="[RUN...] [--OPTION VALUE...]")] = None,
+    data: OneData = None,
+    model: Annotated[str | None, typer.Option("--model", help="In the place of a run (leakage).")] = None,
+    objective: Annotated[str | None, typer.Option("--objective", help="In the place of a run (leakage).")] = None,
+    preset: Annotated[str, typer.Option("--preset", help="In the place of a run (leakage).")] = "tiny",
+    sequences: Annotated[int | None, typer.Option("--sequences", min=1, help="Held-out sequences.")] = None,
+    seed: Seed = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the report.")] = None,
+    out: Out = None,
+    no_verify: NoVerify = False,
+    dry_run: DryRun = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Answer a question about runs with figures, their data and controls.
+
+    Options of a kind are listed by: bitimely list analyses
+
+    Example: bitimely analyze svd 18m
+    """
+    from bitimely_core import runs
+
+    names, options = _split(run or [])
+    with screen.progress() as progress:
+        result = runs.analyze(
+            kind, names, data=data, model=model, objective=objective, preset=preset, sequences=sequences, options=options,
+            seed=seed or 0, name=name, out=out, workspace=workspace, verify=not no_verify, dry_run=dry_run, progress=progress,
+        )  # fmt: skip
+    if dry_run:
+        return _planned(result)
+    result.pop("page")
+    screen.result(result, [result["verdict"], *result["notices"], f"report: {result['report']}"])
+    return int(result["exit_code"])
+
+
+def report(
+    run: Annotated[list[str], typer.Argument(help="Names or folders of runs.", metavar="RUN...")],
+    out: Out = None,
+    dry_run: DryRun = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """One comparison page of several runs: scores with intervals, paired differences, curves.
+
+    Example: bitimely report 18m-staging 18m-staging-scratch
+    """
+    from bitimely_core import runs
+
+    result: dict[str, Any] = runs.report(run, out=out, workspace=workspace, dry_run=dry_run)
+    if dry_run:
+        return _planned(result)
+    screen.result(result, [result["verdict"], f"report: {result['report']}"])
+    return Exit.GOOD
+
+
+def _together(devices: int | None) -> None:
+    """`--devices N`: the same command line again in N processes; this one waits and passes their exit code on."""
+    if devices is None or devices < 2:
+        return
+    from bitimely_core import train
+
+    code = train.launch(sys.argv[1:], devices)
+    if code is not None:
+        raise typer.Exit(code)
+
+
+def _trained(result: dict[str, Any], dry_run: bool, following: str) -> int:
+    if dry_run:
+        return _planned(result)
+    if not result["writer"]:
+        return Exit.GOOD
+    final = result["final"] or {}
+    numbers = ", ".join(f"{name} {final[name]:.4g}" for name in ("loss", "rel") if final.get(name) is not None)
+    lines = [
+        f"{result['run']}: {result['parameters']:,} parameters, {result['steps']:,} steps{', ' + numbers if numbers else ''}",
+        *([] if result["trained"] else ["already finished under these settings: nothing to do"]),
+        f"run: {result['folder']}",
+        f"next: bitimely {following} {result['run']}" + (" --data DATA" if following == "finetune" else ""),
+    ]
+    screen.result(result, lines)
+    return Exit.GOOD
+
+
+def _split(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Runs and the options of an analysis: `["a", "--row-norm", "abs-sum"]` -> `(["a"], {"row_norm": "abs-sum"})`."""
+    names: list[str] = []
+    options: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("--"):
+            names.append(word)
+            continue
+        key, sign, value = word[2:].partition("=")
+        options[key.replace("-", "_")] = value if sign else next(rest, "true")
+    return names, options
+
+
+def _planned(result: dict[str, Any]) -> int:
+    screen.result(result, [f"{key}: {value}" for key, value in result.items()])
+    return Exit.GOOD
+
+
+VERBS = (pretrain, finetune, evaluate, embed, analyze, report)

@@ -1,0 +1,1 @@
+"""One file a data source: a decorated generator of units and findings. `registry.members` imports them all; no torch here."""

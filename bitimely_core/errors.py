@@ -1,0 +1,260 @@
+"""What bitimely says when something is wrong: reason codes, findings and the one exception that users see.
+
+Library code raises `UserError`; only the command line prints it and turns it into an exit code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+from pathlib import PurePath
+from typing import Any, Literal
+
+
+class Exit(IntEnum):
+    """Stable exit codes of every command."""
+
+    GOOD = 0
+    BUG = 1
+    USAGE = 2
+    PARTIAL = 3
+    REFUSED = 4
+    INTEGRITY = 5
+    RESOURCES = 6
+    LOCKED = 7
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class Reason(StrEnum):
+    """Why a unit, a row, a data set or a command was refused, warned about or noted."""
+
+    # container
+    EMPTY_FILE = "empty_file"
+    NOT_EDF = "not_edf"
+    TRUNCATED = "truncated"
+    SIZE_MISMATCH = "size_mismatch"
+    CORRUPT = "corrupt"
+    ENCODING = "encoding"
+    UNSUPPORTED_FORMAT = "unsupported_format"
+    FORMAT = "format"
+    IO_ERROR = "io_error"
+    NOT_REGULAR_FILE = "not_regular_file"
+    SYMLINK_OUTSIDE_ROOT = "symlink_outside_root"
+    FILE_NAME = "file_name"
+    MISSING_PAIR = "missing_pair"
+    MISSING_SIGNAL_FILE = "missing_signal_file"
+    MISSING_SEGMENT = "missing_segment"
+    NO_INPUT = "no_input"
+    # header
+    HEADER_SYNTAX = "header_syntax"
+    HEADER_FIELD = "header_field"
+    HEADER_BYTES = "header_bytes"
+    HEADER_IMPLAUSIBLE = "header_implausible"
+    N_RECORDS_UNKNOWN = "n_records_unknown"
+    RECORD_DURATION = "record_duration"
+    PHYSICAL_RANGE = "physical_range"
+    DIGITAL_RANGE = "digital_range"
+    GAIN = "gain"
+    UNIT = "unit"
+    SAMPLING_RATE = "sampling_rate"
+    LENGTH = "length"
+    RECORD_NAME = "record_name"
+    START_DATE = "start_date"
+    BASE_DATE = "base_date"
+    START_MISMATCH = "start_mismatch"
+    DISCONTINUOUS = "discontinuous"
+    NON_ASCII = "non_ascii"
+    LABEL_CHARS = "label_chars"
+    DUPLICATE_CHANNEL = "duplicate_channel"
+    MISSING_CHANNEL = "missing_channel"
+    # signal
+    CHECKSUM = "checksum"
+    INITIAL_VALUE = "initial_value"
+    MISSING_SAMPLES = "missing_samples"
+    MISSING_VALUES = "missing_values"
+    NON_FINITE = "non_finite"
+    FLAT_CHANNEL = "flat_channel"
+    CLIPPED = "clipped"
+    # annotation, label
+    ANNOTATION_SYNTAX = "annotation_syntax"
+    ANNOTATION_OVERLAP = "annotation_overlap"
+    ANNOTATION_OUT_OF_RANGE = "annotation_out_of_range"
+    UNLABELLED_EPOCHS = "unlabelled_epochs"
+    UNKNOWN_LABEL = "unknown_label"
+    LABEL = "label"
+    CLASS_MISSING = "class_missing"
+    LABEL_LEAKAGE = "label_leakage"
+    UNMATCHED_LABELS = "unmatched_labels"
+    # table
+    CSV_SYNTAX = "csv_syntax"
+    HEADER = "header"
+    SCHEMA = "schema"
+    SCHEMA_MISMATCH = "schema_mismatch"
+    ROW_WIDTH = "row_width"
+    NOT_NUMERIC = "not_numeric"
+    DIMENSIONS = "dimensions"
+    TIMESTAMPS = "timestamps"
+    DUPLICATE_KEY = "duplicate_key"
+    DUPLICATES = "duplicates"
+    IDENTIFIER = "identifier"
+    METADATA = "metadata"
+    METADATA_SYNTAX = "metadata_syntax"
+    # claims
+    DATE = "date"
+    DATE_OUTSIDE_LIFE = "date_outside_life"
+    AMBIGUOUS_CODE = "ambiguous_code"
+    WRONG_VOCABULARY = "wrong_vocabulary"
+    EMPTY_CODE = "empty_code"
+    UNMAPPED_CODE = "unmapped_code"
+    BAD_CODE = "bad_code"
+    MIN_CODES = "min_codes"
+    MAP_DAMAGED = "map_damaged"
+    # splits
+    SUBJECT_LEAKAGE = "subject_leakage"
+    DUPLICATE_ACROSS_SPLITS = "duplicate_across_splits"
+    # security
+    PATH_ESCAPE = "path_escape"
+    UNSAFE_PICKLE = "unsafe_pickle"
+    EXPANSION_LIMIT = "expansion_limit"
+    CONFIG = "config"
+    PHI = "phi"
+    # run
+    SOURCE_CHECKSUM = "source_checksum"
+    READER_CRASH = "reader_crash"
+    RESOURCE_LIMIT = "resource_limit"
+    DISK_FULL = "disk_full"
+    LOCKED = "locked"
+    INTERRUPTED = "interrupted"
+    INTERNAL = "internal"
+    # commands (beyond the data): names, stored artefacts, training
+    UNKNOWN_NAME = "unknown_name"
+    NOT_FOUND = "not_found"
+    INCOMPLETE = "incomplete"
+    INTEGRITY = "integrity"
+    SETTINGS_DIFFER = "settings_differ"
+    SHAPES_DIFFER = "shapes_differ"
+    NON_FINITE_LOSS = "non_finite_loss"
+    MISSING_EXTRA = "missing_extra"
+    LEAK = "leak"
+
+
+Level = Literal["info", "warning", "error"]
+
+
+def safe_text(value: object, limit: int = 80) -> str:
+    """Foreign text made fit to show: its repr, cut to `limit` characters, without control characters (C0, C1, DEL).
+
+    For screen and log the caller prints it without markup; for HTML it is escaped again by the template.
+    """
+    return clean(repr(value) if isinstance(value, str) else str(value), limit)
+
+
+def clean(text: str, limit: int = 400) -> str:
+    """`text` without control, surrogate, format and line-separator characters, cut to `limit` characters."""
+    kept = "".join(c if unicodedata.category(c) not in {"Cc", "Cf", "Cs", "Zl", "Zp"} else "?" for c in text)
+    return kept if len(kept) <= limit else kept[: limit - 3] + "..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing to tell: the reason object of `ingest_report.json` and the error line on the screen."""
+
+    code: Reason
+    level: Level = "error"
+    text: str = ""  # what was found, in words, without the path
+    wanted: str = ""  # what was expected, in words
+    action: str = ""  # what to do, one sentence without the full stop
+    file: str | None = None  # path relative to the source, or as given
+    field: str | None = None
+    row: int | None = None  # 1-based line number in the file
+    found: str | None = None  # short, through safe_text
+    expected: str | None = None
+    count: int = 1
+    examples: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """`<path>[:<field|row N>]: <found>, <expected>. <what to do>.`, printable on one line."""
+        where = clean(PurePath(self.file).as_posix(), 200) if self.file else ""
+        if self.field is not None:
+            where += f":{clean(self.field, 80)}" if where else clean(self.field, 80)
+        elif self.row is not None:
+            where += f":row {self.row}"
+        said = self.text if not self.wanted else f"{self.text}, {self.wanted}"
+        line = f"{where}: {said}" if where else said
+        line = line.rstrip(".") + "."
+        action = self.action if self.action.endswith(("?", "!", ".")) else f"{self.action}."
+        return clean(f"{line} {action}" if self.action else line, 1000)
+
+    def line(self) -> str:
+        """The line on stderr: `error[code] path:field: ...`."""
+        return f"{self.level}[{self.code}] {self.message}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The reason object of the ingest report (schema `bitimely.ingest_report/1`)."""
+        return {
+            "code": str(self.code),
+            "level": self.level,
+            "message": self.message,
+            "file": None if self.file is None else clean(self.file, 400),
+            "field": None if self.field is None else clean(self.field, 80),
+            "row": self.row,
+            "found": self.found,
+            "expected": self.expected,
+            "count": self.count,
+            "examples": list(self.examples),
+        }
+
+    def at(self, file: str) -> Finding:
+        """The same finding with `file` filled in where it was left open."""
+        return self if self.file is not None else replace(self, file=file)
+
+
+@dataclass
+class UserError(Exception):
+    """A fault that the user can mend. `exit_code` is that of the command when nothing catches it.
+
+    Readers raise it for a unit that must be quarantined; commands raise it for usage, refusals, integrity and so on.
+    """
+
+    code: Reason
+    text: str
+    wanted: str = ""
+    action: str = ""
+    file: str | None = None
+    field: str | None = None
+    row: int | None = None
+    found: str | None = None
+    expected: str | None = None
+    exit_code: int = Exit.REFUSED
+    details: list[Finding] = dataclasses.field(default_factory=list)  # further lines, for instance one a differing key
+    report: dict[str, Any] | None = None  # of a refused ingest: what was written to ingest_report.json
+
+    def __post_init__(self) -> None:
+        super().__init__(self.finding.message)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # worker processes hand it back
+        names = ("code", "text", "wanted", "action", "file", "field", "row", "found", "expected", "exit_code", "details", "report")
+        return (type(self), tuple(getattr(self, name) for name in names))
+
+    @property
+    def finding(self) -> Finding:
+        """This error as a finding of level error."""
+        return Finding(
+            code=self.code,
+            text=self.text,
+            wanted=self.wanted,
+            action=self.action,
+            file=self.file,
+            field=self.field,
+            row=self.row,
+            found=self.found,
+            expected=self.expected,
+        )
+
+    def __str__(self) -> str:
+        return self.finding.message

@@ -1,0 +1,698 @@
+"""Scores that can say "undefined": metrics, bootstrap over subjects, baselines, paired comparison.
+
+A metric is an object `{value, se, lo, hi, n_defined, undefined_reason}`. `value` is null where the rows cannot define it (a class that is
+absent, one class only), never a silent 0, 1 or NaN. `se`, `lo`, `hi` are the standard deviation and the 2.5 and 97.5 percentiles over bootstrap
+replicates; they are null, with the reason, below the stated minima. `n_defined` counts the replicates in which the metric is defined; the
+others are dropped. Macro means also carry `classes: {defined, of}`.
+
+The unit of resampling is the subject: a replicate draws as many subjects as there are, with replacement, and every row weighs as often as its
+subject was drawn. So nothing is sorted again or copied: a metric is a function of the weights, evaluated on many replicates at once.
+
+Legend: n rows, U units of resampling (subjects, or rows with by="window"), R replicates, K classes or labels, G groups of equal scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bitimely_core.errors import Reason, UserError
+
+Array = npt.NDArray[Any]
+Unit = Literal["subject", "window"]
+Metric = dict[str, Any]
+Statistic = Callable[[Array], dict[str, Array]]
+"""`f(counts [R, U]) -> {name: [R]}` and `{name + "_each": [R, K]}`, NaN where undefined. All ones give the value itself."""
+
+MINIMUM_UNITS = 5  # fewer subjects: no interval
+MINIMUM_ROWS = 5  # fewer rows of a class, or of all others together: no interval for what compares classes
+MINIMUM_DEFINED = 0.95  # share of the replicates that must be defined
+LEVEL = 0.95
+EMPTY = "the split holds no rows"
+
+METRICS: dict[str, tuple[str, ...]] = {
+    "classification": ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "auroc", "auprc"),
+    "multilabel": ("auprc", "auroc", "auprc_micro", "macro_f1", "accuracy"),
+    "regression": ("mae", "rmse"),
+}
+MAIN = {"classification": "accuracy", "multilabel": "auprc", "regression": "mae"}
+EACH = ("precision", "recall", "f1", "auroc", "auprc")  # of every class or label
+LOWER_IS_BETTER = ("mae", "rmse")
+NAMES = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "kappa": "Cohen's kappa",
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "auprc_micro": "AUPRC, micro",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F1",
+}
+MACRO = ("balanced_accuracy", "macro_f1", "auroc", "auprc")  # means over the classes that the rows define
+COMPARES_CLASSES = (*MACRO, "auprc_micro")  # what a handful of rows of one class makes worthless
+
+
+class Predictions(NamedTuple):
+    """What one run says about the rows of one split, as `compare` pairs it."""
+
+    rows: Array  # [n] identity of the window: number, or text such as "recording:start"
+    target: Array  # [n], multi-label [n, K]
+    prediction: Array  # as for `score`
+    groups: Array  # [n] subject
+
+
+# --- the rows -----------------------------------------------------------------------------------------------------------------------------
+
+
+class _Rows(NamedTuple):
+    """Checked rows of one split in an order that does not depend on the order they came in."""
+
+    task: str
+    target: Array  # [n] int64 class, [n] float64 value, [n, K] int64 labels
+    predictions: dict[str, Array]  # name -> [n, K] float64, regression [n]
+    units: Array  # [n] int64
+    n_units: int
+    n_subjects: int
+    groups: Array  # [n] int64
+    names: tuple[str, ...]  # K
+    by: Unit
+
+    @property
+    def positive(self) -> Array:
+        """[n, K] bool: is the row of this class?"""
+        k = np.arange(len(self.names))
+        return self.target[:, None] == k if self.task == "classification" else self.target.astype(bool)
+
+    @property
+    def present(self) -> Array:
+        """[K] bool: classes that have a row and leave a row to the others."""
+        support = self.positive.sum(0)
+        return (support > 0) & (support < len(self.target))
+
+
+def probabilities(task: str, logits: Any) -> Array:
+    """What a head returns as what `score` takes, in float64: softmax, per-label sigmoid, or the value itself. [n, K] or [n]."""
+    x = np.asarray(logits, dtype=np.float64)
+    if task == "regression":
+        return x.reshape(len(x))
+    if task == "multilabel":
+        return 0.5 * (1.0 + np.tanh(0.5 * x))  # the sigmoid without overflow
+    e = np.exp(x - x.max(-1, keepdims=True, initial=-np.inf))
+    return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+def _finite(values: Array, what: str) -> None:
+    bad = int((~np.isfinite(values)).reshape(len(values), -1).any(1).sum()) if len(values) else 0
+    if bad:
+        raise UserError(
+            Reason.NON_FINITE,
+            f"{bad} of {len(values)} rows have a {what} that is NaN or infinite",
+            wanted="nothing is scored, since dropping them would flatter the model",
+            action="Look at the loss of the run and at the values of these windows",
+            found=str(bad),
+            expected="0",
+        )
+
+
+def _rows(
+    task: str, target: Any, predictions: Mapping[str, Any], groups: Any, class_names: Sequence[str], by: Unit, rows: Any | None = None
+) -> _Rows:
+    """Check and order the rows. The order is by `rows` where given, else by content, so that replicates do not depend on it."""
+    if task not in METRICS:
+        raise ValueError(f"task {task!r}, expected one of {', '.join(METRICS)}")
+    if by not in ("subject", "window"):
+        raise ValueError(f"by={by!r}, expected subject or window")
+    y, names = np.asarray(target), tuple(class_names)
+    n, k = len(y), len(names)
+    shape = (n,) if task == "regression" else (n, k)
+    taken = {}
+    for name, values in predictions.items():
+        taken[name] = np.asarray(values, dtype=np.float64)
+        if taken[name].shape != shape:
+            raise ValueError(f"prediction {name!r} has shape {taken[name].shape}, expected {shape} ({task}, {k} class names)")
+        _finite(taken[name], "score" if name == "run" else f"score of {name}")
+        if task == "classification" and n and not np.allclose(taken[name].sum(1), 1.0, atol=1e-3):
+            raise ValueError(f"prediction {name!r} holds rows that do not sum to 1: pass evaluate.probabilities(task, logits)")
+    if task == "regression":
+        y = y.astype(np.float64).reshape(n)
+        _finite(y, "target")
+    else:
+        if y.dtype.kind == "f":
+            _finite(y, "target")
+        y = y.astype(np.int64)
+        if y.shape != (shape if task == "multilabel" else (n,)):
+            raise ValueError(f"target has shape {y.shape} for {task} with {k} class names")
+        if n and (y.min() < 0 or y.max() >= (2 if task == "multilabel" else k)):
+            raise ValueError(f"target outside of the classes: {y.min()} to {y.max()}, {k} class names")
+    g = np.asarray(groups)
+    if g.shape != (n,):
+        raise ValueError(f"groups have shape {g.shape}, expected {(n,)}")
+    subjects, codes = np.unique(g.astype(str) if g.dtype == object else g, return_inverse=True)
+    if rows is None:
+        keys = [column for values in reversed(list(taken.values())) for column in np.atleast_2d(values.T)[::-1]]
+        keys += [*np.atleast_2d(y.T)[::-1], codes]
+    else:
+        keys = [np.asarray(rows).astype(str) if np.asarray(rows).dtype == object else np.asarray(rows)]
+    order = np.lexsort(keys)
+    codes = codes[order].astype(np.int64)
+    units, n_units = (codes, len(subjects)) if by == "subject" else (np.arange(n), n)
+    ordered = {name: v[order] for name, v in taken.items()}
+    return _Rows(task, y[order], ordered, units, n_units, len(subjects), codes, names, by)
+
+
+# --- statistics: functions of the weights -------------------------------------------------------------------------------------------------
+
+
+def _ranked(score: Array, positive: Array, units: Array) -> Callable[[Array], tuple[Array, Array]]:
+    """AUROC and average precision of one score against one class, for many weights; the scores are sorted once.
+
+    Equal scores form one group g with weights P_g, N_g of positives and negatives. In ascending order, cumN including g,
+    `AUROC = sum_g P_g (cumN_g - N_g / 2) / (P N)`: every pair counts, ties one half. In descending order
+    `AP = sum_g P_g cumP_g / (cumP_g + cumN_g) / P`: precision at each threshold, weighted by the recall that it adds (no trapezoid).
+
+    Args:
+        score: [n] float64.
+        positive: [n] bool.
+        units: [n] int64, unit of each row.
+
+    Returns:
+        `f(counts [R, U]) -> (auroc [R], ap [R])`, NaN where a side has no weight.
+    """
+    order = np.argsort(score, kind="stable")
+    s, y, u = score[order], positive[order].astype(np.float64), units[order]
+    starts = np.flatnonzero(np.concatenate([[True], s[1:] != s[:-1]]))
+    ties = len(starts) < len(s)
+
+    def areas(counts: Array) -> tuple[Array, Array]:
+        weight = counts[:, u]
+        pos = weight * y
+        neg = weight - pos
+        if ties:
+            pos, neg = np.add.reduceat(pos, starts, axis=1), np.add.reduceat(neg, starts, axis=1)
+        cum_pos, cum_neg = np.cumsum(pos, axis=1), np.cumsum(neg, axis=1)
+        P, N = cum_pos[:, -1], cum_neg[:, -1]
+        auroc = np.einsum("rg,rg->r", pos, cum_neg - 0.5 * neg)
+        at_least_pos = P[:, None] - cum_pos + pos
+        at_least = at_least_pos + N[:, None] - cum_neg + neg
+        precision = np.divide(at_least_pos, at_least, out=np.zeros_like(at_least), where=at_least > 0)
+        ap = np.einsum("rg,rg->r", pos, precision)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            defined = (P > 0) & (N > 0)
+            return np.where(defined, auroc / (P * N), np.nan), np.where(defined, ap / P, np.nan)
+
+    return areas
+
+
+def _mean(each: Array, present: Array) -> Array:
+    """Macro mean [R] of [R, K] over the classes that the rows define; NaN in a replicate that lacks one of them, or without any."""
+    return each[:, present].mean(1) if present.any() else np.full(len(each), np.nan)
+
+
+def _rank_each(rows: _Rows, prediction: Array) -> Callable[[Array], tuple[Array, Array]]:
+    """AUROC and average precision of every class against the rest, [R, K] each."""
+    present, positive, k = rows.present, rows.positive, len(rows.names)
+    columns = [int(c) for c in np.flatnonzero(present)]
+    if rows.task == "classification" and k == 2:
+        columns = [c for c in columns if c == 1]  # the second class is the positive one
+    areas = {c: _ranked(prediction[:, c], positive[:, c], rows.units) for c in columns}
+
+    def each(counts: Array) -> tuple[Array, Array]:
+        auroc, ap = np.full((2, len(counts), k), np.nan)
+        for c, f in areas.items():
+            auroc[:, c], ap[:, c] = f(counts)
+        return auroc, ap
+
+    return each
+
+
+def _classification(rows: _Rows, prediction: Array, decisions: Array | None) -> Statistic:
+    """Everything from one confusion table a unit. `decisions` [n, K] may spread a row over the classes: an expected table."""
+    k, present = len(rows.names), rows.present
+    if decisions is None:
+        decisions = np.eye(k)[prediction.argmax(1)]
+    tables = np.zeros((rows.n_units, k, k))
+    np.add.at(tables, (rows.units, rows.target), decisions)
+    ranks = _rank_each(rows, prediction)
+    averaged = present & (np.arange(k) == 1) if k == 2 else present
+
+    def statistic(counts: Array) -> dict[str, Array]:
+        confusion = (counts @ tables.reshape(rows.n_units, k * k)).reshape(-1, k, k)
+        support, predicted, hits = confusion.sum(2), confusion.sum(1), np.einsum("rkk->rk", confusion)
+        total = support.sum(1)
+        chance = (support * predicted).sum(1)
+        auroc, ap = ranks(counts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            recall = np.where(support > 0, hits / support, np.nan)
+            precision = np.where(predicted > 0, hits / predicted, np.nan)
+            f1 = np.where(support > 0, 2 * hits / (support + predicted), np.nan)
+            agreement = (total * hits.sum(1) - chance) / (total**2 - chance)
+            return {
+                "accuracy": hits.sum(1) / total,
+                "balanced_accuracy": _mean(recall, present),
+                "macro_f1": _mean(f1, present),
+                "kappa": np.where((total**2 > chance) & present.any(), agreement, np.nan),
+                "auroc": _mean(auroc, averaged),
+                "auprc": _mean(ap, averaged),
+                "recall_each": recall,
+                "precision_each": precision,
+                "f1_each": f1,
+                "auroc_each": auroc,
+                "auprc_each": ap,
+            }
+
+    return statistic
+
+
+def _multilabel(rows: _Rows, prediction: Array, decisions: Array | None) -> Statistic:
+    """Labels one by one; a label is given from a probability of one half."""
+    k, present = len(rows.names), rows.present
+    said = (prediction >= 0.5).astype(np.float64) if decisions is None else decisions
+    true = rows.target.astype(np.float64)
+    sums = np.zeros((4, rows.n_units, k))  # hits, support, said, rows
+    for into, values in zip(sums, (said * true, true, said, np.ones_like(said)), strict=True):
+        np.add.at(into, rows.units, values)
+    ranks = _rank_each(rows, prediction)
+    micro = _ranked(prediction.ravel(), rows.positive.ravel(), np.repeat(rows.units, k))
+
+    def statistic(counts: Array) -> dict[str, Array]:
+        hits, support, given, total = (counts @ part for part in sums)
+        auroc, ap = ranks(counts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            f1 = np.where(support > 0, 2 * hits / (support + given), np.nan)
+            return {
+                "accuracy": ((total - support - given + 2 * hits).sum(1)) / total.sum(1),
+                "macro_f1": _mean(f1, present),
+                "auroc": _mean(auroc, present),
+                "auprc": _mean(ap, present),
+                "auprc_micro": micro(counts)[1],
+                "recall_each": np.where(support > 0, hits / support, np.nan),
+                "precision_each": np.where(given > 0, hits / given, np.nan),
+                "f1_each": f1,
+                "auroc_each": auroc,
+                "auprc_each": ap,
+            }
+
+    return statistic
+
+
+def _regression(rows: _Rows, prediction: Array, decisions: Array | None = None) -> Statistic:
+    """Sums a unit once, then weighted ratios: the number of rows differs between replicates."""
+    error = prediction - rows.target
+    sums = np.stack([np.bincount(rows.units, v, rows.n_units) for v in (np.abs(error), error**2, np.ones_like(error))])
+
+    def statistic(counts: Array) -> dict[str, Array]:
+        absolute, squared, total = (counts @ part for part in sums)
+        return {"mae": absolute / total, "rmse": np.sqrt(squared / total)}
+
+    return statistic
+
+
+STATISTICS: dict[str, Callable[[_Rows, Array, Array | None], Statistic]] = {
+    "classification": _classification,
+    "multilabel": _multilabel,
+    "regression": _regression,
+}
+
+
+# --- bootstrap ----------------------------------------------------------------------------------------------------------------------------
+
+
+def draw(replicates: Iterable[int], units: int, seed: int = 0) -> Array:
+    """How often each unit is drawn in each replicate, [R, U] float64: a function of (seed, replicate, units) alone."""
+    picks = (np.random.default_rng([seed, r]).integers(0, units, units) for r in replicates)
+    return np.array([np.bincount(p, minlength=units) for p in picks], dtype=np.float64)
+
+
+def _bootstrap(
+    statistics: Mapping[str, Statistic], rows: _Rows, bootstrap: int, seed: int
+) -> tuple[dict[str, dict[str, Array]], dict[str, dict[str, Array]]]:
+    """Values and replicates of several statistics on the same draws: name -> metric -> [] or [K], and [R] or [R, K]."""
+    points = {name: {key: v[0] for key, v in f(np.ones((1, rows.n_units))).items()} for name, f in statistics.items()}
+    width = rows.target.size + rows.n_units
+    block = max(1, 2_000_000 // width)  # rows of 16 MB at a time
+    parts: dict[str, list[dict[str, Array]]] = {name: [] for name in statistics}
+    for start in range(0, bootstrap, block):
+        counts = draw(range(start, min(start + block, bootstrap)), rows.n_units, seed)
+        for name, f in statistics.items():
+            parts[name].append(f(counts))
+    none: dict[str, dict[str, Array]] = {n: {k: np.empty((0, *np.shape(v))) for k, v in p.items()} for n, p in points.items()}
+    draws = {n: {k: np.concatenate([p[k] for p in parts[n]]) if parts[n] else none[n][k] for k in points[n]} for n in statistics}
+    return points, draws
+
+
+def _metric(value: float, draws: Array, undefined: str | None, uncertain: str | None) -> Metric:
+    """The object of one metric. `undefined`: why there is no value; `uncertain`: why there is no interval."""
+    kept = draws[np.isfinite(draws)]
+    out: Metric = {"value": None, "se": None, "lo": None, "hi": None, "n_defined": len(kept), "undefined_reason": None}
+    if not np.isfinite(value):
+        return {**out, "n_defined": 0, "undefined_reason": undefined or "not defined by these rows"}
+    out["value"] = float(value)
+    if uncertain is None and len(kept) < MINIMUM_DEFINED * len(draws):
+        uncertain = f"only {len(kept)} of {len(draws)} replicates define it, an interval needs {MINIMUM_DEFINED:.0%}"
+    if uncertain is not None:
+        return {**out, "undefined_reason": f"no interval: {uncertain}"}
+    lo, hi = np.percentile(kept, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return {**out, "se": float(kept.std(ddof=1)), "lo": float(lo), "hi": float(hi)}
+
+
+def _too_few(rows: _Rows, bootstrap: int) -> str | None:
+    """Why no metric of these rows has an interval, or None."""
+    unit = "subject" if rows.by == "subject" else "window"
+    if bootstrap < 2:
+        return "no bootstrap was asked for"
+    if rows.n_units == 1:
+        return f"all rows come from one {unit}, so the spread between {unit}s cannot be seen"
+    if rows.n_units < MINIMUM_UNITS:
+        return f"{rows.n_units} {unit}s, an interval needs at least {MINIMUM_UNITS}"
+    return None
+
+
+def _rare(rows: _Rows, k: int) -> str | None:
+    """Why what compares class k with the rest has no interval, or None."""
+    support = int(rows.positive[:, k].sum())
+    for count, whose in ((support, f"of class {rows.names[k]}"), (len(rows.target) - support, f"outside of class {rows.names[k]}")):
+        if count < MINIMUM_ROWS:
+            return f"{count} row{'s' * (count != 1)} {whose}, an interval needs at least {MINIMUM_ROWS}"
+    return None
+
+
+def _uncertain(rows: _Rows, metric: str, bootstrap: int) -> str | None:
+    """Why a metric has no interval, or None. The rarest class decides for what compares classes."""
+    few = _too_few(rows, bootstrap)
+    if few or metric not in COMPARES_CLASSES or rows.task == "regression":
+        return few
+    support = rows.positive.sum(0)
+    classes = np.flatnonzero(rows.present)
+    return _rare(rows, int(classes[np.minimum(support, len(rows.target) - support)[classes].argmin()])) if len(classes) else None
+
+
+def _absent(rows: _Rows, k: int) -> str | None:
+    """Why class k defines no score, or None."""
+    support = int(rows.positive[:, k].sum())
+    if support == 0:
+        return f"no row is of class {rows.names[k]}"
+    return f"every row is of class {rows.names[k]}" if support == len(rows.target) else None
+
+
+def _metrics(rows: _Rows, point: dict[str, Array], draws: dict[str, Array], bootstrap: int) -> dict[str, Metric]:
+    """The metric objects of one prediction."""
+    out = {}
+    classes = 0 if rows.task == "regression" else int(rows.present.sum())
+    for name in METRICS[rows.task]:
+        undefined = "agreement by chance is complete"  # kappa alone can be undefined with two classes
+        if rows.task == "multilabel":
+            undefined = "no label has rows with and without it"
+        elif rows.task == "classification" and not classes:
+            undefined = (
+                f"the rows hold one class only ({', '.join(n for n, held in zip(rows.names, rows.positive.any(0), strict=True) if held)})"
+            )
+        out[name] = _metric(float(point[name]), draws[name], undefined, _uncertain(rows, name, bootstrap))
+        if rows.task != "regression" and name in MACRO:
+            out[name]["classes"] = {"defined": classes, "of": len(rows.names)}
+    return out
+
+
+def _by_class(rows: _Rows, point: dict[str, Array], draws: dict[str, Array], bootstrap: int) -> dict[str, dict[str, Any]]:
+    """Support, base rate and the metric objects of every class or label."""
+    few, positive, out = _too_few(rows, bootstrap), rows.positive, {}
+    for k, name in enumerate(rows.names):
+        absent = _absent(rows, k)
+        entry: dict[str, Any] = {
+            "support": int(positive[:, k].sum()),
+            "subjects": len(np.unique(rows.groups[positive[:, k]])),
+            "base_rate": float(positive[:, k].mean()),
+        }
+        for metric in EACH:
+            missing = absent
+            if metric in ("recall", "f1") and entry["support"]:
+                missing = None
+            if metric == "precision" and absent is None:
+                missing = f"class {name} is never predicted"
+            elif metric in ("auroc", "auprc") and rows.task == "classification" and len(rows.names) == 2 and k == 0:
+                missing = f"of two classes the second, {rows.names[1]}, is the positive one"
+            values = draws[f"{metric}_each"][:, k]
+            entry[metric] = _metric(float(point[f"{metric}_each"][k]), values, missing, few or _rare(rows, k))
+        out[name] = entry
+    return out
+
+
+# --- baselines ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _constant(task: str, train: Array, n: int, k: int) -> dict[str, tuple[str, Array, Array | None]]:
+    """What a model that never looks at its input would say: name -> (words, prediction, decisions), from training targets alone."""
+    if not len(train):
+        return {}
+    if task == "regression":
+        mean, median = float(train.mean()), float(np.median(train))
+        return {
+            "mean": ("always answers the mean of the training targets", np.full(n, mean), None),
+            "median": ("always answers the median of the training targets", np.full(n, median), None),
+        }
+    rates = np.bincount(train, minlength=k) / len(train) if task == "classification" else train.astype(np.float64).mean(0)
+    likely = np.eye(k)[rates.argmax()] if task == "classification" else (rates >= 0.5).astype(np.float64)
+    spread = np.tile(rates, (n, 1))
+    return {
+        "majority": (
+            "always answers the most frequent training class"
+            if task == "classification"
+            else "answers for each label its commoner training value",
+            np.tile(likely, (n, 1)),
+            None,
+        ),
+        "prior": ("guesses at the frequencies of the training targets; expected values", spread, spread),
+    }
+
+
+def length_only(task: str, train_lengths: Any, train_target: Any, lengths: Any) -> Array:
+    """What the length of a sequence alone gives away: logistic or linear regression on log(1 + length) and its square, from training rows.
+
+    Pass it to `score(baselines={"length_only": ...})`.
+
+    Args:
+        task: classification, multilabel or regression.
+        train_lengths: [m] events or observed samples of each training row.
+        train_target: [m], multi-label [m, K]. Classes that do not occur in training get no probability; ids must be below K.
+        lengths: [n] of the rows to score.
+
+    Returns:
+        [n, K] probabilities (K = largest training class + 1, or labels), or [n] values.
+    """
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    y = np.asarray(train_target)
+    x, new = (np.log1p(np.asarray(v, dtype=np.float64)) for v in (train_lengths, lengths))
+    center, scale = x.mean(), x.std() or 1.0
+    x, new = (np.stack([z, z**2], axis=1) for z in ((x - center) / scale, (new - center) / scale))
+    if task == "regression":
+        return np.asarray(Ridge(1e-3).fit(x, y).predict(new))
+
+    def fitted(labels: Array, k: int) -> Array:
+        out = np.zeros((len(new), k))
+        kept = np.unique(labels)
+        out[:, kept] = LogisticRegression(max_iter=1000).fit(x, labels).predict_proba(new) if len(kept) > 1 else 1.0
+        return out
+
+    if task == "multilabel":
+        return np.stack([fitted(column.astype(np.int64), 2)[:, 1] for column in y.T], axis=1)
+    return fitted(y.astype(np.int64), int(y.max()) + 1)
+
+
+# --- the two public verbs -----------------------------------------------------------------------------------------------------------------
+
+
+def _settings(rows: _Rows | None, bootstrap: int, by: Unit, seed: int) -> dict[str, Any]:
+    return {
+        "bootstrap": bootstrap,
+        "by": by,
+        "seed": seed,
+        "level": LEVEL,
+        "interval": "percentile",
+        "units": rows.n_units if rows else 0,
+        "minimum_units": MINIMUM_UNITS,
+        "minimum_rows": MINIMUM_ROWS,
+        "minimum_defined": MINIMUM_DEFINED,
+    }
+
+
+def _empty(task: str, class_names: Sequence[str], bootstrap: int, by: Unit, seed: int) -> dict[str, Any]:
+    """The scores of a split that holds nothing: every metric null with the reason."""
+    nothing = _metric(np.nan, np.empty(0), EMPTY, None)
+    each = {m: dict(nothing) for m in EACH}
+    return {
+        "task": task,
+        "main": MAIN[task],
+        "n": 0,
+        "n_subjects": 0,
+        "metrics": {m: dict(nothing) for m in METRICS[task]},
+        "by_class": {} if task == "regression" else {c: {"support": 0, "subjects": 0, "base_rate": None, **each} for c in class_names},
+        "confusion": None,
+        "baselines": {},
+        "notices": ["The split holds no rows, so there is nothing to score."],
+        "settings": _settings(None, bootstrap, by, seed),
+    }
+
+
+def score(
+    task: str,
+    target: Any,
+    prediction: Any,
+    groups: Any,
+    *,
+    class_names: Sequence[str] = (),
+    train_target: Any | None = None,
+    baselines: Mapping[str, Any] | None = None,
+    rows: Any | None = None,
+    bootstrap: int = 1000,
+    by: Unit = "subject",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Metrics with intervals, per class, beside what needs no model. Everything is JSON; the order of the rows does not matter.
+
+    AUROC and AUPRC of several classes are means over classes against the rest; of two classes the second is the positive one; of labels they
+    are means over labels.
+
+    Args:
+        task: classification, multilabel or regression.
+        target: [n] class ids, [n, K] labels in {0, 1}, or [n] values.
+        prediction: [n, K] probabilities (`probabilities(task, logits)`), or [n] values.
+        groups: [n] subjects.
+        class_names: K names, in the order of the columns; empty for regression.
+        train_target: targets of the training split, for the baselines; None: none are made.
+        baselines: further predictions on the same rows, such as `{"length_only": length_only(...)}`.
+        rows: [n] identity of the rows; makes replicates of by="window" independent of the last digits of the predictions.
+        bootstrap: replicates R.
+        by: what is resampled; "window" ignores that windows of one subject resemble each other, and is stamped.
+        seed: of the draws.
+
+    Returns:
+        `{task, main, n, n_subjects, metrics, by_class, confusion, baselines, notices, settings}`. Rows of `confusion` are true classes. Each
+        baseline has `{about, metrics, difference}`; `difference` is the paired one of the main metric, run minus baseline.
+
+    Raises:
+        UserError: non_finite, where a prediction is NaN or infinite.
+    """
+    given = {"run": prediction, **(baselines or {})}
+    if len(np.asarray(target)) == 0:
+        return _empty(task, class_names, bootstrap, by, seed)
+    r = _rows(task, target, given, groups, class_names, by, rows)
+    make, k = STATISTICS[task], len(r.names)
+    words = dict.fromkeys(r.predictions, "")
+    statistics = {name: make(r, values, None) for name, values in r.predictions.items()}
+    train = np.asarray([] if train_target is None else train_target)
+    for name, (about, values, decisions) in _constant(task, train, len(r.target), k).items():
+        words[name], statistics[name] = about, make(r, values, decisions)
+    points, draws = _bootstrap(statistics, r, bootstrap, seed)
+    main = MAIN[task]
+    why = _uncertain(r, main, bootstrap)
+    scores: dict[str, Any] = {
+        "task": task,
+        "main": main,
+        "n": len(r.target),
+        "n_subjects": r.n_subjects,
+        "metrics": _metrics(r, points["run"], draws["run"], bootstrap),
+        "by_class": {} if task == "regression" else _by_class(r, points["run"], draws["run"], bootstrap),
+        "confusion": None,
+        "baselines": {
+            name: {
+                "about": words[name],
+                "metrics": _metrics(r, points[name], draws[name], bootstrap),
+                "difference": _difference(points["run"][main] - points[name][main], draws["run"][main] - draws[name][main], why),
+            }
+            for name in statistics
+            if name != "run"
+        },
+        "notices": _notices(r, _too_few(r, bootstrap)),
+        "settings": _settings(r, bootstrap, by, seed),
+    }
+    if task == "classification":
+        confusion = np.zeros((k, k), dtype=np.int64)
+        np.add.at(confusion, (r.target, r.predictions["run"].argmax(1)), 1)
+        scores["confusion"] = confusion.tolist()
+    return scores
+
+
+def _notices(rows: _Rows, few: str | None) -> list[str]:
+    """What a reader must know before the numbers."""
+    out = []
+    if rows.by == "window":
+        out.append("Intervals resample windows, not subjects: windows of one subject resemble each other, so the intervals are too narrow.")
+    if few is not None:
+        out.append(f"There are no intervals: {few}.")
+    if rows.task == "classification":
+        owners = [np.unique(rows.groups[rows.positive[:, k]]) for k in np.flatnonzero(rows.positive.any(0))]
+        if len(owners) > 1 and all(len(o) == 1 for o in owners) and len(np.unique(np.concatenate(owners))) == len(owners):
+            out.append("Each class is one subject: the score cannot tell whether the model knows the class or the person.")
+        absent = [rows.names[k] for k in np.flatnonzero(~rows.positive.any(0))]
+        if absent:
+            out.append(f"No row of the split is of class {', '.join(absent)}: means over classes leave it out.")
+    return out
+
+
+def _difference(value: Array, drawn: Array, why: str | None) -> Metric:
+    """The metric object of a paired difference, with the shares of replicates above and below zero."""
+    kept = drawn[np.isfinite(drawn)]
+    out = _metric(float(value), drawn, "one of the two is not defined", why)
+    counted = out["se"] is not None
+    return {**out, "above": float((kept > 0).mean()) if counted else None, "below": float((kept < 0).mean()) if counted else None}
+
+
+def compare(
+    task: str,
+    first: Predictions,
+    second: Predictions,
+    *,
+    class_names: Sequence[str] = (),
+    bootstrap: int = 1000,
+    by: Unit = "subject",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Two runs on the same windows: the difference of every metric, on the same draws.
+
+    Args:
+        task: classification, multilabel or regression.
+        first: the run in question.
+        second: the run it is compared with.
+        class_names: as for `score`.
+        bootstrap: replicates.
+        by: what is resampled.
+        seed: of the draws.
+
+    Returns:
+        `{task, main, n, n_subjects, metrics, settings}`; each metric has `{first, second, value, se, lo, hi, above, below, n_defined,
+        undefined_reason}`: `value` = first - second, `above` and `below` = shares of the replicates on either side of zero (the rest: zero).
+
+    Raises:
+        UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
+    """
+    orders = [np.argsort(np.asarray(p.rows).astype(str), kind="stable") for p in (first, second)]
+    for field in ("rows", "target", "groups"):
+        a, b = (np.asarray(getattr(p, field))[o] for p, o in zip((first, second), orders, strict=True))
+        if a.shape != b.shape or not (a.astype(str) == b.astype(str) if field != "target" else a == b).all():
+            raise UserError(
+                Reason.SETTINGS_DIFFER,
+                f"the two runs differ in the {field if field != 'groups' else 'subjects'} of their windows ({len(a)} and {len(b)} rows)",
+                wanted="a paired comparison needs the same windows",
+                action="Evaluate both runs on the same tokens and split",
+            )
+    target, groups, ids = (np.asarray(getattr(first, f))[orders[0]] for f in ("target", "groups", "rows"))
+    both = {"run": np.asarray(first.prediction)[orders[0]], "other": np.asarray(second.prediction)[orders[1]]}
+    out: dict[str, Any] = {"task": task, "main": MAIN[task], "n": len(target), "n_subjects": len(np.unique(groups.astype(str)))}
+    if not len(target):
+        nothing = {"first": None, "second": None, **_difference(np.array(np.nan), np.empty(0), None), "undefined_reason": EMPTY}
+        return {**out, "metrics": {m: dict(nothing) for m in METRICS[task]}, "settings": _settings(None, bootstrap, by, seed)}
+    r = _rows(task, target, both, groups, class_names, by, ids)
+    points, draws = _bootstrap({name: STATISTICS[task](r, values, None) for name, values in r.predictions.items()}, r, bootstrap, seed)
+    alone = {name: _metrics(r, points[name], draws[name], bootstrap) for name in both}
+    metrics = {}
+    for m in METRICS[task]:
+        d = _difference(points["run"][m] - points["other"][m], draws["run"][m] - draws["other"][m], _uncertain(r, m, bootstrap))
+        metrics[m] = {"first": alone["run"][m]["value"], "second": alone["other"][m]["value"], **d}
+    return {**out, "metrics": metrics, "settings": _settings(r, bootstrap, by, seed)}

@@ -1,0 +1,1 @@
+"""One reader a file format: hardened, fuzzed, and raising nothing but `UserError`. No torch here."""

@@ -1,0 +1,831 @@
+"""EDF, EDF+C, EDF+D, BDF and BDF+: header validator, annotation parser, sample reader and writer of our own.
+
+The common readers return plausible values from damaged files in silence; this one refuses, or says what it did. Every size in a
+header is compared with the size of the file before anything is allocated. Whatever the bytes, only `UserError` is raised. Identifying
+text of the header (patient and recording fields, transducers, serial numbers) is not kept.
+
+Digital values are the file's own, bit for bit; physical = digital * scale + offset in float64 with
+scale = (physical_max - physical_min) / (digital_max - digital_min), offset = physical_min - digital_min * scale.
+Legend: R data records, S samples of a signal in one record.
+"""
+
+import io
+import math
+import re
+import stat
+import unicodedata
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bitimely_core.batch import Annotation, Signal
+from bitimely_core.errors import Finding, Reason, UserError, clean, safe_text
+
+FIELDS = (
+    ("version", 8),
+    ("patient", 80),
+    ("recording", 80),
+    ("start_date", 8),
+    ("start_time", 8),
+    ("header_bytes", 8),
+    ("reserved", 44),
+    ("n_records", 8),
+    ("record_duration", 8),
+    ("n_signals", 4),
+)
+SIGNAL_FIELDS = (
+    ("label", 16),
+    ("transducer", 80),
+    ("unit", 8),
+    ("physical_min", 8),
+    ("physical_max", 8),
+    ("digital_min", 8),
+    ("digital_max", 8),
+    ("prefilter", 80),
+    ("samples_per_record", 8),
+    ("signal_reserved", 32),
+)
+ANNOTATION_LABELS = ("EDF Annotations", "BDF Annotations")
+IMPLAUSIBLE = 100  # a header that promises this many times the records that are there is taken for damaged, not the file for cut short
+MOST_SEGMENTS = 10_000
+BLOCK = 1 << 20  # bytes read at once: stays in the processor's cache between the read and the copy
+
+INTEGER = re.compile(rb"[+-]?\d+(?:\.0*)?", re.ASCII)
+NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+CLOCK = re.compile(r"(\d\d)[.:](\d\d)[.:](\d\d)", re.ASCII)
+DAY = re.compile(r"(\d\d)[./-](\d\d)[./-](\d\d)", re.ASCII)
+TAL = re.compile(rb"([+-]\d+(?:\.\d*)?)(?:\x15(\d+(?:\.\d*)?))?\x14((?:[^\x00\x14]*\x14)*)(?:\x00+|\Z)")
+MARKUP = re.compile(r"[<>\[\]`]|&#?\w+;")
+FORMULA = ("=", "+", "-", "@")
+
+
+class Channel(NamedTuple):
+    """One ordinary signal of the header."""
+
+    label: str  # fit to store: without control, markup and formula characters
+    unit: str
+    physical_min: float
+    physical_max: float
+    digital_min: int
+    digital_max: int
+    samples: int  # a data record
+    start: int = 0  # byte in the data record at which its samples begin
+
+    @property
+    def scale(self) -> float:
+        """Physical units a digital step."""
+        return (self.physical_max - self.physical_min) / (self.digital_max - self.digital_min)
+
+    @property
+    def offset(self) -> float:
+        """Physical value of the digital 0."""
+        return self.physical_min - self.digital_min * self.scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """A validated header. `records` is the number of whole records to read: never more than the file has."""
+
+    kind: str  # EDF, EDF+C, EDF+D, BDF, BDF+C or BDF+D
+    width: int  # bytes a sample: 2 or 3
+    size: int  # bytes of the header
+    records: int
+    duration: float  # seconds a record; 0 in files that hold nothing but annotations
+    record_bytes: int
+    channels: tuple[Channel, ...]
+    texts: tuple[tuple[int, int], ...]  # (start, stop) in the record, in bytes, of the annotation signals
+    day: date | None
+    clock: time | None
+    phi: dict[str, str] = field(default_factory=dict)  # empty unless asked for
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def start(self) -> datetime | None:
+        """Start of the recording, where both date and time are valid."""
+        return None if self.day is None or self.clock is None else datetime.combine(self.day, self.clock)
+
+    @property
+    def seconds(self) -> float:
+        """Length of all records together."""
+        return self.records * self.duration
+
+    def rate(self, channel: Channel) -> float:
+        """Sampling rate in Hz."""
+        return _rate(channel.samples, self.duration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A whole file: times are seconds from its first sample, which lies `origin` seconds after the start in the header."""
+
+    header: Header
+    signals: list[Signal]
+    annotations: list[Annotation]
+    segments: list[tuple[float, float]]  # (onset, end) in seconds of the stretches without a gap
+    origin: float
+    findings: list[Finding]
+
+
+# --- header
+
+
+def read_header(path: Path, *, needed: Collection[str] | None = None, keep_phi: bool = False) -> Header:
+    """Header of the file at `path`, compared with the file's size.
+
+    Args:
+        path: a regular file.
+        needed: labels of the channels that must be sound; another channel without a usable calibration is left out with a warning, and
+            other channels of equal label are numbered, with a warning. None: every channel is needed.
+        keep_phi: keep the patient and recording fields in `Header.phi`.
+
+    Raises:
+        UserError: with the path and, where it is one field's fault, the field.
+    """
+    try:
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise UserError(Reason.NOT_REGULAR_FILE, "is no regular file", file=str(path))
+        with path.open("rb") as file:
+            fixed = file.read(256)
+            rest = file.read(min(_signal_count(fixed, info.st_size) * 256, info.st_size))
+        suffix = path.suffix.lower()
+        return parse_header(fixed + rest, info.st_size, suffix=suffix, needed=needed, keep_phi=keep_phi)
+    except OSError as error:
+        raise UserError(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=str(path)) from None
+    except UserError as error:
+        error.file = error.file or str(path)
+        raise
+
+
+def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection[str] | None = None, keep_phi: bool = False) -> Header:
+    """As `read_header`, from the first bytes of a file of `size` bytes; `suffix` is that of its name."""
+    count = _signal_count(data, size)
+    raw = dict(zip((name for name, _ in FIELDS), _cut(data[:256], [width for _, width in FIELDS]), strict=True))
+    width = 3 if raw["version"][:1] == b"\xff" else 2
+    family = "BDF" if width == 3 else "EDF"
+    if suffix in {".edf", ".bdf"} and suffix != "." + family.lower():
+        raise UserError(
+            Reason.NOT_EDF,
+            f"holds {family} data ({8 * width} bits a sample) under the name of another format",
+            action=f"Rename it to .{family.lower()} if that is right, or download it again",
+            found=family,
+            expected=suffix[1:].upper(),
+        )
+    wanted = 256 * (count + 1)
+    said = _integer(raw["header_bytes"], "header_bytes")
+    if said != wanted:
+        raise UserError(
+            Reason.HEADER_BYTES,
+            f"found {said}",
+            wanted=f"expected {wanted} for {count} signals",
+            action="Download the file again",
+            field="header_bytes",
+            found=str(said),
+            expected=str(wanted),
+        )
+    if wanted > size or len(data) < wanted:
+        raise UserError(
+            Reason.HEADER_IMPLAUSIBLE,
+            f"{count} signals need a header of {wanted} bytes",
+            wanted=f"the file has {size}",
+            field="n_signals",
+            found=str(count),
+        )
+    columns = _cut(data[256:wanted], [w for _, w in SIGNAL_FIELDS for _ in range(count)])
+    table = {name: columns[i * count : (i + 1) * count] for i, (name, _) in enumerate(SIGNAL_FIELDS)}
+    findings: list[Finding] = []
+    plus = raw["reserved"][:5].decode("latin-1").upper()
+    kind = f"{family}{plus[3:]}" if plus in {f"{family}+C", f"{family}+D"} else family
+
+    samples = [_samples(raw_samples, i) for i, raw_samples in enumerate(table["samples_per_record"])]
+    starts = [0, *accumulate(n * width for n in samples)]
+    labels = [_decode(label) for label in table["label"]]
+    texts = [i for i in range(count) if labels[i] in ANNOTATION_LABELS]
+    ordinary = [i for i in range(count) if i not in set(texts)]
+    if kind.endswith("+D") and not texts:
+        raise UserError(
+            Reason.DISCONTINUOUS, f"says {kind} but has no annotation signal", wanted="without it the times of its records are unknown"
+        )
+    duration = _duration(raw["record_duration"], ordinary=bool(ordinary))
+    if duration > 0 and any(_rate(samples[i], duration) > 1e7 for i in ordinary):
+        raise UserError(
+            Reason.RECORD_DURATION, "gives a sampling rate above 10 MHz", field="record_duration", found=_shown(raw["record_duration"])
+        )
+    records = _records(raw["n_records"], starts[-1], size - wanted, findings)
+    channels = _channels(table, labels, ordinary, samples, starts, width, needed, findings)
+    day, clock = _start(raw["start_date"], raw["start_time"], findings)
+    phi = _identifying(raw, findings, keep=keep_phi)
+    foreign = [name for name in ("patient", "recording") if not raw[name].isascii()]
+    foreign += [
+        f"{name} of signal {i + 1}"
+        for name in ("label", "transducer", "unit", "prefilter")
+        for i in range(count)
+        if not table[name][i].isascii()
+    ]
+    if foreign:
+        text = "bytes that are not ASCII in the " + ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else "")
+        findings.append(
+            Finding(code=Reason.NON_ASCII, level="warning", text=text, wanted="read as UTF-8 or else Latin-1", count=len(foreign))
+        )
+    return Header(
+        kind=kind,
+        width=width,
+        size=wanted,
+        records=records,
+        duration=duration,
+        record_bytes=starts[-1],
+        channels=tuple(channels),
+        texts=tuple((starts[i], starts[i + 1]) for i in texts),
+        day=day,
+        clock=clock,
+        phi=phi,
+        findings=tuple(findings),
+    )
+
+
+def _cut(data: bytes, widths: Sequence[int]) -> list[bytes]:
+    """Consecutive fields without their padding (blanks; some writers pad with zeros)."""
+    edges = [0, *accumulate(widths)]
+    return [data[a:b].strip(b" \x00") for a, b in pairwise(edges)]
+
+
+def _signal_count(data: bytes, size: int) -> int:
+    """Number of signals, after the checks that come before everything else."""
+    if size == 0:
+        raise UserError(Reason.EMPTY_FILE, "has 0 bytes", action="Download it again")
+    version = data[:8]
+    if version != b"\xffBIOSEMI" and version.strip(b" \x00") != b"0":
+        raise UserError(
+            Reason.NOT_EDF,
+            f"begins with {safe_text(version[:8].decode('latin-1'))}",
+            wanted="EDF begins with '0', BDF with a byte of 255 and 'BIOSEMI'",
+            action="Open it in a text editor: a failed download is often an error page",
+            field="version",
+        )
+    if len(data) < 256:
+        raise UserError(Reason.TRUNCATED, f"has {size} bytes", wanted="a header has 256 and more", action="Download it again")
+    count = _integer(data[252:256].strip(b" \x00"), "n_signals")
+    if count < 1:
+        raise UserError(Reason.HEADER_IMPLAUSIBLE, f"found {count} signals", wanted="at least 1", field="n_signals", found=str(count))
+    return count
+
+
+def _shown(raw: bytes) -> str:
+    return safe_text(raw.decode("latin-1"))
+
+
+def _bad_field(raw: bytes, name: str, wanted: str, signal: int | None) -> UserError:
+    of = "" if signal is None else f" of signal {signal + 1}"
+    return UserError(Reason.HEADER_FIELD, f"found {_shown(raw)}{of}", wanted=wanted, field=name, found=_shown(raw))
+
+
+def _integer(raw: bytes, name: str, signal: int | None = None) -> int:
+    if not INTEGER.fullmatch(raw):
+        raise _bad_field(raw, name, "expected a whole number", signal)
+    return int(raw.split(b".")[0])
+
+
+def _float(raw: bytes, name: str, signal: int | None = None) -> float:
+    """float() alone would take 'nan', 'inf', '1_0' and digits of other scripts."""
+    value = float(raw) if NUMBER.fullmatch(raw) else math.nan
+    if not math.isfinite(value):
+        raise _bad_field(raw, name, "expected a finite number", signal)
+    return value
+
+
+def _samples(raw: bytes, signal: int) -> int:
+    count = _integer(raw, "samples_per_record", signal)
+    if count < 1:
+        text = f"found {count} samples a record for signal {signal + 1}"
+        raise UserError(Reason.HEADER_IMPLAUSIBLE, text, wanted="at least 1", field="samples_per_record", found=str(count))
+    return count
+
+
+def _duration(raw: bytes, *, ordinary: bool) -> float:
+    duration = _float(raw, "record_duration")
+    if duration < 0 or (duration == 0 and ordinary):
+        raise UserError(
+            Reason.RECORD_DURATION,
+            f"found {_shown(raw)} s",
+            wanted="a positive number; 0 is for files of annotations alone" if duration == 0 else "a positive number",
+            field="record_duration",
+            found=_shown(raw),
+        )
+    if ordinary and not 1e-6 <= duration <= 1e7:
+        raise UserError(
+            Reason.RECORD_DURATION,
+            f"found {_shown(raw)} s",
+            wanted="between a microsecond and 10^7 seconds",
+            field="record_duration",
+            found=_shown(raw),
+        )
+    return duration
+
+
+def _rate(samples: int, duration: float) -> float:
+    """Samples a second, rounded once: 70 / 0.7 is 100 and not 100.00000000000001."""
+    return float(samples / Fraction(repr(duration))) if duration else 0.0
+
+
+def _records(raw: bytes, record_bytes: int, body: int, findings: list[Finding]) -> int:
+    """Whole records to read, from the header's number and the bytes that are there."""
+    said = _integer(raw, "n_records")
+    whole, left = divmod(body, record_bytes)
+    if said < -1:
+        raise UserError(
+            Reason.HEADER_IMPLAUSIBLE, f"found {said} records", wanted="a positive number, or -1", field="n_records", found=str(said)
+        )
+    promised = said * record_bytes
+    again = "Download the file again"
+
+    def refusal(code: Reason, text: str, wanted: str) -> UserError:
+        return UserError(code, text, wanted=wanted, action=again, field="n_records", found=str(said), expected=str(whole))
+
+    def warn(code: Reason, text: str, wanted: str = "", action: str = "") -> None:
+        findings.append(
+            Finding(
+                code=code, level="warning", text=text, wanted=wanted, action=action, field="n_records", found=str(said), expected=str(whole)
+            )
+        )
+
+    if said > max(whole, 1) * IMPLAUSIBLE:
+        raise refusal(Reason.HEADER_IMPLAUSIBLE, f"{said} records need {promised} bytes", f"the file has {body} after its header")
+    if whole == 0:
+        raise refusal(Reason.TRUNCATED, f"has {body} bytes after its header", f"one record has {record_bytes}")
+    if said > 0 and 2 * body == 3 * promised:
+        raise refusal(
+            Reason.SIZE_MISMATCH,
+            f"has {body} bytes for {said} records, 3 a sample",
+            "EDF has 2: this looks like a BDF body under an EDF header",
+        )
+    lost = f", {left} bytes of the last one left out" if left else ""
+    if said in {-1, 0}:
+        warn(Reason.N_RECORDS_UNKNOWN, f"found {said} (recording not closed)", f"the size gives {whole} whole records{lost}")
+    elif said > whole:
+        code = Reason.TRUNCATED if left else Reason.SIZE_MISMATCH
+        warn(code, f"the header says {said} records, the file ends after {whole} whole ones{lost}", action=f"{again} if more was expected")
+    elif body > promised:
+        warn(Reason.SIZE_MISMATCH, f"{body - promised} bytes after the last of {said} records", "they are not read")
+        return said
+    return whole
+
+
+def _channels(
+    table: dict[str, list[bytes]],
+    labels: list[str],
+    ordinary: list[int],
+    samples: list[int],
+    starts: list[int],
+    width: int,
+    needed: Collection[str] | None,
+    findings: list[Finding],
+) -> list[Channel]:
+    """The ordinary signals with a usable calibration and a name of their own."""
+    names = {i: stored(labels[i]) or f"signal {i + 1}" for i in ordinary}
+    odd = [i for i in ordinary if names[i] != labels[i]]
+    if odd:
+        text = f"blank labels or labels with markup, formula or control characters, of signal{'s' if len(odd) > 1 else ''} {', '.join(str(i + 1) for i in odd[:10])}"
+        findings.append(
+            Finding(code=Reason.LABEL_CHARS, level="warning", text=text, wanted="stored without them", field="label", count=len(odd))
+        )
+    twice = [name for name, n in Counter(names.values()).items() if n > 1]
+    for name in twice:
+        holders = [i for i in ordinary if names[i] == name]
+        text = f"{len(holders)} signals are called {safe_text(name)} (numbers {', '.join(str(i + 1) for i in holders[:10])})"
+        if needed is None or name in needed:
+            raise UserError(Reason.DUPLICATE_CHANNEL, text, wanted="expected one", field="label", found=safe_text(name))
+        findings.append(
+            Finding(
+                code=Reason.DUPLICATE_CHANNEL,
+                level="warning",
+                text=text,
+                wanted="stored with their numbers",
+                field="label",
+                count=len(holders),
+            )
+        )
+        names |= {i: f"{name} ({i + 1})" for i in holders}
+    channels = []
+    for i in ordinary:
+        try:
+            low, high = (_float(table[name][i], name, i) for name in ("physical_min", "physical_max"))
+            bottom, top = (_integer(table[name][i], name, i) for name in ("digital_min", "digital_max"))
+            channels.append(
+                _checked(Channel(names[i], stored(_decode(table["unit"][i])), low, high, bottom, top, samples[i], starts[i]), width, i)
+            )
+        except UserError as error:
+            if needed is None or names[i] in needed:
+                raise
+            wanted = f"{error.wanted}; the channel {safe_text(names[i])}, which is not needed, is left out"
+            findings.append(Finding(code=error.code, level="warning", text=error.text, wanted=wanted, field=error.field, found=error.found))
+    if ordinary and not channels:
+        raise UserError(Reason.PHYSICAL_RANGE, "no channel has a usable calibration")
+    return channels
+
+
+def _checked(channel: Channel, width: int, signal: int) -> Channel:
+    of = f"of signal {signal + 1} ({safe_text(channel.label)})"
+    low, high = -(1 << (8 * width - 1)), (1 << (8 * width - 1)) - 1
+    if not low <= channel.digital_min < channel.digital_max <= high:
+        text = f"digital minimum {channel.digital_min} and maximum {channel.digital_max} {of}"
+        raise UserError(
+            Reason.DIGITAL_RANGE,
+            text,
+            wanted=f"expected minimum < maximum within [{low}, {high}]",
+            field="digital_min",
+            found=str(channel.digital_min),
+        )
+    if channel.physical_min == channel.physical_max or not math.isfinite(channel.offset) or channel.scale == 0:
+        text = f"physical minimum {channel.physical_min:g} and maximum {channel.physical_max:g} {of}"
+        raise UserError(
+            Reason.PHYSICAL_RANGE, text, wanted="expected two different numbers", field="physical_min", found=f"{channel.physical_min:g}"
+        )
+    return channel
+
+
+def _start(raw_day: bytes, raw_clock: bytes, findings: list[Finding]) -> tuple[date | None, time | None]:
+    """Start date and time as far as they are valid. Two-digit years: 85 to 99 are 1985 to 1999. The values are not shown: dates identify."""
+    day, clock = None, None
+    try:
+        if found := DAY.fullmatch(_decode(raw_day)):
+            dd, mm, yy = map(int, found.groups())
+            day = date(1900 + yy if yy >= 85 else 2000 + yy, mm, dd)
+        if found := CLOCK.fullmatch(_decode(raw_clock)):
+            clock = time(*map(int, found.groups()))
+    except ValueError:
+        pass
+    if day is None or clock is None:
+        name = "start_date" if day is None else "start_time"
+        text = "is not a valid date (dd.mm.yy)" if day is None else "is not a valid time (hh.mm.ss)"
+        findings.append(Finding(code=Reason.START_DATE, level="warning", text=text, wanted="the start is taken as unknown", field=name))
+    return day, clock
+
+
+def _identifying(raw: dict[str, bytes], findings: list[Finding], *, keep: bool) -> dict[str, str]:
+    """Says that header fields hold more than the blanks of EDF+ ('X'), sex and start date; returns them only when asked."""
+    patient, recording = _decode(raw["patient"]).split(), _decode(raw["recording"]).split()
+    if recording[:1] == ["Startdate"]:
+        recording = recording[2:]
+    named = [name for name, words in (("patient", patient), ("recording", recording)) if set(words) - {"X", "F", "M"}]
+    if not named:
+        return {}
+    text = (
+        f"the {' and '.join(named)} field{'s' if len(named) > 1 else ''} may identify a person and {'were' if len(named) > 1 else 'was'} "
+    )
+    findings.append(
+        Finding(
+            code=Reason.PHI, level="info", text=text + ("kept (--keep-phi)" if keep else "not stored"), field=named[0], count=len(named)
+        )
+    )
+    return {name: clean(_decode(raw[name])) for name in named} if keep else {}
+
+
+def _decode(raw: bytes) -> str:
+    """UTF-8, else Latin-1, which takes any byte."""
+    try:
+        return raw.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1").strip()
+
+
+def stored(label: str) -> str:
+    """A foreign label made fit to store: control, markup and leading formula characters become underscores."""
+    kept = "".join("_" if unicodedata.category(c)[0] == "C" or unicodedata.category(c) in {"Zl", "Zp"} else c for c in label)
+    kept = MARKUP.sub("_", kept).strip()
+    return "_" + kept[1:] if kept.startswith(FORMULA) else kept
+
+
+# --- annotations
+
+
+def parse_tals(block: bytes) -> list[tuple[float, float | None, list[bytes]]]:
+    """Time-stamped annotation lists of one data record: (onset, duration or None, texts), in the order of the file.
+
+    Raises:
+        UserError: annotation_syntax for anything that is no list, with the position in the block and none of the text.
+    """
+    lists = []
+    place, stop = 0, len(block)
+    while place < stop:
+        if block[place] == 0:
+            place += 1
+            continue
+        found = TAL.match(block, place)
+        onset = float(found[1]) if found else math.inf
+        duration = float(found[2]) if found and found[2] else None
+        if found is None or not math.isfinite(onset) or not math.isfinite(duration or 0):
+            raise UserError(
+                Reason.ANNOTATION_SYNTAX,
+                f"byte {place} of an annotation record begins no time-stamped annotation list",
+                wanted="expected +onset, byte 20, texts each ended by byte 20, byte 0",
+            )
+        lists.append((onset, duration, found[3].split(b"\x14")[:-1]))
+        place = found.end()
+    return lists
+
+
+def _notes(blocks: Sequence[Sequence[bytes]]) -> tuple[list[float | None], list[Annotation], list[Finding]]:
+    """Onset of each record (None where its time-keeping list is absent), all annotations, what was odd about them.
+
+    Args:
+        blocks: for each annotation signal the bytes of each record.
+    """
+    onsets: list[float | None] = []
+    notes: list[Annotation] = []
+    recoded = odd = 0
+    for signal, records in enumerate(blocks):
+        for record, block in enumerate(records):
+            try:
+                lists = parse_tals(block)
+            except UserError as error:
+                error.text += f" (record {record + 1})"
+                raise
+            if signal == 0:
+                keeps = bool(lists) and lists[0][1] is None and not any(lists[0][2][:1])
+                onsets.append(lists[0][0] if keeps else None)
+            for onset, duration, texts in lists:
+                for text in filter(None, texts):
+                    try:
+                        words = text.decode("utf-8")
+                    except UnicodeDecodeError:
+                        words, recoded = text.decode("latin-1"), recoded + 1
+                    label = clean(words.strip())
+                    odd += label != words.strip() or MARKUP.search(label) is not None or label.startswith(FORMULA)
+                    notes.append(Annotation(onset, duration or 0.0, label))
+    findings = []
+    if recoded:
+        text = f"{recoded} annotations are not valid UTF-8"
+        findings.append(Finding(code=Reason.ENCODING, level="warning", text=text, wanted="read as Latin-1", count=recoded))
+    if odd:
+        text = f"{odd} annotations with markup, formula or control characters"
+        findings.append(Finding(code=Reason.LABEL_CHARS, level="warning", text=text, wanted="control characters were replaced", count=odd))
+    return onsets, sorted(notes, key=lambda note: note.onset), findings
+
+
+def annotations(path: Path, header: Header) -> tuple[list[Annotation], list[Finding]]:
+    """All annotations, sorted by onset, and what was odd about them, gaps between records (`discontinuous`) included.
+
+    Onsets are seconds from the first sample; in a file of annotations alone from the start in the header. Labels are without control characters;
+    they are foreign text that may hold a name: show only those of a known vocabulary. A duration that is not given is 0.
+
+    Raises:
+        UserError: annotation_syntax, discontinuous.
+    """
+    recording = _read(path, header, ())
+    return recording.annotations, [f for f in recording.findings if f not in header.findings]
+
+
+# --- samples
+
+
+def read_signals(path: Path, header: Header, channels: Collection[str] | None = None) -> list[Signal]:
+    """Digital values of the ordinary signals, at their own rates, int16 (BDF: float32, which holds 24 bits exactly).
+
+    Args:
+        path: the file.
+        header: what `read_header` said about it.
+        channels: labels to read; None: all.
+
+    Returns:
+        One signal a channel; in a file with gaps one a channel and segment, `onset` in seconds from the first sample. Nothing is ever joined
+        over a gap. `annotations` or `read` say that there is one.
+
+    Raises:
+        UserError: discontinuous for records that overlap in time, truncated when the file has shrunk.
+    """
+    return _read(path, header, [c for c in header.channels if channels is None or c.label in channels]).signals
+
+
+def read(path: Path, *, needed: Collection[str] | None = None, keep_phi: bool = False) -> Recording:
+    """Header, samples and annotations in one pass over the file; see `read_header`, `read_signals`, `annotations`."""
+    header = read_header(path, needed=needed, keep_phi=keep_phi)
+    return _read(path, header, header.channels)
+
+
+def _read(path: Path, header: Header, channels: Sequence[Channel]) -> Recording:
+    spans = [(c.start, c.start + c.samples * header.width) for c in channels]
+    try:
+        columns = _columns(path, header, [*spans, *header.texts])
+        onsets, notes, findings = _notes([[row.tobytes() for row in rows] for rows in columns[len(spans) :]])
+        origin, parts = _segments(onsets, header, findings)
+    except UserError as error:
+        error.file = error.file or str(path)
+        raise
+    signals = []
+    for channel, rows in zip(channels, columns, strict=False):
+        values = rows.view("<i2") if header.width == 2 else _int24(rows)
+        signals += [
+            Signal(channel.label, header.rate(channel), channel.unit, values[a:b].reshape(-1), channel.scale, channel.offset, onset)
+            for a, b, onset in parts
+        ]
+    return Recording(
+        header=header,
+        signals=signals,
+        annotations=[note._replace(onset=note.onset - origin) for note in notes] if origin else notes,
+        segments=[(onset, onset + (b - a) * header.duration) for a, b, onset in parts],
+        origin=origin,
+        findings=[*header.findings, *findings],
+    )
+
+
+def _columns(path: Path, header: Header, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """Bytes of the given spans of every record, each contiguous: uint8 [R, stop - start].
+
+    Read in blocks rather than through a memory map: as fast, and a file that shrinks meanwhile is an error and no SIGBUS.
+    """
+    outputs = [np.empty((header.records, stop - start), np.uint8) for start, stop in spans]
+    if not spans:
+        return outputs
+    many = max(1, BLOCK // header.record_bytes)
+    block = np.empty((min(many, header.records), header.record_bytes), np.uint8)
+    try:
+        with path.open("rb") as file:
+            file.seek(header.size)
+            for first in range(0, header.records, many):
+                rows = block[: min(many, header.records - first)]
+                if file.readinto(memoryview(rows).cast("B")) != rows.size:
+                    raise UserError(Reason.TRUNCATED, "became shorter while it was read", action="Try again when nothing writes to it")
+                for output, (start, stop) in zip(outputs, spans, strict=True):
+                    output[first : first + len(rows)] = rows[:, start:stop]
+    except OSError as error:
+        raise UserError(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+    return outputs
+
+
+def _int24(rows: np.ndarray) -> np.ndarray:
+    """Little-endian 24-bit two's complement, uint8 [R, 3 S] -> float32 [R, S] (exact: float32 has 24 bits of mantissa)."""
+    wide = np.zeros((rows.size // 3, 4), np.uint8)
+    wide[:, 1:] = rows.reshape(-1, 3)
+    return (wide.view("<i4") >> 8).astype(np.float32).reshape(len(rows), -1)
+
+
+def _segments(onsets: list[float | None], header: Header, findings: list[Finding]) -> tuple[float, list[tuple[int, int, float]]]:
+    """Onset of the first sample after the header's start, and (first record, last + 1, onset in seconds) of stretches without a gap.
+
+    The time-keeping lists decide, not the EDF+C or EDF+D of the header. Two records join when they meet to half a sample of the fastest channel.
+    """
+    if not header.channels:
+        return 0.0, [(0, header.records, 0.0)]
+    missing = sum(onset is None for onset in onsets)
+    if missing and header.kind.endswith("+D"):
+        raise UserError(Reason.DISCONTINUOUS, f"{missing} of {len(onsets)} records say no time", wanted=f"needed in {header.kind}")
+    if missing and missing < len(onsets):
+        text = f"{missing} of {len(onsets)} records say no time"
+        findings.append(
+            Finding(code=Reason.ANNOTATION_SYNTAX, level="warning", text=text, wanted="taken to follow the one before", count=missing)
+        )
+    times: list[float] = []
+    for i, onset in enumerate(onsets if missing < len(onsets) else []):
+        after = times[-1] + header.duration if i else 0.0
+        times.append(after if onset is None else onset)
+    if not times:
+        return 0.0, [(0, header.records, 0.0)]
+    clock = np.array(times)
+    steps = np.diff(clock) - header.duration
+    near = max(0.5 / max(header.rate(c) for c in header.channels), 1e-3)
+    if (steps < -near).any():
+        at = int((steps < -near).argmax()) + 2
+        raise UserError(Reason.DISCONTINUOUS, f"record {at} begins before record {at - 1} ends", wanted="two samples for one time")
+    edges = [0, *(np.flatnonzero(steps > near) + 1).tolist(), len(clock)]
+    parts = [(a, b, float(clock[a] - clock[0])) for a, b in pairwise(edges)]
+    if len(parts) > MOST_SEGMENTS:
+        raise UserError(Reason.DISCONTINUOUS, f"{len(parts) - 1} gaps in time", wanted=f"at most {MOST_SEGMENTS - 1}")
+    if len(parts) > 1:
+        text = f"{len(parts) - 1} gap{'s' if len(parts) > 2 else ''} in time, {steps[steps > near].sum():g} s in all ({header.kind})"
+        findings.append(
+            Finding(
+                code=Reason.DISCONTINUOUS,
+                level="warning",
+                text=text,
+                wanted="kept as separate segments at their true times",
+                count=len(parts) - 1,
+            )
+        )
+    drift = max(abs(float(clock[b - 1] - clock[a]) - (b - 1 - a) * header.duration) for a, b, _ in parts)
+    if drift > 0.5:
+        text = f"the clock of the records drifts by {drift:g} s"
+        findings.append(Finding(code=Reason.DISCONTINUOUS, level="warning", text=text, wanted="samples are taken as evenly spaced"))
+    return float(clock[0]), parts
+
+
+# --- writer
+
+
+def encode(
+    channels: Sequence[Channel],
+    samples: Sequence[np.ndarray],
+    *,
+    duration: float = 1.0,
+    notes: Sequence[Annotation] | None = None,
+    onsets: Sequence[float] | None = None,
+    start: datetime = datetime(1985, 1, 1),  # the first date that the format can write
+    patient: str = "X X X X",
+) -> bytes:
+    """An EDF file, or EDF+ when there are notes or record onsets, as bytes.
+
+    Args:
+        channels: calibration and samples a record; `start` is not used.
+        samples: int16 digital values, one array [R * S] a channel. None at all: a file of annotations alone with one record of duration 0.
+        duration: seconds a record.
+        notes: annotations, seconds from `start`; each lands in the record that holds its onset, else in the last.
+        onsets: seconds from `start` at which each record begins; EDF+D when they leave a gap.
+        start: date and time in the header.
+        patient: field of the header; the default is EDF+ for unknown.
+
+    Raises:
+        ValueError: what the format cannot hold.
+    """
+    if not channels:
+        duration = 0.0
+    lengths = {len(values) / channel.samples for channel, values in zip(channels, samples, strict=True)} or {1.0}
+    if len(lengths) != 1 or not next(iter(lengths)).is_integer():
+        raise ValueError("the channels do not fill the same whole number of records")
+    records = int(next(iter(lengths)))
+    plus = notes is not None or onsets is not None or not channels
+    times = list(onsets) if onsets is not None else [i * duration for i in range(records)]
+    if len(times) != records:
+        raise ValueError(f"{len(times)} onsets for {records} records")
+    blocks = [_tal(times[i], None, "") for i in range(records)] if plus else []
+    for note in notes or ():
+        here = max(0, bisect_right(times, note.onset) - 1) if channels else 0
+        blocks[here] += _tal(note.onset, note.duration or None, note.label)
+    text_bytes = max(map(len, blocks), default=0)
+    text_bytes += text_bytes % 2
+    gaps = any(abs(b - a - duration) > 1e-9 for a, b in pairwise(times))
+    rows = [(c.label, c.unit, c.physical_min, c.physical_max, c.digital_min, c.digital_max, c.samples) for c in channels]
+    if plus:
+        rows.append(("EDF Annotations", "", -1.0, 1.0, -32768, 32767, text_bytes // 2))
+    month = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")[start.month - 1]
+    fixed = {
+        "version": "0",
+        "patient": patient,
+        "recording": f"Startdate {start.day:02d}-{month}-{start.year} X X X",
+        "start_date": f"{start:%d.%m.%y}",
+        "start_time": f"{start:%H.%M.%S}",
+        "header_bytes": 256 * (len(rows) + 1),
+        "reserved": ("EDF+D" if gaps else "EDF+C") if plus else "",
+        "n_records": records,
+        "record_duration": duration,
+        "n_signals": len(rows),
+    }
+    names = ("label", "unit", "physical_min", "physical_max", "digital_min", "digital_max", "samples_per_record")
+    table = dict(zip(names, zip(*rows, strict=True), strict=True))
+    out = io.BytesIO()
+    out.write(b"".join(_field(fixed[name], width) for name, width in FIELDS))
+    out.write(b"".join(_field(value, width) for name, width in SIGNAL_FIELDS for value in table.get(name, [""] * len(rows))))
+    columns = [np.ascontiguousarray(values, "<i2").reshape(records, -1).view(np.uint8) for values in samples]
+    if plus:
+        columns.append(np.frombuffer(b"".join(block.ljust(text_bytes, b"\x00") for block in blocks), np.uint8).reshape(records, -1))
+    out.write(np.concatenate(columns, axis=1).tobytes())
+    return out.getvalue()
+
+
+def write(
+    path: Path,
+    channels: Sequence[Channel],
+    samples: Sequence[np.ndarray],
+    *,
+    duration: float = 1.0,
+    notes: Sequence[Annotation] | None = None,
+    onsets: Sequence[float] | None = None,
+    start: datetime = datetime(1985, 1, 1),
+    patient: str = "X X X X",
+) -> None:
+    """Write what `encode` makes of the same arguments to `path`."""
+    path.write_bytes(encode(channels, samples, duration=duration, notes=notes, onsets=onsets, start=start, patient=patient))
+
+
+def _field(value: str | float, width: int) -> bytes:
+    """A header field: text as it is, numbers so that they read back the same."""
+    text = value if isinstance(value, str) else repr(value) if isinstance(value, int) else _shortest(value, width)
+    raw = text.encode("utf-8")
+    if len(raw) > width:
+        raise ValueError(f"{text!r} does not fit into {width} bytes")
+    return raw.ljust(width)
+
+
+def _shortest(value: float, width: int) -> str:
+    for text in (f"{value:.0f}", f"{value:g}", repr(value), repr(value).replace("0.", ".", 1)):
+        if len(text) <= width and float(text) == value:
+            return text
+    raise ValueError(f"{value!r} does not fit into {width} characters exactly")
+
+
+def _tal(onset: float, duration: float | None, text: str) -> bytes:
+    if set(text) & {"\x00", "\x14", "\x15"}:
+        raise ValueError("annotations cannot hold the bytes 0, 20 and 21")
+    stamp = _decimal(onset) + ("" if duration is None else f"\x15{_decimal(duration)[1:]}")
+    return f"{stamp}\x14{text}\x14".encode() + b"\x00"
+
+
+def _decimal(seconds: float) -> str:
+    """With a sign and without an exponent, to the microsecond."""
+    return f"{seconds:+.6f}".rstrip("0").rstrip(".")

@@ -1,0 +1,175 @@
+"""What lies in a raw folder, found without opening anything: regular files with their sizes, and everything odd with the reason."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, safe_text
+
+ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A raw folder as found: `files` maps relative POSIX paths to sizes in bytes, `odd` what must not be opened to the reason."""
+
+    root: Path
+    files: dict[str, int]
+    odd: dict[str, Finding]
+
+    def path(self, rel: str) -> Path:
+        """Absolute path of a file of this source.
+
+        Args:
+            rel: POSIX path relative to the root; may come out of a file, hence it is not trusted.
+
+        Raises:
+            UserError: path_escape for a path that leaves the root, the reason in `odd`, or missing_signal_file.
+        """
+        pure = PurePosixPath(rel)
+        if pure.is_absolute() or ".." in pure.parts or "\\" in rel or "\0" in rel:
+            raise UserError(Reason.PATH_ESCAPE, f"names the file {safe_text(rel)}", wanted="which must lie inside the data set's folder")
+        name = pure.as_posix()
+        if name in self.odd:
+            raise refused(self.odd[name])
+        if name not in self.files:
+            raise UserError(Reason.MISSING_SIGNAL_FILE, f"the file {safe_text(rel)} is not there", action="Download it again")
+        return self.root / name
+
+
+def refused(finding: Finding) -> UserError:
+    """A finding as the error that quarantines its unit."""
+    return UserError(
+        finding.code,
+        finding.text,
+        wanted=finding.wanted,
+        action=finding.action,
+        file=finding.file,
+        field=finding.field,
+        found=finding.found,
+        expected=finding.expected,
+    )
+
+
+@contextmanager
+def located(rel: str) -> Iterator[None]:
+    """Errors that leave this block name `rel` as their file."""
+    try:
+        yield
+    except UserError as error:
+        error.file = rel
+        raise
+
+
+def scan(root: Path, *, follow_symlinks: bool = False) -> Source:
+    """All files under `root`, recursively, by `lstat` alone; nothing is opened, hidden names are passed over.
+
+    Args:
+        root: a folder.
+        follow_symlinks: also follow links that leave the root (links to files inside of it are always followed).
+
+    Returns:
+        The source, both dictionaries sorted by path. Pipes, devices, sockets, links that leave the root or lead nowhere, folders that
+        cannot be listed and names that are not valid UTF-8 are in `odd`.
+
+    Raises:
+        UserError: not_found or no_input when `root` is no folder, unsupported_format for an archive, not_regular_file for a pipe or device.
+    """
+    root = Path(root)
+    try:
+        mode = root.stat().st_mode
+    except OSError as error:
+        text = "no such folder" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise UserError(Reason.NOT_FOUND, text, action="Check the path", file=str(root), exit_code=Exit.USAGE) from None
+    if not stat.S_ISDIR(mode):
+        raise _no_folder(root, mode)
+    files: dict[str, int] = {}
+    odd: dict[str, Finding] = {}
+    real = root.resolve()
+    seen: set[tuple[int, int]] = set()
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        try:
+            info = (root / folder).stat()
+            if (info.st_dev, info.st_ino) in seen:  # only links can lead here twice
+                continue
+            seen.add((info.st_dev, info.st_ino))
+            entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+        except OSError as error:
+            where = folder.rstrip("/") or "."
+            odd[where] = Finding(code=Reason.IO_ERROR, text=f"the folder cannot be listed ({error.strerror})", file=where)
+            continue
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            rel = folder + entry.name
+            fault = _look(root, real, rel, follow=follow_symlinks)
+            if isinstance(fault, Finding):
+                odd[fault.file or rel] = fault
+            elif fault is None:
+                pending.append(rel + "/")
+            elif fault >= 0:
+                files[rel] = fault
+    return Source(root, dict(sorted(files.items())), dict(sorted(odd.items())))
+
+
+def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | None:
+    """Size of a regular file, None for a folder to descend into, -1 for a link to a folder of this root, or what is odd."""
+    path = root / rel
+    try:
+        rel.encode()
+    except UnicodeEncodeError:
+        return Finding(code=Reason.FILE_NAME, level="warning", text="the name is not valid UTF-8, the file is not read", file=clean(rel))
+    try:
+        info = path.lstat()
+        if stat.S_ISLNK(info.st_mode):
+            target = path.resolve()
+            inside = target.is_relative_to(real)
+            if not inside and not follow:
+                return Finding(
+                    code=Reason.SYMLINK_OUTSIDE_ROOT,
+                    text="is a link that leaves the data set's folder",
+                    wanted="which is not followed",
+                    action="Copy the file, or give --follow-symlinks",
+                    file=rel,
+                )
+            info = path.stat()
+            if stat.S_ISDIR(info.st_mode) and inside:
+                return -1  # what it leads to is found anyway
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        return Finding(
+            code=Reason.NOT_REGULAR_FILE, text=f"cannot be followed ({getattr(error, 'strerror', None) or 'loop of links'})", file=rel
+        )
+    if stat.S_ISDIR(info.st_mode):
+        return None
+    if stat.S_ISREG(info.st_mode):
+        return info.st_size
+    return Finding(code=Reason.NOT_REGULAR_FILE, text=f"is a {_kind(info.st_mode)}", wanted="a regular file was expected", file=rel)
+
+
+def _no_folder(root: Path, mode: int) -> UserError:
+    if not stat.S_ISREG(mode):
+        return UserError(Reason.NOT_REGULAR_FILE, f"is a {_kind(mode)}", wanted="a folder was expected", file=str(root))
+    if root.suffix.lower() in ARCHIVES:
+        return UserError(
+            Reason.UNSUPPORTED_FORMAT,
+            "is an archive",
+            wanted="a folder was expected",
+            action="Unpack it and give the folder",
+            file=str(root),
+        )
+    return UserError(Reason.NO_INPUT, "is a file", wanted="a folder was expected", action="Give the folder that holds it", file=str(root))
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "pipe"
+    if stat.S_ISSOCK(mode):
+        return "socket"
+    return "device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else "folder" if stat.S_ISDIR(mode) else "special file"

@@ -1,0 +1,180 @@
+"""What there is: the rows behind `bitimely list` and `bitimely doctor`. torch is imported only where models are counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import __version__, registry, settings
+
+COLUMNS = {
+    "datasets": ["name", "title", "views", "licence", "source", "paper"],
+    "views": ["name", "task", "channels", "rate", "window", "classes", "split"],
+    "models": ["name", "family", "input", "objective", "readout", "attention", "source"],
+    "objectives": ["name", "leak_free", "help"],
+    "presets": ["name", "model", "layers", "heads", "dim", "value_dim", "ffn_dim", "data", "parameters", "paper_parameters"],
+    "analyses": ["name", "takes", "options", "help"],
+    "pipelines": ["name", "title", "description"],
+    "runs": ["name", "kind", "model", "data", "finished", "step", "leak_free"],
+}
+
+
+def rows(kind: str, workspace: Path) -> list[dict[str, Any]]:
+    """The rows of `bitimely list KIND`. Raises UserError (unknown_name, exit 2)."""
+    kinds = {
+        "datasets": _datasets, "views": _views, "models": _models, "objectives": _objectives, "presets": _presets, "analyses": _analyses,
+        "pipelines": _pipelines,
+    }  # fmt: skip
+    if kind == "runs":
+        return _runs(workspace)
+    if kind not in kinds:
+        raise registry.unknown("kind", kind, [*kinds, "runs"])
+    return kinds[kind]()
+
+
+def _datasets() -> list[dict[str, Any]]:
+    registry.members("bitimely_core.datasets")
+    return [
+        {
+            "name": name, "title": e.facts.title, "views": [f"{name}/{v}" if v else name for v in e.facts.views], "licence": e.facts.licence,
+            "source": e.facts.url, "download": e.facts.download, "paper": "; ".join(f"{k} {v}" for k, v in e.facts.paper.items()), "rules": e.facts.rules,
+        }
+        for name, e in sorted(registry.datasets.items())
+    ]  # fmt: skip
+
+
+def _views() -> list[dict[str, Any]]:
+    registry.members("bitimely_core.datasets")
+    return [
+        {
+            "name": f"{name}/{view}" if view else name, "task": facts.task, "channels": list(facts.channels), "rate": facts.rate, "window": facts.window,
+            "classes": list(facts.classes), "split": facts.split, "help": facts.help,
+        }
+        for name, e in sorted(registry.datasets.items())
+        for view, facts in e.facts.views.items()
+    ]  # fmt: skip
+
+
+def _models() -> list[dict[str, Any]]:
+    registry.members("bitimely_core.models")
+    return [
+        {
+            "name": name, "family": e.facts.family, "input": list(e.facts.input), "objective": e.facts.objective, "readout": e.facts.readout,
+            "attention": e.facts.attention, "directions": list(e.facts.directions), "source": e.facts.source, "known": e.facts.known, "help": e.help,
+        }
+        for name, e in registry.models.items()
+    ]  # fmt: skip
+
+
+def _objectives() -> list[dict[str, Any]]:
+    import bitimely_core.objectives  # noqa: F401  registers them
+
+    return [{"name": name, "leak_free": e.facts.leak_free, "help": e.help, "notice": e.facts.notice} for name, e in registry.objectives.items()]
+
+
+def _presets() -> list[dict[str, Any]]:
+    """Every preset with every family's model that exists, counted, not quoted."""
+    from bitimely_core import models
+
+    out = []
+    for name in sorted(settings.presets(), key=lambda n: -settings.preset(n).get("paper_parameters", 0)):
+        shipped = settings.preset(name)
+        for model, entry in registry.models.items():
+            if entry.facts.family not in shipped or (shipped[entry.facts.family].get("tokenizer") == "codes" and "events" not in entry.facts.input):
+                continue
+            config = settings.model_config(model, entry.facts.family, name, **models.typical(name))
+            out.append(
+                {
+                    "name": name, "model": model, **{k: getattr(config, k) for k in ("layers", "heads", "dim", "value_dim", "ffn_dim")},
+                    "data": shipped["data"], "parameters": models.count(config), "paper_parameters": shipped.get("paper_parameters"),
+                    "description": shipped["description"],
+                }
+            )  # fmt: skip
+    return out
+
+
+def _analyses() -> list[dict[str, Any]]:
+    import inspect
+
+    registry.members("bitimely_core.analyses")
+    hidden = {"seed", "model", "objective", "preset", "progress"}
+    out = []
+    for name, e in sorted(registry.analyses.items()):
+        options = [
+            f"--{p.name.replace('_', '-')} {p.default}" for p in inspect.signature(e.function).parameters.values()
+            if p.kind is p.KEYWORD_ONLY and p.name not in hidden
+        ]  # fmt: skip
+        out.append({"name": name, "takes": e.facts.takes, "options": options, "help": e.help})
+    return out
+
+
+def _pipelines() -> list[dict[str, Any]]:
+    out = []
+    for path in sorted(registry.RECIPES.glob("*.toml")):
+        recipe = settings.recipe(path)
+        out.append({"name": path.stem, "title": recipe.title, "description": recipe.description})
+    return out
+
+
+def _runs(workspace: Path) -> list[dict[str, Any]]:
+    out = []
+    for path in sorted((workspace / "runs").glob("*/run.json")):
+        body = json.loads(path.read_bytes())
+        out.append(
+            {
+                "name": path.parent.name, "kind": body["kind"], "model": body["model"], "data": [d["name"] for d in body["data"]], "finished": body["finished"],
+                "step": (body.get("final") or {}).get("step"), "leak_free": body["leak_free"],
+            }
+        )  # fmt: skip
+    return out
+
+
+EXTRAS = {
+    "duckdb": ("duckdb", "claims builder on DuckDB"),
+    "spark": ("pyspark", "claims builder on Spark; needs Java 17"),
+    "hub": ("huggingface_hub", "export --push"),
+    "track": ("tensorboard", "training curves in TensorBoard"),
+    "fla": ("fla", "optional GPU kernels"),
+}
+NEEDED = ("torch", "numpy", "polars", "pyarrow", "pydantic", "typer", "rich", "safetensors", "scikit-learn", "scipy", "matplotlib", "jinja2", "wfdb", "pyedflib", "mne", "narwhals", "meds", "xlrd")
+
+
+def doctor(workspace: Path) -> dict[str, Any]:
+    """Versions, devices, memory, disk, extras; `good` is false when something that is needed is missing."""
+    import torch
+
+    checks: list[dict[str, Any]] = [
+        {"what": "bitimely", "found": __version__, "note": ""},
+        {"what": "python", "found": platform.python_version(), "note": platform.platform()},
+        {"what": "cores", "found": str(os.cpu_count()), "note": f"torch uses {torch.get_num_threads()} threads"},
+        {"what": "memory", "found": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), "note": ""},
+    ]
+    place = workspace if workspace.exists() else Path()
+    checks.append({"what": "disk", "found": f"{_gib(shutil.disk_usage(place).free)} free", "note": f"at {place.resolve()}"})
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(i)
+            checks.append({"what": f"cuda:{i}", "found": properties.name, "note": _gib(properties.total_memory)})
+    else:
+        checks.append({"what": "cuda", "found": "none", "note": "training runs on the CPU" if not torch.backends.mps.is_available() else "Metal is used"})
+    missing = []
+    for name in NEEDED:
+        try:
+            checks.append({"what": name, "found": version(name), "note": ""})
+        except PackageNotFoundError:
+            missing.append(name)
+            checks.append({"what": name, "found": "missing", "note": f"pip install -c constraints.txt {name}"})
+    for extra, (module, purpose) in EXTRAS.items():
+        present = find_spec(module) is not None
+        checks.append({"what": f"extra {extra}", "found": "installed" if present else "not installed", "note": purpose if present else f"{purpose}: pip install 'bitimely[{extra}]'"})
+    return {"format_version": 1, "checks": checks, "missing": missing, "good": not missing}
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

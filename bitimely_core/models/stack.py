@@ -1,0 +1,583 @@
+"""The grid mixer x direction: BiTimelyGPT, TimelyGPT, TimelyBERT (retention), GPT and GPT-BAAR (softmax attention).
+
+Everything stays in forward time order: the direction is an argument of a layer, nothing is ever flipped. Positions 0 and n+1 of a row with n
+tokens hold [SOS] and [EOS]; token i stands at position i+1; padding follows [EOS] and is no key in any direction.
+Alternation (BAAR, paper section "Bidirectional Alternating AutoRegressive Modeling"): odd layers forward, even layers backward, counted from 1.
+
+Legend: B batch, N tokens, M = N + 2 positions, D width, H heads, K key width of a head, W value width of a head, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.ops.retention import retention
+from bitimely_core.ops.rotary import rotate
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+from bitimely_core.tokenizers import FIRST, IGNORE, Codes, Conv, Patch
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+FORMAT = 1  # of config.json
+Direction = Literal["forward", "backward", "both"]
+Which = Literal["next", "previous"]
+
+
+class Places(NamedTuple):
+    """Where the positions of a batch stand; the same for all layers."""
+
+    positions: Tensor  # [M] or [B, M], what the rotation goes by
+    times: Tensor | None  # [B, M] months, None on a regular clock
+    keep: Tensor | None  # [B, M] usable keys, None = all
+    real: Tensor | None  # [B, M] not padding, None = all
+
+
+def wrong(text: str, wanted: str, field: str, action: str = "") -> UserError:
+    """Settings that do not fit together (config, exit 2)."""
+    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, field=field, exit_code=Exit.USAGE)
+
+
+# ---------------------------------------------------------------------------------------------------------------- mixers
+
+
+def log_decays(config: ModelConfig) -> Tensor:
+    """ln gamma of each head, float64 [H], as `config.decay` says."""
+    decay, heads = config.decay, config.heads
+    if decay.kind == "half-life":
+        if len(decay.months) != heads:
+            raise wrong(f"{len(decay.months)} half-lives", f"expected one a head, {heads}", "model.decay.months")
+        return -math.log(2) / torch.tensor(decay.months, dtype=torch.float64)
+    if decay.kind == "retnet":
+        return torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads, dtype=torch.float64))))
+    return torch.log1p(-torch.exp(torch.linspace(-math.log(decay.start), -math.log(decay.end), heads, dtype=torch.float64)))
+
+
+class Retention(nn.Module):
+    """Multi-head retention with rotation and decay (paper Eq. 3, 4, 8, 10), a norm a head and token, and a gate; no biases.
+
+    out = W_O( SiLU(x W_G) * norm(Ret(x)) ); the norm removes the scale of a row, so it stands after the sum over keys and never mixes time.
+    """
+
+    log_decay: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim, values = config.dim, config.value_dim
+        self.query, self.key = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.value, self.gate = nn.Linear(dim, values, bias=False), nn.Linear(dim, values, bias=False)
+        self.out = nn.Linear(values, dim, bias=False)
+        decays = log_decays(config)
+        if config.decay.kind == "learnable":
+            self.logit = nn.Parameter((decays.exp() / -torch.expm1(decays)).log().float())  # gamma = sigmoid(logit)
+        else:
+            self.register_buffer("log_decay", decays.float())
+
+    @property
+    def decays(self) -> Tensor:
+        """ln gamma [H]."""
+        return F.logsigmoid(self.logit) if self.config.decay.kind == "learnable" else self.log_decay
+
+    def forward(self, x: Tensor, places: Places, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+        """[B, M, D] -> [B, M, D] and the map R [B, H, M, M] on request."""
+        config = self.config
+        q, k, v = (self._heads(linear(x)) for linear in (self.query, self.key, self.value))
+        q, k = rotate(q, places.positions), rotate(k, places.positions)
+        if config.xpos_scale:
+            q, k = _xpos(q, k, direction)
+        if attention:
+            maps = retention_map(q, k, self.decays, places, direction, config.ties == "group")
+            o = torch.einsum("bhnm,bmhw->bnhw", maps, v.to(maps.dtype))
+        else:
+            maps = None
+            o = retention(
+                q, k, v, log_decay=self.decays, times=places.times, mask=places.keep, direction=direction, form=config.form,
+                ties="group" if config.ties == "group" else "index",
+            )  # fmt: skip
+        if config.retention_norm == "rms":
+            o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-6)
+        else:
+            o = F.layer_norm(o, o.shape[-1:], eps=1e-5)  # = group norm with H groups on each token by itself
+        return self.out(F.silu(self.gate(x)) * o.flatten(-2)), maps
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, M, H * K] -> [B, M, H, K], in float32 at least unless the core may be bf16 (sums over keys grow like 1 / (1 - gamma))."""
+        x = x.unflatten(-1, (self.config.heads, -1))
+        return x.float() if self.config.core_precision == "fp32" and x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def retention_map(q: Tensor, k: Tensor, log_decay: Tensor, places: Places, direction: Direction, group: bool = False) -> Tensor:
+    """R = (q k^T / sqrt(K)) * D * keep of rotated q, k [B, M, H, K]: signed, not normalised, [B, H, M, M]; row = query, column = key.
+
+    D is exp(ln gamma * |t_n - t_m|) on the pairs that the direction allows, else exactly 0 (paper Eq. 4, 8, 10).
+    """
+    count = q.shape[1]
+    index = torch.arange(count, device=q.device)
+    times = index[None].to(log_decay.dtype) if places.times is None else places.times
+    gap = times[:, :, None] - times[:, None, :]
+    order = gap if group else (index[:, None] - index).expand_as(gap)
+    allowed = {"forward": order >= 0, "backward": order <= 0, "both": torch.ones_like(order, dtype=torch.bool)}[direction]
+    if group:  # equal times do not see each other, only themselves
+        allowed = allowed & ((order != 0) | (index[:, None] == index))
+    if places.keep is not None:
+        allowed = allowed & places.keep[:, None, :]
+    exponent = log_decay[:, None, None] * gap.abs()[:, None]
+    decay = torch.where(allowed[:, None] & (exponent > -87), exponent.clamp(min=-87).exp(), 0.0)
+    return torch.einsum("bnhk,bmhk->bhnm", q, k) * k.shape[-1] ** -0.5 * decay
+
+
+def _xpos(q: Tensor, k: Tensor, direction: Direction) -> tuple[Tensor, Tensor]:
+    """The relative scale zeta_j^((n-m)/512) of xPos, inverted in backward layers so that it always shrinks with distance.
+
+    Positions are centred, so that neither factor leaves float32 before some 70,000 positions.
+    """
+    count, width = q.shape[1], q.shape[3]
+    if direction == "both":
+        raise wrong("xpos_scale with a two-sided layer", "expected forward or backward layers", "model.xpos_scale", "Leave xpos_scale off")
+    if count > 60_000:
+        raise wrong(f"xpos_scale with {count} positions", "expected at most 60000", "model.xpos_scale", "Leave xpos_scale off")
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    zeta = ((torch.arange(0, width, 2, device=q.device, dtype=dtype) + 0.4 * width) / (1.4 * width)).repeat_interleave(2)
+    place = (torch.arange(count, device=q.device, dtype=dtype) - (count - 1) / 2) * (1 if direction == "forward" else -1)
+    scale = zeta ** (place[:, None] / 512)
+    return (q * scale[:, None]).to(q.dtype), (k / scale[:, None]).to(k.dtype)
+
+
+class Attention(nn.Module):
+    """Softmax attention of GPT-2 with biases; pairs that the direction forbids get -inf before the softmax (paper Eq. 1, 2).
+
+    The paper multiplies the mask inside the softmax, where a masked logit would count as 0 instead of being excluded.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.dropout = config.heads, config.dropout
+        self.qkv, self.out = nn.Linear(config.dim, 3 * config.dim), nn.Linear(config.dim, config.dim)
+
+    def forward(self, x: Tensor, places: Places, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+        """[B, M, D] -> [B, M, D] and the map A [B, H, M, M] on request; its rows sum to 1."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        allowed = self._allowed(places, x.shape[1], direction, x.device)
+        maps = None
+        if attention:
+            logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            maps = (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).softmax(-1)
+            o = F.dropout(maps, dropout) @ v
+        elif direction == "forward" and places.keep is None:
+            o = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        else:
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout)
+        return self.out(o.transpose(1, 2).flatten(-2)), maps
+
+    @staticmethod
+    def _allowed(places: Places, count: int, direction: Direction, device: torch.device) -> Tensor | None:
+        """Pairs (query, key) that may meet, bool [M, M] or [B, 1, M, M]; None = all."""
+        pairs = torch.ones(count, count, dtype=torch.bool, device=device)
+        if places.keep is None:
+            return {"forward": pairs.tril(), "backward": pairs.triu(), "both": None}[direction]
+        pairs = {"forward": pairs.tril(), "backward": pairs.triu(), "both": pairs}[direction]
+        assert places.real is not None
+        padding = ~places.real[:, :, None] & torch.eye(count, dtype=torch.bool, device=device)  # a row without any key would be NaN
+        return (pairs & places.keep[:, None, :] | padding)[:, None]
+
+
+# ---------------------------------------------------------------------------------------------------------------- layers
+
+
+class Gated(nn.Module):
+    """W_O( act(x W_1) * (x W_2) ), no biases."""
+
+    def __init__(self, dim: int, hidden: int, act: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
+        self.out = nn.Linear(hidden, dim, bias=False)
+        self.act = F.silu if act == "silu" else F.gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, M, D] -> [B, M, D]."""
+        return self.out(self.act(self.first(x)) * self.second(x))
+
+
+class Plain(nn.Module):
+    """Linear, activation, Linear, with biases."""
+
+    def __init__(self, dim: int, hidden: int, act: str) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.act = {"gelu": nn.GELU(), "silu": nn.SiLU(), "tanh": nn.GELU(approximate="tanh")}[act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, M, D] -> [B, M, D]."""
+        return self.out(self.act(self.first(x)))
+
+
+class TemporalConv(nn.Module):
+    """TimelyGPT's convolution module: norm, pointwise D -> 2D, GLU, depthwise (31 steps), norm, SiLU, pointwise, dropout 0.1.
+
+    The depthwise kernel looks 30 positions into the past of its layer's direction (15 to each side in a two-sided layer): symmetric padding
+    would show 15 future tokens to a next-token model. Batch norm mixes rows and times while training, over real positions only; `layer` does not.
+    """
+
+    width = 31
+
+    def __init__(self, dim: int, norm: str) -> None:
+        super().__init__()
+        self.norm, self.widen = nn.LayerNorm(dim), nn.Linear(dim, 2 * dim)
+        self.depthwise = nn.Conv1d(dim, dim, self.width, groups=dim, bias=False)
+        self.inner: nn.BatchNorm1d | nn.LayerNorm = nn.BatchNorm1d(dim) if norm == "batch" else nn.LayerNorm(dim)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, places: Places, direction: Direction) -> Tensor:
+        """[B, M, D] -> [B, M, D]."""
+        y = F.glu(self.widen(self.norm(x)), -1)
+        if places.real is not None:  # right of [EOS] there is nothing, whatever the padding
+            y = y * places.real[..., None]
+        past = {"forward": (self.width - 1, 0), "backward": (0, self.width - 1), "both": (self.width // 2, self.width // 2)}[direction]
+        weight = self.depthwise.weight.flip(-1) if direction == "backward" else self.depthwise.weight
+        y = F.conv1d(F.pad(y.transpose(1, 2), past), weight, groups=y.shape[-1]).transpose(1, 2)
+        return F.dropout(self.out(F.silu(self._normed(y, places.real))), 0.1 if self.training else 0.0)
+
+    def _normed(self, y: Tensor, real: Tensor | None) -> Tensor:
+        if isinstance(self.inner, nn.LayerNorm):
+            return self.inner(y)
+        if real is None:
+            return self.inner(y.flatten(0, 1)).view_as(y)
+        normed = torch.zeros_like(y)
+        normed[real] = self.inner(y[real]).to(y.dtype)
+        return normed
+
+
+class Layer(nn.Module):
+    """Pre-norm residual: y = x + mix(norm(x)); y = y + conv(y) where there is one; z = y + ffn(norm(y))."""
+
+    def __init__(self, config: ModelConfig, mixer: type[Retention] | type[Attention]) -> None:
+        super().__init__()
+        self.mix = mixer(config)
+        self.norm_mix, self.norm_ffn = nn.LayerNorm(config.dim), nn.LayerNorm(config.dim)
+        self.conv = TemporalConv(config.dim, config.temporal_norm) if config.temporal_conv == "causal" else None
+        act = "tanh" if mixer is Attention else config.ffn_act
+        self.ffn = Gated(config.dim, config.ffn_dim, act) if config.ffn == "glu" else Plain(config.dim, config.ffn_dim, act)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, places: Places, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+        """[B, M, D] -> [B, M, D] and the mixer's map on request."""
+        mixed, maps = self.mix(self.norm_mix(x), places, direction, attention=attention)
+        x = x + self.dropout(mixed)
+        if self.conv is not None:
+            x = x + self.conv(x, places, direction)
+        return x + self.dropout(self.ffn(self.norm_ffn(x))), maps
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+
+
+class Adapter(nn.Module):
+    """What belongs to a data set: tokenizer, input projection and output projections. `Model.adapt` replaces it as one part."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.tokenizer: Conv | Patch | Codes
+        self.embedding: nn.Linear | nn.Embedding
+        if config.tokenizer == "codes":
+            if config.codes is None or config.codes <= FIRST:
+                raise wrong(f"{config.codes} codes", f"expected the size of the input vocabulary, above {FIRST}", "model.codes")
+            self.tokenizer = Codes(config.codes)
+            self.embedding = nn.Embedding(self.tokenizer.width, config.dim)
+        else:
+            patches = config.tokenizer == "patch"
+            self.tokenizer = Patch(config.channels, config.patch, stride=config.stride, crop=config.crop) if patches else Conv(config.channels)
+            self.embedding = nn.Linear(self.tokenizer.width, config.dim)
+            nn.init.normal_(self.embedding.bias, std=0.02)  # like [SOS] and [EOS]: hidden tokens hold it alone
+        names = ("next", "previous") if config.output_heads == "separate" else ("next",)
+        self.output = nn.ModuleDict({name: nn.Linear(config.dim, self.tokenizer.target_width) for name in names})
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, N, F] or ids [B, N] -> [B, N, D]; pointwise, nothing is mixed over time."""
+        return self.embedding((tokens - FIRST + 1).clamp(min=0)) if isinstance(self.tokenizer, Codes) else self.embedding(tokens)
+
+    @property
+    def blank(self) -> Tensor:
+        """The learned vector [D] at hidden positions: the embedding of a token that says nothing (zeros; codes: [MASK])."""
+        return self.embedding.weight[0] if isinstance(self.embedding, nn.Embedding) else self.embedding.bias
+
+
+class Model(nn.Module):
+    """A stack of layers between [SOS] and [EOS], with one final norm and one output projection for both losses (or one each).
+
+    Attributes:
+        config: all dimensions and switches.
+        target_scale: float32 scalar; Var(target), for codes the unigram entropy, of the training split. NaN until it is measured.
+    """
+
+    target_scale: Tensor
+
+    def __init__(self, config: ModelConfig, mixer: type[Retention] | type[Attention]) -> None:
+        super().__init__()
+        self.config = _fitting(config, mixer)
+        config = self.config
+        self.adapter = Adapter(config)
+        self.special = nn.Parameter(torch.randn(2, config.dim) * 0.02)  # [SOS], [EOS]
+        self.positions = None
+        if mixer is Attention:
+            self.positions = nn.Parameter(torch.randn(self.adapter.tokenizer.count(config.length) + 2, config.dim) * 0.02)
+        self.layers = nn.ModuleList(Layer(config, mixer) for _ in range(config.layers))
+        self.norms = nn.ModuleDict({name: nn.LayerNorm(config.dim) for name in self.adapter.output})
+        self.register_buffer("target_scale", torch.tensor(torch.nan))
+        if mixer is Attention:
+            self._start_like_gpt2()
+
+    def _start_like_gpt2(self) -> None:
+        """N(0, 0.02), biases 0, projections into the residual stream divided by sqrt(2 L)."""
+        for layer in self.layers:
+            for name, weight in layer.named_parameters():
+                if "norm" in name:
+                    continue
+                if name.endswith("bias"):
+                    nn.init.zeros_(weight)
+                else:
+                    nn.init.normal_(weight, std=0.02 / math.sqrt(2 * len(self.layers)) if ".out." in name else 0.02)
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The model's own direction of each layer."""
+        cycle = models[self.config.name].facts.directions
+        return tuple(cycle[i % len(cycle)] for i in range(self.config.layers))  # type: ignore[misc]
+
+    def forward(self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False) -> Encoded:
+        """Encode a batch.
+
+        Args:
+            batch: signals [B, T, V], or events [B, N] with times in months.
+            directions: one a layer, instead of the model's own.
+            hide: bool [B, N]; these tokens are replaced by a learned vector and are no key in any layer (their times stay).
+            attention: also return the maps [B, H, N+2, N+2] of each layer (parallel form).
+        """
+        plan = self.directions if directions is None else tuple(directions)
+        if len(plan) != len(self.layers):
+            raise wrong(f"{len(plan)} directions", f"expected one a layer, {len(self.layers)}", "directions")
+        tokens, targets, real = self.adapter.tokenizer(batch)
+        x = self.adapter.embed(tokens)
+        if hide is not None:
+            x = torch.where(hide[..., None], self.adapter.blank.to(x.dtype), x)
+        lengths = real.sum(1)
+        x = self._surrounded(x, None if batch.mask is None else lengths)
+        places = self._places(batch, real, lengths, hide)
+        if self.positions is not None:
+            if x.shape[1] > len(self.positions):
+                raise UserError(
+                    Reason.SHAPES_DIFFER, f"{x.shape[1]} positions", wanted=f"this model has learned {len(self.positions)}",
+                    action="Cut the windows, or build it with their length", exit_code=Exit.USAGE,
+                )  # fmt: skip
+            x = F.dropout(x + self.positions[: x.shape[1]], self.config.dropout, self.training)
+        states, maps = [], []
+        for layer, direction in zip(self.layers, plan, strict=True):
+            x, of_layer = layer(x, places, direction, attention=attention)
+            states.append(x)
+            maps.append(of_layer)
+        if self.config.target == "tokens":
+            targets = _standardised(tokens, real)
+        return Encoded(tokens, targets, real, tuple(states), tuple(maps) if attention else None, None, lengths + 1)
+
+    def _surrounded(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """[SOS] before and [EOS] right behind the real tokens of each row, [B, N, D] -> [B, N + 2, D]."""
+        sos, eos = self.special[:, None, None].expand(-1, len(x), 1, -1)
+        x = torch.cat((sos, x, eos), 1)
+        if lengths is None:
+            return x
+        at_eos = torch.arange(x.shape[1], device=x.device) == lengths[:, None] + 1
+        return torch.where(at_eos[..., None], self.special[1], x)
+
+    def _places(self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None) -> Places:
+        """Positions, times and masks of N + 2 positions: t_SOS = t_first, t_EOS = t_last, and pads stand at t_EOS so that gaps stay finite."""
+        index = torch.arange(real.shape[1] + 2, device=real.device)
+        inside = None if batch.mask is None and hide is None else index <= lengths[:, None] + 1
+        keep = inside
+        if hide is not None and inside is not None:
+            keep = inside & ~F.pad(hide, (1, 1))
+        times = None
+        if batch.times is not None:
+            known = torch.where(real, batch.times, 0.0)
+            last = known.gather(1, (lengths - 1).clamp(min=0)[:, None])
+            times = torch.where(index <= lengths[:, None], torch.cat((known[:, :1], known, last), 1), last)
+        rotation = index if times is None or self.config.rotary == "index" else times - times[:, :1]
+        return Places(rotation, times, keep, inside)
+
+    def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
+        """The final norm before any head."""
+        return self.norms[which if which in self.norms else "next"](hidden)
+
+    def output(self, hidden: Tensor, which: Which = "next") -> Tensor:
+        """Final norm and output projection: states [..., D] -> predictions [..., P] (codes: logits of the classes)."""
+        return self.adapter.output[which if which in self.norms else "next"](self.norm(hidden, which))
+
+    def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The targets of a batch and which of them count, both [B, N, P] (codes: [B, N])."""
+        tokens, targets, real = self.adapter.tokenizer(batch)
+        if self.config.target == "tokens" and self.config.tokenizer != "codes":
+            return _standardised(tokens, real), real[..., None].expand_as(tokens)
+        seen = self.adapter.tokenizer.observed(batch)
+        return targets, seen & (real if seen.dim() == 2 else real[..., None])
+
+    def erase(self, batch: Batch, chosen: Tensor) -> Batch:
+        """The batch without the contents of the `chosen` [B, N] tokens."""
+        return self.adapter.tokenizer.erase(batch, chosen)
+
+    def measure(self, batches: Iterable[Batch]) -> float:
+        """Var(target) around the mean of each target dimension, or the unigram entropy of the codes in nats, over `batches`."""
+        count = total = square = 0.0
+        for batch in batches:
+            target, valid = self.targets(batch)
+            if self.config.tokenizer == "codes":
+                count = count + torch.bincount(target[valid], minlength=self.adapter.tokenizer.target_width).double()
+                continue
+            target = torch.where(valid, target, 0.0).double().flatten(0, 1)
+            count, total, square = count + valid.flatten(0, 1).sum(0), total + target.sum(0), square + target.square().sum(0)
+        if self.config.tokenizer == "codes":
+            share = count / count.sum()
+            return float(-torch.special.xlogy(share, share).sum())
+        return float((square - total.square() / count.clamp(min=1)).sum() / count.sum())
+
+    @torch.no_grad()
+    def adapt(self, channels: int, length: int, codes: int | None = None) -> list[str]:
+        """Fit another data set: a new adapter where the number of channels (or of codes) differs, else nothing changes but learned positions.
+
+        Returns:
+            The names of the parameters that are random now. The trunk, [SOS], [EOS] and the final norm stay.
+        """
+        old = self.config
+        self.config = old.model_copy(update={"channels": channels, "length": length, "codes": old.codes if codes is None else codes})
+        fresh = []
+        if (old.channels, old.codes) != (self.config.channels, self.config.codes):
+            self.adapter = Adapter(self.config).to(self.special.device, self.special.dtype)
+            self.target_scale.fill_(torch.nan)
+            fresh = [f"adapter.{name}" for name, _ in self.adapter.named_parameters()]
+        if self.positions is not None:
+            count = self.adapter.tokenizer.count(length) + 2
+            more = torch.randn(max(0, count - len(self.positions)), self.config.dim).to(self.positions) * 0.02
+            if len(more):
+                fresh.append("positions")
+            self.positions = nn.Parameter(torch.cat((self.positions, more))[:count])
+        return fresh
+
+    def save(self, folder: str | Path) -> None:
+        """`model.safetensors` and `config.json` in `folder`; read them with `models.load`."""
+        from safetensors.torch import save
+
+        from bitimely_core import store
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        data = save({name: weight.detach().cpu().contiguous() for name, weight in self.state_dict().items()})
+
+        def fill(file: BinaryIO) -> None:
+            file.write(data)
+
+        store.write_file(folder / "model.safetensors", fill)
+        store.write_json(folder / "config.json", {"format_version": FORMAT, "model": self.described()})
+
+    def described(self) -> dict[str, Any]:
+        """The configuration as plain values."""
+        return self.config.model_dump(mode="json", by_alias=True)
+
+
+def _fitting(config: ModelConfig, mixer: type[Retention] | type[Attention]) -> ModelConfig:
+    """The configuration as this mixer reads it. Raises UserError (config, exit 2) where its numbers do not fit together."""
+    if mixer is Attention:  # GPT-2 has one width for keys and values, and a plain FFN
+        config = config.model_copy(update={"value_dim": config.dim, "ffn": "plain", "temporal_conv": "off", "ties": "canonical"})
+    for name, width in (("dim", config.dim), ("value_dim", config.value_dim)):
+        if width % config.heads:
+            raise wrong(f"{width} for {config.heads} heads", "expected a multiple of the heads", f"model.{name}")
+    if config.dim // config.heads % 2:
+        raise wrong(f"{config.dim // config.heads} key dimensions a head", "expected an even number, rotation works in pairs", "model.dim")
+    directions = models[config.name].facts.directions
+    if config.layers % len(directions):
+        raise wrong(
+            f"{config.layers} layers", "expected an even number: forward and backward layers alternate", "model.layers",
+            f"Use {config.layers + 1} layers",
+        )  # fmt: skip
+    if config.xpos_scale and "both" in directions:
+        raise wrong("xpos_scale in two-sided layers", "expected forward or backward layers", "model.xpos_scale", "Leave xpos_scale off")
+    return config
+
+
+def _standardised(tokens: Tensor, real: Tensor) -> Tensor:
+    """Tokens as targets: no gradient, each channel standardised over the real tokens of the batch, else the loss has no scale."""
+    tokens = tokens.detach()
+    weight = real[..., None] / real.sum().clamp(min=1)
+    centred = tokens - (tokens * weight).sum((0, 1))
+    return centred * torch.rsqrt((centred.square() * weight).sum((0, 1)) + 1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the rows of the grid
+
+ALTERNATING = ("forward", "backward")
+PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving Healthcare Time-series Representation Learning"
+
+
+@models(
+    ModelFacts(
+        family="retention", objective="next-previous", readout="sos", directions=ALTERNATING, attention=True, input=("regular", "events"),
+        source=PAPER,
+        known="Its own objective shows the targets to the model from four layers on; stated sizes do not follow from the table of configurations",
+    )
+)  # fmt: skip
+def bitimelygpt(config: ModelConfig) -> Model:
+    """BiTimelyGPT: forward and backward retention in turns."""
+    return Model(config, Retention)
+
+
+@models(
+    ModelFacts(
+        family="retention", objective="next", readout="eos", directions=("forward",), attention=True, input=("regular", "events"),
+        source="Song et al. 2023, TimelyGPT",
+        known="Here without its convolution module unless model.temporal_conv=causal; the original pads it symmetrically and so sees 15 future tokens",
+    )
+)  # fmt: skip
+def timelygpt(config: ModelConfig) -> Model:
+    """TimelyGPT: forward retention in every layer."""
+    return Model(config, Retention)
+
+
+@models(
+    ModelFacts(
+        family="retention", objective="masked", readout="sos", directions=("both",), attention=True, input=("regular", "events"), source=PAPER,
+        known="The paper compares it with a model without pre-training that also has another architecture",
+    )
+)  # fmt: skip
+def timelybert(config: ModelConfig) -> Model:
+    """TimelyBERT: two-sided retention in every layer, pre-trained by masking."""
+    return Model(config, Retention)
+
+
+@models(
+    ModelFacts(
+        family="attention", objective="next", readout="eos", directions=("forward",), attention=True, input=("regular", "events"),
+        source="Radford et al. 2019, GPT-2",
+    )
+)  # fmt: skip
+def gpt(config: ModelConfig) -> Model:
+    """GPT-2: causal softmax attention, learned positions."""
+    return Model(config, Attention)
+
+
+@models(
+    ModelFacts(
+        family="attention", objective="next-previous", readout="sos", directions=ALTERNATING, attention=True, input=("regular", "events"),
+        source=PAPER, known="Its objective shows the targets to the model, as BiTimelyGPT's does",
+    )
+)  # fmt: skip
+def gpt_baar(config: ModelConfig) -> Model:
+    """GPT-2 with causal and reversed attention in turns."""
+    return Model(config, Attention)

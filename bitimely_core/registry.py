@@ -1,0 +1,167 @@
+"""Names to functions. The registries themselves live here, at the bottom, so that any module can register into them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from bitimely_core.errors import Exit, Reason, UserError
+
+HERE = Path(__file__).parent
+RECIPES = next(p for p in (HERE / "pipelines", HERE.parent / "pipelines") if p.is_dir())  # installed, else a checkout
+
+Facts = TypeVar("Facts")
+
+
+@dataclass(frozen=True)
+class Entry(Generic[Facts]):
+    """A registered function and what is known about it."""
+
+    name: str
+    function: Callable[..., Any]
+    facts: Facts
+
+    @property
+    def help(self) -> str:
+        """First line of the function's docstring."""
+        return (self.function.__doc__ or "").strip().split("\n")[0]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Registry(dict[str, Entry[Facts]]):
+    """`kind` name -> entry. Call it with the facts to get a decorator; unknown names answer with the closest ones.
+
+    >>> things: Registry[dict] = Registry("thing")
+    >>> @things({})
+    ... def my_thing(): "Says nothing."
+    >>> things["my-thing"].help
+    'Says nothing.'
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.aliases: dict[str, str] = {}
+
+    def __call__(self, facts: Facts, *, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register the decorated function under `name`, else under its own name with `_` read as `-`."""
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            key = name or function.__name__.replace("_", "-")
+            if key in self:
+                raise ValueError(f"{self.kind} {key!r} is registered by {self[key].function.__module__} and by {function.__module__}")
+            self[key] = Entry(key, function, facts)
+            return function
+
+        return register
+
+    def __missing__(self, key: str) -> Entry[Facts]:
+        if key in self.aliases:
+            return self[self.aliases[key]]
+        raise unknown(self.kind, key, list(self) + list(self.aliases))
+
+
+def unknown(kind: str, name: str, known: list[str]) -> UserError:
+    """The error for a name that is not known, with the closest ones."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return UserError(
+        Reason.UNKNOWN_NAME,
+        f"no {kind} is called {name!r}",
+        wanted=f"known are {', '.join(sorted(known)) or 'none yet'}",
+        action=f"Did you mean {' or '.join(close)}?" if close else "",
+        exit_code=Exit.USAGE,
+    )
+
+
+def members(package: str) -> None:
+    """Import every module of `package` once, so that each registers itself; then the plug-ins of other packages."""
+    module = importlib.import_module(package)
+    for found in pkgutil.iter_modules(module.__path__):
+        importlib.import_module(f"{package}.{found.name}")
+    for point in entry_points(group="bitimely.plugins"):
+        point.load()
+
+
+Task = Literal["none", "classification", "multilabel", "regression"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How windows are cut from a cached data set: channels, clock, labels, split. Data, not code.
+
+    `epochs` views take one window per labelled epoch; the others slide `window` with `stride` over the whole recording.
+    """
+
+    channels: tuple[str, ...]
+    rate: float  # Hz, the clock of the windows
+    window: int  # samples a window at `rate`
+    stride: int | None = None  # None: the window
+    task: Task = "none"
+    classes: tuple[str, ...] = ()
+    labels: dict[str, str] | None = None  # annotation text -> class; texts that are not here give no epoch
+    epoch: float | None = None  # seconds; annotations are cut into epochs of this length
+    trim: tuple[str, float] | None = None  # (class, seconds): keep this much of it around the first and last other class
+    split: str = "subject"
+    hold: tuple[str, ...] = ()  # channels brought to `rate` by repeating values (the others: linear interpolation)
+    target: str | None = None  # name of the recording's attribute that holds the label, for whole-recording labels
+    help: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetFacts:
+    """What `bitimely list datasets` shows and what `ingest` and `tokenize` go by. The view "" is the data set's own."""
+
+    title: str
+    views: dict[str, View]
+    licence: str
+    url: str
+    download: str
+    paper: dict[str, Any]  # the statistics that the paper prints
+    rules: dict[str, str]  # documented rules, copied into the ingest report
+    clinical: bool = True  # folders 0700, files 0600
+    options: dict[str, Any] | None = None  # option -> default, beyond those of every data set
+    needs_source: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What is known about a model before it is built. `family` names the section of a preset that holds its dimensions."""
+
+    family: Literal["retention", "attention", "recurrent", "other"]
+    objective: str  # the default for pre-training
+    readout: str  # the default for fine-tuning
+    directions: tuple[str, ...] = ()  # cycled over the layers
+    attention: bool = False  # returns maps
+    input: tuple[str, ...] = ("regular",)
+    source: str = ""  # the method's own paper
+    known: str = ""  # what is known about the paper's claims
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveFacts:
+    """`leak_free`: true, false, null (no target of its own) or a text that names the condition."""
+
+    leak_free: bool | str | None
+    notice: str = ""  # one line on the screen when a run starts with it
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisFacts:
+    """`takes` says what the analysis needs: runs, a data set, or a model by name."""
+
+    takes: Literal["runs", "run", "data", "model"]
+    help: str = ""
+
+
+datasets: Registry[DatasetFacts] = Registry("data set")
+models: Registry[ModelFacts] = Registry("model")
+objectives: Registry[ObjectiveFacts] = Registry("objective")
+analyses: Registry[AnalysisFacts] = Registry("analysis")

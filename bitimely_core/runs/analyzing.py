@@ -1,0 +1,139 @@
+"""The verbs analyze and report: pages about one or several runs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import registry, settings
+from bitimely_core.batch import Page, Progress
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.runs import folders, pages
+from bitimely_core.runs.scoring import load
+from bitimely_core.runs.training import finished
+
+
+def analyze(
+    kind: str,
+    names: list[str],
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    objective: str | None = None,
+    preset: str = "tiny",
+    sequences: int | None = None,
+    options: dict[str, str] | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    out: Path | None = None,
+    workspace: Path = Path("workspace"),
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run the analysis `kind` on runs (or on a model by name) and write its report; returns report, page, summary, verdict, notices.
+
+    Raises UserError: unknown_name, config (2), incomplete (4). The exit code is 5 when a leak contradicts a stamp.
+    """
+    from bitimely_core import report as rendering
+
+    registry.members("bitimely_core.analyses")
+    entry = registry.analyses[kind]
+    takes = entry.facts.takes
+    if takes in {"run", "runs"} and not names:
+        raise UserError(Reason.CONFIG, "no run", wanted="expected at least one RUN", action=f"For example: bitimely analyze {kind} tiny", exit_code=Exit.USAGE)
+    if takes == "run" and len(names) > 1:
+        raise UserError(Reason.CONFIG, f"{len(names)} runs", wanted=f"{kind} takes one", exit_code=Exit.USAGE)
+    given = _options(entry, {**(options or {}), **({} if sequences is None else {"sequences": str(sequences)})})
+    label = name or "-".join([kind, *(Path(n).name for n in names)]) if names else name or "-".join([kind, *filter(None, (model, objective))])
+    target = out or workspace / "reports" / label
+    if dry_run:
+        return {"kind": kind, "runs": names, "options": given, "report": str(target / "report.html")}
+    if takes == "data":
+        windows = folders.windows_for(_needed(data, kind), workspace, settings.DataConfig(), verify=verify, progress=progress)
+        page: Page = entry.function(windows, seed=seed, **given)
+    else:
+        runs = [_loaded(n, data, workspace, verify, progress) for n in names]
+        extra = {"model": model or "bitimelygpt", "objective": objective, "preset": preset} if takes == "model" else {}
+        page = entry.function(runs or None, **extra, seed=seed, **given, **_progress(entry, progress)) if takes == "model" else entry.function(
+            runs, seed=seed, **given, **_progress(entry, progress)
+        )  # fmt: skip
+    path = rendering.write(target, page)
+    contradiction = bool(page.summary.get("contradiction"))
+    return {
+        "format_version": folders.FORMAT, "kind": kind, "report": str(path), "page": page, "verdict": page.verdict, "notices": page.notices, **_top(page.summary),
+        "exit_code": int(Exit.INTEGRITY if contradiction else Exit.GOOD),
+    }  # fmt: skip
+
+
+def report(names: list[str], *, out: Path | None = None, workspace: Path = Path("workspace"), dry_run: bool = False) -> dict[str, Any]:
+    """One comparison page of several evaluated runs. Returns report and verdict."""
+    from bitimely_core import report as rendering
+
+    found = [folders.run_folder(n, workspace) for n in names]
+    target = out or workspace / "reports" / ("compare-" + "-".join(p.name for p in found))
+    if dry_run:
+        return {"runs": [p.name for p in found], "report": str(target / "report.html")}
+    page = pages.comparison(found)
+    return {"format_version": folders.FORMAT, "report": str(rendering.write(target, page)), "verdict": page.verdict, "summary": page.summary}
+
+
+def _loaded(name: str, data: str | None, workspace: Path, verify: bool, progress: Progress | None) -> Any:
+    from bitimely_core.analyses import LoadedRun
+
+    folder = folders.run_folder(name, workspace)
+    body = folders.read(folder)
+    finished(folder, body)
+    windows = folders.windows_for(data or body["data"][0]["name"], workspace, settings.DataConfig(), verify=verify, progress=progress)
+    model: Any = load(folder, body)
+    backbone = model.model if body["kind"] == "finetune" else model
+    if windows.channels != backbone.config.channels:
+        raise UserError(
+            Reason.CONFIG, f"{windows.name} has {windows.channels} channels", wanted=f"{body['run']} reads {backbone.config.channels}", field="--data",
+            action="Choose a data set with the same channels", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    return LoadedRun(body["run"], backbone.eval(), windows, body)
+
+
+def _options(entry: registry.Entry[Any], given: dict[str, str]) -> dict[str, Any]:
+    """Texts of the command line as the types of the analysis's keyword arguments. Raises UserError (config, exit 2)."""
+    parameters = {
+        n: p for n, p in inspect.signature(entry.function).parameters.items()
+        if p.kind is p.KEYWORD_ONLY and n not in {"seed", "model", "objective", "preset", "progress"}
+    }  # fmt: skip
+    out: dict[str, Any] = {}
+    for key, text in given.items():
+        if key not in parameters:
+            raise registry.unknown(f"option of {entry.name}", f"--{key.replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in parameters])
+        default = parameters[key].default
+        try:
+            out[key] = text.lower() in {"true", "yes", "1"} if isinstance(default, bool) else type(default)(text) if default is not None else _literal(text)
+        except ValueError as error:
+            raise UserError(
+                Reason.CONFIG, f"found {safe_text(text)}", wanted=f"expected {type(default).__name__}", field=f"--{key.replace('_', '-')}", exit_code=Exit.USAGE
+            ) from error
+    return out
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _progress(entry: registry.Entry[Any], progress: Progress | None) -> dict[str, Any]:
+    return {"progress": progress} if "progress" in inspect.signature(entry.function).parameters else {}
+
+
+def _needed(data: str | None, kind: str) -> str:
+    if data is None:
+        raise UserError(Reason.CONFIG, "no data", wanted="expected --data", action=f"For example: bitimely analyze {kind} --data synthetic/staging", exit_code=Exit.USAGE)
+    return data
+
+
+def _top(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary, with the measured `leak_free` at the top where there is one."""
+    return {"summary": summary, **({"leak_free": summary["leak_free"]} if "leak_free" in summary else {})}

@@ -1,0 +1,177 @@
+"""Where things lie in a workspace, what a run is called, and what `run.json` says."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core import __version__, registry, store
+from bitimely_core.batch import Progress
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.settings import DataConfig
+
+if TYPE_CHECKING:
+    from bitimely_core.tokens import Windows
+
+FORMAT = 1
+
+
+def dataset_and_view(data: str) -> tuple[str, str]:
+    """`sleep-edf/staging` -> (`sleep-edf`, `staging`). Raises UserError (unknown_name) with the closest names."""
+    registry.members("bitimely_core.datasets")
+    dataset, _, view = data.partition("/")
+    facts = registry.datasets[dataset].facts
+    if view not in facts.views:
+        known = [f"{dataset}/{name}" if name else dataset for name in facts.views]
+        raise registry.unknown("view", data, known)
+    return dataset, view
+
+
+def tokens_name(data: str) -> str:
+    """The name that tokens of `DATASET[/VIEW]` get by default."""
+    return data.replace("/", "-")
+
+
+def windows_for(data: str, workspace: Path, config: DataConfig, *, verify: bool = True, progress: Progress | None = None) -> Windows:
+    """The tokens called `data`, or those of the view `data`, made now when they are missing.
+
+    Raises UserError (incomplete, exit 4) when the cache is missing and the data set needs a source.
+    """
+    from bitimely_core import tokens
+
+    for folder in (workspace / "tokens" / data, workspace / "tokens" / tokens_name(data)):
+        if "/" not in folder.name and (folder / "manifest.json").is_file() and not _asked(config):
+            return tokens.open_tokens(folder, verify=verify)
+    dataset, view = dataset_and_view(data)
+    cached(dataset, workspace, progress=progress)
+    return tokens.build(
+        workspace / "cache" / dataset, view=view, out=workspace / "tokens" / tokens_name(data), window=config.window, stride=config.stride,
+        rate=config.rate, channels=config.channels, normalise=config.normalise, split=config.split, seed=config.seed, verify=verify, progress=progress,
+    )  # fmt: skip
+
+
+def _asked(config: DataConfig) -> bool:
+    """Whether any option of the windows differs from its default: then `build` must compare."""
+    return config.model_copy(update={"names": (), "fraction": 1.0}) != DataConfig()
+
+
+def cached(dataset: str, workspace: Path, *, progress: Progress | None = None) -> Path:
+    """The cache folder of `dataset`; data sets that need no source are ingested when they are missing."""
+    from bitimely_core import cache
+
+    folder = workspace / "cache" / dataset
+    if (folder / "manifest.json").is_file():
+        return folder
+    if registry.datasets[dataset].facts.needs_source:
+        raise UserError(
+            Reason.INCOMPLETE, "no cache of this data set", wanted="expected manifest.json in it", action=f"Run: bitimely ingest {dataset} SOURCE",
+            file=str(folder),
+        )  # fmt: skip
+    cache.ingest(dataset, None, folder, progress=progress)
+    return folder
+
+
+def run_folder(run: str | Path, workspace: Path) -> Path:
+    """The folder of an existing run, given by name or path. Raises UserError (not_found, exit 2) with the closest names."""
+    for folder in (workspace / "runs" / str(run), Path(run)):
+        if (folder / "run.json").is_file():
+            return folder
+    known = sorted(p.parent.name for p in (workspace / "runs").glob("*/run.json"))
+    error = registry.unknown("run", str(run), known)
+    error.file = str(workspace / "runs")
+    raise error
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """`run.json` of a run folder. Raises UserError (integrity, exit 5) when it does not parse."""
+    path = folder / "run.json"
+    try:
+        body: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            Reason.INTEGRITY, f"not readable: {safe_text(str(error))}", wanted="expected JSON", action="Repeat the training under --force-new",
+            file=str(path), exit_code=Exit.INTEGRITY,
+        ) from error  # fmt: skip
+    if body.get("format_version", 0) > FORMAT:
+        raise UserError(
+            Reason.UNSUPPORTED_FORMAT, f"format version {body.get('format_version')}", wanted=f"expected at most {FORMAT}",
+            action="Use a newer bitimely", file=str(path),
+        )  # fmt: skip
+    return body
+
+
+def run_name(preset: str, model: str, objective: str, defaults: tuple[str, str]) -> str:
+    """`<preset>[-<model>][-<objective>]`, without what is the default."""
+    default_model, default_objective = defaults
+    parts = [preset, *([model] if model != default_model else []), *([objective] if objective != default_objective else [])]
+    return "-".join(parts)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides numbers."""
+    out = {"bitimely": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "polars", "pyarrow", "scikit-learn", "scipy", "safetensors"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            out[name] = "absent"
+    return out
+
+
+def claim(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool:
+    """Take `folder` for the run described by `body`: False when it is already finished under the same description.
+
+    What must agree: settings, data, source. Raises UserError (settings_differ, exit 2) with the differing keys unless `force_new`,
+    which moves the old run aside by removing it.
+    """
+    import shutil
+
+    from bitimely_core.errors import Finding
+
+    if (folder / "run.json").is_file():
+        old = read(folder)
+        differing = [key for key in _flat(body) | _flat(old) if _flat(body).get(key) != _flat(old).get(key)]
+        if not differing and not force_new:
+            return not old.get("finished", False)
+        if not force_new:
+            shown = [
+                Finding(
+                    code=Reason.SETTINGS_DIFFER, file=str(folder / "run.json"), field=key,
+                    text=f"the run has {safe_text(_flat(old).get(key))}", wanted=f"now {safe_text(_flat(body).get(key))}",
+                )
+                for key in sorted(differing)
+            ]  # fmt: skip
+            first, *rest = shown
+            raise UserError(
+                Reason.SETTINGS_DIFFER, first.text, wanted=first.wanted, action="Give another --run NAME, or --force-new to replace this one",
+                file=first.file, field=first.field, exit_code=Exit.USAGE, details=rest,
+            )  # fmt: skip
+        with store.lock(folder):
+            pass  # not while another process trains there
+        shutil.rmtree(folder)
+    store.make_folder(folder)
+    store.write_json(folder / "run.json", {**body, "finished": False})
+    return True
+
+
+COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init")
+FREE = {  # may change between a stop and its continuation: they do not change the numbers, or only where they are computed
+    "settings.train.device", "settings.train.devices", "settings.train.compile", "settings.train.log_every", "settings.train.keep",
+    "settings.train.checkpoint_every",
+}  # fmt: skip
+
+
+def _flat(body: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in body.items():
+        if not prefix and key not in COMPARED:
+            continue
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            out |= _flat(value, f"{name}.")
+        elif name not in FREE:
+            out[name] = list(value) if isinstance(value, tuple) else value
+    return out

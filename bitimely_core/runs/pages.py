@@ -1,0 +1,273 @@
+"""What a run says about itself: the page of its training, the page of its scores, the comparison page, the model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core.batch import Figure, Page, Table
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.runs import folders
+
+if TYPE_CHECKING:
+    from bitimely_core.tokens import Windows
+
+STAMP = {True: "leak-free", False: "not leak-free: the objective can see its targets", None: "has no target of its own"}
+CURVES = (
+    "Each point is one logged step; rel is the loss divided by the variance of the target (or the entropy of the labels): 1.0 = no better than "
+    "predicting the mean. A validation curve that rises while the training curve falls would show overfitting."
+)
+
+
+def stamp_text(stamp: bool | str | None) -> str:
+    """The leak stamp in words."""
+    return f"leak-free {stamp}" if isinstance(stamp, str) else STAMP[stamp]
+
+
+def facts(body: dict[str, Any]) -> dict[str, str]:
+    """The table at the top of a run's pages."""
+    data = body["data"][0]
+    per_split = ", ".join(f"{split} {a['subjects']} subjects / {a['windows']:,} windows" for split, a in data["audit"].items())
+    tokenizer = body["settings"]["model"]["tokenizer"]
+    out = {
+        "Data": ", ".join(d["name"] for d in body["data"]) + f" ({data['channels']} channels, {data['length']} samples at {data['rate']:g} Hz)",
+        "Split": f"by {data['split']}: {per_split}; 0 shared" if data["split"] in {"subject", "official"} else f"{data['split']}: {per_split}",
+        "Model": f"{body['model']}, preset {body['preset']}, {tokenizer} tokens, {body['parameters']:,} parameters"
+        + (f" (the paper says {body['paper_parameters'] / 1e6:g} M)" if body.get("paper_parameters") else ""),
+        "Seed": str(body["seed"]),
+        "Versions": ", ".join(f"{k} {v}" for k, v in body["versions"].items() if k in {"bitimely", "torch", "python"}),
+        "Fingerprint of the data": data["fingerprint"][:16],
+    }
+    if body["kind"] == "pretrain":
+        out["Objective"] = f"{body['settings']['objective']['name']} ({stamp_text(body['leak_free'])})"
+    else:
+        source = body["source"]
+        scratch = source["weights"] is None
+        out["Pre-training"] = "none (from scratch)" if scratch else (
+            f"run {source['run']} on {', '.join(d['name'] for d in body['pretraining_data'])}, {body['settings']['objective']['name']} ({stamp_text(body['leak_free'])})"
+        )  # fmt: skip
+        tuned = body["settings"]["finetune"]
+        out["Readout"] = f"{tuned['readout']} of layer{'s' if tuned['layers'] == 'last-two' else ''} {tuned['layers']}" + (", frozen" if tuned["freeze"] else "")
+    return out
+
+
+def curves(folder: Path, name: str = "curves", title: str = "Training") -> list[Figure]:
+    """The training and validation curves of a run, as loss / Var(target) where it is known, else as loss."""
+    from bitimely_core import train
+
+    lines = train.metrics(folder)
+    key = "rel" if any(line.get("rel") is not None for line in lines) else "loss"
+    series = []
+    for split in ("train", "validation"):
+        points = [(line["step"], line[key]) for line in lines if line.get("split") == split and line.get(key) is not None]
+        if points:
+            x, y = zip(*points, strict=True)
+            series.append({"name": split, "x": np.array(x), "y": np.array(y, dtype=float)})
+    if not series:
+        return []
+    return [Figure(name=name, title=title, caption=CURVES, kind="lines", data={"series": series, "xlabel": "optimizer step", "ylabel": key})]
+
+
+def training(folder: Path) -> Path:
+    """Write the page of a run that has been trained but not evaluated."""
+    from bitimely_core import report
+
+    body = folders.read(folder)
+    final = body["final"]
+    rel = (final.get("validation") or {}).get("rel", final.get("rel")) if final.get("validation") else final.get("rel")
+    where = "validation" if final.get("validation") else "training"
+    verdict = f"{body['run']}: {final['step']:,} steps" + (f"; {where} loss is {rel:.3f} of that of predicting the mean" if rel is not None else "") + "."
+    page = Page(title=f"Run {body['run']}", verdict=verdict, notices=body["notices"], blocks=[*curves(folder)], facts=facts(body), summary=final)
+    return report.write(folder, page)
+
+
+def evaluation(folder: Path, body: dict[str, Any], scores: dict[str, Any], windows: Windows, columns: dict[str, Any]) -> Path:
+    """Write the page of an evaluated run: scores beside the baselines, confusion, classes, curves."""
+    from bitimely_core import report
+
+    blocks: list[Figure | Table | str] = [metric_table(scores)]
+    if scores.get("comparison"):
+        blocks.append(_comparison_table(scores["comparison"], scores["run"]))
+    if scores.get("by_class"):
+        first = next(iter(scores["by_class"].values()))
+        blocks.append(
+            Table(
+                name="classes", title="Scores by class", caption="Support is the number of test windows. A class without windows has no recall.",
+                columns=["class", *first], rows=[[name, *row.values()] for name, row in scores["by_class"].items()],
+            )
+        )  # fmt: skip
+    if scores.get("confusion"):
+        confusion = np.array(scores["confusion"], dtype=float)
+        blocks.append(
+            Figure(
+                name="confusion", title="Confusion matrix", kind="matrix",
+                caption="Row: scored by experts; column: predicted. Rows sum to the class's support. Mass off the diagonal between neighbouring classes is usual; "
+                "a column that swallows all rows is a classifier that predicts one class.",
+                data={"values": confusion, "xlabel": "predicted: " + ", ".join(windows.class_names), "ylabel": "scored: " + ", ".join(windows.class_names), "diverging": False},
+            )
+        )  # fmt: skip
+    if windows.task == "classification" and columns and len(columns["target"]):
+        blocks += _night(windows[scores["split"]], windows, columns)
+    blocks += curves(folder)
+    parent = folder.parent / str((body.get("source") or {}).get("run"))
+    if body["kind"] == "finetune" and (body["source"] or {}).get("weights") and (parent / "metrics.jsonl").is_file():
+        blocks += curves(parent, "pretraining-curves", "Pre-training")
+    page = Page(title=f"Scores of {scores['run']}", verdict=verdict_of(scores), notices=scores["notices"], blocks=blocks, facts=facts(body), summary=scores)
+    return report.write(folder, page)
+
+
+def main_metric(scores: dict[str, Any]) -> str:
+    """The metric that the verdict speaks of."""
+    for name in ("balanced_accuracy", "auprc", "auroc", "mae", "rel"):
+        if name in scores["metrics"]:
+            return name
+    return next(iter(scores["metrics"]), "")
+
+
+def verdict_of(scores: dict[str, Any]) -> str:
+    """One sentence: the main score with its interval beside the baseline."""
+    name = main_metric(scores)
+    metric = scores["metrics"].get(name)
+    if metric is None:
+        return f"{scores['run']}: nothing could be scored."
+    words = name.replace("_", " ")
+    if metric["value"] is None:
+        return f"{scores['run']}: {words} is undefined on {scores['data']} ({metric['undefined_reason']})."
+    interval = f" (95 % interval {metric['lo']:.3f} to {metric['hi']:.3f})" if metric["lo"] is not None else " (no interval)"
+    base = (scores["baselines"].get("majority") or {}).get(name) or {}
+    beside = f"; the majority baseline reaches {base['value']:.3f}" if base.get("value") is not None else ""
+    return f"{words.capitalize()} {metric['value']:.3f}{interval} on {scores['n']:,} {scores['split']} windows of {scores['n_subjects']} subjects{beside}."
+
+
+def metric_table(scores: dict[str, Any]) -> Table:
+    """Metrics with standard error and interval beside each baseline."""
+    names = list(scores["baselines"])
+    rows = []
+    for name, m in scores["metrics"].items():
+        base = [((scores["baselines"][b] or {}).get(name) or {}).get("value") for b in names]
+        rows.append([name.replace("_", " "), m["value"], m["se"], m["lo"], m["hi"], *base, m["undefined_reason"] or ""])
+    unit = "subjects" if scores["settings"]["by"] == "subject" else "windows"
+    return Table(
+        name="scores", title="Scores", columns=["metric", "value", "standard error", "95 % from", "to", *names, "remark"], rows=rows,
+        caption=f"Bootstrap over {unit}, {scores['settings']['bootstrap']:,} resamples: standard error = standard deviation of the resamples, interval = their 2.5 and 97.5 "
+        "percentiles. A dash is a value that is not defined; the remark says why.",
+    )  # fmt: skip
+
+
+def _comparison_table(comparison: dict[str, Any], run: str) -> Table:
+    rows = [
+        [name.replace("_", " "), d["difference"], d["se"], d["lo"], d["hi"], d.get("share_above_zero")] for name, d in comparison["metrics"].items()
+    ]  # fmt: skip
+    return Table(
+        name="paired", title=f"{run} minus {comparison['run']}", columns=["metric", "difference", "standard error", "95 % from", "to", "share of resamples above 0"], rows=rows,
+        caption="Paired: the same resamples of the same windows for both runs. An interval that holds 0 does not tell the runs apart.",
+    )  # fmt: skip
+
+
+def _night(chosen: Windows, windows: Windows, columns: dict[str, Any]) -> list[Figure]:
+    """Predicted beside scored stages of the first recording of the split, for data cut in epochs."""
+    frame = chosen.index
+    recording = frame["recording_id"][0]
+    keep = np.flatnonzero((frame["recording_id"] == recording).to_numpy())
+    if len(keep) < 10:
+        return []
+    predicted = np.asarray(columns["prediction"])[keep].argmax(1)
+    return [
+        Figure(
+            name="hypnogram", title="One recording: predicted against scored", kind="hypnogram",
+            caption=f"The first recording of the split ({len(keep)} windows). Agreement here is one recording's, not the score; see the tables for all subjects.",
+            data={
+                "epoch": windows.length / windows.rate, "classes": list(windows.class_names),
+                "tracks": [{"name": "scored", "stages": np.asarray(columns["target"])[keep]}, {"name": "predicted", "stages": predicted}],
+            },
+        )
+    ]  # fmt: skip
+
+
+def comparison(found: list[Path]) -> Page:
+    """One page of several evaluated runs. Raises UserError (incomplete, exit 4) for a run without scores."""
+    entries = []
+    for folder in found:
+        path = folder / "scores.json"
+        if not path.is_file():
+            raise UserError(
+                Reason.INCOMPLETE, "no scores", wanted="expected scores.json", file=str(folder), action=f"Run: bitimely evaluate {folder.name}", exit_code=Exit.REFUSED
+            )
+        entries.append((folders.read(folder), json.loads(path.read_bytes()), folder))
+    name = main_metric(entries[0][1])
+    bars = [(s["run"], s["metrics"].get(name) or {}) for _, s, _ in entries]
+    base = ((entries[0][1]["baselines"].get("majority") or {}).get(name) or {}).get("value")
+    defined = [(n, m) for n, m in bars if m.get("value") is not None]
+    blocks: list[Figure | Table | str] = []
+    if defined:
+        shown = [*defined, *([("majority baseline", {"value": base, "lo": None, "hi": None})] if base is not None else [])]
+        blocks.append(
+            Figure(
+                name="scores", title=name.replace("_", " ").capitalize(), kind="bars",
+                caption="Bars: the score on the test split; lines: 95 % bootstrap intervals over subjects. Overlapping intervals do not rank the runs; see the paired differences.",
+                data={
+                    "names": [n for n, _ in shown], "values": [m["value"] for _, m in shown], "ylabel": name.replace("_", " "),
+                    "lo": [m["lo"] for _, m in shown], "hi": [m["hi"] for _, m in shown],
+                },
+            )
+        )  # fmt: skip
+    metrics = list(dict.fromkeys(m for _, s, _ in entries for m in s["metrics"]))
+    blocks.append(
+        Table(
+            name="all-scores", title="All scores", caption="Value and 95 % interval. A dash is undefined or not measured for that run.",
+            columns=["run", "data", *metrics],
+            rows=[[s["run"], s["data"], *(_with_interval(s["metrics"].get(m)) for m in metrics)] for _, s, _ in entries],
+        )
+    )  # fmt: skip
+    blocks += [_comparison_table(s["comparison"], s["run"]) for _, s, _ in entries if s.get("comparison")]
+    for body, _, folder in entries:
+        blocks += curves(folder, f"curves-{body['run']}", f"Training of {body['run']}")
+    best = max(defined, key=lambda pair: pair[1]["value"], default=None)
+    verdict = f"{len(entries)} runs; " + (f"the highest {name.replace('_', ' ')} is {best[1]['value']:.3f} ({best[0]})" if best else f"{name} is undefined for all") + (
+        f", the majority baseline {base:.3f}." if base is not None else "."
+    )  # fmt: skip
+    notices = list(dict.fromkeys(line for _, s, _ in entries for line in s["notices"]))
+    summary = {s["run"]: {m: v["value"] for m, v in s["metrics"].items()} for _, s, _ in entries}
+    return Page(title="Comparison of " + ", ".join(s["run"] for _, s, _ in entries), verdict=verdict, notices=notices, blocks=blocks, facts=facts(entries[0][0]), summary=summary)
+
+
+def _with_interval(metric: dict[str, Any] | None) -> str | None:
+    if metric is None or metric["value"] is None:
+        return None
+    return f"{metric['value']:.3f}" + (f" ({metric['lo']:.3f} to {metric['hi']:.3f})" if metric["lo"] is not None else "")
+
+
+def model_card(body: dict[str, Any]) -> str:
+    """`model_card.md`: what the model is, what it saw, what it may be used for."""
+    rows = "\n".join(f"| {key} | {value} |" for key, value in facts(body).items())
+    lines = "\n".join(f"- {line}" for line in body["notices"]) or "- none"
+    final = body["final"]
+    numbers = ", ".join(f"{k} {final[k]:.4g}" for k in ("loss", "rel") if final.get(k) is not None) or "none"
+    return (
+        f"# {body['run']}\n\n{'Pre-trained' if body['kind'] == 'pretrain' else 'Fine-tuned'} {body['model']}, made by bitimely {body['versions']['bitimely']}.\n\n"
+        f"| | |\n|---|---|\n{rows}\n\n## Know this\n\n{lines}\n\n## Training\n\n{final['step']:,} optimizer steps; last logged training values: {numbers}. "
+        "Scores, when it has been evaluated, are in scores.json with 95 % intervals.\n\n## Intended use and limits\n\n"
+        "Research on representations of clinical time series. Not a medical device: no diagnosis or treatment may rest on its output. "
+        "Valid at most for recordings with the channels, rate and kind of subjects named above.\n"
+    )
+
+
+def joined(page: Page, others: list[Page], tables: list[Table], title: str) -> Page:
+    """`page` with the tables in front and the blocks of `others` behind, each under its own title."""
+    blocks: list[Figure | Table | str] = [*tables, *page.blocks]
+    for other in others:
+        blocks += [f"{other.title}. {other.verdict}", *other.blocks]
+    notices = list(dict.fromkeys([*page.notices, *(line for other in others for line in other.notices)]))
+    return Page(title=title, verdict=page.verdict, notices=notices, blocks=blocks, facts=page.facts, summary=page.summary)
+
+
+def audit_table(name: str, audit: dict[str, dict[str, Any]], class_names: list[str]) -> Table:
+    """Subjects, windows and windows a class in each split."""
+    return Table(
+        name="audit", title=f"Data: {name}", caption="No subject is in two splits; statistics for the normalisation come from the training split alone.",
+        columns=["split", "subjects", "windows", *class_names],
+        rows=[[split, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in class_names)] for split, a in audit.items()],
+    )  # fmt: skip

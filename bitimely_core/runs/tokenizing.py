@@ -1,0 +1,56 @@
+"""The verb tokenize: a view's windows, with the audit of the split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitimely_core.batch import Progress
+from bitimely_core.runs import folders
+
+
+def tokenize(
+    data: str,
+    *,
+    workspace: Path = Path("workspace"),
+    name: str | None = None,
+    options: dict[str, Any] | None = None,
+    verify: bool = True,
+    force_new: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Build the tokens of `DATASET[/VIEW]` under `tokens/<name>`; returns folder, shape, notices, findings and the audit of the split.
+
+    Raises UserError: unknown_name, settings_differ (2), incomplete (4), integrity (5).
+    """
+    from bitimely_core import tokens
+
+    dataset, view = folders.dataset_and_view(data)
+    source = workspace / "cache" / dataset if dry_run else folders.cached(dataset, workspace, progress=progress)
+    out = workspace / "tokens" / (name or folders.tokens_name(data))
+    if dry_run:
+        windows = tokens.plan(source, view=view, **(options or {}))
+        return {**windows, "folder": str(out)}
+    windows = tokens.build(source, view=view, out=out, verify=verify, force_new=force_new, progress=progress, **(options or {}))
+    return {
+        "format_version": folders.FORMAT, "name": windows.name, "data": data, "folder": str(out), "windows": len(windows), "length": windows.length,
+        "channels": windows.channels, "channel_names": list(windows.channel_names), "rate": windows.rate, "task": windows.task,
+        "class_names": list(windows.class_names), "split": windows.split, "fingerprint": windows.fingerprint,
+        "notices": list(windows.manifest.get("notices", [])), "findings": list(windows.manifest.get("findings", [])), "audit": audit(windows),
+    }  # fmt: skip
+
+
+def audit(windows: Any) -> dict[str, dict[str, Any]]:
+    """Subjects, windows and windows a class in each split."""
+    out: dict[str, dict[str, Any]] = {}
+    for split in ("train", "validation", "test"):
+        part = windows[split]
+        classes: dict[str, int] = {}
+        if windows.task == "classification" and len(part):
+            counts = np.bincount(np.asarray(part.targets(None), dtype=np.int64), minlength=windows.classes)
+            classes = {name: int(n) for name, n in zip(windows.class_names, counts, strict=True)}
+        out[split] = {"subjects": len(set(part.subjects())), "windows": len(part), "classes": classes}
+    return out

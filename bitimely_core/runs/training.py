@@ -1,0 +1,369 @@
+"""The verbs that train: pretrain and finetune. Each resolves settings, claims a run folder, calls `fit` and writes what it found."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core import registry, settings, store
+from bitimely_core.batch import Progress
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.runs import folders, pages
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bitimely_core.tokens import Windows
+
+Say = Callable[[str], None]
+
+
+def pretrain(
+    *,
+    preset: str | None = None,
+    budget: str | None = None,
+    config: Path | None = None,
+    assignments: list[str] | None = None,
+    flags: dict[str, Any] | None = None,
+    init: Path | None = None,
+    run: str | None = None,
+    workspace: Path = Path("workspace"),
+    force_new: bool = False,
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    say: Say | None = None,
+) -> dict[str, Any]:
+    """Pre-train a model on the windows of `data.names`; makes missing tokens first, continues a stopped run exactly.
+
+    Returns run, folder, parameters, steps, final (last logged loss and rel), trained (False when it was already finished).
+    Raises UserError: config, unknown_name, settings_differ (2), incomplete (4), integrity (5), resources (6), locked (7).
+    """
+    from bitimely_core import data, models, objectives, train
+
+    recipe = settings.recipe(config) if config else None
+    preset = preset or (recipe.pretrain.preset if recipe else None) or "tiny"
+    budget = budget or (recipe.pretrain.budget if recipe else None) or "table"
+    shipped = settings.preset(preset)
+    asked = settings.merged(recipe.overrides("pretrain") if recipe else {}, flags or {}, settings.assignments(assignments or []))
+    name = asked.get("model", {}).get("name", "bitimelygpt")
+    facts = registry.models[name].facts
+    base = {
+        "model": {**shipped.get(facts.family, {}), "name": name},
+        "objective": {"name": facts.objective},
+        "data": {"names": shipped.get("data", ["synthetic"])},
+        "train": shipped.get("train", {}),
+    }
+    chosen = settings.resolve("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
+    registry.objectives[chosen.objective.name]
+    if chosen.objective.name == "none":
+        raise UserError(
+            Reason.CONFIG, "objective none", wanted="expected an objective that pre-trains", exit_code=Exit.USAGE,
+            action="Train without pre-training with: bitimely finetune RUN --from-scratch",
+        )  # fmt: skip
+    _options_of_tokenize(chosen)
+    windows = [folders.windows_for(one, workspace, chosen.data, verify=verify, progress=progress) for one in chosen.data.names]
+    first = windows[0]
+    for other in windows[1:]:
+        if (other.channels, other.length) != (first.channels, first.length):
+            raise UserError(
+                Reason.CONFIG, f"{other.name} has {other.channels} channels x {other.length} samples",
+                wanted=f"{first.name} has {first.channels} x {first.length}", field="--data", exit_code=Exit.USAGE,
+                action="Pre-train on data sets of one shape, or choose --channels and --window in tokenize",
+            )  # fmt: skip
+    dimensions = chosen.model.model_dump(by_alias=True, exclude={"name", "channels", "length"})
+    if budget == "matched":
+        dimensions |= models.matched(name, preset, channels=first.channels, length=first.length)
+    seeded(chosen.train.seed)
+    model = models.build(name, channels=first.channels, length=first.length, **dimensions)
+    chosen = chosen.model_copy(update={"model": model.config})
+    stamp = leak_stamp(chosen, windows)
+    parameters = models.parameters(model)
+    run = run or folders.run_name(preset, name, chosen.objective.name, ("bitimelygpt", facts.objective))
+    folder = workspace / "runs" / run
+    body = {
+        "format_version": folders.FORMAT, "run": run, "kind": "pretrain", "model": name, "preset": preset, "source": None,
+        "init": None if init is None else _weights_hash(init, workspace), "settings": chosen.model_dump(mode="json", by_alias=True),
+        "data": [described(w) for w in windows], "parameters": parameters, "paper_parameters": shipped.get("paper_parameters"),
+        "leak_free": stamp, "seed": chosen.train.seed, "versions": folders.versions(), "verified": verify,
+        "notices": notices(chosen, windows, stamp),
+    }  # fmt: skip
+    batches = data.batches(first["train"], chosen.train.batch_size, seed=chosen.train.seed) if len(windows) == 1 else data.mixed(
+        [w["train"] for w in windows], chosen.train.batch_size, seed=chosen.train.seed
+    )  # fmt: skip
+    validation = data.batches(first["validation"], chosen.train.batch_size, seed=0, shuffle=False) if len(first["validation"]) else None
+    if dry_run:
+        return planned(body, folder, model, batches, chosen, first)
+    if say:
+        paper = f"; the paper says {shipped['paper_parameters'] / 1e6:g} M" if shipped.get("paper_parameters") else ""
+        say(f"{name}: {parameters:,} parameters{paper}")
+        for line in body["notices"]:
+            say(line)
+    if init is not None:
+        _initialise(model, init, workspace)
+    identity = {"data": [w.fingerprint for w in windows], "settings": _decisive(body)}
+    objective = objectives.get(chosen.objective)
+    result = _fit(model, batches, objective, chosen, folder, body, identity, validation, progress, force_new)
+    if result["trained"] and result["writer"]:
+        _train_subjects(folder, windows)
+        pages.training(folder)
+    return result
+
+
+def finetune(
+    source: str | Path,
+    *,
+    data: str | None = None,
+    config: Path | None = None,
+    assignments: list[str] | None = None,
+    flags: dict[str, Any] | None = None,
+    run: str | None = None,
+    workspace: Path = Path("workspace"),
+    force_new: bool = False,
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    say: Say | None = None,
+) -> dict[str, Any]:
+    """Fine-tune the model of run `source` with a supervised head on the labelled view `data`. Returns as `pretrain`.
+
+    On the data set of the pre-training a fifth of the training subjects is used (the paper, section on experiments), else all.
+    """
+    from bitimely_core import data as loading
+    from bitimely_core import heads, models, train
+
+    recipe = settings.recipe(config) if config else None
+    parent = folders.run_folder(source, workspace)
+    origin = folders.read(parent)
+    finished(parent, origin)
+    names = (data,) if data else (recipe.overrides("finetune").get("data", {}).get("names", ()) if recipe else ())
+    if len(names) != 1:
+        raise UserError(
+            Reason.CONFIG, "no labelled view", wanted="expected one --data", action="For example --data synthetic/staging", exit_code=Exit.USAGE, field="--data"
+        )
+    shipped = settings.preset(origin["preset"]) if origin["preset"] in settings.presets() else {}
+    same = names[0].partition("/")[0] in {d["dataset"] for d in origin["data"]}
+    base = settings.merged(
+        {k: origin["settings"][k] for k in ("model", "objective")},
+        {"data": {"names": names, "fraction": 0.2 if same else 1.0}, "train": {"epochs": 5, "lr": 1e-4, **shipped.get("finetune", {})}},
+    )
+    chosen = settings.resolve("finetune", base, config=recipe, pairs=assignments or [], flags=settings.merged(flags or {}, {"data": {"names": names}}))
+    windows = folders.windows_for(names[0], workspace, chosen.data, verify=verify, progress=progress)
+    if windows.task == "none":
+        raise UserError(
+            Reason.CONFIG, f"{names[0]} has no labels", wanted="expected a labelled view", exit_code=Exit.USAGE, field="--data",
+            action="See: bitimely list views",
+        )  # fmt: skip
+    training = loading.fraction_of(windows["train"], chosen.data.fraction, seed=chosen.train.seed)
+    if len(training) == 0:
+        raise UserError(Reason.NO_INPUT, f"{windows.name} has no training windows", wanted="expected at least one", action="Ingest more recordings")
+    facts = registry.models[origin["model"]].facts
+    seeded(chosen.train.seed)
+    scratch = chosen.finetune.from_scratch
+    model = models.build(**origin["settings"]["model"]) if scratch else models.load(parent / "model")
+    renewed = model.adapt(channels=windows.channels, length=windows.length)
+    chosen = chosen.model_copy(update={"model": model.config, "finetune": chosen.finetune.model_copy(update={"readout": chosen.finetune.readout or facts.readout})})
+    head = heads.build(
+        model, task=windows.task, outputs=max(windows.classes, 1), readout=chosen.finetune.readout, layers=chosen.finetune.layers,
+        layer_merge=chosen.finetune.layer_merge, freeze=chosen.finetune.freeze,
+    )  # fmt: skip
+    heads.standardise(head, training.targets(None))
+    run = run or f"{origin['run']}-{names[0].partition('/')[2] or names[0]}" + ("-scratch" if scratch else "")
+    folder = workspace / "runs" / run
+    said = [
+        f"{windows.channels} channels here, {origin['data'][0]['channels']} in the pre-training: re-initialised {', '.join(renewed)}" if renewed else "",
+        f"fine-tuning on {len(set(training.subjects())):,} of {len(set(windows['train'].subjects())):,} training subjects" if chosen.data.fraction < 1 else "",
+        *notices(chosen, [windows], origin["leak_free"]),
+    ]
+    body = {
+        "format_version": folders.FORMAT, "run": run, "kind": "finetune", "model": origin["model"], "preset": origin["preset"],
+        "source": {"run": origin["run"], "weights": None if scratch else _weights_hash(parent, workspace)}, "init": None,
+        "settings": chosen.model_dump(mode="json", by_alias=True), "data": [described(windows)], "pretraining_data": [] if scratch else origin["data"],
+        "pretraining_steps": 0 if scratch else origin["final"]["step"] if origin.get("final") else None,
+        "parameters": models.parameters(head), "paper_parameters": origin.get("paper_parameters"),
+        "leak_free": None if scratch else origin["leak_free"], "seed": chosen.train.seed, "versions": folders.versions(), "verified": verify,
+        "renewed": renewed, "notices": [line for line in said if line], "train_windows": len(training), "train_label_counts": _label_counts(training),
+    }  # fmt: skip
+    batches = loading.batches(training, chosen.train.batch_size, seed=chosen.train.seed)
+    validation = loading.batches(windows["validation"], chosen.train.batch_size, seed=0, shuffle=False) if len(windows["validation"]) else None
+    if dry_run:
+        return planned(body, folder, head, batches, chosen, windows)
+    if say:
+        say(f"{origin['model']} with a head on {chosen.finetune.readout}: {body['parameters']:,} parameters")
+        for line in body["notices"]:
+            say(line)
+    identity = {"data": [windows.fingerprint], "settings": _decisive(body), "source": body["source"]}
+    result = _fit(head, batches, heads.losses[windows.task], chosen, folder, body, identity, validation, progress, force_new)
+    if result["trained"] and result["writer"]:
+        _train_subjects(folder, [windows], parent=None if scratch else parent)
+        pages.training(folder)
+    return result
+
+
+def _fit(
+    model: nn.Module, batches: Any, objective: Any, chosen: settings.Settings, folder: Path, body: dict[str, Any], identity: dict[str, Any],
+    validation: Any, progress: Progress | None, force_new: bool,
+) -> dict[str, Any]:  # fmt: skip
+    from bitimely_core import train
+
+    result = {"run": body["run"], "folder": str(folder), "parameters": body["parameters"], "leak_free": body["leak_free"], "format_version": folders.FORMAT}
+    writer = train.rank() == 0
+    if writer and not folders.claim(folder, body, force_new=force_new and not train.resuming()):
+        done = folders.read(folder)
+        return {**result, "trained": False, "writer": True, "steps": done["final"]["step"], "final": done["final"], "notices": done["notices"]}
+    train.barrier()
+    label = f"{body['kind']} {body['run']}"
+    seen: list[dict[str, Any]] = []
+
+    def log(line: dict[str, Any]) -> None:
+        seen.append(line)
+        if progress is not None and line.get("split") == "train":
+            progress(f"{label}  loss {line['loss']:.4g}", line["step"], line.get("of"))
+
+    fitted = train.fit(model, batches, objective, config=chosen.train, validation=validation, folder=folder, identity=identity, log=log)
+    if writer:
+        model.save(folder / "model")
+        last = {line["split"]: line for line in train.metrics(folder)}
+        final = {"step": fitted["steps"], "loss": None, "rel": None, **{k: v for k, v in last.get("train", {}).items() if k in {"loss", "rel"}}}
+        final["validation"] = {k: last["validation"].get(k) for k in ("loss", "rel")} if "validation" in last else None
+        body = {**body, "finished": True, "final": final, "device": str(fitted.get("device", "cpu"))}
+        store.write_json(folder / "run.json", body)
+        store.write_bytes(folder / "model_card.md", pages.model_card(body).encode())
+    return {**result, "trained": True, "writer": writer, "steps": fitted["steps"], "final": body.get("final"), "notices": body["notices"]}
+
+
+def finished(folder: Path, body: dict[str, Any]) -> None:
+    """Refuse a run whose training has not ended. Raises UserError (incomplete, exit 4) with the command that ends it."""
+    if not body.get("finished"):
+        raise UserError(
+            Reason.INCOMPLETE, "the training of this run has not ended", wanted="expected a finished run", file=str(folder),
+            action="Repeat the command that started it: it continues where it stopped",
+        )  # fmt: skip
+
+
+def seeded(seed: int) -> None:
+    """Seed the initial weights."""
+    import torch
+
+    torch.manual_seed(seed)
+
+
+def described(windows: Windows) -> dict[str, Any]:
+    """What a run says about its data."""
+    index = windows.index
+    audit = {split: {"windows": len(windows[split]), "subjects": len(set(windows[split].subjects()))} for split in ("train", "validation", "test")}
+    return {
+        "name": windows.name, "dataset": windows.dataset, "view": windows.view, "fingerprint": windows.fingerprint, "channels": windows.channels,
+        "channel_names": list(windows.channel_names), "length": windows.length, "rate": windows.rate, "split": windows.split,
+        "windows": len(index), "audit": audit, "class_names": list(windows.class_names),
+    }  # fmt: skip
+
+
+def leak_stamp(chosen: settings.Settings, windows: list[Windows]) -> bool | str | None:
+    """The leak stamp of a pre-training with these settings on these windows."""
+    from bitimely_core import objectives
+
+    normalise = {w.manifest["options"]["normalise"] for w in windows}
+    return objectives.leak_free(chosen, normalise="window" if "window" in normalise else "channel")
+
+
+def notices(chosen: settings.Settings, windows: list[Windows], stamp: bool | str | None) -> list[str]:
+    """What a reader must know before the numbers, for screen, card and report."""
+    out: list[str] = []
+    note = registry.objectives[chosen.objective.name].facts.notice if chosen.objective.name in registry.objectives else ""
+    if stamp is not True and note:
+        out.append(note)
+    elif isinstance(stamp, str):
+        out.append(f"The objective is leak-free {stamp}.")
+    for one in windows:
+        out += [line for line in one.manifest.get("notices", []) if line not in out]
+        counts = {split: len(set(one[split].subjects())) for split in ("train", "validation", "test")}
+        if not counts["test"]:
+            out.append(f"{one.name}: {counts['train']} subject{'s' if counts['train'] != 1 else ''}, too few for a test split (3 are needed): nothing can be tested.")
+        if one.task == "classification":
+            present = sum(1 for n in _label_counts(one["train"]).values() if n)
+            if present < 2:
+                out.append(f"{one.name}: {present} of {one.classes} classes in the training split: no classifier can be learned.")
+    if chosen.train.precision == "bf16" and chosen.model.core_precision == "bf16":
+        out.append("The retention core runs in bf16 (train.core_precision).")
+    return out
+
+
+def planned(body: dict[str, Any], folder: Path, model: nn.Module, batches: Any, chosen: settings.Settings, windows: Windows) -> dict[str, Any]:
+    """What `--dry-run` says: sizes, parameters, memory and time."""
+    from bitimely_core import train
+
+    steps = chosen.train.epochs * batches.steps if chosen.train.steps is None else chosen.train.steps
+    return {
+        "format_version": folders.FORMAT, "run": body["run"], "folder": str(folder), "exists": (folder / "run.json").is_file(),
+        "parameters": body["parameters"], "paper_parameters": body["paper_parameters"], "leak_free": body["leak_free"], "steps": steps,
+        "windows": {split: len(windows[split]) for split in ("train", "validation", "test")}, "notices": body["notices"],
+        **train.estimate(model, batches, steps, precision=chosen.train.precision),
+    }  # fmt: skip
+
+
+def _options_of_tokenize(chosen: settings.Settings) -> None:
+    if not chosen.data.names:
+        raise UserError(Reason.CONFIG, "no data", wanted="expected --data", action="See: bitimely list datasets", exit_code=Exit.USAGE, field="--data")
+
+
+def _decisive(body: dict[str, Any]) -> dict[str, Any]:
+    """What must agree between a checkpoint and the run that continues it."""
+    return folders._flat({key: body[key] for key in ("model", "settings", "init")})
+
+
+def _label_counts(windows: Windows) -> dict[str, int]:
+    """Windows a class, in the order of the classes; empty without classes."""
+    if windows.task != "classification" or not len(windows):
+        return {}
+    import numpy as np
+
+    counts = np.bincount(np.asarray(windows.targets(None), dtype=np.int64), minlength=windows.classes)
+    return {name: int(n) for name, n in zip(windows.class_names, counts, strict=True)}
+
+
+def _weights_hash(path: Path, workspace: Path) -> str:
+    return store.sha256(_weights(path, workspace) / "model.safetensors")
+
+
+def _weights(path: Path, workspace: Path) -> Path:
+    """The model folder of a run name, run folder or model folder."""
+    for folder in (workspace / "runs" / path / "model", path / "model", path):
+        if (folder / "model.safetensors").is_file():
+            return folder
+    raise UserError(Reason.NOT_FOUND, "no model.safetensors there", wanted="expected a run or a model folder", file=str(path), exit_code=Exit.USAGE)
+
+
+def _initialise(model: Any, init: Path, workspace: Path) -> None:
+    """Copy the weights of `init`; the adapter stays new where the channels differ."""
+    from bitimely_core import models
+
+    other = models.load(_weights(init, workspace))
+    other.adapt(channels=model.config.channels, length=model.config.length)
+    wanted, found = model.state_dict(), other.state_dict()
+    differing = sorted(k for k in wanted.keys() | found.keys() if k not in wanted or k not in found or wanted[k].shape != found[k].shape)
+    if differing:
+        raise UserError(
+            Reason.SHAPES_DIFFER, f"{len(differing)} tensors differ: {', '.join(differing[:5])}", wanted="expected the same architecture",
+            action="Use the preset and model of the other run", file=str(init),
+        )  # fmt: skip
+    model.load_state_dict(found)
+    model.target_scale.fill_(math.nan)
+
+
+def subject_marks(windows: list[Windows], split: str) -> list[str]:
+    """Hashes of the subjects of one split, bound to the data set: enough to see overlaps, not to read identifiers."""
+    marks = {hashlib.sha256(f"{w.dataset}|{s}".encode()).hexdigest()[:16] for w in windows for s in set(w[split].subjects())}
+    return sorted(marks)
+
+
+def _train_subjects(folder: Path, windows: list[Windows], parent: Path | None = None) -> None:
+    import json
+
+    marks = set(subject_marks(windows, "train"))
+    if parent is not None and (parent / "train_subjects.json").is_file():
+        marks |= set(json.loads((parent / "train_subjects.json").read_bytes())["marks"])
+    store.write_json(folder / "train_subjects.json", {"format_version": folders.FORMAT, "marks": sorted(marks)})

@@ -1,0 +1,362 @@
+"""Settings of models, objectives and training: what can be set, the presets, and the order in which they win.
+
+Field defaults <- preset <- recipe file (`--config`) <- command line (`--set section.key=value` and the flags).
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.registry import RECIPES, unknown
+
+
+class Section(BaseModel):
+    """A frozen section of settings: unknown keys, NaN and infinities are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False)
+
+
+class Decay(Section):
+    """The decay of the retention heads (method.md 1.4). `from`, `to`: gamma = 1 - 1/x, log-spaced over the heads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+    kind: Literal["log", "retnet", "half-life", "learnable"] = "log"
+    start: float = Field(32.0, alias="from", gt=1)
+    end: float = Field(512.0, alias="to", gt=1)
+    months: tuple[float, ...] = (6.0, 24.0, 96.0, 384.0)  # half-lives, used by kind half-life
+
+
+class ModelConfig(Section):
+    """Every dimension and switch of the models that share the stack. Widths follow the paper's table of configurations."""
+
+    name: str = "bitimelygpt"
+    channels: int = Field(1, ge=1)  # V; for codes ignored
+    length: int = Field(3000, ge=1)  # T of the windows: sizes learned positions
+    layers: int = Field(4, ge=1)
+    heads: int = Field(4, ge=1)
+    dim: int = Field(64, ge=2)  # model width = key width
+    value_dim: int = Field(128, ge=2)
+    ffn_dim: int = Field(128, ge=1)
+    tokenizer: Literal["conv", "patch", "codes"] = "conv"
+    patch: int = Field(8, ge=1)
+    stride: int | None = Field(None, ge=1)  # patches; None = patch (not overlapping)
+    crop: Literal["pad", "start"] = "pad"  # T not a multiple of the patch: repeat the last sample, or crop at the start
+    codes: int | None = None  # size of the input vocabulary, for tokenizer codes
+    target: Literal["raw", "tokens"] = "raw"
+    ffn: Literal["glu", "plain"] = "glu"
+    ffn_act: Literal["gelu", "silu"] = "gelu"
+    temporal_conv: Literal["off", "causal"] = "off"
+    temporal_norm: Literal["batch", "layer"] = "batch"
+    retention_norm: Literal["group", "rms"] = "group"
+    decay: Decay = Decay()
+    xpos_scale: bool = False
+    rotary: Literal["index", "time"] = "index"
+    ties: Literal["canonical", "shuffle", "group"] = "canonical"
+    form: Literal["auto", "parallel", "chunkwise", "recurrent"] = "auto"
+    chunk: int = Field(64, ge=1)
+    core_precision: Literal["fp32", "bf16"] = "fp32"
+    output_heads: Literal["shared", "separate"] = "shared"
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class ObjectiveConfig(Section):
+    """The objective and its numbers. An empty name means the model's own."""
+
+    name: str = ""
+    ratio: float = Field(0.4, gt=0, lt=1)  # share of hidden tokens, masked and gap
+    span: int = Field(5, ge=1)  # longest hidden span, gap
+    direction_sampling: bool = False  # strict: one direction a batch instead of two passes
+
+
+class TrainConfig(Section):
+    """One training run. The paper gives epochs; the optimiser is method.md 6 (the paper is silent)."""
+
+    epochs: int = Field(20, ge=0)
+    steps: int | None = Field(None, ge=0)  # stop after so many optimizer steps, whatever the epochs
+    batch_size: int = Field(64, ge=1)  # global
+    accumulate: int = Field(1, ge=1)
+    lr: float = Field(3e-4, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    warmup: float = Field(0.05, ge=0, lt=1)  # share of all steps
+    clip: float = Field(1.0, gt=0)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    device: str = "auto"
+    devices: int = Field(1, ge=1)
+    compile: bool = False
+    seed: int = Field(0, ge=0)
+    log_every: int = Field(10, ge=1)  # steps
+    checkpoint_every: int | None = Field(None, ge=1)  # steps; None = every epoch
+    keep: int = Field(2, ge=2)  # checkpoints
+
+
+class DataConfig(Section):
+    """Which tokens, and how they are made when they are missing."""
+
+    names: tuple[str, ...] = ()
+    fraction: float = Field(1.0, gt=0, le=1)  # of the training subjects
+    window: int | None = Field(None, ge=1)
+    stride: int | None = Field(None, ge=1)
+    rate: float | None = Field(None, gt=0)
+    channels: tuple[str, ...] | None = None
+    normalise: Literal["channel", "window", "none"] = "channel"
+    split: Literal["subject", "official", "time", "random-window"] | None = None
+    seed: int = Field(0, ge=0)  # of the split
+
+
+class FinetuneConfig(Section):
+    """What a supervised head reads. None = the model's own readout."""
+
+    readout: Literal["sos", "eos", "sos+eos", "mean", "last", "max", "flatten", "native"] | None = None
+    layers: Literal["last", "last-two"] = "last"
+    layer_merge: Literal["concat", "mean"] = "concat"
+    freeze: bool = False
+    from_scratch: bool = False
+
+
+class Settings(Section):
+    """All sections of one run, resolved. Stored in `run.json`."""
+
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    finetune: FinetuneConfig = FinetuneConfig()
+
+
+S = TypeVar("S", bound=Section)
+FAMILY_KEYS = ("layers", "heads", "dim", "value_dim", "ffn_dim", "dropout", "decay", "tokenizer")
+
+
+def presets() -> dict[str, Path]:
+    """Names of the shipped presets and their files."""
+    return {p.stem: p for p in sorted((RECIPES / "presets").glob("*.toml"))}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The preset as written: description, paper_parameters, data, [retention], [attention], [recurrent], [train], [finetune].
+
+    Raises UserError (unknown_name, exit 2).
+    """
+    files = presets()
+    if name not in files:
+        raise unknown("preset", name, list(files))
+    return read_toml(files[name])
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file. Raises UserError (config, exit 2) that names file and line; other formats are refused."""
+    if path.suffix.lower() != ".toml":
+        raise UserError(
+            Reason.CONFIG, f"found {safe_text(path.suffix)}", wanted="expected a .toml file", action="Write the settings as TOML",
+            file=str(path), exit_code=Exit.USAGE,
+        )  # fmt: skip
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise UserError(Reason.NOT_FOUND, error.strerror or str(error), file=str(path), action="Give the path of a TOML file", exit_code=Exit.USAGE) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(Reason.CONFIG, f"not valid TOML: {error}", file=str(path), exit_code=Exit.USAGE) from error
+
+
+def merged(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Nested dicts, later ones win key by key."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            out[key] = merged(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
+    return out
+
+
+def assignments(pairs: list[str]) -> dict[str, Any]:
+    """`["model.tokenizer=patch", "train.lr=1e-3"]` as a nested dict; values are TOML, else plain text."""
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        parts = key.strip().split(".")
+        if not sign or len(parts) < 2 or not all(parts):
+            raise UserError(
+                Reason.CONFIG, f"--set {safe_text(pair)}", wanted="expected section.key=value", action="For example --set model.tokenizer=patch",
+                exit_code=Exit.USAGE,
+            )  # fmt: skip
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        here = out
+        for part in parts[:-1]:
+            here = here.setdefault(part, {})
+        here[parts[-1]] = value
+    return out
+
+
+def validated(kind: type[S], values: dict[str, Any], file: str | None = None) -> S:
+    """`kind(**values)`, with pydantic's findings as one UserError (config, exit 2), unknown keys with the nearest right one."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        findings = [_config_finding(kind, item, file) for item in error.errors()]
+        first = findings[0]
+        raise UserError(
+            Reason.CONFIG, first.text, wanted=first.wanted, action=first.action, file=file, field=first.field,
+            exit_code=Exit.USAGE, details=findings[1:],
+        ) from error  # fmt: skip
+
+
+SYNONYMS = {"learning_rate": "lr", "epoch": "epochs", "batchsize": "batch_size", "batch": "batch_size", "n_layers": "layers", "n_heads": "heads", "width": "dim"}
+
+
+def _keys(kind: type[BaseModel], prefix: str = "") -> dict[str, str]:
+    """Every key of `kind` and of the sections in it: bare name -> dotted name (the first section that has it wins)."""
+    out: dict[str, str] = {}
+    for name, info in kind.model_fields.items():
+        out.setdefault(name, prefix + name)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            for inner, dotted in _keys(info.annotation, f"{prefix}{name}.").items():
+                out.setdefault(inner, dotted)
+    return out
+
+
+def nearest(kind: type[BaseModel], key: str) -> str:
+    """The dotted name of the key of `kind` that `key` was probably meant to be, or an empty text."""
+    known = _keys(kind)
+    close = difflib.get_close_matches(key, [*known, *SYNONYMS], n=1, cutoff=0.6)
+    return known.get(SYNONYMS.get(close[0], close[0]), "") if close else ""
+
+
+def _config_finding(kind: type[Section], item: Any, file: str | None) -> Finding:
+    where = ".".join(str(part) for part in item["loc"])
+    if item["type"] != "extra_forbidden":
+        return Finding(code=Reason.CONFIG, file=file, field=where, text=f"found {safe_text(item.get('input'))}", wanted=str(item["msg"]))
+    owner: Any = kind
+    for part in item["loc"][:-1]:
+        owner = owner.model_fields[part].annotation
+    right = nearest(owner, str(item["loc"][-1])) or nearest(kind, str(item["loc"][-1]))
+    return Finding(
+        code=Reason.CONFIG, file=file, field=where, text="unknown key", wanted=f"known here are {', '.join(owner.model_fields)}",
+        action=f"Did you mean {right}?" if right else "",
+    )  # fmt: skip
+
+
+def model_config(name: str, family: str, preset_name: str | None, **overrides: Any) -> ModelConfig:
+    """The configuration of model `name`: defaults <- the preset's section of its family <- overrides."""
+    base = preset(preset_name).get(family, {}) if preset_name else {}
+    return validated(ModelConfig, merged(base, {"name": name}, overrides))
+
+
+class Stage(Section):
+    """A section of a recipe that is a training verb: its keys are the flags' names."""
+
+    preset: str | None = None
+    data: str | tuple[str, ...] | None = None
+    model: str | None = None
+    budget: Literal["table", "matched"] | None = None
+    objective: str | None = None
+    epochs: int | None = Field(None, ge=0)
+    steps: int | None = Field(None, ge=0)
+    batch_size: int | None = Field(None, ge=1)
+    accumulate: int | None = Field(None, ge=1)
+    lr: float | None = Field(None, gt=0)
+    precision: str | None = None
+    device: str | None = None
+    devices: int | None = Field(None, ge=1)
+    compile: bool | None = None
+    seed: int | None = Field(None, ge=0)
+    ties: str | None = None
+    rotary: str | None = None
+    readout: str | None = None
+    layers: str | None = None
+    freeze: bool | None = None
+    from_scratch: bool | None = None
+    fraction: float | None = Field(None, gt=0, le=1)
+
+    def flags(self) -> dict[str, Any]:
+        """As nested settings, without `preset` and `budget`; of `data` only what `pretrain` reads."""
+        out: dict[str, Any] = {}
+        for name, value in self.model_dump(exclude_none=True).items():
+            if name in {"preset", "budget"}:
+                continue
+            section, key = WHERE.get(name, ("train", name))
+            out.setdefault(section, {})[key] = (value,) if (section, key) == ("data", "names") and isinstance(value, str) else value
+        return out
+
+
+WHERE = {
+    "data": ("data", "names"), "model": ("model", "name"), "objective": ("objective", "name"), "ties": ("model", "ties"), "rotary": ("model", "rotary"),
+    "readout": ("finetune", "readout"), "layers": ("finetune", "layers"), "freeze": ("finetune", "freeze"),
+    "from_scratch": ("finetune", "from_scratch"), "fraction": ("data", "fraction"),
+}  # fmt: skip
+
+
+class IngestStage(Section):
+    """`[ingest]`: data sets, their sources and options."""
+
+    datasets: tuple[str, ...] = ()
+    sources: dict[str, str] = {}
+    options: dict[str, dict[str, Any]] = {}
+    jobs: int = Field(1, ge=1)
+
+
+class EvaluateStage(Section):
+    """`[evaluate]`: the flags of the verb."""
+
+    split: Literal["train", "validation", "test"] = "test"
+    bootstrap: int = Field(1000, ge=0)
+    by: Literal["subject", "window"] = "subject"
+    compare: str | None = None  # name of a model of the matrix, or "scratch"
+
+
+class AnalyzeStage(Section):
+    """One `[[analyze]]`: the kind and its options."""
+
+    kind: str
+    data: str | None = None
+    sequences: int | None = Field(None, ge=1)
+    options: dict[str, Any] = {}
+
+
+class Recipe(Section):
+    """A whole experiment as data (`pipelines/*.toml`), or the settings of one run (`--config`)."""
+
+    title: str = ""
+    description: str = ""
+    ingest: IngestStage = IngestStage()
+    tokenize: DataConfig = DataConfig()
+    pretrain: Stage = Stage()
+    finetune: Stage = Stage()
+    evaluate: EvaluateStage = EvaluateStage()
+    analyze: tuple[AnalyzeStage, ...] = ()
+    matrix: dict[str, tuple[Any, ...]] = {}
+    paper: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    objective: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    train: dict[str, Any] = {}
+
+    def overrides(self, stage: Literal["pretrain", "finetune"]) -> dict[str, Any]:
+        """Nested settings of one stage: the general sections, then the stage's own flags."""
+        general = {name: getattr(self, name) for name in ("model", "objective", "data", "train") if getattr(self, name)}
+        tokenize = self.tokenize.model_dump(exclude_unset=True)
+        return merged({"data": tokenize} if tokenize else {}, general, getattr(self, stage).flags())
+
+
+def recipe(path: Path) -> Recipe:
+    """A recipe file. Raises UserError (config, exit 2) naming the key, with the nearest right one."""
+    values = read_toml(path)
+    read = validated(Recipe, values, str(path))
+    for stage in ("pretrain", "finetune"):  # the free sections are checked against the settings they will become
+        validated(Settings, merged(Settings().model_dump(by_alias=True), read.overrides(stage)), str(path))
+    return read
+
+
+def resolve(
+    stage: Literal["pretrain", "finetune"], base: dict[str, Any], *, config: Recipe | None, pairs: list[str], flags: dict[str, Any]
+) -> Settings:
+    """Field defaults <- `base` (the preset, or the source run) <- recipe <- command line; `--set` after the flags."""
+    layers = [base, config.overrides(stage) if config else {}, flags, assignments(pairs)]
+    return validated(Settings, merged(*layers))

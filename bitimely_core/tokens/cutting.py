@@ -1,0 +1,293 @@
+"""One recording to windows: which stretches, at which rate, with which label. Nothing here writes or knows of splits.
+
+Legend: n windows, T samples a window at the view's rate, V channels.
+"""
+
+from __future__ import annotations
+
+import math
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bitimely_core.batch import Annotation, Record, Signal
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.registry import Task
+
+PIECE = 16 << 20  # bytes of windows that are held at once
+VOLTS = {"v": 1.0, "mv": 1e-3, "uv": 1e-6, "µv": 1e-6, "μv": 1e-6, "nv": 1e-9}  # both Greek letters are in use
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A view with the caller's choices applied: all that decides the windows' values. Stored as `options` in the manifest."""
+
+    dataset: str
+    view: str
+    channels: tuple[str, ...]
+    rate: float  # Hz
+    window: int  # samples at `rate`
+    stride: int  # samples at `rate`; of sliding views
+    resample: bool  # the caller asked for `rate`: faster channels may be brought to it
+    decimate: tuple[str, ...]  # faster channels that the view itself brings to `rate`
+    hold: tuple[str, ...]
+    task: Task
+    classes: tuple[str, ...]  # () with a classification task: those that occur
+    labels: dict[str, str] | None
+    epoch: float | None  # seconds
+    trim: tuple[str, float] | None
+    target: str | None
+    normalise: str
+    split: str
+    seed: int
+
+    def options(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @property
+    def length(self) -> float:
+        """Seconds a window."""
+        return self.window / self.rate
+
+
+class Place(NamedTuple):
+    """Where a window lies."""
+
+    start: float  # seconds from the start of the recording
+    segment: int
+    first: int  # sample in the segment, at the view's rate
+    label: Any = None  # class, number, tuple of classes, or None
+
+
+class Cut(NamedTuple):
+    """What a recording gives to a view. Values are made by `blocks`: all int16 (digital) or all float32 (physical)."""
+
+    segments: list[list[Signal]]  # [segment][V]
+    factors: list[list[float]]  # [segment][V] to the view's units
+    whole: bool  # int16
+    scale: np.ndarray  # [V] float64: physical = value * scale + offset
+    offset: np.ndarray  # [V] float64
+    units: tuple[str, ...]
+    places: list[Place]  # in order of time
+
+
+def cut(record: Record, plan: Plan, units: tuple[str, ...] | None, left_out: Counter[str]) -> Cut | None:
+    """The windows of `record` under `plan`, or None with the reason counted in `left_out` (one count a recording, epoch or segment).
+
+    int16 when every channel is int16, has one scale over the recording and need not be filtered; else physical float32, NaN = missing.
+    `units` are those of the view, None for the first recording: volts of another power are brought to them, others are left out.
+    Raises UserError (sampling_rate) for a channel that is faster than the view where nobody asked for resampling.
+    """
+    by_onset: dict[float, dict[str, Signal]] = {}
+    for signal in record.signals:
+        by_onset.setdefault(signal.onset, {})[signal.channel] = signal
+    found = {onset: [named[c] for c in plan.channels] for onset, named in sorted(by_onset.items()) if all(c in named for c in plan.channels)}
+    if not found:
+        left_out["missing_channel"] += 1
+        return None
+    left_out["segments_without_channel"] += len(by_onset) - len(found)
+    label = whole_label(record, plan, left_out) if plan.target is not None else None
+    if plan.target is not None and label is None:
+        return None
+    segments, onsets = list(found.values()), list(found)
+    units = units or tuple(signal.unit for signal in segments[0])
+    factors = [[unit_factor(signal.unit, unit) for signal, unit in zip(segment, units, strict=True)] for segment in segments]
+    known = [[factor for factor in row if factor is not None] for row in factors]
+    if known != factors:
+        left_out["unit"] += 1
+        return None
+
+    lengths = [min(length_at_rate(signal, plan, record.recording_id) for signal in segment) for segment in segments]
+    if plan.epoch is not None and plan.target is None:
+        places = trimmed(epochs(record.annotations, onsets, lengths, plan, left_out), plan, left_out)
+    else:
+        places = sliding(onsets, lengths, plan, label, left_out)
+    affine = [{(s[v].scale * f[v], s[v].offset * f[v]) for s, f in zip(segments, known, strict=True)} for v in range(len(units))]
+    whole = all(s.samples.dtype == np.int16 and not faster(s, plan) for row in segments for s in row) and all(len(a) == 1 for a in affine)
+    scale, offset = np.array([next(iter(a)) if whole else (1.0, 0.0) for a in affine], dtype=np.float64).T
+    return Cut(segments, known, whole, scale, offset, units, sorted(places, key=lambda place: place[:3]))
+
+
+def blocks(found: Cut, places: list[Place], plan: Plan) -> Iterator[np.ndarray]:
+    """The windows at `places`, in pieces [n, T, V] of at most PIECE bytes (or one window)."""
+    dtype = np.dtype(np.int16 if found.whole else np.float32)
+    needed = {place.segment for place in places}
+    tracks = {
+        i: [values(signal, factor, found.whole, plan) for signal, factor in zip(segment, found.factors[i], strict=True)]
+        for i, segment in enumerate(found.segments)
+        if i in needed
+    }
+    at_once = max(1, PIECE // (plan.window * len(plan.channels) * dtype.itemsize))
+    for i in range(0, len(places), at_once):
+        now = places[i : i + at_once]
+        piece = np.empty((len(now), plan.window, len(plan.channels)), dtype=dtype)
+        for segment in {place.segment for place in now}:
+            rows = [row for row, place in enumerate(now) if place.segment == segment]
+            firsts = [now[row].first for row in rows]
+            for v, track in enumerate(tracks[segment]):
+                piece[rows, :, v] = np.lib.stride_tricks.sliding_window_view(track, plan.window)[firsts]
+        yield piece
+
+
+def values(signal: Signal, factor: float, whole: bool, plan: Plan) -> np.ndarray:
+    """A channel at the view's rate: its digital int16 values when `whole`, else physical float32 in the view's unit."""
+    x = at_rate(signal, plan)
+    return x if whole else ((x.astype(np.float64) * signal.scale + signal.offset) * factor).astype(np.float32)
+
+
+def faster(signal: Signal, plan: Plan) -> bool:
+    """Whether the channel must be filtered to come to the view's rate."""
+    return signal.rate > plan.rate and not same_rate(signal, plan)
+
+
+def same_rate(signal: Signal, plan: Plan) -> bool:
+    """Whether the channel has the view's rate."""
+    return math.isclose(signal.rate, plan.rate, rel_tol=1e-9)
+
+
+def length_at_rate(signal: Signal, plan: Plan, recording: str) -> int:
+    """floor(samples * rate / own rate). Raises UserError (sampling_rate) for a faster channel that nobody asked to resample."""
+    if faster(signal, plan) and not plan.resample and signal.channel not in plan.decimate:
+        raise UserError(
+            Reason.SAMPLING_RATE, f"{safe_text(signal.channel)} of recording {safe_text(recording)} has {signal.rate:g} Hz",
+            wanted=f"expected at most the {plan.rate:g} Hz of this view", action=f"Give --rate {plan.rate:g} to resample with an anti-alias filter",
+            field="rate", found=f"{signal.rate:g}", expected=f"{plan.rate:g}",
+        )  # fmt: skip
+    n = len(signal.samples)
+    return n if same_rate(signal, plan) else math.floor(n * plan.rate / signal.rate + 1e-6)
+
+
+def at_rate(signal: Signal, plan: Plan) -> np.ndarray:
+    """The channel at the view's rate, in its own (digital) values and dtype, but float64 when it had to be filtered.
+
+    Slower: linear interpolation (zero-order hold for `plan.hold`), after the last sample its value; int16 is rounded to the source's own digital
+    step, so the error is at most half of it. Faster: one anti-alias filter over the whole segment, see `filtered`.
+    """
+    x = signal.samples
+    if same_rate(signal, plan):
+        return x
+    length = length_at_rate(signal, plan, "")
+    if faster(signal, plan):
+        return filtered(x, Fraction(plan.rate).limit_denominator(1000) / Fraction(signal.rate).limit_denominator(1000), length)
+    at = np.arange(length) * signal.rate / plan.rate  # positions in own samples
+    left = np.minimum(np.floor(at + 1e-9).astype(np.int64), max(len(x) - 1, 0))
+    if signal.channel in plan.hold or length == 0:
+        return x[left]
+    part = np.clip(at - left, 0.0, 1.0)
+    right = np.minimum(left + 1, len(x) - 1)
+    y = np.where(part > 1e-9, x[left] * (1 - part) + x[right] * part, x[left])  # an observed value stays when its neighbour is missing
+    return np.rint(y).astype(np.int16) if x.dtype == np.int16 else y.astype(x.dtype)
+
+
+def filtered(x: np.ndarray, ratio: Fraction, length: int) -> np.ndarray:
+    """`x` [samples] resampled by `ratio` to `length` values, float64 in the units of `x` (`scipy.signal.resample_poly`).
+
+    The edges go on along the line through the first and last sample. Missing values are bridged by lines and are missing again afterwards.
+    """
+    from scipy.signal import resample_poly
+
+    y = x.astype(np.float64)
+    missing = ~np.isfinite(y)
+    if missing.all():
+        return np.full(length, np.nan)
+    if missing.any():
+        y[missing] = np.interp(np.flatnonzero(missing), np.flatnonzero(~missing), y[~missing])
+    out = resample_poly(y, ratio.numerator, ratio.denominator, padtype="line")[:length]
+    if missing.any():
+        out[missing[np.minimum(np.rint(np.arange(length) / float(ratio)).astype(np.int64), len(x) - 1)]] = np.nan
+    return out
+
+
+def unit_factor(unit: str, wanted: str) -> float | None:
+    """What a value in `unit` is multiplied with to be in `wanted`; None when they are different things. Letter case and blanks do not count."""
+    here, there = unit.strip().casefold(), wanted.strip().casefold()
+    if here == there:
+        return 1.0
+    return VOLTS[here] / VOLTS[there] if here in VOLTS and there in VOLTS else None
+
+
+def sliding(onsets: list[float], lengths: list[int], plan: Plan, label: Any, left_out: Counter[str]) -> list[Place]:
+    """Windows every `stride` samples, never over the end of a segment. Segments that are too short are counted."""
+    places = []
+    for segment, (onset, length) in enumerate(zip(onsets, lengths, strict=True)):
+        left_out["too_short"] += length < plan.window
+        places += [Place(onset + first / plan.rate, segment, first, label) for first in range(0, length - plan.window + 1, plan.stride)]
+    return places
+
+
+def epochs(annotations: list[Annotation], onsets: list[float], lengths: list[int], plan: Plan, left_out: Counter[str]) -> list[Place]:
+    """One window a labelled epoch: annotations are cut into whole epochs from their own onset, the window is centred on its epoch.
+
+    Epochs of texts without a class are counted as `unlabelled_epochs`, those whose window does not lie in one segment as
+    `annotation_out_of_range`.
+    """
+    assert plan.epoch is not None and plan.labels is not None
+    places = []
+    for annotation in annotations:
+        count = int(annotation.duration / plan.epoch + 1e-6)
+        label = plan.labels.get(annotation.label)
+        if label is None:
+            left_out["unlabelled_epochs"] += count
+            continue
+        for i in range(count):
+            start = annotation.onset + i * plan.epoch + (plan.epoch - plan.length) / 2
+            for segment, (onset, length) in enumerate(zip(onsets, lengths, strict=True)):
+                first = round((start - onset) * plan.rate)
+                if 0 <= first <= length - plan.window:
+                    places.append(Place(onset + first / plan.rate, segment, first, label))
+                    break
+            else:
+                left_out["annotation_out_of_range"] += 1
+    return places
+
+
+def trimmed(places: list[Place], plan: Plan, left_out: Counter[str]) -> list[Place]:
+    """Of class `plan.trim[0]`, only what lies within so many seconds of the first and last window of another class.
+
+    Without another class nothing is trimmed and `class_missing` is counted (method notes, section 12, row 21).
+    """
+    if plan.trim is None or not places:
+        return places
+    name, seconds = plan.trim
+    others = [place.start for place in places if place.label != name]
+    if not others:
+        left_out["class_missing"] += 1
+        return places
+    slack = 0.5 / plan.rate  # rounding of the clock
+    earliest, latest = min(others) - seconds - slack, max(others) + seconds + slack
+    kept = [place for place in places if earliest <= place.start <= latest]
+    left_out["trimmed"] += len(places) - len(kept)
+    return kept
+
+
+def whole_label(record: Record, plan: Plan, left_out: Counter[str]) -> Any:
+    """The label of a whole recording, from its attribute `plan.target`; None (counted) where there is none that the view knows."""
+    assert plan.target is not None
+    value = record.attributes.get(plan.target)
+    if plan.task == "regression":
+        number = float(value) if isinstance(value, int | float) else math.nan
+        value = number if math.isfinite(number) else None
+    elif plan.task == "multilabel" and isinstance(value, list | tuple):
+        names = {str(name) for name in value}
+        known = [name for name in plan.classes if name in names] if plan.classes else sorted(names)
+        left_out["unknown_label"] += len(names) - len(known)
+        return tuple(known)
+    elif value is not None:
+        value = str(value)
+        if plan.classes and value not in plan.classes:
+            left_out["unknown_label"] += 1
+            return None
+    if value is None:
+        left_out["unmatched_labels"] += 1
+    return value
+
+
+def refused(text: str, wanted: str, action: str, field: str) -> UserError:
+    """An option that does not fit the view: config, exit 2."""
+    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, field=field, exit_code=Exit.USAGE)

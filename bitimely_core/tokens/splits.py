@@ -1,0 +1,113 @@
+"""Which subject, recording or window belongs to train, validation and test. Every choice is a hash, so nothing depends on order."""
+
+from __future__ import annotations
+
+import hashlib
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.registry import unknown
+
+SPLITS = ("train", "validation", "test")
+SCHEMES = ("subject", "official", "time", "random-window")
+SHARED = {  # schemes in which a subject may stand in several splits, and what is said about it wherever scores are shown
+    "time": "split by blocks of time inside each recording: the same subjects stand in train, validation and test, so scores say nothing about new subjects",
+    "random-window": "split by random windows: neighbouring windows of one recording stand in train and test, so scores are optimistic",
+}
+FOLDS = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}  # PTB-XL's recommendation
+
+Scheme = Callable[[str, str, dict[str, Any], Sequence[float]], list[str | None]]
+"""`(subject_id, recording_id, attributes, starts in seconds) -> split of each window`, None = left out (the gap of `time`)."""
+
+
+def share(text: str) -> float:
+    """A number in [0, 1) that depends on `text` alone: the first 8 bytes, big-endian, of its SHA-256 over 2^64."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+
+
+def by_share(u: float) -> str:
+    """80/10/10: below 0.8 train, below 0.9 validation, else test."""
+    return "train" if u < 0.8 else "validation" if u < 0.9 else "test"
+
+
+def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20) -> dict[str, str]:
+    """Subject -> split, by u = `share("{seed}|{subject_id}")` (method notes, section 12, row 15).
+
+    From `small` subjects on each is placed by its own u, so adding subjects moves no other. Fewer than `small` (n of them) are ranked by u:
+    the last max(1, round(n / 10)) are test, as many before them validation, the rest train (halves round to even: n = 15 gives 2). Fewer than 3
+    are all train. Duplicates and order of `subject_ids` have no influence; the result is sorted by subject.
+    """
+    u = {subject: share(f"{seed}|{subject}") for subject in sorted(set(subject_ids))}
+    if len(u) >= small:
+        return {subject: by_share(value) for subject, value in u.items()}
+    if len(u) < 3:
+        return dict.fromkeys(u, "train")
+    held = max(1, round(len(u) / 10))
+    ranked = sorted(u, key=lambda subject: (u[subject], subject))
+    places = ["train"] * (len(u) - 2 * held) + ["validation"] * held + ["test"] * held
+    placed = dict(zip(ranked, places, strict=True))
+    return {subject: placed[subject] for subject in u}
+
+
+def blocks_of_time(starts: Sequence[float], length: float) -> list[str | None]:
+    """The windows of one recording by time: the last tenth is test, the tenth before validation, with a gap of one window before each.
+
+    `starts` ascending and `length` in seconds. A tenth is max(1, round(n / 10)) windows; fewer than 5 windows are all train. Windows that end
+    less than `length` before the next block begins fall into the gap (None), so that no sample, and no sample that was interpolated from a
+    neighbour, stands in two splits.
+    """
+    n = len(starts)
+    if n < 5:
+        return ["train"] * n
+    held = max(1, round(n / 10))
+    places: list[str | None] = [None] * n
+    end, edge = n, float("inf")
+    for name, count in (("test", held), ("validation", held), ("train", n)):
+        while end > 0 and starts[end - 1] + 2 * length > edge + 1e-6 * length:  # rounding of the clock
+            end -= 1
+        first = max(0, end - count)
+        places[first:end] = [name] * (end - first)
+        end, edge = first, starts[first] if first < n else edge
+    return places
+
+
+def official(attributes: dict[str, Any]) -> str | None:
+    """The split that the data set itself gives: attribute `split` (train, validation, test) or `fold` (1-8, 9, 10); None without either."""
+    named = attributes.get("split")
+    if isinstance(named, str) and named.lower() in SPLITS:
+        return named.lower()
+    fold = attributes.get("fold")
+    return FOLDS.get(int(fold)) if isinstance(fold, int | float) and not isinstance(fold, bool) and fold == fold else None
+
+
+def scheme(name: str, *, subjects: Iterable[str], seed: int, length: float) -> Scheme:
+    """The function that places the windows of one recording; `subjects` are all of the cache, whatever the view, so that views agree.
+
+    Raises UserError (unknown_name, exit 2) for another name; with `official`, the function raises it (config, exit 2) for a recording
+    without an official split.
+    """
+    if name not in SCHEMES:
+        raise unknown("split", name, list(SCHEMES))
+    placed = assign_splits(subjects, seed=seed) if name == "subject" else {}
+
+    def by_subject(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
+        return [placed[subject]] * len(starts)
+
+    def by_fold(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
+        found = official(attributes)
+        if found is None:
+            raise UserError(
+                Reason.CONFIG, "this data set gives no official split", wanted="expected an attribute 'split' or 'fold' of every recording",
+                action="Use --split subject", field="split", found=safe_text(attributes.get("fold")), exit_code=Exit.USAGE,
+            )  # fmt: skip
+        return [found] * len(starts)
+
+    def by_time(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
+        return blocks_of_time(starts, length)
+
+    def by_window(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
+        return [by_share(share(f"{seed}|{recording}|{float(start)!r}")) for start in starts]
+
+    return {"subject": by_subject, "official": by_fold, "time": by_time, "random-window": by_window}[name]

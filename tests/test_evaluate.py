@@ -1,0 +1,413 @@
+"""Metrics against scikit-learn and against their definitions; undefined cases; bootstrap over subjects; pairing."""
+
+import json
+import time
+import warnings
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from bitimely_core import evaluate
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.evaluate import Predictions, compare, draw, length_only, probabilities, score
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def cohort(seed, n=200, k=4, subjects=20, levels=None):
+    """Targets, probabilities (of few levels where ties are wanted) and subjects that depend on each other."""
+    rng = np.random.default_rng(seed)
+    groups = rng.integers(0, subjects, n)
+    target = rng.integers(0, k, n)
+    logits = rng.normal(size=(n, k)) + 1.2 * np.eye(k)[target] + rng.normal(size=(subjects, k))[groups] * 0.5
+    p = softmax(logits)
+    if levels:
+        p = np.round(p * levels) + 1e-3
+        p = p / p.sum(1, keepdims=True)
+    return target, p, groups
+
+
+NAMES = ("W", "N1", "N2", "N3", "R")
+
+
+def values(scores):
+    return {name: m["value"] for name, m in scores["metrics"].items()}
+
+
+# --- against oracles ----------------------------------------------------------------------------------------------------------------------
+
+
+def auroc_by_pairs(score_, positive):
+    """All pairs, ties one half."""
+    d = score_[positive][:, None] - score_[~positive][None, :]
+    return ((d > 0).sum() + 0.5 * (d == 0).sum()) / d.size
+
+
+def ap_by_thresholds(score_, positive):
+    """Sum over thresholds of precision times the recall added."""
+    total, before = 0.0, 0.0
+    for threshold in np.unique(score_)[::-1]:
+        said = score_ >= threshold
+        recall = (said & positive).sum() / positive.sum()
+        total += (recall - before) * (said & positive).sum() / said.sum()
+        before = recall
+    return total
+
+
+@pytest.mark.parametrize("levels", [None, 4])
+def test_many_random_cases_against_scikit_learn(levels):
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        k = int(rng.integers(2, 5))
+        y, p, g = cohort(seed, n=int(rng.integers(25, 90)), k=k, levels=levels)
+        if len(np.unique(y)) < k:
+            continue
+        said, got = p.argmax(1), values(score("classification", y, p, g, class_names=NAMES[:k], bootstrap=0))
+        columns = range(k) if k > 2 else [1]
+        want = {
+            "accuracy": sk.accuracy_score(y, said),
+            "balanced_accuracy": sk.balanced_accuracy_score(y, said),
+            "macro_f1": sk.f1_score(y, said, average="macro"),
+            "kappa": sk.cohen_kappa_score(y, said),
+            "auroc": np.mean([sk.roc_auc_score(y == c, p[:, c]) for c in columns]),
+            "auprc": np.mean([sk.average_precision_score(y == c, p[:, c]) for c in columns]),
+        }
+        assert got == pytest.approx(want, abs=1e-12)
+
+
+def test_rank_metrics_are_their_definitions_under_ties():
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(5, 60))
+        s, positive = rng.integers(0, 6, n) / 5.0, rng.random(n) < 0.4
+        if positive.all() or not positive.any():
+            continue
+        auroc, ap = evaluate._ranked(s, positive, np.arange(n))(np.ones((1, n)))
+        assert auroc[0] == pytest.approx(auroc_by_pairs(s, positive), abs=1e-12)
+        assert ap[0] == pytest.approx(ap_by_thresholds(s, positive), abs=1e-12)
+
+
+def test_labels_and_values_against_scikit_learn():
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        y = (rng.random((80, 3)) < [0.5, 0.2, 0.35]).astype(int)
+        p = np.round(1 / (1 + np.exp(-rng.normal(size=(80, 3)) - y)), 1 + seed % 3)
+        g = rng.integers(0, 12, 80)
+        got = values(score("multilabel", y, p, g, class_names=("CHF", "COPD", "DM"), bootstrap=0))
+        want = {
+            "auprc": sk.average_precision_score(y, p),
+            "auroc": sk.roc_auc_score(y, p),
+            "auprc_micro": sk.average_precision_score(y, p, average="micro"),
+            "macro_f1": sk.f1_score(y, p >= 0.5, average="macro"),
+            "accuracy": (y == (p >= 0.5)).mean(),
+        }
+        assert got == pytest.approx(want, abs=1e-12)
+        t, x = rng.normal(size=50), rng.normal(size=50)
+        got = values(score("regression", t, x, np.arange(50) % 7, bootstrap=0))
+        assert got == pytest.approx({"mae": np.abs(t - x).mean(), "rmse": np.sqrt(((t - x) ** 2).mean())}, abs=1e-12)
+
+
+def test_classes_one_by_one():
+    y, p, g = cohort(3, k=5)
+    scores = score("classification", y, p, g, class_names=NAMES, bootstrap=50)
+    precision, recall, f1, support = sk.precision_recall_fscore_support(y, p.argmax(1))
+    for k, name in enumerate(NAMES):
+        entry = scores["by_class"][name]
+        assert entry["support"] == support[k]
+        assert entry["base_rate"] == pytest.approx((y == k).mean())
+        assert entry["subjects"] == len(set(g[y == k]))
+        assert entry["precision"]["value"] == pytest.approx(precision[k], abs=1e-12)
+        assert entry["recall"]["value"] == pytest.approx(recall[k], abs=1e-12)
+        assert entry["f1"]["value"] == pytest.approx(f1[k], abs=1e-12)
+        assert entry["auroc"]["value"] == pytest.approx(auroc_by_pairs(p[:, k], y == k), abs=1e-12)
+    assert scores["confusion"] == sk.confusion_matrix(y, p.argmax(1)).tolist()
+
+
+# --- bootstrap ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
+def test_replicates_equal_rows_copied_by_hand(task):
+    """A weight of two is the row twice: recompute every metric on physically repeated rows."""
+    y, p, g = cohort(7, n=60, k=3, subjects=8, levels=5)
+    names = NAMES[:3]
+    if task == "multilabel":
+        y = np.eye(3, dtype=int)[y]
+    if task == "regression":
+        y, p, names = p[:, 0], p[:, 1], ()
+    rows = evaluate._rows(task, y, {"run": p}, g, names, "subject")
+    f = evaluate.STATISTICS[task](rows, rows.predictions["run"], None)
+    counts = draw(range(25), rows.n_units, seed=3)
+    drawn = f(counts)
+    for r in range(25):
+        repeated = np.repeat(np.arange(60), counts[r].astype(int)[rows.units])
+        t, x = rows.target[repeated], rows.predictions["run"][repeated]
+        again = values(score(task, t, x, rows.groups[repeated], class_names=names, bootstrap=0))
+        for name, value in again.items():
+            assert drawn[name][r] == pytest.approx(np.nan if value is None else value, abs=1e-12, nan_ok=True), name
+
+
+def test_draws_are_of_subjects_and_reproducible():
+    counts = draw(range(400), 9, seed=5)
+    assert (counts.sum(1) == 9).all()
+    assert counts.mean() == pytest.approx(1.0)
+    assert np.array_equal(counts[100:110], draw(range(100, 110), 9, seed=5))  # whatever is asked for together
+    assert not np.array_equal(counts, draw(range(400), 9, seed=6))
+
+
+def test_standard_error_of_a_mean_is_the_analytic_one():
+    """Equal clusters: the bootstrap over subjects gives the standard error of the mean of subject means."""
+    rng = np.random.default_rng(0)
+    subject = rng.normal(size=40)
+    t = np.zeros(400)
+    x = np.abs(np.repeat(subject, 10)) + 0.01 * rng.random(400)
+    g = np.repeat(np.arange(40), 10)
+    m = score("regression", t, x, g, bootstrap=2000)["metrics"]["mae"]
+    means = x.reshape(40, 10).mean(1)
+    assert m["se"] == pytest.approx(means.std() / np.sqrt(40), rel=0.06)
+    by_window = score("regression", t, x, g, bootstrap=500, by="window")
+    assert by_window["metrics"]["mae"]["se"] < 0.5 * m["se"]  # ten windows of one subject are not ten observations
+    assert by_window["settings"]["by"] == "window"
+    assert "windows, not subjects" in by_window["notices"][0]
+
+
+@pytest.mark.parametrize("by", ["subject", "window"])
+def test_order_of_rows_is_immaterial(by):
+    y, p, g = cohort(11, k=4, levels=6)
+    subjects = np.array([f"s{i}" for i in g], dtype=object)
+    first = score("classification", y, p, subjects, class_names=NAMES[:4], train_target=y, bootstrap=60, by=by)
+    order = np.random.default_rng(1).permutation(len(y))
+    again = score("classification", y[order], p[order], subjects[order], class_names=NAMES[:4], train_target=y, bootstrap=60, by=by)
+    assert json.dumps(first) == json.dumps(again)  # not one digit differs
+
+
+def test_twenty_thousand_rows_take_a_second():
+    y, p, g = cohort(0, n=20_000, k=2, subjects=200)
+    start = time.process_time()
+    m = score("classification", y, p, g, class_names=("no", "yes"), bootstrap=1000)["metrics"]["auroc"]
+    assert time.process_time() - start < 10
+    assert m["lo"] < m["value"] < m["hi"]
+    assert m["n_defined"] == 1000
+
+
+@pytest.mark.slow
+def test_intervals_cover():
+    """AUROC 0.75, n = 200, 30 % positives: the 95 % interval holds the truth in 92 to 97 % of 400 data sets."""
+    rng = np.random.default_rng(4)
+    inside = 0
+    for _ in range(400):
+        positive = rng.random(200) < 0.3
+        s = rng.normal(size=200) + positive * np.sqrt(2) * 0.6744897501960817  # the normal quantile of 0.75
+        p = 1 / (1 + np.exp(-s))
+        m = score("classification", positive.astype(int), np.stack([1 - p, p], 1), np.arange(200), class_names=("no", "yes"), bootstrap=250)
+        inside += m["metrics"]["auroc"]["lo"] <= 0.75 <= m["metrics"]["auroc"]["hi"]
+    assert 0.92 <= inside / 400 <= 0.97
+
+
+# --- undefined ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_absent_class_is_left_out_and_said():
+    y, p, g = cohort(2, k=4)
+    y[y == 3] = 2
+    scores = score("classification", y, p, g, class_names=NAMES[:4], bootstrap=40)
+    assert scores["metrics"]["auroc"]["classes"] == {"defined": 3, "of": 4}
+    assert scores["by_class"]["N3"]["auroc"]["value"] is None
+    assert scores["by_class"]["N3"]["recall"]["undefined_reason"] == "no row is of class N3"
+    assert scores["metrics"]["balanced_accuracy"]["value"] == pytest.approx(np.mean([(p[y == c].argmax(1) == c).mean() for c in range(3)]))
+    assert any("N3" in n for n in scores["notices"])
+
+
+@pytest.mark.parametrize("only", [0, 1])
+def test_a_single_class_defines_accuracy_alone(only):
+    """scikit-learn gives AUPRC 0.0 or 1.0 and a balanced accuracy here."""
+    _, p, g = cohort(5, k=2)
+    scores = score("classification", np.full(200, only), p, g, class_names=("no", "yes"), bootstrap=20)
+    for name in ("auroc", "auprc", "balanced_accuracy", "macro_f1", "kappa"):
+        m = scores["metrics"][name]
+        assert (m["value"], m["se"], m["lo"], m["hi"], m["n_defined"]) == (None, None, None, None, 0), name
+        assert "one class only" in m["undefined_reason"]
+    assert scores["metrics"]["accuracy"]["lo"] is not None
+    labels = score("multilabel", np.full((200, 1), only), p[:, :1], g, class_names=("CHF",), bootstrap=20)
+    assert labels["metrics"]["auprc"]["value"] is None
+
+
+def test_few_positives_give_a_value_without_an_interval():
+    rng = np.random.default_rng(0)
+    for positives in (1, 3):
+        y = np.zeros(40, dtype=int)
+        y[:positives] = 1
+        p = rng.random(40)
+        scores = score("classification", y, np.stack([1 - p, p], 1), np.arange(40), class_names=("no", "yes"), bootstrap=50)
+        m = scores["metrics"]["auroc"]
+        assert m["value"] == pytest.approx(auroc_by_pairs(p, y == 1))
+        assert (m["lo"], m["hi"], m["se"]) == (None, None, None)
+        assert f"{positives} row" in m["undefined_reason"]
+        assert scores["metrics"]["accuracy"]["lo"] is not None
+
+
+def test_replicates_that_lack_a_class_are_dropped_and_counted():
+    """All positives in one of ten subjects: a replicate misses that subject with probability 0.9^10."""
+    g = np.repeat(np.arange(10), 20)
+    y = (g == 0).astype(int)
+    p = np.random.default_rng(0).random(200)
+    m = score("classification", y, np.stack([1 - p, p], 1), g, class_names=("no", "yes"), bootstrap=1000)["metrics"]["auroc"]
+    assert m["n_defined"] / 1000 == pytest.approx(1 - 0.9**10, abs=0.04)
+    assert m["lo"] is None
+    assert "replicates" in m["undefined_reason"]
+
+
+@pytest.mark.parametrize(("subjects", "words"), [(1, "one subject"), (4, "4 subjects")])
+def test_too_few_subjects_give_no_interval(subjects, words):
+    y, p, g = cohort(1, k=3)
+    scores = score("classification", y, p, g % subjects, class_names=NAMES[:3], bootstrap=30)
+    for m in scores["metrics"].values():
+        assert m["value"] is not None
+        assert m["lo"] is None
+        assert words in m["undefined_reason"]
+    assert any(words in n for n in scores["notices"])
+
+
+def test_an_empty_split_is_null_with_the_reason():
+    scores = score("classification", [], np.empty((0, 3)), [], class_names=NAMES[:3])
+    assert all(m["value"] is None and "no rows" in m["undefined_reason"] for m in scores["metrics"].values())
+    assert scores["n"] == 0
+    json.dumps(scores, allow_nan=False)
+
+
+def test_one_person_a_class_is_called_out():
+    g = np.repeat([0, 1, 2], 30)
+    p = softmax(np.random.default_rng(0).normal(size=(90, 3)))
+    assert any("Each class is one subject" in n for n in score("classification", g, p, g, class_names=NAMES[:3], bootstrap=0)["notices"])
+
+
+def test_scores_that_are_not_numbers_are_refused_and_counted():
+    y, p, g = cohort(1, k=3)
+    p[[4, 9], 1] = np.nan
+    with pytest.raises(UserError) as caught:
+        score("classification", y, p, g, class_names=NAMES[:3])
+    assert caught.value.code == Reason.NON_FINITE
+    assert "2 of 200" in str(caught.value)
+    with pytest.raises(UserError):
+        score("regression", np.ones(5), np.array([1, 2, np.inf, 1, 1]), np.arange(5))
+
+
+def test_logits_in_the_place_of_probabilities_are_refused():
+    y, _, g = cohort(1, k=3)
+    with pytest.raises(ValueError, match="probabilities"):
+        score("classification", y, np.random.default_rng(0).normal(size=(200, 3)), g, class_names=NAMES[:3])
+    assert probabilities("classification", [[1e4, 0.0], [0.0, 0.0]]) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
+    assert probabilities("multilabel", [[-1e4, 0.0, 2.0]]) == pytest.approx(np.array([[0, 0.5, 1 / (1 + np.exp(-2))]]))
+    assert probabilities("regression", np.ones((4, 1))).shape == (4,)
+
+
+def test_every_number_is_json_without_nan():
+    y, p, g = cohort(2, k=3)
+    json.dumps(score("classification", y, p, g, class_names=NAMES[:3], train_target=y, bootstrap=20), allow_nan=False)
+
+
+# --- baselines ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_baselines_come_from_the_training_targets():
+    y, p, g = cohort(4, k=3)
+    train = np.array([2] * 60 + [0] * 30 + [1] * 10)
+    scores = score("classification", y, p, g, class_names=NAMES[:3], train_target=train, bootstrap=100)
+    majority, prior = scores["baselines"]["majority"], scores["baselines"]["prior"]
+    assert majority["metrics"]["accuracy"]["value"] == pytest.approx((y == 2).mean())
+    assert majority["metrics"]["balanced_accuracy"]["value"] == pytest.approx(1 / 3)
+    assert majority["metrics"]["kappa"]["value"] == pytest.approx(0)
+    assert majority["metrics"]["auroc"]["value"] == pytest.approx(0.5)
+    rates = np.array([0.3, 0.1, 0.6])
+    assert prior["metrics"]["accuracy"]["value"] == pytest.approx(rates[y].mean())  # expected value of guessing
+    gain = majority["difference"]
+    assert gain["value"] == pytest.approx(scores["metrics"]["accuracy"]["value"] - (y == 2).mean())
+    assert gain["lo"] < gain["value"] < gain["hi"]
+    assert gain["above"] + gain["below"] == pytest.approx(1.0)
+    assert score("classification", y, p, g, class_names=NAMES[:3], bootstrap=0)["baselines"] == {}
+
+
+def test_baselines_of_labels_and_values():
+    rng = np.random.default_rng(0)
+    y, p, g = (rng.random((100, 2)) < [0.2, 0.6]).astype(int), rng.random((100, 2)), np.arange(100)
+    labels = score("multilabel", y, p, g, class_names=("CHF", "DM"), train_target=y, bootstrap=0)["baselines"]
+    assert labels["prior"]["metrics"]["auprc"]["value"] == pytest.approx(y.mean())  # base rates
+    assert labels["prior"]["metrics"]["auroc"]["value"] == pytest.approx(0.5)
+    t = rng.normal(size=100)
+    numbers = score("regression", t, np.zeros(100), g, train_target=np.array([1.0, 1.0, 4.0]), bootstrap=0)["baselines"]
+    assert numbers["mean"]["metrics"]["mae"]["value"] == pytest.approx(np.abs(t - 2).mean())
+    assert numbers["median"]["metrics"]["rmse"]["value"] == pytest.approx(np.sqrt(((t - 1) ** 2).mean()))
+
+
+def test_length_alone_finds_what_length_gives_away():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 400)
+    length = rng.poisson(20 + 30 * y) + 1
+    p = length_only("classification", length[:200], y[:200], length[200:])
+    extra = {"length_only": p}
+    flat, names = np.full((200, 2), 0.5), ("no", "yes")
+    scores = score("classification", y[200:], flat, np.arange(200), class_names=names, baselines=extra, bootstrap=30)
+    assert scores["baselines"]["length_only"]["metrics"]["auroc"]["value"] > 0.95
+    assert scores["baselines"]["length_only"]["difference"]["hi"] < 0
+    both = length_only("multilabel", length[:200], np.stack([y[:200], np.ones(200, int)], 1), length[200:])
+    assert both.shape == (200, 2)
+    assert (both[:, 1] == 1).all()
+    assert np.corrcoef(length_only("regression", length[:200], length[:200] * 2.0, length[200:]), length[200:])[0, 1] > 0.99
+
+
+# --- pairing ------------------------------------------------------------------------------------------------------------------------------
+
+
+def pair(seed=0, k=3):
+    y, p, g = cohort(seed, k=k)
+    q = softmax(np.log(p) + 0.3 * np.random.default_rng(seed + 1).normal(size=p.shape))
+    ids = np.arange(len(y))
+    return Predictions(ids, y, p, g), Predictions(ids, y, q, g)
+
+
+def test_pairs_share_their_draws():
+    first, second = pair()
+    result = compare("classification", first, second, class_names=NAMES[:3], bootstrap=200)
+    d = result["metrics"]["accuracy"]
+    assert d["value"] == pytest.approx(d["first"] - d["second"])
+    a = score("classification", *first[1:], class_names=NAMES[:3], bootstrap=200, rows=first.rows)["metrics"]["accuracy"]
+    b = score("classification", *second[1:], class_names=NAMES[:3], bootstrap=200, rows=second.rows)["metrics"]["accuracy"]
+    assert d["se"] < np.hypot(a["se"], b["se"])  # what both have in common cancels
+    back = compare("classification", second, first, class_names=NAMES[:3], bootstrap=200)["metrics"]["accuracy"]
+    assert (back["value"], back["se"], back["above"]) == pytest.approx((-d["value"], d["se"], d["below"]))
+    same = compare("classification", first, first, class_names=NAMES[:3], bootstrap=50)["metrics"]
+    assert all(m["value"] == 0 and m["above"] == m["below"] == 0 for m in same.values())
+
+
+def test_pairing_aligns_rows_and_refuses_others():
+    first, second = pair()
+    order = np.random.default_rng(0).permutation(len(second.rows))
+    shuffled = Predictions(*(np.asarray(field)[order] for field in second))
+    assert compare("classification", first, shuffled, class_names=NAMES[:3], bootstrap=40) == compare(
+        "classification", first, second, class_names=NAMES[:3], bootstrap=40
+    )
+    for other in (
+        second._replace(rows=second.rows + 1),
+        second._replace(target=(second.target + 1) % 3),
+        second._replace(groups=second.groups + 1),
+        Predictions(*(field[:-1] for field in second)),
+    ):
+        with pytest.raises(UserError) as caught:
+            compare("classification", first, other, class_names=NAMES[:3])
+        assert caught.value.exit_code == Exit.REFUSED
+
+
+def test_nothing_here_warns():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y, p, g = cohort(0, n=30, k=5)
+        p[:, 4] = 0
+        p /= p.sum(1, keepdims=True)
+        scores = score("classification", y, p, g, class_names=NAMES, train_target=y, bootstrap=100)
+    never = scores["by_class"]["R"]["precision"]
+    assert never["value"] is None
+    assert "never predicted" in never["undefined_reason"]
