@@ -29,6 +29,7 @@ class Signal(NamedTuple):
     scale: float = 1.0
     offset: float = 0.0
     onset: float = 0.0  # seconds from the start of the recording; > 0 for later segments of a discontinuous file
+    rails: tuple[float, float] | None = None  # lowest and highest digital value, for the QC; not stored
 
 
 class Annotation(NamedTuple):
@@ -53,12 +54,36 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What became of the rows of one table: a row object of the ingest report. Accounting: seen = used + dropped + quarantined."""
+
+    file: str  # relative to the source
+    kind: str = "rows"  # rows, segments, cases ...
+    seen: int  # data records in the file, counted independently of the parser
+    dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows left out by a documented rule
+    quarantined: dict[str, int] = field(default_factory=dict)  # reason -> faulty rows
+    warned: dict[str, int] = field(default_factory=dict)  # reason -> rows used with a warning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What a unit that is a whole table holds: many recordings, and the account of its rows."""
+
+    records: list[Record]
+    rows: list[Rows] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)  # warnings and infos of the table
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unit:
-    """The smallest thing that is accepted or quarantined. `read` runs in a worker process and raises UserError."""
+    """The smallest thing that is accepted or quarantined. `read` runs in a worker process and raises UserError.
+
+    A unit is not read again while its files and the arguments of `read` (a `functools.partial` of a function of a module) stay the same.
+    """
 
     name: str
     files: tuple[str, ...]  # relative to the source
-    read: Callable[[], Record] | None  # None: `findings` already say why it cannot be read
+    read: Callable[[], Record | Records] | None  # None: `findings` already say why it cannot be read
     findings: tuple[Finding, ...] = ()
 
 

@@ -1,9 +1,9 @@
 """Checkpoints of a training run: a folder a step, written whole or not at all, verified before use, without pickles.
 
-`checkpoints/step-N/` holds `model.safetensors` (weights and buffers), `optimizer.safetensors` (moments by parameter name) and `meta.json`: step, epoch,
-seed, identity (what the run was started with), SHA-256 and size of the other files, and its own hash. Schedule, random numbers and the order of the data
-are functions of the step, so the step is their state. A folder is filled as `step-N.tmp` and renamed when every file is on the disk;
-`LATEST` is a hint for people and never read.
+`checkpoints/step-N/` holds `model.safetensors` (weights and buffers), `optimizer.safetensors` (moments by parameter name) and `meta.json`:
+step, epoch, seed, identity (what the run was started with), SHA-256 and size of the other files, and its own hash. Schedule, random numbers
+and the order of the data are functions of the step, so the step is their state. A folder is filled as `step-N.tmp` and renamed when every
+file is on the disk; `LATEST` is a hint for people and never read.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -62,11 +63,9 @@ def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], f
         keep: How many checkpoints stay, at least 2.
 
     Raises:
-        UserError: disk_full, io_error (exit 6), integrity (exit 5); what was written of the new checkpoint is removed, the former ones stay.
+        UserError: disk_full, io_error (exit 6), integrity (exit 5); what was written of the new one is removed, the former ones stay.
     """
     final, temporary = folder / f"step-{step}", folder / f"step-{step}.tmp"
-    if final.is_dir():
-        return final  # saved before this process began: the damaged ones were set aside then
     store.make_folder(folder)
     store.require_space(folder, SPARE + sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values()))
     _remove(temporary)
@@ -74,56 +73,51 @@ def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], f
         store.make_folder(temporary)
         files = {}
         for name, group in tensors.items():
-            digest, size = store.write_file(temporary / f"{name}.safetensors", _writer(to_bytes(_unshared(group))))
+            digest, size = write_tensors(temporary / f"{name}.safetensors", group)
             files[f"{name}.safetensors"] = {"sha256": digest, "size": size}
         meta = {"format_version": FORMAT, **facts, "step": step, "files": files}
-        store.write_json(temporary / "meta.json", {**meta, "sha256": _hash(meta)})
-        temporary.rename(final)
+        store.write_json(temporary / "meta.json", {**meta, "sha256": store.fingerprint(meta)})
+        if final.is_dir():  # the same step, since then validated
+            store.os_replace(final, folder / f"step-{step}.former.tmp")
+        store.os_replace(temporary, final)
         _sync(folder)
         check(final)
     except OSError as error:
         _remove(temporary)
-        raise UserError(
-            Reason.IO_ERROR, f"the checkpoint of step {step} could not be written: {error.strerror or error}", file=str(folder), exit_code=Exit.RESOURCES,
-            action="The former checkpoint is whole; repeat the command to continue from it",
-        ) from error  # fmt: skip
+        raise store.fault(error, final) from error
     except BaseException:
         _remove(temporary)
         raise
     store.write_bytes(folder / "LATEST", f"step-{step}\n".encode())
     for old in steps(folder)[max(keep, 2) :]:
         path = folder / f"step-{old}"
-        path.rename(path.with_suffix(".tmp"))  # a kill while it is removed leaves no half checkpoint under a final name
-        _remove(path.with_suffix(".tmp"))
+        with suppress(OSError):
+            store.os_replace(path, path.with_suffix(".tmp"))  # a kill while it is removed leaves no half checkpoint under a final name
+            _remove(path.with_suffix(".tmp"))
+    _remove(folder / f"step-{step}.former.tmp")
     _remove(final.with_suffix(".damaged"))
     return final
 
 
 def check(path: Path) -> dict[str, Any]:
-    """`meta.json` of a checkpoint after comparing its own hash, and hash and size of every file it names.
+    """`meta.json` of a checkpoint after comparing its own hash, and size and hash of every file it names.
 
     Raises UserError (integrity, exit 5) that names the file at fault.
     """
     where = path / "meta.json"
     try:
         meta = json.loads(where.read_bytes())
-        own = meta.pop("sha256")
-        whole = own == _hash(meta)
-        files = dict(meta["files"]) if whole else {}
+        whole = meta.pop("sha256") == store.fingerprint(meta) and isinstance(meta["files"], dict) and isinstance(meta["step"], int)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(where, f"not readable ({safe_text(str(error))})", "expected JSON with its own hash") from error
     if not whole:
-        raise _damaged(where, "its own hash differs", "expected it unchanged")
+        raise _damaged(where, "differs from its own checksum", "expected it unchanged")
     if meta["format_version"] > FORMAT:
-        raise UserError(Reason.UNSUPPORTED_FORMAT, f"format version {meta['format_version']}", wanted=f"expected at most {FORMAT}", file=str(where))
-    for name, facts in files.items():
-        file = path / name
-        try:
-            found = {"sha256": store.sha256(file), "size": file.stat().st_size}
-        except OSError as error:
-            raise _damaged(file, error.strerror or str(error), "expected a readable file") from error
-        if found != facts:
-            raise _damaged(file, f"{found['size']} bytes, SHA-256 {found['sha256'][:12]}", f"expected {facts['size']} bytes, {facts['sha256'][:12]}")
+        raise UserError(
+            Reason.UNSUPPORTED_FORMAT, f"format version {meta['format_version']}", wanted=f"expected at most {FORMAT}",
+            action="Use a newer bitimely", file=str(where),
+        )  # fmt: skip
+    store.check(path, meta)
     return dict(meta)
 
 
@@ -187,15 +181,14 @@ def refuse_other_run(checkpoint: Checkpoint, identity: Mapping[str, Any], free: 
         key for key in was.keys() | now.keys()
         if was.get(key) != now.get(key) and not (key.split(".")[-2:-1] == ["train"] and key.split(".")[-1] in free)
     )  # fmt: skip
+    code = Reason.SETTINGS_DIFFER
     if differing:
         raise UserError(
-            Reason.SETTINGS_DIFFER, f"{_count(differing, 'key differs', 'keys differ')} from the run to continue: {', '.join(differing)}",
+            code, f"{_count(differing, 'key differs', 'keys differ')} from the run to continue: {', '.join(differing)}",
             wanted="expected the settings and data it was started with", file=str(checkpoint.folder),
             action="Repeat the former command, choose another --run, or start over with --force-new", exit_code=Exit.USAGE,
             details=[
-                Finding(
-                    code=Reason.SETTINGS_DIFFER, field=key, text=f"the checkpoint has {safe_text(was.get(key))}", wanted=f"now {safe_text(now.get(key))}"
-                )
+                Finding(code=code, field=key, text=f"the checkpoint has {safe_text(was.get(key))}", wanted=f"now {safe_text(now.get(key))}")
                 for key in differing
             ],
         )  # fmt: skip
@@ -208,12 +201,13 @@ def refuse_other_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], wan
         return f"{list(tensors[key].shape)} {str(tensors[key].dtype).removeprefix('torch.')}" if key in tensors else "nothing"
 
     differing = sorted(key for key in saved.keys() | wanted.keys() if said(saved, key) != said(wanted, key))
+    code = Reason.SHAPES_DIFFER
     if differing:
         raise UserError(
-            Reason.SHAPES_DIFFER, f"{_count(differing, 'tensor differs', 'tensors differ')}: {', '.join(differing)}",
-            wanted="expected the architecture of the checkpoint", file=str(checkpoint.folder), action="Build the model with the settings of the run",
+            code, f"{_count(differing, 'tensor differs', 'tensors differ')}: {', '.join(differing)}", file=str(checkpoint.folder),
+            wanted="expected the architecture of the checkpoint", action="Build the model with the settings of the run",
             details=[
-                Finding(code=Reason.SHAPES_DIFFER, field=key, text=f"the checkpoint has {said(saved, key)}", wanted=f"the model has {said(wanted, key)}")
+                Finding(code=code, field=key, text=f"the checkpoint has {said(saved, key)}", wanted=f"the model has {said(wanted, key)}")
                 for key in differing
             ],
         )  # fmt: skip
@@ -226,11 +220,9 @@ def flat(nested: Any, prefix: str = "") -> dict[str, Any]:
     return {key: value for name, inner in nested.items() for key, value in flat(inner, f"{prefix}.{name}" if prefix else str(name)).items()}
 
 
-def _writer(body: bytes) -> Callable[[BinaryIO], None]:
-    def fill(out: BinaryIO) -> None:
-        out.write(body)
-
-    return fill
+def write_tensors(path: Path, group: Mapping[str, Tensor]) -> tuple[str, int]:
+    """Write a safetensors file; its SHA-256 and size. Raises UserError (exit 6)."""
+    return store.write_bytes(path, to_bytes(_unshared(group)))
 
 
 def _unshared(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -249,14 +241,12 @@ def finite(group: Mapping[str, Tensor]) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in group.values() if t.is_floating_point())
 
 
-def _hash(meta: Mapping[str, Any]) -> str:
-    return hashlib.sha256(store.canonical(meta)).hexdigest()
-
-
 def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+    """Flush the names in a folder to the disk."""
+    handle = store.os_open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(handle)
+        with suppress(OSError):  # some network file systems cannot flush folders
+            store.os_fsync(handle)
     finally:
         os.close(handle)
 

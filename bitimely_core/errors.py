@@ -116,6 +116,8 @@ class Reason(StrEnum):
     # splits
     SUBJECT_LEAKAGE = "subject_leakage"
     DUPLICATE_ACROSS_SPLITS = "duplicate_across_splits"
+    SPLIT_EMPTY = "split_empty"
+    LEFT_OUT = "left_out"  # windows, by a documented rule: trimming, gaps
     # security
     PATH_ESCAPE = "path_escape"
     UNSAFE_PICKLE = "unsafe_pickle"

@@ -1,12 +1,12 @@
 """Scores that can say "undefined": metrics, bootstrap over subjects, baselines, paired comparison.
 
 A metric is an object `{value, se, lo, hi, n_defined, undefined_reason}`. `value` is null where the rows cannot define it (a class that is
-absent, one class only), never a silent 0, 1 or NaN. `se`, `lo`, `hi` are the standard deviation and the 2.5 and 97.5 percentiles over bootstrap
-replicates; they are null, with the reason, below the stated minima. `n_defined` counts the replicates in which the metric is defined; the
-others are dropped. Macro means also carry `classes: {defined, of}`.
+absent, one class only), never a silent 0, 1 or NaN. `se`, `lo`, `hi` are the standard deviation and the 2.5 and 97.5 percentiles over
+bootstrap replicates; they are null, with the reason, below the stated minima. `n_defined` counts the replicates in which the metric is
+defined; the others are dropped. Macro means also carry `classes: {defined, of}`.
 
-The unit of resampling is the subject: a replicate draws as many subjects as there are, with replacement, and every row weighs as often as its
-subject was drawn. So nothing is sorted again or copied: a metric is a function of the weights, evaluated on many replicates at once.
+The unit of resampling is the subject: a replicate draws as many subjects as there are, with replacement, and every row weighs as often as
+its subject was drawn. So nothing is sorted again or copied: a metric is a function of the weights, evaluated on many replicates at once.
 
 Legend: n rows, U units of resampling (subjects, or rows with by="window"), R replicates, K classes or labels, G groups of equal scores.
 """
@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bitimely_core.batch import Figure
 from bitimely_core.errors import Reason, UserError
 
 Array = npt.NDArray[Any]
@@ -31,6 +32,7 @@ MINIMUM_UNITS = 5  # fewer subjects: no interval
 MINIMUM_ROWS = 5  # fewer rows of a class, or of all others together: no interval for what compares classes
 MINIMUM_DEFINED = 0.95  # share of the replicates that must be defined
 LEVEL = 0.95
+IDENTITY = ("recording_id", "start", "window")  # columns that say which window a row is
 EMPTY = "the split holds no rows"
 
 METRICS: dict[str, tuple[str, ...]] = {
@@ -129,12 +131,12 @@ def _rows(
         raise ValueError(f"task {task!r}, expected one of {', '.join(METRICS)}")
     if by not in ("subject", "window"):
         raise ValueError(f"by={by!r}, expected subject or window")
-    y, names = np.asarray(target), tuple(class_names)
+    y, names = np.asarray(target), () if task == "regression" else tuple(class_names)
     n, k = len(y), len(names)
     shape = (n,) if task == "regression" else (n, k)
     taken = {}
     for name, values in predictions.items():
-        taken[name] = np.asarray(values, dtype=np.float64)
+        taken[name] = np.asarray(values, dtype=np.float64).reshape(shape if task == "regression" else np.shape(values))
         if taken[name].shape != shape:
             raise ValueError(f"prediction {name!r} has shape {taken[name].shape}, expected {shape} ({task}, {k} class names)")
         _finite(taken[name], "score" if name == "run" else f"score of {name}")
@@ -410,9 +412,8 @@ def _metrics(rows: _Rows, point: dict[str, Array], draws: dict[str, Array], boot
         if rows.task == "multilabel":
             undefined = "no label has rows with and without it"
         elif rows.task == "classification" and not classes:
-            undefined = (
-                f"the rows hold one class only ({', '.join(n for n, held in zip(rows.names, rows.positive.any(0), strict=True) if held)})"
-            )
+            held = [rows.names[k] for k in np.flatnonzero(rows.positive.any(0))]
+            undefined = f"the rows hold one class only ({', '.join(held)})"
         out[name] = _metric(float(point[name]), draws[name], undefined, _uncertain(rows, name, bootstrap))
         if rows.task != "regression" and name in MACRO:
             out[name]["classes"] = {"defined": classes, "of": len(rows.names)}
@@ -508,9 +509,9 @@ def length_only(task: str, train_lengths: Any, train_target: Any, lengths: Any) 
 # --- the two public verbs -----------------------------------------------------------------------------------------------------------------
 
 
-def _settings(rows: _Rows | None, bootstrap: int, by: Unit, seed: int) -> dict[str, Any]:
+def _resampling(rows: _Rows | None, bootstrap: int, by: Unit, seed: int) -> dict[str, Any]:
     return {
-        "bootstrap": bootstrap,
+        "replicates": bootstrap,
         "by": by,
         "seed": seed,
         "level": LEVEL,
@@ -535,8 +536,8 @@ def _empty(task: str, class_names: Sequence[str], bootstrap: int, by: Unit, seed
         "by_class": {} if task == "regression" else {c: {"support": 0, "subjects": 0, "base_rate": None, **each} for c in class_names},
         "confusion": None,
         "baselines": {},
-        "notices": ["The split holds no rows, so there is nothing to score."],
-        "settings": _settings(None, bootstrap, by, seed),
+        "remarks": ["The split holds no rows, so there is nothing to score."],
+        "resampling": _resampling(None, bootstrap, by, seed),
     }
 
 
@@ -556,70 +557,64 @@ def score(
 ) -> dict[str, Any]:
     """Metrics with intervals, per class, beside what needs no model. Everything is JSON; the order of the rows does not matter.
 
-    AUROC and AUPRC of several classes are means over classes against the rest; of two classes the second is the positive one; of labels they
-    are means over labels.
+    AUROC and AUPRC of several classes are means over classes against the rest; of two classes the second is the positive one; of labels
+    they are means over labels.
 
     Args:
         task: classification, multilabel or regression.
         target: [n] class ids, [n, K] labels in {0, 1}, or [n] values.
         prediction: [n, K] probabilities (`probabilities(task, logits)`), or [n] values.
         groups: [n] subjects.
-        class_names: K names, in the order of the columns; empty for regression.
+        class_names: K names, in the order of the columns; not read for regression.
         train_target: targets of the training split, for the baselines; None: none are made.
         baselines: further predictions on the same rows, such as `{"length_only": length_only(...)}`.
         rows: [n] identity of the rows; makes replicates of by="window" independent of the last digits of the predictions.
-        bootstrap: replicates R.
+        bootstrap: replicates R; 0: no intervals.
         by: what is resampled; "window" ignores that windows of one subject resemble each other, and is stamped.
         seed: of the draws.
 
     Returns:
-        `{task, main, n, n_subjects, metrics, by_class, confusion, baselines, notices, settings}`. Rows of `confusion` are true classes. Each
-        baseline has `{about, metrics, difference}`; `difference` is the paired one of the main metric, run minus baseline.
+        `{task, main, n, n_subjects, metrics, by_class, confusion, baselines, resampling, remarks}`. Rows of `confusion` are true classes.
+        A baseline is `{about, <metric>: {...}}`; each of its metrics also has `difference`, the paired one, run minus baseline.
 
     Raises:
         UserError: non_finite, where a prediction is NaN or infinite.
     """
-    given = {"run": prediction, **(baselines or {})}
     if len(np.asarray(target)) == 0:
         return _empty(task, class_names, bootstrap, by, seed)
-    r = _rows(task, target, given, groups, class_names, by, rows)
-    make, k = STATISTICS[task], len(r.names)
-    words = dict.fromkeys(r.predictions, "")
+    r = _rows(task, target, {"run": prediction, **(baselines or {})}, groups, class_names, by, rows)
+    make = STATISTICS[task]
+    about = dict.fromkeys(r.predictions, "predictions on the same windows")
     statistics = {name: make(r, values, None) for name, values in r.predictions.items()}
     train = np.asarray([] if train_target is None else train_target)
-    for name, (about, values, decisions) in _constant(task, train, len(r.target), k).items():
-        words[name], statistics[name] = about, make(r, values, decisions)
+    for name, (words, values, decisions) in _constant(task, train, len(r.target), len(r.names)).items():
+        about[name], statistics[name] = words, make(r, values, decisions)
     points, draws = _bootstrap(statistics, r, bootstrap, seed)
-    main = MAIN[task]
-    why = _uncertain(r, main, bootstrap)
-    scores: dict[str, Any] = {
+    metrics = {name: _metrics(r, points[name], draws[name], bootstrap) for name in statistics}
+    for name in about:
+        for m, metric in metrics[name].items() if name != "run" else ():
+            metric["difference"] = _difference(
+                points["run"][m] - points[name][m], draws["run"][m] - draws[name][m], _uncertain(r, m, bootstrap)
+            )
+    confusion = None
+    if task == "classification":
+        confusion = np.zeros((len(r.names), len(r.names)), dtype=np.int64)
+        np.add.at(confusion, (r.target, r.predictions["run"].argmax(1)), 1)
+    return {
         "task": task,
-        "main": main,
+        "main": MAIN[task],
         "n": len(r.target),
         "n_subjects": r.n_subjects,
-        "metrics": _metrics(r, points["run"], draws["run"], bootstrap),
+        "metrics": metrics.pop("run"),
         "by_class": {} if task == "regression" else _by_class(r, points["run"], draws["run"], bootstrap),
-        "confusion": None,
-        "baselines": {
-            name: {
-                "about": words[name],
-                "metrics": _metrics(r, points[name], draws[name], bootstrap),
-                "difference": _difference(points["run"][main] - points[name][main], draws["run"][main] - draws[name][main], why),
-            }
-            for name in statistics
-            if name != "run"
-        },
-        "notices": _notices(r, _too_few(r, bootstrap)),
-        "settings": _settings(r, bootstrap, by, seed),
+        "confusion": None if confusion is None else confusion.tolist(),
+        "baselines": {name: {"about": about[name], **found} for name, found in metrics.items()},
+        "resampling": _resampling(r, bootstrap, by, seed),
+        "remarks": _remarks(r, _too_few(r, bootstrap)),
     }
-    if task == "classification":
-        confusion = np.zeros((k, k), dtype=np.int64)
-        np.add.at(confusion, (r.target, r.predictions["run"].argmax(1)), 1)
-        scores["confusion"] = confusion.tolist()
-    return scores
 
 
-def _notices(rows: _Rows, few: str | None) -> list[str]:
+def _remarks(rows: _Rows, few: str | None) -> list[str]:
     """What a reader must know before the numbers."""
     out = []
     if rows.by == "window":
@@ -637,11 +632,11 @@ def _notices(rows: _Rows, few: str | None) -> list[str]:
 
 
 def _difference(value: Array, drawn: Array, why: str | None) -> Metric:
-    """The metric object of a paired difference, with the shares of replicates above and below zero."""
+    """The object of a paired difference: `difference` in the place of `value`, with the shares of replicates above and below zero."""
     kept = drawn[np.isfinite(drawn)]
     out = _metric(float(value), drawn, "one of the two is not defined", why)
-    counted = out["se"] is not None
-    return {**out, "above": float((kept > 0).mean()) if counted else None, "below": float((kept < 0).mean()) if counted else None}
+    sides = {"share_above_zero": float((kept > 0).mean()), "share_below_zero": float((kept < 0).mean())} if out["se"] is not None else {}
+    return {"difference": out.pop("value"), **out, "share_above_zero": None, "share_below_zero": None, **sides}
 
 
 def compare(
@@ -666,8 +661,8 @@ def compare(
         seed: of the draws.
 
     Returns:
-        `{task, main, n, n_subjects, metrics, settings}`; each metric has `{first, second, value, se, lo, hi, above, below, n_defined,
-        undefined_reason}`: `value` = first - second, `above` and `below` = shares of the replicates on either side of zero (the rest: zero).
+        `{task, main, n, n_subjects, metrics, resampling}`; each metric is `{first, second, difference, se, lo, hi, share_above_zero,
+        share_below_zero, n_defined, undefined_reason}`: difference = first - second; shares of the replicates, the rest is exactly zero.
 
     Raises:
         UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
@@ -687,7 +682,7 @@ def compare(
     out: dict[str, Any] = {"task": task, "main": MAIN[task], "n": len(target), "n_subjects": len(np.unique(groups.astype(str)))}
     if not len(target):
         nothing = {"first": None, "second": None, **_difference(np.array(np.nan), np.empty(0), None), "undefined_reason": EMPTY}
-        return {**out, "metrics": {m: dict(nothing) for m in METRICS[task]}, "settings": _settings(None, bootstrap, by, seed)}
+        return {**out, "metrics": {m: dict(nothing) for m in METRICS[task]}, "resampling": _resampling(None, bootstrap, by, seed)}
     r = _rows(task, target, both, groups, class_names, by, ids)
     points, draws = _bootstrap({name: STATISTICS[task](r, values, None) for name, values in r.predictions.items()}, r, bootstrap, seed)
     alone = {name: _metrics(r, points[name], draws[name], bootstrap) for name in both}
@@ -695,4 +690,62 @@ def compare(
     for m in METRICS[task]:
         d = _difference(points["run"][m] - points["other"][m], draws["run"][m] - draws["other"][m], _uncertain(r, m, bootstrap))
         metrics[m] = {"first": alone["run"][m]["value"], "second": alone["other"][m]["value"], **d}
-    return {**out, "metrics": metrics, "settings": _settings(r, bootstrap, by, seed)}
+    return {**out, "metrics": metrics, "resampling": _resampling(r, bootstrap, by, seed)}
+
+
+def compare_frames(
+    task: str, first: Any, second: Any, class_names: Sequence[str] = (), *, bootstrap: int = 1000, by: Unit = "subject", seed: int = 0
+) -> dict[str, Metric]:
+    """`compare` for two `predictions.parquet` as data frames; returns its metrics.
+
+    Columns: window, subject_id, recording_id, start, then `target` and `p_<class>` (classification), `target_<label>` and `p_<label>`
+    (multi-label), or `target` and `prediction` (regression). Raises as `compare`.
+    """
+
+    def table(frame: Any) -> Predictions:
+        def matrix(prefix: str) -> Array:
+            return np.stack([np.asarray(frame[f"{prefix}_{name}"]) for name in class_names], axis=1)
+
+        ids = [f"{recording}:{start}:{window}" for recording, start, window in zip(*(frame[c] for c in IDENTITY), strict=True)]
+        target = matrix("target") if task == "multilabel" else np.asarray(frame["target"])
+        prediction = np.asarray(frame["prediction"]) if task == "regression" else matrix("p")
+        return Predictions(np.array(ids, dtype=str), target, prediction, np.asarray(frame["subject_id"]).astype(str))
+
+    result = compare(task, table(first), table(second), class_names=class_names, bootstrap=bootstrap, by=by, seed=seed)
+    return dict(result["metrics"])
+
+
+def headline(scores: Mapping[str, Any], metric: str | None = None) -> Figure | None:
+    """The main score beside its baselines as a figure; put first on a page it becomes the page's headline. None: it is not defined.
+
+    Args:
+        scores: what `score` returned.
+        metric: which metric; None: the main one of the task.
+    """
+    name = metric or scores["main"]
+    parts = [("this run", scores["metrics"][name]), *((b.replace("_", " "), m[name]) for b, m in scores["baselines"].items())]
+    kept = [(label, m) for label, m in parts if m["value"] is not None]
+    if not kept or kept[0][0] != "this run":
+        return None
+    about = "; ".join(f"{b.replace('_', ' ')}: {m['about']}" for b, m in scores["baselines"].items())
+    unit = {"subject": "subjects", "window": "windows"}[scores["resampling"]["by"]]
+    side = "lower" if name in LOWER_IS_BETTER else "higher"
+    caption = (
+        f"{NAMES[name][0].upper()}{NAMES[name][1:]} ({side} is better) on {scores['n']:,} windows of {scores['n_subjects']:,} subjects"
+    )
+    if kept[0][1]["lo"] is not None:
+        caption += f"; lines are 95 % intervals from {scores['resampling']['replicates']:,} resamples of {unit}"
+    return Figure(
+        name="main-score",
+        title=f"{NAMES[name][0].upper()}{NAMES[name][1:]}",
+        caption=f"{caption}. A model that does not clear the baselines has learnt nothing that its input is needed for."
+        + (f" {about}." if about else ""),
+        kind="bars",
+        data={
+            "names": [label for label, _ in kept],
+            "values": [m["value"] for _, m in kept],
+            "lo": [m["lo"] for _, m in kept],
+            "hi": [m["hi"] for _, m in kept],
+            "ylabel": NAMES[name],
+        },
+    )

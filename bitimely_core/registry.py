@@ -111,6 +111,7 @@ class View:
     trim: tuple[str, float] | None = None  # (class, seconds): keep this much of it around the first and last other class
     split: str = "subject"
     hold: tuple[str, ...] = ()  # channels brought to `rate` by repeating values (the others: linear interpolation)
+    decimate: tuple[str, ...] = ()  # faster channels that the view brings to `rate` with an anti-alias filter; others are refused
     target: str | None = None  # name of the recording's attribute that holds the label, for whole-recording labels
     help: str = ""
 

@@ -60,7 +60,7 @@ class ModelConfig(Section):
     ties: Literal["canonical", "shuffle", "group"] = "canonical"
     form: Literal["auto", "parallel", "chunkwise", "recurrent"] = "auto"
     chunk: int = Field(64, ge=1)
-    core_precision: Literal["fp32", "bf16"] = "fp32"
+    core_precision: Literal["fp32", "bf16"] = "fp32"  # set by train.core_precision
     output_heads: Literal["shared", "separate"] = "shared"
     dropout: float = Field(0.0, ge=0, lt=1)
 
@@ -86,6 +86,7 @@ class TrainConfig(Section):
     warmup: float = Field(0.05, ge=0, lt=1)  # share of all steps
     clip: float = Field(1.0, gt=0)
     precision: Literal["fp32", "bf16"] = "fp32"
+    core_precision: Literal["fp32", "bf16"] = "fp32"  # of the retention core under precision bf16
     device: str = "auto"
     devices: int = Field(1, ge=1)
     compile: bool = False
@@ -359,4 +360,5 @@ def resolve(
 ) -> Settings:
     """Field defaults <- `base` (the preset, or the source run) <- recipe <- command line; `--set` after the flags."""
     layers = [base, config.overrides(stage) if config else {}, flags, assignments(pairs)]
-    return validated(Settings, merged(*layers))
+    chosen = validated(Settings, merged(*layers))
+    return chosen.model_copy(update={"model": chosen.model.model_copy(update={"core_precision": chosen.train.core_precision})})

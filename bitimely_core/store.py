@@ -21,7 +21,6 @@ import shutil
 import socket
 import stat
 import time
-
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -129,9 +128,12 @@ def require_space(folder: Path, need: int) -> None:
         have = shutil.disk_usage(folder).free
     if have < need:
         raise UserError(
-            Reason.DISK_FULL, f"disk full: need {bytes_text(need)}, have {bytes_text(have)}", action=f"Make room. {AGAIN}", file=str(folder),
+            Reason.DISK_FULL,
+            f"disk full: need {bytes_text(need)}, have {bytes_text(have)}",
+            action=f"Make room. {AGAIN}",
+            file=str(folder),
             exit_code=Exit.RESOURCES,
-        )  # fmt: skip
+        )
 
 
 def fault(error: OSError, path: Path) -> UserError:
@@ -206,9 +208,12 @@ def _write(path: Path, fill: Callable[[BinaryIO], object]) -> tuple[str, int]:
     wanted = sink.total.hexdigest(), sink.size
     if digest(path) != wanted:
         raise UserError(
-            Reason.INTEGRITY, "what was read back differs from what was written", action="Check disk and memory of this machine", file=str(path),
+            Reason.INTEGRITY,
+            "what was read back differs from what was written",
+            action="Check disk and memory of this machine",
+            file=str(path),
             exit_code=Exit.INTEGRITY,
-        )  # fmt: skip
+        )
     return wanted
 
 
@@ -247,7 +252,7 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> tuple[str, int
         SHA-256 in hex and size in bytes.
 
     Raises:
-        UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The former file is intact.
+        UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently; the former file is intact.
     """
     with _temporary(path) as temporary:
         found = _write(temporary, fill)
@@ -301,13 +306,17 @@ def append_line(path: Path, obj: Any) -> None:
 def make_folder(path: Path) -> Path:
     """A folder and its missing parents, readable by their owner alone.
 
-    Raises UserError: path_escape (exit 2) when `path` itself is a link, not_found (exit 2) when it is something else, io_error (exit 6).
+    Raises UserError: path_escape (exit 2) when `path` itself is a link, not_found (exit 2) when it is a file, io_error (exit 6).
     """
     if path.is_symlink():
         raise UserError(
-            Reason.PATH_ESCAPE, "is a link", wanted="results are not written through links", action="Give the folder that it leads to", file=str(path),
+            Reason.PATH_ESCAPE,
+            "is a link",
+            wanted="results are not written through links",
+            action="Give the folder that it leads to",
+            file=str(path),
             exit_code=Exit.USAGE,
-        )  # fmt: skip
+        )
     with _told(path):
         missing = [p for p in (path, *path.parents) if not p.exists()]
         for folder in reversed(missing):
@@ -437,9 +446,13 @@ def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]]
         found = manifest(folder)["generation"] if path.exists() else 0
         if found != generation - 1:
             raise UserError(
-                Reason.LOCKED, f"generation {found} was published meanwhile", wanted=f"expected {generation - 1}", action=AGAIN, file=str(path),
+                Reason.LOCKED,
+                f"generation {found} was published meanwhile",
+                wanted=f"expected {generation - 1}",
+                action=AGAIN,
+                file=str(path),
                 exit_code=Exit.LOCKED,
-            )  # fmt: skip
+            )
         if found:
             _keep(path, folder / f"manifest-{found}.json")
         os_replace(temporary, path)
@@ -480,7 +493,9 @@ def manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
-        raise _damaged(Finding(code=Reason.INTEGRITY, text="differs from its own checksum", file=str(path), action="Make it again, or restore a copy"))
+        raise _damaged(
+            Finding(code=Reason.INTEGRITY, text="differs from its own checksum", file=str(path), action="Make it again, or restore a copy")
+        )
     return body
 
 
@@ -526,7 +541,7 @@ def check(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = 
 def _damaged(first: Finding, *others: Finding) -> UserError:
     return UserError(
         first.code, first.text, wanted=first.wanted, action=first.action, file=first.file, exit_code=Exit.INTEGRITY, details=list(others)
-    )  # fmt: skip
+    )
 
 
 def prune(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> None:
@@ -542,6 +557,8 @@ def prune(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> 
         named |= set(json.loads(former.read_bytes())["files"])
     for path in _listed(folder):
         old = OLD.fullmatch(path.name)
-        if (old and int(old[1]) < now["generation"] - 1) or (pattern.fullmatch(path.name) and path.name not in named and path.name not in keep):
+        if (old and int(old[1]) < now["generation"] - 1) or (
+            pattern.fullmatch(path.name) and path.name not in named and path.name not in keep
+        ):
             with suppress(OSError):
                 os_unlink(path)

@@ -108,7 +108,8 @@ class Patch(nn.Module):
                 Reason.SHAPES_DIFFER, f"windows of {length} samples", wanted=f"expected at least one patch of {self.patch}",
                 action="Choose a smaller model.patch", exit_code=Exit.USAGE,
             )  # fmt: skip
-        return int(self._counts(torch.tensor(length)))
+        beyond = length - self.patch
+        return beyond // self.stride + 1 if self.crop == "start" else -(-max(beyond, 0) // self.stride) + 1
 
     def _counts(self, lengths: Tensor) -> Tensor:
         beyond = lengths - self.patch
@@ -204,6 +205,23 @@ class Codes(nn.Module):
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch with [MASK] in the place of the `chosen` [B, N] codes."""
         return batch._replace(values=batch.values.masked_fill(chosen, MASK))
+
+    def sets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The codes of each distinct time, for models that do not order equal times.
+
+        Returns:
+            Sets float [B, N + 1, P] with a 1 for each code of the row's j-th distinct time, the set behind the last one holding [EOS] alone;
+            and the number j of each event's time, int64 [B, N].
+        """
+        _, targets, real = self(batch)
+        times = torch.arange(targets.shape[1], device=targets.device).expand_as(targets) if batch.times is None else batch.times
+        group = F.pad((times[:, 1:] > times[:, :-1]) & real[:, 1:], (1, 0)).cumsum(1)
+        known = targets != IGNORE
+        sets = torch.zeros(*targets.shape[:1], targets.shape[1] + 1, self.target_width, device=targets.device)
+        row = torch.arange(len(sets), device=targets.device)
+        sets[row[:, None].expand_as(group)[known], group[known], targets[known]] = 1.0
+        sets[row, torch.where(real.any(1), group[:, -1] + 1, 0), self.eos] = 1.0
+        return sets, group
 
 
 def _before(ends: Tensor, count: int) -> Tensor:

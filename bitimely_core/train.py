@@ -1,11 +1,12 @@
 """`fit`: the one loop, for pre-training and fine-tuning, on one device or several, that continues exactly where it was stopped.
 
-An objective is `f(model, batch, generator=None) -> {"loss", "rel", "parts", ...}`; `fit` back-propagates `loss` and logs the scalars. Where `loss` is a mean over
-something else than rows, the objective may say over how many by `count`: micro-batches and processes are weighted by it, so that their sum is
-the gradient of the whole global batch.
+An objective is `f(model, batch, generator=None) -> {"loss", "rel", "parts", ...}`; `fit` back-propagates `loss` and logs the scalars.
+Where `loss` is a mean over something else than rows (valid tokens), the objective says over how many by `count`: micro-batches and
+processes are weighted by it, so that together they give the gradient of the whole global batch.
 
-Order of the data, learning rate, dropout and masks of step s are functions of (seed, s): a checkpoint needs weights, optimizer moments and s.
-Numbers that are drawn (dropout, masks) also depend on micro-batch and process; without any, accumulation and the number of processes change rounding alone.
+The order of the data, the learning rate, dropout and masks of step s are functions of (seed, s): a checkpoint needs weights, moments and s.
+What is drawn (dropout, masks) also depends on micro-batch and process; otherwise accumulation and the number of processes change rounding
+alone.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,8 +39,10 @@ from bitimely_core.settings import TrainConfig, merged, validated
 Objective = Callable[..., dict[str, Any]]
 Log = Callable[[dict[str, Any]], None]
 Notice = Callable[[Finding], None]
+Parts = dict[str, tuple[float, float]]  # name -> (count, count x value)
 
-FREE = frozenset({"device", "devices", "compile", "log_every", "checkpoint_every", "keep"})  # of [train]: may change between a stop and its continuation
+# of [train]: may change between a stop and its continuation
+FREE = frozenset({"device", "devices", "compile", "log_every", "checkpoint_every", "keep"})
 
 
 @dataclass(kw_only=True)
@@ -60,12 +64,12 @@ class _Run:
     step: int = 0  # done
     validated: int = 0  # step of the last validation
     last: dict[str, Any] = field(default_factory=dict)  # loss and rel of the last step
-    best: dict[str, Any] | None = None  # validation loss, its step and epoch
-    stop: int = 0  # the signal that asked to stop
-    since: float = 0.0  # clock, timesteps and waiting since the last logged line
+    best: dict[str, Any] | None = None  # lowest validation loss, its rel, step and epoch
+    stop: int = 0  # the signal that asked this process to stop
+    since: float = 0.0  # clock at the last logged line; from then on: timesteps read, seconds waited for data, steps
     fed: int = 0
     waited: float = 0.0
-    lines: int = 0
+    unlogged: int = 0
 
 
 def fit(
@@ -86,174 +90,197 @@ def fit(
 ) -> dict[str, Any]:
     """Train `model` in place; with `folder`, log and save there, and continue what lies there.
 
-    AdamW (no decay on vectors, biases, norms), linear warm-up and cosine to 0 over all steps, clipping of the global norm. The same call again continues after a kill
-    and gives the weights of the undisturbed run bit for bit (one device kind, one number of processes and threads); when finished, it only loads them.
-    The model comes back on the device and in the mode in which it was given.
+    AdamW (no decay on vectors, biases, norms), linear warm-up, then a cosine to 0 over all steps, the global norm of the gradient clipped.
+    The same call again continues after a kill and ends with the weights of the undisturbed run, bit for bit on the same kind of device
+    with the same numbers of processes and threads; when the run is finished it only loads them. The model comes back in the mode and on
+    the device that it had.
 
     Args:
-        model: Weights as they are; its `target_scale` is measured before the first step where it is NaN.
-        batches: Global batches a call, as `data.batches` returns them.
-        objective: `f(model, batch, generator=None)` as above.
-        epochs: In the place of `config.epochs`; likewise `steps`, `lr`, `seed`.
+        model: Starts from its weights; a `target_scale` that is NaN is measured before the first step.
+        batches: Global batches as `data.batches` returns them.
+        objective: `f(model, batch, generator=None)`, see above.
+        epochs: In the place of `config.epochs`.
         steps: Optimizer steps in all, whatever the epochs.
-        lr: Highest learning rate.
-        seed: Of dropout and masks.
-        config: Defaults of `TrainConfig` where None.
+        lr: Highest learning rate, in the place of `config.lr`.
+        seed: Of dropout and masks, in the place of `config.seed`.
+        config: None: the defaults of `TrainConfig`. Its `batch_size` is a matter of `batches`.
         validation: Evaluated at the end of every epoch and of the training.
-        folder: Gets `metrics.jsonl`, `checkpoints/` and, at the end, `model/`. Locked meanwhile. None: nothing is written, Ctrl-C is the caller's.
-        identity: JSON that a continued run must agree with (manifest hash of the data, hash of the tokenizer, resolved settings).
-        log: Called with every line of the log, and `of`, the number of all steps.
-        notice: Called with every warning; where None, `warnings.warn`.
+        folder: Gets `metrics.jsonl`, `checkpoints/` and, at the end, `model/`; it is locked meanwhile. None: nothing is written.
+        identity: JSON that a continued run must agree with: manifest hash of the data, hash of the tokenizer, resolved settings.
+        log: Called with every line of the log, and in it `of`, the number of all steps.
+        notice: Called with every warning; None: `warnings.warn`.
 
     Returns:
-        `steps`, `epochs`, `finished`, `resumed` (step or None), `loss`, `rel`, `validation`, `best`, `device`, `findings`.
+        `steps`, `epochs`, `finished`, `resumed` (step or None), `loss` and `rel` of the last step, `best` (validation), `device`,
+        `findings`.
 
     Raises:
-        UserError: config, settings_differ (exit 2), shapes_differ, no_input, non_finite_loss (4), integrity (5), resource_limit, disk_full (6), locked (7),
-            interrupted (130, 143).
+        UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss (4); integrity (5); resource_limit, disk_full
+            (6); locked (7); interrupted (130, 143).
     """
-    asked = {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}
-    if epochs is not None and steps is None:
-        asked["steps"] = None  # an explicit number of epochs wins over the configured number of steps
-        base = (config or TrainConfig()).model_copy(update={"steps": None})
-    else:
-        base = config or TrainConfig()
-    settings = validated(TrainConfig, merged(base.model_dump(), {key: value for key, value in asked.items() if value is not None}))
+    asked = {name: value for name, value in {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}.items() if value is not None}
+    whole = {} if epochs is None else {"steps": None}  # epochs that are asked for win over configured steps
+    settings = validated(TrainConfig, {**(config.model_dump() if config else {}), **whole, **asked})
     total = settings.epochs * batches.steps if settings.steps is None else settings.steps
     if total and not batches.steps:
-        raise UserError(Reason.NO_INPUT, "no training batch", wanted="expected at least one", action="See the split: it may leave no training subject")
+        raise UserError(
+            Reason.NO_INPUT, "no training batch", wanted="expected at least one",
+            action="Look at the split: it may leave no subject for training",
+        )  # fmt: skip
     join()
     where = device(settings.device)
     home = None if folder is None else Path(folder)
-    was_training, was_on = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
     with ExitStack() as stack:
         if home is not None and rank() == 0:
-            store.make_folder(home)
             stack.enter_context(store.lock(home))
         former, findings = _former(home)
         for finding in findings:
             _tell(finding, notice)
         stack.enter_context(torch.random.fork_rng(devices=[where] if where.type == "cuda" else []))
         stack.enter_context(_deterministic(where))
-        if former is None and total:
-            _measure_scale(model, batches)
-        stack.callback(model.to, was_on)
-        stack.callback(model.train, was_training)
+        scale = getattr(model, "target_scale", None)
+        if former is None and total and isinstance(scale, Tensor) and bool(torch.isnan(scale).any()):
+            from bitimely_core import objectives
+
+            objectives.measure_scale(model, batches)
+        stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
+        stack.callback(model.train, model.training)
         model.to(where)
         _same_everywhere(model)
         groups = parameter_groups(model, settings.weight_decay)
-        optimizer = torch.optim.AdamW([{k: v for k, v in g.items() if k != "names"} for g in groups], lr=settings.lr, fused=where.type == "cuda")
+        names = [name for group in groups for name in group.pop("names")]
+        optimizer = torch.optim.AdamW(groups or [{"params": [nn.Parameter(torch.zeros(0))]}], lr=settings.lr, fused=where.type == "cuda")
         run = _Run(
-            model=model, objective=objective, batches=batches, validation=validation, config=settings, total=total, device=where, optimizer=optimizer,
-            names=[name for group in groups for name in group["names"]], home=home, log=log,
-            identity={**(identity or {}), "train": _loop_identity(settings, batches, total)},
+            model=model, objective=objective, batches=batches, validation=validation, config=settings, total=total, device=where,
+            optimizer=optimizer, names=names, home=home, log=log,
+            identity=merged(identity or {}, {"train": _decisive(settings, batches, total)}),
         )  # fmt: skip
         if former is not None:
             _continue(run, former)
-        if home is not None and rank() == 0 and (former is None or former.step < total):
-            _trim(home / "metrics.jsonl", run.step, run.validated)
-        if former is None or former.step < total:
+        if former is None or not former.meta["finished"]:
+            if home is not None and rank() == 0:
+                _trim(home / "metrics.jsonl", run.step, run.validated)
             stack.enter_context(_signals(run))
             if settings.compile:
                 model.compile()
                 stack.callback(setattr, model, "_compiled_call_impl", None)
-            model.train()
             try:
                 _loop(run)
             except KeyboardInterrupt as error:
                 if home is None:
                     raise
-                raise _interrupted(run, signal.SIGINT, saved=False) from error
+                raise _interrupted(run, signal.SIGINT, f"at once after step {run.step}", "the last checkpoint is whole") from error
         return {
-            "steps": run.step, "epochs": run.step / batches.steps if batches.steps else 0.0, "finished": True, "resumed": former.step if former else None,
-            **{"loss": None, "rel": None}, **run.last, "best": run.best, "device": str(where), "findings": findings,
+            "steps": run.step, "epochs": run.step / max(batches.steps, 1), "finished": True,
+            "resumed": None if former is None else former.step, "loss": run.last.get("loss"), "rel": run.last.get("rel"), "best": run.best,
+            "device": str(where), "findings": findings,
         }  # fmt: skip
 
 
 def _loop(run: _Run) -> None:
-    """Steps, validations and checkpoints until the last step."""
+    """Steps, validations and checkpoints, to the last step or until a signal asks to stop."""
     run.since = time.perf_counter()
-    _close_epoch(run)  # it was stopped between the last step of an epoch and the validation
-    while run.step < run.total:
+    run.model.train()
+    every = run.config.checkpoint_every or run.batches.steps
+    stop = _validate(run)  # where a run was stopped between the last step of an epoch and its validation
+    while run.step < run.total and not stop:
         epoch, start = divmod(run.step, run.batches.steps)
-        count = min(run.batches.steps - start, run.total - run.step)
+        left = min(run.batches.steps - start, run.total - run.step)
         with closing(_ahead(run.batches(epoch, start=start, rank=rank(), world=world()), run.device)) as stream:
-            for _ in range(count):
-                begun = time.perf_counter()
-                fault: Exception | None = None
-                try:
-                    batch = next(stream, None)
-                except Exception as error:
-                    batch, fault = None, error
-                run.waited += time.perf_counter() - begun
-                line, stop = _step(run, batch, fault)
+            for _ in range(left):
+                line, stop = _step(run, stream)
                 if line is not None:
                     _write(run, line)
-                if run.step % run.batches.steps == 0 or run.step == run.total:
-                    stop = _close_epoch(run) or stop
-                if _due(run) or stop:
+                stop = _validate(run) or stop
+                if stop:
+                    break
+                if run.step % every == 0 and run.step < run.total:
                     _save(run)
-                if stop and run.step < run.total:
-                    raise _interrupted(run, stop, saved=True)
-    if run.total == 0:
-        _save(run)
-    if run.stop and run.home is not None:
-        raise _interrupted(run, run.stop, saved=True)
+    _save(run)
+    if stop or run.stop:
+        raise _interrupted(run, stop or run.stop, f"after step {run.step} of {run.total}", "it is saved")
 
 
-def _step(run: _Run, batch: Batch | None, fault: Exception | None) -> tuple[dict[str, Any] | None, int]:
-    """One optimizer step. Returns the line to log, if any, and the signal that asked some process to stop, or 0."""
-    number = run.step + 1
+def _step(run: _Run, stream: Iterator[Batch]) -> tuple[dict[str, Any] | None, int]:
+    """One optimizer step. Returns the line to log, if one is due, and the signal that asked any process to stop, or 0."""
     rate = run.config.lr * schedule(run.step, run.total, run.config.warmup)
     run.optimizer.zero_grad(set_to_none=True)
-    sums, parts = torch.zeros(3, dtype=torch.float64), {}
+    sums, parts = [0.0, 0.0, 0.0], Parts()
+    fault: Exception | None = None
     try:
-        if fault is not None:
-            raise fault
-        sums, parts = _gradients(run, batch, number)
-    except Exception as error:  # told to the other processes first, else they would wait for this one for ever
-        fault = _out_of_memory(error, run, number) or error
-    totals = _sum([*sums.tolist(), float(fault is not None), float(run.stop == signal.SIGINT), float(run.stop == signal.SIGTERM)])
-    count, loss, rel, faults, interrupts, terminations = totals
-    if faults:
-        _raise_everywhere(fault)
-    if not (count > 0 and math.isfinite(loss)):
-        raise _non_finite(run, "loss", loss / count if count else math.nan)
+        begun = time.perf_counter()
+        batch = next(stream, None)
+        run.waited += time.perf_counter() - begun
+        for at, micro in enumerate(_split(batch, run.config.accumulate)):
+            out, count = _evaluate(run, micro, "train", run.step + 1, at)
+            (out["loss"] * count).backward()
+            _add(sums, parts, out, count)
+            run.fed += micro.values.shape[0] * micro.values.shape[1]
+    except Exception as error:
+        fault = error
+    (count, loss, rel), stop = _agree(run, sums, fault, run.step + 1)
+    if not count:
+        raise UserError(Reason.NO_INPUT, f"no valid value in the batch of step {run.step + 1}", wanted="expected at least one")
+    if not math.isfinite(loss):
+        raise _non_finite(run, "loss", loss / count)
     _share_gradients(run, count)
-    norm = float(nn.utils.clip_grad_norm_([p for g in run.optimizer.param_groups for p in g["params"]], run.config.clip))
+    norm = float(nn.utils.clip_grad_norm_(_parameters(run.optimizer), run.config.clip))
     if not math.isfinite(norm):
         raise _non_finite(run, "gradient norm", norm)
     for group in run.optimizer.param_groups:
         group["lr"] = rate
     run.optimizer.step()
     _share_statistics(run.model)
-    run.step = number
+    run.step += 1
+    run.unlogged += 1
     run.last = {"loss": loss / count, "rel": _number(rel / count)}
-    run.fed += 0 if batch is None else batch.values.shape[0] * batch.values.shape[1]
-    run.lines += 1
-    stop = signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0
-    at_end = run.step % run.batches.steps == 0 or run.step == run.total
-    if not (run.step == 1 or run.step % run.config.log_every == 0 or at_end):
-        return None, int(stop)
-    now = time.perf_counter()
+    if not (run.step == 1 or run.step % run.config.log_every == 0 or run.step % run.batches.steps == 0 or run.step == run.total):
+        return None, stop
     fed, waited = _sum([run.fed, run.waited])
+    now = time.perf_counter()
     line = {
-        "step": run.step, "epoch": _epoch(run), "split": "train", **run.last, **_mean_parts(parts), "lr": rate, "grad_norm": norm,
-        "tokens_per_second": fed / max(now - run.since, 1e-9), "data_wait": waited / world() / run.lines,
+        "step": run.step, "epoch": _epoch(run), "split": "train", **run.last, **_means(parts), "lr": rate, "grad_norm": norm,
+        "tokens_per_second": fed / max(now - run.since, 1e-9), "data_wait": waited / world() / run.unlogged,
     }  # fmt: skip
-    run.since, run.fed, run.waited, run.lines = now, 0, 0.0, 0
-    return line, int(stop)
+    run.since, run.fed, run.waited, run.unlogged = now, 0, 0.0, 0
+    return line, stop
 
 
-def _gradients(run: _Run, batch: Batch | None, number: int) -> tuple[Tensor, dict[str, tuple[float, float]]]:
-    """Add the gradient of count x loss of this process's rows; returns [count, count x loss, count x rel] and (count, count x value) a part."""
-    sums = torch.zeros(3, dtype=torch.float64)
-    parts: dict[str, tuple[float, float]] = {}
-    for at, micro in enumerate(_split(batch, run.config.accumulate)):
-        out, count = _evaluate(run, micro, "train", number, at)
-        (out["loss"] * count).backward()
-        _add(sums, parts, out, count)
-    return sums, parts
+def _validate(run: _Run) -> int:
+    """Validation where an epoch or the training has ended and it was not done yet. Returns the signal that asked to stop, or 0."""
+    if run.validation is None or not _unvalidated(run):
+        return 0
+    sums, parts = [0.0, 0.0, 0.0], Parts()
+    run.model.eval()
+    try:
+        with torch.no_grad(), closing(_ahead(run.validation(0, rank=rank(), world=world()), run.device)) as stream:
+            for at in range(run.validation.steps):
+                fault: Exception | None = None
+                try:
+                    for micro in _split(next(stream, None), 1):
+                        out, count = _evaluate(run, micro, "validation", at)
+                        _add(sums, parts, out, count)
+                except Exception as error:
+                    fault = error
+                _, stop = _agree(run, [], fault, run.step)
+                if stop:
+                    return stop  # the next call does it from its beginning
+    finally:
+        run.model.train()
+    count, loss, rel = _sum(sums)
+    mean = {"loss": _number(loss / max(count, 1.0)), "rel": _number(rel / max(count, 1.0))}
+    line = {"step": run.step, "epoch": _epoch(run), "split": "validation", **mean}
+    run.validated = run.step
+    if mean["loss"] is not None and (run.best is None or mean["loss"] < run.best["loss"]):
+        run.best = {key: value for key, value in line.items() if key != "split"}
+    _write(run, {**line, **_means(parts)})
+    run.since = time.perf_counter()
+    return 0
+
+
+def _unvalidated(run: _Run) -> bool:
+    ended = run.step > 0 and (run.step % run.batches.steps == 0 or run.step == run.total)
+    return run.validation is not None and run.validation.steps > 0 and ended and run.validated < run.step
 
 
 def _evaluate(run: _Run, micro: Batch, *key: object) -> tuple[dict[str, Any], float]:
@@ -261,92 +288,36 @@ def _evaluate(run: _Run, micro: Batch, *key: object) -> tuple[dict[str, Any], fl
     torch.manual_seed(_seed(run.config.seed, "model", *key, rank()))
     generator = torch.Generator().manual_seed(_seed(run.config.seed, "objective", *key, rank()))
     with torch.autocast(run.device.type, dtype=torch.bfloat16, enabled=run.config.precision == "bf16"):
-        out = run.objective(run.model, _moved(micro, run.device), generator=generator)
+        out = run.objective(run.model, _each(micro, lambda x: x.to(run.device, non_blocking=True)), generator=generator)
     return out, float(out.get("count", micro.values.shape[0]))
 
 
-def _add(sums: Tensor, parts: dict[str, tuple[float, float]], out: dict[str, Any], count: float) -> None:
+def _add(sums: list[float], parts: Parts, out: dict[str, Any], count: float) -> None:
+    """Add count, count x loss and count x rel to `sums`, and each part to `parts`, in one transfer from the device."""
     values = {"loss": out["loss"], "rel": out.get("rel", math.nan), **out.get("parts", {})}
-    names = list(values)
-    numbers = torch.stack([torch.as_tensor(values[name]).detach().float().to(out["loss"].device) for name in names]).cpu().double()  # one transfer
-    sums += torch.cat([torch.ones(1, dtype=torch.float64), numbers[:2]]) * count
-    for name, value in zip(names[2:], numbers[2:].tolist(), strict=True):
+    kind = torch.promote_types(out["loss"].dtype, torch.float32)
+    numbers = torch.stack([torch.as_tensor(value, dtype=kind, device=out["loss"].device).detach() for value in values.values()]).tolist()
+    sums[:] = [sums[0] + count, sums[1] + count * numbers[0], sums[2] + count * numbers[1]]
+    for name, number in list(zip(values, numbers, strict=True))[2:]:
         seen, weighted = parts.get(name, (0.0, 0.0))
-        parts[name] = (seen + count, weighted + count * value)
+        parts[name] = (seen + count, weighted + count * number)
 
 
-def _share_gradients(run: _Run, count: float) -> None:
-    """Sum the gradients of all processes and divide by `count`. A parameter that no process used keeps None."""
-    used = [p for g in run.optimizer.param_groups for p in g["params"]]
-    if world() > 1:
-        present = torch.tensor([p.grad is not None for p in used], dtype=torch.float32)
-        dist.all_reduce(present)
-        used = [p for p, seen in zip(used, present.tolist(), strict=True) if seen]
-        for kind in sorted({p.dtype for p in used}, key=str):
-            alike = [p for p in used if p.dtype == kind]
-            together = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in alike])
-            dist.all_reduce(together)
-            for p, piece in zip(alike, together.split([p.numel() for p in alike]), strict=True):
-                p.grad = piece.view_as(p)
-    for p in used:
-        if p.grad is not None:
-            p.grad.div_(count)
+def _agree(run: _Run, numbers: list[float], fault: Exception | None, batch: int) -> tuple[list[float], int]:
+    """Sums of `numbers` over all processes and the signal that any of them got; a fault of one is raised in all: none waits for ever."""
+    flags = [float(fault is not None), float(run.stop == signal.SIGINT), float(run.stop == signal.SIGTERM)]
+    *sums, faults, interrupts, terminations = _sum([*numbers, *flags])
+    if faults:
+        own = None if fault is None else _out_of_memory(fault, run, batch) or fault
+        raise _of_all(own) from (fault if own is not fault else None)
+    return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)
 
 
-def _share_statistics(model: nn.Module) -> None:
-    """Mean over the processes of the running statistics of batch norms, so that every process holds the same model."""
-    if world() == 1:
-        return
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None:
-            for buffer in (module.running_mean, module.running_var):
-                dist.all_reduce(buffer)
-                buffer.div_(world())
-
-
-def _close_epoch(run: _Run) -> int:
-    """Validate where an epoch or the training has just ended and it was not done. Returns the signal that asked to stop, or 0."""
-    ended = run.step > 0 and (run.step % run.batches.steps == 0 or run.step == run.total)
-    if run.validation is None or not run.validation.steps or not ended or run.validated >= run.step:
-        return 0
-    sums = torch.zeros(3, dtype=torch.float64)
-    parts: dict[str, tuple[float, float]] = {}
-    run.model.eval()
-    try:
-        with torch.no_grad(), closing(_ahead(run.validation(0, rank=rank(), world=world()), run.device)) as stream:
-            for at in range(run.validation.steps):
-                batch, fault = None, None
-                try:
-                    batch = next(stream, None)
-                    for micro in _split(batch, 1):
-                        out, count = _evaluate(run, micro, "validation", at)
-                        _add(sums, parts, out, count)
-                except Exception as error:
-                    fault = _out_of_memory(error, run, run.step) or error
-                faults, interrupts, terminations = _sum(
-                    [float(fault is not None), float(run.stop == signal.SIGINT), float(run.stop == signal.SIGTERM)]
-                )
-                if faults:
-                    _raise_everywhere(fault)
-                if interrupts or terminations:
-                    return int(signal.SIGINT if interrupts else signal.SIGTERM)  # it is done when the run is continued
-    finally:
-        run.model.train()
-    count, loss, rel = _sum(sums.tolist())
-    line = {"step": run.step, "epoch": _epoch(run), "split": "validation", "loss": _number(loss / max(count, 1e-9)), "rel": _number(rel / max(count, 1e-9))}
-    run.validated = run.step
-    if line["loss"] is not None and (run.best is None or line["loss"] < run.best["loss"]):
-        run.best = {key: line[key] for key in ("loss", "rel", "step", "epoch")}
-    _write(run, {**line, **_mean_parts(parts)})
-    run.since = time.perf_counter()
-    return 0
-
-
-# -- what the numbers depend on ----------------------------------------------------------------------------------------------------------------
+# -- what the numbers depend on --------------------------------------------------------------------------------------------------------
 
 
 def schedule(step: int, total: int, warmup: float) -> float:
-    """Share of the highest learning rate at the step after `step` done ones: linear over the first `warmup` share of `total`, then a cosine to 0 at `total`."""
+    """Share of the highest rate after `step` of `total` steps: linear over the first `warmup` share, then a cosine that is 0 at `total`."""
     rising = round(warmup * total)
     if step < rising:
         return (step + 1) / rising
@@ -354,19 +325,91 @@ def schedule(step: int, total: int, warmup: float) -> float:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The trainable parameters as two groups (`params`, `names`, `weight_decay`): matrices decay; vectors, biases and whatever a norm owns do not."""
+    """The trainable parameters in up to two groups of `params`, `names`, `weight_decay`: vectors, biases and all of a norm do not decay."""
     decayed: list[tuple[str, nn.Parameter]] = []
-    kept: list[tuple[str, nn.Parameter]] = []
+    plain: list[tuple[str, nn.Parameter]] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             owner, _, own = name.rpartition(".")
-            plain = parameter.ndim < 2 or own.startswith("bias") or "Norm" in type(model.get_submodule(owner)).__name__
-            (kept if plain else decayed).append((name, parameter))
+            vector = parameter.ndim < 2 or own.startswith("bias") or "Norm" in type(model.get_submodule(owner)).__name__
+            (plain if vector else decayed).append((name, parameter))
     return [
         {"params": [p for _, p in group], "names": [n for n, _ in group], "weight_decay": decay}
-        for group, decay in ((decayed, weight_decay), (kept, 0.0))
+        for group, decay in ((decayed, weight_decay), (plain, 0.0))
         if group
     ]
+
+
+def estimate(
+    model: nn.Module,
+    batches: Batches | Batch,
+    steps: int,
+    *,
+    objective: Objective | None = None,
+    accumulate: int = 1,
+    precision: str = "fp32",
+    device_name: str = "auto",
+) -> dict[str, Any]:
+    """What `steps` steps would take: two micro-batches are run, the second is timed. The model stays as it is.
+
+    On the CPU at most four rows are run, and time and activations are scaled by the rows. The optimizer's own time, reading, validation and
+    checkpoints are not in it; nor are second passes of the objective where it is None (a mean of the output then stands in for the loss).
+
+    Returns:
+        `parameters`, `trainable`, `device`, `steps`, `seconds_per_step`, `seconds`, and `memory_bytes`: `weights`, `gradients`, `moments`,
+        `activations` (what autograd keeps of one micro-batch), `total`.
+    """
+    where = device(device_name)
+    batch = batches if isinstance(batches, Batch) else next(iter(batches(0)))
+    rows = max(1, batch.values.shape[0] // accumulate)
+    used = rows if where.type == "cuda" else min(rows, 4)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[where] if where.type == "cuda" else []))
+        stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
+        stack.callback(model.train, model.training)
+        model.to(where).train()
+        small = _each(batch, lambda x: x[:used].to(where))
+        seconds = 0.0
+        for _ in range(2):
+            begun = time.perf_counter()
+            generator = torch.Generator().manual_seed(0)
+            autocast = torch.autocast(where.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+            with autocast, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+                loss = objective(model, small, generator=generator)["loss"] if objective else _stand_in(model(small))
+            loss.backward()
+            if where.type == "cuda":
+                torch.cuda.synchronize(where)
+            seconds = time.perf_counter() - begun
+            own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+            activations = sum(size for at, size in kept.items() if at not in own)
+            kept.clear()
+            model.zero_grad(set_to_none=True)
+        for name, value in model.named_buffers():
+            value.copy_(before[name])
+    every, trainable = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
+    gradients = sum(p.numel() * p.element_size() for p in trainable)
+    memory = {
+        "weights": sum(p.numel() * p.element_size() for p in every), "gradients": gradients, "moments": 2 * gradients,
+        "activations": activations * rows // used,
+    }  # fmt: skip
+    per_step = seconds * rows / used * accumulate
+    return {
+        "parameters": sum(p.numel() for p in every), "trainable": sum(p.numel() for p in trainable), "device": str(where), "steps": steps,
+        "seconds_per_step": per_step, "seconds": per_step * steps, "memory_bytes": {**memory, "total": sum(memory.values())},
+    }  # fmt: skip
+
+
+def _stand_in(out: Any) -> Tensor:
+    """A number that depends on the output of a model or a head."""
+    tensor = out if isinstance(out, Tensor) else out.hidden[-1]
+    return tensor.float().square().mean()
 
 
 def _seed(*key: object) -> int:
@@ -374,43 +417,40 @@ def _seed(*key: object) -> int:
     return int.from_bytes(hashlib.sha256("|".join(map(str, key)).encode()).digest()[:8], "little") >> 1
 
 
+def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    return Batch(change(batch.values), *(None if x is None else change(x) for x in batch[1:]))
+
+
 def _split(batch: Batch | None, parts: int) -> list[Batch]:
     """The rows of `batch` in `parts` runs of nearly equal length; empty ones are left out."""
-    rows = 0 if batch is None else batch.values.shape[0]
-    bounds = [rows * at // parts for at in range(parts + 1)]
-    cuts = [(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
-    return [] if batch is None else [Batch(*(None if x is None else x[a:b] for x in batch)) for a, b in cuts]
+    if batch is None:
+        return []
+    rows = batch.values.shape[0]
+    bounds = [(a, b) for a, b in pairwise(rows * at // parts for at in range(parts + 1)) if b > a]
+    return [_each(batch, lambda x, a=a, b=b: x[a:b]) for a, b in bounds]  # type: ignore[misc]
 
 
 @contextmanager
 def _deterministic(where: torch.device) -> Iterator[None]:
-    """On the CPU, the deterministic forms of operations that add in the order of threads; elsewhere what is set."""
-    before, fill = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    """On the CPU, the deterministic forms of operations that otherwise add in the order of threads; elsewhere whatever is set."""
+    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    settings: Any = torch.utils.deterministic
+    fill = settings.fill_uninitialized_memory
     if where.type == "cpu":
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        settings.fill_uninitialized_memory = False
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn)
-        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        settings.fill_uninitialized_memory = fill
 
 
-def _measure_scale(model: nn.Module, batches: Batches) -> None:
-    """Measure Var(target) of the training split (codes: the entropy) once, for models that ask for it."""
-    scale = getattr(model, "target_scale", None)
-    if isinstance(scale, Tensor) and bool(torch.isnan(scale).any()):
-        from bitimely_core import objectives
-
-        objectives.measure_scale(model, batches)
-
-
-# -- devices and processes ---------------------------------------------------------------------------------------------------------------------
+# -- devices and processes -------------------------------------------------------------------------------------------------------------
 
 
 def device(name: str = "auto") -> torch.device:
-    """The device called `name`; `auto` takes CUDA, then MPS, then the CPU. Under several processes each takes the GPU of its local rank.
+    """The device called `name`; `auto` takes CUDA, then MPS, then the CPU. Of several processes each takes the GPU of its local rank.
 
     Raises UserError (config, exit 2) when it is not there.
     """
@@ -421,11 +461,10 @@ def device(name: str = "auto") -> torch.device:
     except RuntimeError as error:
         raise _no_device(name, "expected auto, cpu, cuda or mps") from error
     if chosen.type == "cuda":
-        here = chosen.index if world() == 1 else int(os.environ.get("LOCAL_RANK", "0"))
-        found = torch.cuda.device_count()
-        if (here or 0) >= found:
-            raise _no_device(f"cuda:{here or 0}", f"{found} CUDA devices are here")
-        chosen = torch.device("cuda", torch.cuda.current_device() if here is None else here)
+        at = int(os.environ.get("LOCAL_RANK", "0")) if world() > 1 else chosen.index or 0
+        if at >= torch.cuda.device_count():
+            raise _no_device(f"cuda:{at}", f"{torch.cuda.device_count()} CUDA devices are here")
+        chosen = torch.device("cuda", at)
         torch.cuda.set_device(chosen)
     elif chosen.type == "mps" and not torch.backends.mps.is_available():
         raise _no_device(name, "no MPS device is here")
@@ -435,11 +474,13 @@ def device(name: str = "auto") -> torch.device:
 
 
 def _no_device(name: str, wanted: str) -> UserError:
-    return UserError(Reason.CONFIG, f"no device {name!r}", wanted=wanted, action="Use --device auto", field="--device", exit_code=Exit.USAGE)
+    return UserError(
+        Reason.CONFIG, f"no device {name!r}", wanted=wanted, action="Use --device auto", field="--device", exit_code=Exit.USAGE
+    )  # fmt: skip
 
 
 def rank() -> int:
-    """Number of this process; 0 writes and prints."""
+    """Number of this process; process 0 alone writes and prints."""
     return int(os.environ.get("RANK", "0")) if world() > 1 else 0
 
 
@@ -469,12 +510,12 @@ def barrier() -> None:
 
 
 def _sum(numbers: list[float]) -> list[float]:
-    """Sums over all processes, float64."""
+    """Sums over all processes."""
     if world() == 1:
-        return [float(n) for n in numbers]
+        return numbers
     together = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(together)
-    return [float(n) for n in together.tolist()]
+    return [float(number) for number in together.tolist()]
 
 
 def _same_everywhere(model: nn.Module) -> None:
@@ -484,36 +525,80 @@ def _same_everywhere(model: nn.Module) -> None:
             dist.broadcast(tensor.detach(), 0)
 
 
-def _raise_everywhere(own: Exception | None) -> None:
-    """Raise the first process's UserError in all of them; another exception only where it happened."""
+def _share_gradients(run: _Run, count: float) -> None:
+    """Sum the gradients over all processes and divide by `count`. A parameter that no process used keeps None."""
+    used = _parameters(run.optimizer)
     if world() > 1:
-        told: list[Any] = [None] * world()
-        dist.all_gather_object(told, own if isinstance(own, UserError) else None)
-        first = next((error for error in told if error is not None), None)
-        own = own if own is not None and not isinstance(own, UserError) else first
-    raise own if own is not None else UserError(Reason.INTERNAL, "another process failed", action="See its message", exit_code=Exit.BUG)
+        present = torch.tensor([p.grad is not None for p in used], dtype=torch.float32)
+        dist.all_reduce(present)
+        used = [p for p, seen in zip(used, present.tolist(), strict=True) if seen]
+        for kind in sorted({p.dtype for p in used}, key=str):
+            alike = [p for p in used if p.dtype == kind]
+            together = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in alike])
+            dist.all_reduce(together)
+            for p, piece in zip(alike, together.split([p.numel() for p in alike]), strict=True):
+                p.grad = piece.view_as(p)
+    for p in used:
+        if p.grad is not None:
+            p.grad.div_(count)
+
+
+def _share_statistics(model: nn.Module) -> None:
+    """Mean over the processes of the running statistics of batch norms, so that all hold the same model."""
+    if world() > 1:
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None:
+                for buffer in (module.running_mean, module.running_var):
+                    dist.all_reduce(buffer)
+                    buffer.div_(world())
+
+
+def _means(parts: Parts) -> dict[str, float | None]:
+    """The mean of each part over all processes; the processes may have different parts."""
+    told: list[Any] = [parts]
+    if world() > 1:
+        told = [None] * world()
+        dist.all_gather_object(told, parts)
+    names = dict.fromkeys(name for one in told for name in one)
+    sums = {name: [sum(column) for column in zip(*(one[name] for one in told if name in one), strict=True)] for name in names}
+    return {name: _number(weighted / count) for name, (count, weighted) in sums.items()}
+
+
+def _of_all(own: Exception | None) -> Exception:
+    """The exception to raise when some process has a fault: its own where that is a bug, else the UserError of the first that has one."""
+    if world() == 1 or not (own is None or isinstance(own, UserError)):
+        told: list[Any] = [own]
+    else:
+        told = []
+    if world() > 1:
+        everyone: list[Any] = [None] * world()
+        dist.all_gather_object(everyone, own if isinstance(own, UserError) else None)
+        told += everyone
+    default = UserError(Reason.INTERNAL, "another process failed", action="See its message", exit_code=Exit.BUG)
+    return next((error for error in told if error is not None), default)
 
 
 def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> int | None:
-    """Run `python -m bitimely_cli ARGV` in `devices` processes under torchrun; the exit code of the first that failed, else 0.
+    """Run `python -m bitimely_cli ARGV` in `devices` processes under torchrun; 0, or the exit code of the process that failed first.
 
-    None when this process is to go on itself: it is one of those processes, or one device was asked for.
+    None when this process is to go on itself: it is already one of those processes, or one device was asked for.
     """
-    if devices <= 1 or "RANK" in os.environ or world() > 1:
+    if devices <= 1 or "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         return None
     import logging
     import sys
     import uuid
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's own report of a failure; ours is on the screen already
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun's report of a failure: process 0 has said what happened
     from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     settings = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=devices, run_id=uuid.uuid4().hex, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0
+        min_nodes=1, max_nodes=1, nproc_per_node=devices, run_id=uuid.uuid4().hex, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+        max_restarts=0,
     )  # fmt: skip
     try:
         elastic_launch(settings, sys.executable)("-m", module, *argv)
@@ -525,54 +610,51 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     return 0
 
 
-# -- data on its way ---------------------------------------------------------------------------------------------------------------------------
+# -- batches on their way --------------------------------------------------------------------------------------------------------------
 
 
-def _moved(batch: Batch, where: torch.device) -> Batch:
-    return Batch(*(None if x is None else x.to(where, non_blocking=True) for x in batch))
-
-
-def _ahead(stream: Iterator[Batch], where: torch.device, depth: int = 2) -> Iterator[Batch]:
-    """The batches of `stream`; for a GPU read `depth` ahead by a thread, in pinned memory."""
+def _ahead(stream: Iterator[Batch], where: torch.device, depth: int = 2) -> Generator[Batch]:
+    """The batches of `stream`; for a GPU a thread reads `depth` of them ahead into pinned memory."""
     if where.type != "cuda":
         yield from stream
         return
-    waiting: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
+    waiting: queue.Queue[Batch | Exception | None] = queue.Queue(depth)
     ended = threading.Event()
 
-    def put(item: Batch | BaseException | None) -> None:
+    def put(item: Batch | Exception | None) -> None:
         while not ended.is_set():
             try:
-                return waiting.put(item, timeout=0.1)
+                waiting.put(item, timeout=0.1)
             except queue.Full:
                 continue
+            break
 
     def read() -> None:
         try:
             for batch in stream:
-                put(Batch(*(None if x is None else x.pin_memory() for x in batch)))
+                put(_each(batch, lambda x: x.pin_memory()))
                 if ended.is_set():
                     return
             put(None)
-        except BaseException as error:  # raised again where the batch is taken
+        except Exception as error:  # raised again where the batch is taken
             put(error)
 
     threading.Thread(target=read, daemon=True, name="batches").start()
     try:
         while (item := waiting.get()) is not None:
-            if isinstance(item, BaseException):
+            if isinstance(item, Exception):
                 raise item
             yield item
     finally:
         ended.set()
 
 
-# -- faults and signals ------------------------------------------------------------------------------------------------------------------------
+# -- faults and signals ----------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _signals(run: _Run) -> Iterator[None]:
-    """SIGTERM and SIGINT set a flag that the loop looks at; SIGINT while a stop is under way stops at once. Only for runs with a folder."""
+    """SIGTERM and SIGINT set a flag that the loop looks at; SIGINT while that is under way stops at once. Only for runs with a folder."""
     if run.home is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -590,45 +672,45 @@ def _signals(run: _Run) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _interrupted(run: _Run, number: int, *, saved: bool) -> UserError:
-    name = signal.Signals(number).name
+def _interrupted(run: _Run, number: int, when: str, what: str) -> UserError:
     return UserError(
-        Reason.INTERRUPTED, f"stopped by {name} after step {run.step} of {run.total}",
-        wanted=f"step {run.step} is saved" if saved else "the last checkpoint is whole", file=str(run.home),
+        Reason.INTERRUPTED, f"stopped by {signal.Signals(number).name} {when}", wanted=what, file=str(run.home),
         action="Repeat the same command to continue", exit_code=Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED,
     )  # fmt: skip
 
 
-def _out_of_memory(error: Exception, run: _Run, number: int) -> UserError | None:
-    """The UserError (resource_limit, exit 6) for an exception that means that memory is exhausted, else None."""
-    words = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
-    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not (isinstance(error, RuntimeError) and any(w in str(error).lower() for w in words)):
+def _out_of_memory(error: Exception, run: _Run, batch: int) -> UserError | None:
+    """The UserError (resource_limit, exit 6) for an exception which says that memory is exhausted, else None."""
+    words = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+    said = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    if not (said or isinstance(error, MemoryError)):
         return None
-    smaller = max(run.batches.size // 2, 1)
     return UserError(
-        Reason.RESOURCE_LIMIT, f"out of memory at batch {number}", wanted=f"expected room for {run.batches.size} rows in {run.config.accumulate} parts",
-        action=f"Try --batch-size {smaller}, or the same gradient by --accumulate {2 * run.config.accumulate}", exit_code=Exit.RESOURCES,
+        Reason.RESOURCE_LIMIT, f"out of memory at batch {batch}",
+        wanted=f"expected room for {run.batches.size} rows in {run.config.accumulate} parts",
+        action=f"Try --batch-size {max(run.batches.size // 2, 1)}, or --accumulate {2 * run.config.accumulate} for the same gradient",
+        exit_code=Exit.RESOURCES,
     )  # fmt: skip
 
 
 def _non_finite(run: _Run, what: str, value: float) -> UserError:
-    """The UserError (non_finite_loss) for the step after `run.step`, with the rows of its global batch."""
+    """The UserError (non_finite_loss) of the step after `run.step`, with the rows of its global batch."""
     epoch, start = divmod(run.step, run.batches.steps)
     batch = next(iter(run.batches(epoch, start=start)), None)
-    rows, bad = "unknown", ""
+    rows = broken = ""
     if batch is not None:
         index = torch.arange(batch.values.shape[0]) if batch.index is None else batch.index.cpu()
-        rows = _some(index.tolist())
+        rows = f", batch rows {_some(index.tolist())}"
         if batch.values.is_floating_point():
             finite = torch.isfinite(batch.values)
             if batch.mask is not None:
                 finite |= ~(batch.mask if batch.mask.ndim == finite.ndim else batch.mask[..., None])
-            broken = ~finite.flatten(1).all(1).cpu()
-            bad = f"; values are not finite in rows {_some(index[broken].tolist())}" if bool(broken.any()) else ""
-    kept = checkpoints.steps(run.home / "checkpoints") if run.home is not None else []
+            bad = index[~finite.flatten(1).all(1).cpu()].tolist()
+            broken = f"; values are not finite in rows {_some(bad)}" if bad else ""
+    kept = [] if run.home is None else checkpoints.steps(run.home / "checkpoints")
     return UserError(
-        Reason.NON_FINITE_LOSS, f"non-finite {what} ({value:g}) at step {run.step + 1}, batch rows {rows}{bad}", wanted="expected a finite number",
-        action=f"Lower --lr or look at these rows{f'; the checkpoint of step {kept[0]} is kept' if kept else ''}",
+        Reason.NON_FINITE_LOSS, f"non-finite {what} ({value:g}) at step {run.step + 1}{rows}{broken}", wanted="expected a finite number",
+        action="Look at these rows, or lower --lr" + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
         file=None if run.home is None else str(run.home),
     )  # fmt: skip
 
@@ -641,31 +723,31 @@ def _some(numbers: list[int], limit: int = 20) -> str:
 def _tell(finding: Finding, notice: Notice | None) -> None:
     if notice is not None:
         notice(finding)
-        return
-    import warnings
+    elif rank() == 0:
+        import warnings
 
-    warnings.warn(finding.line(), RuntimeWarning, stacklevel=3)
+        warnings.warn(finding.line(), RuntimeWarning, stacklevel=3)
 
 
-# -- folder of a run ---------------------------------------------------------------------------------------------------------------------------
+# -- the folder of a run ---------------------------------------------------------------------------------------------------------------
 
 
 def latest(folder: str | Path) -> checkpoints.Checkpoint | None:
-    """The newest checkpoint of a run that verifies, or None. Writes nothing. Raises UserError (integrity, exit 5) when there are some and none verifies."""
+    """The newest checkpoint of a run that verifies, None without any. Raises UserError (integrity, exit 5) when none of them verifies."""
     return checkpoints.newest(Path(folder) / "checkpoints")[0]
 
 
 def finished(folder: str | Path) -> bool:
-    """Whether the run in `folder` has taken its last step and its weights are in `model/`."""
+    """Whether the run in `folder` has taken and validated its last step; then its weights are in `model/`."""
     found = latest(folder)
-    return found is not None and found.step >= found.meta["total"]
+    return found is not None and bool(found.meta["finished"])
 
 
 def metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`; a last line that was cut by a kill is left out."""
+    """The lines of `metrics.jsonl`; one that a kill has cut is left out."""
     path = Path(folder) / "metrics.jsonl"
     lines = []
-    for text in path.read_text().splitlines() if path.is_file() else []:
+    for text in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             line = json.loads(text)
         except ValueError:
@@ -675,8 +757,23 @@ def metrics(folder: str | Path) -> list[dict[str, Any]]:
     return lines
 
 
+def _trim(path: Path, step: int, validated: int) -> None:
+    """Drop the lines after `step`, so that none is there twice."""
+    if path.is_file():
+        lines = [line for line in metrics(path.parent) if line["step"] <= (validated if line.get("split") == "validation" else step)]
+        store.write_bytes(path, b"".join(store.canonical(line) + b"\n" for line in lines))
+
+
+def _write(run: _Run, line: dict[str, Any]) -> None:
+    if rank() == 0:
+        if run.home is not None:
+            store.append_line(run.home / "metrics.jsonl", line)
+        if run.log is not None:
+            run.log({**line, "of": run.total})
+
+
 def _former(home: Path | None) -> tuple[checkpoints.Checkpoint | None, list[Finding]]:
-    """The checkpoint to continue from: process 0 decides, sweeps and tells the others the step."""
+    """The checkpoint to continue from: process 0 decides, tidies up and tells the others the step."""
     if home is None:
         return None, []
     folder = home / "checkpoints"
@@ -687,10 +784,8 @@ def _former(home: Path | None) -> tuple[checkpoints.Checkpoint | None, list[Find
         _sum([0.0 if former is None else former.step + 1.0])
         return former, findings
     (told,) = _sum([0.0])
-    if not told:
-        return None, []
     path = folder / f"step-{int(told) - 1}"
-    return checkpoints.Checkpoint(path, checkpoints.check(path)), []
+    return (checkpoints.Checkpoint(path, checkpoints.check(path)) if told else None), []
 
 
 def _continue(run: _Run, former: checkpoints.Checkpoint) -> None:
@@ -699,42 +794,37 @@ def _continue(run: _Run, former: checkpoints.Checkpoint) -> None:
     weights = checkpoints.tensors(former, "model")
     checkpoints.refuse_other_shapes(former, weights, _tensors(run.model))
     run.model.load_state_dict(weights)
-    moments = checkpoints.tensors(former, "optimizer")
-    state: dict[int, dict[str, Tensor]] = {}
-    for at, name in enumerate(run.names):
-        own = {key.rpartition("::")[2]: value for key, value in moments.items() if key.rpartition("::")[0] == name}
-        if own:
-            state[at] = own
+    moments: dict[str, dict[str, Tensor]] = {}
+    for key, value in checkpoints.tensors(former, "optimizer").items():
+        name, _, moment = key.rpartition("::")
+        moments.setdefault(name, {})[moment] = value
+    state = {at: moments[name] for at, name in enumerate(run.names) if name in moments}
     run.optimizer.load_state_dict({"state": state, "param_groups": run.optimizer.state_dict()["param_groups"]})
     run.step, run.validated, run.best, run.last = former.step, former.meta["validated"], former.meta["best"], former.meta["last"]
 
 
-def _due(run: _Run) -> bool:
-    every = run.config.checkpoint_every or run.batches.steps
-    return run.step % every == 0 or run.step == run.total
-
-
 def _save(run: _Run) -> None:
-    """A checkpoint of the step just done; before the last one the weights for others. Process 0 alone writes."""
+    """A checkpoint of the step just done; of the last one also the weights for others. Process 0 alone writes."""
     if run.home is None:
         return
+    parameters = dict(run.model.named_parameters())
+    states = [run.optimizer.state.get(p, {}) for p in _parameters(run.optimizer)]
+    moments = {f"{name}::{key}": value for name, state in zip(run.names, states, strict=False) for key, value in state.items()}
+    if not (checkpoints.finite(parameters) and checkpoints.finite(moments)):
+        raise UserError(
+            Reason.NON_FINITE_LOSS, f"non-finite weights after step {run.step}", wanted="expected finite numbers", file=str(run.home),
+            action="Lower --lr; the former checkpoint is kept",
+        )  # fmt: skip
     if rank() == 0:
-        parameters = dict(run.model.named_parameters())
-        moments = {
-            f"{name}::{key}": value
-            for name, state in zip(run.names, _states(run.optimizer), strict=True)
-            for key, value in state.items()
-        }  # fmt: skip
-        if not (checkpoints.finite(parameters) and checkpoints.finite(moments)):
-            raise _non_finite_weights(run)
-        if run.step == run.total:
+        done = run.step == run.total and not _unvalidated(run)
+        if done:
             _export(run.model, run.home / "model")
         checkpoints.save(
             run.home / "checkpoints", run.step, {"model": _tensors(run.model), "optimizer": moments},
             {
-                "epoch": run.step // run.batches.steps if run.batches.steps else 0, "total": run.total, "seed": run.config.seed, "processes": world(),
-                "validated": run.validated, "best": run.best, "last": run.last, "identity": run.identity, "bitimely": __version__,
-                "torch": str(torch.__version__),
+                "epoch": run.step // max(run.batches.steps, 1), "total": run.total, "finished": done, "validated": run.validated,
+                "best": run.best, "last": run.last, "seed": run.config.seed, "processes": world(), "identity": run.identity,
+                "bitimely": __version__, "torch": str(torch.__version__),
             },
             keep=run.config.keep,
         )  # fmt: skip
@@ -745,47 +835,22 @@ def _export(model: nn.Module, folder: Path) -> None:
     save = getattr(model, "save", None)
     if callable(save):
         save(folder)
-        return
-    from safetensors.torch import save as to_bytes
-
-    store.make_folder(folder)
-    store.write_bytes(folder / "model.safetensors", to_bytes(checkpoints.unshared(_tensors(model))))
+    else:
+        checkpoints.write_tensors(store.make_folder(folder) / "model.safetensors", _tensors(model))
 
 
-def _states(optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:
-    return [optimizer.state.get(p, {}) for g in optimizer.param_groups for p in g["params"]]
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
-def _non_finite_weights(run: _Run) -> UserError:
-    return UserError(
-        Reason.NON_FINITE_LOSS, f"weights or moments are not finite after step {run.step}", wanted="expected finite numbers",
-        action="Lower --lr; the former checkpoint is kept", file=str(run.home),
-    )  # fmt: skip
-
-
-def _loop_identity(config: TrainConfig, batches: Batches, total: int) -> dict[str, Any]:
+def _decisive(config: TrainConfig, batches: Batches, total: int) -> dict[str, Any]:
+    """What of the loop's own settings a continued run must agree with."""
     own = config.model_dump(mode="json", exclude={*FREE, "epochs", "steps", "batch_size"})
     return {**own, "total_steps": total, "epoch_steps": batches.steps, "batch_rows": batches.size}
-
-
-def _trim(path: Path, step: int, validated: int) -> None:
-    """Drop the lines after `step`, so that no step is logged twice."""
-    if path.is_file():
-        lines = [line for line in metrics(path.parent) if line["step"] <= (validated if line.get("split") == "validation" else step)]
-        store.write_bytes(path, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-
-
-def _write(run: _Run, line: dict[str, Any]) -> None:
-    if rank() != 0:
-        return
-    if run.home is not None:
-        store.append_line(run.home / "metrics.jsonl", line)
-    if run.log is not None:
-        run.log({**line, "of": run.total})
 
 
 def _epoch(run: _Run) -> int:
@@ -795,12 +860,3 @@ def _epoch(run: _Run) -> int:
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _mean_parts(parts: dict[str, tuple[float, float]]) -> dict[str, float | None]:
-    """The mean of each part over all processes."""
-    if world() > 1:
-        told: list[Any] = [None] * world()
-        dist.all_gather_object(told, parts)
-        parts = {name: tuple(map(sum, zip(*(p[name] for p in told if name in p), strict=True))) for p in told for name in p}  # type: ignore[misc]
-    return {name: _number(weighted / count) for name, (count, weighted) in parts.items()}

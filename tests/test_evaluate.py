@@ -10,7 +10,7 @@ from sklearn import metrics as sk
 
 from bitimely_core import evaluate
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.evaluate import Predictions, compare, draw, length_only, probabilities, score
+from bitimely_core.evaluate import Predictions, compare, compare_frames, draw, headline, length_only, probabilities, score
 
 
 def softmax(x):
@@ -171,8 +171,8 @@ def test_standard_error_of_a_mean_is_the_analytic_one():
     assert m["se"] == pytest.approx(means.std() / np.sqrt(40), rel=0.06)
     by_window = score("regression", t, x, g, bootstrap=500, by="window")
     assert by_window["metrics"]["mae"]["se"] < 0.5 * m["se"]  # ten windows of one subject are not ten observations
-    assert by_window["settings"]["by"] == "window"
-    assert "windows, not subjects" in by_window["notices"][0]
+    assert by_window["resampling"]["by"] == "window"
+    assert "windows, not subjects" in by_window["remarks"][0]
 
 
 @pytest.mark.parametrize("by", ["subject", "window"])
@@ -219,7 +219,7 @@ def test_an_absent_class_is_left_out_and_said():
     assert scores["by_class"]["N3"]["auroc"]["value"] is None
     assert scores["by_class"]["N3"]["recall"]["undefined_reason"] == "no row is of class N3"
     assert scores["metrics"]["balanced_accuracy"]["value"] == pytest.approx(np.mean([(p[y == c].argmax(1) == c).mean() for c in range(3)]))
-    assert any("N3" in n for n in scores["notices"])
+    assert any("N3" in n for n in scores["remarks"])
 
 
 @pytest.mark.parametrize("only", [0, 1])
@@ -269,7 +269,7 @@ def test_too_few_subjects_give_no_interval(subjects, words):
         assert m["value"] is not None
         assert m["lo"] is None
         assert words in m["undefined_reason"]
-    assert any(words in n for n in scores["notices"])
+    assert any(words in n for n in scores["remarks"])
 
 
 def test_an_empty_split_is_null_with_the_reason():
@@ -282,7 +282,7 @@ def test_an_empty_split_is_null_with_the_reason():
 def test_one_person_a_class_is_called_out():
     g = np.repeat([0, 1, 2], 30)
     p = softmax(np.random.default_rng(0).normal(size=(90, 3)))
-    assert any("Each class is one subject" in n for n in score("classification", g, p, g, class_names=NAMES[:3], bootstrap=0)["notices"])
+    assert any("Each class is one subject" in n for n in score("classification", g, p, g, class_names=NAMES[:3], bootstrap=0)["remarks"])
 
 
 def test_scores_that_are_not_numbers_are_refused_and_counted():
@@ -318,16 +318,16 @@ def test_baselines_come_from_the_training_targets():
     train = np.array([2] * 60 + [0] * 30 + [1] * 10)
     scores = score("classification", y, p, g, class_names=NAMES[:3], train_target=train, bootstrap=100)
     majority, prior = scores["baselines"]["majority"], scores["baselines"]["prior"]
-    assert majority["metrics"]["accuracy"]["value"] == pytest.approx((y == 2).mean())
-    assert majority["metrics"]["balanced_accuracy"]["value"] == pytest.approx(1 / 3)
-    assert majority["metrics"]["kappa"]["value"] == pytest.approx(0)
-    assert majority["metrics"]["auroc"]["value"] == pytest.approx(0.5)
+    assert majority["accuracy"]["value"] == pytest.approx((y == 2).mean())
+    assert majority["balanced_accuracy"]["value"] == pytest.approx(1 / 3)
+    assert majority["kappa"]["value"] == pytest.approx(0)
+    assert majority["auroc"]["value"] == pytest.approx(0.5)
     rates = np.array([0.3, 0.1, 0.6])
-    assert prior["metrics"]["accuracy"]["value"] == pytest.approx(rates[y].mean())  # expected value of guessing
-    gain = majority["difference"]
-    assert gain["value"] == pytest.approx(scores["metrics"]["accuracy"]["value"] - (y == 2).mean())
-    assert gain["lo"] < gain["value"] < gain["hi"]
-    assert gain["above"] + gain["below"] == pytest.approx(1.0)
+    assert prior["accuracy"]["value"] == pytest.approx(rates[y].mean())  # expected value of guessing
+    gain = majority["accuracy"]["difference"]
+    assert gain["difference"] == pytest.approx(scores["metrics"]["accuracy"]["value"] - (y == 2).mean())
+    assert gain["lo"] < gain["difference"] < gain["hi"]
+    assert gain["share_above_zero"] + gain["share_below_zero"] == pytest.approx(1.0)
     assert score("classification", y, p, g, class_names=NAMES[:3], bootstrap=0)["baselines"] == {}
 
 
@@ -335,12 +335,12 @@ def test_baselines_of_labels_and_values():
     rng = np.random.default_rng(0)
     y, p, g = (rng.random((100, 2)) < [0.2, 0.6]).astype(int), rng.random((100, 2)), np.arange(100)
     labels = score("multilabel", y, p, g, class_names=("CHF", "DM"), train_target=y, bootstrap=0)["baselines"]
-    assert labels["prior"]["metrics"]["auprc"]["value"] == pytest.approx(y.mean())  # base rates
-    assert labels["prior"]["metrics"]["auroc"]["value"] == pytest.approx(0.5)
+    assert labels["prior"]["auprc"]["value"] == pytest.approx(y.mean())  # base rates
+    assert labels["prior"]["auroc"]["value"] == pytest.approx(0.5)
     t = rng.normal(size=100)
     numbers = score("regression", t, np.zeros(100), g, train_target=np.array([1.0, 1.0, 4.0]), bootstrap=0)["baselines"]
-    assert numbers["mean"]["metrics"]["mae"]["value"] == pytest.approx(np.abs(t - 2).mean())
-    assert numbers["median"]["metrics"]["rmse"]["value"] == pytest.approx(np.sqrt(((t - 1) ** 2).mean()))
+    assert numbers["mean"]["mae"]["value"] == pytest.approx(np.abs(t - 2).mean())
+    assert numbers["median"]["rmse"]["value"] == pytest.approx(np.sqrt(((t - 1) ** 2).mean()))
 
 
 def test_length_alone_finds_what_length_gives_away():
@@ -351,8 +351,8 @@ def test_length_alone_finds_what_length_gives_away():
     extra = {"length_only": p}
     flat, names = np.full((200, 2), 0.5), ("no", "yes")
     scores = score("classification", y[200:], flat, np.arange(200), class_names=names, baselines=extra, bootstrap=30)
-    assert scores["baselines"]["length_only"]["metrics"]["auroc"]["value"] > 0.95
-    assert scores["baselines"]["length_only"]["difference"]["hi"] < 0
+    assert scores["baselines"]["length_only"]["auroc"]["value"] > 0.95
+    assert scores["baselines"]["length_only"]["auroc"]["difference"]["hi"] < 0
     both = length_only("multilabel", length[:200], np.stack([y[:200], np.ones(200, int)], 1), length[200:])
     assert both.shape == (200, 2)
     assert (both[:, 1] == 1).all()
@@ -373,14 +373,14 @@ def test_pairs_share_their_draws():
     first, second = pair()
     result = compare("classification", first, second, class_names=NAMES[:3], bootstrap=200)
     d = result["metrics"]["accuracy"]
-    assert d["value"] == pytest.approx(d["first"] - d["second"])
+    assert d["difference"] == pytest.approx(d["first"] - d["second"])
     a = score("classification", *first[1:], class_names=NAMES[:3], bootstrap=200, rows=first.rows)["metrics"]["accuracy"]
     b = score("classification", *second[1:], class_names=NAMES[:3], bootstrap=200, rows=second.rows)["metrics"]["accuracy"]
     assert d["se"] < np.hypot(a["se"], b["se"])  # what both have in common cancels
     back = compare("classification", second, first, class_names=NAMES[:3], bootstrap=200)["metrics"]["accuracy"]
-    assert (back["value"], back["se"], back["above"]) == pytest.approx((-d["value"], d["se"], d["below"]))
+    assert (back["difference"], back["se"], back["share_above_zero"]) == pytest.approx((-d["difference"], d["se"], d["share_below_zero"]))
     same = compare("classification", first, first, class_names=NAMES[:3], bootstrap=50)["metrics"]
-    assert all(m["value"] == 0 and m["above"] == m["below"] == 0 for m in same.values())
+    assert all(m["difference"] == m["share_above_zero"] == m["share_below_zero"] == 0 for m in same.values())
 
 
 def test_pairing_aligns_rows_and_refuses_others():
@@ -399,6 +399,40 @@ def test_pairing_aligns_rows_and_refuses_others():
         with pytest.raises(UserError) as caught:
             compare("classification", first, other, class_names=NAMES[:3])
         assert caught.value.exit_code == Exit.REFUSED
+
+
+def test_two_files_of_predictions():
+    first, second = pair()
+    frames = []
+    for p in (first, second):
+        columns = {
+            "window": p.rows,
+            "recording_id": [f"r{g}" for g in p.groups],
+            "start": p.rows * 30,
+            "subject_id": [f"s{g}" for g in p.groups],
+        }
+        frames.append({**columns, "target": p.target, **{f"p_{n}": p.prediction[:, k] for k, n in enumerate(NAMES[:3])}})
+    got = compare_frames("classification", *frames, NAMES[:3], bootstrap=30)
+    assert got["kappa"]["difference"] == compare("classification", first, second, class_names=NAMES[:3])["metrics"]["kappa"]["difference"]
+    with pytest.raises(UserError):
+        compare_frames("classification", frames[0], {**frames[1], "start": second.rows * 20}, NAMES[:3])
+
+
+def test_nothing_to_pair():
+    nothing = Predictions(np.empty(0), np.empty(0), np.empty((0, 3)), np.empty(0))
+    m = compare("classification", nothing, nothing, class_names=NAMES[:3])["metrics"]["auroc"]
+    assert m["difference"] is None
+    assert "no rows" in m["undefined_reason"]
+
+
+def test_headline_shows_the_run_beside_its_baselines():
+    y, p, g = cohort(4, k=3)
+    scores = score("classification", y, p, g, class_names=NAMES[:3], train_target=y, bootstrap=50)
+    figure = headline(scores)
+    assert figure.data["names"] == ["this run", "majority", "prior"]
+    assert figure.data["values"][0] == scores["metrics"]["accuracy"]["value"]
+    assert "50 resamples of subjects" in figure.caption
+    assert headline(score("classification", [], np.empty((0, 3)), [], class_names=NAMES[:3])) is None
 
 
 def test_nothing_here_warns():

@@ -17,6 +17,7 @@ import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from fractions import Fraction
@@ -62,7 +63,8 @@ INTEGER = re.compile(rb"[+-]?\d+(?:\.0*)?", re.ASCII)
 NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 CLOCK = re.compile(r"(\d\d)[.:](\d\d)[.:](\d\d)", re.ASCII)
 DAY = re.compile(r"(\d\d)[./-](\d\d)[./-](\d\d)", re.ASCII)
-TAL = re.compile(rb"([+-]\d+(?:\.\d*)?)(?:\x15(\d+(?:\.\d*)?))?\x14((?:[^\x00\x14]*\x14)*)(?:\x00+|\Z)")
+TAL = re.compile(rb"([+-]\d++(?:\.\d*+)?)(?:\x15(\d++(?:\.\d*+)?))?\x14((?:[^\x00\x14\x15]*+\x14)*+)(?:\x00|\Z)")
+CONTENT = re.compile(rb"[^\x00]")
 MARKUP = re.compile(r"[<>\[\]`]|&#?\w+;")
 FORMULA = ("=", "+", "-", "@")
 
@@ -192,49 +194,25 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
             expected=str(wanted),
         )
     if wanted > size or len(data) < wanted:
-        raise UserError(
-            Reason.HEADER_IMPLAUSIBLE,
-            f"{count} signals need a header of {wanted} bytes",
-            wanted=f"the file has {size}",
-            field="n_signals",
-            found=str(count),
-        )
+        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"{count} signals need {wanted} bytes of header", f"the file has {size}", "n_signals")
     columns = _cut(data[256:wanted], [w for _, w in SIGNAL_FIELDS for _ in range(count)])
     table = {name: columns[i * count : (i + 1) * count] for i, (name, _) in enumerate(SIGNAL_FIELDS)}
     findings: list[Finding] = []
-    plus = raw["reserved"][:5].decode("latin-1").upper()
-    kind = f"{family}{plus[3:]}" if plus in {f"{family}+C", f"{family}+D"} else family
-
-    samples = [_samples(raw_samples, i) for i, raw_samples in enumerate(table["samples_per_record"])]
+    samples = [_samples(text, i) for i, text in enumerate(table["samples_per_record"])]
     starts = [0, *accumulate(n * width for n in samples)]
     labels = [_decode(label) for label in table["label"]]
-    texts = [i for i in range(count) if labels[i] in ANNOTATION_LABELS]
-    ordinary = [i for i in range(count) if i not in set(texts)]
+    ordinary = [i for i in range(count) if labels[i] not in ANNOTATION_LABELS]
+    texts = tuple((starts[i], starts[i + 1]) for i in range(count) if labels[i] in ANNOTATION_LABELS)
+    plus = raw["reserved"][:5].decode("latin-1").upper()
+    kind = plus if plus in {f"{family}+C", f"{family}+D"} else family
     if kind.endswith("+D") and not texts:
-        raise UserError(
-            Reason.DISCONTINUOUS, f"says {kind} but has no annotation signal", wanted="without it the times of its records are unknown"
-        )
-    duration = _duration(raw["record_duration"], ordinary=bool(ordinary))
-    if duration > 0 and any(_rate(samples[i], duration) > 1e7 for i in ordinary):
-        raise UserError(
-            Reason.RECORD_DURATION, "gives a sampling rate above 10 MHz", field="record_duration", found=_shown(raw["record_duration"])
-        )
+        raise _fault(Reason.DISCONTINUOUS, f"says {kind} but has no annotation signal", "the times of its records are unknown", "reserved")
+    duration = _duration(raw["record_duration"], [samples[i] for i in ordinary])
     records = _records(raw["n_records"], starts[-1], size - wanted, findings)
-    channels = _channels(table, labels, ordinary, samples, starts, width, needed, findings)
+    channels = _channels(table, [(i, labels[i], samples[i], starts[i]) for i in ordinary], width, needed, findings)
     day, clock = _start(raw["start_date"], raw["start_time"], findings)
     phi = _identifying(raw, findings, keep=keep_phi)
-    foreign = [name for name in ("patient", "recording") if not raw[name].isascii()]
-    foreign += [
-        f"{name} of signal {i + 1}"
-        for name in ("label", "transducer", "unit", "prefilter")
-        for i in range(count)
-        if not table[name][i].isascii()
-    ]
-    if foreign:
-        text = "bytes that are not ASCII in the " + ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else "")
-        findings.append(
-            Finding(code=Reason.NON_ASCII, level="warning", text=text, wanted="read as UTF-8 or else Latin-1", count=len(foreign))
-        )
+    _foreign(raw, table, findings)
     return Header(
         kind=kind,
         width=width,
@@ -243,7 +221,7 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
         duration=duration,
         record_bytes=starts[-1],
         channels=tuple(channels),
-        texts=tuple((starts[i], starts[i + 1]) for i in texts),
+        texts=texts,
         day=day,
         clock=clock,
         phi=phi,
@@ -274,8 +252,16 @@ def _signal_count(data: bytes, size: int) -> int:
         raise UserError(Reason.TRUNCATED, f"has {size} bytes", wanted="a header has 256 and more", action="Download it again")
     count = _integer(data[252:256].strip(b" \x00"), "n_signals")
     if count < 1:
-        raise UserError(Reason.HEADER_IMPLAUSIBLE, f"found {count} signals", wanted="at least 1", field="n_signals", found=str(count))
+        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"found {count} signals", "expected at least 1", "n_signals", str(count))
     return count
+
+
+def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None, found: str | None = None) -> UserError:
+    return UserError(code, text, wanted=wanted, field=name, found=found)
+
+
+def _warning(code: Reason, text: str, wanted: str = "", name: str | None = None, count: int = 1) -> Finding:
+    return Finding(code=code, level="warning", text=text, wanted=wanted, field=name, count=count)
 
 
 def _shown(raw: bytes) -> str:
@@ -283,8 +269,8 @@ def _shown(raw: bytes) -> str:
 
 
 def _bad_field(raw: bytes, name: str, wanted: str, signal: int | None) -> UserError:
-    of = "" if signal is None else f" of signal {signal + 1}"
-    return UserError(Reason.HEADER_FIELD, f"found {_shown(raw)}{of}", wanted=wanted, field=name, found=_shown(raw))
+    of = "" if signal is None else f" for signal {signal + 1}"
+    return _fault(Reason.HEADER_FIELD, f"found {_shown(raw)}{of}", wanted, name, _shown(raw))
 
 
 def _integer(raw: bytes, name: str, signal: int | None = None) -> int:
@@ -305,28 +291,18 @@ def _samples(raw: bytes, signal: int) -> int:
     count = _integer(raw, "samples_per_record", signal)
     if count < 1:
         text = f"found {count} samples a record for signal {signal + 1}"
-        raise UserError(Reason.HEADER_IMPLAUSIBLE, text, wanted="at least 1", field="samples_per_record", found=str(count))
+        raise _fault(Reason.HEADER_IMPLAUSIBLE, text, "expected at least 1", "samples_per_record", str(count))
     return count
 
 
-def _duration(raw: bytes, *, ordinary: bool) -> float:
+def _duration(raw: bytes, samples: list[int]) -> float:
+    """Seconds a record; `samples` are those of the ordinary signals."""
     duration = _float(raw, "record_duration")
-    if duration < 0 or (duration == 0 and ordinary):
-        raise UserError(
-            Reason.RECORD_DURATION,
-            f"found {_shown(raw)} s",
-            wanted="a positive number; 0 is for files of annotations alone" if duration == 0 else "a positive number",
-            field="record_duration",
-            found=_shown(raw),
-        )
-    if ordinary and not 1e-6 <= duration <= 1e7:
-        raise UserError(
-            Reason.RECORD_DURATION,
-            f"found {_shown(raw)} s",
-            wanted="between a microsecond and 10^7 seconds",
-            field="record_duration",
-            found=_shown(raw),
-        )
+    if duration < 0 or (samples and not 1e-6 <= duration <= 1e7):
+        wanted = "0 is for files of annotations alone" if duration == 0 else "expected between a microsecond and 10^7 seconds"
+        raise _fault(Reason.RECORD_DURATION, f"found {_shown(raw)} s", wanted, "record_duration", _shown(raw))
+    if samples and _rate(max(samples), duration) > 1e7:
+        raise _fault(Reason.RECORD_DURATION, f"found {_shown(raw)} s", "which gives a sampling rate above 10 MHz", "record_duration")
     return duration
 
 
@@ -339,133 +315,102 @@ def _records(raw: bytes, record_bytes: int, body: int, findings: list[Finding]) 
     """Whole records to read, from the header's number and the bytes that are there."""
     said = _integer(raw, "n_records")
     whole, left = divmod(body, record_bytes)
-    if said < -1:
-        raise UserError(
-            Reason.HEADER_IMPLAUSIBLE, f"found {said} records", wanted="a positive number, or -1", field="n_records", found=str(said)
-        )
     promised = said * record_bytes
-    again = "Download the file again"
-
-    def refusal(code: Reason, text: str, wanted: str) -> UserError:
-        return UserError(code, text, wanted=wanted, action=again, field="n_records", found=str(said), expected=str(whole))
-
-    def warn(code: Reason, text: str, wanted: str = "", action: str = "") -> None:
-        findings.append(
-            Finding(
-                code=code, level="warning", text=text, wanted=wanted, action=action, field="n_records", found=str(said), expected=str(whole)
-            )
-        )
-
+    if said < -1:
+        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"found {said} records", "expected a positive number, or -1", "n_records", str(said))
     if said > max(whole, 1) * IMPLAUSIBLE:
-        raise refusal(Reason.HEADER_IMPLAUSIBLE, f"{said} records need {promised} bytes", f"the file has {body} after its header")
+        text = f"{said} records need {promised} bytes"
+        raise _fault(Reason.HEADER_IMPLAUSIBLE, text, f"the file has {body} after its header", "n_records", str(said))
     if whole == 0:
-        raise refusal(Reason.TRUNCATED, f"has {body} bytes after its header", f"one record has {record_bytes}")
+        raise _fault(Reason.TRUNCATED, f"has {body} bytes after its header", f"one record has {record_bytes}", "n_records", str(said))
     if said > 0 and 2 * body == 3 * promised:
-        raise refusal(
-            Reason.SIZE_MISMATCH,
-            f"has {body} bytes for {said} records, 3 a sample",
-            "EDF has 2: this looks like a BDF body under an EDF header",
-        )
+        text = f"has {body} bytes for {said} records, 3 for each sample that EDF holds in 2"
+        raise _fault(Reason.SIZE_MISMATCH, text, "this looks like a BDF body under an EDF header", "n_records", str(said))
     lost = f", {left} bytes of the last one left out" if left else ""
     if said in {-1, 0}:
-        warn(Reason.N_RECORDS_UNKNOWN, f"found {said} (recording not closed)", f"the size gives {whole} whole records{lost}")
+        text = f"found {said} (recording not closed)"
+        findings.append(_warning(Reason.N_RECORDS_UNKNOWN, text, f"the size gives {whole} whole records{lost}", "n_records"))
     elif said > whole:
-        code = Reason.TRUNCATED if left else Reason.SIZE_MISMATCH
-        warn(code, f"the header says {said} records, the file ends after {whole} whole ones{lost}", action=f"{again} if more was expected")
+        text = f"the header says {said} records, the file ends after {whole} whole ones{lost}"
+        findings.append(_warning(Reason.TRUNCATED if left else Reason.SIZE_MISMATCH, text, "the whole ones are kept", "n_records"))
     elif body > promised:
-        warn(Reason.SIZE_MISMATCH, f"{body - promised} bytes after the last of {said} records", "they are not read")
+        text = f"{body - promised} bytes after the last of {said} records"
+        findings.append(_warning(Reason.SIZE_MISMATCH, text, "they are not read", "n_records"))
         return said
     return whole
 
 
 def _channels(
     table: dict[str, list[bytes]],
-    labels: list[str],
-    ordinary: list[int],
-    samples: list[int],
-    starts: list[int],
+    signals: list[tuple[int, str, int, int]],
     width: int,
     needed: Collection[str] | None,
     findings: list[Finding],
 ) -> list[Channel]:
-    """The ordinary signals with a usable calibration and a name of their own."""
-    names = {i: stored(labels[i]) or f"signal {i + 1}" for i in ordinary}
-    odd = [i for i in ordinary if names[i] != labels[i]]
-    if odd:
-        text = f"blank labels or labels with markup, formula or control characters, of signal{'s' if len(odd) > 1 else ''} {', '.join(str(i + 1) for i in odd[:10])}"
-        findings.append(
-            Finding(code=Reason.LABEL_CHARS, level="warning", text=text, wanted="stored without them", field="label", count=len(odd))
-        )
-    twice = [name for name, n in Counter(names.values()).items() if n > 1]
-    for name in twice:
-        holders = [i for i in ordinary if names[i] == name]
-        text = f"{len(holders)} signals are called {safe_text(name)} (numbers {', '.join(str(i + 1) for i in holders[:10])})"
+    """The ordinary signals (number, label, samples, start) with a usable calibration and a name of their own."""
+    names = {i: stored(label) or f"signal {i + 1}" for i, label, _, _ in signals}
+    if odd := [i for i, label, _, _ in signals if names[i] != label]:
+        text = f"blank, or with markup, formula or control characters: label of signal {_numbers(odd)}"
+        findings.append(_warning(Reason.LABEL_CHARS, text, "stored without them", "label", len(odd)))
+    for name in [name for name, n in Counter(names.values()).items() if n > 1]:
+        holders = [i for i in names if names[i] == name]
+        text = f"{len(holders)} signals are called {safe_text(name)}: {_numbers(holders)}"
         if needed is None or name in needed:
-            raise UserError(Reason.DUPLICATE_CHANNEL, text, wanted="expected one", field="label", found=safe_text(name))
-        findings.append(
-            Finding(
-                code=Reason.DUPLICATE_CHANNEL,
-                level="warning",
-                text=text,
-                wanted="stored with their numbers",
-                field="label",
-                count=len(holders),
-            )
-        )
+            raise _fault(Reason.DUPLICATE_CHANNEL, text, "expected one", "label", safe_text(name))
+        findings.append(_warning(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", "label", len(holders)))
         names |= {i: f"{name} ({i + 1})" for i in holders}
+    if len(set(names.values())) < len(names):
+        raise _fault(Reason.DUPLICATE_CHANNEL, "signals have equal labels", "expected different ones", "label")
     channels = []
-    for i in ordinary:
+    for i, _, samples, start in signals:
         try:
+            unit = stored(_decode(table["unit"][i]))
             low, high = (_float(table[name][i], name, i) for name in ("physical_min", "physical_max"))
             bottom, top = (_integer(table[name][i], name, i) for name in ("digital_min", "digital_max"))
-            channels.append(
-                _checked(Channel(names[i], stored(_decode(table["unit"][i])), low, high, bottom, top, samples[i], starts[i]), width, i)
-            )
+            channels.append(_calibrated(Channel(names[i], unit, low, high, bottom, top, samples, start), width, i))
         except UserError as error:
             if needed is None or names[i] in needed:
                 raise
-            wanted = f"{error.wanted}; the channel {safe_text(names[i])}, which is not needed, is left out"
-            findings.append(Finding(code=error.code, level="warning", text=error.text, wanted=wanted, field=error.field, found=error.found))
-    if ordinary and not channels:
-        raise UserError(Reason.PHYSICAL_RANGE, "no channel has a usable calibration")
+            wanted = f"{error.wanted}; the channel {safe_text(names[i])} is left out"
+            findings.append(_warning(error.code, error.text, wanted, error.field))
+    if signals and not channels:
+        raise _fault(Reason.PHYSICAL_RANGE, "no channel has a usable calibration", "expected one at least", "physical_min")
     return channels
 
 
-def _checked(channel: Channel, width: int, signal: int) -> Channel:
+def _numbers(signals: Sequence[int]) -> str:
+    more = f" and {len(signals) - 10} more" if len(signals) > 10 else ""
+    return ", ".join(str(i + 1) for i in signals[:10]) + more
+
+
+def _calibrated(channel: Channel, width: int, signal: int) -> Channel:
+    """The channel, if its ranges give a scale. physical_min > physical_max is legal: the polarity is turned round."""
     of = f"of signal {signal + 1} ({safe_text(channel.label)})"
-    low, high = -(1 << (8 * width - 1)), (1 << (8 * width - 1)) - 1
-    if not low <= channel.digital_min < channel.digital_max <= high:
-        text = f"digital minimum {channel.digital_min} and maximum {channel.digital_max} {of}"
-        raise UserError(
-            Reason.DIGITAL_RANGE,
-            text,
-            wanted=f"expected minimum < maximum within [{low}, {high}]",
-            field="digital_min",
-            found=str(channel.digital_min),
-        )
-    if channel.physical_min == channel.physical_max or not math.isfinite(channel.offset) or channel.scale == 0:
+    most = 1 << (8 * width - 1)
+    low, high = channel.digital_min, channel.digital_max
+    if not -most <= low < high < most:
+        text = f"digital minimum {low} and maximum {high} {of}"
+        raise _fault(Reason.DIGITAL_RANGE, text, f"expected minimum < maximum within -{most} and {most - 1}", "digital_min", str(low))
+    if channel.scale == 0 or not math.isfinite(channel.scale) or not math.isfinite(channel.offset):
         text = f"physical minimum {channel.physical_min:g} and maximum {channel.physical_max:g} {of}"
-        raise UserError(
-            Reason.PHYSICAL_RANGE, text, wanted="expected two different numbers", field="physical_min", found=f"{channel.physical_min:g}"
-        )
+        raise _fault(Reason.PHYSICAL_RANGE, text, "expected two different numbers", "physical_min", f"{channel.physical_min:g}")
     return channel
 
 
 def _start(raw_day: bytes, raw_clock: bytes, findings: list[Finding]) -> tuple[date | None, time | None]:
-    """Start date and time as far as they are valid. Two-digit years: 85 to 99 are 1985 to 1999. The values are not shown: dates identify."""
+    """Start date and time as far as they are valid. The years 85 to 99 are 1985 to 1999. The values are not shown: dates identify."""
     day, clock = None, None
-    try:
+    with suppress(ValueError):
         if found := DAY.fullmatch(_decode(raw_day)):
-            dd, mm, yy = map(int, found.groups())
+            dd, mm, yy = (int(part) for part in found.groups())
             day = date(1900 + yy if yy >= 85 else 2000 + yy, mm, dd)
+    with suppress(ValueError):
         if found := CLOCK.fullmatch(_decode(raw_clock)):
-            clock = time(*map(int, found.groups()))
-    except ValueError:
-        pass
-    if day is None or clock is None:
-        name = "start_date" if day is None else "start_time"
-        text = "is not a valid date (dd.mm.yy)" if day is None else "is not a valid time (hh.mm.ss)"
-        findings.append(Finding(code=Reason.START_DATE, level="warning", text=text, wanted="the start is taken as unknown", field=name))
+            clock = time(int(found[1]), int(found[2]), int(found[3]))
+    if day is None:
+        findings.append(_warning(Reason.START_DATE, "is no valid date (dd.mm.yy)", "the date is taken as unknown", "start_date"))
+    if clock is None:
+        findings.append(_warning(Reason.START_DATE, "is no valid time (hh.mm.ss)", "the time is taken as unknown", "start_time"))
     return day, clock
 
 
@@ -477,23 +422,33 @@ def _identifying(raw: dict[str, bytes], findings: list[Finding], *, keep: bool) 
     named = [name for name, words in (("patient", patient), ("recording", recording)) if set(words) - {"X", "F", "M"}]
     if not named:
         return {}
-    text = (
-        f"the {' and '.join(named)} field{'s' if len(named) > 1 else ''} may identify a person and {'were' if len(named) > 1 else 'was'} "
-    )
-    findings.append(
-        Finding(
-            code=Reason.PHI, level="info", text=text + ("kept (--keep-phi)" if keep else "not stored"), field=named[0], count=len(named)
-        )
-    )
+    text = f"may identify a person: {' and '.join(named)}"
+    done = "kept, as --keep-phi asks" if keep else "not stored"
+    findings.append(Finding(code=Reason.PHI, level="info", text=text, wanted=done, field=named[0], count=len(named)))
     return {name: clean(_decode(raw[name])) for name in named} if keep else {}
+
+
+def _foreign(raw: dict[str, bytes], table: dict[str, list[bytes]], findings: list[Finding]) -> None:
+    """One warning for all bytes of the header's texts that are not ASCII."""
+    places = [name for name in ("patient", "recording") if not raw[name].isascii()]
+    for name in ("label", "transducer", "unit", "prefilter"):
+        places += [f"{name} of signal {i + 1}" for i, text in enumerate(table[name]) if not text.isascii()]
+    if places:
+        text = f"bytes that are not ASCII: {', '.join(places[:5])}" + (f" and {len(places) - 5} more" if len(places) > 5 else "")
+        findings.append(_warning(Reason.NON_ASCII, text, "read as UTF-8, else as Latin-1", places[0].split()[0], len(places)))
 
 
 def _decode(raw: bytes) -> str:
     """UTF-8, else Latin-1, which takes any byte."""
+    return raw.decode("utf-8" if _is_utf8(raw) else "latin-1").strip()
+
+
+def _is_utf8(raw: bytes) -> bool:
     try:
-        return raw.decode("utf-8").strip()
+        raw.decode("utf-8")
     except UnicodeDecodeError:
-        return raw.decode("latin-1").strip()
+        return False
+    return True
 
 
 def stored(label: str) -> str:
@@ -513,20 +468,15 @@ def parse_tals(block: bytes) -> list[tuple[float, float | None, list[bytes]]]:
         UserError: annotation_syntax for anything that is no list, with the position in the block and none of the text.
     """
     lists = []
-    place, stop = 0, len(block)
-    while place < stop:
-        if block[place] == 0:
-            place += 1
-            continue
+    place = 0
+    while begin := CONTENT.search(block, place):
+        place = begin.start()
         found = TAL.match(block, place)
         onset = float(found[1]) if found else math.inf
         duration = float(found[2]) if found and found[2] else None
         if found is None or not math.isfinite(onset) or not math.isfinite(duration or 0):
-            raise UserError(
-                Reason.ANNOTATION_SYNTAX,
-                f"byte {place} of an annotation record begins no time-stamped annotation list",
-                wanted="expected +onset, byte 20, texts each ended by byte 20, byte 0",
-            )
+            text = f"no time-stamped annotation list begins at byte {place} of an annotation signal"
+            raise _fault(Reason.ANNOTATION_SYNTAX, text, "expected +onset, byte 20, texts each ended by byte 20, byte 0")
         lists.append((onset, duration, found[3].split(b"\x14")[:-1]))
         place = found.end()
     return lists
@@ -546,41 +496,38 @@ def _notes(blocks: Sequence[Sequence[bytes]]) -> tuple[list[float | None], list[
             try:
                 lists = parse_tals(block)
             except UserError as error:
-                error.text += f" (record {record + 1})"
+                error.text += f", record {record + 1}"
                 raise
             if signal == 0:
                 keeps = bool(lists) and lists[0][1] is None and not any(lists[0][2][:1])
                 onsets.append(lists[0][0] if keeps else None)
             for onset, duration, texts in lists:
-                for text in filter(None, texts):
-                    try:
-                        words = text.decode("utf-8")
-                    except UnicodeDecodeError:
-                        words, recoded = text.decode("latin-1"), recoded + 1
-                    label = clean(words.strip())
-                    odd += label != words.strip() or MARKUP.search(label) is not None or label.startswith(FORMULA)
+                for raw in filter(None, texts):
+                    words = _decode(raw)
+                    label = clean(words)
+                    recoded += not raw.isascii() and not _is_utf8(raw)
+                    odd += label != words or MARKUP.search(label) is not None or label.startswith(FORMULA)
                     notes.append(Annotation(onset, duration or 0.0, label))
     findings = []
     if recoded:
-        text = f"{recoded} annotations are not valid UTF-8"
-        findings.append(Finding(code=Reason.ENCODING, level="warning", text=text, wanted="read as Latin-1", count=recoded))
+        findings.append(_warning(Reason.ENCODING, f"annotations that are not valid UTF-8: {recoded}", "read as Latin-1", count=recoded))
     if odd:
-        text = f"{odd} annotations with markup, formula or control characters"
-        findings.append(Finding(code=Reason.LABEL_CHARS, level="warning", text=text, wanted="control characters were replaced", count=odd))
+        text = f"annotations with markup, formula or control characters: {odd}"
+        findings.append(_warning(Reason.LABEL_CHARS, text, "stored, if at all, without control characters", count=odd))
     return onsets, sorted(notes, key=lambda note: note.onset), findings
 
 
 def annotations(path: Path, header: Header) -> tuple[list[Annotation], list[Finding]]:
     """All annotations, sorted by onset, and what was odd about them, gaps between records (`discontinuous`) included.
 
-    Onsets are seconds from the first sample; in a file of annotations alone from the start in the header. Labels are without control characters;
-    they are foreign text that may hold a name: show only those of a known vocabulary. A duration that is not given is 0.
+    Onsets are seconds from the first sample; in a file of annotations alone from the start in the header. Labels are without control
+    characters, but foreign text that may hold a name: show only those of a known vocabulary. A duration that is not given is 0.
 
     Raises:
         UserError: annotation_syntax, discontinuous.
     """
     recording = _read(path, header, ())
-    return recording.annotations, [f for f in recording.findings if f not in header.findings]
+    return recording.annotations, recording.findings[len(header.findings) :]
 
 
 # --- samples
@@ -595,8 +542,8 @@ def read_signals(path: Path, header: Header, channels: Collection[str] | None = 
         channels: labels to read; None: all.
 
     Returns:
-        One signal a channel; in a file with gaps one a channel and segment, `onset` in seconds from the first sample. Nothing is ever joined
-        over a gap. `annotations` or `read` say that there is one.
+        One signal a channel; in a file with gaps one a channel and segment, `onset` in seconds from the first sample. Nothing is ever
+        joined over a gap. `annotations` and `read` say that there is one.
 
     Raises:
         UserError: discontinuous for records that overlap in time, truncated when the file has shrunk.
@@ -622,10 +569,9 @@ def _read(path: Path, header: Header, channels: Sequence[Channel]) -> Recording:
     signals = []
     for channel, rows in zip(channels, columns, strict=False):
         values = rows.view("<i2") if header.width == 2 else _int24(rows)
-        signals += [
-            Signal(channel.label, header.rate(channel), channel.unit, values[a:b].reshape(-1), channel.scale, channel.offset, onset)
-            for a, b, onset in parts
-        ]
+        model = Signal(channel.label, header.rate(channel), channel.unit, values.reshape(-1), channel.scale, channel.offset)
+        model = model._replace(rails=(float(channel.digital_min), float(channel.digital_max)))
+        signals += [model._replace(samples=values[a:b].reshape(-1), onset=onset) for a, b, onset in parts]
     return Recording(
         header=header,
         signals=signals,
@@ -651,12 +597,12 @@ def _columns(path: Path, header: Header, spans: Sequence[tuple[int, int]]) -> li
             file.seek(header.size)
             for first in range(0, header.records, many):
                 rows = block[: min(many, header.records - first)]
-                if file.readinto(memoryview(rows).cast("B")) != rows.size:
-                    raise UserError(Reason.TRUNCATED, "became shorter while it was read", action="Try again when nothing writes to it")
+                if file.readinto(rows.data.cast("B")) != rows.size:
+                    raise _fault(Reason.TRUNCATED, "became shorter while it was read", "nothing may write to it")
                 for output, (start, stop) in zip(outputs, spans, strict=True):
                     output[first : first + len(rows)] = rows[:, start:stop]
     except OSError as error:
-        raise UserError(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+        raise _fault(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     return outputs
 
 
@@ -670,49 +616,38 @@ def _int24(rows: np.ndarray) -> np.ndarray:
 def _segments(onsets: list[float | None], header: Header, findings: list[Finding]) -> tuple[float, list[tuple[int, int, float]]]:
     """Onset of the first sample after the header's start, and (first record, last + 1, onset in seconds) of stretches without a gap.
 
-    The time-keeping lists decide, not the EDF+C or EDF+D of the header. Two records join when they meet to half a sample of the fastest channel.
+    The time-keeping lists decide, not the header's EDF+C or EDF+D. Records join where they meet to half a sample of the fastest signal.
     """
-    if not header.channels:
-        return 0.0, [(0, header.records, 0.0)]
     missing = sum(onset is None for onset in onsets)
-    if missing and header.kind.endswith("+D"):
-        raise UserError(Reason.DISCONTINUOUS, f"{missing} of {len(onsets)} records say no time", wanted=f"needed in {header.kind}")
-    if missing and missing < len(onsets):
-        text = f"{missing} of {len(onsets)} records say no time"
-        findings.append(
-            Finding(code=Reason.ANNOTATION_SYNTAX, level="warning", text=text, wanted="taken to follow the one before", count=missing)
-        )
-    times: list[float] = []
-    for i, onset in enumerate(onsets if missing < len(onsets) else []):
-        after = times[-1] + header.duration if i else 0.0
-        times.append(after if onset is None else onset)
-    if not times:
+    if missing and header.kind.endswith("+D") and header.channels:
+        raise _fault(Reason.DISCONTINUOUS, f"{missing} of {len(onsets)} records say no time", f"needed in {header.kind}")
+    if not header.channels or missing == len(onsets):
         return 0.0, [(0, header.records, 0.0)]
+    if missing:
+        text = f"{missing} of {len(onsets)} records say no time"
+        findings.append(_warning(Reason.ANNOTATION_SYNTAX, text, "taken to follow the one before", count=missing))
+    times: list[float] = []
+    for onset in onsets:
+        after = times[-1] + header.duration if times else 0.0
+        times.append(after if onset is None else onset)
     clock = np.array(times)
     steps = np.diff(clock) - header.duration
     near = max(0.5 / max(header.rate(c) for c in header.channels), 1e-3)
     if (steps < -near).any():
         at = int((steps < -near).argmax()) + 2
-        raise UserError(Reason.DISCONTINUOUS, f"record {at} begins before record {at - 1} ends", wanted="two samples for one time")
+        raise _fault(Reason.DISCONTINUOUS, f"record {at} begins before record {at - 1} ends", "two samples cannot have one time")
     edges = [0, *(np.flatnonzero(steps > near) + 1).tolist(), len(clock)]
     parts = [(a, b, float(clock[a] - clock[0])) for a, b in pairwise(edges)]
-    if len(parts) > MOST_SEGMENTS:
-        raise UserError(Reason.DISCONTINUOUS, f"{len(parts) - 1} gaps in time", wanted=f"at most {MOST_SEGMENTS - 1}")
-    if len(parts) > 1:
-        text = f"{len(parts) - 1} gap{'s' if len(parts) > 2 else ''} in time, {steps[steps > near].sum():g} s in all ({header.kind})"
-        findings.append(
-            Finding(
-                code=Reason.DISCONTINUOUS,
-                level="warning",
-                text=text,
-                wanted="kept as separate segments at their true times",
-                count=len(parts) - 1,
-            )
-        )
+    gaps = len(parts) - 1
+    if gaps >= MOST_SEGMENTS:
+        raise _fault(Reason.DISCONTINUOUS, f"{gaps} gaps in time", f"expected fewer than {MOST_SEGMENTS}")
+    if gaps:
+        text = f"{gaps} gap{'s' * (gaps > 1)} in time, {steps[steps > near].sum():g} s in all ({header.kind})"
+        findings.append(_warning(Reason.DISCONTINUOUS, text, "kept as segments at their true times", count=gaps))
     drift = max(abs(float(clock[b - 1] - clock[a]) - (b - 1 - a) * header.duration) for a, b, _ in parts)
     if drift > 0.5:
         text = f"the clock of the records drifts by {drift:g} s"
-        findings.append(Finding(code=Reason.DISCONTINUOUS, level="warning", text=text, wanted="samples are taken as evenly spaced"))
+        findings.append(_warning(Reason.DISCONTINUOUS, text, "samples are taken as evenly spaced"))
     return float(clock[0]), parts
 
 
@@ -733,7 +668,7 @@ def encode(
 
     Args:
         channels: calibration and samples a record; `start` is not used.
-        samples: int16 digital values, one array [R * S] a channel. None at all: a file of annotations alone with one record of duration 0.
+        samples: int16 digital values, one array [R * S] a channel. None at all: a file of annotations alone, one record of duration 0.
         duration: seconds a record.
         notes: annotations, seconds from `start`; each lands in the record that holds its onset, else in the last.
         onsets: seconds from `start` at which each record begins; EDF+D when they leave a gap.
@@ -743,12 +678,12 @@ def encode(
     Raises:
         ValueError: what the format cannot hold.
     """
-    if not channels:
-        duration = 0.0
-    lengths = {len(values) / channel.samples for channel, values in zip(channels, samples, strict=True)} or {1.0}
-    if len(lengths) != 1 or not next(iter(lengths)).is_integer():
+    records = len(samples[0]) // channels[0].samples if channels else 1
+    if not records or any(len(values) != records * channel.samples for channel, values in zip(channels, samples, strict=True)):
         raise ValueError("the channels do not fill the same whole number of records")
-    records = int(next(iter(lengths)))
+    if not 1985 <= start.year <= 2084:
+        raise ValueError("EDF holds the years 1985 to 2084")
+    duration = duration if channels else 0.0
     plus = notes is not None or onsets is not None or not channels
     times = list(onsets) if onsets is not None else [i * duration for i in range(records)]
     if len(times) != records:
@@ -764,7 +699,7 @@ def encode(
     if plus:
         rows.append(("EDF Annotations", "", -1.0, 1.0, -32768, 32767, text_bytes // 2))
     month = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")[start.month - 1]
-    fixed = {
+    fixed: dict[str, str | float] = {
         "version": "0",
         "patient": patient,
         "recording": f"Startdate {start.day:02d}-{month}-{start.year} X X X",

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, safe_text
 
+RECORDINGS = (".edf", ".bdf", ".hea", ".dat")  # endings under which a folder is not descended into
 ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 
 
@@ -75,7 +76,7 @@ def scan(root: Path, *, follow_symlinks: bool = False) -> Source:
 
     Returns:
         The source, both dictionaries sorted by path. Pipes, devices, sockets, links that leave the root or lead nowhere, folders that
-        cannot be listed and names that are not valid UTF-8 are in `odd`.
+        cannot be listed or that bear a recording's name, and names that are not valid UTF-8 are in `odd`.
 
     Raises:
         UserError: not_found or no_input when `root` is no folder, unsupported_format for an archive, not_regular_file for a pipe or device.
@@ -143,10 +144,9 @@ def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | 
             if stat.S_ISDIR(info.st_mode) and inside:
                 return -1  # what it leads to is found anyway
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
-        return Finding(
-            code=Reason.NOT_REGULAR_FILE, text=f"cannot be followed ({getattr(error, 'strerror', None) or 'loop of links'})", file=rel
-        )
-    if stat.S_ISDIR(info.st_mode):
+        why = getattr(error, "strerror", None) or "loop of links"
+        return Finding(code=Reason.NOT_REGULAR_FILE, text=f"cannot be followed ({why})", file=rel)
+    if stat.S_ISDIR(info.st_mode) and not rel.lower().endswith(RECORDINGS):
         return None
     if stat.S_ISREG(info.st_mode):
         return info.st_size
@@ -154,17 +154,12 @@ def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | 
 
 
 def _no_folder(root: Path, mode: int) -> UserError:
+    code, text, action = Reason.NO_INPUT, "is a file", "Give the folder that holds it"
     if not stat.S_ISREG(mode):
-        return UserError(Reason.NOT_REGULAR_FILE, f"is a {_kind(mode)}", wanted="a folder was expected", file=str(root))
-    if root.suffix.lower() in ARCHIVES:
-        return UserError(
-            Reason.UNSUPPORTED_FORMAT,
-            "is an archive",
-            wanted="a folder was expected",
-            action="Unpack it and give the folder",
-            file=str(root),
-        )
-    return UserError(Reason.NO_INPUT, "is a file", wanted="a folder was expected", action="Give the folder that holds it", file=str(root))
+        code, text, action = Reason.NOT_REGULAR_FILE, f"is a {_kind(mode)}", "Give a folder"
+    elif root.suffix.lower() in ARCHIVES:
+        code, text, action = Reason.UNSUPPORTED_FORMAT, "is an archive", "Unpack it and give the folder"
+    return UserError(code, text, wanted="a folder was expected", action=action, file=str(root))
 
 
 def _kind(mode: int) -> str:

@@ -9,14 +9,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from bitimely_core import registry
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core import registry, settings
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
 from bitimely_core.models.stack import FORMAT, Model
 from bitimely_core.settings import ModelConfig, model_config, validated
 
-__all__ = ["Model", "build", "load", "parameters"]
+__all__ = ["Model", "build", "count", "load", "matched", "parameters", "typical"]
+
+TYPICAL: dict[str, dict[str, Any]] = {  # the windows that the paper pre-trains each preset on; PopHR: 47 PheCodes and 5 special ids
+    "18m": {"channels": 7, "length": 3000},
+    "7.5m": {"channels": 12, "length": 5000},
+    "7.5m-regression": {"channels": 12, "length": 5000},
+    "3m": {"codes": 52, "length": 254},
+    "tiny": {"channels": 7, "length": 3000},
+}
 
 
 def build(name: str, *, preset: str | None = None, channels: int = 1, length: int = 3000, **overrides: Any) -> Model:
@@ -26,70 +35,121 @@ def build(name: str, *, preset: str | None = None, channels: int = 1, length: in
         name: a registered model, for instance `bitimelygpt`.
         preset: `18m`, `7.5m`, `7.5m-regression`, `3m` or `tiny`; its section of the model's family gives the dimensions.
         channels: V of the windows.
-        length: T of the windows; only learned positions and `--readout flatten` depend on it.
-        overrides: fields of `ModelConfig`, for instance `layers=2`, `tokenizer="patch"`.
+        length: T of the windows; only learned positions and readout `flatten` depend on it.
+        overrides: fields of `ModelConfig`, for instance `layers=2`, `tokenizer="patch"`; events need `codes`, the size of the input vocabulary.
 
     Raises:
         UserError: unknown name or preset, or settings that do not fit together (exit 2).
     """
     entry = registry.models[name]
-    return _made(model_config(entry.name, entry.facts.family, preset, channels=channels, length=length, **overrides))
+    return made(model_config(entry.name, entry.facts.family, preset, channels=channels, length=length, **overrides))
 
 
-def _made(config: ModelConfig) -> Model:
-    model = registry.models[config.name](config)
-    assert isinstance(model, nn.Module)
-    return model  # type: ignore[return-value]
-
-
-def load(folder: str | Path) -> Model:
-    """The model that `Model.save` wrote into `folder`, in eval mode.
-
-    Raises:
-        UserError: a file is missing (exit 2), damaged (exit 5), or does not hold the weights of its own config.json (exit 5).
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    folder = Path(folder)
-    try:
-        stored = json.loads((folder / "config.json").read_text("utf-8"))
-        weights = load_file(folder / "model.safetensors")
-    except FileNotFoundError as error:
-        raise UserError(
-            Reason.NOT_FOUND, "no model here", wanted="expected config.json and model.safetensors", action="Give the folder of a saved model",
-            file=str(error.filename or folder), exit_code=Exit.USAGE,
-        ) from error  # fmt: skip
-    except (SafetensorError, ValueError) as error:
-        raise UserError(Reason.INTEGRITY, f"damaged: {error}", action="Restore it from a copy", file=str(folder), exit_code=Exit.INTEGRITY) from error
-    if not isinstance(stored, dict) or stored.get("format_version") != FORMAT:
-        raise UserError(
-            Reason.UNSUPPORTED_FORMAT, "format_version is not known", wanted=f"expected {FORMAT}", action="Update bitimely",
-            file=str(folder / "config.json"), exit_code=Exit.INTEGRITY,
-        )  # fmt: skip
-    model = _made(validated(ModelConfig, stored.get("model", {}), str(folder / "config.json")))
-    fit_weights(model, weights, str(folder / "model.safetensors"))
-    return model.eval()
-
-
-def fit_weights(model: nn.Module, weights: dict[str, Any], file: str | None = None) -> None:
-    """`load_state_dict` that names every key that is missing, unexpected or of another shape (UserError shapes_differ, exit 5)."""
-    own = model.state_dict()
-    wrong = [f"{key}: missing" for key in own.keys() - weights.keys()] + [f"{key}: unexpected" for key in weights.keys() - own.keys()]
-    wrong += [
-        f"{key}: {list(weights[key].shape)} for {list(own[key].shape)}" for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape
-    ]
-    if wrong:
-        raise UserError(
-            Reason.SHAPES_DIFFER, f"{len(wrong)} weights do not fit: {'; '.join(sorted(wrong)[:5])}", wanted="expected the weights of this model",
-            action="Use the settings that the weights were trained with", file=file, exit_code=Exit.INTEGRITY,
-        )  # fmt: skip
-    model.load_state_dict(weights)
+def made(config: ModelConfig) -> Model:
+    """The model of a configuration, with random weights."""
+    model: Model = registry.models[config.name](config)
+    return model
 
 
 def parameters(model: nn.Module) -> int:
     """Trainable parameters, counted."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def count(config: ModelConfig) -> int:
+    """Trainable parameters of a configuration, without memory for them."""
+    with torch.device("meta"):
+        return parameters(made(config))
+
+
+def typical(preset: str) -> dict[str, Any]:
+    """Channels and length (events: size of the vocabulary) of the data that a preset is meant for, to count its parameters before any data."""
+    return dict(TYPICAL.get(preset, {}))
+
+
+def matched(name: str, preset: str, *, channels: int = 1, length: int = 3000, codes: int | None = None) -> dict[str, int]:
+    """`dim`, `value_dim` and `ffn_dim` with which model `name` comes nearest to the parameters of BiTimelyGPT at `preset` (`--budget matched`).
+
+    Layers and heads stay; the width goes through multiples of 2 x heads, the other widths keep their ratio to it.
+    """
+    entry = registry.models[name]
+    data = {"channels": channels, "length": length, "codes": codes}
+    goal = count(model_config("bitimelygpt", "retention", preset, **data))
+    base = model_config(entry.name, entry.facts.family, preset, **data)
+
+    def widths(dim: int) -> dict[str, int]:
+        return {"dim": dim, "value_dim": base.value_dim * dim // base.dim, "ffn_dim": base.ffn_dim * dim // base.dim}
+
+    def size(dim: int) -> int:
+        return count(base.model_copy(update=widths(dim)))
+
+    step = 2 * (base.heads if "heads" in settings.preset(preset).get(entry.facts.family, {}) else 1)
+    low, high = 1, 2
+    while size(high * step) < goal:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if size(middle * step) < goal else (low, middle)
+    return widths(min((low * step, high * step), key=lambda dim: abs(size(dim) - goal)))
+
+
+def load(folder: str | Path) -> Model:
+    """The model that `Model.save` wrote into `folder`, in eval mode; of a fine-tuned model the part below its head.
+
+    Raises:
+        UserError: a file is missing (exit 2), damaged (exit 5), or does not hold the weights of its own config.json (exit 5).
+    """
+    stored, weights = read(folder)
+    if "head" in stored:
+        weights = {key.removeprefix("model."): weight for key, weight in weights.items() if key.startswith("model.")}
+    model = made(validated(ModelConfig, stored["model"], str(Path(folder) / "config.json")))
+    put(model, weights, Path(folder) / "model.safetensors")
+    return model.eval()
+
+
+def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """`config.json` and the tensors of a saved model. Raises UserError as `load`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(folder) / "config.json"
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+        weights = load_file(path.with_name("model.safetensors"))
+    except FileNotFoundError as error:
+        raise UserError(
+            Reason.NOT_FOUND, "no model here", wanted="expected config.json and model.safetensors", action="Give the folder of a saved model",
+            file=str(folder), exit_code=Exit.USAGE,
+        ) from error  # fmt: skip
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise UserError(
+            Reason.INTEGRITY,
+            f"damaged ({safe_text(str(error))})",
+            action="Restore it from a copy",
+            file=str(folder),
+            exit_code=Exit.INTEGRITY,
+        ) from error
+    if not isinstance(stored, dict) or stored.get("format_version") != FORMAT or not isinstance(stored.get("model"), dict):
+        found = safe_text(stored.get("format_version")) if isinstance(stored, dict) else "no object"
+        raise UserError(
+            Reason.UNSUPPORTED_FORMAT, f"format version {found}", wanted=f"expected {FORMAT}", action="Update bitimely", file=str(path),
+            exit_code=Exit.INTEGRITY,
+        )  # fmt: skip
+    return stored, weights
+
+
+def put(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
+    """Load weights, all of them: whatever is missing, unexpected or of another shape is named (UserError shapes_differ, exit 5)."""
+    own = module.state_dict()
+    wrong = [f"{key} is missing" for key in own.keys() - weights.keys()] + [f"{key} is unexpected" for key in weights.keys() - own.keys()]
+    both = own.keys() & weights.keys()
+    wrong += [f"{key} is {list(weights[key].shape)} for {list(own[key].shape)}" for key in both if own[key].shape != weights[key].shape]
+    if wrong:
+        raise UserError(
+            Reason.SHAPES_DIFFER, f"{len(wrong)} weights do not fit: {'; '.join(sorted(wrong)[:5])}", wanted="expected the weights of this model",
+            action="Use the config.json that they were saved with", file=str(file), exit_code=Exit.INTEGRITY,
+        )  # fmt: skip
+    module.load_state_dict(weights)
 
 
 registry.members(__name__)

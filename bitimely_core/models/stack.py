@@ -20,16 +20,17 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch, Encoded
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.ops.retention import retention
-from bitimely_core.ops.rotary import rotate
+from bitimely_core.ops.retention import retention, retention_matrix
+from bitimely_core.ops.rotary import rotate, xpos
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import FIRST, IGNORE, Codes, Conv, Patch
+from bitimely_core.tokenizers import FIRST, Codes, Conv, Patch
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
 FORMAT = 1  # of config.json
+GROUP_GAP = 2.0**-6  # months; days are the finest clock of events
 Direction = Literal["forward", "backward", "both"]
 Which = Literal["next", "previous"]
 
@@ -92,66 +93,26 @@ class Retention(nn.Module):
     def forward(self, x: Tensor, places: Places, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
         """[B, M, D] -> [B, M, D] and the map R [B, H, M, M] on request."""
         config = self.config
-        q, k, v = (self._heads(linear(x)) for linear in (self.query, self.key, self.value))
+        q, k, v = (linear(x).unflatten(-1, (config.heads, -1)) for linear in (self.query, self.key, self.value))
         q, k = rotate(q, places.positions), rotate(k, places.positions)
         if config.xpos_scale:
-            q, k = _xpos(q, k, direction)
+            index = torch.arange(x.shape[1], device=x.device)
+            q, k = xpos(q, index, direction, key=False), xpos(k, index, direction, key=True)  # type: ignore[arg-type]
+        ties: Literal["index", "group"] = "group" if config.ties == "group" else "index"
         if attention:
-            maps = retention_map(q, k, self.decays, places, direction, config.ties == "group")
-            o = torch.einsum("bhnm,bmhw->bnhw", maps, v.to(maps.dtype))
+            maps = retention_matrix(q, k, log_decay=self.decays, times=places.times, mask=places.keep, direction=direction, ties=ties)
+            o = torch.einsum("bhnm,bmhw->bnhw", maps, v)
         else:
             maps = None
             o = retention(
-                q, k, v, log_decay=self.decays, times=places.times, mask=places.keep, direction=direction, form=config.form,
-                ties="group" if config.ties == "group" else "index",
+                q, k, v, log_decay=self.decays, times=places.times, mask=places.keep, direction=direction, ties=ties,
+                form=config.form, chunk=config.chunk, core_precision=config.core_precision,
             )  # fmt: skip
         if config.retention_norm == "rms":
             o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-6)
         else:
             o = F.layer_norm(o, o.shape[-1:], eps=1e-5)  # = group norm with H groups on each token by itself
         return self.out(F.silu(self.gate(x)) * o.flatten(-2)), maps
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, M, H * K] -> [B, M, H, K], in float32 at least unless the core may be bf16 (sums over keys grow like 1 / (1 - gamma))."""
-        x = x.unflatten(-1, (self.config.heads, -1))
-        return x.float() if self.config.core_precision == "fp32" and x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-def retention_map(q: Tensor, k: Tensor, log_decay: Tensor, places: Places, direction: Direction, group: bool = False) -> Tensor:
-    """R = (q k^T / sqrt(K)) * D * keep of rotated q, k [B, M, H, K]: signed, not normalised, [B, H, M, M]; row = query, column = key.
-
-    D is exp(ln gamma * |t_n - t_m|) on the pairs that the direction allows, else exactly 0 (paper Eq. 4, 8, 10).
-    """
-    count = q.shape[1]
-    index = torch.arange(count, device=q.device)
-    times = index[None].to(log_decay.dtype) if places.times is None else places.times
-    gap = times[:, :, None] - times[:, None, :]
-    order = gap if group else (index[:, None] - index).expand_as(gap)
-    allowed = {"forward": order >= 0, "backward": order <= 0, "both": torch.ones_like(order, dtype=torch.bool)}[direction]
-    if group:  # equal times do not see each other, only themselves
-        allowed = allowed & ((order != 0) | (index[:, None] == index))
-    if places.keep is not None:
-        allowed = allowed & places.keep[:, None, :]
-    exponent = log_decay[:, None, None] * gap.abs()[:, None]
-    decay = torch.where(allowed[:, None] & (exponent > -87), exponent.clamp(min=-87).exp(), 0.0)
-    return torch.einsum("bnhk,bmhk->bhnm", q, k) * k.shape[-1] ** -0.5 * decay
-
-
-def _xpos(q: Tensor, k: Tensor, direction: Direction) -> tuple[Tensor, Tensor]:
-    """The relative scale zeta_j^((n-m)/512) of xPos, inverted in backward layers so that it always shrinks with distance.
-
-    Positions are centred, so that neither factor leaves float32 before some 70,000 positions.
-    """
-    count, width = q.shape[1], q.shape[3]
-    if direction == "both":
-        raise wrong("xpos_scale with a two-sided layer", "expected forward or backward layers", "model.xpos_scale", "Leave xpos_scale off")
-    if count > 60_000:
-        raise wrong(f"xpos_scale with {count} positions", "expected at most 60000", "model.xpos_scale", "Leave xpos_scale off")
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    zeta = ((torch.arange(0, width, 2, device=q.device, dtype=dtype) + 0.4 * width) / (1.4 * width)).repeat_interleave(2)
-    place = (torch.arange(count, device=q.device, dtype=dtype) - (count - 1) / 2) * (1 if direction == "forward" else -1)
-    scale = zeta ** (place[:, None] / 512)
-    return (q * scale[:, None]).to(q.dtype), (k / scale[:, None]).to(k.dtype)
 
 
 class Attention(nn.Module):
@@ -297,11 +258,16 @@ class Adapter(nn.Module):
             self.embedding = nn.Embedding(self.tokenizer.width, config.dim)
         else:
             patches = config.tokenizer == "patch"
-            self.tokenizer = Patch(config.channels, config.patch, stride=config.stride, crop=config.crop) if patches else Conv(config.channels)
+            self.tokenizer = (
+                Patch(config.channels, config.patch, stride=config.stride, crop=config.crop) if patches else Conv(config.channels)
+            )
             self.embedding = nn.Linear(self.tokenizer.width, config.dim)
             nn.init.normal_(self.embedding.bias, std=0.02)  # like [SOS] and [EOS]: hidden tokens hold it alone
         names = ("next", "previous") if config.output_heads == "separate" else ("next",)
         self.output = nn.ModuleDict({name: nn.Linear(config.dim, self.tokenizer.target_width) for name in names})
+        if models[config.name].facts.family == "attention":
+            for module in (self.embedding, *self.output.values()):
+                nn.init.normal_(module.weight, std=0.02)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens [B, N, F] or ids [B, N] -> [B, N, D]; pointwise, nothing is mixed over time."""
@@ -314,40 +280,25 @@ class Adapter(nn.Module):
 
 
 class Model(nn.Module):
-    """A stack of layers between [SOS] and [EOS], with one final norm and one output projection for both losses (or one each).
+    """What all models share: the adapter of a data set, the final norm and output projection, targets, saving.
+
+    A model adds `forward(batch, *, directions=None, hide=None, attention=False) -> Encoded`.
 
     Attributes:
         config: all dimensions and switches.
-        target_scale: float32 scalar; Var(target), for codes the unigram entropy, of the training split. NaN until it is measured.
+        target_scale: float32 scalar; Var(target), for codes the unigram entropy in nats, of the training split. NaN until it is measured.
+        pooled_width: width of the method's own sequence vector `Encoded.pooled`, None where it has none.
     """
 
     target_scale: Tensor
+    pooled_width: int | None = None
 
-    def __init__(self, config: ModelConfig, mixer: type[Retention] | type[Attention]) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = _fitting(config, mixer)
-        config = self.config
+        self.config = config
         self.adapter = Adapter(config)
-        self.special = nn.Parameter(torch.randn(2, config.dim) * 0.02)  # [SOS], [EOS]
-        self.positions = None
-        if mixer is Attention:
-            self.positions = nn.Parameter(torch.randn(self.adapter.tokenizer.count(config.length) + 2, config.dim) * 0.02)
-        self.layers = nn.ModuleList(Layer(config, mixer) for _ in range(config.layers))
         self.norms = nn.ModuleDict({name: nn.LayerNorm(config.dim) for name in self.adapter.output})
         self.register_buffer("target_scale", torch.tensor(torch.nan))
-        if mixer is Attention:
-            self._start_like_gpt2()
-
-    def _start_like_gpt2(self) -> None:
-        """N(0, 0.02), biases 0, projections into the residual stream divided by sqrt(2 L)."""
-        for layer in self.layers:
-            for name, weight in layer.named_parameters():
-                if "norm" in name:
-                    continue
-                if name.endswith("bias"):
-                    nn.init.zeros_(weight)
-                else:
-                    nn.init.normal_(weight, std=0.02 / math.sqrt(2 * len(self.layers)) if ".out." in name else 0.02)
 
     @property
     def directions(self) -> tuple[Direction, ...]:
@@ -355,7 +306,123 @@ class Model(nn.Module):
         cycle = models[self.config.name].facts.directions
         return tuple(cycle[i % len(cycle)] for i in range(self.config.layers))  # type: ignore[misc]
 
-    def forward(self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False) -> Encoded:
+    def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
+        """The final norm before any head; one for both losses unless `output_heads` is separate."""
+        return self.norms[which if which in self.norms else "next"](hidden)
+
+    def output(self, hidden: Tensor, which: Which = "next") -> Tensor:
+        """Final norm and output projection: states [..., D] -> predictions [..., P] (codes: logits of the classes)."""
+        return self.adapter.output[which if which in self.norms else "next"](self.norm(hidden, which))
+
+    def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The targets of a batch and which of them count, both [B, N, P] (codes: [B, N])."""
+        tokens, targets, real = self.adapter.tokenizer(batch)
+        if self.config.target == "tokens" and self.config.tokenizer != "codes":
+            return standardised(tokens, real), real[..., None].expand_as(tokens)
+        seen = self.adapter.tokenizer.observed(batch)
+        return targets, seen & (real if seen.dim() == 2 else real[..., None])
+
+    def erase(self, batch: Batch, chosen: Tensor) -> Batch:
+        """The batch without the contents of the `chosen` [B, N] tokens."""
+        return self.adapter.tokenizer.erase(batch, chosen)
+
+    @torch.no_grad()
+    def measure(self, batches: Iterable[Batch]) -> float:
+        """Var(target) around the mean of each target dimension, for codes the unigram entropy in nats, over `batches`.
+
+        Codes of equal times as one target (`ties` = group): the mean entropy of a class being in the set or not.
+        """
+        count = total = square = torch.zeros((), dtype=torch.float64)
+        tokenizer = self.adapter.tokenizer
+        for batch in batches:
+            target, valid = self.targets(batch)
+            if isinstance(tokenizer, Codes):
+                if self.config.ties == "group":
+                    sets, _ = tokenizer.sets(batch)
+                    count, total = count + sets.any(-1).sum(), total + sets.sum((0, 1)).double()
+                else:
+                    total = total + F.one_hot(target[valid], tokenizer.target_width).sum(0).double()
+                continue
+            target = torch.where(valid, target, 0.0).double().flatten(0, 1)
+            count, total, square = count + valid.flatten(0, 1).sum(0), total + target.sum(0), square + target.square().sum(0)
+        if isinstance(tokenizer, Codes) and self.config.ties == "group":
+            return float(bernoulli_entropy(total / count).mean())
+        if isinstance(tokenizer, Codes):
+            return float(torch.special.entr(total / total.sum()).sum())
+        return float((square - total.square() / count.clamp(min=1)).sum() / count.sum())
+
+    @torch.no_grad()
+    def adapt(self, channels: int, length: int, codes: int | None = None) -> list[str]:
+        """Fit another data set: a new adapter where the number of channels (or of codes) differs; the trunk, [SOS], [EOS] and final norm stay.
+
+        Returns:
+            The names of the parameters that are random now, empty where all stay.
+        """
+        old = self.config
+        self.config = old.model_copy(update={"channels": channels, "length": length, "codes": old.codes if codes is None else codes})
+        if (old.channels, old.codes) == (self.config.channels, self.config.codes):
+            return []
+        like = next(self.adapter.parameters())
+        self.adapter = Adapter(self.config).to(like.device, like.dtype)
+        self.target_scale.fill_(torch.nan)
+        return [f"adapter.{name}" for name, _ in self.adapter.named_parameters()]
+
+    def save(self, folder: str | Path) -> None:
+        """`model.safetensors` and `config.json` in `folder`; read them with `models.load`."""
+        write(folder, self, self.described())
+
+    def described(self) -> dict[str, Any]:
+        """What `config.json` holds: the configuration as plain values, and what a reader of the weights must know."""
+        model = self.config.model_dump(mode="json", by_alias=True)
+        return {"format_version": FORMAT, "model": model, "rotary_convention": "absolute-forward"}
+
+
+def write(folder: str | Path, module: nn.Module, described: dict[str, Any]) -> None:
+    """`model.safetensors` with all weights and buffers, then `config.json`."""
+    from safetensors.torch import save
+
+    from bitimely_core import store
+
+    folder = Path(folder)
+    store.make_folder(folder)
+    data = save({name: weight.detach().cpu().contiguous() for name, weight in module.state_dict().items()})
+
+    def fill(file: BinaryIO) -> None:
+        file.write(data)
+
+    store.write_file(folder / "model.safetensors", fill)
+    store.write_json(folder / "config.json", described)
+
+
+def bernoulli_entropy(share: Tensor) -> Tensor:
+    """-p ln p - (1 - p) ln(1 - p), in nats."""
+    return torch.special.entr(share) + torch.special.entr(1 - share)
+
+
+class Stack(Model):
+    """Layers of one mixer between [SOS] and [EOS]."""
+
+    def __init__(self, config: ModelConfig, mixer: type[Retention] | type[Attention]) -> None:
+        config = _fitting(config, mixer)
+        super().__init__(config)
+        self.special = nn.Parameter(torch.randn(2, config.dim) * 0.02)  # [SOS], [EOS]
+        self.positions: nn.Parameter | None = None
+        self.layers = nn.ModuleList(Layer(config, mixer) for _ in range(config.layers))
+        if mixer is Attention:
+            self.positions = nn.Parameter(torch.randn(self.adapter.tokenizer.count(config.length) + 2, config.dim) * 0.02)
+            self._start_like_gpt2()
+
+    def _start_like_gpt2(self) -> None:
+        """N(0, 0.02), biases 0, projections into the residual stream divided by sqrt(2 L)."""
+        for name, weight in self.layers.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(weight)
+            elif "norm" not in name:
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * len(self.layers)) if ".out." in name else 0.02)
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
         """Encode a batch.
 
         Args:
@@ -363,6 +430,9 @@ class Model(nn.Module):
             directions: one a layer, instead of the model's own.
             hide: bool [B, N]; these tokens are replaced by a learned vector and are no key in any layer (their times stay).
             attention: also return the maps [B, H, N+2, N+2] of each layer (parallel form).
+
+        Raises:
+            UserError: more positions than were learned, or a number of directions that is not the number of layers (exit 2).
         """
         plan = self.directions if directions is None else tuple(directions)
         if len(plan) != len(self.layers):
@@ -378,7 +448,7 @@ class Model(nn.Module):
             if x.shape[1] > len(self.positions):
                 raise UserError(
                     Reason.SHAPES_DIFFER, f"{x.shape[1]} positions", wanted=f"this model has learned {len(self.positions)}",
-                    action="Cut the windows, or build it with their length", exit_code=Exit.USAGE,
+                    action="Cut shorter windows, or build it with their length", exit_code=Exit.USAGE,
                 )  # fmt: skip
             x = F.dropout(x + self.positions[: x.shape[1]], self.config.dropout, self.training)
         states, maps = [], []
@@ -386,8 +456,8 @@ class Model(nn.Module):
             x, of_layer = layer(x, places, direction, attention=attention)
             states.append(x)
             maps.append(of_layer)
-        if self.config.target == "tokens":
-            targets = _standardised(tokens, real)
+        if self.config.target == "tokens" and self.config.tokenizer != "codes":
+            targets = standardised(tokens, real)
         return Encoded(tokens, targets, real, tuple(states), tuple(maps) if attention else None, None, lengths + 1)
 
     def _surrounded(self, x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -397,7 +467,7 @@ class Model(nn.Module):
         if lengths is None:
             return x
         at_eos = torch.arange(x.shape[1], device=x.device) == lengths[:, None] + 1
-        return torch.where(at_eos[..., None], self.special[1], x)
+        return torch.where(at_eos[..., None], self.special[1].to(x.dtype), x)
 
     def _places(self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None) -> Places:
         """Positions, times and masks of N + 2 positions: t_SOS = t_first, t_EOS = t_last, and pads stand at t_EOS so that gaps stay finite."""
@@ -406,90 +476,27 @@ class Model(nn.Module):
         keep = inside
         if hide is not None and inside is not None:
             keep = inside & ~F.pad(hide, (1, 1))
-        times = None
-        if batch.times is not None:
-            known = torch.where(real, batch.times, 0.0)
-            last = known.gather(1, (lengths - 1).clamp(min=0)[:, None])
-            times = torch.where(index <= lengths[:, None], torch.cat((known[:, :1], known, last), 1), last)
-        rotation = index if times is None or self.config.rotary == "index" else times - times[:, :1]
-        return Places(rotation, times, keep, inside)
-
-    def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
-        """The final norm before any head."""
-        return self.norms[which if which in self.norms else "next"](hidden)
-
-    def output(self, hidden: Tensor, which: Which = "next") -> Tensor:
-        """Final norm and output projection: states [..., D] -> predictions [..., P] (codes: logits of the classes)."""
-        return self.adapter.output[which if which in self.norms else "next"](self.norm(hidden, which))
-
-    def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The targets of a batch and which of them count, both [B, N, P] (codes: [B, N])."""
-        tokens, targets, real = self.adapter.tokenizer(batch)
-        if self.config.target == "tokens" and self.config.tokenizer != "codes":
-            return _standardised(tokens, real), real[..., None].expand_as(tokens)
-        seen = self.adapter.tokenizer.observed(batch)
-        return targets, seen & (real if seen.dim() == 2 else real[..., None])
-
-    def erase(self, batch: Batch, chosen: Tensor) -> Batch:
-        """The batch without the contents of the `chosen` [B, N] tokens."""
-        return self.adapter.tokenizer.erase(batch, chosen)
-
-    def measure(self, batches: Iterable[Batch]) -> float:
-        """Var(target) around the mean of each target dimension, or the unigram entropy of the codes in nats, over `batches`."""
-        count = total = square = 0.0
-        for batch in batches:
-            target, valid = self.targets(batch)
-            if self.config.tokenizer == "codes":
-                count = count + torch.bincount(target[valid], minlength=self.adapter.tokenizer.target_width).double()
-                continue
-            target = torch.where(valid, target, 0.0).double().flatten(0, 1)
-            count, total, square = count + valid.flatten(0, 1).sum(0), total + target.sum(0), square + target.square().sum(0)
-        if self.config.tokenizer == "codes":
-            share = count / count.sum()
-            return float(-torch.special.xlogy(share, share).sum())
-        return float((square - total.square() / count.clamp(min=1)).sum() / count.sum())
+        if batch.times is None:
+            return Places(index, None, keep, inside)
+        known = torch.where(real, batch.times, 0.0)
+        first, last = known[:, :1], known.gather(1, (lengths - 1).clamp(min=0)[:, None])
+        apart = (
+            GROUP_GAP if self.config.ties == "group" else 0.0
+        )  # [SOS] and [EOS] must not be tied with events, which would hide those from them
+        inner = torch.where(index[1:-1] <= lengths[:, None], known, last + apart)
+        times = torch.cat((first - apart, inner, last + apart), 1)
+        return Places(index if self.config.rotary == "index" else times - times[:, :1], times, keep, inside)
 
     @torch.no_grad()
     def adapt(self, channels: int, length: int, codes: int | None = None) -> list[str]:
-        """Fit another data set: a new adapter where the number of channels (or of codes) differs, else nothing changes but learned positions.
-
-        Returns:
-            The names of the parameters that are random now. The trunk, [SOS], [EOS] and the final norm stay.
-        """
-        old = self.config
-        self.config = old.model_copy(update={"channels": channels, "length": length, "codes": old.codes if codes is None else codes})
-        fresh = []
-        if (old.channels, old.codes) != (self.config.channels, self.config.codes):
-            self.adapter = Adapter(self.config).to(self.special.device, self.special.dtype)
-            self.target_scale.fill_(torch.nan)
-            fresh = [f"adapter.{name}" for name, _ in self.adapter.named_parameters()]
+        """As `Model.adapt`; learned positions are cut, or continued by random ones (then `positions` is among the names)."""
+        fresh = super().adapt(channels, length, codes)
         if self.positions is not None:
             count = self.adapter.tokenizer.count(length) + 2
             more = torch.randn(max(0, count - len(self.positions)), self.config.dim).to(self.positions) * 0.02
-            if len(more):
-                fresh.append("positions")
+            fresh += ["positions"] if len(more) else []
             self.positions = nn.Parameter(torch.cat((self.positions, more))[:count])
         return fresh
-
-    def save(self, folder: str | Path) -> None:
-        """`model.safetensors` and `config.json` in `folder`; read them with `models.load`."""
-        from safetensors.torch import save
-
-        from bitimely_core import store
-
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        data = save({name: weight.detach().cpu().contiguous() for name, weight in self.state_dict().items()})
-
-        def fill(file: BinaryIO) -> None:
-            file.write(data)
-
-        store.write_file(folder / "model.safetensors", fill)
-        store.write_json(folder / "config.json", {"format_version": FORMAT, "model": self.described()})
-
-    def described(self) -> dict[str, Any]:
-        """The configuration as plain values."""
-        return self.config.model_dump(mode="json", by_alias=True)
 
 
 def _fitting(config: ModelConfig, mixer: type[Retention] | type[Attention]) -> ModelConfig:
@@ -512,7 +519,7 @@ def _fitting(config: ModelConfig, mixer: type[Retention] | type[Attention]) -> M
     return config
 
 
-def _standardised(tokens: Tensor, real: Tensor) -> Tensor:
+def standardised(tokens: Tensor, real: Tensor) -> Tensor:
     """Tokens as targets: no gradient, each channel standardised over the real tokens of the batch, else the loss has no scale."""
     tokens = tokens.detach()
     weight = real[..., None] / real.sum().clamp(min=1)
@@ -533,9 +540,9 @@ PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving H
         known="Its own objective shows the targets to the model from four layers on; stated sizes do not follow from the table of configurations",
     )
 )  # fmt: skip
-def bitimelygpt(config: ModelConfig) -> Model:
+def bitimelygpt(config: ModelConfig) -> Stack:
     """BiTimelyGPT: forward and backward retention in turns."""
-    return Model(config, Retention)
+    return Stack(config, Retention)
 
 
 @models(
@@ -545,9 +552,9 @@ def bitimelygpt(config: ModelConfig) -> Model:
         known="Here without its convolution module unless model.temporal_conv=causal; the original pads it symmetrically and so sees 15 future tokens",
     )
 )  # fmt: skip
-def timelygpt(config: ModelConfig) -> Model:
+def timelygpt(config: ModelConfig) -> Stack:
     """TimelyGPT: forward retention in every layer."""
-    return Model(config, Retention)
+    return Stack(config, Retention)
 
 
 @models(
@@ -556,9 +563,9 @@ def timelygpt(config: ModelConfig) -> Model:
         known="The paper compares it with a model without pre-training that also has another architecture",
     )
 )  # fmt: skip
-def timelybert(config: ModelConfig) -> Model:
+def timelybert(config: ModelConfig) -> Stack:
     """TimelyBERT: two-sided retention in every layer, pre-trained by masking."""
-    return Model(config, Retention)
+    return Stack(config, Retention)
 
 
 @models(
@@ -567,9 +574,9 @@ def timelybert(config: ModelConfig) -> Model:
         source="Radford et al. 2019, GPT-2",
     )
 )  # fmt: skip
-def gpt(config: ModelConfig) -> Model:
+def gpt(config: ModelConfig) -> Stack:
     """GPT-2: causal softmax attention, learned positions."""
-    return Model(config, Attention)
+    return Stack(config, Attention)
 
 
 @models(
@@ -578,6 +585,6 @@ def gpt(config: ModelConfig) -> Model:
         source=PAPER, known="Its objective shows the targets to the model, as BiTimelyGPT's does",
     )
 )  # fmt: skip
-def gpt_baar(config: ModelConfig) -> Model:
+def gpt_baar(config: ModelConfig) -> Stack:
     """GPT-2 with causal and reversed attention in turns."""
-    return Model(config, Attention)
+    return Stack(config, Attention)

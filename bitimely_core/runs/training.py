@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitimely_core import registry, settings, store
 from bitimely_core.batch import Progress
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.runs import folders, pages
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def pretrain(
         _initialise(model, init, workspace)
     identity = {"data": [w.fingerprint for w in windows], "settings": _decisive(body)}
     objective = objectives.get(chosen.objective)
-    result = _fit(model, batches, objective, chosen, folder, body, identity, validation, progress, force_new)
+    result = _fit(model, batches, objective, chosen, folder, body, identity, validation, progress, force_new, say)
     if result["trained"] and result["writer"]:
         _train_subjects(folder, windows)
         pages.training(folder)
@@ -196,7 +196,7 @@ def finetune(
         for line in body["notices"]:
             say(line)
     identity = {"data": [windows.fingerprint], "settings": _decisive(body), "source": body["source"]}
-    result = _fit(head, batches, heads.losses[windows.task], chosen, folder, body, identity, validation, progress, force_new)
+    result = _fit(head, batches, heads.losses[windows.task], chosen, folder, body, identity, validation, progress, force_new, say)
     if result["trained"] and result["writer"]:
         _train_subjects(folder, [windows], parent=None if scratch else parent)
         pages.training(folder)
@@ -205,7 +205,7 @@ def finetune(
 
 def _fit(
     model: nn.Module, batches: Any, objective: Any, chosen: settings.Settings, folder: Path, body: dict[str, Any], identity: dict[str, Any],
-    validation: Any, progress: Progress | None, force_new: bool,
+    validation: Any, progress: Progress | None, force_new: bool, say: Say | None,
 ) -> dict[str, Any]:  # fmt: skip
     from bitimely_core import train
 
@@ -223,13 +223,17 @@ def _fit(
         if progress is not None and line.get("split") == "train":
             progress(f"{label}  loss {line['loss']:.4g}", line["step"], line.get("of"))
 
-    fitted = train.fit(model, batches, objective, config=chosen.train, validation=validation, folder=folder, identity=identity, log=log)
+    def notice(finding: Finding) -> None:
+        if say is not None and writer:
+            say(finding.line())
+
+    fitted = train.fit(model, batches, objective, config=chosen.train, validation=validation, folder=folder, identity=identity, log=log, notice=notice)
     if writer:
-        model.save(folder / "model")
         last = {line["split"]: line for line in train.metrics(folder)}
         final = {"step": fitted["steps"], "loss": None, "rel": None, **{k: v for k, v in last.get("train", {}).items() if k in {"loss", "rel"}}}
         final["validation"] = {k: last["validation"].get(k) for k in ("loss", "rel")} if "validation" in last else None
-        body = {**body, "finished": True, "final": final, "device": str(fitted.get("device", "cpu"))}
+        weights = store.sha256(folder / "model" / "model.safetensors")
+        body = {**body, "finished": True, "final": final, "device": str(fitted["device"]), "weights": weights}
         store.write_json(folder / "run.json", body)
         store.write_bytes(folder / "model_card.md", pages.model_card(body).encode())
     return {**result, "trained": True, "writer": writer, "steps": fitted["steps"], "final": body.get("final"), "notices": body["notices"]}

@@ -1,25 +1,23 @@
-"""Cache to windows on disk: one pass over the recordings, memory bounded by one of them and one shard.
-
-Legend: n windows, T samples a window, V channels.
-"""
+"""Cache to windows on disk: one pass over the recordings, memory bounded by one of them and two files."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from bitimely_core import registry, store
-from bitimely_core.batch import Progress, Record
+from bitimely_core.batch import Progress
 from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, safe_text
-from bitimely_core.tokens import splits
-from bitimely_core.tokens.cutting import Cut, Place, Plan, blocks, cut, refused
+from bitimely_core.tokens import moments, splits
+from bitimely_core.tokens.cutting import Cut, Place, Plan, blocks, cut
 from bitimely_core.tokens.windows import FORMAT, Windows, check_subjects, open_tokens
 
 if TYPE_CHECKING:
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from bitimely_core.cache import Cache
 
 SHARD = 128 << 20  # bytes of windows a file; each file is one record batch, so that it is one array in memory
+SHARDS = re.compile(r"windows-\d+-[0-9a-f]{16}\.arrow")
 NORMALISE = ("channel", "window", "none")
 
 
@@ -49,29 +48,82 @@ def build(
 ) -> Windows:
     """Cut the cached recordings of `cache` into the windows of `view`, write them to the folder `out` and open them.
 
-    What is not given is the view's own. `rate` alone keeps the windows' duration. `normalise` decides how values are read, not what is stored.
     The same choices on the same cache again do nothing; a new generation of the cache makes new windows.
 
-    Raises UserError: unknown_name or config (exit 2) for choices that do not fit; settings_differ (exit 2, one detail a key) where `out` holds
-    windows made otherwise, unless `force_new`; sampling_rate, no_input, subject_leakage (exit 4); integrity (exit 5) for a damaged cache.
+    Args:
+        cache: a cache folder, or an open cache.
+        view: name of a view of the cache's data set, "" for its own. What is not given below is as the view says.
+        out: folder of the token set.
+        window: samples a window at `rate` (T).
+        stride: samples between the starts of windows; not for views of epochs.
+        rate: Hz. Alone it keeps the windows' duration; only with it are faster channels resampled.
+        channels: names, in the order of the values (V).
+        normalise: how values are read: `channel` (statistics of the training split), `window` (its own z-score), `none` (physical).
+        split: subject, official, time or random-window.
+        seed: of the split.
+        verify: compare the cache with its checksums first.
+        force_new: replace windows that were made with other choices.
+        progress: told after every recording.
+
+    Raises:
+        UserError: unknown_name or config (exit 2) for choices that do not fit; settings_differ (exit 2, one detail a key) where `out` holds
+            windows made otherwise; sampling_rate, no_input, subject_leakage (exit 4); integrity (exit 5) for a damaged cache or token set.
     """
     from bitimely_core.cache import open_cache
 
     out = Path(out)
     opened = open_cache(Path(cache), verify=False) if isinstance(cache, str | Path) else cache
-    plan = resolved(opened, view, window, stride, rate, channels, normalise, split, seed)
-    if not force_new and is_current(out, plan, store.fingerprint(opened.manifest)):
+    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed)
+    if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):
         return open_tokens(out, verify=verify)
     if verify and isinstance(cache, str | Path):
         opened = open_cache(Path(cache), verify=True)
-    fingerprint = store.fingerprint(opened.manifest)
     store.make_folder(out)
     with store.lock(out):
-        if not force_new and is_current(out, plan, fingerprint):  # another process was faster
+        if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):  # another process was faster
             return open_tokens(out, verify=verify)
         store.sweep(out)
-        write(opened, plan, fingerprint, out, progress)
-    return open_tokens(out, verify=False)  # what was written was read back and compared
+        write(opened, chosen, out, progress)
+    return open_tokens(out, verify=False)  # every file was read back and compared when it was written
+
+
+def plan(
+    cache: str | Path | Cache,
+    *,
+    view: str = "",
+    window: int | None = None,
+    stride: int | None = None,
+    rate: float | None = None,
+    channels: Sequence[str] | None = None,
+    normalise: str = "channel",
+    split: str | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What `build` would make, without writing or resampling: number of windows, bytes, shape, audit of the splits, notices, findings."""
+    from bitimely_core.cache import open_cache
+
+    opened = open_cache(Path(cache), verify=False) if isinstance(cache, str | Path) else cache
+    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed)
+    seen = Survey()
+    values = sum(len(taken) * (2 if found.whole else 4) for found, taken in survey(opened, chosen, seen))
+    class_names = classes_of(seen, chosen)
+    return {
+        "format_version": FORMAT,
+        "dataset": chosen.dataset,
+        "view": chosen.view,
+        "windows": len(seen.rows),
+        "bytes": values * chosen.window * len(chosen.channels),
+        "length": chosen.window,
+        "channels": len(chosen.channels),
+        "channel_names": list(chosen.channels),
+        "rate": chosen.rate,
+        "task": chosen.task,
+        "class_names": class_names,
+        "split": chosen.split,
+        "audit": audit(seen, class_names),
+        "notices": notices(chosen),
+        "findings": [finding.as_dict() for finding in findings(seen, class_names)],
+    }
 
 
 def resolved(
@@ -85,124 +137,359 @@ def resolved(
     split: str | None,
     seed: int,
 ) -> Plan:
-    """The view's facts with the caller's choices. A view without channels or rate takes those of the first recording."""
+    """The view's facts with the caller's choices. What a view leaves open (no channels, rate or window 0) the first recording decides."""
     registry.members("bitimely_core.datasets")
     views = registry.datasets[cache.dataset].facts.views
     if view not in views:
         raise registry.unknown("view", f"{cache.dataset}/{view}", [f"{cache.dataset}/{name}".rstrip("/") for name in views])
     own = views[view]
-    if normalise not in NORMALISE:
-        raise registry.unknown("normalisation", normalise, list(NORMALISE))
-    if (split or own.split) not in splits.SCHEMES:
-        raise registry.unknown("split", split or own.split, list(splits.SCHEMES))
-    names, own_rate = tuple(channels or own.channels), own.rate
-    if not names or own_rate <= 0 or own.window <= 0:
+    for kind, name, known in (("normalisation", normalise, NORMALISE), ("split", split or own.split, splits.SCHEMES)):
+        if name not in known:
+            raise registry.unknown(kind, name, list(known))
+    names, own_rate, own_window = tuple(channels or own.channels), own.rate, own.window
+    if not names or own_rate <= 0 or own_window <= 0:
         first = next(iter(cache.records()), None)
         signals = [s for s in first.signals if s.channel in names or not names] if first else []
         names = names or tuple(dict.fromkeys(s.channel for s in signals))
         own_rate = own_rate if own_rate > 0 else max((s.rate for s in signals), default=1.0)
-        longest = min((math.floor(len(s.samples) * own_rate / s.rate + 1e-6) for s in signals), default=1)
-        own_window = own.window if own.window > 0 else longest
-    else:
-        own_window = own.window
-    if len(set(names)) < len(names):
-        raise refused(f"channels {', '.join(map(safe_text, names))}", "expected each once", "Name every channel once", "channels")
-    if rate is not None and not (math.isfinite(rate) and rate > 0):
-        raise refused(f"rate {rate}", "expected a positive number of Hz", "Give for example --rate 100", "rate")
-    factor = (rate or own_rate) / own_rate
-    length = window if window is not None else max(1, round(own_window * factor))
+        shortest = min((math.floor(len(s.samples) * own_rate / s.rate + 1e-6) for s in signals), default=1)
+        own_window = own_window if own_window > 0 else shortest
+    by_epoch = own.epoch is not None and own.target is None
+    factor = (own_rate if rate is None else rate) / own_rate
+    if not (math.isfinite(factor) and factor > 0):
+        raise _refused("rate", f"found {rate}", "expected a positive number of Hz")
+    length = max(1, round(own_window * factor)) if window is None else window
     step = stride if stride is not None else length if own.stride is None or window is not None else max(1, round(own.stride * factor))
+    if len(set(names)) < len(names):
+        raise _refused("channels", f"found {', '.join(map(safe_text, names))}", "expected each once")
     if length < 1 or step < 1:
-        raise refused(f"window {length}, stride {step}", "expected at least 1 sample each", "Give numbers of samples", "window")
-    if stride is not None and own.epoch is not None and own.target is None:
-        raise refused("a stride", "this view takes one window a labelled epoch", "Leave --stride away", "stride")
+        raise _refused("window", f"found {length} samples every {step}", "expected at least 1 each")
+    if stride is not None and by_epoch:
+        raise _refused("stride", f"found {stride}", "this view takes one window a labelled epoch")
     return Plan(
-        dataset=cache.dataset, view=view, channels=names, rate=float(rate or own_rate), window=length, stride=step, resample=rate is not None,
-        decimate=own.decimate, hold=own.hold, task=own.task, classes=own.classes, labels=own.labels, epoch=own.epoch, trim=own.trim,
-        target=own.target, normalise=normalise, split=split or own.split, seed=seed,
-    )  # fmt: skip
+        dataset=cache.dataset,
+        view=view,
+        channels=names,
+        rate=float(own_rate * factor),
+        window=length,
+        stride=step,
+        resample=rate is not None,
+        decimate=own.decimate,
+        hold=own.hold,
+        task=own.task,
+        classes=own.classes,
+        labels=own.labels,
+        epoch=own.epoch if by_epoch else None,
+        trim=own.trim if by_epoch else None,
+        target=own.target,
+        normalise=normalise,
+        split=split or own.split,
+        seed=seed,
+    )
 
 
-def is_current(out: Path, plan: Plan, fingerprint: str) -> bool:
+def _refused(field: str, text: str, wanted: str) -> UserError:
+    return UserError(Reason.CONFIG, text, wanted=wanted, field=f"--{field}", exit_code=Exit.USAGE)
+
+
+def is_current(out: Path, chosen: Plan, fingerprint: str) -> bool:
     """Whether `out` holds these windows of this cache. False: to be made. Raises UserError (settings_differ) for windows made otherwise."""
-    if not (out / "manifest.json").is_file():
+    if not (out / store.MANIFEST).is_file():
         return False
     manifest = store.manifest(out)
-    old, new = manifest.get("options", {}), plan.options()
-    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    old, new = manifest.get("options", {}), chosen.options()
+    differing = [
+        Finding(
+            code=Reason.SETTINGS_DIFFER,
+            file=str(out),
+            field=key,
+            text=f"the windows there have {safe_text(str(old.get(key)))}",
+            wanted=f"now {safe_text(str(new.get(key)))}",
+        )
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
     if differing:
-        first, *rest = [
-            Finding(
-                code=Reason.SETTINGS_DIFFER, file=str(out), field=key, text=f"the windows there have {safe_text(str(old.get(key)))}",
-                wanted=f"now {safe_text(str(new.get(key)))}",
-            )
-            for key in differing
-        ]  # fmt: skip
+        first, *rest = differing
         raise UserError(
-            Reason.SETTINGS_DIFFER, first.text, wanted=first.wanted, action="Give another --name, or --force-new to replace them",
-            file=first.file, field=first.field, exit_code=Exit.USAGE, details=rest,
-        )  # fmt: skip
+            first.code,
+            first.text,
+            wanted=first.wanted,
+            action="Give another --name, or --force-new to replace them",
+            file=first.file,
+            field=first.field,
+            exit_code=Exit.USAGE,
+            details=rest,
+        )
     return bool(manifest["cache"] == fingerprint)
 
 
-class Taken(NamedTuple):
-    """What was taken from one recording, without its samples."""
+class Row(NamedTuple):
+    """A window that is kept."""
 
     subject_id: str
     recording_id: str
-    found: Cut  # emptied of segments
-    places: list[Place]
-    splits: list[str]
-    moments: list[list[tuple[int, float, float]]]  # a piece: [V] of (count, mean, sum of squared deviations), training windows only
-    content: str  # hash of the windows
+    start: float  # seconds
+    label: Any
+    split: str
+    whole: bool  # int16, else float32
 
 
-def write(cache: Cache, plan: Plan, fingerprint: str, out: Path, progress: Progress | None) -> None:
-    """All files of the token set, the manifest last. What a failed attempt wrote is removed; the former set stays until the end."""
-    before = store.manifest(out) if (out / "manifest.json").is_file() else None
-    generation = 1 + (before or {"generation": 0})["generation"]
-    taken: list[Taken] = []
-    left_out: Counter[str] = Counter()
-    scheme = splits.scheme(
-        plan.split, subjects=cache.subjects()["subject_id"].to_list() if plan.split == "subject" else (), seed=plan.seed, length=plan.length
-    )
+@dataclass
+class Survey:
+    """What a pass over the cache leaves behind: rows and counts, no samples."""
+
+    rows: list[Row] = field(default_factory=list)
+    affine: list[tuple[str, str, float, float]] = field(default_factory=list)  # recording, channel, scale, offset
+    units: tuple[str, ...] | None = None
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def survey(cache: Cache, chosen: Plan, seen: Survey, progress: Progress | None = None) -> Iterator[tuple[Cut, list[tuple[Place, str]]]]:
+    """Each recording's cut, with the windows that are kept and their splits; noted in `seen`."""
+    subjects = cache.subjects()["subject_id"].to_list() if chosen.split == "subject" else []
+    split_of = splits.scheme(chosen.split, subjects=subjects, seed=chosen.seed, length=chosen.length)
+    total = len(cache.recording_ids())
+    for done, record in enumerate(cache.records(list(chosen.channels))):
+        if progress is not None:
+            progress("windows", done, total)
+        found = cut(record, chosen, seen.units, seen.left_out)
+        if found is None or not found.places:
+            continue
+        names = split_of(record.subject_id, record.recording_id, record.attributes, [place.start for place in found.places])
+        taken = [(place, name) for place, name in zip(found.places, names, strict=True) if name is not None]
+        seen.left_out["gap"] += len(names) - len(taken)
+        seen.units = found.units
+        seen.rows += [Row(record.subject_id, record.recording_id, place.start, place.label, name, found.whole) for place, name in taken]
+        affine = zip(chosen.channels, found.scale.tolist(), found.offset.tolist(), strict=True)
+        seen.affine += [(record.recording_id, channel, scale, offset) for channel, scale, offset in affine]
+        yield found, taken
+    if progress is not None:
+        progress("windows", total, total)
+
+
+def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> None:
+    """All files of the token set, the manifest last. A failed attempt removes what it wrote; the former set stays whole until the end."""
+    seen = Survey()
+    parts: list[list[moments.Moments]] = []
+    contents: dict[bytes, list[set[str]]] = {}
+    missing = False
+
+    def pieces() -> Iterator[np.ndarray]:
+        nonlocal missing
+        for found, taken in survey(cache, chosen, seen, progress):
+            training = np.array([name == "train" for _, name in taken], dtype=bool)
+            done, digest = 0, hashlib.blake2b(found.scale.tobytes() + found.offset.tobytes(), digest_size=16)
+            for piece in blocks(found, [place for place, _ in taken], chosen):
+                parts.append(moments.of_piece(piece[training[done : done + len(piece)]], found.scale, found.offset))
+                missing |= piece.dtype.kind == "f" and not bool(np.isfinite(piece).all())
+                done += len(piece)
+                digest.update(piece.data)
+                yield piece
+            contents.setdefault(digest.digest(), []).append({name for _, name in taken})
+
     files: dict[str, dict[str, Any]] = {}
-    pieces = _pieces(cache, plan, scheme, taken, left_out, progress)
+    shards: list[dict[str, Any]] = []
     try:
-        for number, (rows, shard) in enumerate(_shards(pieces)):
-            name = f"windows-{generation:03d}-{number:05d}.arrow"
-            files[name] = {**_written(out / name, lambda file, shard=shard: _write_arrow(file, shard, plan)), "rows": rows}  # type: ignore[misc]
-        index, class_names = _index(taken, plan)
-        findings = _findings(index, taken, class_names, plan, left_out)
-        if index.is_empty():
+        for number, held in enumerate(in_shards(pieces())):
+            name, sha256, size = store.write_named(out, f"windows-{number:05d}", ".arrow", arrow_file(held, chosen))
+            files[name] = {"sha256": sha256, "size": size, "rows": sum(map(len, held))}
+            shards.append({"name": name, "rows": files[name]["rows"], "dtype": str(held[0].dtype)})
+        class_names = classes_of(seen, chosen)
+        told = findings(seen, class_names) + duplicates(contents)
+        if not seen.rows:
             raise UserError(
-                Reason.NO_INPUT, "no window fits this view", wanted=f"expected recordings with {', '.join(plan.channels)}",
-                action="Look at the details for what was left out", details=findings,
-            )  # fmt: skip
-        check_subjects(index, plan.split)
-        if before is not None:  # from here on the former set is no longer whole
-            store.retire(out)
-        files["index.parquet"] = _written(out / "index.parquet", lambda file: index.write_parquet(file, statistics=False)) | {"rows": index.height}
-        affine = _recordings(taken, plan)
-        files["recordings.parquet"] = _written(out / "recordings.parquet", lambda file: affine.write_parquet(file, statistics=False)) | {"rows": affine.height}
-        sha256, size = store.write_json(out / "statistics.json", statistics(taken, index, class_names, plan))
-        files["statistics.json"] = {"sha256": sha256, "size": size}
+                Reason.NO_INPUT,
+                "no window fits this view",
+                wanted=f"expected recordings with {', '.join(chosen.channels)}",
+                action="See the details for what was left out",
+                file=str(cache.folder),
+                details=told,
+            )
+        seen.rows.sort(key=lambda row: not row.whole)  # stable: first what is stored as int16, as the shards
+        shards.sort(key=lambda shard: bool(shard["dtype"] != "int16"))
+        index, affine = index_of(seen, chosen), affine_of(seen)
+        check_subjects(index, chosen.split, out)
     except BaseException:
-        for name in files:
+        former = set(store.manifest(out)["files"]) if (out / store.MANIFEST).is_file() else set()
+        for name in files.keys() - former:
             (out / name).unlink(missing_ok=True)
         raise
+    (out / store.MANIFEST).unlink(missing_ok=True)  # the names below do not change: until the end there is no set, rather than a mixed one
+    for name, frame in (("index.parquet", index), ("recordings.parquet", affine)):
+        sha256, size = store.write_file(out / name, parquet_file(frame))
+        files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
+    sha256, size = store.write_json(out / "statistics.json", statistics(parts, seen, class_names, chosen))
+    files["statistics.json"] = {"sha256": sha256, "size": size}
     body = {
         "format_version": FORMAT,
         "kind": "windows",
-        "cache": fingerprint,
-        "options": plan.options(),
+        "cache": cache.manifest["manifest_sha256"],
+        "options": chosen.options(),
         "class_names": class_names,
-        "units": list(taken[0].found.units),
+        "units": list(seen.units or ()),
         "windows": index.height,
-        "missing": any(f["dtype"] == "float32" for f in ()),
-        "counts": audit(index, class_names),
-        "left_out": dict(sorted((+left_out).items())),
-        "notices": [splits.SHARED[plan.split]] if plan.split in splits.SHARED else [],
-        "findings": [finding.as_dict() for finding in findings],
+        "missing": missing,
+        "shards": shards,
+        "counts": audit(seen, class_names),
+        "left_out": dict(sorted((+seen.left_out).items())),
+        "notices": notices(chosen),
+        "findings": [finding.as_dict() for finding in told],
     }
-    store.publish(out, body, files, generation)
+    store.publish(out, body, files, 1)
+    store.prune(out, SHARDS)
+
+
+def in_shards(pieces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """Pieces gathered to about SHARD bytes of one dtype."""
+    held: dict[str, list[np.ndarray]] = {}
+    for piece in pieces:
+        same = held.setdefault(str(piece.dtype), [])
+        if same and sum(p.nbytes for p in same) + piece.nbytes > SHARD:
+            yield same
+            same = held[str(piece.dtype)] = []
+        same.append(piece)
+    yield from held.values()
+
+
+def arrow_file(held: list[np.ndarray], chosen: Plan) -> Callable[[BinaryIO], None]:
+    """Writes the windows as one uncompressed record batch of fixed-size binary: T x V values, little-endian, time before channel."""
+    import pyarrow as pa
+
+    def fill(file: BinaryIO) -> None:
+        block = np.concatenate(held)
+        block = block.astype(block.dtype.newbyteorder("<"), copy=False)
+        kind = pa.binary(chosen.window * len(chosen.channels) * block.dtype.itemsize)
+        about = {
+            "format_version": str(FORMAT),
+            "dtype": str(block.dtype),
+            "window": str(chosen.window),
+            "rate": repr(chosen.rate),
+            "channels": "\n".join(chosen.channels),
+        }
+        schema = pa.schema([pa.field("values", kind, nullable=False)], metadata=about)
+        array = pa.FixedSizeBinaryArray.from_buffers(kind, len(block), [None, pa.py_buffer(block)])
+        with pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
+            writer.write_batch(pa.record_batch([array], schema=schema))
+
+    return fill
+
+
+def parquet_file(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
+    """Writes the frame as Parquet."""
+    return lambda file: frame.write_parquet(file, compression="zstd")
+
+
+def index_of(seen: Survey, chosen: Plan) -> pl.DataFrame:
+    """One row a window, as stored. Label: class, list of classes, number, or null for every row of a view without labels."""
+    import polars as pl
+
+    label = {"regression": pl.Float64(), "multilabel": pl.List(pl.String())}.get(chosen.task, pl.String())
+    kinds = {"subject_id": pl.String(), "recording_id": pl.String(), "start": pl.Float64(), "label": label, "split": pl.String()}
+    columns = {name: pl.Series(name, [getattr(row, name) for row in seen.rows], dtype=kind) for name, kind in kinds.items()}
+    return pl.DataFrame({"window": pl.Series("window", range(len(seen.rows)), dtype=pl.Int64), **columns})
+
+
+def affine_of(seen: Survey) -> pl.DataFrame:
+    """One row a recording and channel: physical = stored value * scale + offset."""
+    import polars as pl
+
+    schema = {"recording_id": pl.String, "channel": pl.String, "scale": pl.Float64, "offset": pl.Float64}
+    return pl.DataFrame(seen.affine, schema=schema, orient="row")
+
+
+def labels_of(rows: Iterable[Row]) -> Counter[str]:
+    """How often each class occurs; a multi-label window counts for each of its own."""
+    return Counter(name for row in rows for name in (row.label if isinstance(row.label, tuple) else (row.label,)))
+
+
+def classes_of(seen: Survey, chosen: Plan) -> list[str]:
+    """The view's classes; of a view that names none, those that occur, sorted."""
+    if chosen.classes or chosen.task not in {"classification", "multilabel"}:
+        return list(chosen.classes)
+    return sorted(labels_of(seen.rows))
+
+
+def audit(seen: Survey, class_names: list[str]) -> dict[str, dict[str, Any]]:
+    """Windows, subjects, recordings and windows a class in each split."""
+    out = {}
+    for split in splits.SPLITS:
+        rows = [row for row in seen.rows if row.split == split]
+        labels = labels_of(rows)
+        out[split] = {
+            "windows": len(rows),
+            "subjects": len({row.subject_id for row in rows}),
+            "recordings": len({row.recording_id for row in rows}),
+            "classes": {name: labels[name] for name in class_names},
+        }
+    return out
+
+
+def notices(chosen: Plan) -> list[str]:
+    """What must stand beside every score on these windows."""
+    out = [splits.SHARED[chosen.split]] if chosen.split in splits.SHARED else []
+    if chosen.normalise == "window":
+        out.append("each window is normalised by its own mean and spread: objectives are leak-free only given these")
+    return out
+
+
+WORDS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` counts
+    "missing_channel": (Reason.MISSING_CHANNEL, "warning", "recordings without a channel of this view were left out"),
+    "segments_without_channel": (Reason.MISSING_CHANNEL, "warning", "segments without a channel of this view were left out"),
+    "unit": (Reason.UNIT, "warning", "recordings in another unit than the first one were left out"),
+    "too_short": (Reason.LENGTH, "warning", "recordings or segments are shorter than a window"),
+    "unmatched_labels": (Reason.UNMATCHED_LABELS, "warning", "recordings without a label of this view were left out"),
+    "unknown_label": (Reason.UNKNOWN_LABEL, "warning", "labels that are no class of this view were left out"),
+    "unlabelled_epochs": (Reason.UNLABELLED_EPOCHS, "info", "epochs without a class of this view were left out"),
+    "annotation_out_of_range": (Reason.ANNOTATION_OUT_OF_RANGE, "info", "scored epochs outside of the signal or over a gap were left out"),
+    "trimmed": (Reason.LEFT_OUT, "info", "windows outside of this view's trimming rule were left out"),
+    "class_missing": (Reason.CLASS_MISSING, "warning", "recordings have only the class that is trimmed: nothing was trimmed there"),
+    "gap": (Reason.LEFT_OUT, "info", "windows in the gaps between blocks of time were left out"),
+}
+
+
+def findings(seen: Survey, class_names: list[str]) -> list[Finding]:
+    """What was left out, and what the splits lack."""
+    out = [
+        Finding(code=code, level=level, text=f"{seen.left_out[key]:,} {text}", count=seen.left_out[key])
+        for key, (code, level, text) in WORDS.items()
+        if seen.left_out[key]
+    ]
+    found = audit(seen, class_names)
+    empty = [split for split in splits.SPLITS if not found[split]["windows"]]
+    if empty and seen.rows:
+        out.append(Finding(code=Reason.SPLIT_EMPTY, level="warning", text=f"no windows in {', '.join(empty)}", count=len(empty)))
+    absent = tuple(safe_text(name) for name in class_names if not found["train"]["classes"][name])
+    if absent and seen.rows:
+        text = f"{len(absent)} of {len(class_names)} classes have no training window"
+        out.append(Finding(code=Reason.CLASS_MISSING, level="warning", text=text, count=len(absent), examples=absent[:5]))
+    return out
+
+
+def duplicates(contents: dict[bytes, list[set[str]]]) -> list[Finding]:
+    """A warning for recordings of equal content that stand in different splits."""
+    count = sum(len(found) - 1 for found in contents.values() if len(found) > 1 and len(set.union(*found)) > 1)
+    text, action = f"{count:,} recordings repeat one of another split", "Remove the copies from the source: scores on them are optimistic"
+    return [Finding(code=Reason.DUPLICATE_ACROSS_SPLITS, level="warning", text=text, action=action, count=count)] if count else []
+
+
+def statistics(parts: list[list[moments.Moments]], seen: Survey, class_names: list[str], chosen: Plan) -> dict[str, Any]:
+    """What values are normalised with, and the labels' frequencies: of the training split alone (method notes, 3.4 and 12, row 30)."""
+    training = [row for row in seen.rows if row.split == "train"]
+    found = [moments.pooled(part[v] for part in parts) for v in range(len(chosen.channels))]
+    out: dict[str, Any] = {
+        "format_version": FORMAT,
+        "split": "train",
+        "windows": len(training),
+        "channels": [
+            {"channel": channel, "unit": unit, "n": of.n, "mean": of.mean, "std": of.std}
+            for channel, unit, of in zip(chosen.channels, seen.units or (), found, strict=True)
+        ],
+    }
+    if class_names:
+        counts = labels_of(training)
+        out["labels"] = {name: counts[name] for name in class_names}
+    if chosen.task == "regression":
+        target = moments.pooled(moments.Moments(1, row.label, 0.0) for row in training)
+        out["target"] = {"n": target.n, "mean": target.mean, "std": target.std}
+    return out

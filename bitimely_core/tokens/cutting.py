@@ -6,7 +6,6 @@ Legend: n windows, T samples a window at the view's rate, V channels.
 from __future__ import annotations
 
 import math
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bitimely_core.batch import Annotation, Record, Signal
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import Reason, UserError, safe_text
 from bitimely_core.registry import Task
 
-PIECE = 16 << 20  # bytes of windows that are held at once
+PIECE = 16 << 20  # bytes of windows that are made at once
+STEP = 1 << 20  # values that are interpolated at once
 VOLTS = {"v": 1.0, "mv": 1e-3, "uv": 1e-6, "µv": 1e-6, "μv": 1e-6, "nv": 1e-9}  # both Greek letters are in use
 
 
@@ -87,7 +87,8 @@ def cut(record: Record, plan: Plan, units: tuple[str, ...] | None, left_out: Cou
     by_onset: dict[float, dict[str, Signal]] = {}
     for signal in record.signals:
         by_onset.setdefault(signal.onset, {})[signal.channel] = signal
-    found = {onset: [named[c] for c in plan.channels] for onset, named in sorted(by_onset.items()) if all(c in named for c in plan.channels)}
+    wanted = set(plan.channels)
+    found = {onset: [named[c] for c in plan.channels] for onset, named in sorted(by_onset.items()) if wanted <= named.keys()}
     if not found:
         left_out["missing_channel"] += 1
         return None
@@ -155,10 +156,14 @@ def length_at_rate(signal: Signal, plan: Plan, recording: str) -> int:
     """floor(samples * rate / own rate). Raises UserError (sampling_rate) for a faster channel that nobody asked to resample."""
     if faster(signal, plan) and not plan.resample and signal.channel not in plan.decimate:
         raise UserError(
-            Reason.SAMPLING_RATE, f"{safe_text(signal.channel)} of recording {safe_text(recording)} has {signal.rate:g} Hz",
-            wanted=f"expected at most the {plan.rate:g} Hz of this view", action=f"Give --rate {plan.rate:g} to resample with an anti-alias filter",
-            field="rate", found=f"{signal.rate:g}", expected=f"{plan.rate:g}",
-        )  # fmt: skip
+            Reason.SAMPLING_RATE,
+            f"{safe_text(signal.channel)} of recording {safe_text(recording)} has {signal.rate:g} Hz",
+            wanted=f"expected at most the {plan.rate:g} Hz of this view",
+            action=f"Give --rate {plan.rate:g} to resample with an anti-alias filter",
+            field="rate",
+            found=f"{signal.rate:g}",
+            expected=f"{plan.rate:g}",
+        )
     n = len(signal.samples)
     return n if same_rate(signal, plan) else math.floor(n * plan.rate / signal.rate + 1e-6)
 
@@ -166,8 +171,8 @@ def length_at_rate(signal: Signal, plan: Plan, recording: str) -> int:
 def at_rate(signal: Signal, plan: Plan) -> np.ndarray:
     """The channel at the view's rate, in its own (digital) values and dtype, but float64 when it had to be filtered.
 
-    Slower: linear interpolation (zero-order hold for `plan.hold`), after the last sample its value; int16 is rounded to the source's own digital
-    step, so the error is at most half of it. Faster: one anti-alias filter over the whole segment, see `filtered`.
+    Slower: linear interpolation (zero-order hold for `plan.hold`), after the last sample its value; int16 is rounded to the source's own
+    digital step, so the error is at most half of it. Faster: one anti-alias filter over the whole segment, see `filtered`.
     """
     x = signal.samples
     if same_rate(signal, plan):
@@ -175,14 +180,23 @@ def at_rate(signal: Signal, plan: Plan) -> np.ndarray:
     length = length_at_rate(signal, plan, "")
     if faster(signal, plan):
         return filtered(x, Fraction(plan.rate).limit_denominator(1000) / Fraction(signal.rate).limit_denominator(1000), length)
-    at = np.arange(length) * signal.rate / plan.rate  # positions in own samples
-    left = np.minimum(np.floor(at + 1e-9).astype(np.int64), max(len(x) - 1, 0))
-    if signal.channel in plan.hold or length == 0:
-        return x[left]
-    part = np.clip(at - left, 0.0, 1.0)
-    right = np.minimum(left + 1, len(x) - 1)
-    y = np.where(part > 1e-9, x[left] * (1 - part) + x[right] * part, x[left])  # an observed value stays when its neighbour is missing
-    return np.rint(y).astype(np.int16) if x.dtype == np.int16 else y.astype(x.dtype)
+    return slower(x, signal.rate, plan.rate, length, hold=signal.channel in plan.hold)
+
+
+def slower(x: np.ndarray, rate: float, wanted: float, length: int, *, hold: bool) -> np.ndarray:
+    """`x` [samples] at `rate` brought up to `length` values at `wanted` Hz. An observed value stays when its neighbour is missing."""
+    out = np.empty(length, dtype=x.dtype)
+    last = len(x) - 1
+    for i in range(0, length, STEP):
+        at = np.arange(i, min(i + STEP, length)) * rate / wanted  # in samples of `x`
+        left = np.minimum(np.floor(at + 1e-9).astype(np.int64), last)
+        if hold:
+            out[i : i + STEP] = x[left]
+            continue
+        part = np.clip(at - left, 0.0, 1.0)
+        y = np.where(part > 1e-9, x[left] * (1 - part) + x[np.minimum(left + 1, last)] * part, x[left])
+        out[i : i + STEP] = np.rint(y) if x.dtype == np.int16 else y
+    return out
 
 
 def filtered(x: np.ndarray, ratio: Fraction, length: int) -> np.ndarray:
@@ -205,7 +219,7 @@ def filtered(x: np.ndarray, ratio: Fraction, length: int) -> np.ndarray:
 
 
 def unit_factor(unit: str, wanted: str) -> float | None:
-    """What a value in `unit` is multiplied with to be in `wanted`; None when they are different things. Letter case and blanks do not count."""
+    """What a value in `unit` is multiplied with to be in `wanted`; None when they are different things. Letter case does not count."""
     here, there = unit.strip().casefold(), wanted.strip().casefold()
     if here == there:
         return 1.0
@@ -227,11 +241,12 @@ def epochs(annotations: list[Annotation], onsets: list[float], lengths: list[int
     Epochs of texts without a class are counted as `unlabelled_epochs`, those whose window does not lie in one segment as
     `annotation_out_of_range`.
     """
-    assert plan.epoch is not None and plan.labels is not None
+    assert plan.epoch is not None
+    labels = plan.labels or {}
     places = []
     for annotation in annotations:
         count = int(annotation.duration / plan.epoch + 1e-6)
-        label = plan.labels.get(annotation.label)
+        label = labels.get(annotation.label)
         if label is None:
             left_out["unlabelled_epochs"] += count
             continue
@@ -286,8 +301,3 @@ def whole_label(record: Record, plan: Plan, left_out: Counter[str]) -> Any:
     if value is None:
         left_out["unmatched_labels"] += 1
     return value
-
-
-def refused(text: str, wanted: str, action: str, field: str) -> UserError:
-    """An option that does not fit the view: config, exit 2."""
-    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, field=field, exit_code=Exit.USAGE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from bitimely_core.registry import unknown
 SPLITS = ("train", "validation", "test")
 SCHEMES = ("subject", "official", "time", "random-window")
 SHARED = {  # schemes in which a subject may stand in several splits, and what is said about it wherever scores are shown
-    "time": "split by blocks of time inside each recording: the same subjects stand in train, validation and test, so scores say nothing about new subjects",
+    "time": "split by time inside each recording: the same subjects stand in train and test, so scores say nothing about other subjects",
     "random-window": "split by random windows: neighbouring windows of one recording stand in train and test, so scores are optimistic",
 }
 FOLDS = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}  # PTB-XL's recommendation
@@ -35,9 +34,9 @@ def by_share(u: float) -> str:
 def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20) -> dict[str, str]:
     """Subject -> split, by u = `share("{seed}|{subject_id}")` (method notes, section 12, row 15).
 
-    From `small` subjects on each is placed by its own u, so adding subjects moves no other. Fewer than `small` (n of them) are ranked by u:
-    the last max(1, round(n / 10)) are test, as many before them validation, the rest train (halves round to even: n = 15 gives 2). Fewer than 3
-    are all train. Duplicates and order of `subject_ids` have no influence; the result is sorted by subject.
+    From `small` subjects on each is placed by its own u, so adding subjects moves no other. Fewer than `small` (n of them) are ranked by
+    u: the last max(1, round(n / 10)) are test, as many before them validation, the rest train (halves round to even: n = 15 gives 2).
+    Fewer than 3 are all train. Duplicates and order of `subject_ids` have no influence; the result is sorted by subject.
     """
     u = {subject: share(f"{seed}|{subject}") for subject in sorted(set(subject_ids))}
     if len(u) >= small:
@@ -54,9 +53,9 @@ def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20)
 def blocks_of_time(starts: Sequence[float], length: float) -> list[str | None]:
     """The windows of one recording by time: the last tenth is test, the tenth before validation, with a gap of one window before each.
 
-    `starts` ascending and `length` in seconds. A tenth is max(1, round(n / 10)) windows; fewer than 5 windows are all train. Windows that end
-    less than `length` before the next block begins fall into the gap (None), so that no sample, and no sample that was interpolated from a
-    neighbour, stands in two splits.
+    `starts` ascending and `length` in seconds. A tenth is max(1, round(n / 10)) windows; fewer than 5 windows are all train. Windows that
+    end less than `length` before the next block begins fall into the gap (None), so that no sample, and no sample that was interpolated
+    from a neighbour, stands in two splits.
     """
     n = len(starts)
     if n < 5:

@@ -1,0 +1,290 @@
+"""What happens to one group of units, in this process or in a worker: hash, compare, read, quarantine, write.
+
+Units are sorted by name and cut into groups, one shard each. Where a group ends depends on names and sizes near the cut alone, so a unit that
+is added, removed or mended changes its own shard and no other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bitimely_core import store
+from bitimely_core.batch import Record, Records, Unit
+from bitimely_core.cache import shards
+from bitimely_core.cache.accounting import rows_object, unit_object
+from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.formats.source import Source
+
+BIG = 8 << 20  # bytes of source from which on a unit has a shard of its own
+AIM = 16 << 20  # bytes of source of a shard of small units, on average
+MOST = 64 << 20  # and at most
+UNITS = 512  # units of a shard, on average; at most four times as many
+PASSING = {Reason.IO_ERROR, Reason.READER_CRASH, Reason.RESOURCE_LIMIT, Reason.INTERNAL}  # faults that may be gone the next time
+AGAIN = "Download the file again"
+
+
+class Task(NamedTuple):
+    """One group of units and all that is needed to work on it in another process."""
+
+    group: str  # stable name, of the names of its units
+    units: tuple[Unit, ...]  # sorted by name
+    dataset: str
+    identity: str  # hash of what decides the content besides the files: data set, options, version
+    root: Path | None
+    out: Path
+    sizes: dict[str, int]  # the files of its units that are there
+    sums: dict[str, str]  # what SHA256SUMS.txt says about them
+    former: dict[str, dict[str, Any]]  # unit -> what an earlier ingest found
+    files: dict[str, dict[str, Any]]  # the shards of `former`
+    keep_dates: bool
+    crashed: frozenset[str] = frozenset()  # units whose reader killed its process
+
+
+def grouped(units: Sequence[Unit], sizes: dict[str, int]) -> Iterator[list[Unit]]:
+    """`units`, sorted by name, in groups; a big unit, or one that is made and not read, is alone."""
+    group: list[Unit] = []
+    total = 0
+    for unit in units:
+        size = sum(sizes.get(file, 0) for file in unit.files)
+        if size >= BIG or not unit.files:
+            if group:
+                yield group
+            yield [unit]
+            group, total = [], 0
+            continue
+        group.append(unit)
+        total += size
+        chance = int.from_bytes(hashlib.sha256(unit.name.encode()).digest()[:8], "big") / 2**64
+        if chance < max(size / AIM, 1 / UNITS) or total >= MOST or len(group) >= 4 * UNITS:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
+
+
+def work(task: Task, alive: Callable[[str], None]) -> dict[str, Any]:
+    """Bring the units of `task` into the cache.
+
+    Args:
+        task: the group.
+        alive: called with the name of a unit before it is hashed and before it is read; may raise to stop.
+
+    Returns:
+        `units`: name -> entry (key, sources, report, rows, recordings, shard); `files`: shard name -> sha256, size, rows.
+
+    Raises:
+        UserError: what is wrong with our own files (exit 5, 6) or with this machine; never what is wrong with a unit.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    fresh: list[Unit] = []
+    damaged: dict[str, bool] = {}
+
+    def whole(name: str | None) -> bool:
+        if name is not None and name not in damaged:
+            damaged[name] = name not in task.files or bool(store.damage(task.out, {"files": task.files}, [name]))
+        return name is None or not damaged[name]
+
+    for unit in task.units:
+        alive(unit.name)
+        entry = _hashed(unit, task)
+        known = task.former.get(unit.name)
+        if entry["report"] is None and known is not None and known["key"] == entry["key"] and all(whole(name) for name in known["shard"]):
+            entry = known
+        elif entry["report"] is None:
+            fresh.append(unit)
+        entries[unit.name] = entry
+    if not fresh:
+        files = _complete(entries, task.files)
+        if files is not None:
+            return {"units": entries, "files": files}
+    again = {unit.name for unit in fresh}
+    kept: list[Record] = []
+    for unit in task.units:
+        if unit.name in again:
+            alive(unit.name)
+            entries[unit.name], records = _read(unit, task, entries[unit.name])
+            kept += records
+        elif entries[unit.name]["recordings"]:
+            kept += _again(entries[unit.name], task.out)
+    names, files = shards.write(task.out, kept, task.dataset)
+    for name, entry in entries.items():
+        entries[name] = entry | {"shard": list(names) if entry["recordings"] else [None, None]}
+    return {"units": entries, "files": files}
+
+
+def _complete(entries: dict[str, dict[str, Any]], files: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+    """The files of the one shard that holds exactly `entries`; None when there is no such shard."""
+    names = {tuple(entry["shard"]) for entry in entries.values() if entry["recordings"]}
+    if len(names) > 1:
+        return None
+    pair = next(iter(names), (None, None))
+    held = [sum(row[i] for entry in entries.values() for row in entry["recordings"]) for i in (3, 4)]
+    if any(name is not None and files[name]["rows"] != rows for name, rows in zip(pair, held, strict=True)):
+        return None
+    return {name: files[name] for name in pair if name is not None}
+
+
+def _again(entry: dict[str, Any], out: Path) -> list[Record]:
+    """The records of a unit as they stand in the cache."""
+    subjects = {recording: attributes for recording, _, attributes, *_ in entry["recordings"]}
+    return list(shards.read(out, shards.Shard(*entry["shard"]), subjects))
+
+
+def _hashed(unit: Unit, task: Task) -> dict[str, Any]:
+    """The entry of a unit before it is read: the hashes of its files and the key by which it is known again; its report when it is refused."""
+    sources: dict[str, str] = {}
+    faults = [_crash()] if unit.name in task.crashed else []
+    for file in unit.files:
+        if file not in task.sizes or task.root is None:
+            continue
+        try:
+            sources[file] = store.sha256(task.root / file)
+        except OSError as error:
+            faults.append(_unreadable(error, task.root / file, file))
+            continue
+        listed = task.sums.get(file)
+        if listed is not None and listed != sources[file]:
+            faults.append(mismatch(file, sources[file], listed))
+    said = [finding.as_dict() for finding in unit.findings]
+    key = store.fingerprint([task.identity, unit.name, list(unit.files), sources, said, described(unit.read, task.root)])
+    entry = {"key": key, "sources": sources, "report": None, "rows": [], "recordings": [], "shard": [None, None]}
+    if faults or unit.read is None:
+        passing = any(fault.code in PASSING for fault in faults)
+        entry |= {"key": None if passing else key, "report": unit_object(unit, [*unit.findings, *faults])}
+    return entry
+
+
+def mismatch(file: str, found: str, listed: str, *, level: Any = "error") -> Finding:
+    """A file differs from its line in SHA256SUMS.txt."""
+    return Finding(
+        code=Reason.SOURCE_CHECKSUM,
+        level=level,
+        text=f"sha256 is {found[:16]}",
+        wanted=f"SHA256SUMS.txt says {safe_text(listed[:16])}",
+        action=AGAIN,
+        file=file,
+        found=found[:16],
+        expected=listed[:16],
+    )
+
+
+def _crash() -> Finding:
+    return Finding(
+        code=Reason.READER_CRASH, text="its reader killed the worker process twice", action="Report it, with the file if you may share it"
+    )
+
+
+def _unreadable(error: OSError, path: Path, file: str | None) -> Finding:
+    """A file of the source that cannot be read. Raises UserError (exit 6) when it is this machine that lacks something."""
+    if error.errno in store.SCARCE:
+        raise store.fault(error, path) from error
+    return Finding(code=Reason.IO_ERROR, text=f"cannot be read ({error.strerror or type(error).__name__})", file=file)
+
+
+def _read(unit: Unit, task: Task, entry: dict[str, Any]) -> tuple[dict[str, Any], list[Record]]:
+    """Read a unit: its finished entry and its records, none when it is quarantined."""
+    assert unit.read is not None
+    file = unit.files[0] if unit.files else unit.name
+    try:
+        content = unit.read()
+        held = content if isinstance(content, Records) else Records(records=[content])
+        records = [shards.checked(record, keep_dates=task.keep_dates) for record in held.records]
+        if not records and not held.rows:
+            raise ValueError("a unit without records")
+        digest = shards.content_hash(records)
+        changed = [name for name, old in entry["sources"].items() if task.root is not None and _changed(task.root / name, task.sizes[name])]
+    except UserError as error:
+        return _refused(unit, entry, _relative(error.finding, task.root)), []
+    except MemoryError:
+        fault = Finding(
+            code=Reason.RESOURCE_LIMIT, text="does not fit into memory", action="Use fewer --jobs, or a larger machine", file=file
+        )
+        return _refused(unit, entry, fault), []
+    except OSError as error:
+        return _refused(unit, entry, _unreadable(error, Path(file), file)), []
+    except Exception as error:  # a defect of a reader costs its unit, never the whole
+        return _refused(
+            unit, entry, Finding(code=Reason.INTERNAL, text=_place(error), action="This is a defect of the reader: report it", file=file)
+        ), []
+    if changed:
+        return _refused(
+            unit, entry, Finding(code=Reason.IO_ERROR, text="changed while it was read", action="Repeat the command", file=changed[0])
+        ), []
+    findings = [*unit.findings, *held.findings, *(finding for record in held.records for finding in record.findings)]
+    findings = [_relative(finding, task.root) for finding in findings]
+    tables = [rows_object(rows) for rows in held.rows]
+    lost = {
+        code: count for table in tables for kind in ("quarantined_by_reason", "dropped_by_reason") for code, count in table[kind].items()
+    }
+    if lost and not any(finding.level != "info" for finding in findings):
+        findings += [
+            Finding(code=Reason(code), level="warning", text=f"{count} rows", count=count, file=file) for code, count in lost.items()
+        ]
+    report = unit_object(
+        unit,
+        findings,
+        content=digest,
+        samples=sum(_longest(record) for record in records),
+        channels=len({signal.channel for record in records for signal in record.signals}),
+    )
+    recordings = [[r.recording_id, r.subject_id, r.attributes, len(r.signals), len(r.annotations)] for r in records]
+    return entry | {"report": report, "rows": tables, "recordings": recordings}, records
+
+
+def _longest(record: Record) -> int:
+    """Samples of the channel with the highest rate."""
+    fastest = max(record.signals, key=lambda signal: (signal.rate, len(signal.samples)))
+    return sum(len(signal.samples) for signal in record.signals if signal.channel == fastest.channel)
+
+
+def _refused(unit: Unit, entry: dict[str, Any], fault: Finding) -> dict[str, Any]:
+    return entry | {"key": None if fault.code in PASSING else entry["key"], "report": unit_object(unit, [*unit.findings, fault])}
+
+
+def _changed(path: Path, size: int) -> bool:
+    return path.stat().st_size != size
+
+
+def _relative(finding: Finding, root: Path | None) -> Finding:
+    """The finding with its file relative to the source."""
+    if finding.file is None or root is None or not Path(finding.file).is_relative_to(root):
+        return finding
+    return dataclasses.replace(finding, file=Path(finding.file).relative_to(root).as_posix())
+
+
+def _place(error: BaseException) -> str:
+    """Kind and place of an unexpected exception; never its text, which may hold values of the data."""
+    frames = traceback.extract_tb(error.__traceback__ or sys.exc_info()[2])
+    where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return f"unexpected {type(error).__name__}{where}"
+
+
+def described(value: Any, root: Path | None) -> Any:
+    """The arguments of a reader as JSON, with paths relative to the source, so that a change of them is seen and a moved folder is not."""
+    if isinstance(value, functools.partial):
+        return ["partial", described(value.func, root), described(value.args, root), described(value.keywords, root)]
+    if isinstance(value, Source):
+        return "source"
+    if isinstance(value, Path | str):
+        inside = root is not None and Path(value).is_absolute() and Path(value).is_relative_to(root.absolute())
+        return Path(value).relative_to(root.absolute()).as_posix() if inside and root is not None else str(value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, dict):
+        return ["dict", sorted(([str(key), described(item, root)] for key, item in value.items()), key=lambda pair: pair[0])]
+    if isinstance(value, set | frozenset):
+        return ["set", sorted(str(described(item, root)) for item in value)]
+    if isinstance(value, list | tuple):
+        return [described(item, root) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [type(value).__qualname__, described({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, root)]
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return repr(value)

@@ -1,0 +1,178 @@
+"""Worker processes: a reader that kills its process costs its unit, not the ingest; and the signals that ask us to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+from typing import Any
+
+from bitimely_core.cache.units import Task, work
+from bitimely_core.errors import Exit, Reason, UserError
+
+CHANCES = 2  # a unit during which a worker died is tried again so often in all: it may have been killed from outside
+LOOK = 0.2  # seconds between two looks at the stop flag
+
+
+class Stop:
+    """Set by SIGINT or SIGTERM; looked at between two units."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def check(self) -> None:
+        """Raises UserError (interrupted, exit 130 or 143) when we were asked to stop."""
+        if self.signal is not None:
+            code = Exit.INTERRUPTED if self.signal == signal.SIGINT else Exit.TERMINATED
+            text = f"stopped by {signal.Signals(self.signal).name}"
+            raise UserError(Reason.INTERRUPTED, text, action="Give the same command again: it goes on where it stopped", exit_code=code)
+
+
+@contextmanager
+def stopping() -> Iterator[Stop]:
+    """While the block runs SIGINT and SIGTERM only set a flag; a second one stops at once. Outside of the main thread nothing changes."""
+    stop = Stop()
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if stop.signal is not None:
+            raise KeyboardInterrupt
+        stop.signal = number
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None]) -> Iterator[tuple[Task, dict[str, Any]]]:
+    """The results of `tasks` in the order in which they are ready, which means nothing.
+
+    Args:
+        tasks: groups of units.
+        jobs: processes; 1 works in this one.
+        stop: looked at before every unit.
+        seen: called with the name of every unit that a worker takes up.
+
+    Raises:
+        UserError: of a task, or interrupted.
+    """
+    if min(jobs, len(tasks)) <= 1:
+        for task in tasks:
+            yield task, work(task, lambda unit: (stop.check(), seen(unit))[1])
+        return
+    yield from _Pool(tasks, jobs, stop, seen).results()
+
+
+class _Worker:
+    """A process, our end of its pipe, and what it is at."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would inherit locks and threads
+        self.pipe, theirs = context.Pipe()
+        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.task: Task | None = None
+        self.unit: str | None = None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.pipe.close()
+
+
+class _Pool:
+    """Gives each idle worker the next task and replaces workers that die."""
+
+    def __init__(self, tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None]) -> None:
+        self.waiting = deque(tasks)
+        self.workers: list[_Worker] = []
+        self.jobs, self.stop, self.seen = min(jobs, len(tasks)), stop, seen
+        self.deaths: dict[str, int] = {}
+
+    def results(self) -> Iterator[tuple[Task, dict[str, Any]]]:
+        try:
+            while self.waiting or any(worker.task for worker in self.workers):
+                self.stop.check()
+                self._feed()
+                ready = wait([worker.pipe for worker in self.workers], timeout=LOOK)
+                for worker in [worker for worker in self.workers if worker.pipe in ready]:
+                    try:
+                        kind, what = worker.pipe.recv()
+                    except (EOFError, OSError):
+                        self._died(worker)
+                        continue
+                    if kind == "unit":
+                        worker.unit = what
+                        self.seen(what)
+                    elif kind == "failed":
+                        raise what
+                    else:
+                        task, worker.task, worker.unit = worker.task, None, None
+                        assert task is not None
+                        yield task, what
+        finally:
+            for worker in self.workers:
+                worker.end()
+
+    def _feed(self) -> None:
+        while self.waiting and len(self.workers) < self.jobs:
+            self.workers.append(_Worker())
+        for worker in self.workers:
+            if self.waiting and worker.task is None:
+                worker.task = self.waiting.popleft()
+                with contextlib.suppress(BrokenPipeError):  # it has died: the next look tells
+                    worker.pipe.send(worker.task)
+
+    def _died(self, worker: _Worker) -> None:
+        """Put its task back, without the unit that has killed two workers."""
+        worker.end()
+        self.workers.remove(worker)
+        task = worker.task
+        what = worker.unit or "start"
+        self.deaths[what] = self.deaths.get(what, 0) + 1
+        if worker.unit is None and self.deaths[what] > CHANCES:
+            raise UserError(
+                Reason.READER_CRASH,
+                "worker processes end as soon as they start",
+                action='Use --jobs 1; in a script of your own, call ingest under `if __name__ == "__main__":`',
+                exit_code=Exit.RESOURCES,
+            )
+        if task is not None:
+            if worker.unit is not None and self.deaths[worker.unit] >= CHANCES:
+                task = task._replace(crashed=task.crashed | {worker.unit})
+            self.waiting.appendleft(task)
+
+
+def _serve(pipe: Connection) -> None:
+    """Life of a worker: tasks in, results out, until the other end is closed or its process is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        try:
+            task = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            reply = ("done", work(task, lambda unit: pipe.send(("unit", unit))))
+        except MemoryError:
+            reply = ("failed", UserError(Reason.RESOURCE_LIMIT, "out of memory", action="Use fewer --jobs", exit_code=Exit.RESOURCES))
+        except Exception as error:
+            reply = ("failed", error)
+        try:
+            pipe.send(reply)
+        except (BrokenPipeError, ConnectionResetError):
+            return

@@ -1,0 +1,459 @@
+"""Sleep-EDF Expanded 1.0.0: whole-night polysomnograms with hypnograms, 153 cassette and 44 telemetry recordings.
+
+A recording is a PSG and a hypnogram whose names share their first six characters: SC4ssN (cassette) or ST7ssN (telemetry), ss the subject,
+N the night. `read_recording` reads any such pair, so the synthetic cohort goes through the same code.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from bitimely_core.batch import Annotation, Record, Signal, Unit
+from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.formats import edf
+from bitimely_core.formats.source import Source, located
+from bitimely_core.registry import DatasetFacts, View, datasets
+
+NEEDED = ("EEG Fpz-Cz", "EEG Pz-Oz", "EOG horizontal")
+SLOW = ("Resp oro-nasal", "EMG submental", "Temp rectal", "Event marker")
+RATE = 100.0  # Hz of the needed channels
+EPOCH = 30.0  # s
+STAGES = {
+    "Sleep stage W": "W",
+    "Sleep stage 1": "N1",
+    "Sleep stage 2": "N2",
+    "Sleep stage 3": "N3",
+    "Sleep stage 4": "N3",
+    "Sleep stage R": "REM",
+}
+UNSCORED = ("Sleep stage ?", "Movement time")
+MICROVOLTS = {"nv": 1e-3, "uv": 1.0, "\u00b5v": 1.0, "\u03bcv": 1.0, "mv": 1e3, "v": 1e6}
+FLAT = 60.0  # s of one and the same value on a needed channel are reported
+CLIPPED = 0.01  # share of the samples at the smallest or largest value that is reported
+LISTED = 50  # odd files named one by one
+
+Table = dict[tuple[int, int], dict[str, Any]]
+"""(subject, night) -> what the subject table says."""
+
+NAME = re.compile(r"(?:SC4|ST7)\d\d\d[A-Z0-9]{2}-(PSG|Hypnogram)\.edf", re.IGNORECASE | re.ASCII)
+LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|ANNOTATORS|index\.html).*|.*\.xls", re.IGNORECASE)
+
+VIEWS = {
+    "": View(
+        channels=(*NEEDED, *SLOW),
+        rate=RATE,
+        window=3000,
+        hold=("Event marker",),
+        help="7 channels at 100 Hz, no labels: the 1-Hz channels are interpolated, the marker is held",
+    ),
+    "staging": View(
+        channels=("EEG Fpz-Cz",),
+        rate=RATE,
+        window=3000,
+        task="classification",
+        classes=("W", "N1", "N2", "N3", "REM"),
+        labels=STAGES,
+        epoch=EPOCH,
+        trim=("W", 1800.0),
+        help="sleep stage of a 30-s epoch from one EEG channel; wake is kept to 30 minutes around sleep",
+    ),
+}
+RULES = {
+    "sleep_stages": "W, 1 -> N1, 2 -> N2, 3+4 -> N3, R -> REM; ? and movement give no label; other texts are counted and never mapped",
+    "pairs": "PSG and hypnogram by the first 6 characters of their names; start date and time are compared as far as both are valid",
+    "subjects": "SC4ssN and ST7ssN: subject ss, night N; both nights of a subject stay together, cassette and telemetry apart",
+    "channels": f"needed are {', '.join(NEEDED)} at 100 Hz; the others are kept at their own rates; volts are brought to uV by their scale",
+    "labels_beyond_signal": "stages are clipped to the signal; what lies beyond it, or in a gap, is dropped and counted",
+    "quality": f"reported on needed channels: {FLAT:g} s of one value (flat_channel), {CLIPPED:.0%} of the samples at a rail (clipped)",
+}
+
+
+@datasets(
+    DatasetFacts(
+        title="Sleep-EDF Expanded: sleep stages from EEG, EOG, EMG, respiration and temperature",
+        views=VIEWS,
+        licence="ODC-BY 1.0",
+        url="https://physionet.org/content/sleep-edfx/1.0.0/",
+        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/sleep-edfx/1.0.0/   (8.1 GB; no account needed)",
+        paper={
+            "": {"channels": 7, "timesteps": 1_200_000_000, "sequences": 400_700, "length": 3000, "subjects": 153, "classes": None},
+            "staging": {"channels": 1, "timesteps": 586_400_000, "sequences": 195_500, "length": 3000, "classes": 5},
+            "note": "153 are the cassette recordings, of 78 subjects",
+        },
+        rules=RULES,
+    )
+)
+def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+    """Sleep-EDF Expanded (PhysioNet): 197 whole-night recordings with sleep stages."""
+    if source is None:
+        raise UserError(Reason.NO_INPUT, "needs the folder of the data set", action="Give it as SOURCE")
+    pairs: dict[str, dict[str, list[str]]] = {}
+    other: list[str] = []
+    for rel in sorted({*source.files, *source.odd}):
+        name = PurePosixPath(rel).name
+        if found := NAME.fullmatch(name):
+            kind = "PSG" if found[1].upper() == "PSG" else "Hypnogram"
+            pairs.setdefault(name[:6].upper(), {"PSG": [], "Hypnogram": []})[kind].append(rel)
+        elif rel in source.odd or not LAYOUT.fullmatch(name):
+            other.append(rel)
+    yield from _ignored(source, other)
+    if not pairs:
+        yield Finding(
+            code=Reason.NO_INPUT,
+            text=f"no PSG and hypnogram among {len(source.files)} files",
+            wanted="expected names such as SC4001E0-PSG.edf and SC4001EC-Hypnogram.edf",
+            action="Give the folder that holds sleep-cassette and sleep-telemetry",
+        )
+    tables: dict[str, Table] = {}
+    for study in sorted({unit[:2] for unit in pairs}):
+        tables[study], findings = _subjects(source, f"{study}-subjects.xls")
+        yield from findings
+    for unit, files in sorted(pairs.items()):
+        yield _unit(source, unit, files, tables[unit[:2]], options)
+
+
+def _unit(source: Source, unit: str, files: dict[str, list[str]], table: Table, options: dict[str, Any]) -> Unit:
+    """The recording `unit`, or why there is none."""
+    names = (*files["PSG"], *files["Hypnogram"])
+    faults = [source.odd[rel] for rel in names if rel in source.odd]
+    for kind, found in files.items():
+        if len(found) != 1:
+            other = "Hypnogram" if kind == "PSG" else "PSG"
+            text = f"{len(found)} {kind} files for one {other}" if found else f"has no {kind} file"
+            action = "Keep one of them" if found else "Download the missing file; PSGs without stages are read by `ingest edf`"
+            wanted = f"expected one, {unit}??-{kind}.edf"
+            faults.append(Finding(code=Reason.MISSING_PAIR, text=text, wanted=wanted, action=action, file=(found or names)[0]))
+    if faults:
+        return Unit(name=unit, files=names, read=None, findings=tuple(faults))
+    subject, night = int(unit[3:5]), int(unit[5])
+    attributes = {"night": night, **table.get((subject, night), {})}
+    if not options.get("keep_dates"):
+        attributes.pop("lights_off", None)
+    read = partial(
+        read_recording,
+        source.root / names[0],
+        source.root / names[1],
+        names=(names[0], names[1]),
+        recording_id=unit,
+        subject_id=f"{unit[:3]}-{unit[3:5]}",
+        attributes=attributes,
+        keep_dates=bool(options.get("keep_dates")),
+        keep_phi=bool(options.get("keep_phi")),
+    )
+    return Unit(name=unit, files=names, read=read)
+
+
+def _ignored(source: Source, other: Sequence[str]) -> Iterator[Finding]:
+    """Files that belong neither to a recording nor to the official layout."""
+    for rel in other[:LISTED]:
+        if rel in source.odd:
+            yield replace(source.odd[rel], level="warning")
+        else:
+            yield _warning(Reason.FILE_NAME, "belongs to no recording", "it is not read").at(rel)
+    if more := len(other[LISTED:]):
+        yield _warning(Reason.FILE_NAME, f"{more} more files belong to no recording", "they are not read", count=more)
+
+
+def _warning(code: Reason, text: str, wanted: str = "", field: str | None = None, count: int = 1) -> Finding:
+    return Finding(code=code, level="warning", text=text, wanted=wanted, field=field, count=count)
+
+
+# --- one recording
+
+
+def read_recording(
+    psg: Path,
+    hypnogram: Path,
+    *,
+    names: tuple[str, str],
+    recording_id: str,
+    subject_id: str,
+    attributes: Mapping[str, Any],
+    keep_dates: bool = False,
+    keep_phi: bool = False,
+    marks: str | None = None,
+) -> Record:
+    """Signals, sleep stages and what was odd about them.
+
+    Args:
+        psg: EDF or EDF+ file with the signals.
+        hypnogram: EDF+ file whose annotations are the stages.
+        names: the two paths as they are told, relative to the source.
+        recording_id: name of the recording.
+        subject_id: name of the subject.
+        attributes: of the subject and the night, kept as they are.
+        keep_dates: keep the start date and time.
+        keep_phi: keep the patient and recording fields of the PSG's header as attributes.
+        marks: annotations inside the PSG that begin with this text are kept as they are; the others are only counted.
+
+    Raises:
+        UserError: what keeps the recording out of the cache.
+    """
+    with located(names[0]):
+        night = edf.read(psg, needed=NEEDED, keep_phi=keep_phi)
+        signals, findings = _signals(night.signals)
+        inside = [note for note in night.annotations if marks is not None and note.label.startswith(marks)]
+        if left := len(night.annotations) - len(inside):
+            text = f"annotations inside the PSG that are not read: {left}"
+            notice = _warning(Reason.UNKNOWN_LABEL, text, "stages are in the hypnogram", count=left)
+            findings.append(replace(notice, level="info"))
+    with located(names[1]):
+        scores = edf.read(hypnogram, needed=())
+        if not scores.header.texts:
+            raise UserError(Reason.ANNOTATION_SYNTAX, "has no annotation signal", wanted="stages are EDF+ annotations")
+        _same_start(night.header, scores.header)
+        scored, notices = stages(scores.annotations, night.segments, shift=scores.origin - night.origin)
+    start = night.header.start
+    return Record(
+        recording_id=recording_id,
+        subject_id=subject_id,
+        signals=signals,
+        annotations=sorted([*scored, *inside]),
+        attributes={**attributes, **night.header.phi},
+        start_time=_iso(start, night.origin) if keep_dates and start is not None else None,
+        findings=[f.at(names[0]) for f in (*night.findings, *findings)] + [f.at(names[1]) for f in (*scores.findings, *notices)],
+    )
+
+
+def _iso(start: datetime, origin: float) -> str:
+    return (start + timedelta(seconds=origin)).isoformat()
+
+
+def _same_start(psg: edf.Header, hypnogram: edf.Header) -> None:
+    """Refuse a hypnogram that starts at another time, as far as date or time of day are valid in both. Only the difference is told."""
+    if psg.start is not None and hypnogram.start is not None:
+        seconds = (hypnogram.start - psg.start).total_seconds()
+    elif psg.clock is not None and hypnogram.clock is not None:
+        today = datetime(2000, 1, 1)
+        seconds = (datetime.combine(today, hypnogram.clock) - datetime.combine(today, psg.clock)).total_seconds()
+    else:
+        return
+    if seconds:
+        raise UserError(
+            Reason.START_MISMATCH,
+            f"starts {abs(seconds):g} s {'after' if seconds > 0 else 'before'} the PSG",
+            wanted="expected the same start, else every label is shifted",
+            field="start_time",
+        )
+
+
+def _signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
+    """All channels with volts brought to uV, after the needed ones were checked for presence, rate, unit and quality."""
+    findings = []
+    labels = list(dict.fromkeys(signal.channel for signal in signals))
+    if missing := [name for name in NEEDED if name not in labels]:
+        raise UserError(
+            Reason.MISSING_CHANNEL,
+            f"has no channel {' and no channel '.join(missing)}",
+            wanted=f"found {', '.join(safe_text(label) for label in labels[:12])}",
+            field="label",
+            expected=missing[0],
+        )
+    converted: list[Signal] = []
+    for name in labels:
+        parts = [signal for signal in signals if signal.channel == name]
+        rate, unit = parts[0].rate, parts[0].unit
+        factor = MICROVOLTS.get(unit.lower())
+        if name in NEEDED and factor is None:
+            shown = safe_text(unit)
+            raise UserError(Reason.UNIT, f"{name} is in {shown}", wanted="expected uV, mV or V", field="unit", found=shown, expected="uV")
+        if name in NEEDED and abs(rate - RATE) > 1e-6:
+            text, wanted = f"{name} is sampled at {rate:g} Hz", f"expected {RATE:g} Hz"
+            raise UserError(Reason.SAMPLING_RATE, text, wanted=wanted, field="samples_per_record", found=f"{rate:g}", expected=f"{RATE:g}")
+        if name in NEEDED:
+            findings += _quality(name, parts)
+        if factor not in {None, 1.0}:
+            findings.append(_warning(Reason.UNIT, f"{safe_text(name)} is in {unit}", "brought to uV by its scale", "unit"))
+        if factor is not None:
+            parts = [part._replace(unit="uV", scale=part.scale * factor, offset=part.offset * factor) for part in parts]
+        converted += parts
+    return converted, findings
+
+
+def _quality(name: str, parts: list[Signal]) -> list[Finding]:
+    """Constant runs and saturation of a needed channel (one part a segment), from its digital values."""
+    arrays = [part.samples for part in parts]
+    low, high = min(int(x.min()) for x in arrays), max(int(x.max()) for x in arrays)
+    total = sum(len(x) for x in arrays)
+    if low == high:
+        return [_warning(Reason.FLAT_CHANNEL, "is constant", field=name)]
+    findings = []
+    longest = max(_longest_run(x) for x in arrays) / RATE
+    if longest >= FLAT:
+        findings.append(_warning(Reason.FLAT_CHANNEL, f"does not change for {longest:g} s", field=name))
+    rail = max(sum(int(np.count_nonzero(x == edge)) for x in arrays) for edge in (low, high))
+    if rail > max(CLIPPED * total, 100):
+        text = f"{rail / total:.1%} of the samples are at one end of the range"
+        findings.append(_warning(Reason.CLIPPED, text, field=name, count=rail))
+    return findings
+
+
+def _longest_run(x: np.ndarray) -> int:
+    """Length of the longest run of equal values."""
+    changes = np.flatnonzero(x[1:] != x[:-1])
+    return int(np.diff(np.concatenate([[-1], changes, [len(x) - 1]])).max())
+
+
+def stages(
+    notes: Sequence[Annotation], segments: Sequence[tuple[float, float]], *, shift: float = 0.0
+) -> tuple[list[Annotation], list[Finding]]:
+    """The stages of a hypnogram, clipped to the signal and free of overlap.
+
+    Args:
+        notes: annotations of the hypnogram.
+        segments: (onset, end) in seconds of the stretches in which there is signal.
+        shift: seconds to add to the notes' onsets.
+
+    Returns:
+        Annotations with one of the texts of `STAGES` or `UNSCORED`, in order; findings.
+
+    Raises:
+        UserError: annotation_syntax for a stage without duration, annotation_overlap for two stages at one time.
+    """
+    known: list[Annotation] = []
+    unknown: Counter[str] = Counter()
+    for note in notes:
+        if note.label not in STAGES and note.label not in UNSCORED:
+            unknown[note.label if note.label.startswith("Sleep stage") else ""] += 1
+        elif note.duration <= 0:
+            raise UserError(Reason.ANNOTATION_SYNTAX, f"{note.label!r} at {note.onset:g} s has no duration", wanted="every stage has one")
+        else:
+            known.append(note._replace(onset=note.onset + shift))
+    findings = [_unknown(label, count) for label, count in sorted(unknown.items())]
+    kept: list[Annotation] = []
+    lost: Counter[bool] = Counter()  # scored? -> annotations
+    beyond = 0.0
+    for note in known:
+        stop = note.onset + note.duration
+        spans = [(max(note.onset, begin), min(stop, end)) for begin, end in segments]
+        pieces = [Annotation(begin, end - begin, note.label) for begin, end in spans if end - begin > 1e-6]
+        kept += pieces
+        left = note.duration - sum(piece.duration for piece in pieces)
+        if left > 1e-6:
+            lost[note.label in STAGES] += 1
+            beyond += left if note.label in STAGES else 0.0
+    if count := lost[True]:
+        text = f"scored stages that reach beyond the signal: {count}, by {beyond / EPOCH:g} epochs in all"
+        findings.append(_warning(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", count=count))
+    elif count := lost[False]:
+        text = f"annotations without a stage (? or movement) that reach beyond the signal: {count}"
+        findings.append(replace(_warning(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", count=count), level="info"))
+    single, repeated = _single(sorted(kept))
+    if repeated:
+        text = f"stages that repeat a part of the one before: {repeated}"
+        findings.append(_warning(Reason.ANNOTATION_OVERLAP, text, "that part is kept once", count=repeated))
+    bare = sum(end - begin for begin, end in segments) - sum(note.duration for note in single)
+    if bare > 1e-6:
+        epochs = math.ceil(bare / EPOCH - 1e-6)
+        text = f"epochs without a known annotation: {epochs}"
+        findings.append(_warning(Reason.UNLABELLED_EPOCHS, text, "they get no stage", count=epochs))
+    return single, findings
+
+
+def _unknown(label: str, count: int) -> Finding:
+    """What does not begin with 'Sleep stage' may hold a name: it is counted, never shown."""
+    text = f"annotations {safe_text(label) if label else 'with other texts than sleep stages'}: {count}"
+    warning = _warning(Reason.UNKNOWN_LABEL, text, "not mapped to a stage", count=count)
+    return replace(warning, found=safe_text(label) if label else None)
+
+
+def _single(notes: list[Annotation]) -> tuple[list[Annotation], int]:
+    """Annotations in order of onset with no time covered twice, and how many repeated the label before them."""
+    single: list[Annotation] = []
+    repeated = 0
+    for note in notes:
+        last = single[-1] if single else Annotation(-math.inf, 0.0, "")
+        over = last.onset + last.duration - note.onset
+        if over <= 1e-6:
+            single.append(note)
+            continue
+        if note.label != last.label:
+            text = f"{last.label!r} lasts until {last.onset + last.duration:g} s, {note.label!r} begins at {note.onset:g} s"
+            raise UserError(Reason.ANNOTATION_OVERLAP, text, wanted="expected one stage at a time", found=f"{over:g} s")
+        repeated += 1
+        if note.duration - over > 1e-6:
+            single.append(Annotation(note.onset + over, note.duration - over, note.label))
+    return single, repeated
+
+
+# --- subject tables
+
+
+def _subjects(source: Source, name: str) -> tuple[Table, list[Finding]]:
+    """The table called `name`; without it, or when it is damaged, an empty one and a finding."""
+    found = [rel for rel in source.files if PurePosixPath(rel).name == name]
+    unknown = "age and sex stay unknown"
+    if not found:
+        return {}, [Finding(code=Reason.METADATA, level="info", text=f"{name} is not there", wanted=unknown)]
+    try:
+        table, bad = read_subjects(source.root / found[0])
+    except UserError as error:
+        return {}, [_warning(error.code, error.text, unknown).at(found[0])]
+    text = f"cells for subject, night, age or sex that are not usable: {bad}"
+    return table, [_warning(Reason.METADATA, text, "left out", count=bad).at(found[0])] if bad else []
+
+
+def read_subjects(path: Path) -> tuple[Table, int]:
+    """An official subject table (old .xls): age, sex ('F' or 'M'), lights_off ('HH:MM') by subject and night; number of unusable cells.
+
+    Columns are found by their headings. SC codes sex as F = 1; ST as M = 1, F = 2, with two nights a row under a heading of two rows.
+
+    Raises:
+        UserError: metadata, when the file is not such a table.
+    """
+    import xlrd
+
+    try:
+        data = path.read_bytes() if path.stat().st_size <= 1 << 22 else b""
+        sheet = xlrd.open_workbook(file_contents=data, logfile=io.StringIO()).sheet_by_index(0)
+        rows = [[cell.value for cell in sheet.row(i)] for i in range(sheet.nrows)]
+    except Exception as error:  # the reader raises nearly anything on a damaged file
+        raise UserError(Reason.METADATA, f"is not a readable .xls table ({type(error).__name__})") from None
+    top = next((i for i, row in enumerate(rows[:5]) if any(str(cell).strip().lower() == "age" for cell in row)), None)
+    if top is None:
+        raise UserError(Reason.METADATA, "has no column 'age' in its first rows")
+    heads = [str(cell).strip().lower() for cell in rows[top]]
+    nights = [i for i, head in enumerate(heads) if head.startswith("night")]
+    lights = [i for i, head in enumerate(heads) if "light" in head]
+    subject = next((i for i, head in enumerate(heads) if head in {"subject", "nr"}), None)
+    sex = next((i for i, head in enumerate(heads) if SEX.search(head)), None)
+    if subject is None or not nights:
+        raise UserError(Reason.METADATA, "has no columns for subject and night")
+    code = {int(number): letter.upper() for letter, number in SEX.findall(heads[sex])} if sex is not None else {}
+    if len(code) == 1:  # 'sex (F=1)': whatever is not 1 is the other
+        ((number, letter),) = code.items()
+        code[3 - number] = "M" if letter == "F" else "F"
+    table: Table = {}
+    bad = 0
+    for row in (row for row in rows[top + 1 :] if any(str(cell).strip() for cell in row)):
+        who, age = _whole(row[subject]), _whole(row[heads.index("age")])
+        kind = code.get(_whole(row[sex]) or -1) if sex is not None else None
+        bad += (who is None) + (age is None or not 0 < age < 120) + (kind is None)
+        known: dict[str, Any] = {"age": age} if age is not None and 0 < age < 120 else {}
+        known |= {"sex": kind} if kind else {}
+        for column, light in zip(nights, [*lights, *[-1] * len(nights)], strict=False):
+            night = _whole(row[column])
+            bad += night is None
+            if who is not None and night is not None:
+                off = row[light] if light >= 0 else None
+                minutes = round(off * 1440) % 1440 if isinstance(off, float) and 0 <= off < 1 else None
+                table[who, night] = known | ({} if minutes is None else {"lights_off": f"{minutes // 60:02d}:{minutes % 60:02d}"})
+    return table, bad
+
+
+SEX = re.compile(r"([mf])\s*=?\s*(\d)")
+
+
+def _whole(cell: object) -> int | None:
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else None

@@ -1,0 +1,306 @@
+"""What a model is asked during pre-training. Each objective is a function (model, batch) -> loss and its parts; targets are fixed functions of the input.
+
+Index map (token i stands at position i + 1): position p of a forward layer predicts token p, its right neighbour ([SOS]: token 0); position p of a
+backward layer predicts token p - 2, its left neighbour ([EOS]: the last token). With [EOS] at a row's true end the same slices serve padded rows.
+Signals: mean squared error over valid values. Codes: cross-entropy over the codes and one class for [EOS]; `ties = "group"`: all codes of the next
+or former time at once, binary cross-entropy.
+
+Legend: B batch, N tokens, P target width (codes: classes), M predictions a row, L layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Batches, Encoded
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.models.stack import Direction, Model, Which
+from bitimely_core.registry import ObjectiveFacts, models, objectives
+from bitimely_core.settings import ModelConfig, ObjectiveConfig, Settings, validated
+from bitimely_core.tokenizers import IGNORE, Codes
+
+Result = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """One term of a loss: predictions, what they are compared with, and which of them count."""
+
+    name: str
+    prediction: Tensor  # [B, M, P]
+    target: Tensor  # [B, M, P]; class ids [B, M]
+    valid: Tensor  # bool, as the target
+    sets: bool = False  # the target marks every code of a set
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A registered objective with its numbers, ready to be called. An empty name is the model's own objective."""
+
+    config: ObjectiveConfig
+
+    def __call__(self, model: Model, batch: Batch, generator: Generator | None = None) -> Result:
+        """See `get`."""
+        name = self.config.name or models[model.config.name].facts.objective
+        result: Result = objectives[name](model, batch, generator, config=self.config)
+        return result
+
+
+def get(name: str | ObjectiveConfig = "", **numbers: Any) -> Objective:
+    """The objective `name` with its numbers (`ratio`, `span`, `direction_sampling`), or that of a configuration.
+
+    Returns:
+        `f(model, batch, generator=None)` -> `loss` (scalar with gradient), `rel` (loss / Var(target), codes: / unigram entropy, mean over the parts),
+        `parts` (scalars), `prediction` and `target` [B, M, P] (codes: logits [B, M, P] and class ids [B, M]; the parts one after another along M),
+        `valid` (bool, as the target), `slices` (name of a part -> its slice of M), `count` (valid targets, by which micro-batches are weighted).
+        Random choices are drawn row by row from `generator` (CPU), else from torch's global one.
+
+    Raises:
+        UserError: unknown name, or numbers out of range (exit 2).
+    """
+    config = name if isinstance(name, ObjectiveConfig) else validated(ObjectiveConfig, {"name": name, **numbers})
+    if config.name:
+        objectives[config.name]  # an unknown name is told here
+    return Objective(config)
+
+
+def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = None) -> bool | str | None:
+    """The stamp of a run: True, False, None (the objective has no target of its own), or a text with the condition.
+
+    Args:
+        settings: resolved settings, or the same as plain values.
+        normalise: how the windows were really normalised; None = as the settings say.
+
+    Raises:
+        UserError: overlapping patches under an objective that claims to be leak-free (exit 2).
+    """
+    chosen = settings if isinstance(settings, Settings) else validated(Settings, settings)
+    name = chosen.objective.name or models[chosen.model.name].facts.objective
+    stamp = objectives[name].facts.leak_free
+    if stamp is not True:
+        return stamp
+    model = chosen.model
+    _refuse_overlap(model)
+    if model.target == "tokens" and model.tokenizer == "conv":
+        return False  # neighbouring tokens share samples, and a tokenizer that is trained moves its content there
+    conditions = []
+    if (normalise or chosen.data.normalise) == "window" and model.tokenizer != "codes":
+        conditions.append("given window statistics")
+    if model.temporal_conv == "causal" and model.temporal_norm == "batch" and models[model.name].facts.family == "retention":
+        conditions.append("up to batch statistics")
+    return " and ".join(conditions) or True
+
+
+@torch.no_grad()
+def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch], limit: int = 256) -> float:
+    """Measure Var(target) (codes: unigram entropy; heads: that of their labels) on at most `limit` batches, and keep it in `model.target_scale`."""
+    stream = batches(0) if callable(batches) else batches
+    where = next(model.parameters()).device
+    taken = (Batch(*(None if part is None else part.to(where) for part in batch)) for batch in itertools.islice(stream, limit))
+    scale = float(model.measure(taken))  # type: ignore[operator]
+    model.target_scale.fill_(scale)  # type: ignore[operator]
+    return scale
+
+
+# ---------------------------------------------------------------------------------------------------------------- the registry
+
+NOTICE = (
+    "next-previous: this objective can see its targets (leak_free: false); its loss measures copying, not forecasting. "
+    "next-previous-strict asks the same without the leak."
+)
+
+
+@objectives(ObjectiveFacts(leak_free=False, notice=NOTICE))
+def next_previous(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """The paper's: one alternating pass, next token read at layer L - 1, previous token at layer L (Eq. 9). Leaks its targets from 4 layers on."""
+    encoded = model(batch, directions=_plan(model, "forward", "backward"))
+    hidden = encoded.hidden
+    return _result(model, batch, [_part(model, batch, encoded, hidden[-2], "next"), _part(model, batch, encoded, hidden[-1], "previous")])
+
+
+@objectives(ObjectiveFacts(leak_free=True))
+def next_previous_strict(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """The leak-free form: two passes of the same weights, all layers forward (next token) and all backward (previous token), both read at layer L."""
+    _refuse_overlap(model.config)
+    chosen: list[tuple[Direction, Which]] = [("forward", "next"), ("backward", "previous")]
+    if config.direction_sampling:
+        chosen = [chosen[int(torch.randint(2, (), generator=generator))]]
+    parts = []
+    for direction, which in chosen:
+        encoded = model(batch, directions=_plan(model, direction))
+        parts.append(_part(model, batch, encoded, encoded.hidden[-1], which))
+    return _result(model, batch, parts)
+
+
+@objectives(ObjectiveFacts(leak_free=True), name="next")
+def next_token(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """All layers forward, next token read at layer L."""
+    _refuse_overlap(model.config)
+    encoded = model(batch, directions=_plan(model, "forward"))
+    return _result(model, batch, [_part(model, batch, encoded, encoded.hidden[-1], "next")])
+
+
+@objectives(ObjectiveFacts(leak_free=True))
+def masked(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """40 % of the tokens set to zero after normalisation, all channels together (codes: [MASK]); reconstruct them."""
+    _refuse_overlap(model.config)
+    target, valid = model.targets(batch)
+    chosen = _each_row(
+        model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[: _share(config.ratio, count)]
+    )
+    encoded = model(model.erase(batch, chosen))
+    return _result(model, batch, [_hidden_part(model, encoded, target, valid, chosen, "masked")])
+
+
+@objectives(ObjectiveFacts(leak_free=True))
+def gap(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """40 % of the tokens hidden in spans: a learned vector in their place, and no key in any layer; fill them in. Visible data stay as they are."""
+    _refuse_overlap(model.config)
+    target, valid = model.targets(batch)
+    chosen = _each_row(model, batch, generator, lambda count: _spans(count, config, generator))
+    encoded = model(batch, hide=chosen)
+    return _result(model, batch, [_hidden_part(model, encoded, target, valid, chosen, "gap")])
+
+
+@objectives(ObjectiveFacts(leak_free=None, notice="none: no pre-training; the model is trained with its head alone."), name="none")
+def nothing(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """No pre-training."""
+    raise UserError(
+        Reason.CONFIG, "objective none", wanted="expected an objective that trains", action="Skip pretrain, and fine-tune from scratch",
+        field="objective.name", exit_code=Exit.USAGE,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts of a loss
+
+
+def _plan(model: Model, *cycle: Direction) -> tuple[Direction, ...]:
+    """Directions of the layers, cycled. Raises UserError (config, exit 2) where two directions do not go into the number of layers."""
+    layers = model.config.layers
+    if layers % len(cycle):
+        raise UserError(
+            Reason.CONFIG, f"{layers} layers", wanted="expected an even number: the objective alternates directions", field="model.layers",
+            action=f"Use {layers + 1} layers", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    return tuple(itertools.islice(itertools.cycle(cycle), layers))
+
+
+def _part(model: Model, batch: Batch, encoded: Encoded, hidden: Tensor, which: Which) -> Part:
+    """Read the next or previous token from states [B, N + 2, D] by the index map."""
+    assert encoded.mask is not None
+    tokenizer = model.adapter.tokenizer
+    if isinstance(tokenizer, Codes) and model.config.ties == "group":
+        return _set_part(model, tokenizer, batch, encoded.mask, hidden, which)
+    target, valid = model.targets(batch)
+    if which == "previous":
+        return Part(which, model.output(hidden[:, 2:], which), target, valid)
+    if not isinstance(tokenizer, Codes):
+        return Part(which, model.output(hidden[:, :-2], which), target, valid)
+    target = F.pad(target, (0, 1), value=IGNORE)  # behind the last code stands [EOS]
+    at_end = torch.arange(target.shape[1], device=target.device) == encoded.mask.sum(1, keepdim=True)
+    return Part(which, model.output(hidden[:, :-1], which), target.masked_fill(at_end, tokenizer.eos), F.pad(valid, (0, 1)) | at_end)
+
+
+def _set_part(model: Model, tokenizer: Codes, batch: Batch, real: Tensor, hidden: Tensor, which: Which) -> Part:
+    """All codes of the next or the former distinct time, asked of every event, of [SOS] (next) and of [EOS] (previous)."""
+    sets, group = tokenizer.sets(batch)
+    ends = real.sum(1, keepdim=True)
+    last = group[:, -1:]
+    if which == "next":  # positions 0 .. N: [SOS] asks for the first time, an event for the time behind its own
+        wanted, asks = F.pad(group + 1, (1, 0)), F.pad(real, (1, 0), value=True)
+        hidden = hidden[:, :-1]
+    else:  # positions 1 .. N + 1: an event asks for the time before its own, [EOS] for the last one
+        at_end = torch.arange(real.shape[1] + 1, device=real.device) == ends
+        wanted, asks = torch.where(at_end, last, F.pad(group, (0, 1)) - 1), (F.pad(real, (0, 1)) | at_end) & (ends > 0)
+        hidden = hidden[:, 1:]
+    valid = asks & (wanted >= 0)
+    target = sets.gather(1, wanted.clamp(min=0)[..., None].expand(-1, -1, sets.shape[2]))
+    return Part(which, model.output(hidden, which), target, valid[..., None].expand_as(target), sets=True)
+
+
+def _hidden_part(model: Model, encoded: Encoded, target: Tensor, valid: Tensor, chosen: Tensor, name: str) -> Part:
+    """Read each chosen token at its own position of layer L."""
+    states = encoded.hidden[-1] if encoded.eos is None else encoded.hidden[-1][:, 1:-1]
+    return Part(name, model.output(states), target, valid & (chosen if valid.dim() == 2 else chosen[..., None]))
+
+
+def _result(model: Model, batch: Batch, parts: list[Part]) -> Result:
+    """Sum the parts; rel is their mean share of the target's scale, measured, or of this batch's where it was not."""
+    losses = {part.name: _loss(part) for part in parts}
+    slices, start = {}, 0
+    for part in parts:
+        slices[part.name] = slice(start, start + part.target.shape[1])
+        start += part.target.shape[1]
+    loss = torch.stack(list(losses.values())).sum()
+    scale = model.target_scale if bool(torch.isfinite(model.target_scale)) else model.measure([batch])
+    return {
+        "loss": loss,
+        "rel": loss.detach() / len(parts) / scale,
+        "parts": {name: value.detach() for name, value in losses.items()},
+        "prediction": torch.cat([part.prediction for part in parts], 1),
+        "target": torch.cat([part.target for part in parts], 1),
+        "valid": torch.cat([part.valid for part in parts], 1),
+        "slices": slices,
+        "count": torch.stack([part.valid.sum() for part in parts]).sum(),
+    }
+
+
+def _loss(part: Part) -> Tensor:
+    """Mean over the valid targets, in float32 at least; 0 where there is none."""
+    prediction = part.prediction if part.prediction.dtype == torch.float64 else part.prediction.float()
+    count = part.valid.sum().clamp(min=1)
+    if part.target.dim() == 2:
+        target = torch.where(part.valid, part.target, IGNORE)
+        return F.cross_entropy(prediction.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction="sum") / count
+    if part.prediction.shape != part.target.shape:
+        raise ValueError(f"prediction {list(part.prediction.shape)} and target {list(part.target.shape)} are not aligned")
+    target = part.target.to(prediction.dtype)
+    if part.sets:
+        return torch.where(part.valid, F.binary_cross_entropy_with_logits(prediction, target, reduction="none"), 0.0).sum() / count
+    return torch.where(part.valid, (prediction - target).square(), 0.0).sum() / count
+
+
+# ---------------------------------------------------------------------------------------------------------------- random choices
+
+
+def _each_row(model: Model, batch: Batch, generator: Generator | None, draw: Callable[[int], Tensor]) -> Tensor:
+    """Chosen tokens, bool [B, N]: `draw(n)` gives the chosen ones of a row with n tokens, on the CPU."""
+    with torch.no_grad():
+        real = model.adapter.tokenizer(batch)[2].cpu()
+    chosen = torch.zeros_like(real)
+    for row, count in zip(chosen, real.sum(1).tolist(), strict=True):
+        row[draw(count)] = True
+    return chosen.to(batch.values.device)
+
+
+def _share(ratio: float, count: int) -> int:
+    """floor(ratio * count), unharmed by the rounding of ratio."""
+    return int(ratio * count + 1e-9)
+
+
+def _spans(count: int, config: ObjectiveConfig, generator: Generator | None) -> Tensor:
+    """Tokens of spans of 1 .. `span` at uniform places, until the share is hidden."""
+    wanted, hidden = _share(config.ratio, count), dict[int, None]()
+    while len(hidden) < wanted:
+        starts = torch.randint(count, (count,), generator=generator).tolist()
+        lengths = torch.randint(1, config.span + 1, (count,), generator=generator).tolist()
+        for start, length in zip(starts, lengths, strict=True):
+            hidden.update(dict.fromkeys(range(start, min(start + length, count))))
+            if len(hidden) >= wanted:
+                break
+    return torch.tensor(list(hidden)[:wanted], dtype=torch.int64)
+
+
+def _refuse_overlap(config: ModelConfig) -> None:
+    """Overlapping patches make neighbouring targets visible. Raises UserError (config, exit 2)."""
+    if config.tokenizer == "patch" and config.stride is not None and config.stride < config.patch:
+        raise UserError(
+            Reason.CONFIG, f"patches of {config.patch} with stride {config.stride} overlap", wanted="expected stride >= patch for a leak-free objective",
+            action="Leave model.stride out, or use next-previous", field="model.stride", exit_code=Exit.USAGE,
+        )  # fmt: skip

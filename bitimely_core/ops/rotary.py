@@ -1,0 +1,97 @@
+"""Rotation of queries and keys by their position, and the optional xPos scale (BiTimelyGPT, equation 1).
+
+A query rotated to position n and a key rotated to m meet with the phase theta (n - m). Positions are absolute forward indices in both directions
+(`rotary_convention: absolute-forward`), so the phase is negative in a backward layer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bitimely_core.errors import Exit, Reason, UserError
+
+BASE = 10000.0
+SCALE_BASE = 512.0  # positions over which the xPos scale falls by one factor zeta
+SPAN = 16384  # positions over which the xPos scale is safe: exponents up to 20 on either side, beside up to 60 of the folded decay
+
+
+def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:
+    """Rotate the pairs (2j, 2j+1) of the last axis by positions * base^(-2j/K), per head.
+
+    Angles are computed in float64 (float32 on a device without it), whatever the dtype of `x`: in bfloat16 they would be off by whole radians.
+
+    Args:
+        x: [B, N, H, K], K even; float32, float64, bfloat16.
+        positions: [N] or [B, N], indices or times; gradients flow to float positions that need them.
+        base: of the geometric series of frequencies.
+
+    Returns:
+        [B, N, H, K] in the dtype of `x`.
+    """
+    angles = _angles(positions, x, base)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
+    even, odd = x[..., 0::2].to(wide), x[..., 1::2].to(wide)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
+
+
+def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"], *, key: bool, origin: float | None = None) -> Tensor:
+    """The xPos scale: query n and key m meet with zeta_j^(|n - m| / 512), zeta_j = (2j + 0.4 K) / (1.4 K) for the pair j. Off by default.
+
+    Queries are multiplied by zeta^((n - origin) / 512), keys by its inverse, `backward` the other way round. Only differences of positions count, so the
+    origin is put in the middle of the sequence: neither factor exceeds e^20 over `SPAN` positions, and longer sequences are refused (the scale with the
+    origin at 0 overflows float32 at some 36,000 positions and float16 at 4,500).
+
+    Args:
+        x: [B, N, H, K] rotated queries or keys; float32, float64, bfloat16.
+        positions: [N] or [B, N], the same for queries and keys.
+        direction: of the retention; `both` is refused, the scale is not symmetric.
+        key: whether `x` are keys.
+        origin: a fixed origin where a sequence is fed in pieces; None = the middle of each row of `positions`.
+
+    Returns:
+        [B, N, H, K] in the dtype of `x`.
+
+    Raises:
+        UserError: `config` for direction `both`, float16 and positions further than `SPAN / 2` from the origin.
+    """
+    if direction not in {"forward", "backward"}:
+        raise UserError(
+            Reason.CONFIG, f"xpos_scale with direction {direction!r}", "forward or backward", "switch xpos_scale off", exit_code=Exit.USAGE
+        )
+    if x.dtype == torch.float16:
+        raise UserError(Reason.CONFIG, "xpos_scale in float16", "bfloat16 or float32", "switch xpos_scale off", exit_code=Exit.USAGE)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    t = positions.to(_wide(x))
+    middle = (t.amin(-1, keepdim=True) + t.amax(-1, keepdim=True)) / 2 if origin is None else origin
+    t = t - middle
+    if float(t.detach().abs().max()) > SPAN / 2:
+        raise UserError(
+            Reason.LENGTH,
+            "the sequence is too long for the xPos scale",
+            f"positions within {SPAN // 2} of their origin",
+            "switch xpos_scale off or cut shorter windows",
+            exit_code=Exit.USAGE,
+        )
+    width = x.shape[-1]
+    pair = torch.arange(0, width, 2, device=x.device, dtype=t.dtype)
+    sign = -1.0 if key == (direction == "forward") else 1.0
+    exponent = (sign / SCALE_BASE) * t[..., None] * ((pair + 0.4 * width) / (1.4 * width)).log()
+    factor = exponent.exp().to(wide).repeat_interleave(2, -1)
+    return (x * factor[..., None, :]).to(x.dtype)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def _angles(positions: Tensor, x: Tensor, base: float) -> Tensor:
+    """[N, 1, K/2] or [B, N, 1, K/2]."""
+    width = x.shape[-1]
+    assert width % 2 == 0, f"rotation needs an even key width, not {width}"
+    theta = torch.exp(torch.arange(0, width, 2, device=x.device, dtype=_wide(x)) * (-math.log(base) / width))
+    return (positions.to(theta.dtype)[..., None] * theta)[..., None, :]

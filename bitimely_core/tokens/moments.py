@@ -1,0 +1,63 @@
+"""Mean and spread of the channels, from windows that come one piece after another, in any order.
+
+Legend: n windows, T samples a window, V channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Moments(NamedTuple):
+    """Of some values: how many, their mean, and the sum of squared deviations from it."""
+
+    n: int
+    mean: float
+    deviations: float
+
+    @property
+    def std(self) -> float:
+        """Standard deviation (over n, not n - 1); 0 without values."""
+        return math.sqrt(self.deviations / self.n) if self.n else 0.0
+
+
+def of_piece(piece: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> list[Moments]:
+    """Of the physical values `piece * scale + offset`, one a channel; `piece` [n, T, V], float NaN = missing, not counted.
+
+    int16 is summed exactly, in integers.
+    """
+    out = []
+    for v, (step, zero) in enumerate(zip(scale.tolist(), offset.tolist(), strict=True)):
+        if piece.dtype == np.int16:
+            digital = piece[:, :, v].ravel().astype(np.int64)
+            n, total, squares = len(digital), int(digital.sum()), int(digital @ digital)
+            out.append(Moments(n, step * (total / n) + zero, step**2 * ((n * squares - total**2) / n)) if n else Moments(0, 0.0, 0.0))
+        else:
+            x = piece[:, :, v].ravel().astype(np.float64)
+            x = x[np.isfinite(x)] * step + zero
+            mean = float(x.mean()) if len(x) else 0.0
+            out.append(Moments(len(x), mean, float(((x - mean) ** 2).sum())))
+    return out
+
+
+def pooled(parts: Iterable[Moments]) -> Moments:
+    """Of all parts together. The sums over parts are exact (fsum), so their order does not change a bit of the result."""
+    parts = [part for part in parts if part.n]
+    n = sum(part.n for part in parts)
+    if n == 0:
+        return Moments(0, 0.0, 0.0)
+    mean = math.fsum(part.n * part.mean for part in parts) / n
+    return Moments(n, mean, math.fsum(x for part in parts for x in (part.deviations, part.n * (part.mean - mean) ** 2)))
+
+
+def spread(channels: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation [V] float64 to normalise with, from the `channels` of statistics.json.
+
+    The floor: a channel without spread (at most 1e-12 of its mean), or never observed, is only centred, its standard deviation read as 1.
+    """
+    mean, std = (np.array([channel[name] for channel in channels], dtype=np.float64) for name in ("mean", "std"))
+    return mean, np.where(std > 1e-12 * np.abs(mean), std, 1.0)

@@ -1,0 +1,301 @@
+"""Windows on disk, read through a memory map: verified on opening, normalised on reading.
+
+Legend: n windows, T samples a window, V channels, C classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core import store
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.registry import unknown
+from bitimely_core.tokens.moments import spread
+from bitimely_core.tokens.splits import SHARED, SPLITS
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FORMAT = 1
+RUN = 128  # samples that are normalised in one go: long inner loops and a small table
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Windows of one view: all of them, or those of one split (`windows["train"]`).
+
+    `rows` everywhere are positions in the whole index, the numbers in `index["window"]` and in `Batch.index`; None = all of this subset.
+    Reading a row that is not in the subset is an IndexError, so that a test window cannot slip into training.
+    """
+
+    folder: Path
+    manifest: dict[str, Any]
+    statistics: dict[str, Any]  # statistics.json
+    rows: np.ndarray  # [n] int64, ascending
+    whole_index: pl.DataFrame
+    target: np.ndarray | None  # of all rows
+    shards: tuple[np.ndarray, ...]  # memory maps [rows of the file, T, V] int16 or float32
+    firsts: np.ndarray  # [shards + 1] int64: the first row of each, and the number of rows
+    recording: np.ndarray  # [all rows] int32: position in the tables below
+    centre: np.ndarray  # [recordings, V] float32: what is read becomes (value - centre) * factor
+    factor: np.ndarray  # [recordings, V] float32
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The resolved choices that made the windows."""
+        return self.manifest["options"]
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return self.options["dataset"]
+
+    @property
+    def view(self) -> str:
+        """The view's name, "" for the data set's own."""
+        return self.options["view"]
+
+    @property
+    def task(self) -> str:
+        """none, classification, multilabel or regression."""
+        return self.options["task"]
+
+    @property
+    def channel_names(self) -> tuple[str, ...]:
+        """The V names, in the order of the values."""
+        return tuple(self.options["channels"])
+
+    @property
+    def channels(self) -> int:
+        """V."""
+        return len(self.options["channels"])
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The C names, in the order of the ids; () without classes."""
+        return tuple(self.manifest["class_names"])
+
+    @property
+    def classes(self) -> int:
+        """C; 1 for regression, 0 without labels."""
+        return 1 if self.task == "regression" else len(self.class_names)
+
+    @property
+    def length(self) -> int:
+        """T."""
+        return self.options["window"]
+
+    @property
+    def rate(self) -> float:
+        """Hz."""
+        return self.options["rate"]
+
+    @property
+    def split(self) -> str:
+        """How the splits were made: subject, official, time or random-window."""
+        return self.options["split"]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the split."""
+        return self.options["seed"]
+
+    @property
+    def normalise(self) -> str:
+        """How values are read: channel (statistics of the training split), window or none."""
+        return self.options["normalise"]
+
+    @property
+    def notices(self) -> list[str]:
+        """What must stand beside every score on these windows."""
+        return list(self.manifest["notices"])
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the manifest, which holds those of all files: the name of this data in runs and reports."""
+        return self.manifest["manifest_sha256"]
+
+    @property
+    def index(self) -> pl.DataFrame:
+        """window, subject_id, recording_id, start (seconds), label, split of this subset's windows."""
+        return self.whole_index if len(self.rows) == self.whole_index.height else self.whole_index[self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, split: str) -> Windows:
+        """The windows of this subset that belong to `split`. Raises UserError (unknown_name, exit 2)."""
+        if split not in SPLITS:
+            raise unknown("split", split, list(SPLITS))
+        return self.subset((self.index["split"] == split).to_numpy())
+
+    def subset(self, keep: np.ndarray) -> Windows:
+        """The windows where `keep` [n] bool is true."""
+        return replace(self, rows=self.rows[keep])
+
+    def subjects(self) -> np.ndarray:
+        """The subject of each window [n] str."""
+        return self.index["subject_id"].to_numpy()
+
+    def values(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+        """Normalised windows [n, T, V] float32 in the order of `rows`, 0 where a value is missing."""
+        return self.read(rows)[0]
+
+    def mask(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
+        """True = observed [n, T, V]; None when no value of the whole set is missing."""
+        return self.read(rows)[1]
+
+    def read(self, rows: Sequence[int] | np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """`values` and `mask` at once."""
+        rows = self._own(rows)
+        x = np.empty((len(rows), self.length, self.channels), dtype=np.float32)
+        order = np.argsort(rows, kind="stable")  # pages of the map in the order of the disk
+        shard = np.searchsorted(self.firsts, rows, side="right") - 1
+        for i, k, row in zip(order.tolist(), shard[order].tolist(), (rows - self.firsts[shard])[order].tolist(), strict=True):
+            x[i] = self.shards[k][row]
+        mask = np.isfinite(x) if self.manifest["missing"] else None
+        run = next(k for k in range(min(RUN, self.length), 0, -1) if self.length % k == 0)
+        centre, factor = (np.tile(table[self.recording[rows]], (1, run))[:, None] for table in (self.centre, self.factor))
+        runs = x.reshape(len(rows), self.length // run, run * self.channels)
+        runs -= centre
+        runs *= factor
+        if self.normalise == "window":
+            x = by_window(x, mask)
+        if mask is not None:
+            x[~mask] = 0
+        return x, mask
+
+    def targets(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
+        """Class ids [n] int64, indicators [n, C] float32, or numbers [n] float32; None without labels."""
+        return None if self.target is None else self.target[self._own(rows)]
+
+    def _own(self, rows: Sequence[int] | np.ndarray | None) -> np.ndarray:
+        if rows is None:
+            return self.rows
+        wanted = np.asarray(rows, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
+        if len(wanted) and (len(self.rows) == 0 or (self.rows[at] != wanted).any()):
+            raise IndexError("rows are positions in the whole index (windows.rows), and these are not all of this subset")
+        return wanted
+
+
+def by_window(x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """Each window and channel of `x` [n, T, V] less its mean, over its standard deviation (1 where it is constant), in float64 sums."""
+    seen = np.ones((), dtype=bool) if mask is None else mask
+    count = np.maximum(np.broadcast_to(seen, x.shape).sum(axis=1, keepdims=True), 1)
+    x = x - np.sum(x, axis=1, keepdims=True, where=seen, dtype=np.float64) / count
+    std = np.sqrt(np.sum(x * x, axis=1, keepdims=True, where=seen) / count)
+    return (x / np.where(std > 0, std, 1.0)).astype(np.float32)
+
+
+def open_tokens(folder: str | Path, verify: bool = True) -> Windows:
+    """Open the windows in `folder`; with `verify`, after comparing every file with the manifest.
+
+    Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file, subject_leakage (exit 4)
+    when a subject stands in two splits of a set that was split by subject.
+    """
+    import polars as pl
+
+    folder = Path(folder)
+    manifest = store.manifest(folder)
+    kind, version = manifest.get("kind"), manifest.get("format_version", 0)
+    if kind != "windows" or version > FORMAT:
+        raise UserError(
+            Reason.UNSUPPORTED_FORMAT,
+            f"holds {safe_text(str(kind))}, format version {safe_text(str(version))}",
+            wanted=f"expected windows, at most version {FORMAT}",
+            action="Use a newer bitimely, or tokenize again",
+            file=str(folder),
+        )
+    if verify:
+        store.check(folder, manifest)
+    index = pl.read_parquet(folder / "index.parquet")
+    check_subjects(index, manifest["options"]["split"], folder)
+    statistics = json.loads((folder / "statistics.json").read_bytes())
+    shape = (manifest["options"]["window"], len(manifest["options"]["channels"]))
+    shards = tuple(mapped(folder / shard["name"], np.dtype(shard["dtype"]), shape) for shard in manifest["shards"])
+    firsts = np.cumsum([0, *map(len, shards)])
+    if firsts[-1] != index.height:
+        raise _damaged(folder, f"{firsts[-1]} windows", f"the index has {index.height}")
+    affine = pl.read_parquet(folder / "recordings.parquet")
+    recordings = affine["recording_id"].unique(maintain_order=True)
+    numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
+    scale, offset = (affine[name].to_numpy().reshape(len(recordings), shape[1]) for name in ("scale", "offset"))
+    mean, std = spread(statistics["channels"]) if manifest["options"]["normalise"] == "channel" else (0.0, 1.0)
+    return Windows(
+        folder=folder,
+        manifest=manifest,
+        statistics=statistics,
+        rows=np.arange(index.height),
+        whole_index=index,
+        target=targets(index["label"], manifest["options"]["task"], manifest["class_names"]),
+        shards=shards,
+        firsts=firsts,
+        recording=index["recording_id"].replace_strict(recordings, numbers, return_dtype=pl.Int32).to_numpy(),
+        centre=((mean - offset) / scale).astype(np.float32),
+        factor=(scale / std).astype(np.float32),
+    )
+
+
+def _damaged(path: Path, text: str, wanted: str) -> UserError:
+    return UserError(Reason.INTEGRITY, text, wanted=wanted, action="Tokenize again", file=str(path), exit_code=Exit.INTEGRITY)
+
+
+def targets(label: pl.Series, task: str, class_names: list[str]) -> np.ndarray | None:
+    """The index's labels as numbers, see `Windows.targets`."""
+    import polars as pl
+
+    if task == "none":
+        return None
+    if task == "regression":
+        return label.to_numpy().astype(np.float32)
+    if task == "multilabel":
+        return np.stack([label.list.contains(name).to_numpy() for name in class_names], axis=1).astype(np.float32)
+    ids = pl.Series(range(len(class_names)), dtype=pl.Int64)
+    return label.replace_strict(pl.Series(class_names), ids, return_dtype=pl.Int64).to_numpy()
+
+
+def mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.ndarray:
+    """The windows of one Arrow file [n, T, V], in place. Raises UserError (integrity, exit 5) when the file has another layout."""
+    import pyarrow as pa
+
+    try:
+        file = pa.ipc.open_file(pa.memory_map(str(path), "r"))
+        array = file.get_batch(0).column(0)
+        flat = np.frombuffer(array.buffers()[1], dtype=dtype.newbyteorder("<"), count=len(array) * shape[0] * shape[1])
+        whole = file.num_record_batches == 1 and array.offset == 0 and array.type.byte_width == shape[0] * shape[1] * dtype.itemsize
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise _damaged(path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows") from error
+    if not whole:
+        raise _damaged(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")
+    return flat.reshape(len(array), *shape)
+
+
+def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
+    """Raises UserError (subject_leakage, exit 4) when a subject stands in two splits, unless the split says so (time, random-window)."""
+    import polars as pl
+
+    if split in SHARED:
+        return
+    several = index.group_by("subject_id").agg(pl.col("split").n_unique()).filter(pl.col("split") > 1).height
+    if several:
+        raise UserError(
+            Reason.SUBJECT_LEAKAGE,
+            f"{several:,} subjects stand in more than one split",
+            wanted="expected every subject in one",
+            action="Tokenize again with --split subject",
+            file=str(folder),
+            found=str(several),
+            expected="0",
+        )

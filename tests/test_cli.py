@@ -1,0 +1,199 @@
+"""The command line as a user meets it: exit codes, error lines, --json, suggestions, dry runs, the whole line on a small cohort."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitimely_cli.main import app, main
+from bitimely_core.errors import Exit
+
+SMALL = ["--set", "model.tokenizer=patch", "--batch-size", "8", "--steps", "4"]
+
+
+def call(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, str, str]:
+    code = main([str(a) for a in argv])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def loaded(capsys: pytest.CaptureFixture[str], *argv: str | Path, code: int = 0) -> dict[str, Any]:
+    found, out, err = call(capsys, *argv, "--json")
+    assert found == code, err
+    assert out.count("\n") == 1, "stdout holds one JSON object and nothing else"
+    return json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The synthetic cohort, a pre-trained, a fine-tuned and a from-scratch run, a few steps each."""
+    home = tmp_path_factory.mktemp("workspace")
+    w = ["-w", str(home)]
+    assert main(["ingest", "synthetic", *w]) == 0
+    assert main(["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *SMALL, *w]) == 0
+    assert main(["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", "--batch-size", "8", "--steps", "4", *w]) == 0
+    assert main(["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", "--batch-size", "8", "--steps", "4", "--from-scratch", *w]) == 0
+    return home
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["ingst"], 2, "Did you mean ingest"),
+        (["pretrain", "--presett", "tiny"], 2, "--preset"),
+        (["ingest", "sleepedf", "x"], 2, "sleep-edf"),
+        (["pretrain", "--preset", "18mm"], 2, "18m"),
+        (["pretrain", "--model", "bitimelygtp"], 2, "bitimelygpt"),
+        (["pretrain", "--objective", "next-previos"], 2, "next-previous"),
+        (["pretrain", "--set", "train.learning_rtae=1"], 2, "train.lr"),
+        (["pretrain", "--set", "lr"], 2, "section.key=value"),
+        (["pretrain", "--lr", "nan"], 2, "lr"),
+        (["tokenize", "sleep-edf/stagin"], 2, "sleep-edf/staging"),
+        (["list", "modles"], 2, "models"),
+        (["analyze", "svdd", "x"], 2, "svd"),
+        (["evaluate", "nothing"], 2, "no run is called"),
+        (["run", "smok"], 2, "smoke"),
+        (["ingest", "synthetic", "--shard", "3/2"], 2, "k/n"),
+        (["tokenize", "sleep-edf"], 4, "bitimely ingest sleep-edf"),
+        (["ingest", "sleep-edf", "/nonexistent/folder"], 2, "folder"),
+    ],
+)
+def test_wrong_input_gets_one_clear_line_and_a_stable_code(capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], code: int, said: str) -> None:
+    found, out, err = call(capsys, *argv, *([] if argv[0] in {"ingst"} else ["-w", tmp_path]))
+    assert found in ({code, Exit.REFUSED} if argv[0] == "ingest" and "nonexistent" in argv[-1] else {code})
+    assert said in err
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith("error[")
+
+
+def test_json_errors_are_objects(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    body = loaded(capsys, "evaluate", "nothing", "-w", tmp_path, code=2)
+    assert body["exit_code"] == 2
+    assert body["error"]["code"] == "unknown_name"
+
+
+def test_config_names_every_wrong_key(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "cfg.toml"
+    path.write_text("learning_rtae = 1e-3\nwindow = -5\nlr = nan\n")
+    code, _, err = call(capsys, "pretrain", "--config", path, "-w", tmp_path)
+    assert code == 2
+    for key in ("learning_rtae", "window", "lr"):
+        assert f"cfg.toml:{key}" in err
+    assert "pretrain.lr" in err
+    yaml = tmp_path / "cfg.yaml"
+    yaml.write_text("lr: !!python/object/apply:os.system ['true']\n")
+    code, _, err = call(capsys, "pretrain", "--config", yaml, "-w", tmp_path)
+    assert code == 2
+    assert "cfg.yaml" in err
+
+
+def test_help_names_every_verb_with_an_example() -> None:
+    for name, command in _commands().items():
+        assert f"Example: bitimely {name}" in (command.help or ""), name
+
+
+def _commands() -> dict[str, Any]:
+    import typer
+
+    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_list_presets_counts_parameters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = {(r["name"], r["model"]): r for r in loaded(capsys, "list", "presets", "-w", tmp_path)["presets"]}
+    assert rows["18m", "bitimelygpt"]["parameters"] == 17_224_955  # closed form for glu blocks, 7 channels, convolution tokenizer
+    assert rows["7.5m", "bitimelygpt"]["parameters"] == 6_466_740
+    assert rows["18m", "bitimelygpt"]["paper_parameters"] == 18_000_000
+
+
+@pytest.mark.parametrize("kind", ["datasets", "views", "models", "objectives", "analyses", "pipelines", "runs"])
+def test_list_answers_for_every_kind(capsys: pytest.CaptureFixture[str], workspace: Path, kind: str) -> None:
+    assert loaded(capsys, "list", kind, "-w", workspace)[kind]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["ingest", "synthetic"],
+        ["tokenize", "synthetic"],
+        ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", "--run", "never"],
+        ["finetune", "tiny", "--data", "synthetic/staging", "--run", "never"],
+        ["evaluate", "tiny-staging"],
+        ["embed", "tiny", "--data", "synthetic/staging"],
+        ["analyze", "svd", "tiny"],
+        ["report", "tiny-staging"],
+        ["run", "smoke"],
+        ["demo"],
+    ],
+)
+def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], workspace: Path, argv: list[str]) -> None:
+    before = {p: p.stat().st_mtime_ns for p in workspace.rglob("*")}
+    body = loaded(capsys, *argv, "--dry-run", "-w", workspace)
+    assert body
+    assert {p: p.stat().st_mtime_ns for p in workspace.rglob("*")} == before
+
+
+def test_the_whole_line(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
+    scratch = loaded(capsys, "evaluate", "tiny-staging-scratch", "--bootstrap", "50", "-w", workspace)
+    scores = loaded(capsys, "evaluate", "tiny-staging", "--compare", "tiny-staging-scratch", "--bootstrap", "50", "-w", workspace)
+    assert scores["n"] == scratch["n"] > 0
+    assert 0 <= scores["metrics"]["accuracy"]["value"] <= 1
+    assert scores["baselines"]["majority"]["accuracy"]["value"] > 0
+    paired = scores["comparison"]["metrics"]["accuracy"]
+    assert paired["difference"] == pytest.approx(scores["metrics"]["accuracy"]["value"] - scratch["metrics"]["accuracy"]["value"])
+    assert scores["leak_free"] is False
+    held_out = loaded(capsys, "evaluate", "tiny", "-w", workspace)
+    assert held_out["metrics"]["rel"]["value"] > 0
+    embedded = loaded(capsys, "embed", "tiny", "--data", "synthetic/staging", "-w", workspace)
+    assert embedded["width"] == 64
+    for kind in ("svd", "attention"):
+        page = loaded(capsys, "analyze", kind, "tiny", "--sequences", "2", "-w", workspace)
+        assert Path(page["report"]).stat().st_size < 1_000_000
+    joined = loaded(capsys, "report", "tiny-staging", "tiny-staging-scratch", "-w", workspace)
+    assert Path(joined["report"]).is_file()
+    assert loaded(capsys, "verify", "-w", workspace)["exit_code"] == 0
+
+
+def test_a_finished_run_is_left_alone_and_other_settings_are_refused(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
+    argv = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *SMALL, "-w", workspace]
+    code, out, _ = call(capsys, *argv)
+    assert code == 0
+    assert "nothing to do" in out
+    code, _, err = call(capsys, *argv, "--lr", "0.01")
+    assert code == 2
+    assert "settings.train.lr" in err
+    assert "--force-new" in err
+
+
+def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
+    path = workspace / "runs" / "tiny-staging-scratch" / "model" / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4] + bytes(4 * [255]))
+    try:
+        code, _, err = call(capsys, "verify", "-w", workspace)
+        assert code == 5
+        assert "model.safetensors" in err
+        code, _, err = call(capsys, "evaluate", "tiny-staging-scratch", "-w", workspace)
+        assert code == 5
+    finally:
+        path.write_bytes(whole)
+
+
+def test_fine_tuning_on_other_channels_renews_the_adapters_and_says_so(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
+    pretrain = ["pretrain", "--preset", "tiny", "--data", "synthetic", "--run", "seven", "--set", "model.tokenizer=patch", "--batch-size", "4", "--steps", "1"]
+    assert call(capsys, *pretrain, "-w", workspace)[0] == 0
+    code, _, err = call(capsys, "finetune", "seven", "--data", "synthetic/staging", "--batch-size", "4", "--steps", "1", "-w", workspace)
+    assert code == 0
+    assert "re-initialised" in err
+    assert "of the 9 training subjects" in err or "training subjects" in err
+
+
+def test_python_m_answers() -> None:
+    done = subprocess.run([sys.executable, "-m", "bitimely_cli", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("bitimely ")

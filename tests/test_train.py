@@ -1,0 +1,483 @@
+"""The loop: schedule, optimizer, accumulation, precision, logging, faults. Resuming is in test_resume, several processes in test_ddp."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bitimely_core import train
+from bitimely_core.batch import Batch
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.settings import TrainConfig, validated
+
+Outcome = dict[str, Any]
+
+
+class Tiny(nn.Module):
+    """[B, T, 2] -> [B, T, 2]; a norm, dropout and batch statistics on the way."""
+
+    def __init__(self, seed: int = 0, dropout: float = 0.2, batch_norm: bool = True, width: int = 6) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.enter, self.leave = nn.Linear(2, width), nn.Linear(width, 2)
+        self.norm = nn.LayerNorm(width)
+        self.statistics = nn.BatchNorm1d(width) if batch_norm else None
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, batch: Batch) -> Tensor:
+        hidden = self.norm(torch.tanh(self.enter(batch.values)))
+        if self.statistics is not None:
+            hidden = self.statistics(hidden.transpose(1, 2)).transpose(1, 2)
+        return self.leave(self.dropout(hidden))
+
+
+class Rows:
+    """Batches of rows of an AR(1) signal [rows, 5, 2]; the order depends on (seed, epoch)."""
+
+    def __init__(self, rows: int = 22, size: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        noise = torch.randn(rows, 5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        for t in range(1, 5):
+            noise[:, t] = 0.9 * noise[:, t - 1] + 0.4 * noise[:, t]
+        self.values, self.size, self.seed = noise.to(dtype), size, seed
+        self.mask = torch.arange(5)[None] < 2 + torch.arange(rows)[:, None] % 4
+        self.steps = math.ceil(rows / size)
+
+    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        order = torch.randperm(len(self.values), generator=torch.Generator().manual_seed(1000 * self.seed + epoch))
+        for at in range(start, self.steps):
+            mine = order[at * self.size : (at + 1) * self.size][rank::world]
+            yield Batch(self.values[mine], mask=self.mask[mine], index=mine)
+
+
+def squares(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+    """The next value, all positions."""
+    error = (model(batch)[:, :-1] - batch.values[:, 1:]).square()
+    return {"loss": error.mean(), "rel": error.detach().mean() / 0.5, "parts": {"first": error[:, 0].mean(), "rest": error[:, 1:].mean()}}
+
+
+def valid(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+    """A mean over the observed positions of the batch."""
+    assert batch.mask is not None
+    error = (model(batch) - batch.values).square().mean(-1)[batch.mask]
+    return {"loss": error.mean(), "rel": error.mean(), "parts": {}, "count": int(batch.mask.sum())}
+
+
+def drawn(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+    """Guess hidden positions that are drawn by the generator."""
+    hide = torch.rand(batch.values.shape[:2], generator=generator) < 0.4
+    hide[:, 0] = True
+    guess = model(batch._replace(values=batch.values.masked_fill(hide[..., None], 0.0)))
+    return {"loss": (guess - batch.values)[hide].square().mean(), "rel": math.nan, "parts": {"hidden": hide.float().mean()}}
+
+
+def config(**changes: Any) -> TrainConfig:
+    return validated(TrainConfig, {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", **changes})
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_schedule_is_linear_then_cosine() -> None:
+    assert [train.schedule(s, 100, 0.05) for s in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    for step in range(5, 101):
+        assert train.schedule(step, 100, 0.05) == pytest.approx(math.cos(math.pi * (step - 5) / 190) ** 2)
+    assert train.schedule(100, 100, 0.05) == pytest.approx(0.0, abs=1e-15)
+    assert train.schedule(0, 10, 0.0) == 1.0
+    assert train.schedule(0, 1, 0.5) == 1.0
+
+
+def test_norms_biases_and_vectors_do_not_decay() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix, self.sos = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(3))
+            self.frozen = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+
+    class HeadNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(2, 3))
+
+    model = nn.ModuleDict({"tiny": Tiny(), "odd": Odd(), "heads": HeadNorm()})
+    decayed, plain = train.parameter_groups(model, 0.1)
+    assert decayed["names"] == ["tiny.enter.weight", "tiny.leave.weight", "odd.matrix"]
+    assert set(plain["names"]) == {
+        "tiny.enter.bias", "tiny.leave.bias", "tiny.norm.weight", "tiny.norm.bias", "tiny.statistics.weight", "tiny.statistics.bias", "odd.sos",
+        "heads.scale",
+    }  # fmt: skip
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+
+
+def by_hand(model: nn.Module, batches: Rows, epochs: int, lr: float, clip: float, decay: float, warmup: float) -> nn.Module:
+    """AdamW with decoupled decay, bias correction and clipping, from its definition."""
+    total, step = epochs * batches.steps, 0
+    rising = round(warmup * total)
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
+    for epoch in range(epochs):
+        for batch in batches(epoch):
+            model.zero_grad()
+            squares(model, batch)["loss"].backward()
+            norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None))
+            rate = lr * ((step + 1) / rising if step < rising else (1 + math.cos(math.pi * (step - rising) / (total - rising))) / 2)
+            step += 1
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    assert p.grad is not None
+                    grad = p.grad * min(1.0, clip / (norm + 1e-6))
+                    first, second = moments[name]
+                    first.mul_(0.9).add_(0.1 * grad)
+                    second.mul_(0.999).add_(0.001 * grad**2)
+                    if p.ndim == 2:
+                        p.mul_(1 - rate * decay)
+                    p.sub_(rate * (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)).sqrt() + 1e-8))
+    return model
+
+
+def test_fit_is_adamw_from_its_definition() -> None:
+    batches = Rows(dtype=torch.float64)
+    expected = by_hand(Tiny(dropout=0.0, batch_norm=False).double(), batches, 3, lr=0.02, clip=0.3, decay=0.1, warmup=0.2)
+    model = Tiny(dropout=0.0, batch_norm=False).double()
+    train.fit(model, batches, squares, config=config(epochs=3, lr=0.02, clip=0.3, weight_decay=0.1, warmup=0.2))
+    for name, value in expected.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), value, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("objective", [squares, valid])
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_accumulated_gradient_is_that_of_the_whole_batch(objective: train.Objective, parts: int) -> None:
+    batches = Rows(rows=20, size=7, dtype=torch.float64)  # the last batch has 6 rows: uneven parts
+    lines: list[list[Outcome]] = [[], []]
+    models = [Tiny(dropout=0.0, batch_norm=False).double() for _ in range(2)]
+    for model, accumulate, log in zip(models, (1, parts), lines, strict=True):
+        train.fit(model, batches, objective, config=config(accumulate=accumulate), log=log.append)
+    for name, value in weights(models[0]).items():
+        torch.testing.assert_close(weights(models[1])[name], value, rtol=1e-9, atol=1e-12)
+    for a, b in zip(*lines, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-9)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-9)
+
+
+def test_lines_of_the_log(tmp_path: Any) -> None:
+    seen: list[Outcome] = []
+    batches = Rows()
+    result = train.fit(Tiny(), batches, squares, validation=Rows(rows=9), folder=tmp_path, log=seen.append, config=config(log_every=4))
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [{key: value for key, value in line.items() if key != "of"} for line in seen] == train.metrics(tmp_path)
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (1, "train"), (4, "train"), (6, "train"), (6, "validation"), (8, "train"), (12, "train"), (12, "validation"),
+    ]  # fmt: skip
+    assert set(lines[0]) == {"step", "epoch", "split", "loss", "rel", "first", "rest", "lr", "grad_norm", "tokens_per_second", "data_wait"}
+    assert [line["epoch"] for line in lines] == [1, 1, 1, 1, 2, 2, 2]
+    assert all(line["loss"] == pytest.approx((line["first"] + 3 * line["rest"]) / 4) == pytest.approx(line["rel"] / 2) for line in lines)
+    assert all(line["of"] == 12 for line in seen)
+    assert result["best"] == min(({k: line[k] for k in ("loss", "rel", "step", "epoch")} for line in lines if line["split"] == "validation"), key=lambda b: b["loss"])
+    assert (result["steps"], result["epochs"], result["finished"], result["resumed"], result["device"]) == (12, 2.0, True, None, "cpu")
+    assert result["loss"] == lines[-2]["loss"]
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-6", "step-12", "LATEST"}
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_validation_is_the_mean_over_its_rows_without_dropout_and_without_a_trace() -> None:
+    held = Rows(rows=10, size=4)
+    seen: list[Outcome] = []
+    model, other = Tiny(), Tiny()
+    train.fit(model, Rows(), squares, validation=held, config=config(), log=seen.append)
+    train.fit(other, Rows(), squares, config=config())
+    assert same(weights(model), weights(other))
+    with torch.no_grad():
+        expected = squares(model.eval(), Batch(held.values))["loss"]
+    assert [line["loss"] for line in seen if line["split"] == "validation"][-1] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_loss_falls() -> None:
+    seen: list[Outcome] = []
+    train.fit(Tiny(dropout=0.0), Rows(), squares, epochs=20, lr=3e-2, log=seen.append)
+    assert seen[-1]["loss"] < 0.5 * seen[0]["loss"]
+
+
+def test_shortcuts_win_over_the_configuration() -> None:
+    batches = Rows()
+    assert train.fit(Tiny(), batches, squares, config=config(steps=3))["steps"] == 3
+    assert train.fit(Tiny(), batches, squares, config=config(steps=3), epochs=1)["steps"] == batches.steps
+    assert train.fit(Tiny(), batches, squares, config=config(), epochs=9, steps=2)["steps"] == 2
+    with pytest.raises(UserError) as refused:
+        train.fit(Tiny(), batches, squares, lr=-1.0)
+    assert (refused.value.code, refused.value.exit_code) == (Reason.CONFIG, Exit.USAGE)
+
+
+def test_the_same_seed_gives_the_same_bits_and_leaves_no_trace() -> None:
+    def trained(seed: int) -> dict[str, Tensor]:
+        torch.manual_seed(torch.seed() if seed else 5)  # what was drawn before does not matter
+        model = Tiny()
+        before = torch.get_rng_state()
+        train.fit(model, Rows(), drawn, config=config(seed=seed))
+        assert torch.equal(before, torch.get_rng_state())
+        return weights(model)
+
+    first = trained(3)
+    assert same(first, trained(3))
+    assert not same(first, trained(4))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_each_step_draws_other_numbers() -> None:
+    seen: list[float] = []
+
+    def watched(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        seen.extend([float(torch.rand(())), float(torch.rand((), generator=generator))])
+        return squares(model, batch)
+
+    train.fit(Tiny(), Rows(), watched, config=config(accumulate=2))
+    assert len(set(seen)) == len(seen) == 2 * 2 * 12
+
+
+def test_bf16_autocast_stays_near_fp32() -> None:
+    seen: list[torch.dtype] = []
+
+    def watched(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        out = model(batch)
+        seen.append(out.dtype)
+        return {"loss": (out.float() - batch.values).square().mean(), "rel": 1.0, "parts": {}}
+
+    losses = [train.fit(Tiny(dropout=0.0), Rows(), watched, config=config(precision=precision))["loss"] for precision in ("fp32", "bf16")]
+    assert seen[0] == torch.float32
+    assert seen[-1] == torch.bfloat16
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_a_batch_that_is_not_finite_stops_at_its_step_and_is_named(tmp_path: Any) -> None:
+    batches = Rows()
+    (bad,) = [batch for at, batch in enumerate(batches(1)) if at == 2]
+    assert bad.index is not None
+    batches.values[bad.index[1], 3, 0] = math.nan
+    first = next(epoch_step + 1 for epoch_step, batch in enumerate(batches(0)) if batch.values.isnan().any())
+    with pytest.raises(UserError) as stopped:
+        train.fit(Tiny(batch_norm=False), batches, squares, folder=tmp_path, config=config(checkpoint_every=1))
+    rows = next(batch.index for at, batch in enumerate(batches(0)) if at + 1 == first)
+    assert rows is not None
+    assert stopped.value.code is Reason.NON_FINITE_LOSS
+    assert f"step {first}, batch rows {', '.join(map(str, rows.tolist()))}" in stopped.value.text
+    assert f"not finite in rows {int(bad.index[1])}" in stopped.value.text
+    former = train.latest(tmp_path)
+    assert (0 if former is None else former.step) == first - 1
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(tmp_path: Any) -> None:
+    def rooted(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        out = squares(model, batch)
+        return {**out, "loss": out["loss"] + torch.sqrt((model(batch) * 0).square().sum())}  # 0 with an infinite slope
+
+    model = Tiny(batch_norm=False)
+    before = weights(model)
+    with pytest.raises(UserError, match="non-finite gradient norm"):
+        train.fit(model, Rows(), rooted, config=config())
+    assert same(weights(model), before)
+
+
+def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) -> None:
+    with pytest.raises(UserError) as stopped:
+        train.fit(Tiny(), Rows(), squares, epochs=20, lr=1e6, folder=tmp_path, config=config(checkpoint_every=1, warmup=0.0))
+    assert stopped.value.code is Reason.NON_FINITE_LOSS
+    assert "step" in stopped.value.text
+    former = train.latest(tmp_path)
+    assert former is not None
+    assert train.checkpoints.finite(train.checkpoints.tensors(former, "model"))
+    assert train.checkpoints.finite(train.checkpoints.tensors(former, "optimizer"))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_path: Any) -> None:
+    calls = 0
+
+    def greedy(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise fault
+        return squares(model, batch)
+
+    with pytest.raises(UserError) as stopped:
+        train.fit(Tiny(), Rows(), greedy, folder=tmp_path, config=config(checkpoint_every=2))
+    assert (stopped.value.code, stopped.value.exit_code) == (Reason.RESOURCE_LIMIT, Exit.RESOURCES)
+    assert "out of memory at batch 5" in stopped.value.text
+    assert "--batch-size 2" in stopped.value.action
+    former = train.latest(tmp_path)
+    assert former is not None
+    assert former.step == 4
+
+
+def test_other_exceptions_pass_through() -> None:
+    def broken(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train.fit(Tiny(), Rows(), broken, config=config())
+
+
+def test_a_finished_run_returns_at_once_with_its_weights(tmp_path: Any) -> None:
+    model = Tiny()
+    first = train.fit(model, Rows(), drawn, folder=tmp_path, validation=Rows(rows=6), config=config())
+    assert train.finished(tmp_path)
+
+    def never(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        raise AssertionError
+
+    again = Tiny(seed=9)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    second = train.fit(again, Rows(), never, folder=tmp_path, validation=Rows(rows=6), config=config(), identity=None)
+    assert same(weights(model), weights(again))
+    assert second == {**first, "resumed": 12}
+    assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_no_steps_and_no_batches(tmp_path: Any) -> None:
+    model = Tiny()
+    before = weights(model)
+    assert train.fit(model, Rows(), squares, epochs=0, folder=tmp_path)["steps"] == 0
+    assert train.finished(tmp_path)
+    assert same(weights(model), before)
+    with pytest.raises(UserError) as refused:
+        train.fit(model, Rows(rows=0), squares)
+    assert refused.value.code is Reason.NO_INPUT
+
+
+def test_a_run_is_locked_while_it_trains(tmp_path: Any) -> None:
+    def nested(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        train.fit(Tiny(), Rows(), squares, folder=tmp_path, config=config())
+        raise AssertionError
+
+    with pytest.raises(UserError) as refused:
+        train.fit(Tiny(), Rows(), nested, folder=tmp_path, config=config())
+    assert (refused.value.code, refused.value.exit_code) == (Reason.LOCKED, Exit.LOCKED)
+
+
+def test_frozen_and_unused_parameters_stay(tmp_path: Any) -> None:
+    model = Tiny()
+    model.enter.requires_grad_(False)
+    model.register_parameter("unused", nn.Parameter(torch.ones(2, 2)))
+    before = weights(model)
+    train.fit(model, Rows(), squares, folder=tmp_path, config=config())
+    for name in ("enter.weight", "enter.bias", "unused"):
+        assert torch.equal(model.get_parameter(name), before[name])
+    assert not torch.equal(model.leave.weight, before["leave.weight"])
+    again = Tiny()
+    again.enter.requires_grad_(False)
+    again.register_parameter("unused", nn.Parameter(torch.ones(2, 2)))
+    train.fit(again, Rows(), squares, folder=tmp_path, config=config())
+    assert same(weights(again), weights(model))
+
+
+def test_the_model_comes_back_in_its_mode() -> None:
+    for mode in (True, False):
+        model = Tiny().train(mode)
+        train.fit(model, Rows(), squares, steps=1)
+        assert model.training is mode
+
+
+def test_compiled_during_the_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    original = nn.Module.compile
+
+    def eager(self: nn.Module) -> None:
+        compiled.append(self)
+        original(self, backend="eager")
+
+    monkeypatch.setattr(nn.Module, "compile", eager)
+    model, plain = Tiny(dropout=0.0), Tiny(dropout=0.0)
+    train.fit(model, Rows(), squares, config=config(compile=True))
+    train.fit(plain, Rows(), squares, config=config())
+    assert compiled == [model]
+    assert model._compiled_call_impl is None
+    for name, value in weights(plain).items():
+        torch.testing.assert_close(weights(model)[name], value)
+
+
+def test_unmeasured_scale_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from bitimely_core import objectives
+
+    calls: list[Any] = []
+
+    def measure(model: nn.Module, batches: Any, limit: int = 256) -> None:
+        calls.append(batches)
+        model.get_buffer("target_scale").fill_(2.5)
+
+    monkeypatch.setattr(objectives, "measure_scale", measure)
+
+    def scaled() -> nn.Module:
+        model = Tiny()
+        model.register_buffer("target_scale", torch.tensor(math.nan, dtype=torch.float64))
+        return model
+
+    batches, first, second = Rows(), scaled(), scaled()
+    train.fit(first, batches, squares, folder=tmp_path, config=config())
+    train.fit(second, batches, squares, folder=tmp_path, config=config())
+    assert calls == [batches]
+    assert float(second.get_buffer("target_scale")) == 2.5
+    train.fit(Tiny(), batches, squares, config=config())
+    assert calls == [batches]
+
+
+def test_devices() -> None:
+    assert train.device("cpu") == torch.device("cpu")
+    assert train.device("auto").type in {"cpu", "cuda", "mps"}
+    for name in ("abacus", "meta", "cuda:99"):
+        with pytest.raises(UserError) as refused:
+            train.device(name)
+        assert (refused.value.code, refused.value.exit_code) == (Reason.CONFIG, Exit.USAGE)
+
+
+def test_estimate_counts_and_changes_nothing() -> None:
+    model, batches = Tiny().eval(), Rows(size=8)
+    before, state = weights(model), torch.get_rng_state()
+    facts = train.estimate(model, batches, 100, objective=squares, accumulate=2, device_name="cpu")
+    assert facts["parameters"] == facts["trainable"] == (2 * 6 + 6) + (6 * 2 + 2) + 12 + 12
+    assert facts["memory_bytes"]["moments"] == 8 * facts["parameters"]
+    assert facts["memory_bytes"]["total"] == sum(value for key, value in facts["memory_bytes"].items() if key != "total")
+    assert facts["memory_bytes"]["activations"] >= 4 * 5 * 6 * 4  # at least one hidden layer of four rows
+    assert facts["seconds"] == pytest.approx(100 * facts["seconds_per_step"])
+    assert facts["seconds"] > 0
+    assert same(weights(model), before)
+    assert torch.equal(state, torch.get_rng_state())
+    assert not model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert train.estimate(model, next(batches(0)), 1, precision="bf16", device_name="cpu")["steps"] == 1
+
+
+def test_reading_ahead_keeps_order_errors_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
+    batches, gpu = Rows(), torch.device("cuda")
+    for a, b in zip(train._ahead(batches(3), gpu), batches(3), strict=True):
+        assert torch.equal(a.values, b.values)
+
+    def broken() -> Iterator[Batch]:
+        yield next(batches(0))
+        raise UserError(Reason.INTEGRITY, "damaged")
+
+    stream = train._ahead(broken(), gpu)
+    next(stream)
+    with pytest.raises(UserError, match="damaged"):
+        next(stream)
+    stream = train._ahead(batches(0), gpu)
+    next(stream)
+    stream.close()
+    for thread in threading.enumerate():
+        if thread.name == "batches":
+            thread.join(5)
+            assert not thread.is_alive()
