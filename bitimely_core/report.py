@@ -1,13 +1,13 @@
 """One HTML file that opens anywhere, and the numbers beside it.
 
-`write(folder, page)` draws a `Page`: `report.html` (under 1 MB, no request to any server, light and dark, prints), one `<figure>.svg` and one
-`<figure or table>.parquet` each, and `summary.json`. The same page gives the same bytes. Everything foreign (channel names, codes, paths) is text:
-cleaned of control characters, escaped by the template, and never read as markup or as mathematics.
+`write(folder, page)` draws a `Page`: `report.html` (under 1 MB, no request to any server, light and dark, prints), a `.svg` of each figure,
+a `.parquet` of each figure and table, and `summary.json`. The same page gives the same bytes. Everything foreign (channel names, codes,
+paths) is text: cleaned of control characters, escaped by the template, and never read as markup or as mathematics.
 
 A figure of kind `bars` that stands first is the page's headline: the first name is the result, the others are what it is compared with.
 A block of text that starts with "## " is a heading. A cell of a table may be a metric object `{value, lo, hi, ...}` of `evaluate`.
-A figure of kind `matrix` may hold several panels: `values` [M, R, C] with `names` [M]; small ones take `row_names` and `column_names`, and then
-every cell shows its number. Values [R, C] larger than the drawing are drawn by the strongest entry of each block; the Parquet file holds them all.
+A figure of kind `matrix` may hold panels: `values` [M, R, C] with `names` [M]; small ones take `row_names` and `column_names`, and every
+cell shows its number. Large ones are drawn by the strongest entry of each block of cells; the Parquet file holds them all.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import json
 import math
 import re
@@ -70,7 +71,7 @@ SERIES = [COLOURS[f"s{k}"][0] for k in range(1, 9)]
 DASHES: list[Any] = ["-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5))]
 SEQUENTIAL = ["#f7f5ef", "#cfdde6", "#8fb3cc", "#3f7fa8", "#123f63"]
 DIVERGING = ["#8c3b16", "#d9926a", "#f7f5ef", "#7fa9c6", "#123f63"]
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # a channel may be called "$x_1"
     "font.family": ["DejaVu Sans"],
@@ -262,13 +263,13 @@ def _parquet(columns: Columns) -> bytes:
 
 
 def csv(columns: Columns) -> str:
-    """Columns as CSV. Text that a spreadsheet could take for a formula (first character = + - @) starts with an apostrophe; numbers do not."""
+    """Columns as CSV. Text that a spreadsheet could take for a formula (= + - @ at its start) gets an apostrophe; numbers do not."""
 
     def cell(value: Any) -> str:
         if isinstance(value, str):
             quoted = f"'{value}" if value[:1] in ("=", "+", "-", "@") else value
             return '"' + quoted.replace('"', '""') + '"' if any(c in quoted for c in ',"\n') else quoted
-        return "" if value is None or value != value else repr(value)  # noqa: PLR0124  # NaN
+        return "" if value is None or value != value else repr(value)  # not NaN
 
     lines = [",".join(cell(name) for name in columns)]
     lines += [",".join(map(cell, row)) for row in zip(*(v.tolist() for v in columns.values()), strict=True)]
@@ -323,7 +324,7 @@ def envelope(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
         return np.arange(n), values
     edges = np.linspace(0, n, columns + 1).astype(int)
     low, high = np.where(np.isnan(values), np.inf, values), np.where(np.isnan(values), -np.inf, values)
-    index = np.unique(np.concatenate([[a + low[a:b].argmin(), a + high[a:b].argmax()] for a, b in zip(edges[:-1], edges[1:], strict=True)]))
+    index = np.unique(np.concatenate([[a + low[a:b].argmin(), a + high[a:b].argmax()] for a, b in itertools.pairwise(edges)]))
     return index, values[index]
 
 
@@ -382,57 +383,64 @@ def _matrix(figure: Figure) -> tuple[Canvas, str]:
     data = figure.data
     values, names = _panels(data)
     m, r, c = values.shape
-    diverging = bool(data.get("diverging"))
-    size = np.abs(values[np.isfinite(values)])
-    named = "row_names" in data and max(r, c) <= 16
-    top = float(np.quantile(size, 1.0 if named or size.size < 100 else 0.995)) if size.size else 1.0
-    top = top or (float(size.max()) if size.size else 1.0) or 1.0
-    low = -top if diverging else min(0.0, float(values[np.isfinite(values)].min()) if size.size else 0.0)
+    finite = values[np.isfinite(values)]
+    size = np.abs(finite)
+    diverging, named = bool(data.get("diverging")), max(r, c) <= 16 and ("row_names" in data or "column_names" in data)
+    largest = float(size.max(initial=0.0)) or 1.0
+    top = (float(np.quantile(size, 0.995)) or largest) if size.size >= 100 and not named else largest  # one spike must not bleach the rest
+    low = -top if diverging else float(finite.min(initial=0.0))
     # an odd number of colours, so that zero has its own; few of them, so that the picture is small
     palette = LinearSegmentedColormap.from_list("bitimely", DIVERGING if diverging else SEQUENTIAL, N=63)
     palette.set_bad(RULE)
-    across = min(m, 4) if m > 1 else 1
+    across = min(m, 4)
     down = -(-m // across)
-    wide = WIDTH if m > 1 else 5.0 if not named else min(WIDTH, 2.2 + 0.62 * c)
-    cell = (wide - 0.9) / across
-    shape = min(max(r / c, 0.35), 1.4)
-    canvas = Canvas(figsize=(wide, down * (cell * shape + (0.28 if m > 1 else 0.1)) + 0.5), layout="constrained")
+    wide = WIDTH if m > 1 else min(WIDTH, 1.4 + 0.5 * c) if named else 4.8
+    shape = min(max(r / c, 0.35), 1.4) if not named else r / c
+    canvas = Canvas(figsize=(wide, down * ((wide - 1.0) / across * shape + 0.3) + 0.5), layout="compressed")
     grid = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for k, axes in enumerate(grid.flat):
         if k >= m:
             axes.set_visible(False)
             continue
         picture = axes.imshow(
-            blocks_of(values[k]), cmap=palette, vmin=low, vmax=top, interpolation="none", extent=(-0.5, c - 0.5, r - 0.5, -0.5),
+            blocks_of(values[k]),
+            cmap=palette,
+            vmin=low,
+            vmax=top,
+            interpolation="none",
+            extent=(-0.5, c - 0.5, r - 0.5, -0.5),
             aspect="equal" if named or 0.35 <= r / c <= 1.4 else "auto",
-        )  # fmt: skip
+        )
         for side in ("top", "right"):
             axes.spines[side].set_visible(True)
         if m > 1:
             axes.set_title(names[k], loc="left", color=INK)
-        if data.get("mark") is not None:
-            for edge in data["mark"]:
-                axes.axvline(edge, color=INK, linewidth=0.7, linestyle=DASHES[1])
+        for edge in () if data.get("mark") is None else data["mark"]:
+            axes.axvline(edge, color=INK, linewidth=0.7, linestyle=DASHES[1])
         if named:
             _cells(axes, values[k], low, top, data)
         else:
             _ticks(axes)
             axes.locator_params(nbins=4 if m > 1 else 6, integer=True)
-    canvas.supxlabel(text(data.get("xlabel", "")), fontsize=7.5, color=MUTED)
-    canvas.supylabel(text(data.get("ylabel", "")), fontsize=7.5, color=MUTED)
-    note = ""
-    if not named and size.size:
-        bar = canvas.colorbar(picture, ax=grid, shrink=0.6, aspect=24, pad=0.02, ticks=[low, (low + top) / 2, top])
+        if k >= m - across:
+            axes.set_xlabel(text(data.get("xlabel", "")))
+            axes.tick_params(labelbottom=True)
+        if k % across == 0:
+            axes.set_ylabel(text(data.get("ylabel", "")))
+    if named or not size.size:
+        return canvas, ""
+    ticks = [low, (low + top) / 2, top]
+    bar = canvas.colorbar(picture, ax=grid, shrink=0.6, aspect=24, pad=0.02, ticks=ticks)
+    if bar.solids is not None:
         bar.solids.set_rasterized(True)
-        bar.outline.set_visible(False)  # type: ignore[operator]
-        clipped = bool(size.max() > top)
-        ends = [number(v) for v in (low, (low + top) / 2, top)]
-        bar.ax.set_yticklabels([("≤ " if clipped and diverging else "") + ends[0], ends[1], ("≥ " if clipped else "") + ends[2]])
-        bar.ax.tick_params(length=0)
-        if clipped:
-            note = f"Colours saturate at {ends[2]}, the 99.5th percentile of magnitudes."
-        if max(r, c) > PIXELS:
-            note += f" Drawn in blocks; the file holds all {r:,} × {c:,} values."
+    bar.outline.set_visible(False)
+    clipped = largest > top
+    ends = [_tick(float(f"{v:.3g}")) for v in ticks]
+    bar.ax.set_yticklabels([("≤ " if clipped and diverging else "") + ends[0], ends[1], ("≥ " if clipped else "") + ends[2]])
+    bar.ax.tick_params(length=0)
+    note = f"Colours saturate at {ends[2]}, the 99.5th percentile of magnitudes." if clipped else ""
+    if max(r, c) > PIXELS:
+        note += f" Drawn by the strongest entry of each block; the file holds all {r:,} × {c:,} values."
     return canvas, note.strip()
 
 
@@ -538,20 +546,18 @@ def _hypnogram(figure: Figure) -> Canvas:
     canvas = Canvas(figsize=(WIDTH, 0.5 + 0.19 * max(len(classes), 3) * len(tracks) + (0.2 if pair else 0.0)), layout="constrained")
     grid = canvas.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     panels = [grid[0], grid[-1]] if pair else list(grid)
+    gap = [np.nan]  # breaks a line: one path a class keeps the drawing small
     for axes, (name, stages) in zip(panels, tracks, strict=True):
-        edges = np.flatnonzero(np.diff(stages)) + 1
-        starts, stops = np.concatenate([[0], edges]), np.concatenate([edges, [len(stages)]])
-        held = [
-            (a, b, height[int(stages[a])], int(stages[a])) for a, b in zip(starts, stops, strict=True) if len(stages) and stages[a] >= 0
-        ]
-        for (_, stop, level, _), (start, _, following, _) in zip(held, held[1:], strict=False):
-            if stop == start:
-                axes.vlines(stop * epoch / per, *sorted((level, following)), color=MUTED, linewidth=0.5)
+        edges = [0, *(np.flatnonzero(np.diff(stages)) + 1).tolist(), len(stages)]
+        held = [(a * epoch / per, b * epoch / per, int(stages[a])) for a, b in itertools.pairwise(edges) if a < b and stages[a] >= 0]
+        jumps = [(stop, height[k], height[following]) for (_, stop, k), (start, _, following) in itertools.pairwise(held) if stop == start]
+        axes.plot(
+            [v for x, _, _ in jumps for v in (x, x, *gap)], [v for _, y, z in jumps for v in (y, z, *gap)], color=MUTED, linewidth=0.5
+        )
         for k in range(len(classes)):
-            parts = [(a * epoch / per, b * epoch / per) for a, b, _, which in held if which == k]
-            if parts:
-                left, right = zip(*parts, strict=True)
-                axes.hlines([height[k]] * len(parts), left, right, color=SERIES[order.index(k) % 8], linewidth=2.6)
+            x = [v for a, b, which in held if which == k for v in (a, b, *gap)]
+            colour = SERIES[order.index(k) % 8]
+            axes.plot(x, [height[k]] * len(x), color=colour, linewidth=2.6, solid_capstyle="butt")
         axes.set_yticks([height[k] for k in order], [text(classes[k], 12) for k in order])
         axes.set_ylim(0.6 - len(classes), 0.6)
         axes.grid(axis="y", color=RULE, linewidth=0.5)
@@ -566,9 +572,9 @@ def _hypnogram(figure: Figure) -> Canvas:
         first, second = tracks[0][1], tracks[1][1]
         both = min(len(first), len(second))
         differ = (first[:both] != second[:both]) & (first[:both] >= 0) & (second[:both] >= 0)
-        steps = np.flatnonzero(np.diff(np.concatenate([[0], differ.astype(int), [0]])))
-        for a, b in zip(steps[::2], steps[1::2], strict=True):
-            grid[1].axvspan(a * epoch / per, b * epoch / per, color=SERIES[1], linewidth=0)
+        steps = np.flatnonzero(np.diff(np.concatenate([[0], differ.astype(int), [0]]))).tolist()
+        x = [v * epoch / per for a, b in zip(steps[::2], steps[1::2], strict=True) for v in (a, b, *gap)]
+        grid[1].plot(x, [0.0] * len(x), color=SERIES[1], linewidth=7, solid_capstyle="butt")
         grid[1].set_yticks([])
         grid[1].set_ylabel("differ", rotation=0, ha="right", va="center")
         for side in ("left", "bottom"):
@@ -598,7 +604,9 @@ def draw(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
         drawn = DRAWN[figure.kind](figure)
         canvas, note = drawn if isinstance(drawn, tuple) else (drawn, "")
         out = io.BytesIO()
-        canvas.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        canvas.savefig(
+            out, format="svg", bbox_inches="tight", pad_inches=0.02, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
     return _tidied(ET.fromstring(out.getvalue()), name), note  # noqa: S314  # drawn here
 
 
@@ -710,13 +718,16 @@ def _headline(figure: Figure) -> dict[str, Any]:
     ends = [_array(data[k]) if data.get(k) is not None else np.full(len(values), np.nan) for k in ("lo", "hi")]
     known = np.concatenate([values, *ends])
     known = known[np.isfinite(known)]
-    low, high = min(0.0, known.min(initial=0.0)), known.max(initial=0.0)
+    low, high = float(known.min(initial=0.0)), float(known.max(initial=0.0))
     if high <= 1.0 and low >= 0.0:
         high = 1.0
     else:  # a round number above
         step = 10.0 ** math.floor(math.log10(max(high, -low, 1e-12)))
         high, low = math.ceil(high / step * 2) * step / 2, math.floor(low / step * 2) * step / 2
-    at = lambda v: round(100 * (float(v) - low) / ((high - low) or 1.0), 2)  # noqa: E731
+
+    def at(value: float) -> float:
+        return round(100 * (float(value) - low) / ((high - low) or 1.0), 2)
+
     rows = []
     for k, name in enumerate(data["names"]):
         lo, hi = float(ends[0][k]), float(ends[1][k])
@@ -745,8 +756,8 @@ def _cell(value: Any, digits: int | None) -> dict[str, Any]:
 
 def _decimals(cells: list[Any]) -> int | None:
     """Decimals for a whole column, so that points stand below each other; None: number by number."""
-    values = [c.get("value") if isinstance(c, Mapping) else c for c in cells]
-    sizes = [abs(v) for v in values if isinstance(v, float | np.floating) and math.isfinite(v) and v]
+    values = [cell.get("value") if isinstance(cell, Mapping) else cell for cell in cells]
+    sizes = [abs(float(v)) for v in values if isinstance(v, float | np.floating) and math.isfinite(v) and v]
     return 3 if sizes and min(sizes) >= 1e-3 and max(sizes) < 10 else None
 
 
@@ -825,7 +836,7 @@ def _html(page: Page, parts: _Parts, files: Mapping[str, str]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
+    environment: Any = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=False, keep_trailing_newline=False
     )
     script = (TEMPLATES / "script.html.j2").read_text("utf-8").strip()

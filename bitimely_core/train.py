@@ -5,8 +5,8 @@ Where `loss` is a mean over something else than rows (valid tokens), the objecti
 processes are weighted by it, so that together they give the gradient of the whole global batch.
 
 The order of the data, the learning rate, dropout and masks of step s are functions of (seed, s): a checkpoint needs weights, moments and s.
-What is drawn (dropout, masks) also depends on micro-batch and process; otherwise accumulation and the number of processes change rounding
-alone.
+What is drawn depends on the process too (masks) and on the micro-batch (dropout); otherwise accumulation and the number of processes
+change rounding alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bitimely_core import __version__, checkpoints, store
+from bitimely_core import __version__, checkpoints, objectives, store
 from bitimely_core.batch import Batch, Batches
 from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.settings import TrainConfig, merged, validated
@@ -122,7 +122,7 @@ def fit(
     whole = {} if epochs is None else {"steps": None}  # epochs that are asked for win over configured steps
     settings = validated(TrainConfig, {**(config.model_dump() if config else {}), **whole, **asked})
     total = settings.epochs * batches.steps if settings.steps is None else settings.steps
-    if total and not batches.steps:
+    if not batches.steps and (settings.epochs if settings.steps is None else settings.steps):
         raise UserError(
             Reason.NO_INPUT, "no training batch", wanted="expected at least one",
             action="Look at the split: it may leave no subject for training",
@@ -140,8 +140,6 @@ def fit(
         stack.enter_context(_deterministic(where))
         scale = getattr(model, "target_scale", None)
         if former is None and total and isinstance(scale, Tensor) and bool(torch.isnan(scale).any()):
-            from bitimely_core import objectives
-
             objectives.measure_scale(model, batches)
         stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
         stack.callback(model.train, model.training)
@@ -211,8 +209,9 @@ def _step(run: _Run, stream: Iterator[Batch]) -> tuple[dict[str, Any] | None, in
         begun = time.perf_counter()
         batch = next(stream, None)
         run.waited += time.perf_counter() - begun
+        generator = _generator(run, "train", run.step + 1)
         for at, micro in enumerate(_split(batch, run.config.accumulate)):
-            out, count = _evaluate(run, micro, "train", run.step + 1, at)
+            out, count = _evaluate(run, micro, generator, "train", run.step + 1, at)
             (out["loss"] * count).backward()
             _add(sums, parts, out, count)
             run.fed += micro.values.shape[0] * micro.values.shape[1]
@@ -258,7 +257,7 @@ def _validate(run: _Run) -> int:
                 fault: Exception | None = None
                 try:
                     for micro in _split(next(stream, None), 1):
-                        out, count = _evaluate(run, micro, "validation", at)
+                        out, count = _evaluate(run, micro, _generator(run, "validation", at), "validation", at)
                         _add(sums, parts, out, count)
                 except Exception as error:
                     fault = error
@@ -283,22 +282,32 @@ def _unvalidated(run: _Run) -> bool:
     return run.validation is not None and run.validation.steps > 0 and ended and run.validated < run.step
 
 
-def _evaluate(run: _Run, micro: Batch, *key: object) -> tuple[dict[str, Any], float]:
-    """The objective on one micro-batch, its random numbers fixed by `key`, and over how many things its loss is a mean."""
-    torch.manual_seed(_seed(run.config.seed, "model", *key, rank()))
-    generator = torch.Generator().manual_seed(_seed(run.config.seed, "objective", *key, rank()))
+def _generator(run: _Run, *key: object) -> torch.Generator:
+    """The objective's random numbers (CPU): one stream a step, so that what is drawn row by row does not depend on the micro-batches."""
+    return torch.Generator().manual_seed(_seed(run.config.seed, "objective", *key, rank()))
+
+
+def _evaluate(run: _Run, micro: Batch, generator: torch.Generator, *key: object) -> tuple[dict[str, Any], Tensor | float]:
+    """The objective on one micro-batch, dropout fixed by `key`, and over how many things its loss is a mean."""
+    seed = _seed(run.config.seed, "model", *key, rank())
+    torch.default_generator.manual_seed(seed)
+    if run.device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif run.device.type == "mps":
+        torch.mps.manual_seed(seed)
     with torch.autocast(run.device.type, dtype=torch.bfloat16, enabled=run.config.precision == "bf16"):
         out = run.objective(run.model, _each(micro, lambda x: x.to(run.device, non_blocking=True)), generator=generator)
-    return out, float(out.get("count", micro.values.shape[0]))
+    return out, out.get("count", micro.values.shape[0])
 
 
-def _add(sums: list[float], parts: Parts, out: dict[str, Any], count: float) -> None:
+def _add(sums: list[float], parts: Parts, out: dict[str, Any], of: Tensor | float) -> None:
     """Add count, count x loss and count x rel to `sums`, and each part to `parts`, in one transfer from the device."""
-    values = {"loss": out["loss"], "rel": out.get("rel", math.nan), **out.get("parts", {})}
+    named = out.get("parts", {})
     kind = torch.promote_types(out["loss"].dtype, torch.float32)
-    numbers = torch.stack([torch.as_tensor(value, dtype=kind, device=out["loss"].device).detach() for value in values.values()]).tolist()
-    sums[:] = [sums[0] + count, sums[1] + count * numbers[0], sums[2] + count * numbers[1]]
-    for name, number in list(zip(values, numbers, strict=True))[2:]:
+    values = [of, out["loss"], out.get("rel", math.nan), *named.values()]
+    count, loss, rel, *numbers = torch.stack([torch.as_tensor(v, dtype=kind, device=out["loss"].device).detach() for v in values]).tolist()
+    sums[:] = [sums[0] + count, sums[1] + count * loss, sums[2] + count * rel]
+    for name, number in zip(named, numbers, strict=True):
         seen, weighted = parts.get(name, (0.0, 0.0))
         parts[name] = (seen + count, weighted + count * number)
 

@@ -19,6 +19,15 @@ from bitimely_core.settings import TrainConfig, validated
 Outcome = dict[str, Any]
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads only wait for each other on tensors this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Tiny(nn.Module):
     """[B, T, 2] -> [B, T, 2]; a norm, dropout and batch statistics on the way."""
 
@@ -114,8 +123,8 @@ def test_norms_biases_and_vectors_do_not_decay() -> None:
     decayed, plain = train.parameter_groups(model, 0.1)
     assert decayed["names"] == ["tiny.enter.weight", "tiny.leave.weight", "odd.matrix"]
     assert set(plain["names"]) == {
-        "tiny.enter.bias", "tiny.leave.bias", "tiny.norm.weight", "tiny.norm.bias", "tiny.statistics.weight", "tiny.statistics.bias", "odd.sos",
-        "heads.scale",
+        "tiny.enter.bias", "tiny.leave.bias", "tiny.norm.weight", "tiny.norm.bias", "tiny.statistics.weight", "tiny.statistics.bias",
+        "odd.sos", "heads.scale",
     }  # fmt: skip
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
 
@@ -182,7 +191,9 @@ def test_lines_of_the_log(tmp_path: Any) -> None:
     assert [line["epoch"] for line in lines] == [1, 1, 1, 1, 2, 2, 2]
     assert all(line["loss"] == pytest.approx((line["first"] + 3 * line["rest"]) / 4) == pytest.approx(line["rel"] / 2) for line in lines)
     assert all(line["of"] == 12 for line in seen)
-    assert result["best"] == min(({k: line[k] for k in ("loss", "rel", "step", "epoch")} for line in lines if line["split"] == "validation"), key=lambda b: b["loss"])
+    best = min((line for line in lines if line["split"] == "validation"), key=lambda line: float(line["loss"]))
+    assert result["best"].items() <= best.items()
+    assert set(result["best"]) == {"loss", "rel", "step", "epoch"}
     assert (result["steps"], result["epochs"], result["finished"], result["resumed"], result["device"]) == (12, 2.0, True, None, "cpu")
     assert result["loss"] == lines[-2]["loss"]
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-6", "step-12", "LATEST"}
@@ -299,7 +310,7 @@ def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) ->
 
 @pytest.mark.parametrize(
     "fault",
-    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
 )
 def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_path: Any) -> None:
     calls = 0

@@ -27,17 +27,14 @@ STATUS = {
 
 
 def unit_object(
-    unit: Unit, reasons: Iterable[Finding], *, content: str | None, samples: int | None, channels: int | None
+    unit: Unit, reasons: Iterable[Finding], *, content: str | None = None, samples: int | None = None, channels: int | None = None
 ) -> dict[str, Any]:
-    """The report's object of one unit; quarantined when there is no content. Findings without a file name that of the unit."""
-    named = [finding.at(unit.files[0] if unit.files else unit.name) for finding in reasons]
+    """The report's object of one unit; quarantined when there is no content. Findings without a file get the first of the unit."""
+    file = unit.files[0] if unit.files else unit.name
+    named = [finding.at(file) for finding in reasons]
     loud = any(finding.level != "info" for finding in named)
     if content is None and not loud:
-        named.append(
-            Finding(
-                code=Reason.INTERNAL, text="cannot be read, and the reader gives no reason", file=unit.files[0] if unit.files else unit.name
-            )
-        )
+        named.append(Finding(code=Reason.INTERNAL, text="cannot be read, and the reader gives no reason", file=file))
     status = "quarantined" if content is None else "accepted_with_warning" if loud else "accepted"
     return {
         "unit": unit.name,

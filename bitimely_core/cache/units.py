@@ -1,19 +1,23 @@
 """What happens to one group of units, in this process or in a worker: hash, compare, read, quarantine, write.
 
-Units are sorted by name and cut into groups, one shard each. Where a group ends depends on names and sizes near the cut alone, so a unit that
-is added, removed or mended changes its own shard and no other.
+Units are sorted by name and cut into groups, one shard each. Where a group ends depends on names and sizes near the cut alone, so a
+unit that is added, removed or mended changes its own shard and no other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from bitimely_core import store
 from bitimely_core.batch import Record, Records, Unit
@@ -27,7 +31,6 @@ AIM = 16 << 20  # bytes of source of a shard of small units, on average
 MOST = 64 << 20  # and at most
 UNITS = 512  # units of a shard, on average; at most four times as many
 PASSING = {Reason.IO_ERROR, Reason.READER_CRASH, Reason.RESOURCE_LIMIT, Reason.INTERNAL}  # faults that may be gone the next time
-AGAIN = "Download the file again"
 
 
 class Task(NamedTuple):
@@ -74,7 +77,7 @@ def work(task: Task, alive: Callable[[str], None]) -> dict[str, Any]:
 
     Args:
         task: the group.
-        alive: called with the name of a unit before it is hashed and before it is read; may raise to stop.
+        alive: called with the name of a unit before it is hashed and before it is read, with "" before the shard is written; may raise.
 
     Returns:
         `units`: name -> entry (key, sources, report, rows, recordings, shard); `files`: shard name -> sha256, size, rows.
@@ -83,7 +86,8 @@ def work(task: Task, alive: Callable[[str], None]) -> dict[str, Any]:
         UserError: what is wrong with our own files (exit 5, 6) or with this machine; never what is wrong with a unit.
     """
     entries: dict[str, dict[str, Any]] = {}
-    fresh: list[Unit] = []
+    fresh: set[str] = set()
+    stamps: dict[str, tuple[int, int]] = {}
     damaged: dict[str, bool] = {}
 
     def whole(name: str | None) -> bool:
@@ -93,27 +97,32 @@ def work(task: Task, alive: Callable[[str], None]) -> dict[str, Any]:
 
     for unit in task.units:
         alive(unit.name)
-        entry = _hashed(unit, task)
+        entry = entries[unit.name] = _hashed(unit, task, stamps)
         known = task.former.get(unit.name)
-        if entry["report"] is None and known is not None and known["key"] == entry["key"] and all(whole(name) for name in known["shard"]):
-            entry = known
+        if (
+            entry["report"] is None
+            and known
+            and known["key"]
+            and known["key"] == entry["key"]
+            and all(whole(name) for name in known["shard"])
+        ):
+            entries[unit.name] = known
         elif entry["report"] is None:
-            fresh.append(unit)
-        entries[unit.name] = entry
-    if not fresh:
-        files = _complete(entries, task.files)
-        if files is not None:
-            return {"units": entries, "files": files}
-    again = {unit.name for unit in fresh}
-    kept: list[Record] = []
+            fresh.add(unit.name)
+    files = None if fresh else _complete(entries, task.files)
+    if files is not None:
+        return {"units": entries, "files": files}
+    kept = _cached([entry for name, entry in entries.items() if name not in fresh], task.out)
+    records: list[Record] = []
     for unit in task.units:
-        if unit.name in again:
+        if unit.name in fresh:
             alive(unit.name)
-            entries[unit.name], records = _read(unit, task, entries[unit.name])
-            kept += records
-        elif entries[unit.name]["recordings"]:
-            kept += _again(entries[unit.name], task.out)
-    names, files = shards.write(task.out, kept, task.dataset)
+            entries[unit.name], read = _read(unit, task, entries[unit.name], stamps)
+            records += read
+        else:
+            records += [kept[row[0]] for row in entries[unit.name]["recordings"]]
+    alive("")
+    names, files = shards.write(task.out, records, task.dataset)
     for name, entry in entries.items():
         entries[name] = entry | {"shard": list(names) if entry["recordings"] else [None, None]}
     return {"units": entries, "files": files}
@@ -131,20 +140,28 @@ def _complete(entries: dict[str, dict[str, Any]], files: dict[str, dict[str, Any
     return {name: files[name] for name in pair if name is not None}
 
 
-def _again(entry: dict[str, Any], out: Path) -> list[Record]:
-    """The records of a unit as they stand in the cache."""
-    subjects = {recording: attributes for recording, _, attributes, *_ in entry["recordings"]}
-    return list(shards.read(out, shards.Shard(*entry["shard"]), subjects))
+def _cached(entries: list[dict[str, Any]], out: Path) -> dict[str, Record]:
+    """recording_id -> record, of units that are in the cache."""
+    found: dict[str, Record] = {}
+    for pair in sorted({tuple(entry["shard"]) for entry in entries if entry["recordings"]}):
+        here = [entry for entry in entries if tuple(entry["shard"]) == pair]
+        subjects = {row[0]: row[2] for entry in here for row in entry["recordings"]}
+        found |= {record.recording_id: record for record in shards.read(out, shards.Shard(*pair), subjects)}
+    return found
 
 
-def _hashed(unit: Unit, task: Task) -> dict[str, Any]:
-    """The entry of a unit before it is read: the hashes of its files and the key by which it is known again; its report when it is refused."""
+def _hashed(unit: Unit, task: Task, stamps: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """The entry of a unit before it is read: hashes of its files, the key by which it is known again, its report where it is refused.
+
+    Adds size and time of each file to `stamps`.
+    """
     sources: dict[str, str] = {}
     faults = [_crash()] if unit.name in task.crashed else []
     for file in unit.files:
         if file not in task.sizes or task.root is None:
             continue
         try:
+            stamps[file] = _stamp(task.root / file)
             sources[file] = store.sha256(task.root / file)
         except OSError as error:
             faults.append(_unreadable(error, task.root / file, file))
@@ -152,13 +169,18 @@ def _hashed(unit: Unit, task: Task) -> dict[str, Any]:
         listed = task.sums.get(file)
         if listed is not None and listed != sources[file]:
             faults.append(mismatch(file, sources[file], listed))
-    said = [finding.as_dict() for finding in unit.findings]
-    key = store.fingerprint([task.identity, unit.name, list(unit.files), sources, said, described(unit.read, task.root)])
-    entry = {"key": key, "sources": sources, "report": None, "rows": [], "recordings": [], "shard": [None, None]}
+    entry: dict[str, Any] = {"key": None, "sources": sources, "report": None, "rows": [], "recordings": [], "shard": [None, None]}
     if faults or unit.read is None:
-        passing = any(fault.code in PASSING for fault in faults)
-        entry |= {"key": None if passing else key, "report": unit_object(unit, [*unit.findings, *faults])}
+        return entry | {"report": unit_object(unit, [*unit.findings, *faults])}
+    said = [finding.as_dict() for finding in unit.findings]
+    with contextlib.suppress(TypeError):  # arguments that cannot be compared: the unit is read every time
+        entry["key"] = store.fingerprint([task.identity, unit.name, list(unit.files), sources, said, described(unit.read, task.root)])
     return entry
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    info = path.stat()
+    return info.st_size, info.st_mtime_ns
 
 
 def mismatch(file: str, found: str, listed: str, *, level: Any = "error") -> Finding:
@@ -168,7 +190,7 @@ def mismatch(file: str, found: str, listed: str, *, level: Any = "error") -> Fin
         level=level,
         text=f"sha256 is {found[:16]}",
         wanted=f"SHA256SUMS.txt says {safe_text(listed[:16])}",
-        action=AGAIN,
+        action="Download the file again",
         file=file,
         found=found[:16],
         expected=listed[:16],
@@ -188,7 +210,7 @@ def _unreadable(error: OSError, path: Path, file: str | None) -> Finding:
     return Finding(code=Reason.IO_ERROR, text=f"cannot be read ({error.strerror or type(error).__name__})", file=file)
 
 
-def _read(unit: Unit, task: Task, entry: dict[str, Any]) -> tuple[dict[str, Any], list[Record]]:
+def _read(unit: Unit, task: Task, entry: dict[str, Any], stamps: dict[str, tuple[int, int]]) -> tuple[dict[str, Any], list[Record]]:
     """Read a unit: its finished entry and its records, none when it is quarantined."""
     assert unit.read is not None
     file = unit.files[0] if unit.files else unit.name
@@ -199,24 +221,21 @@ def _read(unit: Unit, task: Task, entry: dict[str, Any]) -> tuple[dict[str, Any]
         if not records and not held.rows:
             raise ValueError("a unit without records")
         digest = shards.content_hash(records)
-        changed = [name for name, old in entry["sources"].items() if task.root is not None and _changed(task.root / name, task.sizes[name])]
+        for name in entry["sources"]:
+            if task.root is not None and _stamp(task.root / name) != stamps[name]:
+                raise UserError(Reason.IO_ERROR, "changed while it was read", action="Repeat the command", file=name)
     except UserError as error:
-        return _refused(unit, entry, _relative(error.finding, task.root)), []
+        return _refused(unit, entry, [_relative(finding, task.root) for finding in (error.finding, *error.details)]), []
     except MemoryError:
         fault = Finding(
-            code=Reason.RESOURCE_LIMIT, text="does not fit into memory", action="Use fewer --jobs, or a larger machine", file=file
+            code=Reason.RESOURCE_LIMIT, text="does not fit into memory", action="Use fewer --jobs or a larger machine", file=file
         )
-        return _refused(unit, entry, fault), []
+        return _refused(unit, entry, [fault]), []
     except OSError as error:
-        return _refused(unit, entry, _unreadable(error, Path(file), file)), []
+        return _refused(unit, entry, [_unreadable(error, Path(file), file)]), []
     except Exception as error:  # a defect of a reader costs its unit, never the whole
-        return _refused(
-            unit, entry, Finding(code=Reason.INTERNAL, text=_place(error), action="This is a defect of the reader: report it", file=file)
-        ), []
-    if changed:
-        return _refused(
-            unit, entry, Finding(code=Reason.IO_ERROR, text="changed while it was read", action="Repeat the command", file=changed[0])
-        ), []
+        fault = Finding(code=Reason.INTERNAL, text=_place(error), action="This is a defect of the reader: report it", file=file)
+        return _refused(unit, entry, [fault]), []
     findings = [*unit.findings, *held.findings, *(finding for record in held.records for finding in record.findings)]
     findings = [_relative(finding, task.root) for finding in findings]
     tables = [rows_object(rows) for rows in held.rows]
@@ -244,12 +263,9 @@ def _longest(record: Record) -> int:
     return sum(len(signal.samples) for signal in record.signals if signal.channel == fastest.channel)
 
 
-def _refused(unit: Unit, entry: dict[str, Any], fault: Finding) -> dict[str, Any]:
-    return entry | {"key": None if fault.code in PASSING else entry["key"], "report": unit_object(unit, [*unit.findings, fault])}
-
-
-def _changed(path: Path, size: int) -> bool:
-    return path.stat().st_size != size
+def _refused(unit: Unit, entry: dict[str, Any], faults: list[Finding]) -> dict[str, Any]:
+    passing = any(fault.code in PASSING for fault in faults)
+    return entry | {"key": None if passing else entry["key"], "report": unit_object(unit, [*unit.findings, *faults])}
 
 
 def _relative(finding: Finding, root: Path | None) -> Finding:
@@ -261,30 +277,38 @@ def _relative(finding: Finding, root: Path | None) -> Finding:
 
 def _place(error: BaseException) -> str:
     """Kind and place of an unexpected exception; never its text, which may hold values of the data."""
-    frames = traceback.extract_tb(error.__traceback__ or sys.exc_info()[2])
+    frames = traceback.extract_tb(error.__traceback__)
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return f"unexpected {type(error).__name__}{where}"
 
 
 def described(value: Any, root: Path | None) -> Any:
-    """The arguments of a reader as JSON, with paths relative to the source, so that a change of them is seen and a moved folder is not."""
-    if isinstance(value, functools.partial):
-        return ["partial", described(value.func, root), described(value.args, root), described(value.keywords, root)]
-    if isinstance(value, Source):
-        return "source"
-    if isinstance(value, Path | str):
-        inside = root is not None and Path(value).is_absolute() and Path(value).is_relative_to(root.absolute())
-        return Path(value).relative_to(root.absolute()).as_posix() if inside and root is not None else str(value)
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, dict):
-        return ["dict", sorted(([str(key), described(item, root)] for key, item in value.items()), key=lambda pair: pair[0])]
-    if isinstance(value, set | frozenset):
-        return ["set", sorted(str(described(item, root)) for item in value)]
-    if isinstance(value, list | tuple):
-        return [described(item, root) for item in value]
+    """The arguments of a reader as JSON, with paths relative to the source: a change of them is seen, a moved folder is not.
+
+    Raises TypeError for what may hide a difference.
+    """
+    match value:
+        case None | bool() | int():
+            return value
+        case float() | Enum() | np.generic():
+            return repr(value)
+        case Source():
+            return "source"
+        case str() | Path():
+            inside = root is not None and Path(value).is_absolute() and Path(value).is_relative_to(root.absolute())
+            return Path(value).relative_to(root.absolute()).as_posix() if inside and root is not None else str(value)
+        case list() | tuple():
+            return [described(item, root) for item in value]
+        case set() | frozenset():
+            return ["set", *sorted(store.canonical(described(item, root)).decode() for item in value)]
+        case dict():
+            return ["dict", *sorted([str(key), store.canonical(described(item, root)).decode()] for key, item in value.items())]
+        case functools.partial():
+            return ["partial", described(value.func, root), described(value.args, root), described(value.keywords, root)]
+        case np.ndarray():
+            return ["array", value.dtype.str, list(value.shape), hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
+        case FunctionType() if value.__closure__ is None:
+            return f"{value.__module__}.{value.__qualname__}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [type(value).__qualname__, described({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, root)]
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return repr(value)
+    raise TypeError(f"{type(value).__name__} cannot be compared")

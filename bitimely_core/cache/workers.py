@@ -63,14 +63,19 @@ def run(tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None
         tasks: groups of units.
         jobs: processes; 1 works in this one.
         stop: looked at before every unit.
-        seen: called with the name of every unit that a worker takes up.
+        seen: called with the name of every unit that is taken up, perhaps twice, and with "" now and then.
 
     Raises:
         UserError: of a task, or interrupted.
     """
     if min(jobs, len(tasks)) <= 1:
+
+        def alive(unit: str) -> None:
+            stop.check()
+            seen(unit)
+
         for task in tasks:
-            yield task, work(task, lambda unit: (stop.check(), seen(unit))[1])
+            yield task, work(task, alive)
         return
     yield from _Pool(tasks, jobs, stop, seen).results()
 
@@ -142,18 +147,18 @@ class _Pool:
         worker.end()
         self.workers.remove(worker)
         task = worker.task
-        what = worker.unit or "start"
-        self.deaths[what] = self.deaths.get(what, 0) + 1
-        if worker.unit is None and self.deaths[what] > CHANCES:
+        unit = worker.unit or ""
+        self.deaths[unit] = self.deaths.get(unit, 0) + 1
+        if not unit and self.deaths[unit] > CHANCES:
             raise UserError(
                 Reason.READER_CRASH,
-                "worker processes end as soon as they start",
+                "worker processes die outside of any reader",
                 action='Use --jobs 1; in a script of your own, call ingest under `if __name__ == "__main__":`',
                 exit_code=Exit.RESOURCES,
             )
         if task is not None:
-            if worker.unit is not None and self.deaths[worker.unit] >= CHANCES:
-                task = task._replace(crashed=task.crashed | {worker.unit})
+            if unit and self.deaths[unit] >= CHANCES:
+                task = task._replace(crashed=task.crashed | {unit})
             self.waiting.appendleft(task)
 
 
@@ -166,6 +171,7 @@ def _serve(pipe: Connection) -> None:
             task = pipe.recv()
         except (EOFError, OSError):
             return
+        reply: tuple[str, Any]
         try:
             reply = ("done", work(task, lambda unit: pipe.send(("unit", unit))))
         except MemoryError:

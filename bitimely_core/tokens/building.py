@@ -69,15 +69,12 @@ def build(
         UserError: unknown_name or config (exit 2) for choices that do not fit; settings_differ (exit 2, one detail a key) where `out` holds
             windows made otherwise; sampling_rate, no_input, subject_leakage (exit 4); integrity (exit 5) for a damaged cache or token set.
     """
-    from bitimely_core.cache import open_cache
-
     out = Path(out)
-    opened = open_cache(Path(cache), verify=False) if isinstance(cache, str | Path) else cache
+    opened = _opened(cache, verify=False)
     chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed)
     if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):
         return open_tokens(out, verify=verify)
-    if verify and isinstance(cache, str | Path):
-        opened = open_cache(Path(cache), verify=True)
+    opened = _opened(cache, verify=verify)
     store.make_folder(out)
     with store.lock(out):
         if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):  # another process was faster
@@ -100,9 +97,7 @@ def plan(
     seed: int = 0,
 ) -> dict[str, Any]:
     """What `build` would make, without writing or resampling: number of windows, bytes, shape, audit of the splits, notices, findings."""
-    from bitimely_core.cache import open_cache
-
-    opened = open_cache(Path(cache), verify=False) if isinstance(cache, str | Path) else cache
+    opened = _opened(cache, verify=False)
     chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed)
     seen = Survey()
     values = sum(len(taken) * (2 if found.whole else 4) for found, taken in survey(opened, chosen, seen))
@@ -124,6 +119,15 @@ def plan(
         "notices": notices(chosen),
         "findings": [finding.as_dict() for finding in findings(seen, class_names)],
     }
+
+
+def _opened(cache: str | Path | Cache, *, verify: bool) -> Cache:
+    """A cache that is already open was verified by whoever opened it."""
+    if not isinstance(cache, str | Path):
+        return cache
+    from bitimely_core.cache import open_cache
+
+    return open_cache(Path(cache), verify=verify)
 
 
 def resolved(

@@ -261,7 +261,7 @@ def targets(label: pl.Series, task: str, class_names: list[str]) -> np.ndarray |
     if task == "regression":
         return label.to_numpy().astype(np.float32)
     if task == "multilabel":
-        return np.stack([label.list.contains(name).to_numpy() for name in class_names], axis=1).astype(np.float32)
+        return np.array([label.list.contains(name).to_numpy() for name in class_names], dtype=np.float32).reshape(-1, len(label)).T
     ids = pl.Series(range(len(class_names)), dtype=pl.Int64)
     return label.replace_strict(pl.Series(class_names), ids, return_dtype=pl.Int64).to_numpy()
 

@@ -1,0 +1,354 @@
+"""Does a pre-training objective show the model its own targets? Two measurements that need no data.
+
+* Jacobian: the derivative of every prediction with respect to the raw samples of its own target, in float64 at random weights. A leak-free objective has
+  exactly 0 there, and not 0 at samples that the prediction may use. Codes have no derivative: a changed code must leave the predictions of it equal bit for bit.
+* White noise: the architecture is trained on independent N(0, 1) samples (codes: uniform ones), fresh in every step, where nothing can be predicted.
+  Held-out loss / Var(target) stays at 1 unless the target can be copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from bitimely_core import models as building
+from bitimely_core import objectives
+from bitimely_core.batch import Batch, Figure, Page, Progress, Table
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.models import Model
+from bitimely_core.objectives import Objective
+from bitimely_core.registry import AnalysisFacts, analyses, models
+from bitimely_core.registry import objectives as known
+from bitimely_core.settings import ModelConfig, ObjectiveConfig, Settings, model_config, validated
+from bitimely_core.tokenizers import FIRST, IGNORE
+
+if TYPE_CHECKING:
+    from bitimely_core.analyses import LoadedRun
+
+HONEST = 0.97  # held-out rel on white noise below this is a leak; sampling alone keeps it within 0.02 of 1
+HELD_OUT = 20_000  # target values
+ROWS = 32  # of a batch of noise
+TOKENS = 16  # of a row of noise
+SMALL = 10  # tokens of the Jacobian
+VOCABULARY = 20  # codes of the noise
+CHANNELS = 4
+
+
+@analyses(AnalysisFacts(takes="model", help="Does the objective show the model its own targets? Jacobian and training on white noise"))
+def leakage(
+    runs: list[LoadedRun] | None = None,
+    *,
+    model: str = "bitimelygpt",
+    objective: str | None = None,
+    preset: str = "tiny",
+    steps: int = 400,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Page:
+    """Does the objective show the model its own targets? Jacobian at random weights, and training on white noise.
+
+    Args:
+        runs: one run, whose model, objective and stamp are examined; None = those named by the next three.
+        model: name of a model.
+        objective: name of an objective; None = the model's own.
+        preset: gives the dimensions.
+        steps: training steps on white noise, 0 = Jacobian only; 300 to 700 show every leak that is known.
+        seed: of weights, noise and masks.
+        progress: told about the training.
+
+    Returns:
+        A page whose summary holds `leak_free` (measured; None where the objective has no target), `stamped`, `contradiction` (stamped true, but
+        it leaks), `jacobian` and `white_noise`.
+
+    Raises:
+        UserError: more than one run, unknown names (exit 2).
+    """
+    settings, stamp, name = _subject(runs, model, objective, preset)
+    asked = objectives.get(settings.objective.model_copy(update={"direction_sampling": False}))
+    facts = {"model": settings.model.name, "objective": settings.objective.name, "preset or run": name, "stamp": _said(stamp), "seed": str(seed)}
+    title = f"Leakage of {settings.objective.name} in {settings.model.name}"
+    if known[settings.objective.name].facts.leak_free is None:
+        verdict = f"{settings.objective.name} compares with no target of its own, so there is nothing that could leak."
+        summary = {"leak_free": None, "stamped": stamp, "contradiction": False, "jacobian": None, "white_noise": None}
+        return Page(title=title, verdict=verdict, facts=facts, summary=summary)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        measure = _code_changes if settings.model.tokenizer == "codes" else _jacobian
+        jacobian = {mode: measure(_small(settings.model), asked, seed, training=mode == "train") for mode in ("eval", "train")}
+        noise = white_noise(settings.model, asked, steps, seed, progress) if steps else None
+    maps = {mode: found.pop("map") for mode, found in jacobian.items()}
+    exact = all(found["own"] == 0 and found["beyond"] == 0 for found in jacobian.values())
+    alive = all(found["allowed"] > 0 for found in jacobian.values())
+    honest = noise is None or noise["rel"] >= HONEST
+    measured = exact and alive and honest
+    contradiction = stamp is True and not measured
+    summary = {
+        "leak_free": measured, "stamped": stamp, "contradiction": contradiction, "jacobian": jacobian,
+        "white_noise": None if noise is None else {key: value for key, value in noise.items() if key != "curve"},
+    }  # fmt: skip
+    notices = []
+    if contradiction:
+        notices.append(f"{settings.objective.name} is stamped leak-free, but it leaks here.")
+    if not alive:
+        notices.append("A prediction depends on nothing that it may use: the model is dead, so the zeros say nothing.")
+    return Page(
+        title=title,
+        verdict=_verdict(settings.objective.name, measured, jacobian, noise),
+        notices=notices,
+        blocks=_blocks(jacobian, maps["eval"], noise, settings.model),
+        facts=facts,
+        summary=summary,
+    )
+
+
+def _subject(runs: list[LoadedRun] | None, model: str, objective: str | None, preset: str) -> tuple[Settings, bool | str | None, str]:
+    """Settings, stamp and name of what is examined."""
+    if runs:
+        if len(runs) > 1:
+            raise UserError(Reason.CONFIG, f"{len(runs)} runs", wanted="leakage takes one", exit_code=Exit.USAGE)
+        run = runs[0]
+        stored = run.settings.get("settings", run.settings)
+        settings = validated(Settings, {key: value for key, value in stored.items() if key in Settings.model_fields and key != "finetune"})
+        settings = settings.model_copy(update={"model": run.model.config})
+        name = run.name
+    else:
+        entry = models[model]
+        config = model_config(entry.name, entry.facts.family, preset, channels=CHANNELS)
+        settings = Settings(model=config, objective=ObjectiveConfig(name=objective or ""))
+        name = preset
+    if not settings.objective.name:
+        own = models[settings.model.name].facts.objective
+        settings = settings.model_copy(update={"objective": settings.objective.model_copy(update={"name": own})})
+    known[settings.objective.name]
+    stamp = objectives.leak_free(settings)
+    if runs and "leak_free" in runs[0].settings and runs[0].settings.get("kind") != "finetune":
+        stamp = runs[0].settings["leak_free"]
+    return settings, stamp, name
+
+
+def _sized(config: ModelConfig, tokens: int, channels: int, *, ragged: bool) -> ModelConfig:
+    """The configuration for short windows of about `tokens` tokens, at most 256 samples; `ragged`: not a multiple of the tokenizer's step."""
+    if config.tokenizer == "codes":
+        return config.model_copy(update={"length": tokens, "codes": FIRST + VOCABULARY, "dropout": 0.0})
+    step = 4 if config.tokenizer == "conv" else config.stride or config.patch
+    length = min(step * tokens - (step // 2 if ragged else 0), 256)
+    return config.model_copy(update={"length": max(length, config.patch), "channels": channels, "dropout": 0.0})
+
+
+def _small(config: ModelConfig) -> ModelConfig:
+    return _sized(config, SMALL, min(config.channels, 2), ragged=config.crop == "pad")
+
+
+# ---------------------------------------------------------------------------------------------------------------- Jacobian
+
+
+def _jacobian(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> dict[str, Any]:
+    """Largest derivative of a prediction: `own` with respect to its own target's samples, `beyond` to samples that only a leak can reach, `allowed` to others.
+
+    `beyond`: for the next token all samples from the target on, for the previous token all up to it, for hidden tokens those of all hidden targets of
+    the row. Rows are summed, so a path from row to row counts too.
+    """
+    model = building.made(config).double().train(training)
+    draw = Generator().manual_seed(seed)
+    x = torch.randn(2, config.length, config.channels, generator=draw, dtype=torch.float64).requires_grad_()
+    result = objective(model, Batch(x), Generator().manual_seed(seed))
+    valid = result["valid"]
+    own = _own_samples(model, x, result)  # [B, M, T, V]
+    weight = torch.randn(result["prediction"].shape, generator=draw, dtype=torch.float64) * valid
+    found = {"own": 0.0, "beyond": 0.0, "allowed": 0.0}
+    rows = []
+    for name, part in result["slices"].items():
+        for m in range(part.start, part.stop):
+            (slope,) = torch.autograd.grad((result["prediction"][:, m] * weight[:, m]).sum(), x, retain_graph=True, allow_unused=False)
+            slope = slope.abs()
+            asks = valid[:, m].any(-1)
+            rows.append(slope.sum((0, 2)))
+            closed = _closed(name, own, m, valid)
+            for key, where in (("own", own[:, m]), ("beyond", closed), ("allowed", ~closed)):
+                found[key] = max(found[key], float((slope * where)[asks].max()) if asks.any() else 0.0)
+    return {**found, "map": torch.stack(rows).numpy()}
+
+
+def _own_samples(model: Model, x: Tensor, result: dict[str, Any]) -> Tensor:
+    """Which samples the target of each prediction is made of, bool [B, M, T, V]."""
+    if model.config.target == "raw":  # targets are samples, and no two samples are equal
+        target, samples = result["target"].detach(), x.detach()
+        return (target[:, :, None, None, :] == samples[:, None, :, :, None]).any(-1)
+    tokens = model.adapter.tokenizer(Batch(x))[0]
+    fields = [torch.autograd.grad(tokens[:, n].sum(), x, retain_graph=True)[0] != 0 for n in range(tokens.shape[1])]
+    return torch.stack(fields * len(result["slices"]), 1)
+
+
+def _closed(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
+    """Samples that prediction m must not depend on, bool [B, T, V]."""
+    if name not in {"next", "previous"}:
+        return (own & valid.any(-1)[:, :, None, None]).any(1)
+    used = own[:, m].any(-1).any(0).nonzero().flatten()
+    time = torch.arange(own.shape[2])
+    after = time >= used.min() if name == "next" else time <= used.max()
+    return after[None, :, None].expand(own[:, m].shape)
+
+
+def _code_changes(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> dict[str, Any]:
+    """Largest change of a prediction when one code is replaced: `own` where that code is its target, `beyond` on the side it must not see, `allowed` elsewhere."""
+    model = building.made(config).double().train(training)
+    draw = Generator().manual_seed(seed)
+    codes = torch.randint(FIRST, FIRST + VOCABULARY, (2, config.length), generator=draw)
+    times = torch.rand(codes.shape, generator=draw, dtype=torch.float64).cumsum(1)
+    times[:, 3] = times[:, 2]  # a tie
+
+    def ask(values: Tensor) -> dict[str, Any]:
+        with torch.no_grad():
+            result: dict[str, Any] = objective(model, Batch(values, times), Generator().manual_seed(seed))
+        return result
+
+    before = ask(codes)
+    found = {"own": 0.0, "beyond": 0.0, "allowed": 0.0}
+    rows = []
+    for n in range(config.length):
+        other = codes.clone()
+        other[:, n] = FIRST + (codes[:, n] - FIRST + 1) % VOCABULARY
+        after = ask(other)
+        change = (after["prediction"] - before["prediction"]).abs().amax(-1)  # [B, M]
+        differs, valid = after["target"] != before["target"], before["valid"]
+        if valid.dim() == 3:
+            differs, valid = differs.any(-1), valid.any(-1)
+        change = change * valid
+        own = differs & valid
+        closed = own.clone()
+        for name, part in before["slices"].items():
+            index = torch.arange(part.stop - part.start)
+            if name in {"next", "previous"}:
+                if before["valid"].dim() == 2:
+                    closed[:, part] |= index <= n if name == "next" else index >= n
+            else:
+                closed[:, part] |= own.any(1, keepdim=True)  # a hidden code must reach no prediction at all
+        for key, where in (("own", own), ("beyond", closed), ("allowed", ~closed)):
+            found[key] = max(found[key], float((change * where).max()))
+        rows.append(change.sum(0))
+    return {**found, "map": torch.stack(rows, 1).numpy()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- white noise
+
+
+def white_noise(config: ModelConfig, objective: Objective, steps: int, seed: int = 0, progress: Progress | None = None) -> dict[str, Any]:
+    """Train on noise that nobody can predict; `rel` = held-out loss / Var(target) (codes: cross-entropy / ln K), the smallest over the parts.
+
+    Returns:
+        `rel`, `parts` (rel of each), `steps`, `values` (held-out targets), `curve` (steps and rel during training).
+    """
+    config = _sized(config, TOKENS, config.channels, ragged=False)
+    torch.manual_seed(seed)
+    model = building.made(config)
+    if config.tokenizer != "codes":
+        model.target_scale.fill_(1.0)
+    batches = _noise(config, Generator().manual_seed(seed))
+    masks = Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=max(steps, 4), pct_start=0.1, cycle_momentum=False)
+    curve: list[tuple[int, float]] = []
+    for step in range(steps):
+        result = objective(model.train(), next(batches), masks)
+        optimizer.zero_grad()
+        result["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 10 == 0 or step == steps - 1:
+            curve.append((step + 1, min(_held(config, [result]).values())))
+            if progress is not None:
+                progress("white noise", step + 1, steps)
+    model.eval()
+    seen: list[dict[str, Any]] = []
+    with torch.no_grad():
+        while sum(int(result["valid"].sum()) for result in seen) < HELD_OUT * len(seen[0]["slices"] if seen else [0]):
+            seen.append(objective(model, next(batches), masks))
+    parts = _held(config, seen)
+    values = sum(int(result["valid"].sum()) for result in seen)
+    return {"rel": min(parts.values()), "parts": parts, "steps": steps, "values": values, "curve": curve}
+
+
+def _noise(config: ModelConfig, generator: Generator) -> Iterator[Batch]:
+    while True:
+        if config.tokenizer == "codes":
+            codes = torch.randint(FIRST, FIRST + VOCABULARY, (ROWS, config.length), generator=generator)
+            yield Batch(codes, torch.arange(config.length, dtype=torch.float32).expand_as(codes))
+        else:
+            yield Batch(torch.randn(ROWS, config.length, config.channels, generator=generator))
+
+
+def _held(config: ModelConfig, results: list[dict[str, Any]]) -> dict[str, float]:
+    """Rel of each part over several batches; the class of [EOS], which can be predicted, is left out."""
+    out = {}
+    for name, part in results[0]["slices"].items():
+        prediction, target, valid = (torch.cat([result[key][:, part].detach() for result in results]) for key in ("prediction", "target", "valid"))
+        if config.tokenizer != "codes":
+            error, spread = (prediction - target)[valid].square().mean(), target[valid].var(unbiased=False)
+            out[name] = float(error / spread)
+            continue
+        if target.dim() == 3:  # sets: one code a time
+            keep = valid.any(-1) & (target[..., -1] == 0)
+            found = torch.nn.functional.binary_cross_entropy_with_logits(prediction[keep][:, :-1], target[keep][:, :-1])
+            share = 1 / VOCABULARY
+            out[name] = float(found) / -(share * np.log(share) + (1 - share) * np.log(1 - share))
+            continue
+        target = torch.where(valid & (target < VOCABULARY), target, IGNORE)
+        loss = torch.nn.functional.cross_entropy(prediction[..., :-1].flatten(0, 1), target.flatten(), ignore_index=IGNORE)
+        out[name] = float(loss) / float(np.log(VOCABULARY))
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+
+
+def _said(stamp: bool | str | None) -> str:
+    return stamp if isinstance(stamp, str) else {True: "leak-free", False: "leaks", None: "no target"}[stamp]
+
+
+def _verdict(name: str, measured: bool, jacobian: dict[str, Any], noise: dict[str, Any] | None) -> str:
+    own = max(found["own"] for found in jacobian.values())
+    beyond = max(found["beyond"] for found in jacobian.values())
+    trained = "" if noise is None else f" Trained on white noise its held-out loss is {noise['rel']:.2f} of the variance (1 = nothing was predicted)."
+    if measured:
+        return f"{name} is leak-free here: no prediction depends on its own target, to the last bit.{trained}"
+    if own == beyond == 0 and noise is not None and noise["rel"] < HONEST:
+        return f"{name} leaks after training.{trained}"
+    return f"{name} leaks: a prediction depends on its own target (derivative up to {max(own, beyond):.2g}).{trained}"
+
+
+def _blocks(jacobian: dict[str, Any], shown: np.ndarray, noise: dict[str, Any] | None, config: ModelConfig) -> list[Figure | Table | str]:
+    codes = config.tokenizer == "codes"
+    blocks: list[Figure | Table | str] = [
+        Table(
+            name="jacobian",
+            title="What predictions depend on",
+            caption="Largest dependence of any prediction in float64. Leak-free: exactly 0 in the first two columns and not 0 in the third.",
+            columns=["mode", "its own target", "side that it must not see", "allowed inputs"],
+            rows=[[mode, found["own"], found["beyond"], found["allowed"]] for mode, found in jacobian.items()],
+        ),
+        Figure(
+            name="jacobian",
+            title="Dependence of each prediction on each " + ("code" if codes else "sample"),
+            caption="Rows are predictions, next-token ones before previous-token ones. A leak-free objective leaves one side of the diagonal empty.",
+            kind="matrix",
+            data={"values": shown, "xlabel": "code" if codes else "sample", "ylabel": "prediction", "diverging": False},
+        ),
+    ]
+    if noise is not None:
+        at, rel = zip(*noise["curve"], strict=True)
+        series = [{"name": "training", "x": list(at), "y": list(rel)}, {"name": "held out, at the end", "x": [at[0], at[-1]], "y": [noise["rel"]] * 2}]
+        blocks.append(
+            Figure(
+                name="white-noise",
+                title="Loss on white noise, as a share of the variance",
+                caption="Nothing can be predicted, so an honest loss stays at 1. A falling curve is a copy of the target.",
+                kind="lines",
+                data={"series": series, "xlabel": "step", "ylabel": "loss / variance"},
+            )
+        )
+    return blocks

@@ -1,0 +1,298 @@
+"""A cohort of made-up nights in the form of Sleep-EDF, for demonstrations and tests: nobody slept for it, anybody may have it.
+
+Every night is written as a real pair of EDF+ files and read back by the reader of Sleep-EDF. Stages follow a Markov chain; each stage has
+its own band powers; subjects differ in gain, alpha peak and 1/f slope, epochs jitter; known waveforms are planted at recorded places.
+Stages can be learned, and not trivially: logistic regression on the log band powers of Fpz-Cz is right for about three of four epochs of
+subjects that it has not seen.
+
+Legend: E epochs of a night, T samples of a 100-Hz channel (3000 an epoch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from bitimely_core import store
+from bitimely_core.batch import Annotation, Record, Unit
+from bitimely_core.datasets.sleep_edf import EPOCH, RATE, RULES, VIEWS, read_recording
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.formats import edf
+from bitimely_core.formats.source import Source
+from bitimely_core.registry import DatasetFacts, datasets, unknown
+
+SIZES = {"small": (12, 50), "large": (40, 240)}  # subjects, epochs a night; two nights each
+NIGHTS = 2
+PER_EPOCH = int(RATE * EPOCH)
+MARK = "shapelet "  # begins the annotations that say where a waveform was planted
+
+W, N1, N2, N3, REM = range(5)
+CHAIN = np.array(  # rows: from; stages change faster than in life, so that a short night has them all
+    [
+        [0.78, 0.20, 0.02, 0.00, 0.00],
+        [0.08, 0.58, 0.30, 0.00, 0.04],
+        [0.02, 0.05, 0.75, 0.12, 0.06],
+        [0.03, 0.01, 0.14, 0.82, 0.00],
+        [0.06, 0.06, 0.03, 0.00, 0.85],
+    ]
+)
+BANDS = {"delta": (0.5, 4.0), "theta": (4.0, 8.0), "alpha": (8.0, 12.0), "sigma": (12.0, 15.0), "beta": (15.0, 30.0)}  # Hz
+MICROVOLTS = np.array(  # rms at Fpz-Cz; rows: stage, columns: band
+    [
+        [8.0, 5.5, 9.0, 3.0, 5.0],
+        [11.0, 8.0, 5.0, 3.0, 4.0],
+        [17.0, 8.0, 4.2, 4.2, 3.2],
+        [32.0, 8.5, 4.0, 3.6, 2.6],
+        [11.0, 7.6, 4.6, 2.7, 3.8],
+    ]
+)
+POSTERIOR = np.array([0.8, 0.9, 1.6, 0.9, 0.9])  # Pz-Oz over Fpz-Cz, by band
+EPOCH_SPREAD = 0.2  # of the log amplitude of a band from epoch to epoch
+SUBJECT_SPREAD = 0.15  # of the log amplitude of a band from subject to subject
+ROLLING = np.array([12.0, 35.0, 6.0, 6.0, 10.0])  # uV of slow eye movements by stage
+RAPID = np.array([30.0, 8.0, 5.0, 5.0, 40.0])  # uV of fast eye movements by stage
+CHIN = np.array([2.4, 1.8, 1.5, 1.4, 0.7])  # uV of the EMG envelope by stage
+
+PLANTED = {  # waveform -> mean number an epoch by stage, (shortest, longest) s, (smallest, largest) peak in uV at Fpz-Cz
+    "k-complex": ((0.0, 0.0, 0.7, 0.2, 0.0), (0.8, 1.2), (70.0, 120.0)),
+    "spindle": ((0.0, 0.0, 1.2, 0.3, 0.0), (0.7, 1.5), (18.0, 35.0)),
+    "vertex-wave": ((0.0, 0.8, 0.1, 0.0, 0.0), (0.2, 0.4), (40.0, 80.0)),
+    "sawtooth": ((0.0, 0.0, 0.0, 0.0, 0.7), (1.5, 2.5), (20.0, 35.0)),
+    "blink": ((1.5, 0.3, 0.0, 0.0, 0.0), (0.3, 0.5), (40.0, 80.0)),
+}
+SLOT = 3.0  # s; each planted waveform has a slot to itself, so none overlap
+
+CHANNELS = (  # ranges as in the official files
+    edf.Channel("EEG Fpz-Cz", "uV", -250.0, 250.0, -2048, 2047, PER_EPOCH),
+    edf.Channel("EEG Pz-Oz", "uV", -250.0, 250.0, -2048, 2047, PER_EPOCH),
+    edf.Channel("EOG horizontal", "uV", -1009.0, 1009.0, -2048, 2047, PER_EPOCH),
+    edf.Channel("Resp oro-nasal", "", -2048.0, 2047.0, -2048, 2047, int(EPOCH)),
+    edf.Channel("EMG submental", "uV", -5.0, 5.0, -2500, 2500, int(EPOCH)),
+    edf.Channel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, int(EPOCH)),
+    edf.Channel("Event marker", "", -2047.0, 2048.0, -2047, 2048, int(EPOCH)),
+)
+SCORES = ("Sleep stage W", "Sleep stage 1", "Sleep stage 2", "Sleep stage 3", "Sleep stage R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """One made-up night. `stages` int [E], `values` physical values of each of `CHANNELS`, `planted` where waveforms lie."""
+
+    stages: np.ndarray
+    values: list[np.ndarray]
+    planted: list[Annotation]
+
+
+@datasets(
+    DatasetFacts(
+        title="Synthetic cohort in the form of Sleep-EDF, with waveforms planted at known places",
+        views=VIEWS,
+        licence="CC0 1.0",
+        url="",
+        download="nothing to download: it is made from its seed",
+        paper={},
+        rules={**RULES, "planted": f"annotations that begin with '{MARK}' say where a waveform was planted; they are no labels"},
+        clinical=False,
+        options={"size": "small", "seed": 0},
+        needs_source=False,
+    )
+)
+def synthetic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+    """Made-up nights of 12 (small) or 40 (large) subjects, the same for the same seed."""
+    if source is not None:
+        raise UserError(Reason.NO_INPUT, "takes no folder", wanted="its data are made", action="Leave SOURCE away", exit_code=Exit.USAGE)
+    size, seed = chosen(options.get("size", "small"), options.get("seed", 0))
+    for subject in range(SIZES[size][0]):
+        for night in range(1, NIGHTS + 1):
+            read = partial(read_night, size, seed, subject, night, keep_dates=bool(options.get("keep_dates")))
+            yield Unit(name=f"SYN{subject:02d}{night}", files=(), read=read)
+
+
+def chosen(size: object, seed: object) -> tuple[str, int]:
+    """The options, checked.
+
+    Raises:
+        UserError: unknown_name or config.
+    """
+    if size not in SIZES:
+        raise unknown("size of the synthetic cohort", str(size), list(SIZES))
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise UserError(Reason.CONFIG, f"the seed is {safe_text(seed)}", wanted="expected a whole number from 0 on", exit_code=Exit.USAGE)
+    return str(size), seed
+
+
+def read_night(size: str, seed: int, subject: int, night: int, *, keep_dates: bool = False) -> Record:
+    """Make one night, write it as EDF+, read it as Sleep-EDF is read."""
+    rng = np.random.default_rng([seed, subject, NIGHTS + 1])
+    name = f"SYN{subject:02d}{night}"
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{name}-PSG.edf", Path(folder) / f"{name}-Hypnogram.edf"]
+        try:
+            for file, data in zip(files, encode_night(size, seed, subject, night), strict=True):
+                file.write_bytes(data)
+        except OSError as error:
+            raise store.fault(error, Path(folder)) from None
+        return read_recording(
+            files[0],
+            files[1],
+            names=(files[0].name, files[1].name),
+            recording_id=name,
+            subject_id=name[:5],
+            attributes={"night": night, "age": int(rng.integers(20, 80)), "sex": "FM"[int(rng.integers(2))]},
+            keep_dates=keep_dates,
+            marks=MARK,
+        )
+
+
+def write_cohort(folder: Path, size: str = "small", seed: int = 0) -> list[Path]:
+    """The cohort in the official layout of Sleep-EDF under `folder`, so that `ingest sleep-edf` reads it; returns the files written."""
+    size, seed = chosen(size, seed)
+    cassette = folder / "sleep-cassette"
+    cassette.mkdir(parents=True, exist_ok=True)
+    written = []
+    for subject in range(SIZES[size][0]):
+        for night in range(1, NIGHTS + 1):
+            for end, data in zip(("0-PSG", "C-Hypnogram"), encode_night(size, seed, subject, night), strict=True):
+                written.append(cassette / f"SC4{subject:02d}{night}E{end}.edf")
+                store.write_bytes(written[-1], data)
+    return written
+
+
+def encode_night(size: str, seed: int, subject: int, night: int) -> tuple[bytes, bytes]:
+    """One night as two EDF+ files: signals with the planted waveforms as annotations, and the hypnogram."""
+    made = make_night(SIZES[size][1], seed, subject, night)
+    digital = [
+        np.clip(np.round((values - channel.offset) / channel.scale), channel.digital_min, channel.digital_max).astype(np.int16)
+        for channel, values in zip(CHANNELS, made.values, strict=True)
+    ]
+    start = datetime(2001, 1, 1, 22) + timedelta(days=7 * (night - 1))
+    edges = [0, *(np.flatnonzero(np.diff(made.stages)) + 1).tolist(), len(made.stages)]
+    scores = [Annotation(a * EPOCH, (b - a) * EPOCH, SCORES[made.stages[a]]) for a, b in pairwise(edges)]
+    return edf.encode(CHANNELS, digital, duration=EPOCH, notes=made.planted, start=start), edf.encode((), (), notes=scores, start=start)
+
+
+# --- one night
+
+
+def make_night(epochs: int, seed: int, subject: int, night: int) -> Night:
+    """Stages, signals and planted waveforms of one night; the same for the same arguments."""
+    who, rng = np.random.default_rng([seed, subject, 0]), np.random.default_rng([seed, subject, night])
+    gain = np.exp(SUBJECT_SPREAD * who.standard_normal(len(BANDS)) + 0.5 * SUBJECT_SPREAD * who.standard_normal())
+    peak, slope, chin = who.uniform(8.5, 11.5), who.uniform(1.0, 1.6), np.exp(0.3 * who.standard_normal())
+    spindle_rate, breath = who.uniform(12.5, 14.5), who.uniform(0.2, 0.3)
+    stages = hypnogram_of(epochs, rng)
+    total = epochs * PER_EPOCH
+
+    jitter = np.exp(EPOCH_SPREAD * rng.standard_normal((epochs, len(BANDS))))
+    amplitude = MICROVOLTS[stages] * gain * jitter  # [E, bands]
+    frontal, posterior = _coloured(total, rng, slope)
+    frontal, posterior = 4.0 * frontal, 3.5 * posterior
+    for band, (low, high) in enumerate(BANDS.values()):
+        shape = (peak, 1.0) if low == 8.0 else None
+        front, back = _banded(total, rng, low, high, shape)
+        loud = _envelope(amplitude[:, band])
+        frontal += loud * front
+        posterior += loud * POSTERIOR[band] * (0.6 * front + 0.8 * back)  # the two derivations share a part
+    rolling, rapid = _banded(total, rng, 0.2, 0.6)[0], _banded(total, rng, 0.7, 3.0)[0]
+    eye = np.exp(0.25 * rng.standard_normal((epochs, 2)))
+    eyes = _envelope(ROLLING[stages] * eye[:, 0]) * rolling + _envelope(RAPID[stages] * eye[:, 1]) * rapid + 0.3 * frontal
+
+    planted = []
+    for name, at, length, size in _places(stages, rng):
+        wave = size * waveform(name, length, spindle_rate)
+        frontal[at : at + length] += wave
+        posterior[at : at + length] += (0.2 if name == "blink" else 0.6) * wave
+        eyes[at : at + length] += (4.0 if name == "blink" else 0.3) * wave
+        planted.append(Annotation(at / RATE, length / RATE, MARK + name))
+
+    seconds = np.arange(epochs * int(EPOCH))
+    per_second = np.repeat(stages, int(EPOCH))
+    calm = np.where(per_second == W, 0.25, 0.08)
+    breathing = 500 * np.sin(2 * np.pi * breath * seconds + np.cumsum(calm * rng.standard_normal(len(seconds))))
+    muscle = CHIN[per_second] * chin * np.exp(0.25 * rng.standard_normal(len(seconds)))
+    warmth = 37.2 - 0.4 * seconds / 28800 + 0.02 * rng.standard_normal(len(seconds))
+    marker = np.where(seconds // 2 == 5, 1000.0, 0.0)  # lights off, ten seconds after the start, held for two
+    return Night(stages=stages, values=[frontal, posterior, eyes, breathing, muscle, warmth, marker], planted=planted)
+
+
+def hypnogram_of(epochs: int, rng: np.random.Generator) -> np.ndarray:
+    """Stages from the Markov chain, int [E], drawn again until each stage is there twice; starts awake."""
+    steps = np.cumsum(CHAIN, axis=1)
+    while True:
+        draws = rng.random(epochs)
+        stages = np.empty(epochs, int)
+        stage = W
+        for i, draw in enumerate(draws):
+            stages[i] = stage
+            stage = min(int(np.searchsorted(steps[stage], draw, side="right")), REM)
+        if np.bincount(stages, minlength=5).min() >= 2:
+            return stages
+
+
+def _banded(total: int, rng: np.random.Generator, low: float, high: float, peak: tuple[float, float] | None = None) -> np.ndarray:
+    """Two independent noises [2, T] of unit variance between `low` and `high` Hz, or around a peak (centre, width)."""
+    rate = np.fft.rfftfreq(total, 1 / RATE)
+    first, last = np.searchsorted(rate, [low, high])
+    weight = np.ones(last - first) if peak is None else np.exp(-0.5 * ((rate[first:last] - peak[0]) / peak[1]) ** 2)
+    return _noise(total, rng, first, weight)
+
+
+def _coloured(total: int, rng: np.random.Generator, slope: float) -> np.ndarray:
+    """Two independent noises [2, T] of unit variance with power ~ 1/f^slope from 0.5 Hz on."""
+    rate = np.fft.rfftfreq(total, 1 / RATE)
+    first = int(np.searchsorted(rate, 0.5))
+    return _noise(total, rng, first, rate[first:-1] ** (-slope / 2))
+
+
+def _noise(total: int, rng: np.random.Generator, first: int, weight: np.ndarray) -> np.ndarray:
+    """Gaussian noise [2, T] of unit variance with the given amplitudes from frequency bin `first` on."""
+    spectrum = np.zeros((2, total // 2 + 1), complex)
+    parts = rng.standard_normal((2, 2, len(weight)))
+    spectrum[:, first : first + len(weight)] = weight * (parts[0] + 1j * parts[1])
+    return np.fft.irfft(spectrum, total) * (total / (2 * np.sqrt(np.sum(weight**2))))
+
+
+def _envelope(levels: np.ndarray) -> np.ndarray:
+    """Amplitude [T] from one level an epoch [E], with a transition of two seconds between epochs."""
+    steps = np.repeat(levels, PER_EPOCH)
+    width = int(2 * RATE)
+    padded = np.concatenate([np.full(width // 2, levels[0]), steps, np.full(width - width // 2, levels[-1])])
+    sums = np.cumsum(padded)
+    return (sums[width:] - sums[:-width]) / width
+
+
+def _places(stages: np.ndarray, rng: np.random.Generator) -> list[tuple[str, int, int, float]]:
+    """(waveform, first sample, samples, peak in uV) of everything that is planted, in order of time."""
+    places = []
+    slots = int(EPOCH / SLOT)
+    for epoch, stage in enumerate(stages):
+        names = [name for name, (rates, _, _) in PLANTED.items() for _ in range(rng.poisson(rates[stage]))]
+        for slot, name in zip(np.sort(rng.permutation(slots)[: len(names)]), names, strict=False):
+            _, (shortest, longest), (smallest, largest) = PLANTED[name]
+            length = round(rng.uniform(shortest, longest) * RATE)
+            at = epoch * PER_EPOCH + int((slot + rng.random() * (1 - length / RATE / SLOT)) * SLOT * RATE)
+            places.append((name, at, length, float(rng.uniform(smallest, largest))))
+    return places
+
+
+def waveform(name: str, length: int, rate: float = 13.5) -> np.ndarray:
+    """A planted waveform [length] with a largest value of about 1; `rate` is the frequency of the spindles in Hz."""
+    x = np.linspace(0.0, 1.0, length)
+    seconds = np.arange(length) / RATE
+    if name == "spindle":
+        return np.sin(np.pi * x) ** 2 * np.sin(2 * np.pi * rate * seconds)
+    if name == "sawtooth":
+        return np.sin(np.pi * x) * (2 * ((3.0 * seconds) % 1.0) - 1)
+    if name == "k-complex":  # a sharp negative wave, then a slower positive one
+        return -np.exp(-0.5 * ((x - 0.3) / 0.07) ** 2) + 0.7 * np.exp(-0.5 * ((x - 0.6) / 0.13) ** 2)
+    if name == "vertex-wave":
+        return 0.4 * np.exp(-0.5 * ((x - 0.3) / 0.08) ** 2) - np.exp(-0.5 * ((x - 0.5) / 0.08) ** 2)
+    return np.sin(np.pi * x) ** 2  # blink

@@ -1,0 +1,182 @@
+"""Windows to batches: order, exact resume, processes, fractions, dtypes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bitimely_core import data
+from bitimely_core.batch import Batch
+from bitimely_core.tokens import Windows
+from bitimely_core.tokens.windows import targets
+
+T, V = 6, 2
+
+
+def windows(n: int, *, subjects: int = 5, task: str = "classification", missing: bool = False, train: float = 1.0) -> Windows:
+    """n windows in memory, row r filled with r; classes cycle; with `missing`, the first value of every odd row is."""
+    block = np.broadcast_to(np.arange(n, dtype=np.float32)[:, None, None], (n, T, V)).copy()
+    if missing:
+        block[1::2, 0, 0] = np.nan
+    labels = {
+        "classification": pl.Series(["ab"[r % 2] for r in range(n)], dtype=pl.String),
+        "regression": pl.Series([r / 2 for r in range(n)], dtype=pl.Float64),
+        "multilabel": pl.Series([["b"] * (r % 2) for r in range(n)], dtype=pl.List(pl.String)),
+        "none": pl.Series([None] * n, dtype=pl.String),
+    }[task]
+    index = pl.DataFrame(
+        {
+            "window": pl.Series(range(n), dtype=pl.Int64),
+            "subject_id": pl.Series([f"s{r % subjects}" for r in range(n)], dtype=pl.String),
+            "recording_id": pl.Series(["r"] * n, dtype=pl.String),
+            "start": pl.Series([float(r) for r in range(n)], dtype=pl.Float64),
+            "label": labels,
+            "split": pl.Series(["train" if r % subjects < train * subjects else "test" for r in range(n)], dtype=pl.String),
+        }
+    )
+    options = {"window": T, "channels": ["x", "y"], "normalise": "channel", "task": task, "split": "subject"}
+    return Windows(
+        folder=Path("tokens/tiny"), manifest={"options": options, "missing": missing, "class_names": ["a", "b"]}, statistics={},
+        rows=np.arange(n), whole_index=index, target=targets(index["label"], task, ["a", "b"]), shards=(block[: n // 3], block[n // 3 :]),
+        firsts=np.array([0, n // 3, n]), recording=np.zeros(n, np.int32), centre=np.zeros((1, V), np.float32), factor=np.ones((1, V), np.float32),
+    )  # fmt: skip
+
+
+def rows(batch: Batch) -> list[int]:
+    assert batch.index is not None
+    np.testing.assert_array_equal(batch.values.nan_to_num()[:, -1, -1], batch.index)  # every row holds its own number
+    return batch.index.tolist()
+
+
+@given(n=st.integers(1, 40), size=st.integers(1, 50), seed=st.integers(0, 3), epoch=st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_an_epoch_is_one_permutation_of_all_rows(n: int, size: int, seed: int, epoch: int) -> None:
+    batches = data.batches(windows(n), size, seed=seed)
+    found = [rows(batch) for batch in batches(epoch)]
+    assert len(found) == batches.steps == -(-n // size)
+    assert all(len(batch) == size for batch in found[:-1])
+    assert sorted(sum(found, [])) == list(range(n))
+    assert sum(found, []) == np.random.Generator(np.random.PCG64([seed, epoch])).permutation(n).tolist()
+    assert [rows(batch) for batch in data.batches(windows(n), size, seed=seed)(epoch)] == found
+
+
+@given(n=st.integers(1, 40), size=st.integers(1, 12), world=st.integers(1, 5), start=st.integers(0, 6))
+@settings(max_examples=50, deadline=None)
+def test_resume_and_processes_see_parts_of_the_same_order(n: int, size: int, world: int, start: int) -> None:
+    batches = data.batches(windows(n), size, seed=1)
+    whole = [rows(batch) for batch in batches(2)]
+    assert [rows(batch) for batch in batches(2, start=start)] == whole[start:]
+    parts = [[rows(batch) for batch in batches(2, start=start, rank=rank, world=world)] for rank in range(world)]
+    for step, batch in enumerate(whole[start:]):
+        assert [part[step] for part in parts] == [batch[rank::world] for rank in range(world)]
+
+
+def test_orders_differ_between_epochs_and_seeds_and_can_be_the_stored_one() -> None:
+    one = windows(30)
+
+    def order(seed: int, epoch: int, *, shuffle: bool = True) -> list[int]:
+        return [row for batch in data.batches(one, 7, seed=seed, shuffle=shuffle)(epoch) for row in rows(batch)]
+
+    assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+    assert order(0, 5, shuffle=False) == list(range(30))
+
+
+def test_a_subset_gives_its_own_rows_under_their_numbers_in_the_index() -> None:
+    test = windows(30, train=0.6)["test"]
+    found = [row for batch in data.batches(test, 4)(0) for row in rows(batch)]
+    assert sorted(found) == test.rows.tolist()
+    assert {row % 5 for row in found} == {3, 4}
+
+
+def test_empty_sets_and_more_processes_than_rows() -> None:
+    empty = data.batches(windows(10)["validation"], 4)
+    assert (empty.steps, list(empty(0))) == (0, [])
+    last = list(data.batches(windows(10), 9)(0, rank=3, world=4))[-1]
+    assert last.values.shape == (0, T, V)
+    with pytest.raises(ValueError, match="at least 1"):
+        data.batches(windows(10), 0)
+
+
+@pytest.mark.parametrize(
+    ("task", "dtype", "wanted"),
+    [
+        ("classification", torch.int64, [0, 1, 0, 1]),
+        ("regression", torch.float32, [0.0, 0.5, 1.0, 1.5]),
+        ("multilabel", torch.float32, [[0, 0], [0, 1], [0, 0], [0, 1]]),
+        ("none", None, None),
+    ],
+)
+def test_targets(task: str, dtype: torch.dtype | None, wanted: Any) -> None:
+    batch = data.collate(windows(4, task=task))
+    assert batch.values.dtype == torch.float32
+    assert batch.index is not None
+    assert batch.index.dtype == torch.int64
+    assert (batch.times, batch.mask) == (None, None)
+    if wanted is None:
+        assert batch.target is None
+    else:
+        assert batch.target is not None
+        assert batch.target.dtype == dtype
+        assert batch.target.tolist() == wanted
+
+
+def test_missing_values_come_with_a_mask() -> None:
+    batch = data.collate(windows(8, missing=True), [5, 2])
+    assert batch.mask is not None
+    assert batch.mask.dtype == torch.bool
+    assert (~batch.mask).nonzero().tolist() == [[0, 0, 0]]
+    assert batch.values[0, 0].tolist() == [0.0, 5.0]
+    before = batch.values.clone()
+    batch.values.add_(1)  # a copy, not the map
+    assert torch.equal(data.collate(windows(8, missing=True), [5, 2]).values, before)
+
+
+@given(n=st.integers(1, 20), share=st.floats(0.01, 1.0), seed=st.integers(0, 4))
+@settings(max_examples=60, deadline=None)
+def test_fraction_draws_whole_training_subjects_once_a_seed(n: int, share: float, seed: int) -> None:
+    one = windows(4 * n, subjects=n, train=0.5)
+    m = len(set(one["train"].subjects()))
+    part = data.fraction_of(one, share, seed)
+    drawn = set(part["train"].subjects())
+    assert len(drawn) == (m if share == 1 else max(1, round(share * m)))
+    assert part["test"].rows.tolist() == one["test"].rows.tolist()
+    assert part["train"].rows.tolist() == [row for row in range(4 * n) if one.index["subject_id"][row] in drawn]
+    assert data.fraction_of(one["train"], share, seed).rows.tolist() == part["train"].rows.tolist()
+    assert drawn <= set(data.fraction_of(one, min(1.0, share * 1.5), seed)["train"].subjects())
+
+
+def test_fraction_in_batches_and_refused_fractions() -> None:
+    one = windows(40, subjects=10)
+    found = [row for batch in data.batches(one, 8, seed=3, fraction=0.2)(0) for row in rows(batch)]
+    assert sorted(found) == data.fraction_of(one, 0.2, 3).rows.tolist()
+    assert len(found) == 8
+    assert len({tuple(data.fraction_of(one, 0.2, seed).rows) for seed in range(8)}) > 1
+    for wrong in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="fraction"):
+            data.fraction_of(one, wrong, 0)
+
+
+def test_mixed_sets_share_one_permutation() -> None:
+    first, second = windows(7), windows(12, missing=True, train=0.5)["test"]
+    batches = data.mixed([first, second], 3, seed=2)
+    found = list(batches(1))
+    assert (batches.steps, len(found)) == (4, 4)
+    index = [row for batch in found for row in batch.index.tolist()]  # type: ignore[union-attr]
+    own = [*range(7), *(7 + second.rows)]
+    assert index == [own[i] for i in np.random.Generator(np.random.PCG64([2, 1])).permutation(len(own))]
+    for batch in found:
+        assert batch.target is None
+        for i, row in enumerate(batch.index.tolist()):  # type: ignore[union-attr]
+            assert batch.values[i, -1, -1] == (row if row < 7 else row - 7)
+            assert batch.mask is None or batch.mask[i, 0, 0].item() == (row < 7 or (row - 7) % 2 == 0)
+    resumed = [batch.index.tolist() for batch in batches(1, start=2, rank=1, world=2)]  # type: ignore[union-attr]
+    assert resumed == [batch.index.tolist()[1::2] for batch in found[2:]]  # type: ignore[union-attr]
+    other = SimpleNamespace(length=T + 1, channels=V)
+    with pytest.raises(ValueError, match="one shape"):
+        data.mixed([first, other], 4)  # type: ignore[list-item]

@@ -1,0 +1,638 @@
+"""Stopping and continuing: kills at every step and inside of the writing, signals, damage, full disks, other settings."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_train import Outcome, Rows, Tiny, drawn, one_thread, same, squares, weights
+from torch import nn
+
+from bitimely_core import checkpoints, store, train
+from bitimely_core.batch import Batch
+from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.settings import TrainConfig, validated
+
+__all__ = ["one_thread"]  # a fixture
+
+STEPS = 12  # two epochs of six
+IDENTITY = {"data": "3f", "tokenizer": "77", "settings": {"model": {"dim": 6}, "train": {"device": "auto", "lr": 1e-2}}}
+SYSTEM = ("os_open", "os_read", "os_write", "os_fsync", "os_replace", "os_mkdir")
+
+
+class Killed(BaseException):
+    """In the place of SIGKILL where no clean-up would differ."""
+
+
+def run(folder: Path, objective: train.Objective = drawn, model: nn.Module | None = None, **changes: Any) -> tuple[nn.Module, Outcome]:
+    """The run that all tests here continue; `identity`, `notice` and `log` go to fit, the rest to the configuration."""
+    passed = {"identity": IDENTITY} | {key: changes.pop(key) for key in ("identity", "notice", "log", "batches") if key in changes}
+    values = {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", "accumulate": 2, **changes}
+    trained = model or Tiny()
+    batches = passed.pop("batches", Rows())
+    return trained, train.fit(
+        trained, batches, objective, validation=Rows(rows=6), folder=folder, config=validated(TrainConfig, values), **passed
+    )
+
+
+def log_of(folder: Path) -> list[Outcome]:
+    return [{k: v for k, v in line.items() if k not in {"tokens_per_second", "data_wait"}} for line in train.metrics(folder)]
+
+
+def state_of(folder: Path) -> tuple[bytes, bytes, bytes, list[Outcome]]:
+    """What must be the same bit for bit: exported weights, weights and moments of the last checkpoint, the log but for speed."""
+    last = train.latest(folder)
+    assert last is not None
+    assert last.step == STEPS
+    files = (folder / "model" / "model.safetensors", last.folder / "model.safetensors", last.folder / "optimizer.safetensors")
+    return (*(path.read_bytes() for path in files), log_of(folder))  # type: ignore[return-value]
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [str(path) for path in folder.rglob("*") if ".tmp" in path.name or ".damaged" in path.name]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, bytes, list[Outcome]]:
+    """The undisturbed run."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("straight")
+    run(folder)
+    return state_of(folder)
+
+
+def stopping(at: int, stop: Callable[[], object], *, part: int = 0, validation: bool = False) -> train.Objective:
+    """`drawn`, but `stop` is called in step `at`, counted from the beginning of this process, in micro-batch `part`, or in a validation."""
+    calls = 0
+
+    def objective(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        nonlocal calls
+        if model.training is not validation:
+            calls += 1
+            if calls == (2 * (at - 1) + part + 1 if not validation else at):
+                stop()
+        return drawn(model, batch, generator)
+
+    return objective
+
+
+def kill() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("every", [None, 1, 5])
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("at", [1, 2, 5, 6, 7, 8, 11, 12])
+def test_a_kill_in_any_step_changes_nothing(at: int, part: int, every: int | None, straight: Any, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        run(tmp_path, stopping(at, kill, part=part), checkpoint_every=every)
+    saved = train.latest(tmp_path)
+    assert (0 if saved is None else saved.step) == (at - 1) // (every or 6) * (every or 6)
+    _, result = run(tmp_path, checkpoint_every=every)
+    assert result["resumed"] == (None if saved is None else saved.step)
+    assert state_of(tmp_path) == straight
+    assert leftovers(tmp_path) == []
+
+
+def test_many_kills_change_nothing(straight: Any, tmp_path: Path) -> None:
+    for at in (2, 1, 3, 2, 1, 4):
+        with pytest.raises(Killed):
+            run(tmp_path, stopping(at, kill, part=1), checkpoint_every=1)
+    run(tmp_path)
+    assert state_of(tmp_path) == straight
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, Exit.TERMINATED), (signal.SIGINT, Exit.INTERRUPTED)])
+@pytest.mark.parametrize("at", [1, 5, 6, 7, 12])
+def test_a_signal_ends_the_step_saves_and_tells(number: int, code: Exit, at: int, straight: Any, tmp_path: Path) -> None:
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(UserError) as stopped:
+        run(tmp_path, stopping(at, lambda: os.kill(os.getpid(), number)))
+    assert (stopped.value.code, stopped.value.exit_code) == (Reason.INTERRUPTED, code)
+    assert f"after step {at} of 12" in stopped.value.text
+    assert "same command" in stopped.value.action
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    saved = train.latest(tmp_path)
+    assert saved is not None
+    assert saved.step == at
+    run(tmp_path)
+    assert state_of(tmp_path) == straight
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_signal_during_validation_leaves_it_to_the_next_call(at: int, straight: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="SIGTERM"):
+        run(tmp_path, stopping(at, lambda: os.kill(os.getpid(), signal.SIGTERM), validation=True))
+    assert not train.finished(tmp_path)
+    assert log_of(tmp_path)[-1]["split"] == "train"
+    with pytest.raises(UserError, match="SIGTERM"):  # and again
+        run(tmp_path, stopping(1, lambda: os.kill(os.getpid(), signal.SIGTERM), validation=True))
+    run(tmp_path)
+    assert train.finished(tmp_path)
+    assert state_of(tmp_path) == straight
+    assert leftovers(tmp_path) == []
+
+
+def test_a_second_interrupt_stops_at_once_without_damage(straight: Any, tmp_path: Path) -> None:
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError
+
+    with pytest.raises(UserError) as stopped:
+        run(tmp_path, stopping(4, twice), checkpoint_every=2)
+    assert stopped.value.exit_code == Exit.INTERRUPTED
+    saved = train.latest(tmp_path)
+    assert saved is not None
+    assert saved.step == 2
+    run(tmp_path)
+    assert state_of(tmp_path) == straight
+
+
+# -- real processes, killed ----------------------------------------------------------------------------------------------------------
+
+FORGE = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(1)
+import importlib
+importlib.import_module(sys.argv[2]).warm()
+for line in sys.stdin:
+    task = json.loads(line)
+    if "wait" in task:
+        print(os.waitstatus_to_exitcode(os.waitpid(task["wait"], 0)[1]), flush=True)
+        continue
+    pid = os.fork()
+    if pid == 0:
+        sys.stdin.close()
+        os.environ.update(task["environment"])
+        code = 1
+        try:
+            code = getattr(sys.modules[sys.argv[2]], task["call"])(*task["arguments"])
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    print(pid, flush=True)
+"""
+
+
+class Forge:
+    """A process that has imported torch and forks children, which call functions of a test module: a start takes milliseconds."""
+
+    def __init__(self, module: str) -> None:
+        command = [sys.executable, "-c", FORGE, str(Path(__file__).parent), module]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def _ask(self, **task: Any) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def start(self, call: str, *arguments: Any, **environment: str) -> int:
+        """The pid of a child that runs `call(*arguments)` and exits with its result."""
+        return self._ask(call=call, arguments=arguments, environment=environment)
+
+    def wait(self, pid: int) -> int:
+        """Its exit code; negative: the signal that killed it."""
+        return self._ask(wait=pid)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(20)
+        self.process.stdout.close()
+
+
+def warm() -> None:
+    """Let torch import what it imports late, so that forks do not."""
+    train.fit(Tiny(), Rows(), squares, steps=1, config=validated(TrainConfig, {"device": "cpu"}))
+
+
+@pytest.fixture(scope="module")
+def forge() -> Iterator[Forge]:
+    made = Forge("test_resume")
+    yield made
+    made.close()
+
+
+def child(folder: str, pause: float) -> int:
+    """Train with a pause in every micro-batch; the exit code."""
+
+    def slow(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        time.sleep(pause)
+        return drawn(model, batch, generator)
+
+    try:
+        run(Path(folder), slow, checkpoint_every=2)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return int(error.exit_code)
+    return 0
+
+
+def child_killed_in_call(folder: str, number: int) -> int:
+    """Train and die by SIGKILL in the `number`-th call of the operating system that writes."""
+    calls = 0
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                if original.__name__ == "os_write":
+                    original(arguments[0], arguments[1][: len(arguments[1]) // 2])  # half of it reaches the file
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments)
+
+        return call
+
+    for name in SYSTEM:
+        setattr(store, name, counted(getattr(store, name)))
+    run(Path(folder), checkpoint_every=4)
+    return 0
+
+
+def child_with_small_files(folder: str, size: int) -> int:
+    """Train with a limit on the size of files, below the optimizer's moments."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    return child(folder, 0.0)
+
+
+def kills(forge: Forge, rounds: int, folder: Path, straight: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    begun = time.monotonic()
+    assert forge.wait(forge.start("child", str(folder / "timed"), 0.01)) == 0
+    took = time.monotonic() - begun
+    assert state_of(folder / "timed") == straight
+    for at in range(rounds):
+        home = folder / f"round{at}"
+        pid = forge.start("child", str(home), 0.01)
+        time.sleep(draw.uniform(0.02, took))
+        with_signal = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+        os.kill(pid, with_signal)
+        assert forge.wait(pid) in {0, -with_signal, Exit.TERMINATED}
+        if home.exists():
+            train.latest(home)  # reading between is never an error
+        run(home)
+        assert state_of(home) == straight
+        assert leftovers(home) == []
+
+
+def test_kills_at_random_moments(forge: Forge, straight: Any, tmp_path: Path) -> None:
+    kills(forge, 5, tmp_path, straight, seed=1)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments(forge: Forge, straight: Any, tmp_path: Path) -> None:
+    kills(forge, 20, tmp_path, straight, seed=2)
+
+
+def test_a_kill_inside_of_any_write(forge: Forge, straight: Any, tmp_path: Path) -> None:
+    """Every call but those of the log's lines between is one of a checkpoint: three of them and the export."""
+    finished, number, former = False, 0, 0
+    while not finished:
+        number += 1
+        home = tmp_path / str(number)
+        finished = forge.wait(forge.start("child_killed_in_call", str(home), number)) == 0
+        saved = train.latest(home)
+        assert (0 if saved is None else saved.step) >= former  # never fewer than the kill one call before had
+        former = 0 if saved is None else saved.step
+        if number % 3 == 0:
+            run(home)
+            assert state_of(home) == straight
+            assert leftovers(home) == []
+        shutil.rmtree(home, ignore_errors=True)
+    assert number > 100
+
+
+def test_a_limit_on_file_sizes_stops_with_exit_6(forge: Forge, straight: Any, tmp_path: Path) -> None:
+    assert forge.wait(forge.start("child_with_small_files", str(tmp_path), 1500)) == Exit.RESOURCES
+    assert train.latest(tmp_path) is None
+    assert leftovers(tmp_path) == []
+    run(tmp_path)
+    assert state_of(tmp_path) == straight
+
+
+# -- disks that fail -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_the_nth_call_fails(fault: int, straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    originals = {name: getattr(store, name) for name in SYSTEM}
+    calls = 0
+    at = 0
+
+    def failing(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise OSError(fault, os.strerror(fault))
+            return originals[name](*arguments)
+
+        return call
+
+    number = {errno.ENOSPC: 1, errno.EIO: 2, errno.EDQUOT: 3}[fault]  # the three take turns
+    stops = 0
+    while True:
+        home = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            for name in SYSTEM:
+                patch.setattr(store, name, failing(name))
+            calls, at = 0, number
+            try:
+                run(home, checkpoint_every=4)
+            except UserError as error:
+                assert error.exit_code in {Exit.RESOURCES, Exit.INTEGRITY}
+                stops += 1
+        ended = calls < number
+        assert [name for name in leftovers(home) if "/checkpoints/" in name and "former" not in name] == []
+        if number % 4 == 0 or ended:
+            run(home)
+            assert state_of(home) == straight
+        shutil.rmtree(home, ignore_errors=True)
+        if ended:
+            break
+        number += 3
+    assert stops > 20
+
+
+def test_a_full_disk_keeps_the_former_checkpoint(straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = store.os_write
+
+    def full(fd: int, data: memoryview) -> int:
+        if "step-8.tmp" in os.readlink(f"/proc/self/fd/{fd}"):
+            original(fd, data[:100])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(fd, data)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError) as stopped:
+        patch.setattr(store, "os_write", full)
+        run(tmp_path, checkpoint_every=4)
+    assert (stopped.value.code, stopped.value.exit_code) == (Reason.DISK_FULL, Exit.RESOURCES)
+    former = train.latest(tmp_path)
+    assert former is not None
+    assert former.step == 4
+    assert leftovers(tmp_path) == []
+    run(tmp_path)
+    assert state_of(tmp_path) == straight
+
+
+def test_space_is_asked_for_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(path: Any) -> Any:
+        return shutil._ntuple_diskusage(1 << 30, 1 << 30, 1000)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(shutil, "disk_usage", none_left)
+    with pytest.raises(UserError, match="disk full: need") as stopped:
+        run(tmp_path)
+    assert stopped.value.exit_code == Exit.RESOURCES
+    assert checkpoints.steps(tmp_path / "checkpoints") == []
+
+
+def test_the_former_goes_only_after_the_new_one_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = checkpoints.check
+
+    def refusing(path: Path) -> dict[str, Any]:
+        if path.name == "step-6":
+            raise UserError(Reason.INTEGRITY, "reads back differently", exit_code=Exit.INTEGRITY)
+        return original(path)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="reads back"):
+        patch.setattr(checkpoints, "check", refusing)
+        run(tmp_path, checkpoint_every=2)
+    assert checkpoints.steps(tmp_path / "checkpoints")[-2:] == [4, 2]
+
+
+@pytest.mark.parametrize("keep", [2, 3])
+def test_the_newest_are_kept(keep: int, tmp_path: Path) -> None:
+    run(tmp_path, checkpoint_every=1, keep=keep)
+    assert checkpoints.steps(tmp_path / "checkpoints") == list(range(STEPS, STEPS - keep, -1))
+    assert (tmp_path / "checkpoints" / "LATEST").read_text() == "step-12\n"
+
+
+# -- damage --------------------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _stopped() -> Path:
+    """A run that stopped in step 10, with checkpoints of steps 8 and 9; copied by the tests."""
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="bitimely-resume-"))
+    import atexit
+
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with pytest.raises(Killed):
+        run(folder, stopping(10, kill), checkpoint_every=1)
+    return folder
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    shutil.copytree(_stopped(), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def damage(path: Path, how: str, draw: random.Random) -> None:
+    body = bytearray(path.read_bytes())
+    at = draw.randrange(len(body))
+    if how == "flip":
+        body[at] ^= 1 << draw.randrange(8)
+    elif how == "zero":
+        body[at : at + 64] = bytes(len(body[at : at + 64]))
+    elif how == "truncate":
+        del body[at:]
+    elif how == "append":
+        body += bytes(512)
+    path.write_bytes(body)
+    if how == "delete":
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "append", "delete"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "meta.json"])
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(how: str, name: str, stopped: Path, straight: Any) -> None:
+    if how == "append" and name == "meta.json":
+        (stopped / "checkpoints" / "step-9" / name).write_bytes(b"[]")
+    else:
+        damage(stopped / "checkpoints" / "step-9" / name, how, random.Random(3))
+    (stopped / "checkpoints" / "LATEST").write_text("step-9\n")  # a hint, no more
+    warnings: list[Finding] = []
+    _, result = run(stopped, notice=warnings.append)
+    assert result["resumed"] == 8
+    assert result["findings"] == warnings
+    assert [(w.code, w.level) for w in warnings] == [(Reason.INTEGRITY, "warning")]
+    assert "step-9" in warnings[0].message
+    assert "step-8" in warnings[0].message
+    assert state_of(stopped) == straight
+    assert [Path(p).name for p in leftovers(stopped)] == ["step-9.damaged"]  # kept for a look; step 9 was not saved again
+
+
+def test_damage_that_is_trained_again_is_removed(stopped: Path, straight: Any) -> None:
+    damage(stopped / "checkpoints" / "step-9" / "model.safetensors", "flip", random.Random(0))
+    with pytest.warns(RuntimeWarning, match="step-9 is damaged"):
+        run(stopped, checkpoint_every=1)
+    assert state_of(stopped) == straight
+    assert leftovers(stopped) == []
+
+
+def test_nothing_but_damage_is_exit_5_and_changes_nothing(stopped: Path) -> None:
+    for step in (8, 9):
+        damage(stopped / "checkpoints" / f"step-{step}" / "model.safetensors", "flip", random.Random(step))
+    before = sorted(path.relative_to(stopped) for path in stopped.rglob("*"))
+    with pytest.raises(UserError) as refused:
+        run(stopped)
+    assert (refused.value.code, refused.value.exit_code) == (Reason.INTEGRITY, Exit.INTEGRITY)
+    assert "--force-new" in refused.value.action
+    assert len(refused.value.details) == 2
+    assert sorted(path.relative_to(stopped) for path in stopped.rglob("*")) == before
+    with pytest.raises(UserError):
+        train.latest(stopped)
+
+
+def test_every_damage_is_noticed(stopped: Path) -> None:
+    folder = stopped / "checkpoints" / "step-9"
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for seed in range(200):
+        draw = random.Random(seed)
+        name = draw.choice(sorted(whole))
+        damage(folder / name, draw.choice(["flip", "flip", "zero", "truncate", "append"]), draw)
+        body = (folder / name).read_bytes()
+        harmless = body == whole[name]  # zeros on zeros
+        try:
+            meta = checkpoints.check(folder)
+        except UserError as error:
+            assert error.exit_code == Exit.INTEGRITY
+            assert name in str(error.file)
+        else:
+            assert harmless or meta == json.loads(whole["meta.json"]) | {"sha256": None} or _same_json(body, whole[name])
+        (folder / name).write_bytes(whole[name])
+
+
+def _same_json(a: bytes, b: bytes) -> bool:
+    try:
+        return bool(json.loads(a) == json.loads(b))
+    except ValueError:
+        return False
+
+
+def test_two_files_swapped_between_checkpoints_are_noticed(stopped: Path) -> None:
+    a, b = (stopped / "checkpoints" / f"step-{step}" / "model.safetensors" for step in (8, 9))
+    first, second = a.read_bytes(), b.read_bytes()
+    a.write_bytes(second)
+    b.write_bytes(first)
+    with pytest.raises(UserError) as refused:
+        train.latest(stopped)
+    assert refused.value.exit_code == Exit.INTEGRITY
+
+
+def test_a_touched_checkpoint_is_whole(stopped: Path) -> None:
+    for path in stopped.rglob("*"):
+        os.utime(path, (4e9, 4e9))
+    latest = train.latest(stopped)
+    assert latest is not None
+    assert latest.step == 9
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused_and_stays(stopped: Path) -> None:
+    path = stopped / "checkpoints" / "step-9" / "meta.json"
+    meta = {key: value for key, value in json.loads(path.read_bytes()).items() if key != "sha256"} | {"format_version": 99}
+    store.write_json(path, {**meta, "sha256": store.fingerprint(meta)})
+    with pytest.raises(UserError) as refused:
+        run(stopped)
+    assert refused.value.code is Reason.UNSUPPORTED_FORMAT
+    assert path.is_file()
+
+
+def test_a_torn_or_overlong_log_is_mended(stopped: Path, straight: Any) -> None:
+    with (stopped / "metrics.jsonl").open("ab") as log:
+        log.write(b'{"step": 10, "split": "train", "loss": 1.0}\n{"step": 11, "spl')
+    run(stopped)
+    assert state_of(stopped) == straight
+
+
+def test_what_a_killed_run_left_is_swept(stopped: Path, straight: Any) -> None:
+    (stopped / "checkpoints" / "step-10.tmp").mkdir()
+    (stopped / "checkpoints" / "step-10.tmp" / "model.safetensors").write_bytes(b"half")
+    (stopped / "checkpoints" / "LATEST.tmp-77-0123abcd").write_bytes(b"")
+    (stopped / "metrics.jsonl.tmp-77-0123abcd").write_bytes(b"")
+    run(stopped)
+    assert leftovers(stopped) == []
+    assert state_of(stopped) == straight
+
+
+# -- other settings ------------------------------------------------------------------------------------------------------------------
+
+
+def keys(error: UserError) -> list[str | None]:
+    return [finding.field for finding in error.details]
+
+
+@pytest.mark.parametrize(
+    ("changes", "differing"),
+    [
+        ({"identity": {**IDENTITY, "data": "40"}}, ["data"]),
+        ({"identity": {**IDENTITY, "tokenizer": None}}, ["tokenizer"]),
+        ({"identity": {"data": "3f", "tokenizer": "77", "more": [1]}}, ["more", "settings.model.dim", "settings.train.lr"]),
+        ({"lr": 2e-2, "seed": 1}, ["train.lr", "train.seed"]),
+        ({"epochs": 3}, ["train.total_steps"]),
+        ({"accumulate": 1}, ["train.accumulate"]),
+        ({"batches": Rows(rows=30, size=5)}, ["train.batch_rows"]),
+    ],
+)
+def test_another_identity_is_refused_with_its_keys(changes: dict[str, Any], differing: list[str], stopped: Path) -> None:
+    files = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != ".lock"}
+    model = Tiny(seed=4)
+    before = weights(model)
+    with pytest.raises(UserError) as refused:
+        run(stopped, model=model, **changes)
+    assert (refused.value.code, refused.value.exit_code) == (Reason.SETTINGS_DIFFER, Exit.USAGE)
+    assert keys(refused.value) == differing
+    assert all(key in refused.value.text for key in differing)
+    assert same(weights(model), before)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != ".lock"} == files
+
+
+def test_what_changes_no_number_may_change(stopped: Path, straight: Any) -> None:
+    identity = {**IDENTITY, "settings": {"model": {"dim": 6}, "train": {"device": "cpu", "lr": 1e-2}}}
+    run(stopped, identity=identity, keep=5, checkpoint_every=3, devices=2)
+    assert state_of(stopped) == straight
+
+
+def test_other_shapes_are_refused_with_their_keys(stopped: Path) -> None:
+    model = Tiny(width=7)
+    model.register_buffer("extra", torch.zeros(3))
+    with pytest.raises(UserError) as refused:
+        run(stopped, model=model)
+    assert (refused.value.code, refused.value.exit_code) == (Reason.SHAPES_DIFFER, Exit.REFUSED)
+    found = keys(refused.value)
+    assert {"extra", "enter.weight", "leave.weight", "norm.bias"} <= set(found)
+    assert "leave.bias" not in found
+    assert any("nothing" in finding.text for finding in refused.value.details)
+
+
+def test_an_empty_folder_of_checkpoints_starts_anew(straight: Any, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-x").mkdir()
+    (tmp_path / "checkpoints" / "LATEST").write_text("step-400\n")
+    _, result = run(tmp_path)
+    assert result["resumed"] is None
+    assert state_of(tmp_path) == straight
