@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
-
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from pathlib import PurePath
@@ -157,7 +156,8 @@ def safe_text(value: object, limit: int = 80) -> str:
 
 def clean(text: str, limit: int = 400) -> str:
     """`text` without control, surrogate, format and line-separator characters, cut to `limit` characters."""
-    kept = "".join(c if unicodedata.category(c) not in {"Cc", "Cf", "Cs", "Zl", "Zp"} else "?" for c in text)
+    odd = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    kept = text if text.isprintable() else "".join(c if unicodedata.category(c) not in odd else "?" for c in text)
     return kept if len(kept) <= limit else kept[: limit - 3] + "..."
 
 

@@ -1,7 +1,7 @@
 """From the states of a model to one vector a sequence, and to predictions: readouts, heads, supervised losses.
 
-The vector is read behind the final norm, from the last layer or the last two. [SOS] of the last layer is the paper's choice: that layer runs
-backward, so [SOS] has seen every token.
+The vector is read behind the final norm, from the last layer or the last two. [SOS] of the last layer is the paper's choice: that
+layer runs backward, so [SOS] has seen every token.
 
 Legend: B batch, N tokens, M positions (N + 2 with [SOS] and [EOS]), D width, K outputs.
 """
@@ -80,8 +80,8 @@ def _flatten(states: Tensor, encoded: Encoded) -> Tensor:
 def _native(states: Tensor, encoded: Encoded) -> Tensor:
     if encoded.pooled is None:
         raise UserError(
-            Reason.CONFIG, "readout native", wanted="this model has no vector of its own", action="Use sos, eos or mean", field="finetune.readout",
-            exit_code=Exit.USAGE,
+            Reason.CONFIG, "readout native", wanted="this model has no vector of its own", action="Use sos, eos or mean",
+            field="finetune.readout", exit_code=Exit.USAGE,
         )  # fmt: skip
     return encoded.pooled
 
@@ -148,7 +148,8 @@ class Head(nn.Module):
     Attributes:
         model: the part below the head.
         task: `classification` (logits of K classes), `multilabel` (K logits), `regression` (K values, standardised).
-        target_scale: entropy of the training labels in nats (multilabel: mean over labels; regression: 1, targets are standardised). NaN until measured.
+        target_scale: entropy of the training labels in nats (multilabel: mean over labels; regression: 1, targets are standardised); NaN
+            until it is measured.
         target_mean: float32 [K], of the training targets of a regression; else 0.
         target_std: float32 [K]; else 1.
     """
@@ -174,8 +175,8 @@ class Head(nn.Module):
         self.layers, self.layer_merge, self.freeze = layers, layer_merge, freeze
         if self.readout not in POOLS:
             raise UserError(
-                Reason.UNKNOWN_NAME, f"no readout is called {self.readout!r}", wanted=f"known are {', '.join(POOLS)}", field="finetune.readout",
-                exit_code=Exit.USAGE,
+                Reason.UNKNOWN_NAME, f"no readout is called {self.readout!r}", wanted=f"known are {', '.join(POOLS)}",
+                field="finetune.readout", exit_code=Exit.USAGE,
             )  # fmt: skip
         self.model = model.requires_grad_(not freeze)
         self.linear = nn.Linear(_width(model, self.readout, layers, layer_merge), outputs)
@@ -269,7 +270,11 @@ def build(
     layer_merge: str = "concat",
     freeze: bool = False,
 ) -> Head:
-    """A head for `task` with random weights; `readout` None = the model's own. Raises UserError (config, exit 2) for a readout that it does not have."""
+    """A head for `task` with random weights; `readout` None = the model's own.
+
+    Raises:
+        UserError: a readout that the model does not have (config, exit 2).
+    """
     return Head(model, task=task, outputs=outputs, readout=readout, layers=layers, layer_merge=layer_merge, freeze=freeze)
 
 
@@ -318,7 +323,7 @@ def binary_cross_entropy(head: Head, batch: Batch, generator: Generator | None =
 
 
 def mean_squared_error(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
-    """Squared error on standardised targets [B] or [B, K] (NaN = unknown) in the objective form; parts: mean absolute error in their own unit."""
+    """Squared error on standardised targets [B] or [B, K] (NaN = unknown) in the objective form; parts: absolute error in their unit."""
     prediction, target, valid = _with_labels(head, batch)
     target = (target - head.target_mean) / head.target_std
     error = torch.where(valid, prediction - torch.where(valid, target, 0.0), 0.0)

@@ -1,9 +1,9 @@
-"""What a model is asked during pre-training. Each objective is a function (model, batch) -> loss and its parts; targets are fixed functions of the input.
+"""What a model is asked during pre-training: functions (model, batch) -> loss and its parts. Targets are fixed functions of the input.
 
-Index map (token i stands at position i + 1): position p of a forward layer predicts token p, its right neighbour ([SOS]: token 0); position p of a
-backward layer predicts token p - 2, its left neighbour ([EOS]: the last token). With [EOS] at a row's true end the same slices serve padded rows.
-Signals: mean squared error over valid values. Codes: cross-entropy over the codes and one class for [EOS]; `ties = "group"`: all codes of the next
-or former time at once, binary cross-entropy.
+Index map (token i stands at position i + 1): position p of a forward layer predicts token p, its right neighbour ([SOS]: token 0);
+position p of a backward layer predicts token p - 2, its left neighbour ([EOS]: the last token). With [EOS] at a row's true end the same
+slices serve padded rows. Signals: mean squared error over valid values. Codes: cross-entropy over the codes and one class for [EOS];
+`ties = "group"`: all codes of the next or former time at once, binary cross-entropy.
 
 Legend: B batch, N tokens, P target width (codes: classes), M predictions a row, L layers.
 """
@@ -56,10 +56,10 @@ def get(name: str | ObjectiveConfig = "", **numbers: Any) -> Objective:
     """The objective `name` with its numbers (`ratio`, `span`, `direction_sampling`), or that of a configuration.
 
     Returns:
-        `f(model, batch, generator=None)` -> `loss` (scalar with gradient), `rel` (loss / Var(target), codes: / unigram entropy, mean over the parts),
-        `parts` (scalars), `prediction` and `target` [B, M, P] (codes: logits [B, M, P] and class ids [B, M]; the parts one after another along M),
-        `valid` (bool, as the target), `slices` (name of a part -> its slice of M), `count` (valid targets, by which micro-batches are weighted).
-        Random choices are drawn row by row from `generator` (CPU), else from torch's global one.
+        `f(model, batch, generator=None)` -> dict of `loss` (scalar with gradient), `rel` (loss / Var(target), codes: / unigram entropy,
+        mean over the parts), `parts` (scalars), `prediction` and `target` [B, M, P] (codes: logits [B, M, P] and class ids [B, M]; the
+        parts one after another along M), `valid` (bool, as the target), `slices` (name of a part -> its slice of M), `count` (valid targets, by
+        which micro-batches are weighted). Random choices are drawn row by row from `generator` (CPU), else from torch's global one.
 
     Raises:
         UserError: unknown name, or numbers out of range (exit 2).
@@ -99,13 +99,18 @@ def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = No
 
 @torch.no_grad()
 def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch], limit: int = 256) -> float:
-    """Measure Var(target) (codes: unigram entropy; heads: that of their labels) on at most `limit` batches, and keep it in `model.target_scale`."""
+    """Measure Var(target) (codes: unigram entropy; heads: that of the labels) on up to `limit` batches; kept in `model.target_scale`."""
     stream = batches(0) if callable(batches) else batches
     where = next(model.parameters()).device
-    taken = (Batch(*(None if part is None else part.to(where) for part in batch)) for batch in itertools.islice(stream, limit))
+    taken = (_on(batch, where) for batch in itertools.islice(stream, limit))
     scale = float(model.measure(taken))  # type: ignore[operator]
     model.target_scale.fill_(scale)  # type: ignore[operator]
     return scale
+
+
+def _on(batch: Batch, where: torch.device) -> Batch:
+    parts = (None if part is None else part.to(where) for part in batch)
+    return Batch(*parts)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------------------------- the registry
@@ -118,7 +123,7 @@ NOTICE = (
 
 @objectives(ObjectiveFacts(leak_free=False, notice=NOTICE))
 def next_previous(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
-    """The paper's: one alternating pass, next token read at layer L - 1, previous token at layer L (Eq. 9). Leaks its targets from 4 layers on."""
+    """The paper's: one alternating pass, next token read at layer L - 1, previous token at layer L (Eq. 9). It can see its targets."""
     encoded = model(batch, directions=_plan(model, "forward", "backward"))
     hidden = encoded.hidden
     return _result(model, batch, [_part(model, batch, encoded, hidden[-2], "next"), _part(model, batch, encoded, hidden[-1], "previous")])
@@ -126,7 +131,7 @@ def next_previous(model: Model, batch: Batch, generator: Generator | None = None
 
 @objectives(ObjectiveFacts(leak_free=True))
 def next_previous_strict(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
-    """The leak-free form: two passes of the same weights, all layers forward (next token) and all backward (previous token), both read at layer L."""
+    """The leak-free form: two passes of the same weights, all layers forward (next token), all backward (previous token)."""
     _refuse_overlap(model.config)
     chosen: list[tuple[Direction, Which]] = [("forward", "next"), ("backward", "previous")]
     if config.direction_sampling:
@@ -160,7 +165,7 @@ def masked(model: Model, batch: Batch, generator: Generator | None = None, *, co
 
 @objectives(ObjectiveFacts(leak_free=True))
 def gap(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
-    """40 % of the tokens hidden in spans: a learned vector in their place, and no key in any layer; fill them in. Visible data stay as they are."""
+    """40 % of the tokens hidden in spans: a learned vector in their place, and no key in any layer; fill them in."""
     _refuse_overlap(model.config)
     target, valid = model.targets(batch)
     chosen = _each_row(model, batch, generator, lambda count: _spans(count, config, generator))
@@ -301,6 +306,6 @@ def _refuse_overlap(config: ModelConfig) -> None:
     """Overlapping patches make neighbouring targets visible. Raises UserError (config, exit 2)."""
     if config.tokenizer == "patch" and config.stride is not None and config.stride < config.patch:
         raise UserError(
-            Reason.CONFIG, f"patches of {config.patch} with stride {config.stride} overlap", wanted="expected stride >= patch for a leak-free objective",
-            action="Leave model.stride out, or use next-previous", field="model.stride", exit_code=Exit.USAGE,
+            Reason.CONFIG, f"patches of {config.patch} with stride {config.stride} overlap", field="model.stride", exit_code=Exit.USAGE,
+            wanted="expected stride >= patch for a leak-free objective", action="Leave model.stride out, or use next-previous",
         )  # fmt: skip

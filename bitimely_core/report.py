@@ -171,7 +171,8 @@ def _array(values: Any) -> Array:
 
 def _panels(data: Mapping[str, Any]) -> tuple[Array, list[str]]:
     """The matrices of a figure, [M, R, C], and their names."""
-    values = np.asarray(data["values"], dtype=np.float64)
+    values = np.asarray(data["values"])
+    values = values if values.dtype == np.float32 else values.astype(np.float64)  # large maps come in single precision
     return (values[None], [""]) if values.ndim == 2 else (values, [text(n) for n in data.get("names", range(1, len(values) + 1))])
 
 
@@ -337,7 +338,7 @@ def blocks_of(values: Array, limit: int = PIXELS) -> Array:
             values = np.moveaxis(values, axis, 0)
             padded = np.concatenate([values, np.full((-n % size, *values.shape[1:]), np.nan)])
             grouped = padded.reshape(-1, size, *values.shape[1:])
-            strongest = np.abs(np.where(np.isnan(grouped), -1, grouped)).argmax(1)
+            strongest = np.where(np.isnan(grouped), -1.0, np.abs(grouped)).argmax(1)
             values = np.moveaxis(np.take_along_axis(grouped, strongest[:, None], 1)[:, 0], 0, axis)
     return values
 
@@ -359,7 +360,7 @@ def _lines(figure: Figure) -> Canvas:
         handles += axes.plot(x[index], y[index], color=colour, linestyle=dash, linewidth=1.3, marker=marker, markersize=3.2)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
-    logx, logy = bool(data.get("logx")), bool(data.get("logy"))
+    logx, logy = (bool(data.get(f"log{k}")) and any((_array(s[k]) > 0).any() for s in series) for k in "xy")
     if logx:
         axes.set_xscale("log")
     if logy:
@@ -540,12 +541,12 @@ def _hypnogram(figure: Figure) -> Canvas:
     length = max((len(s) for _, s in tracks), default=1)
     per, unit = _clock(length * epoch)
     pair = len(tracks) == 2
-    heights = [1.0] * len(tracks)
+    heights = [1.0] * max(len(tracks), 1)
     if pair:
         heights.insert(1, 0.13)
     canvas = Canvas(figsize=(WIDTH, 0.5 + 0.19 * max(len(classes), 3) * len(tracks) + (0.2 if pair else 0.0)), layout="constrained")
     grid = canvas.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-    panels = [grid[0], grid[-1]] if pair else list(grid)
+    panels = [grid[0], grid[-1]] if pair else list(grid[: len(tracks)])
     gap = [np.nan]  # breaks a line: one path a class keeps the drawing small
     for axes, (name, stages) in zip(panels, tracks, strict=True):
         edges = [0, *(np.flatnonzero(np.diff(stages)) + 1).tolist(), len(stages)]
@@ -692,7 +693,7 @@ def _inline(svg: ET.Element, label: str) -> str:
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     if points < 500:  # small drawings keep their size
-        root.set("style", f"max-width:{points / 540 * 56:.1f}rem;min-width:{min(points / 540 * 34, 34):.1f}rem")
+        root.set("style", f"max-width:{points / 540 * 56:.1f}rem;min-width:{points / 540 * 38:.1f}rem")
     root.set("role", "img")
     root.set("aria-label", label)
     return ET.tostring(root, encoding="unicode")

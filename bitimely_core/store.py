@@ -252,7 +252,8 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> tuple[str, int
         SHA-256 in hex and size in bytes.
 
     Raises:
-        UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently; the former file is intact.
+        UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The former file
+            is intact.
     """
     with _temporary(path) as temporary:
         found = _write(temporary, fill)
@@ -439,7 +440,7 @@ def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]]
     whole["manifest_sha256"] = fingerprint(whole)
     for name, facts in files.items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != facts["size"]:
-            raise _damaged(Finding(code=Reason.INTEGRITY, text="is not as it was written", file=str(folder / name), action=AGAIN))
+            raise damaged(Finding(code=Reason.INTEGRITY, text="is not as it was written", file=str(folder / name), action=AGAIN))
     path = folder / MANIFEST
     with _temporary(path) as temporary:
         _write(temporary, lambda stream: stream.write(canonical(whole) + b"\n"))
@@ -493,7 +494,7 @@ def manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
-        raise _damaged(
+        raise damaged(
             Finding(code=Reason.INTEGRITY, text="differs from its own checksum", file=str(path), action="Make it again, or restore a copy")
         )
     return body
@@ -535,10 +536,11 @@ def check(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = 
     """
     found = damage(folder, manifest, names)
     if found:
-        raise _damaged(*found)
+        raise damaged(*found)
 
 
-def _damaged(first: Finding, *others: Finding) -> UserError:
+def damaged(first: Finding, *others: Finding) -> UserError:
+    """What `damage` found as one error (integrity, exit 5)."""
     return UserError(
         first.code, first.text, wanted=first.wanted, action=first.action, file=first.file, exit_code=Exit.INTEGRITY, details=list(others)
     )

@@ -43,8 +43,9 @@ def _values(batch: Batch) -> Tensor:
 class Conv(nn.Module):
     """Two convolutions V -> V (kernel 3, stride 2, padding 1) with GELU: N = ceil(T / 4).
 
-    Token n sees the samples 4n-3 .. 4n+3. Its target is the raw centre sample x[4n], which token n-1 (up to 4n-1) and token n+1 (from 4n+1)
-    cannot see, so one target is honest in both directions. Nothing mixes tokens afterwards: a centred kernel would show token n+1 to token n.
+    Token n sees the samples 4n-3 .. 4n+3. Its target is the raw centre sample x[4n], which token n-1 (up to 4n-1) and token n+1
+    (from 4n+1) cannot see, so one target is honest in both directions. Nothing mixes tokens afterwards: a centred kernel would show
+    token n+1 to token n.
 
     Attributes:
         width: F, the channels.
@@ -86,10 +87,10 @@ class Conv(nn.Module):
 
 
 class Patch(nn.Module):
-    """Patches of P samples, flattened over time and channels; the target of a token is its raw patch (the paper's figures: P = 8, 3000 -> 375).
+    """Patches of P samples, flattened over time and channels; the target of a token is its raw patch (the paper's figures: 3000 -> 375).
 
-    A row whose length is no multiple repeats its last sample up to the end of the last patch (`crop="pad"`, the repeated samples are left out
-    of the loss), or loses its first samples (`crop="start"`). Overlapping patches show a token parts of its neighbours' targets.
+    A row whose length is no multiple repeats its last sample up to the end of the last patch (`crop="pad"`, the repeated samples are
+    left out of the loss), or loses its first samples (`crop="start"`). Overlapping patches show a token parts of its neighbours' targets.
 
     Attributes:
         width: F = P * V.
@@ -163,12 +164,12 @@ class Patch(nn.Module):
 
 
 class Codes(nn.Module):
-    """Events: a token is the id of a code; the target is its output class. Classes: the codes in the order of their ids, then one for [EOS].
+    """Events: a token is the id of a code; its target is the output class. Classes: the codes in the order of their ids, one for [EOS].
 
     [PAD], [SOS], [EOS], [MASK] and [UNK] are ids of the input only; `classes` holds the map, `IGNORE` where an id has no class.
 
     Attributes:
-        width: rows of the embedding: one for all ids below the first code (pads are never read, so it is the vector of [MASK] and [UNK]), one a code.
+        width: rows of the embedding: one a code, and one for all ids below them (pads are never read: it is that of [MASK] and [UNK]).
         target_width: output classes, codes + 1.
     """
 
@@ -210,8 +211,8 @@ class Codes(nn.Module):
         """The codes of each distinct time, for models that do not order equal times.
 
         Returns:
-            Sets float [B, N + 1, P] with a 1 for each code of the row's j-th distinct time, the set behind the last one holding [EOS] alone;
-            and the number j of each event's time, int64 [B, N].
+            Sets float [B, N + 1, P] with a 1 for each code of the row's j-th distinct time, the set behind the last one holding [EOS]
+            alone; and the number j of each event's time, int64 [B, N].
         """
         _, targets, real = self(batch)
         times = torch.arange(targets.shape[1], device=targets.device).expand_as(targets) if batch.times is None else batch.times

@@ -359,9 +359,9 @@ def estimate(
     precision: str = "fp32",
     device_name: str = "auto",
 ) -> dict[str, Any]:
-    """What `steps` steps would take: two micro-batches are run, the second is timed. The model stays as it is.
+    """What `steps` steps would take: two micro-batches are run, the second is timed (the first, where that took long).
 
-    On the CPU at most four rows are run, and time and activations are scaled by the rows. The optimizer's own time, reading, validation and
+    The model stays as it is. On the CPU a few rows are run, and time and activations are scaled by the rows. The optimizer's own time, reading, validation and
     checkpoints are not in it; nor are second passes of the objective where it is None (a mean of the output then stands in for the loss).
 
     Returns:
@@ -371,7 +371,7 @@ def estimate(
     where = device(device_name)
     batch = batches if isinstance(batches, Batch) else next(iter(batches(0)))
     rows = max(1, batch.values.shape[0] // accumulate)
-    used = rows if where.type == "cuda" else min(rows, 4)
+    used = rows if where.type == "cuda" else min(rows, max(1, 8192 // batch.values.shape[1]))
     before = {name: value.clone() for name, value in model.named_buffers()}
     kept: dict[int, int] = {}
 
@@ -385,7 +385,7 @@ def estimate(
         stack.callback(model.train, model.training)
         model.to(where).train()
         small = _each(batch, lambda x: x[:used].to(where))
-        seconds = 0.0
+        seconds, activations = 0.0, 0
         for _ in range(2):
             begun = time.perf_counter()
             generator = torch.Generator().manual_seed(0)
@@ -400,6 +400,8 @@ def estimate(
             activations = sum(size for at, size in kept.items() if at not in own)
             kept.clear()
             model.zero_grad(set_to_none=True)
+            if seconds > 3:
+                break
         for name, value in model.named_buffers():
             value.copy_(before[name])
     every, trainable = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
@@ -789,7 +791,9 @@ def _former(home: Path | None) -> tuple[checkpoints.Checkpoint | None, list[Find
     if rank() == 0:
         former, findings = checkpoints.newest(folder)
         checkpoints.sweep(folder, former)
-        store.sweep(home)
+        for swept in (home, home / "model"):
+            if swept.is_dir():
+                store.sweep(swept)
         _sum([0.0 if former is None else former.step + 1.0])
         return former, findings
     (told,) = _sum([0.0])

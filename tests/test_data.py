@@ -42,10 +42,18 @@ def windows(n: int, *, subjects: int = 5, task: str = "classification", missing:
     )
     options = {"window": T, "channels": ["x", "y"], "normalise": "channel", "task": task, "split": "subject"}
     return Windows(
-        folder=Path("tokens/tiny"), manifest={"options": options, "missing": missing, "class_names": ["a", "b"]}, statistics={},
-        rows=np.arange(n), whole_index=index, target=targets(index["label"], task, ["a", "b"]), shards=(block[: n // 3], block[n // 3 :]),
-        firsts=np.array([0, n // 3, n]), recording=np.zeros(n, np.int32), centre=np.zeros((1, V), np.float32), factor=np.ones((1, V), np.float32),
-    )  # fmt: skip
+        folder=Path("tokens/tiny"),
+        manifest={"options": options, "missing": missing, "class_names": ["a", "b"]},
+        statistics={},
+        rows=np.arange(n),
+        whole_index=index,
+        target=targets(index["label"], task, ["a", "b"]),
+        shards=(block[: n // 3], block[n // 3 :]),
+        firsts=np.array([0, n // 3, n]),
+        recording=np.zeros(n, np.int32),
+        centre=np.zeros((1, V), np.float32),
+        factor=np.ones((1, V), np.float32),
+    )
 
 
 def rows(batch: Batch) -> list[int]:
@@ -59,10 +67,11 @@ def rows(batch: Batch) -> list[int]:
 def test_an_epoch_is_one_permutation_of_all_rows(n: int, size: int, seed: int, epoch: int) -> None:
     batches = data.batches(windows(n), size, seed=seed)
     found = [rows(batch) for batch in batches(epoch)]
+    flat = [row for batch in found for row in batch]
     assert len(found) == batches.steps == -(-n // size)
     assert all(len(batch) == size for batch in found[:-1])
-    assert sorted(sum(found, [])) == list(range(n))
-    assert sum(found, []) == np.random.Generator(np.random.PCG64([seed, epoch])).permutation(n).tolist()
+    assert sorted(flat) == list(range(n))
+    assert flat == np.random.Generator(np.random.PCG64([seed, epoch])).permutation(n).tolist()
     assert [rows(batch) for batch in data.batches(windows(n), size, seed=seed)(epoch)] == found
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitimely_core import registry, store, tokens
+from bitimely_core import cache, registry, store, tokens
 from bitimely_core.batch import Annotation, Record, Signal
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.registry import DatasetFacts, View
@@ -93,7 +94,8 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def build(held: list[Record], folder: Path, **options: Any) -> tokens.Windows:
-    return tokens.build(Memory(held, generation=options.pop("generation", 1)), out=folder, **options)
+    memory: Any = Memory(held, generation=options.pop("generation", 1))
+    return tokens.build(memory, out=folder, **options)
 
 
 def labels(windows: tokens.Windows, rows: Any = None) -> np.ndarray:
@@ -612,6 +614,36 @@ def test_a_failed_attempt_leaves_the_former_set(tmp_path: Path, monkeypatch: pyt
     assert len(tokens.open_tokens(tmp_path)) == 75
 
 
+def test_a_stop_at_any_write_leaves_the_former_set_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, changed = records(4), [record(i, seed=50 + i) for i in range(4)]
+    former = build(held, tmp_path / "0").fingerprint
+    wanted = build(changed, tmp_path / "clean", generation=2).fingerprint
+    real, seen = store.os_replace, set()
+    for stop in range(1, 20):
+        folder, calls = tmp_path / str(stop), itertools.count(1)
+        build(held, folder)
+
+        def replacing(old: Path, new: Path, calls: Iterator[int] = calls, stop: int = stop) -> None:
+            if next(calls) == stop:
+                raise KeyboardInterrupt
+            real(old, new)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "os_replace", replacing)
+            try:
+                build(changed, folder, generation=2)
+                break
+            except KeyboardInterrupt:
+                pass
+        try:
+            seen.add(tokens.open_tokens(folder).fingerprint)
+        except UserError as error:
+            seen.add(error.code)
+        assert build(changed, folder, generation=2).fingerprint == wanted
+        assert {p.name for p in folder.iterdir()} == {p.name for p in (tmp_path / "clean").iterdir()}
+    assert seen == {former, Reason.INCOMPLETE}
+
+
 def test_recordings_without_a_channel_are_left_out_and_said(tmp_path: Path) -> None:
     held = records(4)
     held[2] = replace(held[2], signals=held[2].signals[:2])
@@ -638,7 +670,8 @@ def test_equal_recordings_in_two_splits_are_reported(tmp_path: Path) -> None:
 def test_dry_run_counts_what_build_makes(tmp_path: Path) -> None:
     held = records(9)
     windows = build(held, tmp_path, view="staging")
-    planned = tokens.plan(Memory(held), view="staging")
+    memory: Any = Memory(held)
+    planned = tokens.plan(memory, view="staging")
     assert planned["audit"] == windows.manifest["counts"]
     assert planned["windows"] == len(windows)
     assert planned["bytes"] == sum(shard.nbytes for shard in windows.shards)
@@ -680,6 +713,17 @@ def test_without_a_manifest_the_set_is_unfinished_and_made_again(tmp_path: Path)
         tokens.open_tokens(tmp_path)
     assert (error.value.code, error.value.exit_code) == (Reason.INCOMPLETE, Exit.REFUSED)
     assert build(records(4), tmp_path).fingerprint == first.fingerprint
+
+
+def test_a_damaged_set_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+    held = records(4)
+    first = build(held, tmp_path)
+    for name in ("manifest.json", "index.parquet"):
+        damage(tmp_path / name, "flip")
+        with pytest.raises(UserError) as error:
+            build(held, tmp_path)
+        assert error.value.exit_code == Exit.INTEGRITY
+        assert build(held, tmp_path, force_new=True).fingerprint == first.fingerprint
 
 
 def test_a_moved_subject_is_refused_even_with_matching_hashes(tmp_path: Path) -> None:
@@ -725,3 +769,51 @@ def test_progress_is_told(tmp_path: Path) -> None:
     report: Callable[[str, int, int | None], None] = lambda what, done, total: told.append((what, done, total))  # noqa: E731
     build(records(3), tmp_path, progress=report)
     assert told == [("windows", i, 3) for i in range(4)]
+
+
+# ---- the real path
+
+
+def test_synthetic_nights_from_ingest_to_windows(tmp_path: Path) -> None:
+    """Every stage of every epoch is the hypnogram's, every window the recording's own samples."""
+    cache.ingest("synthetic", None, tmp_path / "cache")
+    windows = tokens.build(tmp_path / "cache", view="staging", out=tmp_path / "tokens", normalise="none")
+    assert windows.notices == []
+    for found in itertools.islice(cache.open_cache(tmp_path / "cache").records(), 4):
+        own = windows.index.filter(pl.col("recording_id") == found.recording_id)
+        stages = [a for a in found.annotations if a.label.startswith("Sleep stage") and a.label[-1] in "W123R"]
+        assert own.height == sum(round(a.duration / 30) for a in stages)
+        stage = np.repeat(
+            [{"1": "N1", "2": "N2", "3": "N3", "R": "REM"}.get(a.label[-1], "W") for a in stages], [round(a.duration / 30) for a in stages]
+        )
+        assert own["label"].to_list() == stage.tolist()
+        values = windows.values(own["window"].to_numpy())[..., 0]
+        np.testing.assert_allclose(values.ravel(), physical(found, "EEG Fpz-Cz")[: values.size], rtol=1e-5, atol=1e-4)
+    again = tokens.build(tmp_path / "cache", view="staging", out=tmp_path / "tokens", normalise="none")
+    assert again.fingerprint == windows.fingerprint
+    shard = next((tmp_path / "cache").glob("recordings-*.parquet"))
+    damage(shard, "flip")
+    with pytest.raises(UserError) as error:
+        tokens.build(tmp_path / "cache", view="staging", out=tmp_path / "other")
+    assert (error.value.exit_code, (tmp_path / "other").exists()) == (Exit.INTEGRITY, False)
+
+
+def test_sleep_edf_sample_gives_ten_epochs_of_wake(tmp_path: Path) -> None:
+    """300 s of the official SC4001: seven channels and the hypnogram of the whole night, clipped to the signal."""
+    source = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "sleep-edf"
+    if not source.is_dir():
+        pytest.skip("no real samples: set BITIMELY_TEST_DATA")
+    cache.ingest("sleep-edf", source, tmp_path / "cache")
+    staging = tokens.build(tmp_path / "cache", view="staging", out=tmp_path / "staging")
+    assert staging.index["label"].to_list() == ["W"] * 10
+    assert staging.index["split"].to_list() == ["train"] * 10
+    codes = {f["code"] for f in staging.manifest["findings"]}
+    assert {Reason.CLASS_MISSING, Reason.SPLIT_EMPTY} <= codes
+    whole = tokens.build(tmp_path / "cache", out=tmp_path / "whole", normalise="none")
+    assert whole.values().shape == (10, 3000, 7)
+    found = next(iter(cache.open_cache(tmp_path / "cache").records()))
+    marker = physical(found, "Event marker")
+    np.testing.assert_allclose(whole.values()[..., 6].ravel(), np.repeat(marker, 100), rtol=1e-6)
+    temp = np.interp(np.arange(30_000) / 100, np.arange(300), physical(found, "Temp rectal"))
+    scale = next(s.scale for s in found.signals if s.channel == "Temp rectal")
+    assert np.abs(whole.values()[..., 5].ravel() - temp).max() <= scale / 2 + 1e-5

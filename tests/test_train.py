@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bitimely_core import train
+from bitimely_core import checkpoints, train
 from bitimely_core.batch import Batch
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.settings import TrainConfig, validated
@@ -48,14 +48,14 @@ class Tiny(nn.Module):
 
 
 class Rows:
-    """Batches of rows of an AR(1) signal [rows, 5, 2]; the order depends on (seed, epoch)."""
+    """Batches of rows of an AR(1) signal [rows, length, 2]; the order depends on (seed, epoch)."""
 
-    def __init__(self, rows: int = 22, size: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
-        noise = torch.randn(rows, 5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        for t in range(1, 5):
+    def __init__(self, rows: int = 22, size: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, length: int = 5) -> None:
+        noise = torch.randn(rows, length, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        for t in range(1, length):
             noise[:, t] = 0.9 * noise[:, t - 1] + 0.4 * noise[:, t]
         self.values, self.size, self.seed = noise.to(dtype), size, seed
-        self.mask = torch.arange(5)[None] < 2 + torch.arange(rows)[:, None] % 4
+        self.mask = torch.arange(length)[None] < length - 3 + torch.arange(rows)[:, None] % 4
         self.steps = math.ceil(rows / size)
 
     def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
@@ -83,7 +83,8 @@ def drawn(model: nn.Module, batch: Batch, generator: torch.Generator | None = No
     hide = torch.rand(batch.values.shape[:2], generator=generator) < 0.4
     hide[:, 0] = True
     guess = model(batch._replace(values=batch.values.masked_fill(hide[..., None], 0.0)))
-    return {"loss": (guess - batch.values)[hide].square().mean(), "rel": math.nan, "parts": {"hidden": hide.float().mean()}}
+    loss = (guess - batch.values)[hide].square().mean()
+    return {"loss": loss, "rel": math.nan, "parts": {"hidden": hide.float().mean()}, "count": hide.sum()}
 
 
 def config(**changes: Any) -> TrainConfig:
@@ -163,7 +164,7 @@ def test_fit_is_adamw_from_its_definition() -> None:
         torch.testing.assert_close(model.get_parameter(name), value, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("objective", [squares, valid])
+@pytest.mark.parametrize("objective", [squares, valid, drawn])
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_accumulated_gradient_is_that_of_the_whole_batch(objective: train.Objective, parts: int) -> None:
     batches = Rows(rows=20, size=7, dtype=torch.float64)  # the last batch has 6 rows: uneven parts
@@ -304,8 +305,8 @@ def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) ->
     assert "step" in stopped.value.text
     former = train.latest(tmp_path)
     assert former is not None
-    assert train.checkpoints.finite(train.checkpoints.tensors(former, "model"))
-    assert train.checkpoints.finite(train.checkpoints.tensors(former, "optimizer"))
+    assert checkpoints.finite(checkpoints.tensors(former, "model"))
+    assert checkpoints.finite(checkpoints.tensors(former, "optimizer"))
 
 
 @pytest.mark.parametrize(

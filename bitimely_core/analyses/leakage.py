@@ -1,13 +1,17 @@
 """Does a pre-training objective show the model its own targets? Two measurements that need no data.
 
-* Jacobian: the derivative of every prediction with respect to the raw samples of its own target, in float64 at random weights. A leak-free objective has
-  exactly 0 there, and not 0 at samples that the prediction may use. Codes have no derivative: a changed code must leave the predictions of it equal bit for bit.
-* White noise: the architecture is trained on independent N(0, 1) samples (codes: uniform ones), fresh in every step, where nothing can be predicted.
-  Held-out loss / Var(target) stays at 1 unless the target can be copied.
+* Jacobian: the derivative of every prediction with respect to the raw samples of its own target, in float64 at random weights. A
+  leak-free objective has exactly 0 there, and not 0 at samples that the prediction may use. Codes have no derivative: there a changed
+  code must leave the predictions of it equal, bit for bit.
+* White noise: the architecture is trained on independent N(0, 1) samples (codes: uniform ones), fresh in every step, where nothing can
+  be predicted. Held-out loss / Var(target) stays at 1 unless the target can be copied.
+
+Legend: B batch, M predictions a row, T timesteps, V channels.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -61,22 +65,27 @@ def leakage(
         progress: told about the training.
 
     Returns:
-        A page whose summary holds `leak_free` (measured; None where the objective has no target), `stamped`, `contradiction` (stamped true, but
-        it leaks), `jacobian` and `white_noise`.
+        A page whose summary holds `leak_free` (measured; None where the objective has no target), `stamped`, `contradiction` (stamped
+        true, but it leaks), `jacobian` and `white_noise`.
 
     Raises:
         UserError: more than one run, unknown names (exit 2).
     """
     settings, stamp, name = _subject(runs, model, objective, preset)
     asked = objectives.get(settings.objective.model_copy(update={"direction_sampling": False}))
-    facts = {"model": settings.model.name, "objective": settings.objective.name, "preset or run": name, "stamp": _said(stamp), "seed": str(seed)}
+    facts = {
+        "model": settings.model.name,
+        "objective": settings.objective.name,
+        "preset or run": name,
+        "stamp": _said(stamp),
+        "seed": str(seed),
+    }
     title = f"Leakage of {settings.objective.name} in {settings.model.name}"
     if known[settings.objective.name].facts.leak_free is None:
         verdict = f"{settings.objective.name} compares with no target of its own, so there is nothing that could leak."
-        summary = {"leak_free": None, "stamped": stamp, "contradiction": False, "jacobian": None, "white_noise": None}
+        summary: dict[str, Any] = {"leak_free": None, "stamped": stamp, "contradiction": False, "jacobian": None, "white_noise": None}
         return Page(title=title, verdict=verdict, facts=facts, summary=summary)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
         measure = _code_changes if settings.model.tokenizer == "codes" else _jacobian
         jacobian = {mode: measure(_small(settings.model), asked, seed, training=mode == "train") for mode in ("eval", "train")}
         noise = white_noise(settings.model, asked, steps, seed, progress) if steps else None
@@ -118,7 +127,7 @@ def _subject(runs: list[LoadedRun] | None, model: str, objective: str | None, pr
     else:
         entry = models[model]
         config = model_config(entry.name, entry.facts.family, preset, channels=CHANNELS)
-        settings = Settings(model=config, objective=ObjectiveConfig(name=objective or ""))
+        settings = Settings(model=config, objective=validated(ObjectiveConfig, {"name": objective or ""}))
         name = preset
     if not settings.objective.name:
         own = models[settings.model.name].facts.objective
@@ -131,7 +140,7 @@ def _subject(runs: list[LoadedRun] | None, model: str, objective: str | None, pr
 
 
 def _sized(config: ModelConfig, tokens: int, channels: int, *, ragged: bool) -> ModelConfig:
-    """The configuration for short windows of about `tokens` tokens, at most 256 samples; `ragged`: not a multiple of the tokenizer's step."""
+    """The configuration for windows of about `tokens` tokens, at most 256 samples; `ragged`: no multiple of the tokenizer's step."""
     if config.tokenizer == "codes":
         return config.model_copy(update={"length": tokens, "codes": FIRST + VOCABULARY, "dropout": 0.0})
     step = 4 if config.tokenizer == "conv" else config.stride or config.patch
@@ -147,11 +156,13 @@ def _small(config: ModelConfig) -> ModelConfig:
 
 
 def _jacobian(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> dict[str, Any]:
-    """Largest derivative of a prediction: `own` with respect to its own target's samples, `beyond` to samples that only a leak can reach, `allowed` to others.
+    """Largest derivative of a prediction with respect to raw samples.
 
-    `beyond`: for the next token all samples from the target on, for the previous token all up to it, for hidden tokens those of all hidden targets of
-    the row. Rows are summed, so a path from row to row counts too.
+    `own`: those of its own target. `beyond`: those that only a leak can reach, that is for the next token all from the target on, for the
+    previous token all up to it, for hidden tokens all hidden targets of the row. `allowed`: the others. Rows are summed, so a path from
+    row to row counts too.
     """
+    torch.manual_seed(seed)
     model = building.made(config).double().train(training)
     draw = Generator().manual_seed(seed)
     x = torch.randn(2, config.length, config.channels, generator=draw, dtype=torch.float64).requires_grad_()
@@ -194,7 +205,8 @@ def _closed(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
 
 
 def _code_changes(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> dict[str, Any]:
-    """Largest change of a prediction when one code is replaced: `own` where that code is its target, `beyond` on the side it must not see, `allowed` elsewhere."""
+    """Largest change of a prediction when one code is replaced, for the three kinds of `_jacobian`."""
+    torch.manual_seed(seed)
     model = building.made(config).double().train(training)
     draw = Generator().manual_seed(seed)
     codes = torch.randint(FIRST, FIRST + VOCABULARY, (2, config.length), generator=draw)
@@ -237,10 +249,11 @@ def _code_changes(config: ModelConfig, objective: Objective, seed: int, *, train
 
 
 def white_noise(config: ModelConfig, objective: Objective, steps: int, seed: int = 0, progress: Progress | None = None) -> dict[str, Any]:
-    """Train on noise that nobody can predict; `rel` = held-out loss / Var(target) (codes: cross-entropy / ln K), the smallest over the parts.
+    """Train on noise that nobody can predict.
 
     Returns:
-        `rel`, `parts` (rel of each), `steps`, `values` (held-out targets), `curve` (steps and rel during training).
+        `rel`: held-out loss / Var(target) (codes: cross-entropy / ln K), the smallest over the parts; `parts`: that of each; `steps`;
+        `values`: held-out targets; `curve`: steps and rel during training.
     """
     config = _sized(config, TOKENS, config.channels, ragged=False)
     torch.manual_seed(seed)
@@ -286,7 +299,9 @@ def _held(config: ModelConfig, results: list[dict[str, Any]]) -> dict[str, float
     """Rel of each part over several batches; the class of [EOS], which can be predicted, is left out."""
     out = {}
     for name, part in results[0]["slices"].items():
-        prediction, target, valid = (torch.cat([result[key][:, part].detach() for result in results]) for key in ("prediction", "target", "valid"))
+        prediction, target, valid = (
+            torch.cat([result[key][:, part].detach() for result in results]) for key in ("prediction", "target", "valid")
+        )
         if config.tokenizer != "codes":
             error, spread = (prediction - target)[valid].square().mean(), target[valid].var(unbiased=False)
             out[name] = float(error / spread)
@@ -295,11 +310,11 @@ def _held(config: ModelConfig, results: list[dict[str, Any]]) -> dict[str, float
             keep = valid.any(-1) & (target[..., -1] == 0)
             found = torch.nn.functional.binary_cross_entropy_with_logits(prediction[keep][:, :-1], target[keep][:, :-1])
             share = 1 / VOCABULARY
-            out[name] = float(found) / -(share * np.log(share) + (1 - share) * np.log(1 - share))
+            out[name] = float(found) / -(share * math.log(share) + (1 - share) * math.log(1 - share))
             continue
         target = torch.where(valid & (target < VOCABULARY), target, IGNORE)
         loss = torch.nn.functional.cross_entropy(prediction[..., :-1].flatten(0, 1), target.flatten(), ignore_index=IGNORE)
-        out[name] = float(loss) / float(np.log(VOCABULARY))
+        out[name] = float(loss) / math.log(VOCABULARY)
     return out
 
 
@@ -313,7 +328,11 @@ def _said(stamp: bool | str | None) -> str:
 def _verdict(name: str, measured: bool, jacobian: dict[str, Any], noise: dict[str, Any] | None) -> str:
     own = max(found["own"] for found in jacobian.values())
     beyond = max(found["beyond"] for found in jacobian.values())
-    trained = "" if noise is None else f" Trained on white noise its held-out loss is {noise['rel']:.2f} of the variance (1 = nothing was predicted)."
+    trained = (
+        ""
+        if noise is None
+        else f" Trained on white noise its held-out loss is {noise['rel']:.2f} of the variance (1 = nothing was predicted)."
+    )
     if measured:
         return f"{name} is leak-free here: no prediction depends on its own target, to the last bit.{trained}"
     if own == beyond == 0 and noise is not None and noise["rel"] < HONEST:
@@ -327,21 +346,24 @@ def _blocks(jacobian: dict[str, Any], shown: np.ndarray, noise: dict[str, Any] |
         Table(
             name="jacobian",
             title="What predictions depend on",
-            caption="Largest dependence of any prediction in float64. Leak-free: exactly 0 in the first two columns and not 0 in the third.",
+            caption="Largest dependence of any prediction, in float64. Leak-free: 0 in the first two columns and not 0 in the third.",
             columns=["mode", "its own target", "side that it must not see", "allowed inputs"],
             rows=[[mode, found["own"], found["beyond"], found["allowed"]] for mode, found in jacobian.items()],
         ),
         Figure(
             name="jacobian",
             title="Dependence of each prediction on each " + ("code" if codes else "sample"),
-            caption="Rows are predictions, next-token ones before previous-token ones. A leak-free objective leaves one side of the diagonal empty.",
+            caption="Rows: predictions, next-token ones first. A leak-free objective leaves one side of the diagonal empty.",
             kind="matrix",
             data={"values": shown, "xlabel": "code" if codes else "sample", "ylabel": "prediction", "diverging": False},
         ),
     ]
     if noise is not None:
         at, rel = zip(*noise["curve"], strict=True)
-        series = [{"name": "training", "x": list(at), "y": list(rel)}, {"name": "held out, at the end", "x": [at[0], at[-1]], "y": [noise["rel"]] * 2}]
+        series = [
+            {"name": "training", "x": list(at), "y": list(rel)},
+            {"name": "held out, at the end", "x": [at[0], at[-1]], "y": [noise["rel"]] * 2},
+        ]
         blocks.append(
             Figure(
                 name="white-noise",

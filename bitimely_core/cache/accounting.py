@@ -5,6 +5,7 @@ No clock, host or duration in it: the same input, options and versions give the 
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections import Counter
 from collections.abc import Iterable
@@ -107,7 +108,7 @@ def report(
         "reason_counts": _occurrences(units, rows, whole),
         "options": options,
         "rules": rules,
-        "tool": {"version": __version__, "python": platform.python_version(), "libraries": _libraries()},
+        "tool": {"version": __version__, "python": platform.python_version(), "libraries": dict(_libraries())},
         "error": None,
     }
 
@@ -127,7 +128,9 @@ def _occurrences(units: list[dict[str, Any]], rows: list[dict[str, Any]], reason
     return dict(sorted(counts.items()))
 
 
+@functools.cache
 def _libraries() -> dict[str, str]:
+    """Versions of what reads and writes."""
     found = {}
     for name in ("numpy", "pyarrow", "polars", "wfdb"):
         try:

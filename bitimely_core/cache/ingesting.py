@@ -1,61 +1,35 @@
-"""`ingest`: raw files to the cache of one data set. Bad units are left out and named, good ones survive, a second run redoes what has changed."""
+"""`ingest`: raw files to the cache of one data set. Bad units are left out and named, and a second run redoes only what has changed.
+
+The commit: shards first, each whole or not there, and for each finished part a note in `.progress/`; then, under the lock, one manifest
+that names everything. A kill anywhere leaves the former generation or none, and the same command goes on from the notes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import __version__, registry, store
-from bitimely_core.batch import Progress, Rows, Unit
+from bitimely_core import registry, store
+from bitimely_core.batch import Progress
 from bitimely_core.cache import accounting, shards
-from bitimely_core.cache.units import Task, grouped, mismatch, work
-from bitimely_core.cache.workers import Stop, run, stopping
+from bitimely_core.cache.attempt import REPORT, Attempt
+from bitimely_core.cache.units import Task, grouped
+from bitimely_core.cache.workers import run, stopping
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.formats.source import Source, scan
 
 SCHEMA = "bitimely.cache/1"
-REPORT = "ingest_report.json"
 PROGRESS = ".progress"
-SUMS = "SHA256SUMS.txt"
+COPY = "subjects.parquet"  # for people; nothing reads it
 SIZE = 0.75  # bytes of cache a byte of source: an estimate
 SPEED = 60e6  # bytes of source a second and core: an estimate
-PART_WAIT = 60.0  # seconds that the last part of a sharded ingest waits for the others to let go
+PATIENCE = 60.0  # seconds that parts of one ingest wait for each other
 
-
-@dataclass
-class _Attempt:
-    """One run of `ingest`: what was asked for, and what has been found so far."""
-
-    entry: registry.Entry[registry.DatasetFacts]
-    source: Source | None
-    given: str | None  # the source as given
-    out: Path
-    options: dict[str, Any]  # of the data set, resolved
-    keep_dates: bool
-    run_options: dict[str, Any]  # of this run, they leave the content as it is
-    jobs: int
-    progress: Progress | None
-    stop: Stop
-    reasons: list[Finding] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    units: list[Unit] = field(default_factory=list)
-    sums: dict[str, str] | None = None
-    summed: str = "absent"
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    hashes: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What a cache must have been made with to be continued."""
-        return {"dataset": self.entry.name, "version": __version__, "options": self.options}
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {} if self.source is None else self.source.files
+Part = dict[str, Any]
+"""A finished group of units: `units`: name -> entry, `files`: shard -> sha256, size, rows."""
 
 
 def ingest(
@@ -98,44 +72,42 @@ def ingest(
         dry_run: say what would be read, and write nothing.
 
     Returns:
-        The ingest report (schema `bitimely.ingest_report/1`) of status published or partial, `findings` of it are the lines for the screen.
+        The ingest report (schema `bitimely.ingest_report/1`), status published or partial; `findings` of it are the lines for the screen.
         A part that is not the last: `{"schema": "bitimely.ingest_part/1", ...}`; a dry run: `{"schema": "bitimely.ingest_plan/1", ...}`.
 
     Raises:
-        UserError: usage and settings that differ from those of the cache (exit 2), refused (4), a damaged manifest (5), disk and memory (6),
-            locked (7), interrupted (130, 143). Where the source could be read, `report` is what was written to `ingest_report.json` and
-            `details` are its findings.
+        UserError: usage, and settings that differ from those of the cache (exit 2), refused (4), a damaged manifest (5), disk or memory
+            (6), locked (7), interrupted (130, 143). Once the source is being read, `report` is what was written to `ingest_report.json`,
+            and `details` are its findings.
     """
-    entry, resolved = _resolved(dataset, options or {}, {"keep_phi": keep_phi, "keep_dates": keep_dates})
-    _check_arguments(entry, source, jobs, max_bad, shard)
     folder = Path(out)
+    entry, resolved = _resolved(dataset, options or {})
+    _check_arguments(entry, source, jobs, max_bad, shard)
     found = None if source is None else _outside(scan(Path(source), follow_symlinks=follow_symlinks), folder)
     with stopping() as stop:
-        attempt = _Attempt(
-            entry=entry,
+        attempt = Attempt(
+            dataset=entry,
             source=found,
             given=None if source is None else str(source),
             out=folder,
-            options=resolved,
-            keep_dates=keep_dates,
+            options={**resolved, "keep_phi": keep_phi, "keep_dates": keep_dates},
             run_options={"strict": strict, "max_bad": max_bad, "follow_symlinks": follow_symlinks, "verify": verify},
             jobs=jobs,
             progress=progress,
             stop=stop,
         )
         if dry_run:
-            return _planned(attempt)
+            return _plan(attempt)
         if shard is not None and shard[1] > 1:
-            with store.lock(folder, wait, shared=True), _reported(attempt, write=False):
-                part = _part(attempt, shard, force_new)
+            with store.lock(folder, wait, shared=True):
+                part = _part(replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={}), shard, force_new=force_new)
             if part["parts_missing"]:
                 return part
-            try:  # what this process knows is thrown away: files may have changed since, and hashing them again is cheap
-                with store.lock(folder, max(wait, PART_WAIT)):
-                    fresh = replace(attempt, reasons=[], rows=[], units=[], sums=None, summed="absent", entries={}, hashes={})
-                    return _whole(fresh, force_new=False)
+            try:  # the others may be just as far
+                with store.lock(folder, max(wait, PATIENCE)):
+                    return _whole(attempt, force_new=force_new)
             except UserError as error:
-                if error.code == Reason.LOCKED:  # whoever holds it will find all parts done
+                if error.code == Reason.LOCKED:  # whoever holds it finds all parts done and publishes
                     return part
                 raise
         with store.lock(folder, wait):
@@ -145,15 +117,15 @@ def ingest(
 # ---- what was asked for
 
 
-def _resolved(dataset: str, given: dict[str, Any], kept: dict[str, bool]) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
-    """The data set and its options with defaults filled in. Raises UserError (exit 2) for unknown names."""
+def _resolved(dataset: str, given: dict[str, Any]) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
+    """The data set and its options, defaults filled in. Raises UserError (exit 2) for unknown names."""
     registry.members("bitimely_core.datasets")
     entry = registry.datasets[dataset]
     known = entry.facts.options or {}
     for name in given:
         if name not in known:
             raise registry.unknown(f"option of {entry.name}", name, list(known))
-    return entry, {**known, **given, **kept}
+    return entry, {**known, **given}
 
 
 def _check_arguments(
@@ -179,111 +151,88 @@ def _outside(source: Source, out: Path) -> Source:
     root, inner = source.root.resolve(), out.resolve()
     if not inner.is_relative_to(root):
         return source
-    prefix = inner.relative_to(root).as_posix() + "/"
-    keep = {name: size for name, size in source.files.items() if not name.startswith(prefix)}
-    return Source(source.root, keep, {name: fault for name, fault in source.odd.items() if not name.startswith(prefix)})
+    prefix = f"{inner.relative_to(root).as_posix()}/"
+    files = {name: size for name, size in source.files.items() if not name.startswith(prefix)}
+    return replace(source, files=files, odd={name: fault for name, fault in source.odd.items() if not name.startswith(prefix)})
 
 
-def _listed(attempt: _Attempt) -> None:
-    """Run the data set's function: its units, and what it says about the whole. Raises UserError when it refuses the data set."""
-    for item in attempt.entry.function(attempt.source, dict(attempt.options)):
-        if isinstance(item, Unit):
-            attempt.units.append(item)
-        elif isinstance(item, Rows):
-            attempt.rows.append(accounting.rows_object(item))
-        else:
-            attempt.reasons.append(item)
-    attempt.units.sort(key=lambda unit: unit.name)
-    for unit, following in zip(attempt.units, attempt.units[1:], strict=False):
-        if unit.name == following.name:
-            raise UserError(
-                Reason.DUPLICATE_KEY, f"the unit {safe_text(unit.name)} is there twice", wanted="expected one", file=following.files[0]
-            )
-    if attempt.source is not None:
-        claimed = {file for unit in attempt.units for file in unit.files} | {reason.file for reason in attempt.reasons}
-        attempt.reasons += [replace(fault, level="warning") for name, fault in attempt.source.odd.items() if name not in claimed]
-
-
-def _planned(attempt: _Attempt) -> dict[str, Any]:
-    """What an ingest would read."""
-    _listed(attempt)
+def _plan(attempt: Attempt) -> dict[str, Any]:
+    """What an ingest would read, and about how long that takes."""
+    attempt.list_units()
     sizes = attempt.sizes
-    units = [
-        {
-            "unit": unit.name,
-            "files": list(unit.files),
-            "bytes": sum(sizes.get(file, 0) for file in unit.files),
-            "readable": unit.read is not None,
-        }
-        for unit in attempt.units
-    ]
-    total = sum(unit["bytes"] for unit in units)
+    bytes_of = {unit.name: sum(sizes.get(file, 0) for file in unit.files) for unit in attempt.units}
+    total = sum(bytes_of.values())
     return {
         "schema": "bitimely.ingest_plan/1",
         "format_version": 1,
-        "dataset": attempt.entry.name,
+        "status": "planned",
+        "dataset": attempt.dataset.name,
         "source": {"path": attempt.given, "files": len(sizes), "bytes": sum(sizes.values())},
         "out": str(attempt.out),
-        "units": units,
+        "units": [
+            {"unit": unit.name, "files": list(unit.files), "bytes": bytes_of[unit.name], "readable": unit.read is not None}
+            for unit in attempt.units
+        ],
         "bytes": total,
         "options": attempt.options | attempt.run_options,
         "estimate": {"cache_bytes": int(total * SIZE), "seconds": round(total / SPEED / attempt.jobs, 1)},
     }
 
 
-# ---- the commit
+# ---- the whole, under the lock
 
 
-def _whole(attempt: _Attempt, *, force_new: bool) -> dict[str, Any]:
-    """All units, under the lock: read what has changed, publish, report."""
-    out = attempt.out
-    store.sweep(out)
-    former, before = _former(attempt, force_new)
-    progress = _begin(attempt, force_new)
-    store.sweep(progress)
-    with _reported(attempt):
-        _listed(attempt)
-        _read_sums(attempt)
-        tasks = _tasks(attempt, before | _finished(progress))
-        results = _run(attempt, tasks)
-        refused = accounting.refusal(_report(attempt), strict=attempt.run_options["strict"], max_bad=attempt.run_options["max_bad"])
+def _whole(attempt: Attempt, *, force_new: bool) -> dict[str, Any]:
+    """Read what has changed, publish, report."""
+    store.sweep(attempt.out)
+    former, parts = _former(attempt, force_new=force_new)
+    notes = _notes(attempt, force_new=force_new)
+    store.sweep(notes)
+    with attempt.reported():
+        attempt.list_units()
+        attempt.read_sums()
+        done = _work(attempt, _tasks(attempt, parts + _finished(notes)))
+        attempt.hash_rest()
+        refused = attempt.refusal()
         if refused is not None:
-            refused.file = refused.file or attempt.given
             raise refused
-        manifest = _publish(attempt, former, [results[task.group] for task in tasks])
-    report = _verdict(attempt, manifest)
-    with _reported(attempt):
-        _tidy(out, manifest, report)
+        manifest = _publish(attempt, former, done)
+        report = attempt.report()
+        report = accounting.ended(report, accounting.passed(report)) | {key: manifest[key] for key in RESULT}
+        _tidy(attempt.out, manifest, report)
     return report
 
 
-def _former(attempt: _Attempt, force_new: bool) -> tuple[dict[str, Any] | None, dict[str, dict[str, Any]]]:
-    """The published manifest and, unless everything is to be read again, the shards and units of it.
+RESULT = ("generation", "manifest_sha256", "content_sha256")
+
+
+def _former(attempt: Attempt, *, force_new: bool) -> tuple[dict[str, Any] | None, list[Part]]:
+    """The published manifest and what it is made of, unless everything is to be read again.
 
     Raises UserError: settings_differ (exit 2), integrity (exit 5).
     """
     path = attempt.out / store.MANIFEST
     if not path.exists():
-        return None, {}
+        return None, []
     try:
         former = store.manifest(attempt.out)
     except UserError as error:
         if not force_new:
             error.action = "Restore a copy, or give --force-new to read everything again"
             raise
-        store.os_unlink(path)
-        return None, {}
+        for old in attempt.out.glob("manifest*.json"):
+            store.os_unlink(old)
+        return None, []
     if force_new:
-        return former, {}
+        return former, []
     _compare(former["settings"], attempt.settings, path)
-    name = former["units"]
-    if store.damage(attempt.out, former, [name]):
-        return former, {}
-    return former, {name: {"files": former["files"], **json.loads((attempt.out / name).read_bytes())}}
+    if store.damage(attempt.out, former, [former["units"]]):  # then what is in the cache is read again
+        return former, []
+    return former, [{"files": former["files"], **json.loads((attempt.out / former["units"]).read_bytes())}]
 
 
 def _compare(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
-    """Raises UserError (settings_differ, exit 2) with one finding a key that differs."""
+    """Raises UserError (settings_differ, exit 2) with one finding for each key that differs."""
     before, now = ({**settings, **settings["options"], "options": None} for settings in (old, new))
     found = [
         Finding(
@@ -298,28 +247,24 @@ def _compare(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
         if before.get(key) != now.get(key)
     ]
     if found:
-        first, *others = found
-        raise UserError(
-            first.code, first.text, first.wanted, first.action, file=first.file, field=first.field, exit_code=Exit.USAGE, details=others
-        )  # fmt: skip
+        one, *rest = found
+        raise UserError(one.code, one.text, one.wanted, one.action, one.file, one.field, exit_code=Exit.USAGE, details=rest)
 
 
-def _begin(attempt: _Attempt, force_new: bool) -> Path:
-    """The folder of finished parts, emptied when everything is to be read again, unless an ingest for that reason is under way.
+def _notes(attempt: Attempt, *, force_new: bool) -> Path:
+    """The folder of finished parts; emptied when everything is to be read again, unless an ingest for that reason is under way.
 
     Raises UserError (settings_differ, exit 2).
     """
     folder = store.make_folder(attempt.out / PROGRESS)
     path = folder / "settings.json"
-    with store.lock(folder, PART_WAIT):
+    new = {"settings": attempt.settings, "force_new": force_new}
+    with store.lock(folder, PATIENCE):
         found = _json(path)
-        new = {"settings": attempt.settings, "force_new": force_new}
-        if found is not None and force_new and found != new:
-            _clear(folder)
-        elif found is not None and not force_new:
+        if found is not None and not force_new:
             _compare(found["settings"], attempt.settings, path)
-            return folder
-        if found != new:
+        elif found != new:
+            _clear(folder)
             store.write_json(path, new)
     return folder
 
@@ -331,293 +276,162 @@ def _json(path: Path) -> Any:
 
 
 def _clear(folder: Path) -> None:
-    """Remove the parts; the settings last, so that a kill in between leaves parts that still say what they were made with."""
+    """Remove all notes; the settings last, so that after a kill in between the others still have them."""
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name == "settings.json"):
         store.os_unlink(path)
 
 
-def _finished(progress: Path) -> dict[str, dict[str, Any]]:
-    """The parts that were finished before: name -> units and files. What does not agree with its own hash is passed over."""
-    found = {}
-    for path in sorted(progress.glob("*.json")):
-        part = _json(path)
-        if path.name != "settings.json" and isinstance(part, dict) and part.get("sha256") == store.fingerprint(part.get("body")):
-            found[path.name] = part["body"]
-    return found
+def _finished(notes: Path) -> list[Part]:
+    """The parts that were finished before; a note that does not agree with its own hash is passed over."""
+    found = [_json(path) for path in sorted(notes.glob("*.json")) if path.name != "settings.json"]
+    return [part["body"] for part in found if isinstance(part, dict) and part.get("sha256") == store.fingerprint(part.get("body"))]
 
 
-def _tasks(attempt: _Attempt, known: dict[str, dict[str, Any]]) -> list[Task]:
-    """The groups of units, with what `known` parts and generations say about them; later ones win."""
+def _tasks(attempt: Attempt, known: list[Part]) -> list[Task]:
+    """The groups of units, each with what is known about them; of two parts the later one wins."""
     units: dict[str, dict[str, Any]] = {}
     files: dict[str, dict[str, Any]] = {}
-    for part in known.values():
+    for part in known:
         units |= part["units"]
         files |= part["files"]
-    sizes, sums = attempt.sizes, attempt.sums or {}
     tasks = []
-    for group in grouped(attempt.units, sizes):
+    for group in grouped(attempt.units, attempt.sizes):
         here = {file for unit in group for file in unit.files}
         former = {unit.name: units[unit.name] for unit in group if unit.name in units}
-        named = {name for entry in former.values() for name in entry["shard"] if name in files}
+        held = {name for entry in former.values() for name in entry["shard"]}
         tasks.append(
             Task(
                 group=store.fingerprint([unit.name for unit in group])[:16],
                 units=tuple(group),
-                dataset=attempt.entry.name,
+                dataset=attempt.dataset.name,
                 identity=store.fingerprint(attempt.settings),
                 root=None if attempt.source is None else attempt.source.root,
                 out=attempt.out,
-                sizes={file: sizes[file] for file in here if file in sizes},
-                sums={file: sums[file] for file in here if file in sums},
+                sizes={file: attempt.sizes[file] for file in here if file in attempt.sizes},
+                sums={file: attempt.sums[file] for file in here if file in attempt.sums},
                 former=former,
-                files={name: files[name] for name in named},
-                keep_dates=attempt.keep_dates,
+                files={name: files[name] for name in held if name in files},
+                keep_dates=attempt.options["keep_dates"],
             )
         )
     return tasks
 
 
-def _run(attempt: _Attempt, tasks: list[Task]) -> dict[str, dict[str, Any]]:
-    """Work on `tasks`; each finished one is put down at once, so that a killed run loses no more than what it was at."""
+def _work(attempt: Attempt, tasks: list[Task]) -> list[Part]:
+    """Work on `tasks`, in whatever order; each that is finished is noted at once. The parts in the order of the tasks."""
+    what, total = f"ingest {attempt.dataset.name}", sum(len(task.units) for task in tasks)
+    tell = attempt.progress or (lambda what, done, total: None)
     seen: set[str] = set()
-    total = sum(len(task.units) for task in tasks)
 
-    def tell(unit: str) -> None:
+    def taken(unit: str) -> None:
         if unit and unit not in seen:
-            if attempt.progress is not None:
-                attempt.progress(f"ingest {attempt.entry.name}", len(seen), total)
+            tell(what, len(seen), total)
             seen.add(unit)
 
-    results: dict[str, dict[str, Any]] = {}
-    for task, result in run(tasks, attempt.jobs, attempt.stop, tell):
-        store.write_json(attempt.out / PROGRESS / f"{task.group}.json", {"body": result, "sha256": store.fingerprint(result)})
-        results[task.group] = result
-        attempt.entries |= result["units"]
-    if attempt.progress is not None:
-        attempt.progress(f"ingest {attempt.entry.name}", total, total)
-    for entry in attempt.entries.values():
-        attempt.hashes |= entry["sources"]
-    return results
+    parts: dict[str, Part] = {}
+    for task, part in run(tasks, attempt.jobs, attempt.stop, taken):
+        store.write_json(attempt.out / PROGRESS / f"{task.group}.json", {"body": part, "sha256": store.fingerprint(part)})
+        parts[task.group] = part
+        attempt.entries |= part["units"]
+        for entry in part["units"].values():
+            attempt.hashes |= entry["sources"]
+    tell(what, total, total)
+    return [parts[task.group] for task in tasks]
 
 
-def _publish(attempt: _Attempt, former: dict[str, Any] | None, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Name everything in a manifest; the former one is returned when nothing differs from it."""
+def _publish(attempt: Attempt, former: dict[str, Any] | None, parts: list[Part]) -> dict[str, Any]:
+    """Name everything in a manifest; the former one is returned when nothing differs from it.
+
+    Raises UserError: duplicate_key (exit 4) when two units hold the same recording, and those of `store.publish`.
+    """
     out = attempt.out
-    recordings = [row for result in results for name in sorted(result["units"]) for row in result["units"][name]["recordings"]]
-    seen: dict[str, str] = {}
-    for name, entry in sorted(attempt.entries.items()):
-        for row in entry["recordings"]:
-            if seen.setdefault(row[0], name) != name:
-                text = f"the units {safe_text(seen[row[0]])} and {safe_text(name)} hold the same recording"
-                raise UserError(Reason.DUPLICATE_KEY, text, wanted="expected a name of its own for each", file=attempt.given)
-    files: dict[str, dict[str, Any]] = {name: facts for result in results for name, facts in result["files"].items()}
-    subjects, facts, _ = shards.write_subjects(out, [(row[0], row[1], store.canonical(row[2]).decode()) for row in recordings])
-    files[subjects] = facts
+    subjects: dict[str, tuple[str, str, str]] = {}
+    for part in parts:
+        for name in sorted(part["units"]):
+            for recording, subject, attributes, *_ in part["units"][name]["recordings"]:
+                if recording in subjects:
+                    text = f"the unit {safe_text(name)} holds the recording {safe_text(recording)}, and another unit too"
+                    raise UserError(Reason.DUPLICATE_KEY, text, wanted="expected a name of its own for each", file=attempt.given)
+                subjects[recording] = (recording, subject, store.canonical(attributes).decode())
+    files: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        files |= part["files"]
+    table, files_of_table = shards.write_subjects(out, list(subjects.values()))
     known = store.canonical({"units": attempt.entries}) + b"\n"
     units, digest, size = store.write_named(out, "units", ".json", lambda stream: stream.write(known))
-    files[units] = {"sha256": digest, "size": size, "rows": len(attempt.entries)}
+    files |= files_of_table | {units: {"sha256": digest, "size": size, "rows": len(attempt.entries)}}
+    report = attempt.report()
+    content = shards.joined_hash(unit["report"]["content_sha256"] for unit in attempt.entries.values() if unit["report"]["content_sha256"])
     body = {
         "schema": SCHEMA,
         "format_version": 1,
         "kind": "recordings",
-        "dataset": attempt.entry.name,
+        "dataset": attempt.dataset.name,
         "settings": attempt.settings,
-        "content_sha256": _content(attempt.entries),
-        "shards": [pair for result in results if any(pair := _pair(result))],
-        "subjects": subjects,
+        "content_sha256": content,
+        "shards": [pair for part in parts if any(pair := _pair(part))],
+        "subjects": table,
         "units": units,
-        "recordings": len(recordings),
+        "recordings": len(subjects),
     }
-    report = _report(attempt)
-    code = accounting.passed(report)
-    generation = former["generation"] + 1 if former else 1
     if former is not None and _same(former, body, files, report):
         return former
-    embedded = accounting.ended(report, code) | {"generation": generation, "content_sha256": body["content_sha256"]}
+    generation = former["generation"] + 1 if former else 1
+    embedded = accounting.ended(report, accounting.passed(report)) | {"generation": generation, "content_sha256": content}
     return store.publish(out, body | {"report": embedded}, files, generation)
 
 
-def _pair(result: dict[str, Any]) -> list[str | None]:
-    """Names of the recordings and annotations of a finished part."""
-    return [next((name for name in result["files"] if name.startswith(stem)), None) for stem in ("recordings-", "annotations-")]
-
-
-def _content(entries: dict[str, dict[str, Any]]) -> str:
-    """The hash of the data set: of the sorted hashes of its units."""
-    return shards.joined_hash(entry["report"]["content_sha256"] for entry in entries.values() if entry["report"]["content_sha256"])
+def _pair(part: Part) -> shards.Shard:
+    """The recordings and annotations of a part."""
+    return shards.Shard(
+        *(next((name for name in part["files"] if name.startswith(stem)), None) for stem in ("recordings-", "annotations-"))
+    )
 
 
 def _same(former: dict[str, Any], body: dict[str, Any], files: dict[str, Any], report: dict[str, Any]) -> bool:
     """Whether a published manifest already says this; path of the source, versions of libraries and options of the run aside."""
 
-    def told(report: dict[str, Any]) -> dict[str, Any]:
+    def told(report: dict[str, Any]) -> str:
         said = {key: report[key] for key in ("units", "counts", "rows", "reasons", "rules")}
-        return said | {"source": {**report["source"], "path": None}}
+        return store.fingerprint(said | {"source": report["source"] | {"path": None}})
 
-    return former["files"] == files and all(former[key] == body[key] for key in body) and told(former["report"]) == told(report)
-
-
-def _verdict(attempt: _Attempt, manifest: dict[str, Any]) -> dict[str, Any]:
-    """The report of what is published."""
-    report = _report(attempt)
-    return accounting.ended(report, accounting.passed(report)) | {
-        key: manifest[key] for key in ("generation", "manifest_sha256", "content_sha256")
-    }
+    new = {**body, "files": files}
+    return store.fingerprint({key: former.get(key) for key in new}) == store.fingerprint(new) and told(former["report"]) == told(report)
 
 
 def _tidy(out: Path, manifest: dict[str, Any], report: dict[str, Any]) -> None:
-    """After the commit: the report, the copy of the subjects for people, and what nobody needs any more."""
+    """After the commit: the report, the copy of the subjects for people, and away with what nobody needs any more."""
     store.write_json(out / REPORT, report)
     subjects = (out / manifest["subjects"]).read_bytes()
-    copy = out / "subjects.parquet"
-    if not copy.is_file() or copy.read_bytes() != subjects:
-        store.write_bytes(copy, subjects)
+    if not (out / COPY).is_file() or (out / COPY).read_bytes() != subjects:
+        store.write_bytes(out / COPY, subjects)
     store.prune(out, shards.NAMES)
-    with suppress(OSError):
-        _clear(out / PROGRESS)
+    _clear(out / PROGRESS)
 
 
-# ---- parts
+# ---- parts, beside other parts
 
 
-def _part(attempt: _Attempt, shard: tuple[int, int], force_new: bool) -> dict[str, Any]:
-    """Part k of n, beside other parts: which groups belong to it is a hash of their names."""
+def _part(attempt: Attempt, shard: tuple[int, int], *, force_new: bool) -> dict[str, Any]:
+    """Part k of n: the groups that fall to it by the hash of their names. It is noted, not published."""
     k, n = shard
-    _, before = _former(attempt, force_new)
-    progress = _begin(attempt, force_new)
-    _listed(attempt)
-    _read_sums(attempt)
-    tasks = _tasks(attempt, before | _finished(progress))
-    mine = [task for task in tasks if int(task.group, 16) % n == k - 1]
-    _run(attempt, mine)
-    done = _finished(progress)
-    left = [task for task in tasks if f"{task.group}.json" not in done]
-    report = _report(attempt)
+    _, before = _former(attempt, force_new=force_new)
+    notes = _notes(attempt, force_new=force_new)
+    with attempt.reported(write=False):
+        attempt.list_units()
+        attempt.read_sums()
+        tasks = _tasks(attempt, before + _finished(notes))
+        _work(attempt, [task for task in tasks if int(task.group, 16) % n == k - 1])
+    missing = {int(task.group, 16) % n for task in tasks if not (notes / f"{task.group}.json").is_file()}
+    report = attempt.report()
     return {
         "schema": "bitimely.ingest_part/1",
         "format_version": 1,
-        "dataset": attempt.entry.name,
+        "status": "part",
+        "dataset": attempt.dataset.name,
         "shard": f"{k}/{n}",
         "exit_code": int(Exit.GOOD),
         "published": False,
-        "parts_missing": len({int(task.group, 16) % n for task in left}),
-        **{key: report[key] for key in ("units", "counts", "rows", "reasons", "options")},
+        "parts_missing": len(missing),
+        **{key: report[key] for key in ("units", "counts", "rows", "reasons", "reason_counts", "options")},
     }
-
-
-# ---- the report
-
-
-@contextmanager
-def _reported(attempt: _Attempt, *, write: bool = True) -> Iterator[None]:
-    """Whatever ends the block early is told in the report, and the report goes with the error."""
-    try:
-        try:
-            yield
-        except MemoryError as error:
-            text, action = "out of memory", "Use fewer --jobs, or a larger machine"
-            raise UserError(Reason.RESOURCE_LIMIT, text, action=action, file=str(attempt.out), exit_code=Exit.RESOURCES) from error
-        except OSError as error:
-            raise store.fault(error, attempt.out / store.MANIFEST) from error
-    except UserError as error:
-        if error.exit_code == Exit.REFUSED and error.finding not in attempt.reasons and not attempt.entries:
-            attempt.reasons.append(error.finding)
-        stopped = error.exit_code != Exit.REFUSED  # then not every file has been hashed, and the rest may be large
-        error.report = accounting.ended(_report(attempt, hashed=not stopped), error.exit_code, error)
-        error.details = [
-            *error.details,
-            *(finding for finding in accounting.findings(error.report) if finding.line() != error.finding.line()),
-        ]
-        if write:
-            with suppress(UserError):  # the disk may be what is wrong
-                store.write_json(attempt.out / REPORT, error.report)
-        raise
-
-
-def _report(attempt: _Attempt, *, hashed: bool = True) -> dict[str, Any]:
-    """The report without a verdict; the files that no unit claims are hashed here, once."""
-    entries = attempt.entries
-    if hashed:
-        _hash_rest(attempt)
-    sizes = attempt.sizes
-    source = {
-        "path": attempt.given,
-        "kind": attempt.options.get("source"),
-        "files": len(attempt.hashes),
-        "bytes": sum(sizes[name] for name in attempt.hashes),
-        "sha256": shards.joined_hash(f"{digest}  {name}" for name, digest in attempt.hashes.items()),
-        "sha256sums": attempt.summed,
-    }
-    return accounting.report(
-        attempt.entry.name,
-        source,
-        [entry["report"] for entry in entries.values()],
-        rows=[*attempt.rows, *(row for name in sorted(entries) for row in entries[name]["rows"])],
-        reasons=attempt.reasons,
-        options=attempt.options | attempt.run_options,
-        rules=dict(attempt.entry.facts.rules),
-    )
-
-
-def _read_sums(attempt: _Attempt) -> None:
-    """SHA256SUMS.txt at the root of the source: what it says, and one warning each for what it does not list and what is not there."""
-    source = attempt.source
-    if source is None or SUMS not in source.files:
-        return
-    if not attempt.run_options["verify"]:
-        attempt.summed = "skipped"
-        return
-    attempt.sums, odd = {}, 0
-    for line in source.path(SUMS).read_text("utf-8", errors="replace").splitlines():
-        digest, _, name = line.strip().partition(" ")
-        name = name.strip().removeprefix("*").removeprefix("./")
-        if len(digest) == 64 and name:
-            attempt.sums[name] = digest.lower()
-        elif line.strip():
-            odd += 1
-    attempt.summed = "verified"
-    absent = sorted(name for name in attempt.sums if name not in source.files and name not in source.odd)
-    unlisted = sorted(name for name in source.files if name not in attempt.sums and name != SUMS)
-    for names, text in ((absent, "listed files are not here"), (unlisted, "files are not listed")):
-        if names:
-            attempt.reasons.append(_sums_warning(f"{len(names)} {text}", len(names), names))
-    if odd:
-        attempt.reasons.append(_sums_warning(f"{odd} lines are no checksums", odd, []))
-
-
-def _sums_warning(text: str, count: int, names: Iterable[str]) -> Finding:
-    examples = tuple(safe_text(name) for name in list(names)[:5])
-    return Finding(code=Reason.SOURCE_CHECKSUM, level="warning", text=text, file=SUMS, count=count, examples=examples)
-
-
-def _hash_rest(attempt: _Attempt) -> None:
-    """Hash the files that belong to no unit, and compare all with SHA256SUMS.txt.
-
-    Raises UserError (source_checksum) when a table that the whole data set needs differs from it.
-    """
-    source = attempt.source
-    if source is None or attempt.hashes.keys() >= source.files.keys():
-        return
-    claimed = {file for unit in attempt.units for file in unit.files}
-    for name in source.files:
-        if name in attempt.hashes or name in claimed:  # a claimed file without a hash could not be read: its unit says so
-            continue
-        attempt.stop.check()
-        try:
-            attempt.hashes[name] = store.sha256(source.root / name)
-        except OSError as error:
-            text = f"cannot be read ({error.strerror or type(error).__name__})"
-            attempt.reasons.append(Finding(code=Reason.IO_ERROR, level="warning", text=text, file=name))
-    for name, listed in (attempt.sums or {}).items():
-        if attempt.hashes.get(name, listed) != listed:
-            attempt.summed = "mismatch"
-            if name not in claimed:
-                needed = any(table["file"] == name for table in attempt.rows)
-                attempt.reasons.append(mismatch(name, attempt.hashes[name], listed, level="error" if needed else "warning"))
-                if needed:
-                    raise UserError(
-                        Reason.SOURCE_CHECKSUM, "a needed table differs from SHA256SUMS.txt", action="Download it again", file=name
-                    )
-
-
-__all__ = ["ingest", "work"]

@@ -90,7 +90,7 @@ def _checked(signal: Signal) -> Signal:
 
 def content_hash(records: Iterable[Record]) -> str:
     """SHA-256 of what is cached of a unit: samples, times, labels, attributes, in any order; no names of files, recordings or subjects."""
-    return joined_hash(_content(record) for record in records)
+    return joined_hash(record_hash(record) for record in records)
 
 
 def joined_hash(hashes: Iterable[str]) -> str:
@@ -98,7 +98,8 @@ def joined_hash(hashes: Iterable[str]) -> str:
     return hashlib.sha256("".join(f"{line}\n" for line in sorted(hashes)).encode()).hexdigest()
 
 
-def _content(record: Record) -> str:
+def record_hash(record: Record) -> str:
+    """The part of one record in `content_hash`."""
     total = hashlib.sha256()
     for s in sorted(record.signals, key=lambda s: (s.channel, s.onset)):
         total.update(store.canonical([s.channel, s.rate, s.unit, s.samples.dtype.name, s.scale, s.offset, s.onset, len(s.samples)]))
@@ -128,31 +129,39 @@ def quality(signal: Signal) -> dict[str, float | None]:
         return figures
     block = max(16, math.ceil(signal.rate))
     starts = np.arange(0, n, block)
-    low, high = np.fmin.reduceat(x, starts), np.fmax.reduceat(x, starts)  # fmin and fmax pass NaN over
+    smallest, largest = (np.fmin, np.fmax) if missing else (np.minimum, np.maximum)  # fmin and fmax pass NaN over, slowly
+    low, high = smallest.reduceat(x, starts), largest.reduceat(x, starts)
     lengths = np.diff(starts, append=n)
     flat = (low == high) & (lengths > 1)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flat, [False]]).astype(np.int8)))
     ends = np.minimum(edges * block, n)
     longest = int((ends[1::2] - ends[::2]).max()) if len(ends) else 0
-    least, most = float(np.fmin.reduce(low)), float(np.fmax.reduce(high))
-    floor, ceiling = signal.rails or (least, most)
+    least, most = smallest.reduce(low), largest.reduce(high)
+    floor, ceiling = _as(signal.rails, x.dtype) if signal.rails else (least, most)  # of the same type, else x would be converted
     clipped = np.count_nonzero(x <= floor) + np.count_nonzero(x >= ceiling) if floor < ceiling else 0
     some = x[:: max(1, n // SAMPLED)]
     quarters = np.nanpercentile(some, [25, 50, 75]) if not np.isnan(some).all() else np.full(3, np.nan)
     first, median, third = (float(q) for q in quarters)
-    ends_physical = sorted((least * signal.scale + signal.offset, most * signal.scale + signal.offset))
+    physical = sorted((float(least) * signal.scale + signal.offset, float(most) * signal.scale + signal.offset))
     out = (np.count_nonzero(x < floor) + np.count_nonzero(x > ceiling)) / n if signal.rails else None
     figures |= {
         "flat": int(lengths[flat].sum()) / n,
         "flat_longest": longest / signal.rate,
         "clipped": clipped / n,
         "out_of_range": out,
-        "min": ends_physical[0],
-        "max": ends_physical[1],
+        "min": physical[0],
+        "max": physical[1],
         "median": median * signal.scale + signal.offset,
         "iqr": abs((third - first) * signal.scale),
     }
     return {key: _short(value) for key, value in figures.items()}
+
+
+def _as(rails: tuple[float, float], dtype: np.dtype) -> np.ndarray:
+    """The rails as values that `dtype` can hold."""
+    if dtype.kind == "f":
+        return np.array(rails, dtype)
+    return np.clip(np.rint(rails), np.iinfo(dtype).min, np.iinfo(dtype).max).astype(dtype)
 
 
 def _short(value: float | None) -> float | None:
@@ -192,14 +201,14 @@ def write(folder: Path, records: Sequence[Record], dataset: str) -> tuple[Shard,
     return names, files
 
 
-def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]], stem: str = "subjects") -> tuple[str, dict[str, Any], memoryview]:
-    """One row a recording: recording_id, subject_id, attributes as JSON text. Returns the name, its facts and the bytes."""
+def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """One row a recording: recording_id, subject_id, attributes as JSON text. Returns its name, and its facts under that name."""
     import pyarrow as pa
 
     schema = pa.schema([("recording_id", pa.string()), ("subject_id", pa.string()), ("attributes", pa.string())])
     data = _parquet(schema.with_metadata(_metadata("subjects", {})), [_table(rows, schema)], [])
-    name, digest, size = store.write_named(folder, stem, ".parquet", _filler(data))
-    return name, {"sha256": digest, "size": size, "rows": len(rows)}, data
+    name, digest, size = store.write_named(folder, "subjects", ".parquet", _filler(data))
+    return name, {name: {"sha256": digest, "size": size, "rows": len(rows)}}
 
 
 def _filler(data: memoryview) -> Any:
@@ -365,9 +374,14 @@ def _rows(
         yield row, Signal(row["channel"], row["rate"], row["unit"], values, row["scale"], row["offset"], row["onset"])
 
 
-def _notes(path: Path) -> dict[str, list[Annotation]]:
+def table(path: Path) -> pa.Table:
+    """All rows and columns of a file but the samples. Raises OSError."""
     with _opened(path) as file:
-        rows = file.read().to_pylist()
+        return file.read(columns=[name for name in file.schema_arrow.names if name != "samples"])
+
+
+def _notes(path: Path) -> dict[str, list[Annotation]]:
+    rows = table(path).to_pylist()
     found: dict[str, list[Annotation]] = {}
     for row in rows:
         found.setdefault(row["recording_id"], []).append(Annotation(row["onset"], row["duration"], row["label"]))

@@ -294,9 +294,10 @@ def described(value: Any, root: Path | None) -> Any:
             return repr(value)
         case Source():
             return "source"
+        case Path() if root is not None and value.is_relative_to(root):
+            return value.relative_to(root).as_posix()
         case str() | Path():
-            inside = root is not None and Path(value).is_absolute() and Path(value).is_relative_to(root.absolute())
-            return Path(value).relative_to(root.absolute()).as_posix() if inside and root is not None else str(value)
+            return str(value)
         case list() | tuple():
             return [described(item, root) for item in value]
         case set() | frozenset():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -237,6 +238,8 @@ def _same_start(psg: edf.Header, hypnogram: edf.Header) -> None:
     elif psg.clock is not None and hypnogram.clock is not None:
         today = datetime(2000, 1, 1)
         seconds = (datetime.combine(today, hypnogram.clock) - datetime.combine(today, psg.clock)).total_seconds()
+    elif psg.day is not None and hypnogram.day is not None:
+        seconds = (hypnogram.day - psg.day).total_seconds()
     else:
         return
     if seconds:
@@ -312,7 +315,7 @@ def stages(
 
     Args:
         notes: annotations of the hypnogram.
-        segments: (onset, end) in seconds of the stretches in which there is signal.
+        segments: (onset, end) in seconds of the stretches in which there is signal, in order.
         shift: seconds to add to the notes' onsets.
 
     Returns:
@@ -334,9 +337,11 @@ def stages(
     kept: list[Annotation] = []
     lost: Counter[bool] = Counter()  # scored? -> annotations
     beyond = 0.0
+    begins, ends = [begin for begin, _ in segments], [end for _, end in segments]
     for note in known:
         stop = note.onset + note.duration
-        spans = [(max(note.onset, begin), min(stop, end)) for begin, end in segments]
+        touched = segments[bisect_right(ends, note.onset) : bisect_left(begins, stop)]
+        spans = [(max(note.onset, begin), min(stop, end)) for begin, end in touched]
         pieces = [Annotation(begin, end - begin, note.label) for begin, end in spans if end - begin > 1e-6]
         kept += pieces
         left = note.duration - sum(piece.duration for piece in pieces)

@@ -208,8 +208,8 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
     kind = plus if plus in {f"{family}+C", f"{family}+D"} else family
     if kind.endswith("+D") and not texts:
         raise _fault(Reason.DISCONTINUOUS, f"says {kind} but has no annotation signal", "the times of its records are unknown", "reserved")
-    duration = _duration(raw["record_duration"], [samples[i] for i in ordinary])
     records = _records(raw["n_records"], starts[-1], size - wanted, findings)
+    duration = _duration(raw["record_duration"], [samples[i] for i in ordinary])
     channels = _channels(table, [(i, labels[i], samples[i], starts[i]) for i in ordinary], width, needed, findings)
     day, clock = _start(raw["start_date"], raw["start_time"], findings)
     phi = _identifying(raw, findings, keep=keep_phi)
@@ -421,11 +421,8 @@ def _identifying(raw: dict[str, bytes], findings: list[Finding], *, keep: bool) 
     if recording[:1] == ["Startdate"]:
         recording = recording[2:]
     named = [name for name, words in (("patient", patient), ("recording", recording)) if set(words) - {"X", "F", "M"}]
-    if not named:
-        return {}
-    text = f"may identify a person: {' and '.join(named)}"
     done = "kept, as --keep-phi asks" if keep else "not stored"
-    findings.append(Finding(code=Reason.PHI, level="info", text=text, wanted=done, field=named[0], count=len(named)))
+    findings += [Finding(code=Reason.PHI, level="info", text="may identify a person", wanted=done, field=name) for name in named]
     return {name: clean(_decode(raw[name])) for name in named} if keep else {}
 
 

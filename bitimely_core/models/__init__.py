@@ -36,7 +36,8 @@ def build(name: str, *, preset: str | None = None, channels: int = 1, length: in
         preset: `18m`, `7.5m`, `7.5m-regression`, `3m` or `tiny`; its section of the model's family gives the dimensions.
         channels: V of the windows.
         length: T of the windows; only learned positions and readout `flatten` depend on it.
-        overrides: fields of `ModelConfig`, for instance `layers=2`, `tokenizer="patch"`; events need `codes`, the size of the input vocabulary.
+        overrides: fields of `ModelConfig`, for instance `layers=2`, `tokenizer="patch"`; events need `codes`, the size of the input
+            vocabulary.
 
     Raises:
         UserError: unknown name or preset, or settings that do not fit together (exit 2).
@@ -63,12 +64,12 @@ def count(config: ModelConfig) -> int:
 
 
 def typical(preset: str) -> dict[str, Any]:
-    """Channels and length (events: size of the vocabulary) of the data that a preset is meant for, to count its parameters before any data."""
+    """Channels and length (events: size of the vocabulary) of the data that a preset is meant for, to count parameters before any data."""
     return dict(TYPICAL.get(preset, {}))
 
 
 def matched(name: str, preset: str, *, channels: int = 1, length: int = 3000, codes: int | None = None) -> dict[str, int]:
-    """`dim`, `value_dim` and `ffn_dim` with which model `name` comes nearest to the parameters of BiTimelyGPT at `preset` (`--budget matched`).
+    """The widths with which model `name` comes nearest to the parameters of BiTimelyGPT at `preset` (`--budget matched`).
 
     Layers and heads stay; the width goes through multiples of 2 x heads, the other widths keep their ratio to it.
     """
@@ -118,8 +119,8 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         weights = load_file(path.with_name("model.safetensors"))
     except FileNotFoundError as error:
         raise UserError(
-            Reason.NOT_FOUND, "no model here", wanted="expected config.json and model.safetensors", action="Give the folder of a saved model",
-            file=str(folder), exit_code=Exit.USAGE,
+            Reason.NOT_FOUND, "no model here", wanted="expected config.json and model.safetensors", file=str(folder), exit_code=Exit.USAGE,
+            action="Give the folder of a saved model",
         ) from error  # fmt: skip
     except (SafetensorError, ValueError, RecursionError) as error:
         raise UserError(
@@ -146,8 +147,8 @@ def put(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
     wrong += [f"{key} is {list(weights[key].shape)} for {list(own[key].shape)}" for key in both if own[key].shape != weights[key].shape]
     if wrong:
         raise UserError(
-            Reason.SHAPES_DIFFER, f"{len(wrong)} weights do not fit: {'; '.join(sorted(wrong)[:5])}", wanted="expected the weights of this model",
-            action="Use the config.json that they were saved with", file=str(file), exit_code=Exit.INTEGRITY,
+            Reason.SHAPES_DIFFER, f"{len(wrong)} weights do not fit: {'; '.join(sorted(wrong)[:5])}", file=str(file),
+            wanted="expected the weights of this model", action="Use the config.json that they were saved with", exit_code=Exit.INTEGRITY,
         )  # fmt: skip
     module.load_state_dict(weights)
 

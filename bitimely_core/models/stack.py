@@ -1,8 +1,8 @@
 """The grid mixer x direction: BiTimelyGPT, TimelyGPT, TimelyBERT (retention), GPT and GPT-BAAR (softmax attention).
 
-Everything stays in forward time order: the direction is an argument of a layer, nothing is ever flipped. Positions 0 and n+1 of a row with n
-tokens hold [SOS] and [EOS]; token i stands at position i+1; padding follows [EOS] and is no key in any direction.
-Alternation (BAAR, paper section "Bidirectional Alternating AutoRegressive Modeling"): odd layers forward, even layers backward, counted from 1.
+Everything stays in forward time order: the direction is an argument of a layer, nothing is ever flipped. Positions 0 and n+1 of a row
+with n tokens hold [SOS] and [EOS]; token i stands at position i+1; padding follows [EOS] and is no key in any direction.
+Alternation (BAAR, paper section "Bidirectional Alternating AutoRegressive Modeling"): odd layers forward, even ones backward, from 1 on.
 
 Legend: B batch, N tokens, M = N + 2 positions, D width, H heads, K key width of a head, W value width of a head, L layers.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ def wrong(text: str, wanted: str, field: str, action: str = "") -> UserError:
 
 
 def log_decays(config: ModelConfig) -> Tensor:
-    """ln gamma of each head, float64 [H], as `config.decay` says."""
+    """Logarithm of gamma for each head, float64 [H], as `config.decay` says."""
     decay, heads = config.decay, config.heads
     if decay.kind == "half-life":
         if len(decay.months) != heads:
@@ -87,7 +87,7 @@ class Retention(nn.Module):
 
     @property
     def decays(self) -> Tensor:
-        """ln gamma [H]."""
+        """Logarithm of gamma [H]."""
         return F.logsigmoid(self.logit) if self.config.decay.kind == "learnable" else self.log_decay
 
     def forward(self, x: Tensor, places: Places, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -187,8 +187,9 @@ class Plain(nn.Module):
 class TemporalConv(nn.Module):
     """TimelyGPT's convolution module: norm, pointwise D -> 2D, GLU, depthwise (31 steps), norm, SiLU, pointwise, dropout 0.1.
 
-    The depthwise kernel looks 30 positions into the past of its layer's direction (15 to each side in a two-sided layer): symmetric padding
-    would show 15 future tokens to a next-token model. Batch norm mixes rows and times while training, over real positions only; `layer` does not.
+    The depthwise kernel looks 30 positions into the past of its layer's direction (15 to each side in a two-sided layer): symmetric
+    padding would show 15 future tokens to a next-token model. Batch norm mixes rows and times while training, over real positions only;
+    layer norm does not.
     """
 
     width = 31
@@ -267,7 +268,7 @@ class Adapter(nn.Module):
         self.output = nn.ModuleDict({name: nn.Linear(config.dim, self.tokenizer.target_width) for name in names})
         if models[config.name].facts.family == "attention":
             for module in (self.embedding, *self.output.values()):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(cast(Tensor, module.weight), std=0.02)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens [B, N, F] or ids [B, N] -> [B, N, D]; pointwise, nothing is mixed over time."""
@@ -304,7 +305,7 @@ class Model(nn.Module):
     def directions(self) -> tuple[Direction, ...]:
         """The model's own direction of each layer."""
         cycle = models[self.config.name].facts.directions
-        return tuple(cycle[i % len(cycle)] for i in range(self.config.layers))  # type: ignore[misc]
+        return tuple(cycle[i % len(cycle)] for i in range(self.config.layers if cycle else 0))  # type: ignore[misc]
 
     def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
         """The final norm before any head; one for both losses unless `output_heads` is separate."""
@@ -353,7 +354,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def adapt(self, channels: int, length: int, codes: int | None = None) -> list[str]:
-        """Fit another data set: a new adapter where the number of channels (or of codes) differs; the trunk, [SOS], [EOS] and final norm stay.
+        """Fit another data set: a new adapter where the channels (or codes) differ in number; trunk, [SOS], [EOS] and final norm stay.
 
         Returns:
             The names of the parameters that are random now, empty where all stay.
@@ -470,7 +471,7 @@ class Stack(Model):
         return torch.where(at_eos[..., None], self.special[1].to(x.dtype), x)
 
     def _places(self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None) -> Places:
-        """Positions, times and masks of N + 2 positions: t_SOS = t_first, t_EOS = t_last, and pads stand at t_EOS so that gaps stay finite."""
+        """Positions, times and masks of N + 2 positions: t_SOS = t_first, t_EOS = t_last; pads stand at t_EOS so that gaps stay finite."""
         index = torch.arange(real.shape[1] + 2, device=real.device)
         inside = None if batch.mask is None and hide is None else index <= lengths[:, None] + 1
         keep = inside
@@ -537,7 +538,7 @@ PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving H
     ModelFacts(
         family="retention", objective="next-previous", readout="sos", directions=ALTERNATING, attention=True, input=("regular", "events"),
         source=PAPER,
-        known="Its own objective shows the targets to the model from four layers on; stated sizes do not follow from the table of configurations",
+        known="Its own objective shows the model its targets; the stated sizes do not follow from the table of configurations",
     )
 )  # fmt: skip
 def bitimelygpt(config: ModelConfig) -> Stack:
@@ -549,7 +550,7 @@ def bitimelygpt(config: ModelConfig) -> Stack:
     ModelFacts(
         family="retention", objective="next", readout="eos", directions=("forward",), attention=True, input=("regular", "events"),
         source="Song et al. 2023, TimelyGPT",
-        known="Here without its convolution module unless model.temporal_conv=causal; the original pads it symmetrically and so sees 15 future tokens",
+        known="Its convolution module is off unless model.temporal_conv=causal; the original one sees 15 future tokens",
     )
 )  # fmt: skip
 def timelygpt(config: ModelConfig) -> Stack:
@@ -559,8 +560,8 @@ def timelygpt(config: ModelConfig) -> Stack:
 
 @models(
     ModelFacts(
-        family="retention", objective="masked", readout="sos", directions=("both",), attention=True, input=("regular", "events"), source=PAPER,
-        known="The paper compares it with a model without pre-training that also has another architecture",
+        family="retention", objective="masked", readout="sos", directions=("both",), attention=True, input=("regular", "events"),
+        source=PAPER, known="The paper compares it with a model without pre-training that also has another architecture",
     )
 )  # fmt: skip
 def timelybert(config: ModelConfig) -> Stack:

@@ -7,12 +7,12 @@
     backward      m >= n
     both          all: forward + backward - diagonal
 
-Three forms of the same: `parallel` (an N x N matrix, O(N^2)), `recurrent` (a K x V state, one step a token) and `chunkwise` (matrices inside
-chunks, states between them, O(N)). Nothing is ever flipped: in `backward` the clock has the opposite sign, triangles are upper ones and chunks
-are visited from the last to the first.
+Three forms of the same: `parallel` (an N x N matrix, O(N^2)), `recurrent` (a K x V state, one step a token) and `chunkwise` (matrices
+inside chunks, states between them, O(N)). Nothing is ever flipped: in `backward` the clock has the opposite sign, triangles are upper ones
+and chunks are visited from the last to the first.
 
-Legend: B batch, N tokens, H heads, K key width, V value width, C rows of a chunk, n chunks, G chunks of a group. The clock is the time with the
-sign of the direction, so that it never decreases in the order of processing.
+Legend: B batch, N tokens, H heads, K key width, V value width, C rows of a chunk, n chunks, G chunks of a group. The clock is the time with
+the sign of the direction, so that it never decreases in the order of processing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Precision = Literal["fp32", "bf16"]
 OPTIONS = {"direction": Direction, "form": Form, "ties": Ties, "core_precision": Precision}
 SMALLEST = -87.0  # exp below it is a float32 denormal: slow on a CPU and nothing to the result, so it is exactly 0
 GUARD = 60.0  # largest exponent that the folded form may give to a key; float32 and bfloat16 overflow at 88
-GROUP = 16  # chunks whose states are scanned by one matrix product; a loop carries the state from group to group
+GROUP = 8  # chunks whose states are scanned by one matrix product; a loop carries the state from group to group
 CACHE = 2**20  # bytes of the second-level cache that the scores of one block may take
 
 
@@ -49,15 +49,15 @@ class State(NamedTuple):
 
 @overload
 def retention(
-    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, times: Tensor | None = ..., mask: Tensor | None = ..., direction: Direction = ...,
-    form: Form = ..., ties: Ties = ..., state: State | None = ..., return_state: Literal[False] = ..., chunk: int = ...,
-    core_precision: Precision = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, times: Tensor | None = ..., mask: Tensor | None = ...,
+    direction: Direction = ..., form: Form = ..., ties: Ties = ..., state: State | None = ..., return_state: Literal[False] = ...,
+    chunk: int = ..., core_precision: Precision = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def retention(
-    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, times: Tensor | None = ..., mask: Tensor | None = ..., direction: Direction = ...,
-    form: Form = ..., ties: Ties = ..., state: State | None = ..., return_state: Literal[True], chunk: int = ...,
-    core_precision: Precision = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, times: Tensor | None = ..., mask: Tensor | None = ...,
+    direction: Direction = ..., form: Form = ..., ties: Ties = ..., state: State | None = ..., return_state: Literal[True],
+    chunk: int = ..., core_precision: Precision = ...,
 ) -> tuple[Tensor, State]: ...  # fmt: skip
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # one clean graph break instead of thousands of unrolled blocks
 def retention(
@@ -94,13 +94,13 @@ def retention(
         state: left by the rows before these (`backward`: after). Rows without `times` follow it at a distance of one.
         return_state: return the state after these rows as well. Like `state` for `forward` and `backward` only.
         chunk: rows of a chunk.
-        core_precision: `fp32` or `bf16`; no meaning for float64 inputs.
+        core_precision: `fp32` or `bf16`; the latter counts for neither float64 inputs nor a `log_decay` or `times` that need gradients.
 
     Returns:
         [B, N, H, V] in the dtype of `v`; with `return_state` the pair of it and the `State`.
 
     Raises:
-        UserError: `timestamps` for times that decrease, are not finite or contradict the state; `config` for options that exclude each other.
+        UserError: `timestamps` for times that decrease, are not finite or contradict the state; `config` for options that exclude others.
     """
     stateful = state is not None or return_state
     _check_shapes(q, k, v, log_decay, times, mask)
@@ -108,7 +108,8 @@ def retention(
     if times is not None:
         _check_order(times)
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
-    core = torch.bfloat16 if core_precision == "bf16" and wide == torch.float32 else wide
+    learns = log_decay.requires_grad or (times is not None and times.requires_grad)  # gradients that are differences, lost in bfloat16
+    core = torch.bfloat16 if core_precision == "bf16" and wide == torch.float32 and not learns else wide
     length, dtype, backward = q.shape[1], v.dtype, direction == "backward"
     if form == "auto":
         form = "recurrent" if stateful and length == 1 else "parallel" if ties == "group" or length <= 2 * chunk else "chunkwise"
@@ -276,7 +277,7 @@ def _kept(k: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _decay(exponent: Tensor, allowed: Tensor | None = None, smallest: float = SMALLEST) -> Tensor:
-    """The exp of a fresh tensor, in place; 0 below `smallest` and where not allowed. Selected before exp: neither inf nor NaN, gradients included."""
+    """The exp of a fresh tensor, in place; 0 below `smallest` and where not allowed: selected before exp, so that no gradient is NaN."""
     gone = exponent < smallest
     return exponent.masked_fill_(gone if allowed is None else gone | ~allowed, -math.inf).exp_()
 
@@ -284,7 +285,7 @@ def _decay(exponent: Tensor, allowed: Tensor | None = None, smallest: float = SM
 def _carried(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, backward: bool, state: State | None
 ) -> tuple[Tensor | None, State]:
-    """What the rows receive from the state, [B, N, H, V], and the state they leave: linear, hence the same for every form; exponents <= 0."""
+    """What the rows receive from the state, [B, N, H, V], and the state they leave; the same for every form, exponents <= 0."""
     clock, g = _clock(q, times, backward), log_decay[:, None]
     sign, end = (-1.0, clock[:, :1]) if backward else (1.0, clock[:, -1:])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -316,7 +317,7 @@ def _carried(
 
 
 def _recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> Tensor:
-    """One update of the state a row, in float32 at least. (`chunk` has no meaning here.)"""
+    """One update of the state a row, in float32 at least; `chunk` has no meaning here."""
     wide = torch.promote_types(core, torch.float32)
     q, k, v = ((q * q.shape[-1] ** -0.5).to(core).to(wide), k.to(core).to(wide), v.to(core).to(wide))
     gaps = clock[:, :-1] - clock[:, 1:] if backward else clock[:, 1:] - clock[:, :-1]
@@ -334,7 +335,7 @@ def _recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor
 
 
 def _chunkwise(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> Tensor:
-    """Folded on a CPU where no key of any chunk is scaled by more than exp(GUARD), else masked (on a GPU the guard would cost a wait a layer)."""
+    """Folded on a CPU where no key is scaled by more than exp(GUARD), else masked: on a GPU the guard would cost a wait a layer."""
     chunk = min(chunk, q.shape[1])
     if q.device.type == "cpu":
         first, last = _ends(clock.detach(), chunk)
@@ -401,14 +402,14 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, b
     return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length]
 
 
-# The folded form: row n of q is scaled by a_n = s exp(g (t_n - r)) and row m of k by b_m = exp(-g (t_m - r)), r = the clock at the row of the
-# chunk that is processed first. So no C x C decay matrix is ever formed:
+# The folded form: row n of q is scaled by a_n = s exp(g (t_n - r)) and row m of k by b_m = exp(-g (t_m - r)), r = the clock at the row that
+# is processed first in the chunk. So no C x C decay matrix is ever formed:
 #     A = lower(q~ k~^T)    U_c = k~^T v    S_c = sum over chunks j before c of exp(g (r_c - r_j)) U_j    o = A v + q~ S_c
 # All products are done block by block (some heads of some sequences, one group of chunks), so that a block stays in the cache.
 
 
 class _Plan(NamedTuple):
-    """What the blocks share. The first size is 1 where the clock is regular."""
+    """What the blocks share."""
 
     elapsed: Tensor  # [B, N] t - r
     step: Tensor  # [B, n] r - r of the chunk processed before, 0 for the first one
@@ -416,7 +417,7 @@ class _Plan(NamedTuple):
     keys: Tensor  # [B, H, N] b, at most exp(GUARD)
     moves: list[
         tuple[slice, Tensor]
-    ]  # a group of chunks and, [B, H, G (+ 1), G], the way from its U to its S (and to the next group's first S)
+    ]  # a group of chunks; [B, H, G, G] from its U to its S, with a row more for the first S of the next group
     blocks: list[tuple[slice, slice]]  # of sequences and heads
 
 
@@ -429,9 +430,9 @@ def _plan(shape: torch.Size, log_decay: Tensor, clock: Tensor, backward: bool, c
     elapsed = clock - reference.repeat_interleave(chunk, 1)[:, :length]
     exponent = g * elapsed[:, None]  # in float64: an exponent of 60 loses nothing
     queries, keys = exponent.exp().mul_(width**-0.5), exponent.neg().exp_()
-    order = reference.flip(1) if backward else reference
-    step = order.diff(dim=1, prepend=order[:, :1])
-    step = step.flip(1) if backward else step
+    step = torch.zeros_like(reference)
+    later, earlier = (slice(-1), slice(1, None)) if backward else (slice(1, None), slice(-1))
+    step[:, later] = reference[:, later] - reference[:, earlier]
 
     chunks, moves = reference.shape[1], []
     for group in _groups(chunks, backward):
@@ -440,44 +441,38 @@ def _plan(shape: torch.Size, log_decay: Tensor, clock: Tensor, backward: bool, c
         before = _before(group.stop - group.start, backward, clock.device)
         before = pad(before, (0, 0, 0, targets.shape[1] - len(before)), value=True)
         exponent = g[..., None] * (targets[:, :, None] - reference[:, None, group])[:, None]
-        moves.append((group, _decay(exponent, before, smallest).to(core)))
+        moves.append((group, _decay(exponent, before, smallest).to(core).expand(batch, -1, -1, -1)))
 
     rows = max(1, CACHE // (min(GROUP, chunks) * chunk**2 * core.itemsize))  # sequences x heads of a block
     few = -(-heads // -(-heads // rows)) if rows < heads else heads  # heads, split evenly
     many = max(1, rows // heads)
     blocks = [(slice(b, min(b + many, batch)), slice(h, min(h + few, heads))) for b in range(0, batch, many) for h in range(0, heads, few)]
-    return _Plan(elapsed, step, queries.to(wide), keys.to(wide), moves, blocks)
+    queries, keys = (x.to(wide).expand(batch, -1, -1) for x in (queries, keys))
+    return _Plan(elapsed.expand(batch, -1), step.expand(batch, -1), queries, keys, moves, blocks)
 
 
 class _Block(NamedTuple):
-    """One visit: `at` = (batch, tokens, heads) of [B, N, H, K] tensors; as matrices [R G, C, K] with R = batch x heads of the block."""
+    """One visit. R = sequences x heads of the block."""
 
-    at: tuple[slice, slice, slice]
-    sizes: tuple[int, int, int]  # batch, heads, G
-    move: Tensor  # [R, G, G] states of the chunks to states entering them
-    onward: Tensor  # [R, 1, G] to the state entering the next group; [R, 0, G] in the last one
+    at: tuple[slice, slice, slice]  # sequences, tokens, heads of [B, N, H, K]
+    group: slice  # chunks
+    move: Tensor  # [R, G, G]
+    onward: Tensor  # [R, 1, G], the further row; [R, 0, G] in the last group
     number: int  # of the visit in the order of processing
-    starts: bool  # nothing is carried into it
+    starts: bool  # the first visit of its sequences and heads: nothing is carried into it
 
 
-def _visits(plan: _Plan, shape: torch.Size, chunk: int, *, undo: bool = False) -> Iterator[_Block]:
-    """Every block, its groups in the order of processing (`undo`: the reverse of it)."""
-    batch, length, heads, _ = shape
-    last = len(plan.moves) - 1
+def _visits(plan: _Plan, chunk: int, *, undo: bool = False) -> Iterator[_Block]:
+    """Every block, its groups in the order of processing, or with `undo` in the reverse of it."""
+    length, turns = plan.elapsed.shape[1], len(plan.moves)
     for index, (some, few) in enumerate(plan.blocks):
-        b, h = len(range(batch)[some]), len(range(heads)[few])
-        for turn in range(last + 1):
-            which = last - turn if undo else turn
+        for turn in range(turns):
+            which = turns - 1 - turn if undo else turn
             group, move = plan.moves[which]
-            size = group.stop - group.start
-            move = _part(move, some, few).expand(b, h, -1, -1).reshape(b * h, -1, size)
+            move = move[some, few].flatten(0, 1)
+            size = move.shape[-1]
             at = (some, slice(group.start * chunk, min(group.stop * chunk, length)), few)
-            yield _Block(at, (b, h, size), move[:, :size], move[:, size:], index * (last + 1) + which, turn == 0)
-
-
-def _part(factor: Tensor, some: slice, few: slice, *more: slice) -> Tensor:
-    """Rows of [B or 1, H, ...]."""
-    return factor[(some if factor.shape[0] > 1 else slice(None), few, *more)]
+            yield _Block(at, group, move[:, :size], move[:, size:], index * turns + which, turn == 0)
 
 
 def _scratch(dtype: torch.dtype) -> Callable[..., Tensor]:
@@ -494,69 +489,60 @@ def _scratch(dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 def _load(x: Tensor, block: _Block, chunk: int, room: Callable[..., Tensor], name: str, factor: Tensor | None = None) -> Tensor:
-    """The block of `x` [B, N, H, K], times its part of `factor` [B or 1, H, N], padded with zeros to whole chunks: [R G, C, K]."""
-    (some, tokens, few), (b, h, size) = block.at, block.sizes
+    """The block of `x` [B, N, H, K], times that of `factor` [B, H, N], filled up with zeros to whole chunks: [R G, C, K]."""
+    some, tokens, few = block.at
     x = x[block.at].transpose(1, 2)
-    out = room(name, b, h, size * chunk, x.shape[-1])
-    filled = out[:, :, : x.shape[2]]
+    out = room(name, *x.shape[:2], block.move.shape[-1] * chunk, x.shape[-1])
+    rows = out[:, :, : x.shape[2]]
     if factor is None:
-        filled.copy_(x)
+        rows.copy_(x)
     else:
-        torch.mul(x, _part(factor, some, few, tokens)[..., None], out=filled)
+        torch.mul(x, factor[some, few, tokens, None], out=rows)
     out[:, :, x.shape[2] :].zero_()
     return out.view(-1, chunk, x.shape[-1])
 
 
-def _save(rows: Tensor, block: _Block, out: Tensor, factor: Tensor | None = None) -> None:
-    """The inverse of `_load`: [R G, C, K], times the factor, into the block of `out`."""
-    (some, tokens, few), (b, h, _) = block.at, block.sizes
+def _save(x: Tensor, block: _Block, out: Tensor, factor: Tensor | None = None) -> None:
+    """[R G, C, K], times the block of `factor`, into the block of `out`: the way back from `_load`."""
+    some, tokens, few = block.at
     out = out[block.at].transpose(1, 2)
-    rows = rows.view(b, h, -1, rows.shape[-1])[:, :, : out.shape[2]]
+    x = x.view(*out.shape[:2], -1, out.shape[-1])[:, :, : out.shape[2]]
     if factor is None:
-        out.copy_(rows)
+        out.copy_(x)
     else:
-        torch.mul(rows, _part(factor, some, few, tokens)[..., None], out=out)
+        torch.mul(x, factor[some, few, tokens, None], out=out)
 
 
 class _Folded(torch.autograd.Function):
-    """Chunkwise retention of one direction on a CPU, with its own backward: saves the chunk states, recomputes the scores."""
+    """Chunkwise retention of one direction on a CPU with its own backward: saves the states between chunks, recomputes the scores."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor,
-        clock: Tensor,
-        backward: bool,
-        chunk: int,
-        core: torch.dtype,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype
     ) -> Tensor:
         plan = _plan(q.shape, log_decay, clock, backward, chunk, core)
-        room, keep, first = _scratch(core), any(ctx.needs_input_grad), -1 if backward else 0
+        room, first = _scratch(core), -1 if backward else 0
         triangle = Tensor.triu_ if backward else Tensor.tril_
         width, value = q.shape[-1], v.shape[-1]
-        o, states, carry = v.new_empty(v.shape), [], None
-        for block in _visits(plan, q.shape, chunk):
-            size = block.sizes[-1]
+        o, states, carry = v.new_empty(v.shape), [], v.new_empty(0)
+        for block in _visits(plan, chunk):
             Q = _load(q, block, chunk, room, "q", plan.queries)
             K = _load(k, block, chunk, room, "k", plan.keys)
             V = _load(v, block, chunk, room, "v")
-            U = torch.bmm(K.mT, V, out=room("u", len(K), width, value)).view(-1, size, width * value)
+            U = torch.bmm(K.mT, V, out=room("u", len(K), width, value)).view(len(block.move), -1, width * value)
             if not block.starts:
                 U[:, first] += carry
             S = torch.bmm(block.move, U)
             if not block.starts:
                 S[:, first] += carry
             carry = torch.bmm(block.onward, U).squeeze(1)
-            if keep:
+            if any(ctx.needs_input_grad):
                 states.append(S)
             A = triangle(torch.bmm(Q, K.mT, out=room("a", len(K), chunk, chunk)))
-            O = torch.bmm(A, V, out=room("o", len(K), chunk, value))
-            _save(O.baddbmm_(Q, S.view(-1, width, value)), block, o)
-        ctx.save_for_backward(q, k, v, log_decay, *states)
-        ctx.plan, ctx.options = plan, (backward, chunk, core)
+            out = torch.bmm(A, V, out=room("o", len(K), chunk, value)).baddbmm_(Q, S.view(-1, width, value))
+            _save(out, block, o)
+        ctx.save_for_backward(q, k, v, log_decay, clock, *states)
+        ctx.options = backward, chunk, core
         return o
 
     @staticmethod
@@ -569,47 +555,47 @@ class _Folded(torch.autograd.Function):
 def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, log_decay and clock.
 
-    With W_c = q~^T dO and G_c = sum over chunks j after c of exp(g (r_j - r_c)) W_j (the scan transposed), P = lower(dO v^T):
+    With W_c = q~^T dO, G_c = sum over chunks j after c of exp(g (r_j - r_c)) W_j (the scan transposed) and P = lower(dO v^T):
         dv = A^T dO + k~ G_c        dq = a (P k~ + dO S_c^T)        dk = b (P^T q~ + v G_c^T)
-    and with x_n = q_n . dq_n - k_n . dk_n and F_c = <S_c, W_c + G_c>, what flows over the near end of chunk c:
+    With x_n = q_n . dq_n - k_n . dk_n, and F_c = <S_c, W_c + G_c>, which is all that flows over the border before chunk c:
         dt_n = g x_n                dg = sum of (t_n - r) x_n + sum of (r_c - r of the chunk before) F_c
-    (the identity dg = sum of t_n x_n, summed by parts: no cancellation at large t).
+    The latter is dg = sum of t_n x_n summed by parts: nothing cancels at large t.
     """
-    plan, (backward, chunk, core) = ctx.plan, ctx.options
-    q, k, v, log_decay, *states = ctx.saved_tensors
+    backward, chunk, core = ctx.options
+    q, k, v, log_decay, clock, *states = ctx.saved_tensors
+    plan = _plan(q.shape, log_decay, clock, backward, chunk, core)
     room, first = _scratch(core), -1 if backward else 0
     triangle = Tensor.triu_ if backward else Tensor.tril_
     width, value = q.shape[-1], v.shape[-1]
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    learns = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
-    dg, dt = torch.zeros_like(log_decay, dtype=plan.elapsed.dtype), plan.elapsed.new_zeros(q.shape[:2])
-    carry = None
-    for block in _visits(plan, q.shape, chunk, undo=True):
-        size, S = block.sizes[-1], states[block.number]
+    dq, dk, dv, carry = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), v.new_empty(0)
+    wide = plan.elapsed.dtype
+    g = log_decay.to(wide)
+    dg, dt = torch.zeros_like(g), torch.zeros(q.shape[:2], dtype=wide)
+    for block in _visits(plan, chunk, undo=True):
+        S = states[block.number]
         Q = _load(q, block, chunk, room, "q", plan.queries)
         K = _load(k, block, chunk, room, "k", plan.keys)
         V = _load(v, block, chunk, room, "v")
         dO = _load(do, block, chunk, room, "do")
-        W = torch.bmm(Q.mT, dO, out=room("w", len(K), width, value)).view(-1, size, width * value)
-        G = torch.bmm(block.move.mT, W, out=room("g", *W.shape))
+        W = torch.bmm(Q.mT, dO, out=room("w", len(K), width, value)).view(S.shape)
+        G = torch.bmm(block.move.mT, W, out=room("g", *S.shape))
         if not block.starts:
             G.baddbmm_(block.onward.mT, carry)
         carry = W[:, first, None] + G[:, first, None]
+        S_, G_ = S.view(-1, width, value), G.view(-1, width, value)
 
         A = triangle(torch.bmm(Q, K.mT, out=room("a", len(K), chunk, chunk)))
-        dV = torch.bmm(A.mT, dO, out=room("dv", len(K), chunk, value))
-        _save(dV.baddbmm_(K, G.view(-1, width, value)), block, dv)
+        _save(torch.bmm(A.mT, dO, out=room("dv", *V.shape)).baddbmm_(K, G_), block, dv)
         P = triangle(torch.bmm(dO, V.mT, out=A))
-        dQ = torch.bmm(P, K, out=room("dq", len(K), chunk, width)).baddbmm_(dO, S.view(-1, width, value).mT)
+        dQ = torch.bmm(P, K, out=room("dq", *Q.shape)).baddbmm_(dO, S_.mT)
+        dK = torch.bmm(P.mT, Q, out=room("dk", *K.shape)).baddbmm_(V, G_.mT)
         _save(dQ, block, dq, plan.queries)
-        dK = torch.bmm(P.mT, Q, out=room("dk", len(K), chunk, width)).baddbmm_(V, G.view(-1, width, value).mT)
         _save(dK, block, dk, plan.keys)
-        if learns:
-            (some, tokens, few), (b, h, _) = block.at, block.sizes
-            x = ((Q * dQ).sum(-1) - (K * dK).sum(-1)).view(b, h, -1)[..., : tokens.stop - tokens.start].to(dt.dtype)
-            dt[some, tokens] += (log_decay.to(dt.dtype)[few, None] * x).sum(1)
-            group = slice(tokens.start // chunk, tokens.start // chunk + size)
-            flow = (S * W.add_(G)).sum(-1).view(b, h, -1).to(dt.dtype)
-            some = some if len(plan.step) > 1 else slice(None)
-            dg[few] += (x * plan.elapsed[some, None, tokens]).sum((0, 2)) + (flow * plan.step[some, None, group]).sum((0, 2))
+        if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
+            some, tokens, few = block.at
+            sizes = dq[block.at].transpose(1, 2).shape[:3]
+            x = (Q.to(wide) * dQ - K.to(wide) * dK).sum(-1).view(*sizes[:2], -1)[..., : sizes[2]]
+            F = (S.to(wide) * (W + G)).sum(-1).view(*sizes[:2], -1)
+            dt[some, tokens] += (g[few, None] * x).sum(1)
+            dg[few] += (x * plan.elapsed[some, None, tokens]).sum((0, 2)) + (F * plan.step[some, None, block.group]).sum((0, 2))
     return dq, dk, dv, dg.to(log_decay.dtype), dt if ctx.needs_input_grad[4] else None

@@ -1,7 +1,7 @@
-"""Rotation of queries and keys by their position, and the optional xPos scale (BiTimelyGPT, equation 1).
+"""Rotation of queries and keys by their position, and the optional xPos scale (BiTimelyGPT, equation 3).
 
-A query rotated to position n and a key rotated to m meet with the phase theta (n - m). Positions are absolute forward indices in both directions
-(`rotary_convention: absolute-forward`), so the phase is negative in a backward layer.
+A query rotated to position n and a key rotated to m meet with the phase theta (n - m). Positions are absolute forward indices in both
+directions (`rotary_convention: absolute-forward`), so the phase is negative in a backward layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SPAN = 16384  # positions over which the xPos scale is safe: exponents up to 20 
 def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:
     """Rotate the pairs (2j, 2j+1) of the last axis by positions * base^(-2j/K), per head.
 
-    Angles are computed in float64 (float32 on a device without it), whatever the dtype of `x`: in bfloat16 they would be off by whole radians.
+    Angles are computed in float64 (float32 on a device without it) whatever the dtype of `x`: in bfloat16 they are off by whole radians.
 
     Args:
         x: [B, N, H, K], K even; float32, float64, bfloat16.
@@ -42,9 +42,9 @@ def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:
 def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"], *, key: bool, origin: float | None = None) -> Tensor:
     """The xPos scale: query n and key m meet with zeta_j^(|n - m| / 512), zeta_j = (2j + 0.4 K) / (1.4 K) for the pair j. Off by default.
 
-    Queries are multiplied by zeta^((n - origin) / 512), keys by its inverse, `backward` the other way round. Only differences of positions count, so the
-    origin is put in the middle of the sequence: neither factor exceeds e^20 over `SPAN` positions, and longer sequences are refused (the scale with the
-    origin at 0 overflows float32 at some 36,000 positions and float16 at 4,500).
+    Queries are multiplied by zeta^((n - origin) / 512), keys by its inverse, `backward` the other way round. Only differences of positions
+    count, so the origin is put in the middle of the sequence: neither factor exceeds e^20 over `SPAN` positions, and longer sequences are
+    refused (with the origin at 0 the scale overflows float32 at some 36,000 positions and float16 at 4,500).
 
     Args:
         x: [B, N, H, K] rotated queries or keys; float32, float64, bfloat16.

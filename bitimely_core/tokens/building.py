@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -207,8 +208,8 @@ def is_current(out: Path, chosen: Plan, fingerprint: str) -> bool:
             code=Reason.SETTINGS_DIFFER,
             file=str(out),
             field=key,
-            text=f"the windows there have {safe_text(str(old.get(key)))}",
-            wanted=f"now {safe_text(str(new.get(key)))}",
+            text=f"the windows there have {safe_text(old.get(key))}",
+            wanted=f"now {safe_text(new.get(key))}",
         )
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
@@ -274,6 +275,9 @@ def survey(cache: Cache, chosen: Plan, seen: Survey, progress: Progress | None =
 
 def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> None:
     """All files of the token set, the manifest last. A failed attempt removes what it wrote; the former set stays whole until the end."""
+    former: set[str] = set()
+    with suppress(UserError):  # none, or a damaged one that is replaced under force_new
+        former = set(store.manifest(out)["files"])
     seen = Survey()
     parts: list[list[moments.Moments]] = []
     contents: dict[bytes, list[set[str]]] = {}
@@ -315,11 +319,11 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
         index, affine = index_of(seen, chosen), affine_of(seen)
         check_subjects(index, chosen.split, out)
     except BaseException:
-        former = set(store.manifest(out)["files"]) if (out / store.MANIFEST).is_file() else set()
         for name in files.keys() - former:
-            (out / name).unlink(missing_ok=True)
+            store.os_unlink(out / name)
         raise
-    (out / store.MANIFEST).unlink(missing_ok=True)  # the names below do not change: until the end there is no set, rather than a mixed one
+    if (out / store.MANIFEST).exists():  # the names below do not change: until the end there is no set, rather than a mixed one
+        store.os_unlink(out / store.MANIFEST)
     for name, frame in (("index.parquet", index), ("recordings.parquet", affine)):
         sha256, size = store.write_file(out / name, parquet_file(frame))
         files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
@@ -433,7 +437,7 @@ def notices(chosen: Plan) -> list[str]:
     """What must stand beside every score on these windows."""
     out = [splits.SHARED[chosen.split]] if chosen.split in splits.SHARED else []
     if chosen.normalise == "window":
-        out.append("each window is normalised by its own mean and spread: objectives are leak-free only given these")
+        out.append("Each window is normalised by its own mean and spread: objectives are leak-free only given these.")
     return out
 
 

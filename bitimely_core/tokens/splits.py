@@ -12,8 +12,8 @@ from bitimely_core.registry import unknown
 SPLITS = ("train", "validation", "test")
 SCHEMES = ("subject", "official", "time", "random-window")
 SHARED = {  # schemes in which a subject may stand in several splits, and what is said about it wherever scores are shown
-    "time": "split by time inside each recording: the same subjects stand in train and test, so scores say nothing about other subjects",
-    "random-window": "split by random windows: neighbouring windows of one recording stand in train and test, so scores are optimistic",
+    "time": "Split by time inside each recording: the same subjects stand in train and test, so scores say nothing about other subjects.",
+    "random-window": "Split by random windows: neighbouring windows of one recording stand in train and test, so scores are optimistic.",
 }
 FOLDS = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}  # PTB-XL's recommendation
 

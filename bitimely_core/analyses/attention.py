@@ -1,0 +1,475 @@
+"""Attention figures: where the layers look in a few held-out sequences, head by head and as the share of attention each token gets.
+
+Maps are R [N, N], row = query, column = key, in forward time order, without [SOS], [EOS] and padding. Retention maps are signed and have
+no scale of their own; softmax rows sum to 1. So models are compared by the share a_m = sum_n |R_nm|, averaged over heads and normalised to
+sum 1 over the sequence. An alternating model mixes both sides in a pair of layers, shown as tril(R_forward) + triu(R_backward, 1): forward
+layer L - 1, backward layer L, with the diagonal once.
+
+Legend: H heads, N tokens, K key width of a head, T samples, L layers.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from bitimely_core import data
+from bitimely_core.batch import Batch, Encoded, Figure, Page, Progress, Table
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.models.stack import Attention, Retention
+from bitimely_core.ops.retention import decay_matrix
+from bitimely_core.ops.rotary import rotate
+from bitimely_core.registry import AnalysisFacts, analyses, models
+
+if TYPE_CHECKING:
+    from bitimely_core.analyses import LoadedRun
+    from bitimely_core.tokens import Windows
+
+Array = npt.NDArray[np.float64]
+
+
+# --- maps ---------------------------------------------------------------------------------------------------------------------------------
+
+
+class Mixing(NamedTuple):
+    """How one layer mixes the tokens of one sequence, in float64."""
+
+    map: Array  # [H, N, N], what the layer applies
+    direction: str  # forward, backward or both, as the map shows it
+    scores: Array | None  # [H, N, N] q k^T / sqrt(K) of all pairs, without decay, mask or softmax; None: not this kind of layer
+    alone: Array | None  # [H, N, N] what is left without q and k: the decay, or the mean over the allowed keys
+    key_width: int | None  # K
+    gammas: tuple[float, ...]  # decay of each head; () without
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """A copy of the model in float64 and eval mode: no product of maps is ever formed in less."""
+    return copy.deepcopy(model).double().cpu().eval()
+
+
+def untrained(model: nn.Module, seed: int) -> nn.Module:
+    """The same architecture with random weights, in float64: the control that tells training from structure."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return in_float64(models[str(model.config.name)](model.config))  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def mixings(model: nn.Module, batch: Batch) -> list[Mixing]:
+    """The layers of a float64 model on a batch of one row, without special positions and padding.
+
+    Raises:
+        UserError: config (exit 2), where the model has no attention maps.
+    """
+    seen: list[tuple[nn.Module, Tensor, Any, str]] = []
+    mixers = [m for m in model.modules() if isinstance(m, Retention | Attention)]
+    hooks = [m.register_forward_pre_hook(lambda module, args: seen.append((module, *args[:3]))) for m in mixers]
+    wide = batch._replace(**{name: part.double() for name, part in _given(batch) if part.is_floating_point()})
+    try:
+        encoded: Encoded = model(wide, attention=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if encoded.attention is None:
+        raise UserError(
+            Reason.CONFIG,
+            f"{getattr(getattr(model, 'config', None), 'name', 'the model')} has no attention maps",
+            wanted="expected a model with retention or attention layers",
+            action="`bitimely list models` says which have them",
+            exit_code=Exit.USAGE,
+        )
+    kept = _tokens(encoded)
+    parts = seen if len(seen) == len(encoded.attention) else [None] * len(encoded.attention)
+    return [_mixing(of_layer[0], part, kept) for of_layer, part in zip(encoded.attention, parts, strict=True)]
+
+
+def _given(batch: Batch) -> list[tuple[str, Tensor]]:
+    """The tensors that a batch has, by name."""
+    return [(name, part) for name, part in batch._asdict().items() if part is not None]
+
+
+def _tokens(encoded: Encoded) -> Tensor:
+    """Indices of the real tokens among the positions of the maps, [N]."""
+    assert encoded.attention is not None
+    positions = encoded.attention[0].shape[-1]
+    before = 1 if encoded.eos is not None else 0
+    count = positions - (2 if encoded.eos is not None else 0)
+    real = torch.ones(count, dtype=torch.bool) if encoded.mask is None else encoded.mask[0].bool()
+    return torch.nonzero(real)[:, 0] + before + max(0, count - len(real))  # a class token, where a model has one, stands first
+
+
+def _mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | None, kept: Tensor) -> Mixing:
+    def chosen(maps: Tensor) -> Array:
+        return maps[:, kept][:, :, kept].numpy()
+
+    made = chosen(of_layer)
+    direction = "forward" if not np.triu(made, 1).any() else "backward" if not np.tril(made, -1).any() else "both"
+    if part is None:
+        return Mixing(made, direction, None, None, None, ())
+    module, x, places, _ = part
+    if isinstance(module, Retention):
+        q, k = (rotate(linear(x).unflatten(-1, (module.config.heads, -1)), places.positions) for linear in (module.query, module.key))
+        decay = module.decays
+        alone = decay_matrix(decay, x.shape[1], times=places.times, direction=direction, dtype=torch.float64)[0]  # type: ignore[arg-type]
+        gammas = tuple(decay.exp().tolist())
+    else:
+        assert isinstance(module, Attention)
+        q, k, _ = module.qkv(x).unflatten(-1, (3, module.heads, -1)).unbind(2)
+        allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.float64)
+        allowed = {"forward": allowed.tril(), "backward": allowed.triu(), "both": allowed}[direction]
+        alone, gammas = (allowed / allowed.sum(1, keepdim=True)).expand(module.heads, -1, -1), ()
+    scores = torch.einsum("nhk,mhk->hnm", q[0], k[0]) * q.shape[-1] ** -0.5
+    return Mixing(made, direction, chosen(scores), chosen(alone), q.shape[-1], gammas)
+
+
+def pair(first: Mixing, second: Mixing) -> Array | None:
+    """tril(R_f) + triu(R_b, 1) of a forward layer and the backward layer after it, [H, N, N]; None for other directions."""
+    if (first.direction, second.direction) != ("forward", "backward"):
+        return None
+    return np.tril(first.map) + np.triu(second.map, 1)
+
+
+def last_map(layers: Sequence[Mixing]) -> tuple[Array, str]:
+    """The map that a figure of the model shows, [H, N, N], and what it is: the last pair of an alternating model, else the last layer."""
+    both = pair(layers[-2], layers[-1]) if len(layers) > 1 else None
+    if both is not None:
+        return both, f"forward layer {len(layers) - 1} and backward layer {len(layers)}"
+    return layers[-1].map, f"{layers[-1].direction.replace('both', 'two-sided')} layer {len(layers)}"
+
+
+def column_share(maps: Array) -> Array:
+    """Share of attention that each token gets, [N], sum 1: column sums of |R| averaged over heads. From [H, N, N]."""
+    mass = np.abs(maps).sum(1).mean(0)
+    return mass / mass.sum() if mass.sum() > 0 else np.full(len(mass), 1 / len(mass))
+
+
+# --- sequences ----------------------------------------------------------------------------------------------------------------------------
+
+
+def held_out(windows: Windows, count: int, seed: int) -> tuple[npt.NDArray[np.int64], str]:
+    """Positions in the index of up to `count` windows of the first split of test, validation, train that has any, and which one it is.
+
+    They are drawn without replacement, so that runs on the same windows see the same ones.
+
+    Raises:
+        UserError: no_input, where there are no windows at all.
+    """
+    for split in ("test", "validation", "train"):
+        rows = windows[split].rows
+        if len(rows):
+            return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False)), split
+    raise UserError(Reason.NO_INPUT, f"{windows.name} has no windows", action="Tokenize it again with a shorter --window")
+
+
+def batches_of(windows: Windows, count: int, seed: int) -> tuple[list[Batch], npt.NDArray[np.int64], str]:
+    """`held_out` windows as batches of one row each, their positions and their split."""
+    rows, split = held_out(windows, count, seed)
+    whole = data.collate(windows, rows)
+    return [whole._replace(**{name: part[i : i + 1] for name, part in _given(whole)}) for i in range(len(rows))], rows, split
+
+
+def notices_of(runs: Sequence[LoadedRun], splits: Sequence[str]) -> list[str]:
+    """What a reader must know of these runs before the figures."""
+    out = [notice for run in runs for notice in run.settings.get("notices") or ()]
+    out += [
+        f"{r.name}: the windows are from the {s} split, for there is no test split."
+        for r, s in zip(runs, splits, strict=True)
+        if s != "test"
+    ]
+    if len({run.windows.fingerprint for run in runs}) > 1:
+        out.append("The runs were trained on different windows, so their maps are not of the same sequences.")
+    return list(dict.fromkeys(out))
+
+
+def facts_of(runs: Sequence[LoadedRun], seed: int) -> dict[str, str]:
+    """Data, models, seeds and versions of some runs, for the top of a page."""
+    out = {"Runs": ", ".join(run.name for run in runs)}
+    out["Data"] = ", ".join(
+        dict.fromkeys(
+            f"{r.windows.name} ({r.windows.channels} channels, {r.windows.length} samples at {r.windows.rate:g} Hz)" for r in runs
+        )
+    )
+    out["Split"] = ", ".join(dict.fromkeys(f"by {run.windows.split}" for run in runs))
+    out["Model"] = ", ".join(dict.fromkeys(f"{run.model.config.name}" for run in runs))  # type: ignore[union-attr]
+    trained = {str(run.settings["seed"]) for run in runs if "seed" in run.settings}
+    out["Seed"] = ", ".join(sorted(trained | {f"{seed} (of this analysis)"}))
+    versions: dict[str, str] = next((run.settings["versions"] for run in runs if run.settings.get("versions")), {})
+    if versions:
+        out["Versions"] = ", ".join(f"{key} {value}" for key, value in versions.items() if key in {"bitimely", "torch", "numpy", "python"})
+    return out
+
+
+def spread(share: Array, samples: int, config: Any) -> Array:
+    """Shares of tokens spread over the samples that they stand for, [T], sum kept: a patch its own samples, a convolution 4 each."""
+    step = (config.stride or config.patch) if config.tokenizer == "patch" else 4
+    first = samples % config.patch if config.tokenizer == "patch" and config.crop == "start" else 0
+    token = (np.arange(samples) - first) // step
+    inside = (token >= 0) & (token < len(share))
+    counts = np.bincount(token[inside], minlength=len(share))
+    out = np.zeros(samples)
+    out[inside] = share[token[inside]] / counts[token[inside]]
+    return out
+
+
+# --- the analysis -------------------------------------------------------------------------------------------------------------------------
+
+
+@analyses(AnalysisFacts(takes="runs", help="Where the layers look: maps of the last layers, head by head, and the share each token gets"))
+def attention(
+    runs: list[LoadedRun],
+    *,
+    sequences: int = 1,
+    start: float | None = None,
+    stop: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Page:
+    """Where the last layers look in a few held-out sequences, beside the same architecture with random weights.
+
+    Args:
+        runs: any models with attention maps; those on the same windows see the same sequences.
+        sequences: how many sequences are drawn.
+        start: seconds; with `stop` a region of interest, for instance a shapelet, whose share of attention is compared with its length.
+        stop: seconds.
+        seed: of the choice of sequences and of the random weights.
+        progress: told about the sequences.
+
+    Returns:
+        A page; its summary is keyed by run and sequence.
+
+    Raises:
+        UserError: config (exit 2) for a model without maps or half a region; no_input without windows.
+    """
+    if (start is None) != (stop is None):
+        raise UserError(
+            Reason.CONFIG, "half a region", wanted="--start goes with --stop, in seconds", field="--start", exit_code=Exit.USAGE
+        )
+    blocks: list[Figure | Table | str] = [HOW_TO_READ]
+    summary: dict[str, Any] = {}
+    rows: list[list[Any]] = []
+    splits: list[str] = []
+    found: list[tuple[_Shown, dict[str, Any]]] = []
+    for run in runs:
+        batches, positions, split = batches_of(run.windows, sequences, seed)
+        splits.append(split)
+        trained, random = in_float64(run.model), untrained(run.model, seed)
+        summary[run.name] = {}
+        for k, (batch, position) in enumerate(zip(batches, positions, strict=True)):
+            layers, control = mixings(trained, batch), mixings(random, batch)
+            shown = _Shown(run, k, int(position), layers, control, batch)
+            summary[run.name][str(k + 1)] = entry = shown.summary(start, stop)
+            found.append((shown, entry))
+            rows += shown.rows()
+            if progress is not None:
+                progress(f"attention {run.name}", k + 1, len(batches))
+    for k in range(max(len(s) for s in summary.values())):
+        here = [shown for shown, _ in found if shown.number == k]
+        blocks.append(f"## Sequence {k + 1}")
+        blocks += _sequence(here, start, stop)
+    columns = ["run", "sequence", "layer", "head", "γ", "half of it on", "mean distance, tokens", "mean distance, s", "negative share"]
+    blocks += ["## What each head does", Table(name="heads", title="Heads", caption=HEADS, columns=columns, rows=rows)]
+    return Page(
+        title="Where " + " and ".join(run.name for run in runs) + (" looks" if len(runs) == 1 else " look"),
+        verdict=_verdict(found, start, stop),
+        notices=notices_of(runs, splits),
+        blocks=blocks,
+        facts={
+            **facts_of(runs, seed),
+            "Sequences": f"{max(len(s) for s in summary.values())} of the {', '.join(sorted(set(splits)))} split",
+        },
+        summary=summary,
+    )
+
+
+HOW_TO_READ = (
+    "A map says how much token n (row) takes from token m (column). Retention maps are signed: blue adds, red subtracts; their rows have "
+    "no common scale, because a norm follows. The share of attention is therefore taken over columns, without sign, and sums to 1 over "
+    "the sequence. The same architecture with random weights stands beside every map: what both show is structure, not learnt."
+)
+HEADS = (
+    "Half of it on: the smallest share of the tokens that gets half of the attention (0.5: spread evenly). Mean distance: between query "
+    "and key, weighted by the size of the entry; heads differ in it mostly by their decay γ. Negative share: of the summed sizes."
+)
+MAPS = (
+    "Left: trained; right: the same architecture with random weights on the same sequence, each scaled to its largest entry. Vertical "
+    "stripes are tokens that many others read. Stripes that stand in both are loud places of the signal, which pass through random "
+    "weights too."
+)
+
+
+class _Shown(NamedTuple):
+    """One sequence of one run."""
+
+    run: LoadedRun
+    number: int
+    position: int
+    layers: list[Mixing]
+    control: list[Mixing]
+    batch: Batch
+
+    @property
+    def share(self) -> Array:
+        """[N]."""
+        return column_share(last_map(self.layers)[0])
+
+    @property
+    def control_share(self) -> Array:
+        """[N], of random weights."""
+        return column_share(last_map(self.control)[0])
+
+    @property
+    def codes(self) -> bool:
+        return self.run.model.config.tokenizer == "codes"  # type: ignore[union-attr]
+
+    def over_samples(self, share: Array) -> Array:
+        """[T]; for codes [N]."""
+        return share if self.codes else spread(share, self.run.windows.length, self.run.model.config)
+
+    def summary(self, start: float | None, stop: float | None) -> dict[str, Any]:
+        """Numbers of this sequence."""
+        share, control = self.share, self.control_share
+        out = {
+            "window": self.position,
+            "map": last_map(self.layers)[1],
+            "tokens": len(share),
+            "half_on": half_on(share),
+            "half_on_random_weights": half_on(control),
+            "correlation_with_random_weights": float(np.corrcoef(share, control)[0, 1]) if share.std() > 0 and control.std() > 0 else None,
+            "share": share.tolist(),
+            "heads": {str(h + 1): {"half_on": half_on(column_share(m[None]))} for h, m in enumerate(last_map(self.layers)[0])},
+        }
+        if start is not None and stop is not None:
+            out["region"] = inside(self.over_samples(share), start, stop, 1.0 if self.codes else self.run.windows.rate)
+        return out
+
+    def rows(self) -> Iterator[list[Any]]:
+        """A row of the table a head, of the layers that the figures show."""
+        shown = range(len(self.layers) - (2 if len(self.layers) > 1 and pair(*self.layers[-2:]) is not None else 1), len(self.layers))
+        seconds = None if self.codes else self.run.windows.length / self.run.windows.rate / len(self.share)
+        for layer, h in itertools.product(shown, range(len(self.layers[-1].map))):
+            mixing = self.layers[layer]
+            sizes = np.abs(mixing.map[h])
+            n = len(sizes)
+            distance = float((sizes * np.abs(np.subtract.outer(np.arange(n), np.arange(n)))).sum() / (sizes.sum() or 1.0))
+            negative = float(-np.minimum(mixing.map[h], 0).sum() / (sizes.sum() or 1.0))
+            gamma = mixing.gammas[h] if mixing.gammas else None
+            in_seconds = None if seconds is None else distance * seconds
+            yield [
+                self.run.name,
+                self.number + 1,
+                layer + 1,
+                h + 1,
+                gamma,
+                half_on(column_share(mixing.map[h : h + 1])),
+                distance,
+                in_seconds,
+                negative,
+            ]
+
+
+def half_on(share: Array) -> float:
+    """The smallest share of the tokens that together get half of the attention: 0.5 spread evenly, 1 / N all on one."""
+    return float((np.cumsum(np.sort(share)[::-1]) < 0.5 * (1 - 1e-12)).sum() + 1) / len(share)
+
+
+def inside(share: Array, start: float, stop: float, rate: float) -> dict[str, float]:
+    """Attention in a region against its length, with the same length at every other place as the control.
+
+    Returns:
+        `ratio` = share of attention / share of length (1: no preference), `share`, `length`, and `higher_elsewhere`, the share of all
+        places where a region of this length gets more.
+    """
+    a, b = (int(np.clip(round(t * rate), 0, len(share))) for t in (start, stop))
+    if a >= b:
+        raise UserError(
+            Reason.CONFIG, f"{start:g} to {stop:g} s", wanted="expected a region inside the window", field="--start", exit_code=Exit.USAGE
+        )
+    sums = np.concatenate([[0.0], np.cumsum(share)])
+    everywhere = sums[b - a :] - sums[: len(sums) - (b - a)]
+    got, length = float(sums[b] - sums[a]), (b - a) / len(share)
+    return {"ratio": got / length, "share": got, "length": length, "higher_elsewhere": float((everywhere > got * (1 + 1e-9)).mean())}
+
+
+def _sequence(here: list[_Shown], start: float | None, stop: float | None) -> Iterator[Figure | Table]:
+    """The figures of one sequence: the signal with the share below it, then the maps of each run."""
+    first = here[0]
+    k = first.number + 1
+    series = [(s.run.name, s.over_samples(s.share)) for s in here] + [
+        (f"{first.run.name}, random weights", first.over_samples(first.control_share))
+    ]
+    about = "Share of attention each moment gets (last layers, averaged over heads, sum 1)."
+    refuted = " A share that is the same with random weights is not something the model learnt."
+    if first.codes:
+        lines = [{"name": name, "x": np.arange(len(y)), "y": y} for name, y in series]
+        yield Figure(
+            name=f"share-{k}",
+            title="Share of attention",
+            caption=about + refuted,
+            kind="lines",
+            data={"series": lines, "xlabel": "event", "ylabel": "share"},
+        )
+    else:
+        windows = first.run.windows
+        signal = first.batch.values[0].numpy()
+        channels = [{"name": name, "unit": "", "values": signal[:, v]} for v, name in enumerate(windows.channel_names)]
+        curves = [{"name": name, "unit": "share / even", "values": y * len(y), "accent": True} for name, y in series]
+        spans = [] if start is None or stop is None else [{"start": start, "stop": stop, "name": "region"}]
+        yield Figure(
+            name=f"signal-{k}",
+            title=f"The signal and the attention on it{_labelled(first)}",
+            caption=f"Window {first.position}, normalised as the model reads it. {about} 1 is an even share.{refuted}",
+            kind="traces",
+            data={"rate": windows.rate, "signals": [*channels, *curves], "spans": spans},
+        )
+    for shown in here:
+        made, what = last_map(shown.layers)
+        random, _ = last_map(shown.control)
+        slug = f"{shown.run.name}-{k}"
+        axes = {"xlabel": "key token", "ylabel": "query token", "diverging": bool((made < 0).any())}
+        both = np.stack([m.mean(0) / (np.abs(m.mean(0)).max() or 1.0) for m in (made, random)])
+        yield Figure(
+            name=f"map-{slug}",
+            title=f"{shown.run.name}: {what}, mean over heads",
+            caption=MAPS,
+            kind="matrix",
+            data={"values": both.astype(np.float32), "names": [shown.run.name, "random weights"], **axes},
+        )
+        gammas = shown.layers[-1].gammas
+        names = [f"head {h + 1}" + (f", γ {gammas[h]:.4f}" if gammas else "") for h in range(len(made))]
+        yield Figure(
+            name=f"heads-{slug}",
+            title=f"{shown.run.name}: head by head",
+            caption=f"The same map ({what}), one panel a head, on one scale. Below the diagonal a token reads the past, above it the "
+            "future. Heads with a γ near 1 reach far; a panel without structure is a head that only smooths.",
+            kind="matrix",
+            data={"values": made.astype(np.float32), "names": names, **axes},
+        )
+
+
+def _labelled(shown: _Shown) -> str:
+    """The window's class in words, where it has one."""
+    windows, target = shown.run.windows, shown.batch.target
+    if target is None or windows.task != "classification":
+        return ""
+    return f" (class {windows.class_names[int(target[0])]})"
+
+
+def _verdict(found: list[tuple[_Shown, dict[str, Any]]], start: float | None, stop: float | None) -> str:
+    shown, entry = found[0]
+    if start is not None and stop is not None:
+        region = entry["region"]
+        return (
+            f"{shown.run.name} gives the region {region['ratio']:.2f} times the attention of its length; "
+            f"{region['higher_elsewhere']:.0%} of all places of that length get more."
+        )
+    return (
+        f"Half of the attention of {shown.run.name} falls on {entry['half_on']:.0%} of the tokens (an even spread would need 50 %, "
+        f"the same model with random weights {entry['half_on_random_weights']:.0%})."
+    )

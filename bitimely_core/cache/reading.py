@@ -1,0 +1,238 @@
+"""Reading a cache: only what its manifest names, and only after its hashes have been compared. No lock, no writing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bitimely_core import store
+from bitimely_core.batch import Record
+from bitimely_core.cache import shards
+from bitimely_core.cache.attempt import REPORT
+from bitimely_core.cache.ingesting import COPY, SCHEMA
+from bitimely_core.errors import Exit, Finding, Reason, UserError, clean
+
+if TYPE_CHECKING:
+    import polars as pl
+
+T = TypeVar("T")
+FORMAT = 1  # the highest format version that can be read
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One generation of a data set's cache. It stays readable while the next one is made."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @property
+    def dataset(self) -> str:
+        """Name of the data set."""
+        return str(self.manifest["dataset"])
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The report of the ingest that made it."""
+        return dict(self.manifest["report"])
+
+    def records(self, channels: Collection[str] | None = None, only: Collection[str] | None = None) -> Iterator[Record]:
+        """The recordings in a stable order, with one shard in memory at a time.
+
+        Args:
+            channels: decode these alone; recordings without any of them come without signals. None: all.
+            only: recordings to read, by id. None: all.
+
+        Raises:
+            UserError: integrity (exit 5) for a shard that has gone or changed since the cache was opened.
+        """
+        attributes = {row["recording_id"]: json.loads(row["attributes"]) for row in self._subjects()}
+        wanted = attributes if only is None else {recording: attributes[recording] for recording in attributes if recording in only}
+        left = len(wanted)
+        for names in self.manifest["shards"]:
+            if not left:
+                return
+            shard = shards.Shard(*names)
+            for record in self._told(shard.recordings, partial(shards.read, self.folder, shard, wanted, channels)):
+                left -= 1
+                yield record
+
+    def recording_ids(self) -> list[str]:
+        """In the order of `records`."""
+        return [row["recording_id"] for row in self._subjects()]
+
+    def subjects(self) -> pl.DataFrame:
+        """One row a recording, in the order of `records`: recording_id, subject_id, and a column for each attribute."""
+        import polars as pl
+
+        rows = self._subjects()
+        frame = pl.DataFrame(
+            {key: [row[key] for row in rows] for key in ("recording_id", "subject_id")},
+            schema={"recording_id": pl.String, "subject_id": pl.String},
+        )
+        more = [json.loads(row["attributes"]) for row in rows]
+        keys = sorted({key for attributes in more for key in attributes})
+        return frame.with_columns(pl.Series(key, [attributes.get(key) for attributes in more], strict=False) for key in keys)
+
+    def signals(self) -> pl.DataFrame:
+        """One row a recording, channel and segment, without the samples: rates, lengths, scales, quality figures."""
+        import polars as pl
+
+        names = [pair[0] for pair in self.manifest["shards"] if pair[0]]
+        return pl.concat([self._frame(name) for name in names]) if names else pl.DataFrame()
+
+    def annotations(self) -> pl.DataFrame:
+        """One row a label: recording_id, onset and duration in seconds, label."""
+        import polars as pl
+
+        schema = {"recording_id": pl.String, "onset": pl.Float64, "duration": pl.Float64, "label": pl.String}
+        return pl.concat([pl.DataFrame(schema=schema), *(self._frame(pair[1]) for pair in self.manifest["shards"] if pair[1])])
+
+    def _frame(self, name: str) -> pl.DataFrame:
+        import polars as pl
+
+        found = pl.from_arrow(next(self._told(name, lambda: iter([shards.table(self.folder / name)]))))
+        assert isinstance(found, pl.DataFrame)
+        return found
+
+    def _subjects(self) -> list[dict[str, Any]]:
+        name = self.manifest["subjects"]
+        return list(self._told(name, lambda: iter(shards.table(self.folder / name).to_pylist())))
+
+    def _told(self, name: str | None, read: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """What `read` yields; what Parquet says about a damaged or vanished file becomes a UserError that names it."""
+        try:
+            yield from read()
+        except OSError as error:  # pyarrow's errors are OSErrors too
+            raise UserError(
+                Reason.INTEGRITY,
+                f"cannot be read ({clean(str(error), 80)})",
+                wanted="it was whole when the cache was opened",
+                action="Open the cache again; when that fails, ingest again",
+                file=str(self.folder / (name or "")),
+                exit_code=Exit.INTEGRITY,
+            ) from error
+
+
+def open_cache(folder: str | Path, *, verify: bool = True) -> Cache:
+    """The published generation of a cache.
+
+    Args:
+        folder: of one data set.
+        verify: compare every file with its SHA-256 before anything is read.
+
+    Raises:
+        UserError: not_found or incomplete (exit 4) when nothing is published, unsupported_format (exit 4), integrity (exit 5).
+    """
+    folder = Path(folder)
+    manifest, found = _settled(folder, lambda manifest: store.damage(folder, manifest) if verify else [])
+    if found:
+        raise store.damaged(*found)
+    return Cache(folder, manifest)
+
+
+def verify(folder: str | Path, *, deep: bool = False) -> list[Finding]:
+    """Compare a cache with its manifest.
+
+    Args:
+        folder: of one data set.
+        deep: also decode every shard and compare the content with the hash of each unit.
+
+    Returns:
+        Level error, code integrity: damaged or missing (exit 5); code incomplete or not_found: nothing is published there (exit 4). Level
+        warning: files that the manifest does not name. Empty: all is well.
+    """
+    folder = Path(folder)
+    try:
+        manifest, found = _settled(folder, lambda manifest: store.damage(folder, manifest))
+    except UserError as error:
+        return [error.finding]
+    if deep and not found:
+        found = _deep(Cache(folder, manifest))
+    return [*found, *_foreign(folder, manifest)]
+
+
+def _settled(folder: Path, look: Callable[[dict[str, Any]], list[Finding]]) -> tuple[dict[str, Any], list[Finding]]:
+    """The manifest and what `look` finds; once more when another generation was published meanwhile."""
+    while True:
+        manifest = store.manifest(folder)
+        if not str(manifest.get("schema")).startswith(SCHEMA.partition("/")[0] + "/"):
+            text = f"is {clean(str(manifest.get('schema')), 80)}"
+            raise UserError(
+                Reason.UNSUPPORTED_FORMAT, text, wanted="expected a cache", action="Give a folder made by ingest", file=str(folder)
+            )
+        if manifest.get("format_version", 0) > FORMAT:
+            text = f"has format version {manifest['format_version']}"
+            raise UserError(
+                Reason.UNSUPPORTED_FORMAT, text, wanted=f"expected at most {FORMAT}", action="Use a newer bitimely", file=str(folder)
+            )
+        found = look(manifest)
+        if not found or store.manifest(folder)["generation"] == manifest["generation"]:
+            return manifest, found
+
+
+def _deep(cache: Cache) -> list[Finding]:
+    """Units whose content, as it is decoded, differs from their hash."""
+    if cache.manifest["kind"] != "recordings":
+        return []
+    units = json.loads((cache.folder / cache.manifest["units"]).read_bytes())["units"]
+    owner = {row[0]: name for name, entry in units.items() for row in entry["recordings"]}
+    hashes: dict[str, list[str]] = {name: [] for name in units}
+    try:
+        for record in cache.records():
+            hashes[owner[record.recording_id]].append(shards.record_hash(record))
+    except UserError as error:
+        return [error.finding]
+    said = {name: entry["report"]["content_sha256"] for name, entry in units.items() if entry["report"]["content_sha256"] is not None}
+    bad = [name for name, digest in said.items() if shards.joined_hash(hashes[name]) != digest]
+    found = [
+        Finding(
+            code=Reason.INTEGRITY,
+            text=f"the content of the unit {clean(name, 80)} differs from its hash",
+            action="Ingest again under --force-new",
+            file=str(cache.folder / (units[name]["shard"][0] or store.MANIFEST)),
+        )
+        for name in bad
+    ]
+    if shards.joined_hash(said.values()) != cache.manifest["content_sha256"]:
+        text, file = "the units do not add up to the content", str(cache.folder / store.MANIFEST)
+        found.append(Finding(code=Reason.INTEGRITY, text=text, action="Ingest again under --force-new", file=file))
+    return found
+
+
+def _foreign(folder: Path, manifest: dict[str, Any]) -> list[Finding]:
+    """Files that neither this generation nor the one before names, and a copy of the subjects that is not theirs."""
+    named = {store.MANIFEST, REPORT, COPY, *manifest["files"]}
+    for path in folder.glob("manifest-*.json"):
+        if store.OLD.fullmatch(path.name):
+            named.add(path.name)
+            try:
+                named |= set(json.loads(path.read_bytes())["files"])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in named:
+            continue
+        ours = store.TEMPORARY.search(path.name) or shards.NAMES.fullmatch(path.name)
+        text = "was left by an ingest that did not end" if ours else "does not belong to this cache"
+        action = "The next ingest removes it" if ours else "Remove it"
+        found.append(Finding(code=Reason.FILE_NAME, level="warning", text=text, wanted="it is not read", action=action, file=str(path)))
+    copy, real = folder / COPY, manifest["files"].get(manifest.get("subjects"))
+    if copy.is_file() and real and store.sha256(copy) != real["sha256"]:
+        text = "differs from the subjects of this cache"
+        found.append(
+            Finding(
+                code=Reason.FILE_NAME,
+                level="warning",
+                text=text,
+                wanted="it is not read",
+                action="The next ingest mends it",
+                file=str(copy),
+            )
+        )
+    return found

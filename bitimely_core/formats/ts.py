@@ -1,0 +1,446 @@
+"""The .ts files of the UEA, UCR and Monash archives: classification and regression, channels of unequal length, timestamps, missing values.
+
+One line a case: channels separated by ':', values by ',', the label last. Files are read line by line, twice: the first pass counts cases
+and the shapes they have, the second parses them, so that memory does not grow with the file and a damaged case is told from the others
+whatever the header forgot to say. A faulty case is a finding with its line number; values, labels and dates are never shown.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.formats.edf import stored
+
+MOST_LINE = 1 << 27  # bytes; the longest case of the archives has a few millions
+MOST_SHAPES = 10_000  # different shapes that the first pass keeps count of
+
+KEYS = {
+    "problemname": "problem",
+    "timestamps": "timestamps",
+    "missing": "missing",
+    "univariate": "univariate",
+    "dimension": "dimensions",
+    "dimensions": "dimensions",
+    "equallength": "equal",
+    "serieslength": "length",
+    "classlabel": "classes",
+    "targetlabel": "target",
+}
+PLAIN = b"0123456789+-.eE, \t"
+NUMBER = re.compile(rb"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?")
+INFINITE = re.compile(rb"[+-]?inf(?:inity)?", re.IGNORECASE)
+TUPLE = rb"\(([^(),]*),([^(),]*)\)"
+TUPLES = re.compile(TUPLE)
+SERIES = re.compile(rb"\([^(),]*,[^(),]*\)(?:\s*,\s*\([^(),]*,[^(),]*\))*")
+BETWEEN = re.compile(rb"(?<=\))\s*:\s*")
+MISSING = {b"?", b"nan", b"NaN", b"NAN"}
+DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?", re.ASCII)
+
+Task = Literal["classification", "regression", "none"]
+Key = TypeVar("Key")
+
+
+class Case(NamedTuple):
+    """One line of data."""
+
+    row: int  # 1-based line of the file
+    channels: tuple[np.ndarray, ...]  # float32 [n], NaN where a value is missing; n may differ between channels
+    times: tuple[np.ndarray, ...] | None  # float64 [n], from the earliest of the case: seconds, or the unit of a numeric clock
+    label: str | float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What the header says and what the cases have in common."""
+
+    problem: str
+    task: Task
+    classes: tuple[str, ...]  # in the header's order; empty where it lists none
+    timestamps: bool
+    dimensions: int  # channels a case
+    lengths: tuple[int, ...] | None  # values of each channel, where all cases have, or were promised to have, the same
+    equal: bool  # promised, hence enforced
+    cases: int  # lines of data, counted without parsing them
+    data: int  # 1-based line of @data
+    ended: bool  # the last line has its end
+    findings: tuple[Finding, ...] = ()
+
+
+def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None) -> UserError:
+    return UserError(code, text, wanted=wanted, field=name)
+
+
+def _warning(code: Reason, text: str, wanted: str = "", name: str | None = None, count: int = 1) -> Finding:
+    return Finding(code=code, level="warning", text=text, wanted=wanted, field=name, count=count)
+
+
+# --- header
+
+
+def read_header(path: Path) -> Header:
+    """Header of the file at `path`, and the number and shape of its cases: one pass over the whole file.
+
+    Raises:
+        UserError: empty_file, header_syntax, dimensions, truncated (no case), resource_limit, io_error.
+    """
+    try:
+        return _header(path)
+    except UserError as error:
+        error.file = error.file or str(path)
+        raise
+
+
+def _header(path: Path) -> Header:
+    lines = _lines(path)
+    findings: list[Finding] = []
+    said, data = _said(lines, findings)
+    flags = {key: _flag(said, key) for key in ("timestamps", "missing", "univariate", "equal", "classes", "target")}
+    if flags["classes"] and flags["target"]:
+        raise _fault(Reason.HEADER_SYNTAX, "@classLabel and @targetLabel are both true", "a case has one label", "classLabel")
+    if flags["classes"] is None and flags["target"] is None:
+        raise _fault(Reason.HEADER_SYNTAX, "neither @classLabel nor @targetLabel is there", "the last field may be a channel", "classLabel")
+    task: Task = "classification" if flags["classes"] else "regression" if flags["target"] else "none"
+    classes = tuple(said["classes"][1:]) if flags["classes"] else ()
+    dimensions = _whole(said, "dimensions") or (1 if flags["univariate"] else None)
+    length = _whole(said, "length")
+    equal = bool(flags["equal"]) or (length is not None and flags["equal"] is None)
+    shapes: Counter[tuple[int, ...]] = Counter()
+    cases, ended, others = 0, True, False
+    for _, line, ended in lines:  # noqa: B007 (the last one's is wanted)
+        cases += 1
+        shape = _shape(line, timestamps=bool(flags["timestamps"]), labelled=task != "none")
+        if shape in shapes or len(shapes) < MOST_SHAPES:
+            shapes[shape] += 1
+        else:
+            others = True
+    if not cases:
+        raise _fault(Reason.TRUNCATED, "ends after @data", "expected one case at least", "data")
+    widths = Counter({n: sum(k for shape, k in shapes.items() if len(shape) == n) for n in {len(shape) for shape in shapes}})
+    usual = _most(widths, dimensions)
+    if dimensions is not None and dimensions not in widths:
+        text = f"the header says {dimensions} channel{'s' * (dimensions > 1)}, the cases have {usual}"
+        raise _fault(Reason.DIMENSIONS, text, "one of them is wrong", "dimensions")
+    dimensions = dimensions or usual
+    if flags["univariate"] is not None and flags["univariate"] != (dimensions == 1):
+        text = f"@univariate is {str(flags['univariate']).lower()}, the cases have {dimensions} channels"
+        findings.append(_warning(Reason.DIMENSIONS, text, "taken by the cases", "univariate"))
+    same = Counter({shape: k for shape, k in shapes.items() if len(shape) == dimensions})
+    lengths: tuple[int, ...] | None = None
+    if equal:
+        lengths = _most(same, None if length is None else (length,) * dimensions)
+        if length is not None and set(lengths) != {length}:
+            text = f"the header says {length} values, the channels have {', '.join(map(str, lengths[:8]))}"
+            findings.append(_warning(Reason.LENGTH, text, "taken by the cases", "seriesLength"))
+    elif len(same) == 1 and not others:
+        lengths = next(iter(same))
+    if flags["timestamps"]:
+        text = "the cases have timestamps"
+        findings.append(_warning(Reason.TIMESTAMPS, text, "kept as times from the beginning of each case, without dates", "timeStamps"))
+    if not ended:
+        findings.append(_warning(Reason.TRUNCATED, "the last line has no end", "the file may be cut short", "data"))
+    return Header(
+        problem=stored(" ".join(said.get("problem", ()))),
+        task=task,
+        classes=classes,
+        timestamps=bool(flags["timestamps"]),
+        dimensions=dimensions,
+        lengths=lengths,
+        equal=equal,
+        cases=cases,
+        data=data,
+        ended=ended,
+        findings=tuple(findings),
+    )
+
+
+def _said(lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]) -> tuple[dict[str, list[str]], int]:
+    """Values of the header's keys, and the line of @data, which is the last one taken."""
+    said: dict[str, list[str]] = {}
+    for row, line, _ in lines:
+        if not line.startswith(b"@"):
+            raise _fault(Reason.HEADER_SYNTAX, f"line {row} is no key before @data", "is @data absent?", "data")
+        key, *values = _decode(line[1:]).split() or [""]
+        if key.lower() == "data":
+            return said, row
+        name = KEYS.get(key.lower())
+        if name is None:
+            findings.append(_warning(Reason.HEADER_SYNTAX, f"unknown key {safe_text('@' + key)} in line {row}", "not read"))
+        elif said.setdefault(name, values) != values:
+            raise _fault(Reason.HEADER_SYNTAX, f"{safe_text('@' + key)} is said twice, line {row} differs", "expected once", key)
+    raise _fault(Reason.HEADER_SYNTAX, "has no @data", "expected before the cases", "data")
+
+
+def _flag(said: dict[str, list[str]], key: str) -> bool | None:
+    """True, false, or None for a key that is not there."""
+    if key not in said:
+        return None
+    value = said[key][0].lower() if said[key] else ""
+    if value not in {"true", "false"}:
+        raise _fault(Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected true or false", key)
+    return value == "true"
+
+
+def _whole(said: dict[str, list[str]], key: str) -> int | None:
+    """A whole number above 0, or None for a key that is not there."""
+    if key not in said:
+        return None
+    value = said[key][0] if said[key] else ""
+    if not re.fullmatch(r"\d{1,9}", value, re.ASCII) or int(value) == 0:
+        raise _fault(Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected a whole number above 0", key)
+    return int(value)
+
+
+def _most(counts: Counter[Key], said: Key | None) -> Key:
+    """The commonest; the one that the header says where it is as common as another."""
+    best = max(counts.values())
+    return said if said is not None and counts[said] == best else next(key for key, k in counts.items() if k == best)
+
+
+def _shape(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int, ...]:
+    """Values a channel, by the separators alone."""
+    fields = BETWEEN.split(line) if timestamps else line.split(b":")
+    mark = b"(" if timestamps else b","
+    return tuple(field.count(mark) + (not timestamps) for field in (fields[:-1] if labelled else fields))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """(1-based number, text without blanks at both ends, whether it has an end) of the lines that are neither blank nor a comment.
+
+    Raises:
+        UserError: empty_file, resource_limit, io_error.
+    """
+    row = 0
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(MOST_LINE):
+                row += 1
+                if len(line) == MOST_LINE:
+                    raise _fault(Reason.RESOURCE_LIMIT, f"line {row} has more than {MOST_LINE} bytes", "no case is that long")
+                text = line.removeprefix(b"\xef\xbb\xbf").strip() if row == 1 else line.strip()
+                if text and text[:1] not in b"#%":
+                    yield row, text, line.endswith(b"\n")
+    except OSError as error:
+        raise _fault(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+    if row == 0:
+        raise UserError(Reason.EMPTY_FILE, "has 0 bytes", action="Download it again")
+
+
+def _decode(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
+# --- cases
+
+
+def cases(path: Path, header: Header | None = None) -> Iterator[Case | Finding]:
+    """All cases of a file, one at a time.
+
+    Args:
+        path: the file.
+        header: what `read_header` said about it; read here when absent.
+
+    Yields:
+        One item a line of data, in the order of the file: the case, or a finding of level error with its `row` when it must be left out.
+        Last, without a row, what is to be said about the file as a whole (missing_values, with their number).
+
+    Raises:
+        UserError: as `read_header`.
+    """
+    header = header or read_header(path)
+    missing = touched = 0
+    try:
+        for row, line, ended in _lines(path):
+            if row <= header.data:
+                continue
+            try:
+                case = _case(row, line, header)
+            except UserError as error:
+                code, text, wanted = (
+                    (error.code, error.text, error.wanted) if ended else (Reason.TRUNCATED, "the file ends inside of it", error.text)
+                )
+                yield Finding(code=code, text=text, wanted=wanted, row=row)
+                continue
+            lost = sum(int(np.count_nonzero(np.isnan(values))) for values in case.channels)
+            missing += lost
+            touched += lost > 0
+            yield case
+    except UserError as error:
+        error.file = error.file or str(path)
+        raise
+    if missing:
+        yield _warning(Reason.MISSING_VALUES, f"{missing} missing values in {touched} cases", "kept as missing (NaN)", count=missing)
+
+
+def _case(row: int, line: bytes, header: Header) -> Case:
+    """One line of data.
+
+    Raises:
+        UserError: dimensions, label, length, not_numeric, non_finite, timestamps; the text holds neither values nor labels.
+    """
+    fields = BETWEEN.split(line) if header.timestamps else line.split(b":")
+    label: str | float | None = None
+    if header.task != "none":
+        last = fields.pop().strip()
+        if len(fields) < header.dimensions and (last.startswith(b"(") if header.timestamps else b"," in last):
+            raise _fault(Reason.LABEL, "ends with a channel", "expected the label")
+        label = _label(last, header)
+    if len(fields) != header.dimensions:
+        text = f"has {len(fields)} channel{'s' * (len(fields) != 1)}"
+        raise _fault(Reason.DIMENSIONS, text, f"expected {header.dimensions}")
+    stamps: list[list[bytes]] = []
+    channels = []
+    for number, field in enumerate(fields, 1):
+        tokens = field.split(b",")
+        if header.timestamps:
+            clock, tokens = _timed(field.strip(), f"channel {number}")
+            stamps.append(clock)
+        channels.append(_values(tokens, f"channel {number}"))
+    lengths = tuple(map(len, channels))
+    if header.equal and header.lengths is not None and lengths != header.lengths:
+        wrong = next(i for i, (a, b) in enumerate(zip(lengths, header.lengths, strict=True)) if a != b)
+        raise _fault(Reason.LENGTH, f"channel {wrong + 1} has {lengths[wrong]} values", f"the others have {header.lengths[wrong]}")
+    return Case(row, tuple(channels), _times(stamps) if header.timestamps else None, label)
+
+
+def _label(raw: bytes, header: Header) -> str | float:
+    if header.task == "regression":
+        value = float(raw) if NUMBER.fullmatch(raw) else math.nan
+        if not math.isfinite(value):
+            raise _fault(Reason.LABEL, "the label is no finite number", "expected a regression target")
+        return value
+    text = _decode(raw)
+    if not text or text == "?" or (header.classes and text not in header.classes):
+        wanted = f"expected one of the {len(header.classes)} classes of the header" if header.classes else "expected a class"
+        raise _fault(Reason.LABEL, "the label is no class", wanted)
+    return text
+
+
+def _values(tokens: list[bytes], where: str) -> np.ndarray:
+    """float32 [n], NaN where a value is missing."""
+    try:
+        if b"".join(tokens).translate(None, PLAIN):
+            tokens = [b"nan" if token.strip() in MISSING else _number(token.strip(), where) for token in tokens]
+        with np.errstate(over="ignore"):
+            values = np.array(list(map(float, tokens)), np.float64).astype(np.float32)
+    except ValueError:
+        raise _fault(
+            Reason.NOT_NUMERIC, f"{where} holds something that is no number", "expected numbers, or ? where one is missing"
+        ) from None
+    if np.isinf(values).any():
+        raise _fault(Reason.NON_FINITE, f"{where} holds a number beyond 10^38", "expected finite numbers")
+    return values
+
+
+def _number(token: bytes, where: str) -> bytes:
+    """The token, if it is a number: float() alone would take 'inf', '1_0' and digits of other scripts."""
+    if INFINITE.fullmatch(token):
+        raise _fault(Reason.NON_FINITE, f"{where} holds an infinite value", "expected finite numbers")
+    if not NUMBER.fullmatch(token):
+        raise ValueError
+    return token
+
+
+def _timed(field: bytes, where: str) -> tuple[list[bytes], list[bytes]]:
+    """Timestamps and values of one channel '(time,value),(time,value)', as text."""
+    if not SERIES.fullmatch(field):
+        raise _fault(Reason.TIMESTAMPS, f"{where} is no list of (time,value)", "as @timeStamps says")
+    stamps, tokens = zip(*TUPLES.findall(field), strict=True)
+    return [stamp.strip() for stamp in stamps], list(tokens)
+
+
+def _times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
+    """Times of each channel, from the earliest of the case: seconds for dates, else the numbers' own unit."""
+    flat = [stamp for channel in stamps for stamp in channel]
+    try:
+        if all(NUMBER.fullmatch(stamp) for stamp in flat):
+            clock = np.array([float(stamp) for stamp in flat])
+            clock = clock - clock.min() if np.isfinite(clock).all() else clock
+        else:
+            dates = [_date(stamp) for stamp in flat]
+            first = min(dates)
+            clock = np.array([(moment - first).total_seconds() for moment in dates])
+    except ValueError:
+        raise _fault(Reason.TIMESTAMPS, "a timestamp is no date and no number", "as @timeStamps says") from None
+    times = tuple(np.split(clock, np.cumsum([len(channel) for channel in stamps])[:-1]))
+    if not np.isfinite(clock).all() or any((np.diff(channel) <= 0).any() for channel in times):
+        raise _fault(Reason.TIMESTAMPS, "the timestamps do not increase", "two values cannot have one time")
+    return times
+
+
+def _date(stamp: bytes) -> datetime:
+    text = stamp.decode("ascii", "replace")
+    if not DATE.fullmatch(text):
+        raise ValueError
+    return datetime.fromisoformat(text)
+
+
+# --- two files of one problem
+
+
+def compare(train: Header, test: Header, file: str | None = None) -> None:
+    """Refuses a test file that is no continuation of the training file.
+
+    Args:
+        train: header of the training file.
+        test: header of the test file.
+        file: name of the test file, for the message.
+
+    Raises:
+        UserError: schema_mismatch, with what differs.
+    """
+    pairs: dict[str, tuple[object, object]] = {
+        "dimensions": (train.dimensions, test.dimensions),
+        "timeStamps": (train.timestamps, test.timestamps),
+        "label": (train.task, test.task),
+        "classLabel": (sorted(train.classes), sorted(test.classes)),
+        "seriesLength": (train.lengths, test.lengths) if train.equal and test.equal else (None, None),
+    }
+    for field, (one, other) in pairs.items():
+        if one != other:
+            raise UserError(
+                Reason.SCHEMA_MISMATCH,
+                f"TEST has {safe_text(str(other))}",
+                wanted=f"TRAIN has {safe_text(str(one))}",
+                action="Check that both files are of the same problem",
+                file=file,
+                field=field,
+            )
+
+
+def duplicates(train: Path, test: Path) -> Finding | None:
+    """A warning about cases of `test` whose series are, to the byte, those of a case of `train`, whatever their labels."""
+    heads = (read_header(train), read_header(test))
+    known = {digest for _, digest in _digests(train, heads[0])}
+    rows = [row for row, digest in _digests(test, heads[1]) if digest in known]
+    if not rows:
+        return None
+    return Finding(
+        code=Reason.DUPLICATE_ACROSS_SPLITS,
+        level="warning",
+        text=f"{len(rows)} case{'s' * (len(rows) > 1)} of the test file {'are' if len(rows) > 1 else 'is'} in the training file too",
+        wanted="a score on them shows memory",
+        action="Leave them out of the test or say so",
+        row=rows[0],
+        count=len(rows),
+        examples=tuple(f"row {row}" for row in rows[:5]),
+    )
+
+
+def _digests(path: Path, header: Header) -> Iterator[tuple[int, bytes]]:
+    """(line, 16-byte hash of the series' text without blanks and label)."""
+    for row, line, _ in _lines(path):
+        if row > header.data:
+            text = line.rpartition(b":")[0] if header.task != "none" else line
+            yield row, blake2b(text.translate(None, b" \t"), digest_size=16).digest()

@@ -1,0 +1,930 @@
+"""WFDB records: header parser, checks and sample decoders of our own; single segments and fixed or variable layouts of several.
+
+The package `wfdb` compares neither checksums nor initial values, trusts the sizes in a header and opens whatever it names; it is the
+oracle of the tests, not a part of this reader. Here every size is compared with that of the file before anything is allocated, every
+checksum is verified over all digital samples, and a name that leaves the record's folder is refused. Whatever the bytes, only `UserError`
+is raised. Comments (age, sex, names, diagnoses) are not kept.
+
+Digital values are the file's own, bit for bit; physical = (digital - baseline) / gain, hence scale = 1 / gain, offset = -baseline / gain.
+A frame holds `samples` >= 1 values of each signal: none is averaged away, each signal keeps its own rate.
+Legend: F frames, W samples of all signals of one file in a frame.
+"""
+
+import math
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import date, datetime, time
+from itertools import groupby, pairwise
+from operator import attrgetter
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+
+from bitimely_core.batch import Signal
+from bitimely_core.errors import Finding, Reason, UserError, clean, safe_text
+from bitimely_core.formats.edf import stored
+from bitimely_core.formats.source import Source, located
+
+GAIN = 200.0  # units a millivolt where the header says 0 or nothing: the rule of the format
+RATE = 250.0  # Hz where the header says nothing: the rule of the format
+IMPLAUSIBLE = 100  # a header that promises this many times what is there is taken for damaged, not the file for cut short
+MOST_HEADER = 1 << 22  # bytes; 100,000 segments need half of it
+MOST_EXPANDED = 1 << 28  # bytes that a compressed file may always hold; beyond it at most MOST_RATIO times its size
+MOST_RATIO = 1000
+BLOCK = 1 << 17  # samples, or pairs or triplets of them, that are decoded at once
+
+NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?"  # one way to match: no quadratic time on long digits
+INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+NAME = re.compile(r"([^\s/]+)(?:/(\d{1,9}))?", re.ASCII)
+RATES = re.compile(rf"({NUMBER})(?:/{NUMBER}(?:\({NUMBER}\))?)?", re.ASCII)
+CODE = re.compile(r"(\d{1,4})(?:x(\d{1,9}))?(?::(\d{1,9}))?(?:\+(\d{1,18}))?", re.ASCII)
+CALIBRATION = re.compile(rf"({NUMBER})?(?:\(([+-]?\d{{1,18}})\))?(?:/(\S+))?", re.ASCII)
+CLOCK = re.compile(r"(?:(?:(\d{1,2}):)?(\d{1,2}):)?(\d{1,2})(?:\.(\d{1,6})\d*)?", re.ASCII)
+DAY = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})", re.ASCII)
+INTEGERS = ("adc_resolution", "adc_zero", "initial_value", "checksum", "block_size")
+SPELLINGS = {"mv": "mV", "uv": "uV", "µV": "uV", "μV": "uV", "µv": "uV", "μv": "uV"}
+
+
+class Channel(NamedTuple):
+    """One signal of a header."""
+
+    number: int  # 1-based line of the header
+    name: str  # fit to store: without control, markup and formula characters
+    unit: str
+    gain: float  # digital steps a unit
+    baseline: int  # digital value of the physical 0
+    samples: int = 1  # a frame
+    skew: int = 0  # frames that lie before the record's beginning
+    initial: int | None = None
+    checksum: int | None = None
+
+    @property
+    def scale(self) -> float:
+        """Physical units a digital step."""
+        return 1.0 / self.gain
+
+    @property
+    def offset(self) -> float:
+        """Physical value of the digital 0."""
+        return -self.baseline / self.gain
+
+
+class Group(NamedTuple):
+    """The signals that one file holds, interleaved frame by frame."""
+
+    path: Path
+    name: str  # as in the header
+    code: int  # sample format
+    start: int  # bytes before the first sample; FLAC: frames of the stream
+    channels: tuple[Channel, ...]
+
+    @property
+    def width(self) -> int:
+        """Samples of all signals in a frame."""
+        return sum(channel.samples for channel in self.channels)
+
+
+class Part(NamedTuple):
+    """A stretch of frames without a gap: a segment, or the whole of an ordinary record."""
+
+    first: int  # frame of the record at which it begins
+    frames: int
+    groups: tuple[Group, ...]
+
+
+class Parsed(NamedTuple):
+    """The text of a header, before any file that it names was looked at."""
+
+    name: str
+    rate: float  # frames a second
+    frames: int | None
+    signals: tuple[tuple[str, int, int, Channel], ...]  # file, format, start, signal
+    segments: tuple[tuple[str, int], ...] | None  # name ("~": a gap), frames; None for an ordinary record
+    day: date | None
+    clock: time | None
+    comments: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """A validated header, with those of its segments. Every file it names is there and holds the samples that it promises."""
+
+    name: str
+    where: str  # the header file, for messages
+    layout: str  # single, fixed or variable
+    frame_rate: float  # frames a second
+    frames: int
+    channels: tuple[Channel, ...]  # of several segments: the first signal of each name
+    parts: tuple[Part, ...]
+    sized: bool  # the header says the number of frames; else it is inferred, and the format keeps no promise about checksums
+    files: tuple[str, ...]  # headers and signal files, relative to the source, else to the record's folder
+    day: date | None
+    clock: time | None
+    comments: tuple[str, ...] = ()  # empty unless asked for
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def start(self) -> datetime | None:
+        """Start of the recording, where both date and time are valid."""
+        return None if self.day is None or self.clock is None else datetime.combine(self.day, self.clock)
+
+    @property
+    def seconds(self) -> float:
+        """Length of the record, gaps included."""
+        return self.frames / self.frame_rate
+
+    def rate(self, channel: Channel) -> float:
+        """Sampling rate in Hz."""
+        return self.frame_rate * channel.samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A whole record: times are seconds from its beginning."""
+
+    header: Header
+    signals: list[Signal]
+    segments: list[tuple[float, float]]  # (onset, end) in seconds of the stretches without a gap
+    findings: list[Finding]
+
+
+def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None, found: str | None = None) -> UserError:
+    return UserError(code, text, wanted=wanted, field=name, found=found)
+
+
+def _warning(code: Reason, text: str, wanted: str = "", name: str | None = None, count: int = 1) -> Finding:
+    return Finding(code=code, level="warning", text=text, wanted=wanted, field=name, count=count)
+
+
+def _numbers(channels: Sequence[Channel]) -> str:
+    more = f" and {len(channels) - 10} more" if len(channels) > 10 else ""
+    return ", ".join(str(channel.number) for channel in channels[:10]) + more
+
+
+# --- header text
+
+
+def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = None) -> Parsed:
+    """The text of a header file, syntax and plausibility checked, nothing opened.
+
+    Args:
+        data: the file's bytes.
+        stem: name of the file without `.hea`, which the record line must repeat.
+        needed: names of signals of which there must be one each; other signals of equal name are numbered, with a warning. None: all.
+
+    Raises:
+        UserError: empty_file, header_syntax, header_field, header_implausible, record_name, sampling_rate, format, gain, duplicate_channel.
+    """
+    lines, comments = _lines(data)
+    findings: list[Finding] = []
+    record = lines[0].split()
+    named = NAME.fullmatch(record[0])
+    if named is None or len(record) < 2 or not re.fullmatch(r"\d{1,9}", record[1], re.ASCII):
+        wanted = "expected a record name and a number of signals"
+        raise UserError(
+            Reason.HEADER_SYNTAX,
+            "the first line is no record line",
+            wanted=wanted,
+            action="Open it in a text editor: a failed download is often an error page",
+        )
+    if named[1] != stem:
+        text = f"the record line names {safe_text(named[1])}"
+        raise _fault(
+            Reason.RECORD_NAME,
+            text,
+            "expected the name of the file; a copied header describes another record",
+            "record_name",
+            safe_text(named[1]),
+        )
+    count = int(record[1])
+    many = None if named[2] is None else int(named[2])
+    if count == 0 or many == 0:
+        raise _fault(Reason.HEADER_IMPLAUSIBLE, "found 0 signals or segments", "expected at least 1", "n_signals", "0")
+    kind = "signals" if many is None else "segments"
+    expected = count if many is None else many
+    if len(lines) - 1 != expected:
+        text = f"the record line says {expected} {kind}, {len(lines) - 1} lines follow"
+        raise _fault(Reason.HEADER_SYNTAX, text, "expected one line each", f"n_{kind}", str(len(lines) - 1))
+    rate = _rate(record[2:3], findings)
+    frames = _frames(record[3:4])
+    day, clock = _start(record[4:], findings)
+    if not all(line.isascii() for line in lines):
+        findings.append(_warning(Reason.NON_ASCII, "bytes that are not ASCII in its lines", "read as UTF-8, else as Latin-1"))
+    segments = None if many is None else tuple(_segment(line, i) for i, line in enumerate(lines[1:], 1))
+    signals = () if many is not None else _signals(lines[1:], rate, needed, findings)
+    return Parsed(named[1], rate, frames, signals, segments, day, clock, comments, tuple(findings))
+
+
+def _lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
+    """Lines of the header that say something, and its comments."""
+    if not data.strip():
+        raise UserError(Reason.EMPTY_FILE, f"has {len(data)} bytes, all blank" if data else "has 0 bytes", action="Download it again")
+    if len(data) > MOST_HEADER:
+        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"has more than {MOST_HEADER} bytes", "no header is that long")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    rows = [row.strip(" \t") for row in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+    said = [row for row in rows if row and not row.startswith("#")]
+    if not said or "\0" in text:
+        raise _fault(Reason.HEADER_SYNTAX, "holds NUL characters" if said else "holds nothing but comments", "expected a record line")
+    return said, tuple(row.strip("# \t") for row in rows if row.startswith("#") and row.strip("# \t"))
+
+
+def _rate(field: Sequence[str], findings: list[Finding]) -> float:
+    """Frames a second; the counter frequency behind it is of no use here."""
+    if not field:
+        findings.append(_warning(Reason.SAMPLING_RATE, "is not in the header", f"{RATE:g} Hz by the format's rule", "sampling_rate"))
+        return RATE
+    found = RATES.fullmatch(field[0])
+    rate = float(found[1]) if found else math.nan
+    if not 1e-9 <= rate <= 1e7:
+        raise _fault(Reason.SAMPLING_RATE, f"found {safe_text(field[0])}", "expected Hz, above 0", "sampling_rate", safe_text(field[0]))
+    return rate
+
+
+def _frames(field: Sequence[str]) -> int | None:
+    if not field or field[0] == "0":
+        return None
+    frames = _integer(field[0], "length")
+    if frames < 0:
+        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"found {frames} samples a signal", "expected a positive number", "length", str(frames))
+    return frames or None
+
+
+def _integer(text: str, name: str, line: int | None = None) -> int:
+    if not INTEGER.fullmatch(text):
+        of = "" if line is None else f" for signal {line}"
+        raise _fault(Reason.HEADER_FIELD, f"found {safe_text(text)}{of}", "expected a whole number", name, safe_text(text))
+    return int(text)
+
+
+def _start(fields: Sequence[str], findings: list[Finding]) -> tuple[date | None, time | None]:
+    """Start date and time as far as they are valid. The values are not shown: dates identify."""
+    day, clock = None, None
+    with suppress(ValueError):
+        if fields and (found := CLOCK.fullmatch(fields[0])):
+            clock = time(int(found[1] or 0), int(found[2] or 0), int(found[3]), int((found[4] or "0").ljust(6, "0")))
+    with suppress(ValueError):
+        if len(fields) > 1 and (found := DAY.fullmatch(fields[1])):
+            day = date(int(found[3]), int(found[2]), int(found[1]))
+    if fields and (clock is None or (len(fields) > 1 and day is None) or len(fields) > 2):
+        text = "is no valid time (hh:mm:ss) with a date (dd/mm/yyyy)"
+        findings.append(_warning(Reason.BASE_DATE, text, "the start is taken as unknown", "base_date"))
+        return None, None
+    return day, clock
+
+
+def _segment(line: str, number: int) -> tuple[str, int]:
+    fields = line.split()
+    if len(fields) < 2 or not re.fullmatch(r"\d{1,18}", fields[1], re.ASCII):
+        raise _fault(Reason.HEADER_SYNTAX, f"line {number} of the segments", "expected the segment's name and its length", "segment")
+    return fields[0], int(fields[1])
+
+
+def _signals(
+    lines: Sequence[str], rate: float, needed: Collection[str] | None, findings: list[Finding]
+) -> tuple[tuple[str, int, int, Channel], ...]:
+    """The signal lines, with unique names and usable calibrations; null signals (format 0) are kept: layout headers list nothing else."""
+    rows = [_signal(line, i, rate) for i, line in enumerate(lines, 1)]
+    channels = [channel for _, _, _, channel, _ in rows]
+    flags = {i: flag for i, (*_, flag) in enumerate(rows)}
+    gainless = [channels[i] for i in flags if "gain" in flags[i]]
+    if gainless:
+        text = f"0 or missing for signal {_numbers(gainless)}"
+        findings.append(_warning(Reason.GAIN, text, f"{GAIN:g} a unit by the format's rule: not calibrated", "gain", len(gainless)))
+    unitless = [channels[i] for i in flags if "unit" in flags[i]]
+    if unitless:
+        text = f"missing for signal {_numbers(unitless)}"
+        findings.append(
+            Finding(code=Reason.UNIT, level="info", text=text, wanted="mV by the format's rule", field="unit", count=len(unitless))
+        )
+    odd = [channels[i] for i in flags if "label" in flags[i]]
+    if odd:
+        text = f"markup, formula or control characters in the description or unit of signal {_numbers(odd)}"
+        findings.append(_warning(Reason.LABEL_CHARS, text, "stored without them", "description", len(odd)))
+    names = {channel.number: channel.name for channel in channels}
+    for name in [name for name, n in Counter(names.values()).items() if n > 1]:
+        holders = [channel for channel in channels if channel.name == name]
+        text = f"{len(holders)} signals are called {safe_text(name)}: {_numbers(holders)}"
+        if needed is None or name in needed:
+            raise _fault(Reason.DUPLICATE_CHANNEL, text, "expected one", "description", safe_text(name))
+        findings.append(_warning(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", "description", len(holders)))
+        names |= {channel.number: f"{name} ({channel.number})" for channel in holders}
+    if len(set(names.values())) < len(names):
+        raise _fault(Reason.DUPLICATE_CHANNEL, "signals have equal descriptions", "expected different ones", "description")
+    return tuple((file, code, start, channel._replace(name=names[channel.number])) for file, code, start, channel, _ in rows)
+
+
+def _signal(line: str, number: int, rate: float) -> tuple[str, int, int, Channel, set[str]]:
+    """One signal line: file, format, start, signal, and which of gain, unit and label were missing or odd."""
+    fields = line.split(None, 8)
+    coded = CODE.fullmatch(fields[1]) if len(fields) > 1 else None
+    if coded is None:
+        raise _fault(Reason.HEADER_SYNTAX, f"line of signal {number}", "expected a file name and a sample format", "format")
+    code, samples, skew, start = int(coded[1]), int(coded[2] or 1), int(coded[3] or 0), int(coded[4] or 0)
+    if code not in FORMATS and code not in FLAC and code != 0:
+        known = ", ".join(map(str, sorted([*FORMATS, *FLAC])))
+        raise _fault(Reason.FORMAT, f"found {code} for signal {number}", f"known sample formats are {known}", "format", str(code))
+    if samples == 0 or rate * samples > 1e7:
+        text = f"{samples} samples a frame for signal {number}"
+        raise _fault(Reason.HEADER_IMPLAUSIBLE, text, "expected at least 1, and at most 10 MHz", "samples_per_frame", str(samples))
+    calibrated = CALIBRATION.fullmatch(fields[2] if len(fields) > 2 else "")
+    if calibrated is None:
+        text = f"found {safe_text(fields[2])} for signal {number}"
+        raise _fault(Reason.GAIN, text, "expected gain(baseline)/unit", "gain", safe_text(fields[2]))
+    values = [_integer(text, name, number) for text, name in zip(fields[3:8], INTEGERS, strict=False)]
+    zero, initial, checksum = (values[i] if len(values) > i else None for i in (1, 2, 3))
+    if code == 8 and initial is None:
+        initial = zero  # the rule of the format; differences need a beginning
+    flags = set()
+    gain = float(calibrated[1] or 0)
+    if gain == 0:
+        gain = GAIN
+        flags.add("gain")
+    unit = SPELLINGS.get(calibrated[3] or "mV", calibrated[3] or "mV")
+    if calibrated[3] is None:
+        flags.add("unit")
+    label = (fields[8].strip() if len(fields) > 8 else "") or f"signal {number}"
+    name = stored(label) or f"signal {number}"
+    if name != label or stored(unit) != unit:
+        flags.add("label")
+    baseline = int(calibrated[2]) if calibrated[2] else zero or 0
+    channel = Channel(number, name, stored(unit), gain, baseline, samples, skew, initial, checksum)
+    if not (math.isfinite(gain) and math.isfinite(1 / gain) and math.isfinite(channel.offset)):
+        raise _fault(
+            Reason.GAIN, f"found {safe_text(fields[2])} for signal {number}", "expected a usable gain", "gain", safe_text(fields[2])
+        )
+    return fields[0], code, start, channel, flags
+
+
+# --- header with its files
+
+
+def read_header(path: Path | str, source: Source | None = None, *, needed: Collection[str] | None = None, keep_phi: bool = False) -> Header:
+    """Header of a record, those of its segments, and the sizes of all files they name, checked against each other.
+
+    Args:
+        path: the record or its header file, with or without `.hea`; relative to `source` where there is one.
+        source: the raw folder that is read. Without it links must not lead out of the record's folder.
+        needed: see `parse_header`.
+        keep_phi: keep the comments in `Header.comments`.
+
+    Raises:
+        UserError: as `parse_header`, and missing_signal_file, missing_segment, path_escape, symlink_outside_root, not_regular_file,
+            truncated, header_implausible, length, corrupt, expansion_limit, io_error.
+    """
+    whole = PurePosixPath(path if isinstance(path, str) else path.as_posix())
+    whole = whole if whole.suffix == ".hea" else whole.with_name(whole.name + ".hea")
+    folder = whole.parent
+    with located(str(whole)):
+        parsed = _parsed(folder, whole.name, source, needed)
+        files = [whole.name]
+        findings = list(parsed.findings)
+        comments = list(parsed.comments)
+        layout: tuple[Channel, ...] = ()
+        if parsed.segments is None:
+            groups = _groups(parsed, folder, source, findings)
+            files += [group.name for group in groups]
+            frames = _common(parsed.frames, groups, findings, spare=True)
+            parts = [Part(0, frames, groups)]
+            kind = "single"
+        else:
+            kind = "variable" if parsed.segments[0][1] == 0 else "fixed"
+            parts, layout, frames = _parts(parsed, folder, source, needed, files, findings, comments)
+        channels = {channel.name: channel for channel in layout}
+        for part in parts:
+            for channel in sorted((c for group in part.groups for c in group.channels), key=attrgetter("number")):
+                channels.setdefault(channel.name, channel)
+        if comments:
+            text = f"{len(comments)} lines of comment, which may identify a person"
+            done = "kept, as --keep-phi asks" if keep_phi else "not stored"
+            findings.append(Finding(code=Reason.PHI, level="info", text=text, wanted=done, field="comments", count=len(comments)))
+    return Header(
+        name=parsed.name,
+        where=str(whole),
+        layout=kind,
+        frame_rate=parsed.rate,
+        frames=frames,
+        channels=tuple(channels.values()),
+        parts=tuple(parts),
+        sized=parsed.frames is not None or parsed.segments is not None,
+        files=tuple(dict.fromkeys((folder / name).as_posix() if source else PurePosixPath(name).as_posix() for name in files)),
+        day=parsed.day,
+        clock=parsed.clock,
+        comments=tuple(map(clean, comments)) if keep_phi else (),
+        findings=tuple(_merged(findings)),
+    )
+
+
+def _parsed(folder: PurePosixPath, name: str, source: Source | None, needed: Collection[str] | None) -> Parsed:
+    """Header `name` of `folder`, parsed."""
+    try:
+        with _locate(folder, name, source).open("rb") as file:
+            data = file.read(MOST_HEADER + 1)
+    except OSError as error:
+        raise _fault(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+    return parse_header(data, PurePosixPath(name).name.removesuffix(".hea"), needed=needed)
+
+
+def _locate(folder: PurePosixPath, name: str, source: Source | None) -> Path:
+    """Path of a regular file that a header of `folder` names; the name comes out of a file, hence it is not trusted.
+
+    Raises:
+        UserError: path_escape, missing_signal_file, symlink_outside_root, not_regular_file, io_error.
+    """
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
+        raise _fault(Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", "which must lie inside the record's folder", "file_name")
+    if source is not None:
+        return source.path((folder / pure).as_posix())
+    path = Path(folder / pure)
+    try:
+        real = path.resolve(strict=True)
+        if not real.is_relative_to(Path(folder).resolve()):
+            raise _fault(Reason.SYMLINK_OUTSIDE_ROOT, f"the file {safe_text(name)} is a link that leaves the record's folder")
+        if not stat.S_ISREG(real.stat().st_mode):
+            raise _fault(Reason.NOT_REGULAR_FILE, f"the file {safe_text(name)} is no regular file")
+    except (FileNotFoundError, NotADirectoryError):
+        text = f"the file {safe_text(name)} is not there"
+        raise UserError(Reason.MISSING_SIGNAL_FILE, text, action="Download it again", field="file_name") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        why = getattr(error, "strerror", None) or "loop of links"
+        raise _fault(Reason.IO_ERROR, f"the file {safe_text(name)} cannot be reached ({why})") from None
+    return path
+
+
+def _groups(parsed: Parsed, folder: PurePosixPath, source: Source | None, findings: list[Finding]) -> tuple[Group, ...]:
+    """The signals by file. Null signals (format 0) hold no samples and are left out."""
+    groups = []
+    null = [channel for _, code, _, channel in parsed.signals if code == 0]
+    if null:
+        text = f"signal {_numbers(null)} has no samples (format 0)"
+        findings.append(_warning(Reason.MISSING_CHANNEL, text, "left out", "format", len(null)))
+    for name, rows in groupby((row for row in parsed.signals if row[1] != 0), key=lambda row: row[0]):
+        _, codes, starts, channels = zip(*rows, strict=True)
+        if len(set(codes)) > 1 or len(set(starts)) > 1:
+            text = f"the signals of {safe_text(name)} have several formats or offsets"
+            raise _fault(Reason.HEADER_SYNTAX, text, "one file has one", "format")
+        if codes[0] in FLAC and len({channel.samples for channel in channels}) > 1:
+            text = f"the signals of {safe_text(name)} have several rates"
+            raise _fault(Reason.HEADER_SYNTAX, text, "a FLAC file has one", "samples_per_frame")
+        groups.append(Group(_locate(folder, name, source), name, codes[0], starts[0], channels))
+    if len({group.name for group in groups}) < len(groups):
+        raise _fault(Reason.HEADER_SYNTAX, "the signals of one file do not follow each other", "their order is not known", "file_name")
+    if not groups:
+        raise _fault(Reason.MISSING_CHANNEL, "no signal has samples", "expected one at least", "format")
+    return tuple(groups)
+
+
+def _common(said: int | None, groups: Sequence[Group], findings: list[Finding], *, spare: bool) -> int:
+    """Number of frames: the header's, if every file holds them; else what all files hold. `spare`: warn about bytes that are left over."""
+    held = [_held(group) for group in groups]
+    skew = max(channel.skew for group in groups for channel in group.channels)
+    if 0 < min([n for n, _ in held] if said is None else [said]) <= skew:
+        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"a skew of {skew} samples", "the record is not longer than that", "skew", str(skew))
+    if said is None:
+        frames = min(n for n, _ in held)
+        if frames == 0:
+            raise _fault(Reason.TRUNCATED, "a signal file holds no whole frame", "expected one at least", "length")
+        text = f"is not in the header, {frames} by the size of the signal files"
+        findings.append(Finding(code=Reason.LENGTH, level="info", text=text, field="length"))
+        if max(n for n, _ in held) > frames:
+            findings.append(_warning(Reason.SIZE_MISMATCH, "the signal files are of unequal length", "the shortest decides", "length"))
+        return frames
+    for group, (frames, size) in zip(groups, held, strict=True):
+        file = safe_text(group.name)
+        if frames < said:
+            code = Reason.HEADER_IMPLAUSIBLE if said > max(frames, 1) * IMPLAUSIBLE else Reason.TRUNCATED
+            raise UserError(
+                code,
+                f"{file} has {size} bytes for {frames} samples a signal",
+                wanted=f"the header says {said}",
+                action="Download it again",
+                field="length",
+                found=str(frames),
+                expected=str(said),
+            )
+        if spare and group.code in FORMATS and size - group.start - _bytes(group.code, said * group.width) >= 4:  # less is padding
+            text = f"{file} has {size - group.start - _bytes(group.code, said * group.width)} bytes after the last sample"
+            findings.append(_warning(Reason.SIZE_MISMATCH, text, "they are not read", "length"))
+    return said
+
+
+def _held(group: Group) -> tuple[int, int]:
+    """Whole frames in the file of a group, and its size in bytes, without reading its samples."""
+    try:
+        size = group.path.stat().st_size
+        if group.code in FORMATS:
+            return _count(group.code, max(0, size - group.start)) // group.width, size
+        with group.path.open("rb") as file:
+            head = file.read(42)
+    except OSError as error:
+        raise _fault(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
+    return _flac(head, size, group), size
+
+
+def _parts(
+    parsed: Parsed,
+    folder: PurePosixPath,
+    source: Source | None,
+    needed: Collection[str] | None,
+    files: list[str],
+    findings: list[Finding],
+    comments: list[str],
+) -> tuple[list[Part], tuple[Channel, ...], int]:
+    """The segments of a record that hold samples, the signals of its layout header if it has one, and its length in frames."""
+    parts: list[Part] = []
+    layout: tuple[Channel, ...] = ()
+    first = 0
+    seen: dict[str, tuple[Parsed, tuple[Group, ...]]] = {}
+    for number, (name, frames) in enumerate(parsed.segments or (), 1):
+        try:
+            if name == "~":
+                first += frames
+                continue
+            if name not in seen:
+                seen[name] = _segment_header(name, parsed, folder, source, needed, layout=frames == 0)
+                files += [f"{name}.hea", *(group.name for group in seen[name][1])]
+                comments += seen[name][0].comments
+                findings += [found for found in seen[name][0].findings if found.code not in {Reason.BASE_DATE, Reason.SAMPLING_RATE}]
+            inner, groups = seen[name]
+            if frames == 0:
+                if number > 1:
+                    raise _fault(Reason.HEADER_SYNTAX, "has length 0", "only the first, the layout, has that", "segment")
+                layout = tuple(channel for _, _, _, channel in inner.signals)
+                continue
+            if inner.frames is not None and inner.frames != frames:
+                text = f"has {inner.frames} samples by its own header"
+                raise _fault(Reason.LENGTH, text, f"the record says {frames}", "segment", str(inner.frames))
+            parts.append(Part(first, _common(frames, groups, findings, spare=False), groups))
+            first += frames
+        except UserError as error:
+            error.text = f"segment {number} ({safe_text(name)}): {error.text}"
+            raise
+    if parsed.frames is not None and first != parsed.frames:
+        text = f"the segments have {first} samples in all"
+        raise _fault(Reason.LENGTH, text, f"the record line says {parsed.frames}", "length", str(first))
+    if not parts:
+        raise _fault(Reason.MISSING_SEGMENT, "no segment holds samples", "expected one at least", "segment")
+    _bounded(parts)
+    return parts, layout, first
+
+
+def _segment_header(
+    name: str, parsed: Parsed, folder: PurePosixPath, source: Source | None, needed: Collection[str] | None, *, layout: bool
+) -> tuple[Parsed, tuple[Group, ...]]:
+    """Header of one segment and the files it names; a layout header names none."""
+    try:
+        inner = _parsed(folder, f"{name}.hea", source, needed)
+    except UserError as error:
+        if error.code == Reason.MISSING_SIGNAL_FILE:
+            error.code, error.field = Reason.MISSING_SEGMENT, "segment"
+        raise
+    if inner.segments is not None:
+        raise _fault(Reason.HEADER_SYNTAX, "has segments itself", "a segment is an ordinary record", "segment")
+    if inner.rate != parsed.rate:
+        raise _fault(Reason.SAMPLING_RATE, f"has {inner.rate:g} Hz", f"the record has {parsed.rate:g}", "sampling_rate")
+    files = PurePosixPath(name).parent  # a segment's files lie beside its own header
+    prefix = "" if files == PurePosixPath(".") else f"{files.as_posix()}/"
+    inner = inner._replace(signals=tuple((prefix + file, code, start, channel) for file, code, start, channel in inner.signals))
+    return inner, () if layout else _groups(inner, folder, source, [])
+
+
+def _bounded(parts: Sequence[Part]) -> None:
+    """Segments may share a file; that no small file is read a thousand times over is checked here.
+
+    Raises:
+        UserError: expansion_limit.
+    """
+    size = sum({group.path: _held(group)[1] for part in parts for group in part.groups}.values())
+    wanted = sum(2 * part.frames * group.width for part in parts for group in part.groups)
+    if wanted > max(MOST_EXPANDED, IMPLAUSIBLE * size):
+        text = f"{wanted} bytes of samples out of files of {size}"
+        raise _fault(Reason.EXPANSION_LIMIT, text, "segments name the same files over and over", "segment")
+
+
+def _merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Equal findings of several segments as one."""
+    merged: dict[tuple[str, str], Finding] = {}
+    for found in findings:
+        key = (found.code, found.text)
+        merged[key] = replace(found, count=merged[key].count + found.count) if key in merged else found
+    return list(merged.values())
+
+
+# --- sample formats
+
+
+def _format212(raw: np.ndarray) -> np.ndarray:
+    """Two 12-bit values in three bytes; the low bytes are the first and the third."""
+    three = raw.reshape(-1, 3).astype(np.int16)
+    pair = np.empty((len(three), 2), np.int16)
+    pair[:, 0] = (three[:, 0] << 4) | (three[:, 1] << 12)
+    pair[:, 1] = (three[:, 2] << 4) | ((three[:, 1] & 0xF0) << 8)
+    return (pair >> 4).reshape(-1)  # shifted up and down again: the sign is extended
+
+
+def _format310(raw: np.ndarray) -> np.ndarray:
+    """Three 10-bit values in two words: bits 1 to 10 of each, and the five highest bits of both."""
+    words = raw.view("<u2").reshape(-1, 2)
+    low, high = words[:, 0], words[:, 1]
+    third = ((low >> 11) | ((high >> 11) << 5)) << 6
+    return np.stack([low << 5, high << 5, third], axis=1).view(np.int16).reshape(-1) >> 6
+
+
+def _format311(raw: np.ndarray) -> np.ndarray:
+    """Three 10-bit values in the low 30 bits of a double word."""
+    word = raw.view("<u4")
+    return (np.stack([word << 22, word << 12, word << 2], axis=1).view(np.int32).reshape(-1) >> 22).astype(np.int16)
+
+
+def _format24(raw: np.ndarray) -> np.ndarray:
+    wide = np.zeros((raw.size // 3, 4), np.uint8)
+    wide[:, 1:] = raw.reshape(-1, 3)
+    return wide.reshape(-1).view("<i4") >> 8
+
+
+class Format(NamedTuple):
+    """A sample format without compression."""
+
+    sizes: tuple[int, ...]  # bytes of 0, 1, ... samples, the last of a whole block
+    invalid: int | None  # the value that says that there is no sample
+    kind: type[np.signedinteger]  # type that holds a sample
+    decode: Callable[[np.ndarray], np.ndarray]  # uint8 of whole blocks -> integers
+
+
+FORMATS = {
+    8: Format((0, 1), None, np.int8, lambda raw: raw.view(np.int8)),  # differences, summed up later
+    16: Format((0, 2), -(1 << 15), np.int16, lambda raw: raw.view("<i2")),
+    24: Format((0, 3), -(1 << 23), np.int32, _format24),
+    32: Format((0, 4), -(1 << 31), np.int32, lambda raw: raw.view("<i4")),
+    61: Format((0, 2), -(1 << 15), np.int16, lambda raw: raw.view(">i2")),
+    80: Format((0, 1), -(1 << 7), np.int16, lambda raw: raw.astype(np.int16) - 128),
+    160: Format((0, 2), -(1 << 15), np.int16, lambda raw: (raw.view("<u2") ^ 0x8000).view(np.int16)),
+    212: Format((0, 2, 3), -(1 << 11), np.int16, _format212),
+    310: Format((0, 2, 4, 4), -(1 << 9), np.int16, _format310),
+    311: Format((0, 2, 3, 4), -(1 << 9), np.int16, _format311),
+}
+FLAC = {508: 8, 516: 16, 524: 24}  # bits a sample
+
+
+def _bytes(code: int, samples: int) -> int:
+    """Bytes that hold this many samples."""
+    sizes = FORMATS[code].sizes
+    blocks, rest = divmod(samples, len(sizes) - 1)
+    return blocks * sizes[-1] + sizes[rest]
+
+
+def _count(code: int, size: int) -> int:
+    """Whole samples in this many bytes."""
+    sizes = FORMATS[code].sizes
+    blocks, rest = divmod(size, sizes[-1])
+    return blocks * (len(sizes) - 1) + max(k for k, need in enumerate(sizes) if need <= rest)
+
+
+def _flac(head: bytes, size: int, group: Group) -> int:
+    """Frames that a FLAC file says it holds, once its first block says what the header says.
+
+    Raises:
+        UserError: corrupt, format, header_syntax, expansion_limit.
+    """
+    file = safe_text(group.name)
+    if len(head) < 42 or head[:4] != b"fLaC" or head[4] & 0x7F != 0:
+        raise _fault(Reason.CORRUPT, f"{file} does not begin like a FLAC file", f"expected for format {group.code}", "file_name")
+    packed = int.from_bytes(head[18:26], "big")  # 20 bits of rate, 3 of channels - 1, 5 of bits - 1, 36 of length
+    channels, bits, length = (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1, packed & ((1 << 36) - 1)
+    if channels != len(group.channels):
+        raise _fault(Reason.HEADER_SYNTAX, f"{file} has {channels} signals", f"the header says {len(group.channels)}", "n_signals")
+    if bits > FLAC[group.code]:
+        raise _fault(Reason.FORMAT, f"{file} has {bits} bits a sample", f"format {group.code} has {FLAC[group.code]}", "format")
+    if 4 * channels * length > max(MOST_EXPANDED, MOST_RATIO * size):
+        text = f"{file} says that {4 * channels * length} bytes of samples are in {size}"
+        raise _fault(Reason.EXPANSION_LIMIT, text, "no recording is compressed that well", "length")
+    return max(0, length - group.start) // group.channels[0].samples
+
+
+# --- samples
+
+
+def read_signals(header: Header, channels: Collection[str] | None = None) -> list[Signal]:
+    """Digital values of the signals, at their own rates: int16, or float32 where samples are missing (NaN) or need more bits.
+
+    Args:
+        header: what `read_header` said about the record.
+        channels: names to read; None: all.
+
+    Returns:
+        One signal a channel; in a record of several segments one a channel and stretch without a gap or change of calibration, `onset` in
+        seconds from the record's beginning. Sorted by channel as in the header, then by onset. `read` also says what was odd.
+
+    Raises:
+        UserError: checksum, initial_value, truncated, corrupt, io_error.
+    """
+    return _read(header, channels).signals
+
+
+def read(
+    path: Path | str,
+    source: Source | None = None,
+    *,
+    needed: Collection[str] | None = None,
+    channels: Collection[str] | None = None,
+    keep_phi: bool = False,
+) -> Recording:
+    """Header and samples of a record; see `read_header` and `read_signals`."""
+    return _read(read_header(path, source, needed=needed, keep_phi=keep_phi), channels)
+
+
+def _read(header: Header, channels: Collection[str] | None) -> Recording:
+    findings = list(header.findings)
+    missing: Counter[str] = Counter()
+    pieces: dict[str, list[tuple[int, int, Signal]]] = {c.name: [] for c in header.channels if channels is None or c.name in channels}
+    with located(header.where):
+        for part in header.parts:
+            for group in part.groups:
+                if not any(channel.name in pieces for channel in group.channels):
+                    continue
+                values = _decoded(group, part.frames)
+                _verify(group, values, findings, sized=header.sized)
+                onset = part.first / header.frame_rate
+                for channel, digital in zip(group.channels, values, strict=True):
+                    if channel.name in pieces:
+                        samples, scale, offset, lost = _calibrated(channel, digital[channel.skew * channel.samples :], group.code)
+                        missing[channel.name] += lost
+                        signal = Signal(channel.name, header.rate(channel), channel.unit, samples, scale, offset, onset)
+                        pieces[channel.name].append((part.first, part.first + part.frames - channel.skew, signal))
+    lossy = {name: n for name, n in missing.items() if n}
+    if lossy:
+        total = sum(lossy.values())
+        named = ", ".join(map(safe_text, list(lossy)[:5])) + (f" and {len(lossy) - 5} more" if len(lossy) > 5 else "")
+        text = f"{total} sample{'s' * (total > 1)} marked as invalid in {named}"
+        findings.append(_warning(Reason.MISSING_SAMPLES, text, "missing values (NaN)", count=total))
+    segments = _stretches(header, pieces, findings)
+    return Recording(
+        header=header,
+        signals=[signal for found in pieces.values() for signal in _joined(found)],
+        segments=segments,
+        findings=_merged(findings),
+    )
+
+
+def _decoded(group: Group, frames: int) -> list[np.ndarray]:
+    """Digital values of each signal of a file, int8 to int32, [F * samples]."""
+    flat = _unpacked(group, frames) if group.code in FORMATS else _decompressed(group, frames)
+    rows = flat.reshape(frames, group.width)
+    edges = np.cumsum([0, *(channel.samples for channel in group.channels)]).tolist()
+    columns = [np.ascontiguousarray(rows[:, a:b]).reshape(-1) for a, b in pairwise(edges)]
+    if group.code == 8:
+        columns = [(c.initial or 0) + np.cumsum(v, dtype=np.int64) for c, v in zip(group.channels, columns, strict=True)]
+    return columns
+
+
+def _unpacked(group: Group, frames: int) -> np.ndarray:
+    """All samples of a file without compression, in its order: [F * W], int8, int16 or int32.
+
+    Block by block: the processor's cache holds what is decoded, and a file that shrinks meanwhile is an error and no SIGBUS.
+    """
+    code = FORMATS[group.code]
+    samples = frames * group.width
+    many = BLOCK * (len(code.sizes) - 1)
+    values = np.empty(samples, code.kind)
+    try:
+        with group.path.open("rb") as file:
+            file.seek(group.start)
+            for first in range(0, samples, many):
+                here = values[first : first + many]
+                size = _bytes(group.code, len(here))
+                raw = np.zeros(-(-size // code.sizes[-1]) * code.sizes[-1], np.uint8)
+                if file.readinto(raw.data[:size]) != size:
+                    raise _fault(Reason.TRUNCATED, f"{safe_text(group.name)} became shorter while it was read", "nothing may write to it")
+                here[:] = code.decode(raw)[: len(here)]
+    except OSError as error:
+        raise _fault(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
+    return values
+
+
+def _decompressed(group: Group, frames: int) -> np.ndarray:
+    """All samples of a FLAC file, in the order of one without compression: [F * W], int16 or int32."""
+    import soundfile  # type: ignore[import-untyped]
+
+    each = group.channels[0].samples
+    bits = FLAC[group.code]
+    file = safe_text(group.name)
+    values = np.empty((frames * each, len(group.channels)), np.int16 if bits <= 16 else np.int32)
+    try:
+        with soundfile.SoundFile(group.path) as stream:
+            stream.seek(group.start)
+            for first in range(0, len(values), BLOCK):
+                wide = stream.read(min(BLOCK, len(values) - first), dtype="int32", always_2d=True)
+                if len(wide) != min(BLOCK, len(values) - first):
+                    raise _fault(Reason.TRUNCATED, f"{file} ends before its last sample", "expected a whole FLAC stream", "file_name")
+                values[first : first + len(wide)] = wide >> (32 - {"PCM_S8": 8, "PCM_16": 16, "PCM_24": 24}[stream.subtype])
+    except (OSError, RuntimeError, KeyError, ValueError, AssertionError) as error:  # soundfile's own errors are RuntimeErrors
+        raise _fault(Reason.CORRUPT, f"{file} does not decode ({type(error).__name__})", "expected FLAC", "file_name") from None
+    return values.reshape(frames, each, -1).transpose(0, 2, 1).reshape(-1)
+
+
+def _verify(group: Group, values: Sequence[np.ndarray], findings: list[Finding], *, sized: bool) -> None:
+    """Compares checksums (sum of all digital samples modulo 65,536, signed or unsigned in headers) and initial values with the header's.
+
+    Where the header says no length the format does not promise a checksum; where all of its checksums and initial values are 0 they were
+    never filled in: both are warned about, not refused. Initial values are of no use outside of format 8, and tools leave stale ones: they
+    are refused as long as the samples may be the right ones in the wrong places, that is unless the checksums are right and no frame of
+    the file begins with the values of the header.
+
+    Raises:
+        UserError: checksum, initial_value.
+    """
+    file = safe_text(group.name)
+    channels = group.channels
+    unfilled = all(not c.checksum and not c.initial for c in channels)
+    sums = [int(v.sum(dtype=np.int64)) for v in values]
+    bad = [c for c, total in zip(channels, sums, strict=True) if c.checksum is not None and (total - c.checksum) & 0xFFFF]
+    if bad:
+        text = f"the samples of signal {_numbers(bad)} in {file} do not add up to the checksum of the header"
+        if sized and not unfilled:
+            raise UserError(Reason.CHECKSUM, text, wanted="one of them is damaged", action="Download it again", field="checksum")
+        why = "the header says no length" if not sized else "all are 0 in the header"
+        findings.append(_warning(Reason.CHECKSUM, text, f"not refused because {why}", "checksum", len(bad)))
+    if group.code == 8:  # the initial value is what the differences are added to
+        return
+    late = [c for c, v in zip(channels, values, strict=True) if c.initial is not None and int(v[0]) != c.initial]
+    if not late:
+        return
+    text = f"the first sample of signal {_numbers(late)} in {file} is not the initial value of the header"
+    known = [(c, v) for c, v in zip(channels, values, strict=True) if c.initial is not None]
+    summed = not bad and all(c.checksum is not None for c in channels)
+    elsewhere = np.logical_and.reduce([v[:: c.samples] == c.initial for c, v in known]).any()
+    if not unfilled and (elsewhere or not summed):
+        raise UserError(
+            Reason.INITIAL_VALUE, text, wanted="the samples are shifted or damaged", action="Download it again", field="initial_value"
+        )
+    why = "all are 0 in the header" if unfilled else "the checksums are right and the values occur nowhere in the file"
+    findings.append(_warning(Reason.INITIAL_VALUE, text, f"not refused because {why}", "initial_value", len(late)))
+
+
+def _calibrated(channel: Channel, digital: np.ndarray, code: int) -> tuple[np.ndarray, float, float, int]:
+    """Samples to keep, their scale and offset, and how many are missing.
+
+    int16 as long as the values fit; float32, which holds 24 bits exactly, for missing samples and longer values; beyond 24 bits float32 of
+    the physical values, because a float32 of such digital ones could lose all that lies above a large baseline.
+    """
+    invalid = FORMATS[code].invalid if code in FORMATS else -(1 << (FLAC[code] - 1))
+    lost = np.zeros(len(digital), bool) if invalid is None else digital == invalid
+    missing = int(np.count_nonzero(lost))
+    bits = 16
+    if digital.dtype.itemsize > 2 and missing < len(digital):
+        real = digital[~lost] if missing else digital
+        bits = 1 + max(int(edge if edge >= 0 else ~edge).bit_length() for edge in (real.min(), real.max()))
+    scale, offset = channel.scale, channel.offset
+    if bits > 25:  # sign and 24 bits
+        with np.errstate(over="ignore"):
+            samples = ((digital - float(channel.baseline)) / channel.gain).astype(np.float32)
+        if not np.isfinite(samples[~lost]).all():
+            raise _fault(Reason.GAIN, f"signal {channel.number} has values beyond 10^38", "expected a usable gain", "gain")
+        scale, offset = 1.0, 0.0
+    else:
+        samples = digital.astype(np.float32 if missing or bits > 16 else np.int16, copy=False)
+    if missing:
+        samples[lost] = np.nan
+    return samples, scale, offset, missing
+
+
+def _joined(pieces: Sequence[tuple[int, int, Signal]]) -> list[Signal]:
+    """Stretches of one channel that follow each other without a gap, with the same calibration, as one."""
+    runs: list[list[Signal]] = []
+    end = -1
+    for first, last, signal in pieces:
+        if runs and first == end and runs[-1][0][:3] + runs[-1][0][4:6] == signal[:3] + signal[4:6]:
+            runs[-1].append(signal)
+        else:
+            runs.append([signal])
+        end = last
+    return [run[0] if len(run) == 1 else run[0]._replace(samples=np.concatenate([s.samples for s in run])) for run in runs]
+
+
+def _stretches(header: Header, pieces: dict[str, list[tuple[int, int, Signal]]], findings: list[Finding]) -> list[tuple[float, float]]:
+    """(onset, end) in seconds of the stretches without a gap, and a warning where there are gaps, of the record or of single channels."""
+    edges: list[list[int]] = []
+    for part in header.parts:
+        if edges and edges[-1][1] == part.first:
+            edges[-1][1] += part.frames
+        else:
+            edges.append([part.first, part.first + part.frames])
+    there = sum(part.frames for part in header.parts)
+    if there < header.frames:
+        text = f"{(header.frames - there) / header.frame_rate:g} of {header.seconds:g} s have no samples"
+        findings.append(_warning(Reason.DISCONTINUOUS, text, "kept as segments at their true times", count=max(1, len(edges) - 1)))
+    partial = [name for name, found in pieces.items() if len(found) < len(header.parts)]
+    if partial:
+        text = f"{', '.join(map(safe_text, partial[:5]))}{' and more' * (len(partial) > 5)}: not in all segments"
+        findings.append(_warning(Reason.DISCONTINUOUS, text, "missing where they are not", count=len(partial)))
+    return [(first / header.frame_rate, last / header.frame_rate) for first, last in edges]

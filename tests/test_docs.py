@@ -1,0 +1,83 @@
+"""Documentation that cannot drift: verbs, the file index, links, the command line reference, recipes, examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+sys.path.insert(0, str(ROOT / "docs"))
+import generate  # noqa: E402
+
+
+def commands() -> dict[str, Any]:
+    import typer
+
+    from bitimely_cli.main import app
+
+    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_every_verb_is_in_the_readme() -> None:
+    assert [name for name in commands() if not re.search(rf"(?:bitimely|make) {name}\b", README)] == []
+
+
+def test_the_file_index_of_the_readme_is_the_tree() -> None:
+    assert generate.file_index() in README, "run: python docs/generate.py"
+
+
+def test_the_command_line_reference_is_what_typer_says() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == generate.command_line(), "run: python docs/generate.py"
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+        assert target.startswith("https://") or (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_commands_in_the_docs_exist_and_so_do_their_options(path: Path) -> None:
+    known = commands()
+    for line in re.findall(r"^(?:\$ )?bitimely ([^#\n]+)", path.read_text(), flags=re.M):
+        words = line.split()
+        verb = known[words[0]]
+        options = {name for parameter in verb.params for name in parameter.opts}
+        for word in words[1:]:
+            if word.startswith("-") and words[0] != "analyze":
+                assert word.split("=")[0] in options | {"--help"}, line
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pipelines").rglob("*.toml")), ids=lambda p: p.stem)
+def test_recipes_and_presets_parse(path: Path) -> None:
+    from bitimely_core import registry, settings
+
+    registry.members("bitimely_core.models")
+    if path.parent.name == "presets":
+        shipped = settings.preset(path.stem)
+        for family in ("retention", "attention", "recurrent"):
+            settings.model_config("x", family, path.stem)
+        for stage in ("train", "finetune"):
+            settings.validated(settings.TrainConfig, shipped[stage])
+        return
+    recipe = settings.recipe(path)
+    assert recipe.title
+    assert all(model in registry.models for model in recipe.matrix.get("model", ()))
+    assert not recipe.pretrain.preset or recipe.pretrain.preset in settings.presets()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_examples_run(path: Path) -> None:
+    done = subprocess.run([sys.executable, "-W", "error", str(path)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert len(path.read_text().splitlines()) <= 45

@@ -1,0 +1,682 @@
+"""What every registered model must do, and what the grid of stacks must do in particular."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from bitimely_core import models, registry, settings
+from bitimely_core.batch import Batch
+from bitimely_core.errors import UserError
+from bitimely_core.models import stack
+from bitimely_core.tokenizers import FIRST, Codes, Conv, Patch, row_ends
+
+torch.set_num_threads(1)
+
+REGULAR = sorted(name for name, entry in registry.models.items() if "regular" in entry.facts.input)
+EVENTS = sorted(name for name, entry in registry.models.items() if "events" in entry.facts.input and entry.facts.family != "other")
+STACKS = ["bitimelygpt", "gpt", "gpt-baar", "timelybert", "timelygpt"]
+
+
+def tiny(name, **options):
+    torch.manual_seed(0)
+    return models.build(name, **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
+
+
+def events(batch=2, length=9, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    times = (torch.rand(batch, length, generator=draw) * 30).cumsum(1)
+    return Batch(torch.randint(FIRST, 52, (batch, length), generator=draw), times)
+
+
+# -------------------------------------------------------------------------------------------------------------- every model
+
+
+@pytest.mark.parametrize("length", [50, 49, 47, 8])
+@pytest.mark.parametrize("name", REGULAR)
+def test_shapes_for_lengths_that_nothing_divides(name, length):
+    model = tiny(name, length=length)
+    encoded = model(Batch(torch.randn(2, length, 3)))
+    states = encoded.hidden[-1]
+    assert states.shape[0] == 2
+    assert states.dtype == torch.float32
+    assert all(h.shape[:2] == states.shape[:2] for h in encoded.hidden)
+    if encoded.targets is not None:
+        specials = 2 if encoded.eos is not None else 0
+        assert states.shape[1] == encoded.targets.shape[1] + specials
+        assert model.output(states).shape[-1] == encoded.targets.shape[-1]
+
+
+@pytest.mark.parametrize("name", REGULAR)
+def test_rows_do_not_see_each_other(name):
+    model = tiny(name).double()
+    x = torch.randn(3, 50, 3, dtype=torch.float64)
+    together, alone = model(Batch(x)).hidden[-1][:1], model(Batch(x[:1])).hidden[-1]
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", REGULAR)
+def test_the_same_seed_gives_the_same_model_and_states(name):
+    x = torch.randn(2, 50, 3)
+    first, second = tiny(name)(Batch(x)), tiny(name)(Batch(x))
+    assert torch.equal(first.hidden[-1], second.hidden[-1])
+
+
+@pytest.mark.parametrize("name", REGULAR)
+def test_saved_and_loaded_it_gives_the_same_states(name, tmp_path):
+    model = tiny(name)
+    model.target_scale.fill_(0.25)
+    model.save(tmp_path / "model")
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {"model.safetensors", "config.json"}
+    loaded = models.load(tmp_path / "model")
+    x = torch.randn(2, 50, 3)
+    assert torch.equal(model(Batch(x)).hidden[-1], loaded(Batch(x)).hidden[-1])
+    assert loaded.config == model.config
+    assert loaded.target_scale == 0.25
+
+
+@pytest.mark.parametrize("name", REGULAR)
+def test_nothing_is_forward_in_time_only_in_name(name):
+    """The model's last vector depends on every sample where its directions say so."""
+    model = tiny(name).double()
+    x = torch.randn(1, 50, 3, dtype=torch.float64, requires_grad=True)
+    encoded = model(Batch(x))
+    directions = registry.models[name].facts.directions
+    if encoded.eos is None or not directions:
+        pytest.skip("no [SOS] and [EOS]")
+    at = 0 if directions[-1] == "backward" else -1
+    (slope,) = torch.autograd.grad(encoded.hidden[-1][:, at].square().sum(), x)
+    assert (slope.abs().amax(-1)[0, ::4] > 0).all()
+
+
+@pytest.mark.parametrize("name", REGULAR)
+def test_counted_without_memory(name):
+    model = tiny(name)
+    assert models.count(model.config) == models.parameters(model) > 0
+
+
+# -------------------------------------------------------------------------------------------------------------- padding and missing samples
+
+TOKENIZERS = [{"tokenizer": "conv"}, {"tokenizer": "patch"}, {"tokenizer": "patch", "crop": "start"}, {"temporal_conv": "causal"}]
+
+
+@pytest.mark.parametrize("options", TOKENIZERS, ids=lambda o: "-".join(o.values()))
+@pytest.mark.parametrize("name", STACKS)
+def test_padding_changes_nothing(name, options):
+    """Content and amount of padding, and the company of longer rows, change neither states nor gradients of the real tokens."""
+    model = tiny(name, **options).double()
+    lengths = [50, 37, 22]
+    rows = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
+    padded = torch.full((3, 50, 3), 7.0, dtype=torch.float64)
+    mask = torch.zeros(3, 50, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)], mask[i, : len(row)] = row, True
+    padded = padded.requires_grad_()
+    together = model(Batch(padded, mask=mask))
+    loss = torch.tensor(0.0, dtype=torch.float64)
+    for i, row in enumerate(rows):
+        row = row[None].requires_grad_()
+        alone = model(Batch(row))
+        count = alone.hidden[-1].shape[1]
+        assert together.eos[i] == alone.eos[0] == count - 1
+        for a, b in zip(together.hidden, alone.hidden, strict=True):
+            torch.testing.assert_close(a[i, :count], b[0], rtol=1e-11, atol=1e-11)
+        loss = loss + together.hidden[-1][i, :count].square().sum()
+        (wanted,) = torch.autograd.grad(alone.hidden[-1].square().sum(), row)
+        (slope,) = torch.autograd.grad(together.hidden[-1][i, :count].square().sum(), padded, retain_graph=True)
+        torch.testing.assert_close(slope[i, : row.shape[1]], wanted[0], rtol=1e-9, atol=1e-9)
+    (slope,) = torch.autograd.grad(loss, padded)
+    assert (slope[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"rotary": "time"}, {"ties": "group"}, {"form": "chunkwise", "chunk": 4}], ids=str)
+@pytest.mark.parametrize("name", EVENTS)
+def test_padding_changes_nothing_for_events(name, options):
+    model = tiny(name, tokenizer="codes", codes=52, length=9, **options).double()
+    full = events()._replace(times=events().times.double())
+    mask = torch.tensor([[True] * 9, [True] * 6 + [False] * 3])
+    times = torch.where(mask, full.times, torch.nan)
+    codes = torch.where(mask, full.values, 51)
+    together = model(Batch(codes, times, mask))
+    alone = model(Batch(full.values[1:, :6], full.times[1:, :6]))
+    for a, b in zip(together.hidden, alone.hidden, strict=True):
+        torch.testing.assert_close(a[1:, :8], b, rtol=1e-11, atol=1e-11)
+    assert together.eos.tolist() == [10, 7]
+    assert torch.isfinite(torch.stack(together.hidden)).all()
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_what_was_not_observed_is_neither_read_nor_a_target(name):
+    model = tiny(name)
+    x = torch.randn(2, 50, 3)
+    mask = torch.rand(2, 50, 3) > 0.2
+    mask[:, -1] = True
+    other = torch.where(mask, x, torch.nan)
+    a, b = model(Batch(x, mask=mask)), model(Batch(other, mask=mask))
+    assert torch.equal(a.hidden[-1], b.hidden[-1])
+    targets, valid = model.targets(Batch(other, mask=mask))
+    assert torch.isfinite(targets).all()
+    assert torch.equal(valid, mask[:, ::4])
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_row_without_any_sample_is_finite(name):
+    model = tiny(name)
+    mask = torch.ones(2, 50, dtype=torch.bool)
+    mask[1] = False
+    encoded = model(Batch(torch.randn(2, 50, 3), mask=mask), attention=True)
+    assert encoded.eos.tolist() == [14, 1]
+    assert all(torch.isfinite(t).all() for t in (*encoded.hidden, *encoded.attention))
+
+
+# -------------------------------------------------------------------------------------------------------------- tokenizers
+
+
+@pytest.mark.parametrize(("length", "tokens"), [(3000, 750), (178, 45), (375, 94), (1, 1), (5, 2)])
+def test_conv_tokens_are_a_quarter(length, tokens):
+    conv = Conv(2)
+    out, targets, real = conv(Batch(torch.randn(1, length, 2)))
+    assert out.shape == targets.shape == (1, tokens, 2)
+    assert real.shape == (1, tokens)
+    assert conv.count(length) == tokens
+
+
+def test_a_conv_token_sees_seven_samples_and_its_target_is_the_centre():
+    conv = Conv(1).double()
+    x = torch.randn(1, 40, 1, dtype=torch.float64, requires_grad=True)
+    tokens, targets, _ = conv(Batch(x))
+    for n in (0, 4, 9):
+        (slope,) = torch.autograd.grad(tokens[0, n, 0], x, retain_graph=True)
+        seen = slope[0, :, 0].nonzero().flatten().tolist()
+        assert seen == [i for i in range(4 * n - 3, 4 * n + 4) if 0 <= i < 40]
+        assert targets[0, n, 0] == x[0, 4 * n, 0]
+
+
+@pytest.mark.parametrize("crop", ["pad", "start"])
+@pytest.mark.parametrize("length", [16, 17, 23])
+def test_patches_are_the_samples(length, crop):
+    patch = Patch(2, 8, crop=crop)
+    x = torch.arange(length * 2, dtype=torch.float32).reshape(1, length, 2)
+    tokens, targets, real = patch(Batch(x))
+    assert torch.equal(tokens, targets)
+    flat = tokens.reshape(-1, 2)
+    wanted = x[0, length % 8 :] if crop == "start" else torch.cat((x[0], x[0, -1:].expand(-length % 8, 2)))
+    assert torch.equal(flat, wanted)
+    assert real.all()
+    observed = patch.observed(Batch(x)).reshape(-1, 2)
+    assert observed.all(1).tolist() == ([True] * len(wanted) if crop == "start" else [True] * length + [False] * (-length % 8))
+
+
+def test_patch_stride_and_too_short_windows():
+    patch = Patch(1, 8, stride=4)
+    tokens, _, _ = patch(Batch(torch.arange(20.0)[None, :, None]))
+    assert tokens[0, :, 0].tolist() == [0, 4, 8, 12]
+    with pytest.raises(UserError, match="at least one patch"):
+        Patch(1, 8, crop="start").count(7)
+
+
+def test_codes_map_to_classes_without_specials():
+    codes = Codes(10)
+    ids = torch.tensor([[5, 9, 4, 3, 0]])
+    tokens, targets, real = codes(Batch(ids, mask=ids > 0))
+    assert tokens.tolist() == [[5, 9, 4, 3, 0]]
+    assert targets.tolist() == [[0, 4, -100, -100, -100]]
+    assert real.tolist() == [[True] * 4 + [False]]
+    assert (codes.target_width, codes.eos) == (6, 5)
+    assert codes.classes[2] == codes.eos
+
+
+@pytest.mark.parametrize("name", ["conv", "patch", "patch-start"])
+def test_erase_takes_exactly_the_chosen_samples(name):
+    tokenizer = {"conv": Conv(2), "patch": Patch(2, 8), "patch-start": Patch(2, 8, crop="start")}[name]
+    x = torch.randn(2, 35, 2)
+    count = tokenizer.count(35)
+    chosen = torch.zeros(2, count, dtype=torch.bool)
+    chosen[0, 1] = chosen[1, -1] = True
+    gone = (tokenizer.erase(Batch(x), chosen).values == 0).all(-1)
+    step, start = (4, 0) if name == "conv" else (8, 35 % 8 if name == "patch-start" else 0)
+    assert gone[0].nonzero().flatten().tolist() == list(range(start + step, start + 2 * step))
+    assert gone[1].nonzero().flatten().tolist() == list(range(start + (count - 1) * step, 35))
+
+
+def test_row_ends_are_the_last_observed_sample():
+    mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
+    assert row_ends(Batch(torch.zeros(3, 4, 1), mask=mask)).tolist() == [3, 0, 4]
+    assert row_ends(Batch(torch.zeros(3, 4, 2), mask=mask[..., None].expand(-1, -1, 2))).tolist() == [3, 0, 4]
+
+
+# -------------------------------------------------------------------------------------------------------------- directions
+
+
+@pytest.mark.parametrize("options", [{}, {"temporal_conv": "causal"}, {"xpos_scale": True}], ids=str)
+@pytest.mark.parametrize("name", ["bitimelygpt", "gpt-baar"])
+def test_each_layer_looks_one_way_only(name, options):
+    """Change a token: a forward pass is unchanged to the last bit before it, a backward pass behind it; a two-sided one changes everywhere."""
+    model = tiny(name, **options).double()
+    x = torch.randn(1, 50, 3, dtype=torch.float64)
+    other = x.clone()
+    other[:, 24] += 1.0  # token 6, position 7
+    for direction in ("forward", "backward"):
+        plan = [direction] * 4
+        a, b = model(Batch(x), directions=plan), model(Batch(other), directions=plan)
+        for before, after in zip(a.hidden, b.hidden, strict=True):
+            changed = (before != after).any(-1)[0]
+            wanted = [p >= 7 for p in range(15)] if direction == "forward" else [p <= 7 for p in range(15)]
+            assert changed.tolist() == wanted
+    if not options:
+        a, b = model(Batch(x), directions=["both"] * 4), model(Batch(other), directions=["both"] * 4)
+        assert (a.hidden[0] != b.hidden[0]).any(-1).all()
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_maps_follow_the_direction_and_do_not_change_the_states(name):
+    model = tiny(name)
+    batch = Batch(torch.randn(2, 50, 3))
+    encoded, plain = model(batch, attention=True), model(batch)
+    torch.testing.assert_close(encoded.hidden[-1], plain.hidden[-1], rtol=1e-4, atol=1e-5)
+    assert plain.attention is None
+    for direction, map_ in zip(model.directions, encoded.attention, strict=True):
+        assert map_.shape == (2, 4, 15, 15)
+        if direction == "forward":
+            assert torch.equal(map_, map_.tril())
+        if direction == "backward":
+            assert torch.equal(map_, map_.triu())
+        if registry.models[name].facts.family == "attention":
+            assert (map_ >= 0).all()
+            torch.testing.assert_close(map_.sum(-1), torch.ones(2, 4, 15))
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_hidden_tokens_are_no_keys(name):
+    model = tiny(name).double()
+    x = torch.randn(2, 50, 3, dtype=torch.float64)
+    hide = torch.zeros(2, 13, dtype=torch.bool)
+    hide[0, [3, 4, 9]] = True
+    encoded = model(Batch(x), hide=hide, attention=True)
+    keys = torch.stack([m.abs().amax((1, 2)) for m in encoded.attention]).amax(0)  # [B, positions]
+    assert (keys[0] == 0).nonzero().flatten().tolist() == [4, 5, 10]
+    assert (keys[1] > 0).all()
+    other = x.clone()
+    other[0, 12:17] += 1.0  # samples of token 3 and the centre of token 4
+    changed = model(Batch(other), hide=hide).targets != encoded.targets
+    assert changed[0, [3, 4]].all()
+    torch.testing.assert_close(model(Batch(x), hide=hide).hidden[-1], encoded.hidden[-1], rtol=1e-9, atol=1e-9)
+
+
+def test_odd_layers_are_refused_where_directions_alternate():
+    for name in ("bitimelygpt", "gpt-baar"):
+        with pytest.raises(UserError) as caught:
+            tiny(name, layers=3)
+        assert (caught.value.code, caught.value.exit_code, caught.value.field) == ("config", 2, "model.layers")
+    assert len(tiny("timelygpt", layers=3).layers) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("bitimelygpt", {"dim": 66}, "multiple of the heads"),
+        ("bitimelygpt", {"dim": 12, "heads": 4}, "even number"),
+        ("bitimelygpt", {"value_dim": 66}, "model.value_dim"),
+        ("timelybert", {"xpos_scale": True}, "xpos_scale"),
+        ("bitimelygpt", {"tokenizer": "codes"}, "model.codes"),
+        ("bitimelygpt", {"decay": {"kind": "half-life", "months": [6, 24]}}, "one a head"),
+        ("bitimelygpt", {"tokens": "patch"}, "tokenizer"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(name, options, said):
+    with pytest.raises(UserError, match=said) as caught:
+        tiny(name, **options)
+    assert caught.value.exit_code == 2
+
+
+def test_learned_positions_end():
+    model = tiny("gpt")
+    with pytest.raises(UserError, match="positions") as caught:
+        model(Batch(torch.randn(1, 60, 3)))
+    assert caught.value.exit_code == 2
+
+
+# -------------------------------------------------------------------------------------------------------------- independent references
+
+
+def gpt_reference(model, x, directions):
+    """GPT-2 in a few lines: pre-norm, fused projections, -inf mask, tanh GELU."""
+    maps = []
+    for layer, direction in zip(model.layers, directions, strict=True):
+        size, heads = x.shape[1], model.config.heads
+        y = F.layer_norm(x, x.shape[-1:], layer.norm_mix.weight, layer.norm_mix.bias)
+        q, k, v = (y @ layer.mix.qkv.weight.T + layer.mix.qkv.bias).chunk(3, -1)
+        split = [t.reshape(len(t), size, heads, -1).transpose(1, 2) for t in (q, k, v)]
+        logits = split[0] @ split[1].mT / math.sqrt(split[0].shape[-1])
+        shut = torch.ones(size, size, dtype=torch.bool).triu(1)
+        logits = logits.masked_fill(shut if direction == "forward" else shut.T, -torch.inf)
+        maps.append(logits.exp() / logits.exp().sum(-1, keepdim=True))
+        x = x + (maps[-1] @ split[2]).transpose(1, 2).flatten(2) @ layer.mix.out.weight.T + layer.mix.out.bias
+        y = F.layer_norm(x, x.shape[-1:], layer.norm_ffn.weight, layer.norm_ffn.bias)
+        y = y @ layer.ffn.first.weight.T + layer.ffn.first.bias
+        y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+        x = x + y @ layer.ffn.out.weight.T + layer.ffn.out.bias
+    return x, maps
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt-baar"])
+def test_gpt_equals_its_formulas(name):
+    model = tiny(name).double()
+    for weight in model.parameters():  # biases start at 0: make them count
+        nn.init.normal_(weight, std=0.2)
+    values = torch.randn(2, 50, 3, dtype=torch.float64)
+    tokens = model.adapter.tokenizer(Batch(values))[0]
+    embedded = tokens @ model.adapter.embedding.weight.T + model.adapter.embedding.bias
+    sos, eos = model.special[:, None, None].expand(-1, 2, 1, -1)
+    wanted, maps = gpt_reference(model, torch.cat((sos, embedded, eos), 1) + model.positions, model.directions)
+    encoded = model(Batch(values), attention=True)
+    torch.testing.assert_close(encoded.hidden[-1], wanted, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(model(Batch(values)).hidden[-1], wanted, rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(encoded.attention, maps, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def retention_reference(model, x, directions, times):
+    """The retention block in a few lines: complex rotation, dense decay, a norm a head, gate, gated FFN."""
+    config = model.config
+    for layer, direction in zip(model.layers, directions, strict=True):
+        mix, count = layer.mix, x.shape[1]
+        y = F.layer_norm(x, x.shape[-1:], layer.norm_mix.weight, layer.norm_mix.bias)
+        theta = 10000 ** (-torch.arange(0, config.dim // config.heads, 2, dtype=torch.float64) / (config.dim // config.heads))
+        turn = torch.polar(torch.ones(1, dtype=torch.float64), torch.arange(count)[:, None, None] * theta)
+
+        def rotated(t, turn=turn, count=count):
+            pairs = torch.view_as_complex(t.reshape(len(t), count, config.heads, -1, 2).contiguous())
+            return torch.view_as_real(pairs * turn).flatten(-2)
+
+        q, k = rotated(y @ mix.query.weight.T), rotated(y @ mix.key.weight.T)
+        v = (y @ mix.value.weight.T).reshape(len(y), count, config.heads, -1)
+        gap = times[:, :, None] - times[:, None, :]
+        order = torch.arange(count)[:, None] - torch.arange(count)
+        allowed = {"forward": order >= 0, "backward": order <= 0, "both": order == order}[direction]
+        gamma = mix.log_decay.exp()
+        decay = torch.where(allowed, gamma[:, None, None] ** gap.abs()[:, None], 0.0)
+        o = torch.einsum("bhnm,bmhv->bnhv", torch.einsum("bnhk,bmhk->bhnm", q, k) / math.sqrt(q.shape[-1]) * decay, v)
+        if config.retention_norm == "group":
+            o = (o - o.mean(-1, keepdim=True)) / (o.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+        else:
+            o = o / (o.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+        gate = y @ mix.gate.weight.T
+        x = x + (gate * torch.sigmoid(gate) * o.flatten(2)) @ mix.out.weight.T
+        y = F.layer_norm(x, x.shape[-1:], layer.norm_ffn.weight, layer.norm_ffn.bias)
+        x = x + (F.gelu(y @ layer.ffn.first.weight.T) * (y @ layer.ffn.second.weight.T)) @ layer.ffn.out.weight.T
+    return x
+
+
+@pytest.mark.parametrize("options", [{}, {"retention_norm": "rms"}, {"form": "chunkwise", "chunk": 4}, {"form": "recurrent"}], ids=str)
+@pytest.mark.parametrize("name", ["bitimelygpt", "timelygpt", "timelybert"])
+def test_retention_models_equal_their_formulas(name, options):
+    model = tiny(name, **options).double()
+    values = torch.randn(2, 50, 3, dtype=torch.float64)
+    tokens = model.adapter.tokenizer(Batch(values))[0]
+    sos, eos = model.special[:, None, None].expand(-1, 2, 1, -1)
+    x = torch.cat((sos, model.adapter.embed(tokens), eos), 1)
+    wanted = retention_reference(model, x, model.directions, torch.arange(15.0, dtype=torch.float64).expand(2, -1))
+    torch.testing.assert_close(model(Batch(values)).hidden[-1], wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bitimelygpt", "timelybert"])
+def test_events_decay_by_months_between_the_first_and_the_last(name):
+    """t_SOS = t_first, t_EOS = t_last."""
+    model = tiny(name, tokenizer="codes", codes=52, length=9).double()
+    batch = events()._replace(times=events().times.double())
+    times = torch.cat((batch.times[:, :1], batch.times, batch.times[:, -1:]), 1)
+    sos, eos = model.special[:, None, None].expand(-1, 2, 1, -1)
+    x = torch.cat((sos, model.adapter.embedding.weight[batch.values - FIRST + 1], eos), 1)
+    wanted = retention_reference(model, x, model.directions, times)
+    torch.testing.assert_close(model(batch).hidden[-1], wanted, rtol=1e-9, atol=1e-9)
+    late = batch._replace(times=batch.times + 480.0)  # age is no origin of the decay
+    torch.testing.assert_close(model(late).hidden[-1], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_rotation_by_time_knows_no_origin_either():
+    model = tiny("bitimelygpt", tokenizer="codes", codes=52, length=9, rotary="time").double()
+    batch = events()._replace(times=events().times.double())
+    late = batch._replace(times=batch.times + 1024.0)
+    torch.testing.assert_close(model(batch).hidden[-1], model(late).hidden[-1], rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(model(batch).hidden[-1], model(batch._replace(times=batch.times * 1.5)).hidden[-1])
+
+
+def test_grouped_ties_have_no_order():
+    """With `ties = group` and rotation by time, two codes of one day may change places; [SOS] still sees all."""
+    model = tiny("bitimelygpt", tokenizer="codes", codes=52, length=4, ties="group", rotary="time").double()
+    times = torch.tensor([[0.0, 2.0, 2.0, 5.0]], dtype=torch.float64)
+    a = model(Batch(torch.tensor([[7, 8, 9, 10]]), times)).hidden[-1]
+    b = model(Batch(torch.tensor([[7, 9, 8, 10]]), times)).hidden[-1]
+    torch.testing.assert_close(a[:, [0, 1, 2, 3, 4, 5]], b[:, [0, 1, 3, 2, 4, 5]], rtol=1e-10, atol=1e-10)
+    for changed in range(4):
+        codes = torch.tensor([[7, 8, 9, 10]])
+        codes[0, changed] = 20
+        assert (model(Batch(codes, times)).hidden[-1][:, 0] != a[:, 0]).any()
+
+
+# -------------------------------------------------------------------------------------------------------------- decays, numerics
+
+
+def test_decay_kinds():
+    def gammas(**decay):
+        config = settings.model_config("bitimelygpt", "retention", "tiny", decay=decay)
+        return [round(g, 5) for g in stack.log_decays(config).exp().tolist()]
+
+    assert gammas(kind="log") == [0.96875, 0.9876, 0.99508, 0.99805]
+    assert gammas(kind="retnet") == [0.96875, 0.98438, 0.99219, 0.99609]
+    assert gammas(kind="half-life", months=[6, 24, 96, 384]) == [0.8909, 0.97153, 0.99281, 0.9982]
+    eight = settings.model_config("bitimelygpt", "retention", "18m")
+    wanted = [0.96875, 0.97897, 0.98585, 0.99048, 0.99359, 0.99569, 0.9971, 0.99805]
+    assert [round(g, 5) for g in stack.log_decays(eight).exp().tolist()] == wanted
+
+
+def test_learnable_decays_start_as_the_others_and_learn():
+    fixed, learnt = tiny("bitimelygpt"), tiny("bitimelygpt", decay={"kind": "learnable"})
+    torch.testing.assert_close(learnt.layers[0].mix.decays, fixed.layers[0].mix.decays, rtol=1e-4, atol=1e-6)
+    assert models.parameters(learnt) == models.parameters(fixed) + 4 * 4
+    learnt(Batch(torch.randn(2, 50, 3))).hidden[-1].square().sum().backward()
+    assert all((layer.mix.logit.grad != 0).any() for layer in learnt.layers)
+
+
+def test_gaps_of_ten_thousand_months_are_finite():
+    model = tiny("bitimelygpt", tokenizer="codes", codes=52, length=9)
+    times = torch.tensor([[0.0, 0.0, 0.03, 10_000.0, 10_000.0, 20_000.0, 20_001.0, 30_000.0, 30_000.0]])
+    encoded = model(Batch(torch.randint(FIRST, 52, (1, 9)), times))
+    encoded.hidden[-1].square().sum().backward()
+    assert torch.isfinite(encoded.hidden[-1]).all()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_four_thousand_tokens_are_finite():
+    model = tiny("bitimelygpt", channels=1, length=16_000, layers=2)
+    encoded = model(Batch(torch.randn(1, 16_000, 1)))
+    encoded.hidden[-1].square().mean().backward()
+    assert encoded.hidden[-1].shape[1] == 4002
+    assert torch.isfinite(encoded.hidden[-1]).all()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("options", [{}, {"core_precision": "bf16"}, {"temporal_conv": "causal"}], ids=str)
+@pytest.mark.parametrize("name", STACKS)
+def test_bf16_is_finite_and_near(name, options):
+    model = tiny(name, length=600, **options)
+    batch = Batch(torch.randn(2, 600, 3))
+    exact = model(batch).hidden[-1]
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model(batch).hidden[-1]
+        rough.float().square().mean().backward()
+    assert torch.isfinite(rough).all()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert (rough.float() - exact).norm() / exact.norm() < 0.15
+
+
+def test_xpos_shrinks_with_distance_in_both_directions():
+    """The scale zeta^(|n - m| / 512): with it the far corner of a map is smaller, never larger, than without it."""
+    with_scale, without = tiny("bitimelygpt", xpos_scale=True), tiny("bitimelygpt")
+    batch = Batch(torch.randn(1, 50, 3))
+    for direction in ("forward", "backward"):
+        plan = [direction] * 4
+        a = with_scale(batch, directions=plan, attention=True).attention[0]
+        b = without(batch, directions=plan, attention=True).attention[0]
+        torch.testing.assert_close(a.diagonal(dim1=-2, dim2=-1), b.diagonal(dim1=-2, dim2=-1), rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(a, b)
+    with pytest.raises(UserError, match="xpos"):
+        with_scale(batch, directions=["both"] * 4)
+
+
+def test_dropout_acts_in_training_only():
+    model = tiny("gpt", dropout=0.5)
+    batch = Batch(torch.randn(1, 50, 3))
+    assert torch.equal(model(batch).hidden[-1], model(batch).hidden[-1])
+    model.train()
+    assert not torch.equal(model(batch).hidden[-1], model(batch).hidden[-1])
+
+
+# -------------------------------------------------------------------------------------------------------------- counts, adapters, files
+
+
+def closed_form(layers, d, v, ff, channels=None, patch=None, codes=None, ffn="glu", conv=False, separate=False):
+    """The counts by formula: block, tokenizer, [SOS] and [EOS], final norm, output."""
+    block = 2 * d * d + 3 * d * v + (3 * d * ff + 4 * d if ffn == "glu" else 2 * d * ff + ff + 5 * d) + (3 * d * d + 38 * d if conv else 0)
+    if codes:
+        tokenizer, out = (codes + 1) * d, codes + 1
+    elif patch:
+        tokenizer, out = patch * channels * d + d, patch * channels
+    else:
+        tokenizer, out = 2 * (3 * channels**2 + channels) + channels * d + d, channels
+    return layers * block + tokenizer + 2 * d + (2 * d + d * out + out) * (2 if separate else 1)
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "count"),
+    [
+        ("18m", {"channels": 7}, 17_224_955),
+        ("18m", {"channels": 7, "tokenizer": "patch"}, 17_256_056),
+        ("18m", {"channels": 1}, 17_220_809),
+        ("18m", {"channels": 7, "ffn": "plain"}, 14_778_875),
+        ("18m", {"channels": 7, "temporal_conv": "causal"}, 21_057_275),
+        ("18m", {"channels": 7, "ffn": "plain", "temporal_conv": "causal"}, 18_611_195),
+        ("7.5m", {"channels": 12}, 6_466_740),
+        ("7.5m", {"channels": 4}, 6_462_108),
+        ("7.5m", {"channels": 12, "tokenizer": "patch"}, 6_506_256),
+        ("7.5m", {"channels": 12, "ffn": "plain"}, 5_550_900),
+        ("7.5m-regression", {"channels": 12}, 6_466_740),
+        ("3m", {"codes": 52}, 1_177_823 + 145),  # 47 codes; the class of [EOS] is one more output
+        ("3m", {"codes": 52, "ffn": "plain"}, 1_013_663 + 145),
+        ("tiny", {"channels": 7}, None),
+        ("tiny", {"channels": 7, "output_heads": "separate"}, None),
+    ],
+)
+def test_parameter_counts_of_the_presets(preset, options, count):
+    config = settings.model_config("bitimelygpt", "retention", preset, **options)
+    wanted = closed_form(
+        config.layers, config.dim, config.value_dim, config.ffn_dim, channels=config.channels, patch=config.patch if config.tokenizer == "patch" else None,
+        codes=None if config.codes is None else config.codes - FIRST, ffn=config.ffn, conv=config.temporal_conv == "causal",
+        separate=config.output_heads == "separate",
+    )  # fmt: skip
+    assert models.count(config) == wanted
+    assert count is None or wanted == count
+
+
+def test_gpt_blocks_have_the_counts_of_standard_layers():
+    for preset, blocks in (("18m", 12 * 1_774_464), ("7.5m", 8 * 999_072), ("3m", 8 * 250_704)):
+        config = settings.model_config("gpt", "attention", preset, **models.typical(preset))
+        with torch.device("meta"):
+            assert models.parameters(models.made(config).layers) == blocks
+
+
+@pytest.mark.parametrize("name", ["gpt", "timelygpt"])
+@pytest.mark.parametrize("preset", ["tiny", "7.5m"])
+def test_matched_widths_come_as_near_as_whole_heads_allow(name, preset):
+    def off(dim):
+        scaled = {key: widths[key] * dim // widths["dim"] for key in widths}
+        config = settings.model_config(name, registry.models[name].facts.family, preset, channels=12, length=500, **scaled)
+        return abs(models.count(config) / goal - 1)
+
+    goal = models.count(settings.model_config("bitimelygpt", "retention", preset, channels=12, length=500))
+    widths = models.matched(name, preset, channels=12, length=500)
+    step = 2 * (4 if preset == "tiny" else 8)
+    assert widths["dim"] % step == 0
+    assert off(widths["dim"]) <= min(off(widths["dim"] - step), off(widths["dim"] + step))
+    assert off(widths["dim"]) < (0.15 if preset == "tiny" else 0.05)
+
+
+def test_every_preset_has_typical_data():
+    assert set(settings.presets()) <= set(models.TYPICAL)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_other_channels_renew_exactly_the_adapter(name):
+    model = tiny(name)
+    model.target_scale.fill_(1.0)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    assert model.adapt(channels=3, length=50) == []
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    renewed = model.adapt(channels=1, length=30)
+    after = model.state_dict()
+    assert set(renewed) == {key for key, _ in model.named_parameters() if key.startswith("adapter.")}
+    kept = {key for key in before if not key.startswith("adapter.") and key not in {"target_scale", "positions"}}
+    assert all(torch.equal(before[key], after[key]) for key in kept)
+    assert torch.isnan(model.target_scale)
+    assert model(Batch(torch.randn(2, 30, 1))).hidden[-1].shape == (2, 10, 64)
+    assert (model.config.channels, model.config.length) == (1, 30)
+
+
+def test_longer_windows_continue_learned_positions():
+    model = tiny("gpt")
+    before = model.positions.detach().clone()
+    assert model.adapt(channels=3, length=100) == ["positions"]
+    assert torch.equal(model.positions[: len(before)], before)
+    assert model(Batch(torch.randn(1, 100, 3))).hidden[-1].shape[1] == 27
+
+
+def test_other_vocabularies_renew_the_adapter():
+    model = tiny("bitimelygpt", tokenizer="codes", codes=52)
+    assert model.adapt(channels=3, length=50, codes=20)
+    assert model(Batch(torch.randint(FIRST, 20, (1, 6)))).hidden[-1].shape[1] == 8
+
+
+def test_a_damaged_or_foreign_model_folder_is_refused(tmp_path):
+    with pytest.raises(UserError) as caught:
+        models.load(tmp_path)
+    assert (caught.value.code, caught.value.exit_code) == ("not_found", 2)
+    tiny("bitimelygpt").save(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError) as caught:
+        models.load(tmp_path)
+    assert (caught.value.code, caught.value.exit_code) == ("integrity", 5)
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"layers":4', '"layers":6').replace('"layers": 4', '"layers": 6'))
+    with pytest.raises(UserError, match="is missing") as caught:
+        models.load(tmp_path)
+    assert (caught.value.code, caught.value.exit_code) == ("shapes_differ", 5)
+    (tmp_path / "config.json").write_text(config.replace('"format_version":1', '"format_version":99').replace('"format_version": 1', '"format_version": 99'))
+    with pytest.raises(UserError, match="format version"):
+        models.load(tmp_path)
+
+
+def test_unknown_names_answer_with_the_closest():
+    with pytest.raises(UserError, match="Did you mean bitimelygpt") as caught:
+        models.build("bitimelygtp")
+    assert caught.value.exit_code == 2
+
+
+def test_measured_scale_is_the_variance_around_each_dimension():
+    model = tiny("bitimelygpt", tokenizer="patch")
+    batches = [Batch(torch.randn(4, 50, 3) * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor([5.0, 0.0, 0.0])) for _ in range(5)]
+    targets = torch.cat([model.targets(b)[0].flatten(0, 1) for b in batches])
+    valid = torch.cat([model.targets(b)[1].flatten(0, 1) for b in batches])
+    wanted = sum(((t[v] - t[v].mean()) ** 2).sum() for t, v in zip(targets.T, valid.T, strict=True)) / valid.sum()
+    assert model.measure(batches) == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_measured_scale_of_codes_is_the_unigram_entropy():
+    model = tiny("bitimelygpt", tokenizer="codes", codes=52)
+    ids = torch.tensor([[5, 5, 6, 7], [5, 6, 0, 0]])
+    share = torch.tensor([3, 2, 1]) / 6
+    assert model.measure([Batch(ids, mask=ids > 0)]) == pytest.approx(float(-(share * share.log()).sum()), rel=1e-6)

@@ -1,0 +1,388 @@
+"""The page: self-contained, the same bytes again, small, safe against foreign text, whole or not there; its files hold every number."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import numpy as np
+import polars as pl
+import pytest
+
+from bitimely_core import report, store
+from bitimely_core.batch import Figure, Page, Table
+from bitimely_core.errors import Reason, UserError
+from bitimely_core.report import LIMIT, blocks_of, csv, envelope, number, write
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</style><img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "$x_1$ \\frac{1}{0}",
+    "_hidden",
+    '=HYPERLINK("http://evil")',
+    "\x1b[31mred\x00\u202egnp",
+    "{{ 7 * 7 }}{% raw %}",
+    "脳波 \ufffe",
+    "javascript:alert(1)",
+)
+
+
+class Parsed(HTMLParser):
+    """Elements, attributes and text of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.said, self.inside = [], "", []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.said += data + "\n"
+
+    def of(self, tag):
+        return [a for t, a in self.elements if t == tag]
+
+
+def figures(names=("EEG Fpz-Cz", "EOG")):
+    rng = np.random.default_rng(0)
+    x = np.arange(50)
+    lines = [{"name": n, "x": x, "y": rng.normal(size=50).cumsum(), "lo": x * 0.1 - 1, "hi": x * 0.1 + 1} for n in names]
+    return [
+        Figure(name="curves", title="Curves", caption="Loss.", kind="lines", data={"series": lines, "xlabel": "step", "ylabel": names[0]}),
+        Figure(
+            name="map", title="Map", caption="Rows are queries.", kind="matrix",
+            data={"values": rng.normal(size=(40, 40)), "xlabel": "key", "ylabel": "query", "diverging": True, "mark": [3, 9]},
+        ),
+        Figure(
+            name="maps", title="Heads", caption="All.", kind="matrix",
+            data={"values": rng.normal(size=(3, 12, 12)), "names": [*names, "c"], "xlabel": "key", "ylabel": "query", "diverging": True},
+        ),
+        Figure(
+            name="confusion", title="Confusion", caption="Counts.", kind="matrix",
+            data={"values": np.array([[5, 1], [2, 9]]), "row_names": names, "column_names": names, "xlabel": "said", "ylabel": "is"},
+        ),
+        Figure(
+            name="bars", title="Bars", caption="Score.", kind="bars",
+            data={"names": names, "values": [0.4, 0.7], "lo": [0.3, None], "hi": [0.5, None], "ylabel": "score"},
+        ),
+        Figure(
+            name="traces", title="Traces", caption="Signals.", kind="traces",
+            data={
+                "rate": 100.0, "spans": [{"start": 1.0, "stop": 2.0, "name": names[0]}],
+                "signals": [{"name": n, "unit": "µV", "values": rng.normal(size=3000)} for n in names],
+            },
+        ),
+        Figure(
+            name="night", title="Night", caption="Stages.", kind="hypnogram",
+            data={
+                "epoch": 30.0, "classes": ["W", "N1", "N2", "N3", "R"],
+                "tracks": [{"name": names[0], "stages": rng.integers(-1, 5, 200)}, {"name": names[1], "stages": ["W", None, "N2"] * 66}],
+            },
+        ),
+    ]  # fmt: skip
+
+
+def page(**changes):
+    metric = {"value": 0.81, "lo": 0.7, "hi": 0.9, "se": 0.05, "n_defined": 10, "undefined_reason": None}
+    data = {"names": ["this run", "majority"], "values": [0.81, 0.4], "lo": [0.7, None], "hi": [0.9, None], "ylabel": "accuracy"}
+    head = Figure(name="main-score", title="Accuracy", caption="Main.", kind="bars", data=data)
+    table = Table(
+        name="scores",
+        title="Scores",
+        caption="All.",
+        columns=["metric", "value", "n"],
+        rows=[["accuracy", metric, 20], ["kappa", None, 3], ["f1", 0.5, 100]],
+    )
+    fields = {
+        "title": "A run",
+        "verdict": "It knows more than the majority.",
+        "notices": ["leak_free is false."],
+        "facts": {"Data": "synthetic", "Seed": "0"},
+        "blocks": [head, "A paragraph.", table, "## Figures", *figures()],
+        "summary": {"tiny": {"1": {"auc": 0.5, "bad": float("nan"), "array": np.arange(3)}}},
+    }
+    return Page(**{**fields, **changes})
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_page_is_one_file_that_asks_nobody(tmp_path):
+    path = write(tmp_path / "r", page())
+    raw = path.read_text("utf-8")
+    parsed = Parsed(raw)
+    assert path.name == "report.html"
+    assert len(raw.encode()) < LIMIT
+    assert "http" not in raw.replace("http-equiv", "")
+    assert not re.search(r"@import|url\((?!#)", raw)
+    links = [a.get(k, "") for _, a in parsed.elements for k in ("href", "src", "action", "data", "poster", "srcset")]
+    for link in filter(None, links):
+        assert link.startswith(("#", "data:image/png;base64,", "data:text/csv")) or (path.parent / link).is_file(), link
+    policy = next(a["content"] for a in parsed.of("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    script = re.search(r"<script>(.*?)</script>", raw, re.DOTALL).group(1)
+    assert f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
+    assert len(script) < 2500
+    assert len(parsed.of("script")) == len(parsed.of("style")) == len(parsed.of("h1")) == 1
+    ids = [a["id"] for _, a in parsed.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    for reference in re.findall(r"url\(#([^)]+)\)", raw) + re.findall(r'href="#([^"]+)"', raw):
+        assert reference in ids
+
+
+def test_verdict_score_notices_facts_come_first(tmp_path):
+    said = Parsed(write(tmp_path, page()).read_text("utf-8")).said
+    order = [
+        said.index(w)
+        for w in (
+            "It knows more than the majority.",
+            "0.810",
+            "95 % interval 0.700 to 0.900",
+            "leak_free is false.",
+            "synthetic",
+            "A paragraph.",
+        )
+    ]
+    assert order == sorted(order)
+    for words in ("Figure 1", "Figure 7", "Table 1", "Loss.", "0.700–0.900", "–"):
+        assert words in said
+
+
+def test_same_page_same_bytes(tmp_path):
+    for name in "ab":
+        write(tmp_path / name, page())
+    names = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert names == sorted(p.name for p in (tmp_path / "b").iterdir())
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_every_figure_has_a_drawing_and_its_data(tmp_path):
+    write(tmp_path, page())
+    expected = {f.name for f in figures()} | {"main-score"}
+    assert {p.stem for p in tmp_path.glob("*.svg")} == expected
+    assert {p.stem for p in tmp_path.glob("*.parquet")} == expected | {"scores-2"}  # "scores" is the run's own scores.json
+    for path in tmp_path.glob("*.svg"):
+        root = ET.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "Date" not in path.read_text("utf-8")
+
+
+def test_foreign_text_stays_text(tmp_path):
+    for k in range(0, len(HOSTILE), 2):
+        two = HOSTILE[k : k + 2]
+        table = Table(name=two[0], title=two[1], caption=two[0], columns=list(two), rows=[list(two), [two[1], None]])
+        blocks = [*figures(two), table, *two, f"## {two[0]}"]
+        hostile = page(title=two[0], verdict=two[1], notices=list(two), facts={two[0]: two[1]}, blocks=blocks, summary={two[0]: two[1]})
+        path = write(tmp_path / str(k), hostile, files={"predictions.parquet": two[0]})
+        raw = path.read_text("utf-8")
+        parsed = Parsed(raw)
+        assert len(parsed.of("script")) == len(parsed.of("style")) == 1
+        assert not parsed.of("img")
+        assert len(parsed.of("svg")) == len(figures())
+        assert not [key for _, a in parsed.elements for key in a if key.startswith("on")]
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ufffe]", raw)
+        assert "49" not in parsed.of("title")
+        for link in (a["href"] for a in parsed.of("a")):
+            assert not link.startswith("javascript")
+        for text in two:
+            assert report.text(text) in parsed.said
+        for path in (tmp_path / str(k)).glob("*.svg"):
+            tags = {e.tag.rpartition("}")[2] for e in ET.parse(path).getroot().iter()}
+            assert not tags & {"script", "foreignObject", "a", "style"}
+
+
+def test_large_pages_stay_small_and_their_files_whole(tmp_path):
+    rng = np.random.default_rng(0)
+    noise = [
+        Figure(
+            name=f"m{k}",
+            title="Noise",
+            caption="n",
+            kind="matrix",
+            data={"values": rng.normal(size=(8, 240, 240)), "xlabel": "", "ylabel": "", "diverging": True},
+        )
+        for k in range(3)
+    ]
+    trace = Figure(
+        name="t", title="Long", caption="t", kind="traces",
+        data={"rate": 256.0, "signals": [{"name": f"c{k}", "unit": "", "values": rng.normal(size=200_000)} for k in range(6)]},
+    )  # fmt: skip
+    table = Table(name="rows", title="Rows", caption="r", columns=["n", "x"], rows=[[k, k / 7] for k in range(2000)])
+    path = write(tmp_path, page(blocks=[*noise, trace, table]))
+    assert path.stat().st_size <= LIMIT
+    assert "The first 500 of 2,000 rows" in path.read_text("utf-8")
+    assert "too large for the page" in path.read_text("utf-8")
+    assert pl.read_parquet(tmp_path / "m0.parquet").shape == (8 * 240, 242)
+    assert pl.read_parquet(tmp_path / "t.parquet").height == 1_200_000
+    assert pl.read_parquet(tmp_path / "rows.parquet").height == 2000
+    assert (tmp_path / "t.svg").stat().st_size < 400_000
+
+
+def test_a_page_without_anything(tmp_path):
+    empty = [
+        Figure(name="l", title="l", caption="", kind="lines", data={"series": []}),
+        Figure(
+            name="n",
+            title="n",
+            caption="",
+            kind="lines",
+            data={"series": [{"name": "x", "x": [0, 1], "y": [np.nan, np.nan]}], "logx": True, "logy": True},
+        ),
+        Figure(name="m", title="m", caption="", kind="matrix", data={"values": np.full((3, 3), np.nan)}),
+        Figure(name="z", title="z", caption="", kind="matrix", data={"values": np.zeros((20, 20)), "diverging": True}),
+        Figure(name="b", title="b", caption="", kind="bars", data={"names": [], "values": []}),
+        Figure(name="h", title="h", caption="", kind="hypnogram", data={"epoch": 30, "classes": ["W"], "tracks": []}),
+        Figure(name="t", title="t", caption="", kind="traces", data={"rate": 1, "signals": []}),
+        Table(name="e", title="e", caption="", columns=["a"], rows=[]),
+    ]
+    assert write(tmp_path, Page(title="", verdict="", blocks=empty)).is_file()
+    with pytest.raises(ValueError, match="kind"):
+        report.html(Page(title="", verdict="", blocks=[Figure(name="q", title="", caption="", kind="pie", data={})]))
+
+
+# --- the numbers --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_files_hold_the_numbers_of_the_figures(tmp_path):
+    shown = {f.name: f for f in figures()}
+    write(tmp_path, page())
+    read = {name: pl.read_parquet(tmp_path / f"{name}.parquet") for name in shown}
+    series = shown["curves"].data["series"][1]
+    part = read["curves"].filter(pl.col("series") == "EOG")
+    for key in ("x", "y", "lo", "hi"):
+        assert np.array_equal(part[key].to_numpy(), series[key]), key
+    assert np.array_equal(read["map"].drop("row").to_numpy(), shown["map"].data["values"])
+    assert np.array_equal(read["maps"].drop("row", "panel").to_numpy(), shown["maps"].data["values"].reshape(36, 12))
+    assert read["confusion"].columns == ["row", "column EEG Fpz-Cz", "column EOG"]
+    assert read["bars"].to_dicts()[1] == {"name": "EOG", "value": 0.7, "lo": None, "hi": None} or np.isnan(read["bars"]["lo"][1])
+    eog = read["traces"].filter(pl.col("signal") == "EOG")
+    assert np.array_equal(eog["value"].to_numpy(), shown["traces"].data["signals"][1]["values"])
+    assert eog["seconds"][1] == 0.01
+    stages = shown["night"].data["tracks"][0]["stages"]
+    assert read["night"]["stage EEG Fpz-Cz"].to_list() == [(["W", "N1", "N2", "N3", "R", ""])[s] for s in stages]
+    scores = pl.read_parquet(tmp_path / "scores-2.parquet")
+    assert scores["value"].to_list()[0] == 0.81
+    assert scores["value lo"][0] == 0.7
+    assert scores["n"].to_list() == [20, 3, 100]
+
+
+def test_summary_is_canonical_json(tmp_path):
+    write(tmp_path, page())
+    raw = (tmp_path / "summary.json").read_bytes()
+    summary = json.loads(raw)
+    assert raw == store.canonical(summary) + b"\n"
+    assert summary["format_version"] == 1
+    assert summary["tiny"] == {"1": {"auc": 0.5, "bad": None, "array": [0, 1, 2]}}
+    for name, facts in summary["report"]["files"].items():
+        assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == facts["sha256"]
+
+
+def test_downloads_carry_the_same_numbers_without_formulas(tmp_path):
+    raw = write(tmp_path, page()).read_text("utf-8")
+    link = next(a["href"] for a in Parsed(raw).of("a") if a.get("download") == "bars.csv")
+    assert base64.b64decode(link.partition(",")[2]).decode().splitlines() == ["name,value,lo,hi", "EEG Fpz-Cz,0.4,0.3,0.5", "EOG,0.7,,"]
+    said = csv({"=a": np.array(["=1+1", "+x", "-y", "@z", "a,b", 'q"', "plain"]), "n": np.arange(7.0) - 3})
+    assert said.splitlines() == ["'=a,n", "'=1+1,-3.0", "'+x,-2.0", "'-y,-1.0", "'@z,0.0", '"a,b",1.0', '"q""",2.0', "plain,3.0"]
+
+
+def test_long_traces_keep_their_spikes():
+    x = np.random.default_rng(0).normal(size=100_000)
+    x[43_210], x[77_777], x[5] = 50.0, -60.0, np.nan
+    index, drawn = envelope(x, 600)
+    assert len(index) <= 1200
+    assert (np.diff(index) > 0).all()
+    assert {50.0, -60.0} <= set(drawn.tolist())
+    assert np.array_equal(envelope(x[:900], 600)[0], np.arange(900))
+
+
+def test_large_matrices_keep_their_strongest_entries():
+    x = np.random.default_rng(0).normal(size=(500, 301))
+    x[123, 45], x[499, 300], x[7, 7] = -40.0, 30.0, np.nan
+    small = blocks_of(x, 100)
+    assert small.shape == (100, 76)
+    assert small.min() == -40.0
+    assert small[-1, -1] == 30.0
+    assert blocks_of(x[:50, :50], 100).shape == (50, 50)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *[(0.84214, "0.842"), (0, "0"), (0.0, "0.000"), (1234567, "1,234,567"), (12.3456, "12.35"), (123.45, "123.5"), (-0.5, "−0.500")],
+        *[(3.21e-7, "3.2×10⁻⁷"), (7e18, "7.0×10¹⁸"), (float("inf"), "∞"), (None, "–")],
+    ],
+)
+def test_numbers_for_people(value, shown):
+    assert number(value) == shown
+
+
+# --- whole or not at all ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_dies_leaves_no_report(tmp_path, monkeypatch):
+    write(tmp_path, page())
+    (tmp_path / "predictions.parquet").write_bytes(b"mine")
+    real, left = store.write_bytes, [4]
+
+    def failing(path, data):
+        left[0] -= 1
+        if left[0] < 0:
+            raise UserError(Reason.DISK_FULL, "disk full", exit_code=6)
+        return real(path, data)
+
+    monkeypatch.setattr(store, "write_bytes", failing)
+    with pytest.raises(UserError):
+        write(tmp_path, page(title="Another"))
+    assert not (tmp_path / "report.html").exists()
+    monkeypatch.setattr(store, "write_bytes", real)
+    write(tmp_path, page(title="Another", blocks=[figures()[0]]))
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {"report.html", "summary.json", "predictions.parquet", "curves.svg", "curves.parquet"}
+    assert (tmp_path / "predictions.parquet").read_bytes() == b"mine"
+
+
+def test_names_of_files_are_plain_and_differ(tmp_path):
+    same = [
+        Figure(name=n, title="x", caption="", kind="bars", data={"names": ["a"], "values": [1]})
+        for n in ("../Evil/x", "..-evil-x", "脳", "predictions")
+    ]
+    write(tmp_path, page(blocks=["x", *same]))
+    assert {p.name for p in tmp_path.glob("*.svg")} == {"evil-x.svg", "evil-x-2.svg", "figure.svg", "predictions-2.svg"}
+
+
+# --- in a browser -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_in_a_browser(tmp_path):
+    """No complaint on the console (the page's policy included), and tables sort on a click: numbers as numbers, dashes last."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no chromium on this machine")
+    rows = [["b", 10.5], ["a", 9.25], ["d", None], ["c", 100.0]]
+    path = write(tmp_path / "r", page(blocks=[Table(name="t", title="T", caption="c", columns=["name", "x"], rows=rows), *figures()]))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--enable-logging=stderr", "--dump-dom"]
+
+    def opened(file, k):
+        done = subprocess.run(
+            [browser, *options, f"--user-data-dir={tmp_path / f'home{k}'}", f"file://{file}"], capture_output=True, timeout=60, check=False
+        )
+        return done.stdout.decode(), done.stderr.decode()
+
+    _, console = opened(path, 0)
+    assert "CONSOLE" not in console
+    tried = tmp_path / "clicked.html"
+    raw = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", path.read_text("utf-8"))
+    tried.write_text(raw.replace("</body>", "<script>document.querySelectorAll('thead button')[1].click()</script></body>"), "utf-8")
+    dom, _ = opened(tried, 1)
+    body = dom[dom.index("<tbody>") : dom.index("</tbody>")]
+    assert re.findall(r'<th scope="row"[^>]*>(\w)</th>', body) == ["a", "b", "c", "d"]
+    assert dom.count('aria-sort="ascending"') == 1
