@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +41,22 @@ def run(
     return int(result["exit_code"])
 
 
+DEMO = (  # the tutorial: what a user would type, small enough for four minutes on two cores
+    "ingest synthetic",
+    "tokenize synthetic",
+    "tokenize synthetic/staging",
+    "pretrain --preset tiny --data synthetic/staging --epochs 10 --lr 1e-3 --set model.tokenizer=patch --set model.patch=24",
+    "finetune tiny --data synthetic/staging --fraction 1 --epochs 8 --lr 1e-3 --from-scratch",
+    "evaluate tiny-staging-scratch",
+    "finetune tiny --data synthetic/staging --fraction 1 --epochs 8 --lr 1e-3",
+    "evaluate tiny-staging --compare tiny-staging-scratch",
+    "embed tiny --data synthetic/staging",
+    "analyze svd tiny --sequences 32",
+    "analyze attention tiny",
+    "report tiny-staging tiny-staging-scratch",
+)
+
+
 def demo(
     claims: Annotated[bool, typer.Option("--claims", help="Claims histories in the place of sleep recordings.")] = False,
     out: Out = None,
@@ -51,11 +69,35 @@ def demo(
 
     Example: bitimely demo
     """
-    from bitimely_core import pipeline as recipes
+    from bitimely_cli.main import app
 
-    with screen.progress() as progress:
-        result = recipes.demo(claims=claims, out=out or workspace / "demo", dry_run=dry_run, progress=progress, say=screen.say)
-    screen.result(result, [] if dry_run else [result["verdict"], f"report: {result['report']}"])
+    home = out or workspace / "demo"
+    if claims:
+        from bitimely_core import registry
+
+        registry.members("bitimely_core.datasets")
+        registry.datasets["synthetic-claims"]
+    lines = [f"bitimely {command} -w {home}" for command in DEMO]
+    if dry_run:
+        screen.result({"format_version": 1, "commands": lines}, lines)
+        return 0
+    verbs = typer.main.get_command(app)
+    with redirect_stdout(sys.stderr if screen.json else sys.stdout):
+        wanted, screen.json = screen.json, False
+        for command, line in zip(DEMO[:-3], lines, strict=False):
+            screen.say(f"$ {line}")
+            code = verbs.main(args=[*command.split(), "-w", str(home)], prog_name="bitimely", standalone_mode=False)
+            screen.say()
+            if code not in {None, 0}:
+                raise typer.Exit(int(code))
+        for line in lines[-3:]:
+            screen.say(f"$ {line}")
+        from bitimely_core import runs
+
+        with screen.progress() as progress:
+            result = runs.demonstration(home, progress=progress)
+        screen.json = wanted
+    screen.result({**result, "commands": lines}, [result["verdict"], f"report: {result['report']}"])
     return 0
 
 

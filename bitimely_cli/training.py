@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,13 @@ from bitimely_cli.options import (
 )
 from bitimely_cli.screen import screen
 from bitimely_core.errors import Exit
+
+
+class Unit(StrEnum):
+    """What a bootstrap resamples."""
+
+    subject = "subject"
+    window = "window"
 
 
 def pretrain(
@@ -145,7 +153,7 @@ def evaluate(
     data: OneData = None,
     split: Annotated[str, typer.Option("--split", help="train, validation or test.")] = "test",
     bootstrap: Annotated[int, typer.Option("--bootstrap", min=0, help="Resamples.")] = 1000,
-    by: Annotated[str, typer.Option("--by", help="subject, or window (to reproduce papers; stamped).")] = "subject",
+    by: Annotated[Unit, typer.Option("--by", help="subject, or window (to reproduce papers; stamped).")] = Unit.subject,
     compare: Annotated[str | None, typer.Option("--compare", metavar="RUN2", help="Paired differences to this run.")] = None,
     batch_size: BatchSize = None,
     device: Device = None,
@@ -163,7 +171,7 @@ def evaluate(
 
     with screen.progress() as progress:
         result = runs.evaluate(
-            run, data=data, split=split, bootstrap=bootstrap, by=by, compare=compare, batch_size=batch_size, device=device or "auto",
+            run, data=data, split=split, bootstrap=bootstrap, by=by.value, compare=compare, batch_size=batch_size, device=device or "auto",
             workspace=workspace, verify=not no_verify, dry_run=dry_run, progress=progress,
         )  # fmt: skip
     if dry_run:

@@ -94,7 +94,7 @@ class Batch(NamedTuple):
     times: Tensor | None = None  # events [B, N] months; dense [B, T]
     mask: Tensor | None = None  # [B, T], [B, T, V] or [B, N]
     target: Tensor | None = None  # [B] class ids or values, [B, C] multi-label
-    index: Tensor | None = None  # [B] row in the tokens' index
+    index: Tensor | None = None  # type: ignore[assignment]  # [B] row in the tokens' index; hides the method of tuple
 
 
 class Encoded(NamedTuple):

@@ -118,3 +118,8 @@ def fraction_of(windows: Windows, fraction: float, seed: int) -> Windows:
     ranked = sorted(set(subjects[training]), key=lambda subject: (share(f"fraction|{seed}|{subject}"), subject))
     drawn = ranked[: max(1, round(fraction * len(ranked)))]
     return windows.subset(~training | np.isin(subjects, drawn))
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch on another device."""
+    return Batch(batch.values.to(device), *(None if part is None else part.to(device) for part in batch[1:]))

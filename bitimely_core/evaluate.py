@@ -357,7 +357,7 @@ def _metric(value: float, draws: Array, undefined: str | None, uncertain: str | 
         return {**out, "n_defined": 0, "undefined_reason": undefined or "not defined by these rows"}
     out["value"] = float(value)
     if uncertain is None and len(kept) < MINIMUM_DEFINED * len(draws):
-        uncertain = f"only {len(kept)} of {len(draws)} replicates define it, an interval needs {MINIMUM_DEFINED:.0%}"
+        uncertain = f"only {len(kept)} of {len(draws)} replicates define it, an interval needs {100 * MINIMUM_DEFINED:.0f} %"
     if uncertain is not None:
         return {**out, "undefined_reason": f"no interval: {uncertain}"}
     lo, hi = np.percentile(kept, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])

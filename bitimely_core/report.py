@@ -369,6 +369,9 @@ def _lines(figure: Figure) -> Canvas:
     axes.set_ylabel(text(data.get("ylabel", "")))
     axes.margins(x=0.02)
     _ticks(axes, logx=logx, logy=logy)
+    every = np.concatenate([np.empty(0), *(_array(s["x"]) for s in series)])
+    if every.size and not logx and (every % 1 == 0).all():
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if len(series) > 1 or (series and series[0]["name"]):
         labels = [" " + text(s["name"], 60) for s in series]  # a leading underscore would hide it
         canvas.legend(

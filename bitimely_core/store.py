@@ -175,18 +175,16 @@ class _Sink(io.RawIOBase):
     def tell(self) -> int:
         return self.size
 
-    def write(self, data: Any) -> int:
-        left = memoryview(data).cast("B")
-        self.total.update(left)
-        length = len(left)
+    def write(self, data: Any) -> int:  # one call each: the buffer above repeats it when it was interrupted
+        view = memoryview(data).cast("B")
         try:
-            while left:
-                left = left[os_write(self.fd, left) :]
+            done = os_write(self.fd, view)
         except OSError as error:
             self.error = error
             raise
-        self.size += length
-        return length
+        self.total.update(view[:done])
+        self.size += done
+        return done
 
 
 def _write(path: Path, fill: Callable[[BinaryIO], object]) -> tuple[str, int]:

@@ -361,8 +361,9 @@ def estimate(
 ) -> dict[str, Any]:
     """What `steps` steps would take: two micro-batches are run, the second is timed (the first, where that took long).
 
-    The model stays as it is. On the CPU a few rows are run, and time and activations are scaled by the rows. The optimizer's own time, reading, validation and
-    checkpoints are not in it; nor are second passes of the objective where it is None (a mean of the output then stands in for the loss).
+    The model stays as it is. On the CPU a few rows are run, and time and activations are scaled by the rows. The optimizer's own time,
+    reading, validation and checkpoints are not in it; nor are second passes of the objective where it is None (a mean of the output then
+    stands in for the loss).
 
     Returns:
         `parameters`, `trainable`, `device`, `steps`, `seconds_per_step`, `seconds`, and `memory_bytes`: `weights`, `gradients`, `moments`,
@@ -576,17 +577,15 @@ def _means(parts: Parts) -> dict[str, float | None]:
 
 
 def _of_all(own: Exception | None) -> Exception:
-    """The exception to raise when some process has a fault: its own where that is a bug, else the UserError of the first that has one."""
-    if world() == 1 or not (own is None or isinstance(own, UserError)):
-        told: list[Any] = [own]
-    else:
-        told = []
+    """The exception to raise when some process has a fault: its own where that is a bug, else the first UserError of any."""
+    told: list[Any] = [own]
     if world() > 1:
-        everyone: list[Any] = [None] * world()
-        dist.all_gather_object(everyone, own if isinstance(own, UserError) else None)
-        told += everyone
-    default = UserError(Reason.INTERNAL, "another process failed", action="See its message", exit_code=Exit.BUG)
-    return next((error for error in told if error is not None), default)
+        told = [None] * world()
+        dist.all_gather_object(told, own if isinstance(own, UserError) else None)
+    if own is None or isinstance(own, UserError):
+        other = UserError(Reason.INTERNAL, "another process failed", action="See its message", exit_code=Exit.BUG)
+        return next((error for error in told if error is not None), other)
+    return own
 
 
 def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> int | None:

@@ -406,11 +406,21 @@ def retention_reference(model, x, directions, times):
         gate = y @ mix.gate.weight.T
         x = x + (gate * torch.sigmoid(gate) * o.flatten(2)) @ mix.out.weight.T
         y = F.layer_norm(x, x.shape[-1:], layer.norm_ffn.weight, layer.norm_ffn.bias)
-        x = x + (F.gelu(y @ layer.ffn.first.weight.T) * (y @ layer.ffn.second.weight.T)) @ layer.ffn.out.weight.T
+        act = F.silu if config.ffn_act == "silu" else F.gelu
+        if config.ffn == "glu":
+            x = x + (act(y @ layer.ffn.first.weight.T) * (y @ layer.ffn.second.weight.T)) @ layer.ffn.out.weight.T
+        else:
+            x = x + act(y @ layer.ffn.first.weight.T + layer.ffn.first.bias) @ layer.ffn.out.weight.T + layer.ffn.out.bias
     return x
 
 
-@pytest.mark.parametrize("options", [{}, {"retention_norm": "rms"}, {"form": "chunkwise", "chunk": 4}, {"form": "recurrent"}], ids=str)
+FORMULAS = [
+    {}, {"retention_norm": "rms"}, {"form": "chunkwise", "chunk": 4}, {"form": "recurrent"}, {"ffn": "plain"}, {"ffn_act": "silu"},
+    {"ffn": "plain", "ffn_act": "silu"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", FORMULAS, ids=str)
 @pytest.mark.parametrize("name", ["bitimelygpt", "timelygpt", "timelybert"])
 def test_retention_models_equal_their_formulas(name, options):
     model = tiny(name, **options).double()
@@ -434,6 +444,50 @@ def test_events_decay_by_months_between_the_first_and_the_last(name):
     torch.testing.assert_close(model(batch).hidden[-1], wanted, rtol=1e-9, atol=1e-9)
     late = batch._replace(times=batch.times + 480.0)  # age is no origin of the decay
     torch.testing.assert_close(model(late).hidden[-1], wanted, rtol=1e-6, atol=1e-6)
+
+
+def convolution(norm="layer"):
+    torch.manual_seed(0)
+    return stack.TemporalConv(8, norm).double().eval()
+
+
+def test_the_temporal_convolution_is_mirrored_with_its_layer():
+    """The same kernel looks 30 positions back in a forward layer and 30 ahead in a backward one; half of them each way in a two-sided one."""
+    module, x = convolution(), torch.randn(1, 80, 8, dtype=torch.float64)
+    places = stack.Places(torch.arange(80), None, None, None)
+    torch.testing.assert_close(module(x, places, "backward"), module(x.flip(1), places, "forward").flip(1))
+    reach = {}
+    for direction in ("forward", "backward", "both"):
+        y = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(module(y, places, direction)[0, 40].sum(), y)
+        seen = slope[0].abs().amax(-1).nonzero().flatten()
+        reach[direction] = (int(seen.min()) - 40, int(seen.max()) - 40)
+    assert reach == {"forward": (-30, 0), "backward": (0, 30), "both": (-15, 15)}
+
+
+def test_batch_statistics_leave_the_padding_out():
+    module, x = convolution("batch").train(), torch.randn(2, 20, 8, dtype=torch.float64)
+    real = torch.arange(20) < torch.tensor([[20], [12]])
+    places = stack.Places(torch.arange(20), None, real, real)
+    torch.manual_seed(1)
+    a = module(x, places, "forward")
+    torch.manual_seed(1)
+    b = module(torch.where(real[..., None], x, 100.0), places, "forward")
+    torch.testing.assert_close(a[real], b[real])
+    assert module.inner.num_batches_tracked == 2
+
+
+def test_gpt_starts_as_gpt2():
+    torch.manual_seed(0)
+    model = models.build("gpt", preset="18m", channels=7, layers=8, length=400)
+    layer = model.layers[3]
+    for weight, std in (
+        (layer.mix.qkv.weight, 0.02), (layer.ffn.first.weight, 0.02), (layer.mix.out.weight, 0.005), (layer.ffn.out.weight, 0.005), (model.positions, 0.02),
+        (model.adapter.embedding.weight, 0.02),
+    ):  # fmt: skip
+        assert float(weight.detach().std()) == pytest.approx(std, rel=0.05)
+    assert not layer.mix.qkv.bias.any()
+    assert float(model.special.detach().std()) == pytest.approx(0.02, rel=0.1)
 
 
 def test_rotation_by_time_knows_no_origin_either():
@@ -655,7 +709,9 @@ def test_a_damaged_or_foreign_model_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match="is missing") as caught:
         models.load(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == ("shapes_differ", 5)
-    (tmp_path / "config.json").write_text(config.replace('"format_version":1', '"format_version":99').replace('"format_version": 1', '"format_version": 99'))
+    (tmp_path / "config.json").write_text(
+        config.replace('"format_version":1', '"format_version":99').replace('"format_version": 1', '"format_version": 99')
+    )
     with pytest.raises(UserError, match="format version"):
         models.load(tmp_path)
 

@@ -1,5 +1,6 @@
 """What models are asked: index map, masks, scales, stamps, and that asking teaches something."""
 
+import itertools
 import math
 
 import pytest
@@ -69,7 +70,7 @@ def test_codes_are_asked_by_cross_entropy(objective, options):
     result["loss"].backward()
     assert torch.isfinite(result["loss"])
     assert result["prediction"].shape[-1] == 48  # 47 codes and [EOS]
-    per_part = float(result["loss"]) / len(result["parts"])
+    per_part = float(result["loss"].detach()) / len(result["parts"])
     start = math.log(2) if options.get("ties") and objective.startswith("next") else math.log(48)
     assert per_part == pytest.approx(start, rel=0.35)
 
@@ -79,7 +80,7 @@ def test_codes_are_asked_by_cross_entropy(objective, options):
 def test_the_same_generator_gives_the_same_loss(objective, make):
     model = tiny(**({"tokenizer": "codes", "codes": 52} if make is coded else {})).eval()
     ask = objectives.get(objective)
-    first, again, other = (float(ask(model, make(), seeded(seed))["loss"]) for seed in (0, 0, 1))
+    first, again, other = (float(ask(model, make(), seeded(seed))["loss"].detach()) for seed in (0, 0, 1))
     assert first == again
     assert (first != other) == (objective in {"masked", "gap"})
 
@@ -89,14 +90,14 @@ def test_loss_is_the_mean_over_valid_values():
     batch = ragged()
     holes = batch.mask[..., None] & (torch.rand(3, 50, 3, generator=seeded(5)) > 0.3)
     result = objectives.get("next")(model, batch._replace(mask=holes))
-    errors = []
+    errors, prediction = [], result["prediction"].detach()
     for row in range(3):
         end = int(holes[row].any(-1).nonzero().max()) + 1
         for n in range(math.ceil(end / 4)):
             for v in range(3):
                 if holes[row, 4 * n, v]:
-                    errors.append(float((result["prediction"][row, n, v] - batch.values[row, 4 * n, v]) ** 2))
-    assert float(result["loss"]) == pytest.approx(sum(errors) / len(errors), rel=1e-5)
+                    errors.append(float((prediction[row, n, v] - batch.values[row, 4 * n, v]) ** 2))
+    assert float(result["loss"].detach()) == pytest.approx(sum(errors) / len(errors), rel=1e-5)
     assert int(result["count"]) == len(errors)
 
 
@@ -242,7 +243,7 @@ def test_gaps_are_spans():
         hidden = sorted(objectives._spans(100, config, seeded(seed)).tolist())
         assert len(set(hidden)) == 40
         assert 0 <= hidden[0] <= hidden[-1] < 100
-        runs = [b - a for a, b in zip(hidden, hidden[1:], strict=False)]
+        runs = [b - a for a, b in itertools.pairwise(hidden)]
         lengths.append(runs.count(1) / len(runs))
     assert sum(lengths) / len(lengths) > 0.6  # single tokens at this share would give 0.4
 
@@ -297,7 +298,7 @@ def test_rel_without_a_measured_scale_uses_the_batch():
     model = tiny()
     result = objectives.get("next")(model, Batch(torch.randn(8, 50, 3)))
     target = result["target"].flatten(0, 1)
-    assert float(result["rel"]) == pytest.approx(float(result["loss"] / target.var(0, unbiased=False).mean()), rel=1e-4)
+    assert float(result["rel"]) == pytest.approx(float(result["loss"].detach() / target.var(0, unbiased=False).mean()), rel=1e-4)
 
 
 def test_scale_is_measured_on_so_many_batches():
@@ -388,7 +389,7 @@ def test_what_cannot_be_asked_is_refused():
 # -------------------------------------------------------------------------------------------------------------- learning
 
 
-def train(model, objective, data, steps, lr=3e-3):
+def train(model, objective, data, steps, lr=2e-3):
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     draw, found = seeded(), []
     for _ in range(steps):
@@ -407,19 +408,25 @@ def sines(draw):
     return Batch(torch.sin(phase + rate * torch.arange(64)[None, :, None]) * 1.4)
 
 
-@pytest.mark.parametrize("options", [{}, {"target": "tokens"}], ids=["raw", "tokens"])
-@pytest.mark.parametrize(("name", "objective"), [("bitimelygpt", "next-previous-strict"), ("timelybert", "masked"), ("bitimelygpt", "gap"), ("gpt", "next")])
-def test_sines_are_learned_and_tokens_do_not_collapse(name, objective, options):
+@pytest.mark.parametrize(
+    ("name", "objective", "options", "steps", "limit"),
+    [
+        ("bitimelygpt", "next-previous-strict", {"tokenizer": "patch"}, 50, 0.5),
+        ("timelybert", "masked", {}, 80, 0.75),
+        ("bitimelygpt", "gap", {"tokenizer": "patch"}, 90, 0.85),
+        ("gpt", "next", {}, 60, 0.85),
+        ("bitimelygpt", "next-previous-strict", {"target": "tokens"}, 60, 0.9),
+    ],
+)
+def test_sines_are_learned_and_tokens_do_not_collapse(name, objective, options, steps, limit):
     """The loss falls as a share of the target's variance, and not because the tokens shrink."""
     torch.manual_seed(0)
     model = models.build(name, preset="tiny", channels=2, length=64, **options)
-    if not options:
-        objectives.measure_scale(model, [sines(seeded(9)) for _ in range(4)])
+    objectives.measure_scale(model, [sines(seeded(9)) for _ in range(4)])
     probe = sines(seeded(3))
     before = model(probe).tokens.var()
-    rel = train(model, objectives.get(objective), sines, 120)
-    assert rel < 0.75
-    assert model(probe).tokens.var() > 0.1 * before
+    assert train(model, objectives.get(objective), sines, steps) < limit
+    assert model(probe).tokens.var() > 0.2 * before
 
 
 def test_periodic_codes_are_learned():
@@ -432,7 +439,7 @@ def test_periodic_codes_are_learned():
 
     objectives.measure_scale(model, [cycles(seeded())])
     assert float(model.target_scale) == pytest.approx(math.log(10), rel=0.05)
-    assert train(model, objectives.get("next-previous-strict"), cycles, 60) < 0.25
+    assert train(model, objectives.get("next-previous-strict"), cycles, 40) < 0.3
 
 
 @pytest.mark.parametrize("objective", NAMES)

@@ -42,11 +42,9 @@ def run(folder: Path, objective: train.Objective = drawn, model: nn.Module | Non
     """The run that all tests here continue; `identity`, `notice` and `log` go to fit, the rest to the configuration."""
     passed = {"identity": IDENTITY} | {key: changes.pop(key) for key in ("identity", "notice", "log", "batches") if key in changes}
     values = {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", "accumulate": 2, **changes}
-    trained = model or Tiny()
-    batches = passed.pop("batches", Rows())
-    return trained, train.fit(
-        trained, batches, objective, validation=Rows(rows=6, length=batches.values.shape[1]), folder=folder, config=validated(TrainConfig, values), **passed
-    )
+    trained, batches = model or Tiny(), passed.pop("batches", Rows())
+    held, config = Rows(rows=6, length=batches.values.shape[1]), validated(TrainConfig, values)
+    return trained, train.fit(trained, batches, objective, validation=held, folder=folder, config=config, **passed)
 
 
 def log_of(folder: Path) -> list[Outcome]:
@@ -320,20 +318,20 @@ def test_twenty_kills_at_random_moments(forge: Forge, straight: Any, tmp_path: P
     kills(forge, 20, tmp_path, straight, seed=2)
 
 
-def test_a_kill_inside_of_any_write(forge: Forge, straight: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tmp_path: Path) -> None:
     """The lock, every line of the log, two checkpoints and the export: half of a write, or the call before it, is all that happened."""
-    finished, number, former = False, 0, 0
+    finished, number, former = False, 1 - stride, 0
     while not finished:
-        number += 1
+        number += stride
         home = tmp_path / str(number)
         finished = forge.wait(forge.start("child_killed_in_call", str(home), number)) == 0
         saved = train.latest(home)
         assert (0 if saved is None else saved.step) >= former  # never fewer than the kill one call before had
         former = 0 if saved is None else saved.step
-        if number % 3 == 0:
-            run(home)
-            assert state_of(home) == straight
-            assert leftovers(home) == []
+        run(home)
+        assert state_of(home) == straight
+        assert leftovers(home) == []
         shutil.rmtree(home, ignore_errors=True)
     assert number > 100
 

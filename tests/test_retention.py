@@ -14,8 +14,14 @@ from torch import Tensor
 
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.ops import retention as module
-from bitimely_core.ops.retention import State, decay_matrix, retention, retention_matrix
-from bitimely_core.ops.rotary import SPAN, rotate, xpos
+from bitimely_core.ops import rotary
+from bitimely_core.ops.retention import State
+from bitimely_core.ops.rotary import SPAN, rotate
+
+retention: Any = module.retention  # the options are plain strings here
+decay_matrix: Any = module.decay_matrix
+retention_matrix: Any = module.retention_matrix
+xpos: Any = rotary.xpos
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 DIRECTIONS = ("forward", "backward", "both")
@@ -75,7 +81,7 @@ def random_inputs(B: int, N: int, H: int, K: int, V: int, dtype: torch.dtype = t
     return tuple(torch.randn(B, N, H, width, dtype=torch.float64, generator=generator).to(dtype) for width in (K, K, V, V))
 
 
-def random_times(B: int, N: int, clock: str) -> Tensor | None:
+def random_times(B: int, N: int, clock: str) -> Any:
     if clock == "regular":
         return None
     gaps = torch.rand(B, N, dtype=torch.float64) * 5 * (torch.rand(B, N) < 0.6)  # many ties
@@ -96,22 +102,51 @@ def error(found: Tensor, expected: Tensor, least: float = 1e-30) -> float:
 
 
 def compare(
-    options: dict[str, Any], inputs: tuple[Tensor, ...], times: Tensor | None, mask: Tensor | None, tolerance: float, ties: str = "index"
+    options: dict[str, Any],
+    inputs: tuple[Tensor, ...],
+    times: Tensor | None,
+    mask: Tensor | None,
+    tolerance: float,
+    ties: str = "index",
+    *,
+    learn: bool = True,
 ) -> None:
-    """Outputs and gradients of q, k, v, log_decay and times against the definition on the same rounded numbers."""
+    """Outputs and gradients of q, k, v and (`learn`) log_decay and times against the definition on the same rounded numbers."""
     q, k, v, do = inputs
     g = decays(q.shape[2]).to(torch.promote_types(q.dtype, torch.float32))
-    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v, g, *(() if times is None else (times,)))]
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    expected = definition(*exact[:4], exact[4] if times is not None else None, mask, options["direction"], ties)
+    leaves = [x.detach().clone() for x in (q, k, v, g, *(() if times is None else (times,)))]
+    exact = [x.double() for x in leaves]
+    learned = len(leaves) if learn else 3
+    for x in (*leaves[:learned], *exact[:learned]):
+        x.requires_grad_()
+    q, k, v, g = exact[:4]
+    expected = definition(q, k, v, g, exact[4] if times is not None else None, mask, options["direction"], ties)
     o = retention(*leaves[:3], log_decay=leaves[3], times=leaves[4] if times is not None else None, mask=mask, ties=ties, **options)
-    assert o.dtype == v.dtype
-    found = (o, *torch.autograd.grad(o, leaves, do, allow_unused=True, materialize_grads=True))
-    wanted = (expected, *torch.autograd.grad(expected, exact, do.double()))
+    assert o.dtype == inputs[2].dtype
+    found = (o, *torch.autograd.grad(o, leaves[:learned], do, allow_unused=True, materialize_grads=True))
+    wanted = (expected, *torch.autograd.grad(expected, exact[:learned], do.double()))
     for name, f, w in zip(("o", "dq", "dk", "dv", "dlog_decay", "dtimes"), found, wanted, strict=False):
         assert f.isfinite().all(), (name, options)
         least = 1e-2 if name in {"dlog_decay", "dtimes"} else 1e-30  # sums of differences of numbers near 1, which may be exactly 0
         assert error(f, w, least) <= tolerance, (name, options, error(f, w, least))
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """The names of the module's functions among `names`, in the order in which they are called from now on."""
+    calls: list[str] = []
+
+    def watch(name: str) -> None:
+        original = getattr(module, name)
+
+        def run(*arguments: Any) -> Any:
+            calls.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(module, name, run)
+
+    for name in names:
+        watch(name)
+    return calls
 
 
 @pytest.mark.parametrize("ties", ["index", "group"])
@@ -149,8 +184,18 @@ def test_bfloat16(form: str, direction: str, core_precision: str, monkeypatch: p
     if form == "masked":
         monkeypatch.setattr(module, "GUARD", -1.0)
     options = {"form": "chunkwise" if form == "masked" else form, "direction": direction, "chunk": 16, "core_precision": core_precision}
-    for clock in ("regular", "ties"):
-        compare(options, random_inputs(2, 70, 2, 8, 8, torch.bfloat16), random_times(2, 70, clock), None, TOLERANCE[torch.bfloat16])
+    for clock, learn in itertools.product(("regular", "ties"), (False, True)):
+        compare(options, random_inputs(2, 70, 2, 8, 8, torch.bfloat16), random_times(2, 70, clock), None, 2e-2, learn=learn)
+
+
+def test_the_bf16_core_is_another_one_but_not_where_decays_are_learned() -> None:
+    q, k, v, _ = random_inputs(1, 200, 2, 8, 8, torch.float32)
+    fixed, learned = decays(2), decays(2).requires_grad_()
+    exact, coarse, kept = (
+        retention(q, k, v, log_decay=g, core_precision=core) for g, core in ((fixed, "fp32"), (fixed, "bf16"), (learned, "bf16"))
+    )
+    assert 1e-3 < error(coarse, exact) < 2e-2
+    assert torch.equal(kept, exact)
 
 
 def test_many_heads_and_sequences_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +259,7 @@ def test_gradcheck(direction: str, form: str) -> None:
     times = (torch.arange(7, dtype=torch.float64) * 1.7)[None].requires_grad_()  # apart, so that the differences keep their order
 
     def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, times: Tensor) -> Tensor:
-        return retention(q, k, v, log_decay=g, times=times, direction=direction, form=form, chunk=3)  # type: ignore[arg-type]
+        return retention(q, k, v, log_decay=g, times=times, direction=direction, form=form, chunk=3)
 
     assert torch.autograd.gradcheck(run, (q, k, v, g, times))
 
@@ -428,24 +473,28 @@ def test_a_weight_below_e_minus_87_is_exactly_zero(direction: str) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS[:2])
 def test_the_guard_decides_between_folded_and_masked(direction: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exponents just below 60 are folded, just above they are not, and both are accurate; far above the folded form would be inf."""
-    calls: list[str] = []
-    masked = module._masked
-    monkeypatch.setattr(module, "_masked", lambda *arguments: calls.append("masked") or masked(*arguments))
+    calls = watched(monkeypatch, "_masked")
     core = "bf16" if dtype == torch.bfloat16 else "fp32"
     options = {"direction": direction, "form": "chunkwise", "chunk": 16, "core_precision": core}
     for span, falls_back in ((59.9, False), (60.1, True), (1000.0, True)):
         calls.clear()
         times = torch.linspace(0, span / 0.03, 16, dtype=torch.float64).repeat(1, 3)
         times = (times + torch.arange(3).repeat_interleave(16) * (span / 0.03 + 1.0)).expand(2, -1)
-        compare(options, random_inputs(2, 48, 2, 4, 4, dtype), times, None, TOLERANCE[dtype])
-        assert bool(calls) == falls_back
+        for learn in (False, True):
+            compare(options, random_inputs(2, 48, 2, 4, 4, dtype), times, None, TOLERANCE[dtype], learn=learn)
+            assert bool(calls) == falls_back
 
 
 def test_chunkwise_keeps_no_maps() -> None:
     """What is saved for the backward grows with N, not with N^2: q, k, v, and a state a chunk."""
     q, k, v, _ = (x.requires_grad_() for x in random_inputs(2, 1024, 2, 8, 8, torch.float32))
     saved: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+
+    def pack(x: Tensor) -> Tensor:
+        saved.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         retention(q, k, v, log_decay=decays(2), form="chunkwise")
     assert sum(saved) <= 3 * q.numel() + 16 * 2 * 2 * 8 * 8 + 2048
 
@@ -479,7 +528,7 @@ def test_a_sum_of_many_bfloat16_terms_does_not_stall() -> None:
     N = 1024
     one = torch.ones(1, N, 1, 2, dtype=torch.bfloat16)
     for form in ("parallel", "chunkwise", "recurrent"):
-        o = retention(one, one, one, log_decay=torch.tensor([-1e-5]), form=form)  # type: ignore[call-overload]
+        o = retention(one, one, one, log_decay=torch.tensor([-1e-5]), form=form)
         assert float(o[0, -1, 0, 0]) == pytest.approx(N * math.sqrt(2), rel=0.01)
 
 
@@ -506,7 +555,7 @@ def test_maps_reproduce_the_outputs(direction: str, ties: str) -> None:
 def test_maps_are_triangular_with_the_plain_diagonal() -> None:
     """Equations 4, 8, 10: forward lower, backward upper, both the sum of the two less the diagonal, which is in each."""
     q, k, _, _ = random_inputs(1, 20, 2, 4, 4)
-    lower, upper, both = (retention_matrix(q, k, log_decay=decays(2), direction=d) for d in DIRECTIONS)  # type: ignore[arg-type]
+    lower, upper, both = (retention_matrix(q, k, log_decay=decays(2), direction=d) for d in DIRECTIONS)
     diagonal = torch.diag_embed((q * k).sum(-1).transpose(1, 2) / 2)
     assert torch.equal(lower, lower.tril())
     assert torch.equal(upper, upper.triu())
@@ -574,10 +623,7 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) ->
 
 
 def test_auto_takes_the_form_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[str] = []
-    for name in ("_recurrent", "_chunkwise"):
-        original = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, original=original, name=name: used.append(name) or original(*a))
+    used = watched(monkeypatch, "_recurrent", "_chunkwise")
     for N, options, expected in (
         (128, {}, []),
         (129, {}, ["_chunkwise"]),
@@ -588,7 +634,7 @@ def test_auto_takes_the_form_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         (129, {"direction": "both"}, ["_chunkwise"] * 2),
     ):
         used.clear()
-        retention(*random_inputs(1, N, 1, 2, 2)[:3], log_decay=decays(1), **options)  # type: ignore[call-overload]
+        retention(*random_inputs(1, N, 1, 2, 2)[:3], log_decay=decays(1), **options)
         assert used == expected
 
 
@@ -683,18 +729,18 @@ def test_the_xpos_scale_falls_with_the_distance_in_both_directions(direction: st
     zeta = torch.tensor([(2 * (i // 2) + 0.4 * K) / (1.4 * K) for i in range(K)], dtype=torch.float64)
     distance = (positions[:, None] - positions).abs().double() / 512
     scores = torch.einsum("bnhk,bmhk,nmk->bhnm", q, k, zeta ** distance[..., None]) / math.sqrt(K)
-    expected = torch.einsum("bhnm,bmhv->bnhv", scores * decay_matrix(decays(2), N, direction=direction), v)  # type: ignore[arg-type]
+    expected = torch.einsum("bhnm,bmhv->bnhv", scores * decay_matrix(decays(2), N, direction=direction), v)
     for form, origin in itertools.product(("parallel", "chunkwise", "recurrent"), (None, 0.0)):
-        scaled = [xpos(x, positions, direction, key=key, origin=origin) for x, key in ((q, False), (k, True))]  # type: ignore[arg-type]
-        assert error(retention(*scaled, v, log_decay=decays(2), direction=direction, form=form, chunk=16), expected) <= 1e-12  # type: ignore[call-overload]
+        scaled = [xpos(x, positions, direction, key=key, origin=origin) for x, key in ((q, False), (k, True))]
+        assert error(retention(*scaled, v, log_decay=decays(2), direction=direction, form=form, chunk=16), expected) <= 1e-12
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS[:2])
 def test_the_xpos_scale_is_safe_over_its_whole_span(direction: str) -> None:
     q, k, v, do = (x.requires_grad_() for x in random_inputs(1, SPAN, 1, 4, 2, torch.float32))
     positions = torch.arange(SPAN)
-    scaled = [xpos(x, positions, direction, key=key) for x, key in ((q, False), (k, True))]  # type: ignore[arg-type]
-    o = retention(*scaled, v, log_decay=torch.tensor([-1 / 512]), direction=direction)  # type: ignore[call-overload]
+    scaled = [xpos(x, positions, direction, key=key) for x, key in ((q, False), (k, True))]
+    o = retention(*scaled, v, log_decay=torch.tensor([-1 / 512]), direction=direction)
     for x in (o, *torch.autograd.grad(o, (q, k, v), do)):
         assert x.isfinite().all()
 
@@ -707,5 +753,5 @@ def test_the_xpos_scale_is_refused_where_it_cannot_work() -> None:
         (x, torch.arange(4) * SPAN, "forward"),
     ):
         with pytest.raises(UserError) as refused:
-            xpos(wrong, positions, direction, key=True)  # type: ignore[arg-type]
+            xpos(wrong, positions, direction, key=True)
         assert refused.value.exit_code == Exit.USAGE

@@ -44,17 +44,17 @@ def physical(record: Record, channel: str) -> np.ndarray:
 
 
 def test_small_cohort(cohort: list[Record]) -> None:
-    assert len(cohort) == 24
-    assert len({record.subject_id for record in cohort}) == 12
-    assert len({record.recording_id for record in cohort}) == 24
+    assert len(cohort) == 80
+    assert len({record.subject_id for record in cohort}) == 40
+    assert len({record.recording_id for record in cohort}) == 80
     for record in cohort:
         assert [(s.channel, s.rate, s.unit) for s in record.signals] == [
             (c.label, 100.0 if i < 3 else 1.0, c.unit) for i, c in enumerate(module.CHANNELS)
         ]
         assert record.findings == []
-        assert np.bincount(stages_of(record), minlength=5).min() >= 2
         assert stages_of(record)[0] == 0
         assert record.start_time is None
+    assert sum(np.bincount(stages_of(record), minlength=5) for record in cohort).min() >= 100
     pairs = {record.subject_id: {r.attributes["age"] for r in cohort if r.subject_id == record.subject_id} for record in cohort}
     assert all(len(ages) == 1 for ages in pairs.values())
 

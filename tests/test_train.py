@@ -310,8 +310,7 @@ def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) ->
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+    "fault", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
 def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_path: Any) -> None:
     calls = 0

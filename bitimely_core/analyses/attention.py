@@ -43,7 +43,8 @@ class Mixing(NamedTuple):
 
     map: Array  # [H, N, N], what the layer applies
     direction: str  # forward, backward or both, as the map shows it
-    scores: Array | None  # [H, N, N] q k^T / sqrt(K) of all pairs, without decay, mask or softmax; None: not this kind of layer
+    queries: Array | None  # [H, N, K]; q k^T is the map without decay, mask or softmax. None: not such a layer
+    keys: Array | None  # [H, N, K], times K^(-1/2)
     alone: Array | None  # [H, N, N] what is left without q and k: the decay, or the mean over the allowed keys
     key_width: int | None  # K
     gammas: tuple[float, ...]  # decay of each head; () without
@@ -112,7 +113,7 @@ def _mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | None, k
     made = chosen(of_layer)
     direction = "forward" if not np.triu(made, 1).any() else "backward" if not np.tril(made, -1).any() else "both"
     if part is None:
-        return Mixing(made, direction, None, None, None, ())
+        return Mixing(made, direction, None, None, None, None, ())
     module, x, places, _ = part
     if isinstance(module, Retention):
         q, k = (rotate(linear(x).unflatten(-1, (module.config.heads, -1)), places.positions) for linear in (module.query, module.key))
@@ -125,8 +126,8 @@ def _mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | None, k
         allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.float64)
         allowed = {"forward": allowed.tril(), "backward": allowed.triu(), "both": allowed}[direction]
         alone, gammas = (allowed / allowed.sum(1, keepdim=True)).expand(module.heads, -1, -1), ()
-    scores = torch.einsum("nhk,mhk->hnm", q[0], k[0]) * q.shape[-1] ** -0.5
-    return Mixing(made, direction, chosen(scores), chosen(alone), q.shape[-1], gammas)
+    queries, keys = (part[0].transpose(0, 1)[:, kept].numpy() for part in (q, k))
+    return Mixing(made, direction, queries, keys * q.shape[-1] ** -0.5, chosen(alone), q.shape[-1], gammas)
 
 
 def pair(first: Mixing, second: Mixing) -> Array | None:
@@ -467,9 +468,9 @@ def _verdict(found: list[tuple[_Shown, dict[str, Any]]], start: float | None, st
         region = entry["region"]
         return (
             f"{shown.run.name} gives the region {region['ratio']:.2f} times the attention of its length; "
-            f"{region['higher_elsewhere']:.0%} of all places of that length get more."
+            f"{100 * region['higher_elsewhere']:.0f} % of all places of that length get more."
         )
     return (
-        f"Half of the attention of {shown.run.name} falls on {entry['half_on']:.0%} of the tokens (an even spread would need 50 %, "
-        f"the same model with random weights {entry['half_on_random_weights']:.0%})."
+        f"Half of the attention of {shown.run.name} falls on {100 * entry['half_on']:.0f} % of the tokens (an even spread would need 50 %, "
+        f"the same model with random weights {100 * entry['half_on_random_weights']:.0f} %)."
     )

@@ -11,7 +11,9 @@ Legend: S sequences, H heads, N tokens, K key width of a head, G points of a cur
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +45,33 @@ WORDS = {
 
 
 # --- singular values ----------------------------------------------------------------------------------------------------------------------
+
+
+def factored(maps: Array) -> tuple[Array, Array]:
+    """Singular values, descending, [H, N], and log |det| [H] of maps [H, N, N].
+
+    One map a core: threads inside a matrix of this size get in each other's way.
+    """
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # a requirement of scikit-learn
+
+    def one(matrix: Array) -> tuple[Array, float]:
+        triangular = not np.triu(matrix, 1).any() or not np.tril(matrix, -1).any()
+        log_det = np.log(np.abs(np.diag(matrix))).sum() if triangular else np.linalg.slogdet(matrix)[1]
+        return np.asarray(np.linalg.svd(matrix, compute_uv=False), np.float64), float(log_det)
+
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as pool, np.errstate(divide="ignore"):
+        values, log_dets = zip(*pool.map(one, maps), strict=True)
+    return np.stack(values), np.array(log_dets)
+
+
+def of_product(queries: Array, keys: Array) -> tuple[Array, Array]:
+    """As `factored`, of queries keys^T, both [H, N, K]: from the K x K product of their triangular factors, the other N - K are exactly 0."""
+    heads, n, k = queries.shape
+    if k >= n:
+        return factored(queries @ keys.transpose(0, 2, 1))
+    left, right = (np.asarray(np.linalg.qr(part, mode="r")) for part in (queries, keys))
+    values = np.linalg.svd(left @ right.transpose(0, 2, 1), compute_uv=False)
+    return np.concatenate([values, np.zeros((heads, n - k))], axis=1), np.full(heads, -np.inf)
 
 
 def measures(singular: Array, log_det: float) -> dict[str, float]:
@@ -96,13 +125,14 @@ class Spectra:
         if self._last is not None and np.array_equal(maps, self._last):
             self.singular.append(self.singular[-1])
             self.found.append(self.found[-1])
-            return
-        self._last = maps
-        values = np.asarray(np.linalg.svd(maps, compute_uv=False), np.float64)
-        with np.errstate(divide="ignore"):
-            log_dets = np.linalg.slogdet(maps)[1]
-        self.singular.append(values)
-        self.found.append([measures(s, float(d)) for s, d in zip(values, log_dets, strict=True)])
+        else:
+            self._last = maps
+            self.note(*factored(maps))
+
+    def note(self, singular: Array, log_dets: Array) -> None:
+        """Singular values [H, N] and log |det| [H] of one more sequence."""
+        self.singular.append(singular)
+        self.found.append([measures(s, float(d)) for s, d in zip(singular, log_dets, strict=True)])
 
     def curves(self, points: int) -> Array:
         """[S, H, G]."""
@@ -146,9 +176,11 @@ def collect(run: LoadedRun, sequences: int, seed: int, row_norm: str, progress: 
         tokens.append(layers[0].map.shape[-1])
         for layer, (mixing, other) in enumerate(zip(layers, control, strict=True), 1):
             of_layer = found.setdefault(layer, {})
-            for name, maps in {"map": mixing.map, "random": other.map, "scores": mixing.scores, "alone": mixing.alone}.items():
+            for name, maps in {"map": mixing.map, "random": other.map, "alone": mixing.alone}.items():
                 if maps is not None:
                     of_layer.setdefault(name, Spectra()).add(maps)
+            if mixing.queries is not None and mixing.keys is not None:
+                of_layer.setdefault("scores", Spectra()).note(*of_product(mixing.queries, mixing.keys))
             for name, (before, here) in {"": (layers[layer - 2], mixing), "_random": (control[layer - 2], other)}.items():
                 combined = pair(before, here) if layer > 1 else None
                 if combined is not None:
@@ -173,14 +205,7 @@ def collect(run: LoadedRun, sequences: int, seed: int, row_norm: str, progress: 
 @analyses(
     AnalysisFacts(takes="runs", help="Singular values of the maps, layer by layer and head by head, with the controls that explain them")
 )
-def svd(
-    runs: list[LoadedRun],
-    *,
-    sequences: int = ENOUGH,
-    row_norm: str = "none",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Page:
+def svd(runs: list[LoadedRun], *, sequences: int = ENOUGH, row_norm: str = "none", seed: int = 0, progress: Progress | None = None) -> Page:
     """Effective rank of retention and attention maps, beside decay alone, q k^T alone, random weights and the composition of a pair.
 
     Args:
@@ -420,4 +445,4 @@ def _verdict(found: dict[str, Found], about: dict[str, dict[str, Any]]) -> str:
     tendency = "about as many as" if abs(gap) <= max(sd, 0.02) else "more than" if gap > 0 else "fewer than"
     what = f"last pair of layers combined of {name} uses" if main == "combined" else f"last layer of {name} uses"
     tokens = _range(about[name]["tokens"])
-    return f"The {what} {values[0]:.0%} of its {tokens} directions (effective rank), {tendency} with random weights ({values[1]:.0%})."
+    return f"The {what} {100 * values[0]:.0f} % of its {tokens} directions (effective rank), {tendency} with random weights ({100 * values[1]:.0f} %)."

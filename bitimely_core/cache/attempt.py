@@ -93,11 +93,11 @@ class Attempt:
                 odd += 1
         absent = sorted(name for name in self.sums if name not in source.files and name not in source.odd)
         unlisted = sorted(name for name in source.files if name not in self.sums and name != SUMS)
-        for names, said in ((absent, "listed files are not here"), (unlisted, "files are not listed")):
+        for names, said in ((absent, "files that are listed and not here"), (unlisted, "files that are here and not listed")):
             if names:
-                self.reasons.append(_sums_warning(f"{len(names)} {said}", len(names), tuple(safe_text(name) for name in names[:5])))
+                self.reasons.append(_sums_warning(f"{said}: {len(names)}", len(names), tuple(safe_text(name) for name in names[:5])))
         if odd:
-            self.reasons.append(_sums_warning(f"{odd} lines are no checksums", odd))
+            self.reasons.append(_sums_warning(f"lines that are no checksums: {odd}", odd))
 
     def hash_rest(self) -> None:
         """Hash the files that have no hash yet, and compare those of no unit with SHA256SUMS.txt. Raises UserError when interrupted."""
@@ -165,6 +165,8 @@ class Attempt:
             with _told(self.out):
                 yield
         except UserError as error:
+            if error.exit_code in {Exit.USAGE, Exit.LOCKED}:  # nothing has been tried
+                raise
             with suppress(UserError):  # interrupted once more
                 if error.exit_code == Exit.REFUSED:  # else there may be much left to hash, and little time or disk
                     self.hash_rest()

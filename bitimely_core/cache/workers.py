@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
@@ -87,7 +88,12 @@ class _Worker:
         context = multiprocessing.get_context("spawn")  # a fork would inherit locks and threads
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self.process.start()
+        resource_tracker.ensure_running()  # it would change the mask below
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # the child inherits it: its parent decides
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         self.task: Task | None = None
         self.unit: str | None = None
@@ -164,8 +170,6 @@ class _Pool:
 
 def _serve(pipe: Connection) -> None:
     """Life of a worker: tasks in, results out, until the other end is closed or its process is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides
-        signal.signal(number, signal.SIG_IGN)
     while True:
         try:
             task = pipe.recv()

@@ -29,7 +29,7 @@ from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, datasets, unknown
 
-SIZES = {"small": (12, 50), "large": (40, 240)}  # subjects, epochs a night; two nights each
+SIZES = {"small": (40, 20), "large": (60, 240)}  # subjects, epochs a night; two nights each. Forty: enough test subjects for an interval
 NIGHTS = 2
 PER_EPOCH = int(RATE * EPOCH)
 MARK = "shapelet "  # begins the annotations that say where a waveform was planted
@@ -106,7 +106,7 @@ class Night:
     )
 )
 def synthetic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
-    """Made-up nights of 12 (small) or 40 (large) subjects, the same for the same seed."""
+    """Made-up nights of 40 (small: ten minutes each) or 60 (large: two hours) subjects, the same for the same seed."""
     if source is not None:
         raise UserError(Reason.NO_INPUT, "takes no folder", wanted="its data are made", action="Leave SOURCE away", exit_code=Exit.USAGE)
     size, seed = chosen(options.get("size", "small"), options.get("seed", 0))

@@ -231,7 +231,7 @@ def _lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = data.decode("latin-1")
-    rows = [row.strip(" \t") for row in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+    rows = [row.strip() for row in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     said = [row for row in rows if row and not row.startswith("#")]
     if not said or "\0" in text:
         raise _fault(Reason.HEADER_SYNTAX, "holds NUL characters" if said else "holds nothing but comments", "expected a record line")

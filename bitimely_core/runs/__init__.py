@@ -1,9 +1,9 @@
 """The verbs on runs. Each reads settings and folders, calls the library, writes one folder and returns plain values."""
 
-from bitimely_core.runs.analyzing import analyze, report
+from bitimely_core.runs.analyzing import analyze, demonstration, report
 from bitimely_core.runs.checking import verify
 from bitimely_core.runs.scoring import embed, evaluate
 from bitimely_core.runs.tokenizing import tokenize
 from bitimely_core.runs.training import finetune, pretrain
 
-__all__ = ["analyze", "embed", "evaluate", "finetune", "pretrain", "report", "tokenize", "verify"]
+__all__ = ["analyze", "demonstration", "embed", "evaluate", "finetune", "pretrain", "report", "tokenize", "verify"]

@@ -80,6 +80,30 @@ def report(names: list[str], *, out: Path | None = None, workspace: Path = Path(
     return {"format_version": folders.FORMAT, "report": str(rendering.write(target, page)), "verdict": page.verdict, "summary": page.summary}
 
 
+def demonstration(workspace: Path, *, progress: Progress | None = None) -> dict[str, Any]:
+    """The last three commands of `bitimely demo`: spectra, maps, and one page of the two runs with data, scores, curves and these figures."""
+    from bitimely_core import report as rendering
+    from bitimely_core import tokens
+    from bitimely_core.runs.tokenizing import audit
+
+    spectra = analyze("svd", ["tiny"], sequences=32, workspace=workspace, progress=progress)
+    maps = analyze("attention", ["tiny"], workspace=workspace, progress=progress)
+    evaluated = [workspace / "runs" / name for name in ("tiny-staging", "tiny-staging-scratch")]
+    windows = tokens.open_tokens(workspace / "tokens" / "synthetic-staging")
+    table = pages.audit_table(windows.name, audit(windows), list(windows.class_names))
+    page = pages.joined(pages.comparison(evaluated), [spectra["page"], maps["page"]], [table], "Demonstration on a synthetic cohort")
+    path = rendering.write(workspace / "reports" / "compare-tiny-staging-tiny-staging-scratch", page)
+    scores = [json.loads((folder / "scores.json").read_bytes()) for folder in evaluated]
+    return {
+        "format_version": folders.FORMAT,
+        "report": str(path),
+        "verdict": page.verdict,
+        "metrics": {one["run"]: one["metrics"] for one in scores},
+        "baselines": scores[0]["baselines"],
+        "comparison": scores[0]["comparison"],
+    }
+
+
 def _loaded(name: str, data: str | None, workspace: Path, verify: bool, progress: Progress | None) -> Any:
     from bitimely_core.analyses import LoadedRun
 

@@ -90,9 +90,9 @@ def _check(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], int]:
             store.check(folder, manifest)
             return [], len(manifest["files"])
         if kind == "checkpoint":
-            from bitimely_core import train
+            from bitimely_core import checkpoints
 
-            return [], train.verify(folder)
+            return [], len(checkpoints.check(folder)["files"])
         if kind == "raw":
             return _raw(folder)
         return _run(folder) if kind == "run" else _model(folder, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
 
 EVALUATION_BATCH = 64
+Unit = Literal["subject", "window"]
 
 
 def evaluate(
@@ -28,7 +29,7 @@ def evaluate(
     data: str | None = None,
     split: str = "test",
     bootstrap: int = 1000,
-    by: str = "subject",
+    by: Unit = "subject",
     compare: str | None = None,
     batch_size: int | None = None,
     device: str = "auto",
@@ -103,7 +104,7 @@ def leaked(folder: Path, windows: Windows, split: str) -> int:
 
 
 def predict(
-    model: nn.Module, windows: Windows, *, task: str, batch_size: int | None = None, device: str = "auto", progress: Progress | None = None
+    model: Any, windows: Windows, *, batch_size: int | None = None, device: str = "auto", progress: Progress | None = None
 ) -> np.ndarray:
     """Predictions of a fine-tuned run, in the order of the rows: probabilities [n, K], or values [n] in the target's unit."""
     import torch
@@ -116,8 +117,7 @@ def predict(
     batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False)
     with torch.inference_mode():
         for step, batch in enumerate(batches(0)):
-            on_place = type(batch)(*(None if part is None else part.to(place) for part in batch))
-            out.append(model.predict(on_place).float().cpu().numpy())
+            out.append(model.predict(data.moved(batch, place)).float().cpu().numpy())
             if progress is not None:
                 progress(f"predict {windows.name}", step + 1, batches.steps)
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
@@ -163,8 +163,7 @@ def _held_out(model: Any, windows: Windows, body: dict[str, Any], batch_size: in
     seen = 0
     with torch.no_grad():
         for step, batch in enumerate(batches(0)):
-            on_place = type(batch)(*(None if part is None else part.to(place) for part in batch))
-            found = objective(model, on_place, torch.Generator().manual_seed(step))
+            found = objective(model, data.moved(batch, place), torch.Generator().manual_seed(step))
             rows = len(batch.values)
             seen += rows
             for key, value in {"loss": found["loss"], "rel": found["rel"], **found["parts"]}.items():
@@ -177,12 +176,12 @@ def _held_out(model: Any, windows: Windows, body: dict[str, Any], batch_size: in
 
 
 def _scored(
-    model: Any, windows: Windows, chosen: Windows, body: dict[str, Any], bootstrap: int, by: str, batch_size: int | None, device: str,
+    model: Any, windows: Windows, chosen: Windows, body: dict[str, Any], bootstrap: int, by: Unit, batch_size: int | None, device: str,
     progress: Progress | None, columns: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     from bitimely_core import evaluate as scoring
 
-    prediction = predict(model, chosen, task=windows.task, batch_size=batch_size, device=device, progress=progress)
+    prediction = predict(model, chosen, batch_size=batch_size, device=device, progress=progress)
     target = chosen.targets(None) if len(chosen) else np.zeros(0, np.int64)
     columns |= {"target": target, "prediction": prediction}
     train_target = windows["train"].targets(None) if len(windows["train"]) else None
@@ -208,7 +207,7 @@ def _write_predictions(path: Path, chosen: Windows, windows: Windows, columns: d
     store.write_file(path, lambda out: frame.write_parquet(out, compression="zstd"))
 
 
-def _compared(folder: Path, other: str, workspace: Path, windows: Windows, split: str, bootstrap: int, by: str) -> dict[str, Any]:
+def _compared(folder: Path, other: str, workspace: Path, windows: Windows, split: str, bootstrap: int, by: Unit) -> dict[str, Any]:
     """Paired differences to the predictions of another run on the same windows."""
     import polars as pl
 
@@ -272,8 +271,7 @@ def embed(
     vectors: list[np.ndarray] = []
     with torch.inference_mode():
         for step, batch in enumerate(batches(0)):
-            on_place = type(batch)(*(None if part is None else part.to(place) for part in batch))
-            vectors.append(heads.pool(model(on_place), model, kind, layers, "concat").float().cpu().numpy())
+            vectors.append(heads.pool(model(loading.moved(batch, place)), model, kind, layers, "concat").float().cpu().numpy())
             if progress is not None:
                 progress(f"embed {windows.name}", step + 1, batches.steps)
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)

@@ -32,8 +32,7 @@ def tokenize(
     source = workspace / "cache" / dataset if dry_run else folders.cached(dataset, workspace, progress=progress)
     out = workspace / "tokens" / (name or folders.tokens_name(data))
     if dry_run:
-        windows = tokens.plan(source, view=view, **(options or {}))
-        return {**windows, "folder": str(out)}
+        return {**tokens.plan(source, view=view, **(options or {})), "folder": str(out)}
     windows = tokens.build(source, view=view, out=out, verify=verify, force_new=force_new, progress=progress, **(options or {}))
     return {
         "format_version": folders.FORMAT, "name": windows.name, "data": data, "folder": str(out), "windows": len(windows), "length": windows.length,

@@ -96,7 +96,7 @@ def pretrain(
     )  # fmt: skip
     validation = data.batches(first["validation"], chosen.train.batch_size, seed=0, shuffle=False) if len(first["validation"]) else None
     if dry_run:
-        return planned(body, folder, model, batches, chosen, first)
+        return planned(body, folder, model, objectives.get(chosen.objective), batches, chosen, first)
     if say:
         paper = f"; the paper says {shipped['paper_parameters'] / 1e6:g} M" if shipped.get("paper_parameters") else ""
         say(f"{name}: {parameters:,} parameters{paper}")
@@ -139,7 +139,7 @@ def finetune(
     parent = folders.run_folder(source, workspace)
     origin = folders.read(parent)
     finished(parent, origin)
-    names = (data,) if data else (recipe.overrides("finetune").get("data", {}).get("names", ()) if recipe else ())
+    names: tuple[str, ...] = (data,) if data else tuple(recipe.overrides("finetune").get("data", {}).get("names", ())) if recipe else ()
     if len(names) != 1:
         raise UserError(
             Reason.CONFIG, "no labelled view", wanted="expected one --data", action="For example --data synthetic/staging", exit_code=Exit.USAGE, field="--data"
@@ -152,7 +152,8 @@ def finetune(
     )
     chosen = settings.resolve("finetune", base, config=recipe, pairs=assignments or [], flags=settings.merged(flags or {}, {"data": {"names": names}}))
     windows = folders.windows_for(names[0], workspace, chosen.data, verify=verify, progress=progress)
-    if windows.task == "none":
+    task = windows.task
+    if task == "none":
         raise UserError(
             Reason.CONFIG, f"{names[0]} has no labels", wanted="expected a labelled view", exit_code=Exit.USAGE, field="--data",
             action="See: bitimely list views",
@@ -167,16 +168,18 @@ def finetune(
     renewed = model.adapt(channels=windows.channels, length=windows.length)
     chosen = chosen.model_copy(update={"model": model.config, "finetune": chosen.finetune.model_copy(update={"readout": chosen.finetune.readout or facts.readout})})
     head = heads.build(
-        model, task=windows.task, outputs=max(windows.classes, 1), readout=chosen.finetune.readout, layers=chosen.finetune.layers,
+        model, task=task, outputs=max(windows.classes, 1), readout=chosen.finetune.readout, layers=chosen.finetune.layers,
         layer_merge=chosen.finetune.layer_merge, freeze=chosen.finetune.freeze,
     )  # fmt: skip
-    heads.standardise(head, training.targets(None))
+    target = training.targets(None)
+    assert target is not None, "a view with a task has targets"
+    heads.standardise(head, target)
     run = run or f"{origin['run']}-{names[0].partition('/')[2] or names[0]}" + ("-scratch" if scratch else "")
     folder = workspace / "runs" / run
     said = [
         f"{windows.channels} channels here, {origin['data'][0]['channels']} in the pre-training: re-initialised {', '.join(renewed)}" if renewed else "",
         f"fine-tuning on {len(set(training.subjects())):,} of {len(set(windows['train'].subjects())):,} training subjects" if chosen.data.fraction < 1 else "",
-        *notices(chosen, [windows], origin["leak_free"]),
+        *notices(chosen, [windows], None if scratch else origin["leak_free"], pretrained=not scratch),
     ]
     body = {
         "format_version": folders.FORMAT, "run": run, "kind": "finetune", "model": origin["model"], "preset": origin["preset"],
@@ -190,7 +193,7 @@ def finetune(
     batches = loading.batches(training, chosen.train.batch_size, seed=chosen.train.seed)
     validation = loading.batches(windows["validation"], chosen.train.batch_size, seed=0, shuffle=False) if len(windows["validation"]) else None
     if dry_run:
-        return planned(body, folder, head, batches, chosen, windows)
+        return planned(body, folder, head, heads.losses[task], batches, chosen, windows)
     if say:
         say(f"{origin['model']} with a head on {chosen.finetune.readout}: {body['parameters']:,} parameters")
         for line in body["notices"]:
@@ -211,10 +214,12 @@ def _fit(
 
     result = {"run": body["run"], "folder": str(folder), "parameters": body["parameters"], "leak_free": body["leak_free"], "format_version": folders.FORMAT}
     writer = train.rank() == 0
-    if writer and not folders.claim(folder, body, force_new=force_new and not train.resuming()):
-        done = folders.read(folder)
-        return {**result, "trained": False, "writer": True, "steps": done["final"]["step"], "final": done["final"], "notices": done["notices"]}
+    if writer:
+        folders.claim(folder, body, force_new=force_new and not train.resuming())
     train.barrier()
+    done = folders.read(folder)
+    if done.get("finished"):
+        return {**result, "trained": False, "writer": writer, "steps": done["final"]["step"], "final": done["final"], "notices": done["notices"]}
     label = f"{body['kind']} {body['run']}"
     seen: list[dict[str, Any]] = []
 
@@ -274,11 +279,13 @@ def leak_stamp(chosen: settings.Settings, windows: list[Windows]) -> bool | str 
     return objectives.leak_free(chosen, normalise="window" if "window" in normalise else "channel")
 
 
-def notices(chosen: settings.Settings, windows: list[Windows], stamp: bool | str | None) -> list[str]:
+def notices(chosen: settings.Settings, windows: list[Windows], stamp: bool | str | None, *, pretrained: bool = True) -> list[str]:
     """What a reader must know before the numbers, for screen, card and report."""
     out: list[str] = []
-    note = registry.objectives[chosen.objective.name].facts.notice if chosen.objective.name in registry.objectives else ""
-    if stamp is not True and note:
+    note = registry.objectives[chosen.objective.name].facts.notice
+    if not pretrained:
+        out.append("Trained from scratch: the control for what pre-training brings.")
+    elif stamp is not True and note:
         out.append(note)
     elif isinstance(stamp, str):
         out.append(f"The objective is leak-free {stamp}.")
@@ -296,7 +303,9 @@ def notices(chosen: settings.Settings, windows: list[Windows], stamp: bool | str
     return out
 
 
-def planned(body: dict[str, Any], folder: Path, model: nn.Module, batches: Any, chosen: settings.Settings, windows: Windows) -> dict[str, Any]:
+def planned(
+    body: dict[str, Any], folder: Path, model: nn.Module, objective: Any, batches: Any, chosen: settings.Settings, windows: Windows
+) -> dict[str, Any]:
     """What `--dry-run` says: sizes, parameters, memory and time."""
     from bitimely_core import train
 
@@ -305,7 +314,7 @@ def planned(body: dict[str, Any], folder: Path, model: nn.Module, batches: Any, 
         "format_version": folders.FORMAT, "run": body["run"], "folder": str(folder), "exists": (folder / "run.json").is_file(),
         "parameters": body["parameters"], "paper_parameters": body["paper_parameters"], "leak_free": body["leak_free"], "steps": steps,
         "windows": {split: len(windows[split]) for split in ("train", "validation", "test")}, "notices": body["notices"],
-        **train.estimate(model, batches, steps, precision=chosen.train.precision),
+        **train.estimate(model, batches, steps, objective=objective, precision=chosen.train.precision, accumulate=chosen.train.accumulate),
     }  # fmt: skip
 
 

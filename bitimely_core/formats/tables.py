@@ -1,0 +1,494 @@
+"""Tables as text first: strict csv (also gzip) and Parquet, row by row, every fault a finding with its row and column.
+
+Readers that guess types make one patient of '000123' and '123', missing values of some words and none of others, and shift a short row;
+lenient ones let an open quote swallow the rest of the file. Here every cell is text until the caller asks for a number by an explicit rule,
+a row has the width of the header or is left out, and a line that opens a quote which nothing closes properly is one faulty row: reading
+goes on with the next line. Cells are never shown: they hold ids and values of patients.
+
+The grammar: cells separated by `delimiter`; a cell that begins with '"' ends with '"', holds '""' for a quote, and may hold line breaks; no
+other cell holds a quote. A byte order mark, CRLF, blank lines and a last line without an end are allowed.
+"""
+
+import gzip
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from bitimely_core.errors import Finding, Reason, UserError, safe_text
+
+MOST_LINE = 1 << 24  # bytes
+MOST_LINES = 256  # that one row with quoted line breaks may run over
+MOST_TEXT = 1 << 17  # characters of such a row
+MOST_EXPANDED = 1 << 30  # bytes that a compressed table may always hold; beyond it at most MOST_RATIO times its size
+MOST_RATIO = 200
+
+NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
+NOT_FINITE = re.compile(r"[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE | re.ASCII)
+WHOLE = re.compile(r"[+-]?\d{1,18}(?:\.0*)?", re.ASCII)
+PLAIN = str.maketrans("", "", "0123456789+-.eE, ")
+OPEN, BROKEN = "open", "broken"  # what `_cells` says of a line that ends inside of a quoted cell, and of one with a quote elsewhere
+
+
+class Row(NamedTuple):
+    """One record of a table."""
+
+    row: int  # csv: 1-based line on which it begins (the header is line 1); Parquet: 1-based number of the row
+    cells: tuple[str, ...]  # in the order of the columns that were asked for
+
+
+def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None) -> UserError:
+    return UserError(code, text, wanted=wanted, field=name)
+
+
+# --- the table
+
+
+def names(path: Path, *, delimiter: str = ",") -> tuple[str, ...]:
+    """Names of the columns, without blanks around them.
+
+    Raises:
+        UserError: empty_file, encoding, csv_syntax, corrupt, truncated, expansion_limit, io_error.
+    """
+    try:
+        if _parquet(path):
+            return tuple(kinds(path))
+        with closing(_lines(path)) as lines:
+            return _header(lines, delimiter)
+    except UserError as error:
+        error.file = error.file or str(path)
+        raise
+
+
+def kinds(path: Path) -> dict[str, str]:
+    """Type of each column as stored: 'text' throughout a csv file, the Arrow type's name in a Parquet file (a code stored as a double has
+    lost its zeros, whatever its text looks like).
+    """
+    if not _parquet(path):
+        return dict.fromkeys(names(path), "text")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=str(path)) from None
+    texts = {pa.string(), pa.large_string(), pa.string_view()}
+    if len({field.name.strip() for field in schema}) < len(schema):
+        raise UserError(Reason.HEADER, "columns have equal names", wanted="expected different ones", file=str(path))
+    return {field.name.strip(): "text" if field.type in texts else str(field.type) for field in schema}
+
+
+def count(path: Path, *, delimiter: str = ",") -> int:
+    """Number of records below the header, counted without the parser of `rows`: by the parity of quotes, and a regular expression for rows
+    that run over several lines. Blank lines are no records; what an open quote would swallow is counted line by line.
+
+    Raises:
+        UserError: as `names`.
+    """
+    try:
+        if _parquet(path):
+            import pyarrow.parquet as pq
+
+            kinds(path)  # raises where the file does not open
+            return int(pq.read_metadata(path).num_rows)
+        with closing(_lines(path)) as lines:
+            mark = re.escape(delimiter)
+            cell = rf'(?:"[^"\0]*+(?:""[^"\0]*+)*+"|[^"{mark}\n\0]*+)'
+            whole = re.compile(rf"{cell}(?:{mark}{cell}){{{len(_header(lines, delimiter)) - 1}}}")
+            waiting: list[str] = []
+            total = 0
+            for _, raw, _ in lines:
+                waiting.append(_text(raw))
+                while waiting and (taken := _taken(waiting, whole)):
+                    total += bool(waiting[0].strip())
+                    del waiting[:taken]
+            while waiting:
+                total += bool(waiting[0].strip())
+                del waiting[: _taken(waiting, whole) or 1]
+            return total
+    except UserError as error:
+        error.file = error.file or str(path)
+        raise
+
+
+def _taken(waiting: Sequence[str], whole: re.Pattern[str]) -> int:
+    """Lines of the first record among the lines read so far; 0: more are needed to tell."""
+    if waiting[0].count('"') % 2 == 0:
+        return 1
+    many, full = _span(waiting)
+    quotes = 0
+    for i, line in enumerate(waiting[:many], 1):
+        quotes += line.count('"')
+        if quotes % 2 == 0:
+            return i if whole.fullmatch("\n".join(waiting[:i])) else 1
+    return 1 if full else 0
+
+
+def _span(waiting: Sequence[str]) -> tuple[int, bool]:
+    """How many of the lines read so far may belong to one record, and whether no further one may."""
+    many = 1
+    length = len(waiting[0])
+    while many < min(len(waiting), MOST_LINES) and length + len(waiting[many]) <= MOST_TEXT:
+        length += len(waiting[many])
+        many += 1
+    return many, many < len(waiting) or many == MOST_LINES
+
+
+def rows(path: Path, columns: Sequence[str] | None = None, *, key: Sequence[str] = (), delimiter: str = ",") -> Iterator[Row | Finding]:
+    """All records of a table.
+
+    Args:
+        path: .csv, .csv.gz (or another name: csv is assumed, gzip is told by its first bytes) or .parquet.
+        columns: names of the columns to return, in this order; None: all.
+        key: names of the columns that identify a record. A repeated record that is equal in all columns is left out with a warning
+            (duplicates); of several different ones with one key none is kept (duplicate_key): nobody knows which is right.
+        delimiter: of csv.
+
+    Yields:
+        One item a record, in the order of the file: the record, or a finding with its `row` when it must be left out, of level error for a
+        fault (row_width, csv_syntax, encoding, truncated, identifier, duplicate_key) and of level warning for an exact duplicate.
+
+    Raises:
+        UserError: header (absent, or a wanted name twice), schema (columns missing: those found and those wanted are named), identifier
+            (most rows share their key with rows that differ), and as `names`.
+    """
+    every = names(path, delimiter=delimiter)
+    try:
+        chosen = list(range(len(every))) if columns is None else _positions(every, columns)
+        keyed = _positions(every, key)
+        for item in _unique(path, every, chosen, keyed, delimiter) if key else _records(path, every, chosen, chosen, delimiter):
+            yield item if isinstance(item, Finding) else Row(item.row, tuple(item.cells[i] for i in chosen))
+    except UserError as error:
+        error.file = error.file or str(path)
+        raise
+
+
+def _unique(path: Path, every: Sequence[str], chosen: Sequence[int], keyed: Sequence[int], delimiter: str) -> Iterator[Row | Finding]:
+    """Two passes: the first keeps a hash of key and record of each row.
+
+    Raises:
+        UserError: identifier, when the key is no key.
+    """
+    whole = range(len(every))
+    field = ", ".join(every[i] for i in keyed)
+    first: dict[bytes, bytes] = {}
+    torn: set[bytes] = set()
+    often: Counter[bytes] = Counter()
+    for item in _records(path, every, whole, chosen, delimiter):
+        if isinstance(item, Row):
+            mark, digest = _hash(item.cells[i].strip() for i in keyed), _hash(item.cells)
+            often[mark] += 1
+            if first.setdefault(mark, digest) != digest:
+                torn.add(mark)
+    if len(torn) > 1 and 2 * sum(often[mark] for mark in torn) > often.total():
+        text = f"most of the {often.total()} rows share their {safe_text(field)} with a row that differs"
+        raise _fault(Reason.IDENTIFIER, text, "it identifies no row: are columns swapped?", field)
+    seen: set[bytes] = set()
+    for item in _records(path, every, whole, chosen, delimiter):
+        if isinstance(item, Finding):
+            yield item
+            continue
+        mark = _hash(item.cells[i].strip() for i in keyed)
+        if not all(item.cells[i].strip() for i in keyed):
+            text = f"the one of row {item.row} is empty"
+            yield Finding(code=Reason.IDENTIFIER, text=text, wanted="every row needs one", field=field, row=item.row)
+        elif mark in torn:
+            text = f"the one of row {item.row} is that of other rows too, which differ"
+            yield Finding(code=Reason.DUPLICATE_KEY, text=text, wanted="none of them is used", field=field, row=item.row)
+        elif mark in seen:
+            yield Finding(code=Reason.DUPLICATES, level="warning", text="repeats a row above", wanted="used once", row=item.row)
+        else:
+            seen.add(mark)
+            yield item
+
+
+def _hash(cells: Iterable[str]) -> bytes:
+    return blake2b("\0".join(cells).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def _records(path: Path, every: Sequence[str], needed: Sequence[int], shown: Sequence[int], delimiter: str) -> Iterator[Row | Finding]:
+    """All records with the cells of all columns; those that are not `needed` may be empty, those `shown` must be valid text."""
+    if _parquet(path):
+        yield from _arrow(path, every, needed)
+        return
+    with closing(_lines(path)) as lines:
+        _header(lines, delimiter)
+        for row, cells, ended in _parsed(lines, len(every), delimiter):
+            if isinstance(cells, UserError):
+                cut = not ended and cells.code == Reason.ROW_WIDTH
+                yield Finding(code=Reason.TRUNCATED if cut else cells.code, text=cells.text, wanted=cells.wanted, row=row)
+            elif odd := [i for i in shown if not cells[i].isascii() and not _is_utf8(cells[i])]:
+                text = f"the cell of row {row} is not valid UTF-8"
+                yield Finding(code=Reason.ENCODING, text=text, wanted="the row is left out", field=every[odd[0]], row=row)
+            else:
+                yield Row(row, tuple(cells))
+
+
+def _positions(every: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Where the wanted columns are.
+
+    Raises:
+        UserError: header, schema. Names found are shown only when the first line is the header beyond doubt: else it holds a patient's row.
+    """
+    missing = [name for name in wanted if name not in every]
+    twice = [name for name in wanted if every.count(name) > 1]
+    if twice:
+        raise _fault(Reason.HEADER, f"the column {safe_text(twice[0])} is there {every.count(twice[0])} times", "expected once", twice[0])
+    if missing and len(missing) == len(wanted):
+        text = f"the first line names none of the columns wanted ({_listed(wanted, 5)})"
+        raise _fault(Reason.HEADER, text, "is the header line absent, or the separator another?")
+    if missing:
+        text = f"the column{'s' * (len(missing) > 1)} {_listed(missing)} {'are' if len(missing) > 1 else 'is'} missing"
+        raise _fault(Reason.SCHEMA, text, f"found {_listed(every)}", missing[0])
+    return [every.index(name) for name in wanted]
+
+
+def _listed(found: Sequence[str], most: int = 30) -> str:
+    return ", ".join(map(safe_text, found[:most])) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
+# --- csv
+
+
+def _header(lines: Iterator[tuple[int, bytes, bool]], delimiter: str) -> tuple[str, ...]:
+    """Column names: the first line that is not blank."""
+    for row, raw, _ in lines:
+        text = _text(raw)
+        if not text.strip():
+            continue
+        cells = _cells(text, delimiter)
+        if not isinstance(cells, list):
+            raise _fault(Reason.CSV_SYNTAX, f"line {row}, the header, is not well formed", "expected column names")
+        return tuple(cell.strip() for cell in cells)
+    raise UserError(Reason.EMPTY_FILE, "holds nothing but blank lines", action="Download it again")
+
+
+Parsed = tuple[int, list[str] | UserError, bool]  # line, cells or fault, whether the line has an end
+
+
+def _parsed(lines: Iterator[tuple[int, bytes, bool]], width: int, delimiter: str) -> Iterator[Parsed]:
+    """All records; blank lines are none."""
+    waiting: list[tuple[int, str, bool]] = []  # where there are several, the first opens a quote
+    for row, raw, ended in lines:
+        waiting.append((row, _text(raw), ended))
+        if len(waiting) > 1 and b'"' not in raw and not _span([text for _, text, _ in waiting])[1]:
+            continue  # this line cannot close it
+        while waiting:
+            used, record = _record(waiting, width, delimiter, last=False)
+            if not used:
+                break
+            if record:
+                yield record
+            del waiting[:used]
+    while waiting:
+        used, record = _record(waiting, width, delimiter, last=True)
+        if record:
+            yield record
+        del waiting[:used]
+
+
+def _record(waiting: Sequence[tuple[int, str, bool]], width: int, delimiter: str, *, last: bool) -> tuple[int, Parsed | None]:
+    """Lines used (0: more are needed to tell) and the record at the head of the lines read so far (none for a blank line)."""
+    row, text, ended = waiting[0]
+    if not text.strip():
+        return 1, None
+    cells = _cells(text, delimiter)
+    used = 1
+    if cells is OPEN:
+        many, full = _span([text for _, text, _ in waiting])
+        while cells is OPEN and used < many:
+            text += "\n" + waiting[used][1]
+            used += 1
+            cells = _cells(text, delimiter) if '"' in waiting[used - 1][1] else OPEN
+        if cells is OPEN and not full and not last:
+            return 0, None
+    if not isinstance(cells, list) or (used > 1 and len(cells) != width):  # the latter: what closed the quote was another cell's
+        what = "a quote stands where none may be, or a NUL character" if cells is BROKEN else "a quote is opened and not closed"
+        return 1, (row, _fault(Reason.CSV_SYNTAX, what, "the line is left out, reading goes on with the next"), ended)
+    if len(cells) != width:
+        return 1, (row, _fault(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"), ended)
+    return used, (row, cells, waiting[used - 1][2])
+
+
+def _cells(text: str, delimiter: str) -> list[str] | str:
+    """Cells of one record, or OPEN or BROKEN."""
+    if "\0" in text:
+        return BROKEN
+    if '"' not in text:
+        return text.split(delimiter)
+    cells: list[str] = []
+    place = 0
+    while True:
+        if text.startswith('"', place):
+            start, place = place + 1, place + 1
+            while True:
+                end = text.find('"', place)
+                if end < 0:
+                    return OPEN
+                if not text.startswith('"', end + 1):
+                    break
+                place = end + 2
+            cells.append(text[start:end].replace('""', '"'))
+            place = end + 1
+            if place < len(text) and not text.startswith(delimiter, place):
+                return BROKEN
+        else:
+            end = text.find(delimiter, place)
+            cell = text[place:] if end < 0 else text[place:end]
+            if '"' in cell:
+                return BROKEN
+            cells.append(cell)
+            place += len(cell)
+        if place >= len(text):
+            return cells
+        place += len(delimiter)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _is_utf8(cell: str) -> bool:
+    try:
+        cell.encode()
+    except UnicodeEncodeError:  # surrogates: bytes that did not decode
+        return False
+    return True
+
+
+def _lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
+    """(1-based number, text without line end, whether it has one) of all lines, through gzip where the first bytes say so.
+
+    Raises:
+        UserError: empty_file, encoding (UTF-16), truncated or corrupt (gzip), expansion_limit, resource_limit, io_error.
+    """
+    row = held = 0
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as packed:
+            head = packed.read(2)
+            packed.seek(0)
+            zipped = head == b"\x1f\x8b"
+            file: BinaryIO = gzip.GzipFile(fileobj=packed) if zipped else packed  # type: ignore[assignment]
+            while line := file.readline(MOST_LINE):
+                row += 1
+                held += len(line)
+                if row == 1:
+                    if line[:2] in {b"\xff\xfe", b"\xfe\xff"}:
+                        raise _fault(Reason.ENCODING, "is UTF-16", "expected UTF-8")
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if len(line) == MOST_LINE:
+                    raise _fault(Reason.RESOURCE_LIMIT, f"line {row} has more than {MOST_LINE} bytes", "no row is that long")
+                if zipped and held > max(MOST_EXPANDED, MOST_RATIO * size):
+                    raise _fault(Reason.EXPANSION_LIMIT, f"{size} bytes hold more than {held}", "no table is compressed that well")
+                text = line.removesuffix(b"\n")
+                yield row, text.removesuffix(b"\r"), len(text) < len(line)
+    except EOFError:
+        raise UserError(Reason.TRUNCATED, "the gzip stream ends early", action="Download it again") from None
+    except (gzip.BadGzipFile, zlib.error):
+        raise UserError(Reason.CORRUPT, "the gzip stream is damaged", action="Download it again") from None
+    except OSError as error:
+        raise _fault(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+    if row == 0:
+        raise UserError(Reason.EMPTY_FILE, "has 0 bytes", action="Download it again")
+
+
+# --- Parquet
+
+
+def _parquet(path: Path) -> bool:
+    return path.suffix.lower() in {".parquet", ".pq"}
+
+
+def _arrow(path: Path, every: Sequence[str], needed: Sequence[int]) -> Iterator[Row]:
+    """Rows of a Parquet file, every needed column as text: missing cells are empty, dates ISO, numbers as Arrow prints them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    row = 0
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(8192, columns=[file.schema_arrow.names[i] for i in needed]):
+                texts: list[list[str]] = [[""] * len(batch) for _ in every]
+                for i, column in zip(needed, batch.columns, strict=True):
+                    texts[i] = pc.fill_null(pc.cast(column, pa.string()), "").to_pylist()
+                for cells in zip(*texts, strict=True) if texts else [()] * len(batch):
+                    row += 1
+                    yield Row(row, cells)
+    except (OSError, pa.ArrowException) as error:
+        text = f"does not read as Parquet after row {row} ({type(error).__name__})"
+        raise _fault(Reason.CORRUPT, text, "expected columns of text, numbers and dates") from None
+
+
+# --- cells
+
+
+def number(text: str) -> float | None:
+    """A cell as a finite number; None for an empty one.
+
+    Raises:
+        UserError: not_numeric, non_finite, without the cell's text.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    if NOT_FINITE.fullmatch(text):
+        raise _fault(Reason.NON_FINITE, "is not finite", "expected a finite number")
+    if not NUMBER.fullmatch(text):
+        raise _fault(Reason.NOT_NUMERIC, "is no number", "expected a finite number")
+    if not math.isfinite(value := float(text)):
+        raise _fault(Reason.NON_FINITE, "is not finite", "expected a finite number")
+    return value
+
+
+def integer(text: str) -> int | None:
+    """A cell as a whole number ('5' and '5.0', as tools write columns with gaps); None for an empty one.
+
+    Raises:
+        UserError: not_numeric, without the cell's text.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    if not WHOLE.fullmatch(text):
+        raise _fault(Reason.NOT_NUMERIC, "is no whole number", "expected one")
+    return int(text.split(".")[0])
+
+
+def numbers(row: Row, columns: Sequence[str]) -> np.ndarray | Finding:
+    """All cells of a row as finite numbers.
+
+    Args:
+        row: cells.
+        columns: their names, for the finding.
+
+    Returns:
+        float64 [len(cells)], or a finding of level error about the first cell that is missing_values, not_numeric or non_finite.
+    """
+    plain = ",".join(row.cells)
+    if not plain.translate(PLAIN):
+        with suppress(ValueError):
+            values = np.array(list(map(float, row.cells)), np.float64)
+            if np.isfinite(values).all():
+                return values
+    found = []
+    for name, cell in zip(columns, row.cells, strict=True):
+        try:
+            value = number(cell)
+        except UserError as error:
+            return Finding(code=error.code, text=f"the cell of row {row.row} {error.text}", wanted=error.wanted, field=name, row=row.row)
+        if value is None:
+            return Finding(
+                code=Reason.MISSING_VALUES, text=f"the cell of row {row.row} is empty", wanted="expected a number", field=name, row=row.row
+            )
+        found.append(value)
+    return np.array(found, np.float64)

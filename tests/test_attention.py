@@ -1,0 +1,185 @@
+"""Maps in float64 without special positions and padding, shares of attention, and the page of a few sequences."""
+
+import numpy as np
+import pytest
+import torch
+from test_svd import Windows, run
+
+from bitimely_core import models, report
+from bitimely_core.analyses.attention import (
+    attention,
+    column_share,
+    half_on,
+    in_float64,
+    inside,
+    last_map,
+    mixings,
+    pair,
+    spread,
+    untrained,
+)
+from bitimely_core.batch import Batch, Figure, Table
+from bitimely_core.errors import UserError
+
+
+def layers_of(one, row=0):
+    return mixings(in_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[row : row + 1])))
+
+
+# --- maps ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "directions"),
+    [
+        ("bitimelygpt", ["forward", "backward"] * 2),
+        ("timelygpt", ["forward"] * 4),
+        ("timelybert", ["both"] * 4),
+        ("gpt-baar", ["forward", "backward"] * 2),
+    ],
+)
+def test_maps_are_the_model_s_own_without_special_positions(name, directions):
+    one = run(name)
+    layers = layers_of(one)
+    assert [m.direction for m in layers] == directions
+    with torch.no_grad():
+        whole = one.model(Batch(values=torch.from_numpy(one.windows.x[:1])), attention=True).attention
+    for mixing, full in zip(layers, whole, strict=True):
+        assert mixing.map.dtype == np.float64
+        assert mixing.map.shape == (2, 12, 12)
+        assert mixing.map == pytest.approx(full[0, :, 1:-1, 1:-1].double().numpy(), abs=2e-5 * float(full.abs().max()))
+    assert next(one.model.parameters()).dtype == torch.float32  # the run itself is left alone
+
+
+def test_padding_is_no_token():
+    torch.manual_seed(0)
+    model = models.build(
+        "bitimelygpt",
+        tokenizer="codes",
+        codes=30,
+        layers=2,
+        heads=2,
+        dim=8,
+        value_dim=8,
+        ffn_dim=8,
+        length=20,
+        decay={"kind": "half-life", "months": (6, 24)},
+    ).eval()
+    ids, times, mask = torch.randint(5, 30, (1, 20)), torch.arange(20.0)[None], torch.arange(20)[None] < 13
+    padded = mixings(in_float64(model), Batch(values=ids, times=times, mask=mask))
+    short = mixings(in_float64(model), Batch(values=ids[:, :13], times=times[:, :13], mask=mask[:, :13]))
+    for a, b in zip(padded, short, strict=True):
+        assert a.map.shape == (2, 13, 13)
+        assert a.map == pytest.approx(b.map, abs=1e-12)
+        assert a.alone == pytest.approx(b.alone, abs=1e-12)
+
+
+def test_the_figure_of_a_pair_counts_the_diagonal_once():
+    layers = layers_of(run())
+    both, words = last_map(layers)
+    n = both.shape[-1]
+    for i in range(n):
+        for j in range(n):
+            assert both[0, i, j] == (layers[2].map if j <= i else layers[3].map)[0, i, j]
+    assert words == "forward layer 3 and backward layer 4"
+    assert pair(layers[1], layers[2]) is None
+    assert last_map(layers_of(run("timelybert")))[1] == "two-sided layer 4"
+
+
+def test_random_weights_are_seeded_and_leave_the_generator_alone():
+    one = run()
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    first, second, other = (untrained(one.model, seed) for seed in (0, 0, 1))
+    assert torch.equal(before, torch.get_rng_state())
+    weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in (first, second, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+# --- shares -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_share_of_columns():
+    maps = np.zeros((2, 3, 3))
+    maps[0, :, 1] = -2.0
+    maps[1, 0, 0] = 3.0
+    assert column_share(maps) == pytest.approx([1 / 3, 2 / 3, 0])
+    assert column_share(7 * maps) == pytest.approx(column_share(maps))  # maps of other scale compare
+    assert column_share(np.zeros((1, 4, 4))) == pytest.approx([0.25] * 4)
+
+
+def test_half_of_the_attention():
+    assert half_on(np.full(10, 0.1)) == 0.5
+    assert half_on(np.eye(10)[3]) == 0.1
+    assert half_on(np.array([0.4, 0.3, 0.2, 0.1])) == 0.5
+
+
+def test_tokens_are_spread_over_their_samples():
+    patch = run().model.config
+    share = np.random.default_rng(0).dirichlet(np.ones(12))
+    over = spread(share, 96, patch)
+    assert over.sum() == pytest.approx(1)
+    assert over[8:16] == pytest.approx(share[1] / 8)
+    ragged = spread(share, 93, patch)  # the last patch stands for five samples
+    assert ragged.sum() == pytest.approx(1)
+    assert ragged[-5:] == pytest.approx(share[-1] / 5)
+    cropped = spread(share, 99, patch.model_copy(update={"crop": "start"}))
+    assert cropped[:3].sum() == 0
+    assert cropped[3:11] == pytest.approx(share[0] / 8)
+    conv = spread(np.full(24, 1 / 24), 94, run(tokenizer="conv").model.config)
+    assert conv.sum() == pytest.approx(1)
+    assert conv[:4] == pytest.approx(1 / 96)
+
+
+def test_a_region_against_all_others_of_its_length():
+    share = np.full(100, 0.005)
+    share[20:30] = 0.055
+    found = inside(share, 2.0, 3.0, 10.0)
+    assert found["share"] == pytest.approx(0.55)
+    assert found["ratio"] == pytest.approx(5.5)
+    assert found["higher_elsewhere"] == 0
+    even = inside(np.full(100, 0.01), 2.0, 3.0, 10.0)
+    assert even["ratio"] == pytest.approx(1)
+    with pytest.raises(UserError):
+        inside(share, 50.0, 60.0, 10.0)
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_page_shows_signal_maps_and_random_weights(tmp_path):
+    runs = [run(), run("timelybert", tokenizer="conv")]
+    page = attention(runs, sequences=2, start=0.2, stop=0.6)
+    figures = {block.name: block for block in page.blocks if isinstance(block, Figure)}
+    assert {"signal-1", "signal-2", "map-bitimelygpt-1", "heads-bitimelygpt-2", "map-timelybert-1"} <= set(figures)
+    traces = figures["signal-1"].data
+    assert [s["name"] for s in traces["signals"]] == ["C3", "EOG", "bitimelygpt", "timelybert", "bitimelygpt, random weights"]
+    assert {len(s["values"]) for s in traces["signals"]} == {96}
+    assert traces["signals"][2]["values"].mean() == pytest.approx(1)  # in units of an even share
+    assert traces["spans"][0]["start"] == 0.2
+    entry = page.summary["bitimelygpt"]["1"]
+    assert sum(entry["share"]) == pytest.approx(1)
+    assert entry["tokens"] == 12
+    assert page.summary["timelybert"]["1"]["tokens"] == 24
+    assert entry["window"] == page.summary["timelybert"]["1"]["window"]  # the same sequence
+    assert entry["region"]["ratio"] > 0
+    assert page.summary == attention(runs, sequences=2, start=0.2, stop=0.6).summary
+    table = next(block for block in page.blocks if isinstance(block, Table))
+    assert len(table.rows) == 2 * 2 * 2 + 2 * 1 * 2  # sequences x layers x heads, a pair and a single layer
+    assert figures["heads-bitimelygpt-1"].data["values"].shape == (2, 12, 12)
+    assert "random weights" in figures["map-bitimelygpt-1"].data["names"]
+    assert report.write(tmp_path, page).stat().st_size < report.LIMIT
+
+
+def test_half_a_region_is_refused():
+    with pytest.raises(UserError, match="--stop"):
+        attention([run()], start=1.0)
+
+
+def test_mean_distance_grows_with_memory():
+    page = attention([run(windows=Windows(480), heads=2, decay={"from": 2.0, "to": 512.0})])
+    table = next(block for block in page.blocks if isinstance(block, Table))
+    distance = {(row[2], row[3]): row[6] for row in table.rows}
+    assert distance[3, 1] < distance[3, 2]
+    assert distance[4, 1] < distance[4, 2]

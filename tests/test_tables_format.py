@@ -1,0 +1,309 @@
+"""Strict tables against Python's csv module, hand-made faults and fuzzed bytes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bitimely_core.errors import Finding, UserError
+from bitimely_core.formats import tables
+from bitimely_core.formats.tables import Row
+
+DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+FUZZ = settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+GOOD = "id,x,y\na1,1,2\na2,3,4\na3,5,6\n"
+
+
+def written(folder: Path, content: str | bytes, name: str = "t.csv") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def read(path: Path, *arguments: Any, **options: Any) -> tuple[list[Row], list[Finding]]:
+    """The records and the findings; together they are as many as the independent count says."""
+    items = list(tables.rows(path, *arguments, **options))
+    assert len(items) == tables.count(path)
+    return [item for item in items if isinstance(item, Row)], [item for item in items if isinstance(item, Finding)]
+
+
+def refusal(path: Path, *arguments: Any, **options: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        list(tables.rows(path, *arguments, **options))
+    assert path.name in str(caught.value)
+    return caught.value
+
+
+def told(findings: list[Finding]) -> list[tuple[str, int | None]]:
+    return [(str(finding.code), finding.row) for finding in findings]
+
+
+# --- real files
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["esr/data.csv", "ptb-xl/ptbxl_database.csv", "ptb-xl/scp_statements.csv", "bidmc/bidmc_csv/bidmc_01_Breaths.csv", "de-synpuf/*.csv"],
+)
+def test_real_tables_read_as_pythons_csv_module_reads_them(name: str) -> None:
+    files = sorted(DATA.glob(name))
+    if not files:
+        pytest.skip(f"real sample {name} is not there: set BITIMELY_TEST_DATA")
+    for path in files[:3]:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *body = csv.reader(file, strict=True)
+        rows, findings = read(path)
+        assert findings == []
+        assert tables.names(path) == tuple(name.strip() for name in header)
+        assert [list(row.cells) for row in rows] == body
+
+
+# --- valid, in other words
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        GOOD,
+        GOOD.replace("\n", "\r\n"),
+        "\ufeff" + GOOD,
+        GOOD.rstrip("\n"),
+        GOOD.replace("\n", "\n\n"),
+        '"id","x","y"\n' + "".join(f'"{i}","{x}","{y}"\n' for i, x, y in (("a1", 1, 2), ("a2", 3, 4), ("a3", 5, 6))),
+        GOOD.replace("id,x,y", "id , x, y"),
+        gzip.compress(GOOD.encode()),
+        gzip.compress(GOOD[:10].encode()) + gzip.compress(GOOD[10:].encode()),
+    ],
+)
+def test_spellings_of_one_table(tmp_path: Path, content: str | bytes) -> None:
+    path = written(tmp_path, content)
+    rows, findings = read(path)
+    assert findings == []
+    assert [row.cells for row in rows] == [("a1", "1", "2"), ("a2", "3", "4"), ("a3", "5", "6")]
+    assert [row.cells for row in read(path, ["y", "id"], key=["id"])[0]] == [("2", "a1"), ("4", "a2"), ("6", "a3")]
+    assert tables.kinds(path) == {"id": "text", "x": "text", "y": "text"}
+
+
+def test_cells_are_text(tmp_path: Path) -> None:
+    rows, _ = read(written(tmp_path, 'id,x\n000123,NA\n123,\n  7 ,"a ""b"", c\r\nd"\n'))
+    assert [row.cells for row in rows] == [("000123", "NA"), ("123", ""), ("  7 ", 'a "b", c\nd')]
+    assert [row.row for row in rows] == [2, 3, 4]
+    assert read(written(tmp_path, "a;b\n1;2\n"), delimiter=";")[0] == [Row(2, ("1", "2"))]
+
+
+@FUZZ
+@given(
+    table=st.lists(
+        st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=6), min_size=3, max_size=3), max_size=8
+    )
+)
+def test_what_csv_writes_is_read_back(tmp_path: Path, table: list[list[str]]) -> None:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer.writerows([["a", "b", "c"], *table])
+    rows, findings = read(written(tmp_path, out.getvalue()))
+    assert findings == []
+    assert [list(row.cells) for row in rows] == table
+
+
+# --- faults
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("a2,3", "row_width"),
+        ("a2,3,4,", "row_width"),
+        ('a2,"3,4', "csv_syntax"),
+        ('a2,"3"x,4', "csv_syntax"),
+        ('a2,3"5,4', "csv_syntax"),
+        ('"a2,3,4', "csv_syntax"),
+        ('a2,3,4"', "csv_syntax"),
+        ("a2,3,\0", "csv_syntax"),
+    ],
+)
+def test_a_faulty_line_takes_no_other_with_it(tmp_path: Path, line: str, code: str) -> None:
+    for content in (GOOD.replace("a2,3,4", line), GOOD.replace("a2,3,4", line).replace("a3,5,6", '"a3","5","6"')):
+        rows, findings = read(written(tmp_path, content))
+        assert [row.row for row in rows] == [2, 4]
+        assert told(findings) == [(code, 3)]
+        assert "a2" not in findings[0].message
+
+
+def test_an_open_quote_far_from_the_next_one(tmp_path: Path) -> None:
+    lines = [f"a{i},{i},{i}" for i in range(2000)]
+    lines[100] = 'a100,"100,100'
+    lines[1500] = '"a1500",1500,"1500"'
+    rows, findings = read(written(tmp_path, "\n".join(["id,x,y", *lines])))
+    assert told(findings) == [("csv_syntax", 102)]
+    assert len(rows) == 1999
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = written(tmp_path, b"id,x,y\na1,\xe4,2\na2,\xc3\xa4,4\n")
+    rows, findings = read(path)
+    assert told(findings) == [("encoding", 2)]
+    assert findings[0].field == "x"
+    assert rows[0].cells[1] == "ä"
+    assert read(path, ["id", "y"])[1] == []
+    assert refusal(written(tmp_path, GOOD.encode("utf-16"))).code == "encoding"
+
+
+def test_a_last_line_that_was_cut(tmp_path: Path) -> None:
+    rows, findings = read(written(tmp_path, GOOD[:-3]))
+    assert told(findings) == [("truncated", 4)]
+    assert len(rows) == 2
+
+
+def test_columns_are_found_by_name(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+    schema = refusal(path, ["id", "x", "z"])
+    assert (str(schema.code), schema.field) == ("schema", "z")
+    assert "'x'" in schema.finding.message
+    header = refusal(written(tmp_path, "a0,7,8\n" + GOOD.split("\n", 1)[1]), ["id", "x"])
+    assert str(header.code) == "header"
+    assert "a0" not in header.finding.message
+    assert refusal(written(tmp_path, "id,x,x\n1,2,3\n"), ["x"]).code == "header"
+    assert read(written(tmp_path, "id,x,x\n1,2,3\n"), ["id"])[0] == [Row(2, ("1",))]
+    assert refusal(written(tmp_path, 'id,"x\n1,2\n')).code == "csv_syntax"
+    assert refusal(written(tmp_path, "")).code == "empty_file"
+    assert refusal(written(tmp_path, "\n \n")).code == "empty_file"
+
+
+def test_records_are_told_by_their_key(tmp_path: Path) -> None:
+    more = "".join(f"b{i},0,0\n" for i in range(6))
+    path = written(tmp_path, GOOD + more + "a1,1,2\na2,3,9\n,1,1\n")
+    rows, findings = read(path, ["x", "y"], key=["id"])
+    assert told(findings) == [("duplicate_key", 3), ("duplicates", 11), ("duplicate_key", 12), ("identifier", 13)]
+    assert [finding.level for finding in findings] == ["error", "warning", "error", "error"]
+    assert [row.row for row in rows] == [2, 4, *range(5, 11)]
+    assert not any(name in finding.message for finding in findings for name in ("a1", "a2"))
+    assert len(read(path)[0]) == 12
+    swapped = written(tmp_path, "id,x,y\n1,5,a1\n1,6,a2\n2,7,a3\n2,8,a4\n3,9,a5\n")
+    assert refusal(swapped, key=["id"]).code == "identifier"
+
+
+def test_gzip_that_is_cut_or_damaged_is_no_table(tmp_path: Path) -> None:
+    packed = gzip.compress(("id,x,y\n" + "".join(f"a{i},{i * 7919 % 1000},{i}\n" for i in range(5000))).encode())
+    path = written(tmp_path, packed[: len(packed) * 7 // 10], "t.csv.gz")
+    assert refusal(path).code == "truncated"
+    flipped = bytearray(packed)
+    flipped[-6] ^= 1  # the checksum of the stream
+    assert refusal(written(tmp_path, bytes(flipped), "t.csv.gz")).code == "corrupt"
+    flipped = bytearray(packed)
+    flipped[len(packed) // 2] ^= 0xFF
+    assert refusal(written(tmp_path, bytes(flipped), "t.csv.gz")).code in {"corrupt", "truncated"}
+    with pytest.raises(UserError):
+        tables.count(path)
+
+
+def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MOST_EXPANDED", 10_000)
+    assert refusal(written(tmp_path, gzip.compress(b"id,x,y\n" + b"1,2,3\n" * 100_000), "t.csv.gz")).code == "expansion_limit"
+    monkeypatch.setattr(tables, "MOST_LINE", 1000)
+    assert refusal(written(tmp_path, "id,x,y\n" + "1" * 2000)).code == "resource_limit"
+    monkeypatch.setattr(tables, "MOST_LINES", 3)
+    rows, findings = read(written(tmp_path, 'id,x\n1,"a\nb\nc"\n2,"a\nb\nc\nd"\n'))
+    assert [row.row for row in rows] == [2]
+    assert told(findings)[0] == ("csv_syntax", 5)
+
+
+# --- Parquet
+
+
+def test_parquet_is_text_too(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    table = pa.table({"id": ["000123", "123", None], " code": [250.0, 38.9, None], "n": pa.array([1, None, 3], pa.int32())})
+    pq.write_table(table, path, row_group_size=2)
+    assert tables.kinds(path) == {"id": "text", "code": "double", "n": "int32"}
+    rows, findings = read(path, ["n", "id"])
+    assert (findings, [row.cells for row in rows]) == ([], [("1", "000123"), ("", "123"), ("3", "")])
+    assert told(read(path, key=["id"])[1]) == [("identifier", 3)]
+    assert refusal(path, ["id", "date"]).code == "schema"
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    assert refusal(path).code == "corrupt"
+    path.write_bytes(b"")
+    assert refusal(path).code == "corrupt"
+
+
+# --- cells
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", 1.0), (" -2.5e3 ", -2500.0), (".5", 0.5), ("5.", 5.0), ("", None), ("  ", None), ("007", 7.0)]
+)
+def test_numbers(text: str, value: float | None) -> None:
+    assert tables.number(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("5", 5), ("5.0", 5), ("-3.", -3), ("", None), (" 15709.0 ", 15709)])
+def test_whole_numbers(text: str, value: int | None) -> None:
+    assert tables.integer(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("n/a", "not_numeric"),
+        ("1_0", "not_numeric"),
+        ("1,5", "not_numeric"),
+        ("٣", "not_numeric"),
+        ("NaN", "non_finite"),
+        ("-inf", "non_finite"),
+        ("1e400", "non_finite"),
+    ],
+)
+def test_what_is_no_number(text: str, code: str) -> None:
+    for convert in (tables.number, tables.integer):
+        with pytest.raises(UserError) as caught:
+            convert(text)
+        assert caught.value.code in {code, "not_numeric"}
+        assert text not in str(caught.value)
+    finding = tables.numbers(Row(6, ("1", text, "3")), ["a", "b", "c"])
+    assert isinstance(finding, Finding)
+    assert (str(finding.code), finding.row, finding.field) == (code, 6, "b")
+    assert "row 6" in finding.message
+
+
+def test_rows_of_numbers() -> None:
+    values = tables.numbers(Row(2, ("1", " 2.5", "-3e0")), ["a", "b", "c"])
+    assert isinstance(values, np.ndarray)
+    assert values.tolist() == [1.0, 2.5, -3.0]
+    empty = tables.numbers(Row(2, ("1", "", "3")), ["a", "b", "c"])
+    assert isinstance(empty, Finding)
+    assert (str(empty.code), empty.field) == ("missing_values", "b")
+
+
+# --- fuzz
+
+
+@FUZZ
+@given(body=st.text('a1,"\n\r\0ä', max_size=60))
+def test_two_ways_of_counting_agree(tmp_path: Path, body: str) -> None:
+    rows, findings = read(written(tmp_path, "x,y\n" + body))
+    assert all(len(row.cells) == 2 for row in rows)
+    assert all(finding.row is not None and finding.row >= 2 for finding in findings)
+    lines = [row.row for row in rows] + [finding.row for finding in findings]
+    assert len(set(lines)) == len(lines)
+
+
+@FUZZ
+@given(content=st.binary(max_size=200), zipped=st.booleans(), parquet=st.booleans())
+def test_no_bytes_do_more_than_refuse(tmp_path: Path, content: bytes, zipped: bool, parquet: bool) -> None:
+    path = written(tmp_path, b"\x1f\x8b" + content if zipped else content, "t.parquet" if parquet else "t.csv")
+    with suppress(UserError):
+        read(path)
