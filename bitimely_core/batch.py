@@ -125,7 +125,7 @@ class Figure:
     """A figure as data; the report draws it. Every array lands beside the page as Parquet.
 
     kind `lines`: data = {"series": [{"name", "x", "y", "lo"?, "hi"?}], "xlabel", "ylabel", "logx"?, "logy"?}; `matrix`: {"values": [R, C] array,
-    "xlabel", "ylabel", "diverging": bool, "mark"?: [lo, hi]}; `bars`: {"names": [...], "values": [...], "lo"?, "hi"?, "ylabel"}; `traces`: {"rate", "signals":
+    "xlabel", "ylabel", "diverging": bool, "mark"?: [lo, hi], "row_names"?, "column_names"?}; `bars`: {"names": [...], "values": [...], "lo"?, "hi"?, "ylabel"}; `traces`: {"rate", "signals":
     [{"name", "unit", "values"}], "spans"?: [{"start", "stop", "name"}]} (seconds); `hypnogram`: {"epoch", "tracks": [{"name", "stages"}], "classes"}.
     """
 

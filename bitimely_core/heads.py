@@ -117,13 +117,10 @@ def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", mer
     """
     if readout == "native":
         return _native(encoded.hidden[-1] if encoded.hidden else torch.empty(0), encoded)
-    depth = len(encoded.hidden)
-    names: list[Literal["next", "previous"]] = [
-        "next",
-        "previous" if model.directions[-1:] == ("backward",) else "next",
-    ]  # differ with separate heads
-    chosen = list(zip(encoded.hidden, range(depth), strict=True))[-2 if layers == "last-two" else -1 :]
-    vectors = [POOLS[readout](model.norm(states, names[1] if layer == depth - 1 else names[0]), encoded) for states, layer in chosen]
+    last: Literal["next", "previous"] = "previous" if model.directions[-1:] == ("backward",) else "next"  # they differ with separate heads
+    vectors = [POOLS[readout](model.norm(encoded.hidden[-1], last), encoded)]
+    if layers == "last-two":
+        vectors.insert(0, POOLS[readout](model.norm(encoded.hidden[-2], "next"), encoded))
     return torch.cat(vectors, -1) if merge == "concat" else torch.stack(vectors).mean(0)
 
 

@@ -7,7 +7,8 @@ paths) is text: cleaned of control characters, escaped by the template, and neve
 A figure of kind `bars` that stands first is the page's headline: the first name is the result, the others are what it is compared with.
 A block of text that starts with "## " is a heading. A cell of a table may be a metric object `{value, lo, hi, ...}` of `evaluate`.
 A figure of kind `matrix` may hold panels: `values` [M, R, C] with `names` [M]; small ones take `row_names` and `column_names`, and every
-cell shows its number. Large ones are drawn by the strongest entry of each block of cells; the Parquet file holds them all.
+cell shows its number. Large ones are drawn by the strongest entry of each block of cells; the Parquet file holds them all. A signal of
+`traces` with `accent` true is drawn in colour.
 """
 
 from __future__ import annotations
@@ -371,7 +372,7 @@ def _lines(figure: Figure) -> Canvas:
     _ticks(axes, logx=logx, logy=logy)
     every = np.concatenate([np.empty(0), *(_array(s["x"]) for s in series)])
     if every.size and not logx and (every % 1 == 0).all():
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
     if len(series) > 1 or (series and series[0]["name"]):
         labels = [" " + text(s["name"], 60) for s in series]  # a leading underscore would hide it
         canvas.legend(

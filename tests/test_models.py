@@ -219,11 +219,11 @@ def test_patch_stride_and_too_short_windows():
 
 def test_codes_map_to_classes_without_specials():
     codes = Codes(10)
-    ids = torch.tensor([[5, 9, 4, 3, 0]])
+    ids = torch.tensor([[5, 9, 4, 3, 2, 1, 0]])
     tokens, targets, real = codes(Batch(ids, mask=ids > 0))
-    assert tokens.tolist() == [[5, 9, 4, 3, 0]]
-    assert targets.tolist() == [[0, 4, -100, -100, -100]]
-    assert real.tolist() == [[True] * 4 + [False]]
+    assert tokens.tolist() == ids.tolist()
+    assert targets.tolist() == [[0, 4, -100, -100, -100, -100, -100]]
+    assert real.tolist() == [[True] * 6 + [False]]
     assert (codes.target_width, codes.eos) == (6, 5)
     assert codes.classes[2] == codes.eos
 
@@ -581,8 +581,9 @@ def test_xpos_shrinks_with_distance_in_both_directions():
         with_scale(batch, directions=["both"] * 4)
 
 
-def test_dropout_acts_in_training_only():
-    model = tiny("gpt", dropout=0.5)
+@pytest.mark.parametrize("name", STACKS)
+def test_dropout_acts_in_training_only(name):
+    model = tiny(name, dropout=0.5)
     batch = Batch(torch.randn(1, 50, 3))
     assert torch.equal(model(batch).hidden[-1], model(batch).hidden[-1])
     model.train()

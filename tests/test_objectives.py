@@ -215,6 +215,11 @@ def test_the_share_of_hidden_tokens_is_exact(objective, ratio, count):
     assert hidden == [count, int(ratio * 10 + 1e-9), int(ratio * 6 + 1e-9)]  # rows of 13, 10 and 6 tokens
 
 
+def test_the_share_is_not_rounded_down_by_its_digits():
+    assert objectives._share(0.29, 100) == 29  # 0.29 * 100 is 28.999999999999996
+    assert objectives._share(0.4, 7) == 2
+
+
 def test_masked_input_is_zero_and_its_target_is_not():
     model = tiny()
     seen = {}

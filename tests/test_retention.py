@@ -552,6 +552,16 @@ def test_maps_reproduce_the_outputs(direction: str, ties: str) -> None:
         assert error(scores * D, retention_matrix(q, k, log_decay=decays(2), **common)) <= 1e-12
 
 
+def test_the_dtype_of_maps_can_be_chosen() -> None:
+    q, k, _, _ = random_inputs(1, 5, 2, 4, 4, torch.bfloat16)
+    g = decays(2).bfloat16()
+    assert decay_matrix(g, 5).dtype == torch.float32
+    assert retention_matrix(q, k, log_decay=g).dtype == torch.float32
+    for dtype in (torch.float32, torch.float64):
+        assert decay_matrix(g, 5, dtype=dtype).dtype == dtype
+        assert retention_matrix(q, k, log_decay=g, dtype=dtype).dtype == dtype
+
+
 def test_maps_are_triangular_with_the_plain_diagonal() -> None:
     """Equations 4, 8, 10: forward lower, backward upper, both the sum of the two less the diagonal, which is in each."""
     q, k, _, _ = random_inputs(1, 20, 2, 4, 4)
@@ -691,6 +701,18 @@ def test_rotation_is_exact_at_any_position(dtype: torch.dtype) -> None:
     for positions in (torch.arange(50), torch.arange(50) + 16_334, torch.rand(2, 50).double().cumsum(1) * 100):
         assert rotate(x, positions).dtype == dtype
         assert error(rotate(x, positions), turned(x, positions)) <= tolerance
+
+
+def test_compiled_rotation_is_the_same() -> None:
+    x, positions = torch.randn(2, 50, 3, 8, requires_grad=True), torch.arange(50)
+    plain, compiled = rotate(x, positions), torch.compile(rotate, backend="aot_eager")(x, positions)
+    assert error(compiled, plain) <= 1e-6
+    assert error(*(torch.autograd.grad(o.sin().sum(), x)[0] for o in (compiled, plain))) <= 1e-6
+
+
+def test_a_slice_of_a_fused_projection_can_be_rotated() -> None:
+    fused = torch.randn(2, 9, 3, 13)
+    assert error(rotate(fused[..., 3:11], torch.arange(9)), turned(fused[..., 3:11], torch.arange(9))) <= 1e-6
 
 
 def test_rotated_products_depend_on_the_distance_only() -> None:

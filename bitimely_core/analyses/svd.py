@@ -56,10 +56,11 @@ def factored(maps: Array) -> tuple[Array, Array]:
 
     def one(matrix: Array) -> tuple[Array, float]:
         triangular = not np.triu(matrix, 1).any() or not np.tril(matrix, -1).any()
-        log_det = np.log(np.abs(np.diag(matrix))).sum() if triangular else np.linalg.slogdet(matrix)[1]
+        with np.errstate(divide="ignore"):
+            log_det = np.log(np.abs(np.diag(matrix))).sum() if triangular else np.linalg.slogdet(matrix)[1]
         return np.asarray(np.linalg.svd(matrix, compute_uv=False), np.float64), float(log_det)
 
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as pool, np.errstate(divide="ignore"):
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         values, log_dets = zip(*pool.map(one, maps), strict=True)
     return np.stack(values), np.array(log_dets)
 

@@ -7,7 +7,7 @@ that names everything. A kill anywhere leaves the former generation or none, and
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -329,12 +329,13 @@ def _work(attempt: Attempt, tasks: list[Task]) -> list[Part]:
             seen.add(unit)
 
     parts: dict[str, Part] = {}
-    for task, part in run(tasks, attempt.jobs, attempt.stop, taken):
-        store.write_json(attempt.out / PROGRESS / f"{task.group}.json", {"body": part, "sha256": store.fingerprint(part)})
-        parts[task.group] = part
-        attempt.entries |= part["units"]
-        for entry in part["units"].values():
-            attempt.hashes |= entry["sources"]
+    with closing(run(tasks, attempt.jobs, attempt.stop, taken)) as results:  # no worker outlives what goes wrong here
+        for task, part in results:
+            store.write_json(attempt.out / PROGRESS / f"{task.group}.json", {"body": part, "sha256": store.fingerprint(part)})
+            parts[task.group] = part
+            attempt.entries |= part["units"]
+            for entry in part["units"].values():
+                attempt.hashes |= entry["sources"]
     tell(what, total, total)
     return [parts[task.group] for task in tasks]
 

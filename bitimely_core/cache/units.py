@@ -98,17 +98,12 @@ def work(task: Task, alive: Callable[[str], None]) -> dict[str, Any]:
     for unit in task.units:
         alive(unit.name)
         entry = entries[unit.name] = _hashed(unit, task, stamps)
-        known = task.former.get(unit.name)
-        if (
-            entry["report"] is None
-            and known
-            and known["key"]
-            and known["key"] == entry["key"]
-            and all(whole(name) for name in known["shard"])
-        ):
-            entries[unit.name] = known
-        elif entry["report"] is None:
-            fresh.add(unit.name)
+        known = task.former.get(unit.name, {})
+        if entry["report"] is None:
+            if entry["key"] and entry["key"] == known.get("key") and all(whole(name) for name in known["shard"]):
+                entries[unit.name] = known
+            else:
+                fresh.add(unit.name)
     files = None if fresh else _complete(entries, task.files)
     if files is not None:
         return {"units": entries, "files": files}

@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -57,7 +57,7 @@ def stopping() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def run(tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None]) -> Iterator[tuple[Task, dict[str, Any]]]:
+def run(tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None]) -> Generator[tuple[Task, dict[str, Any]], None, None]:
     """The results of `tasks` in the order in which they are ready, which means nothing.
 
     Args:
@@ -114,7 +114,7 @@ class _Pool:
         self.jobs, self.stop, self.seen = min(jobs, len(tasks)), stop, seen
         self.deaths: dict[str, int] = {}
 
-    def results(self) -> Iterator[tuple[Task, dict[str, Any]]]:
+    def results(self) -> Generator[tuple[Task, dict[str, Any]], None, None]:
         try:
             while self.waiting or any(worker.task for worker in self.workers):
                 self.stop.check()

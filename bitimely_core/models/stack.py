@@ -481,9 +481,8 @@ class Stack(Model):
             return Places(index, None, keep, inside)
         known = torch.where(real, batch.times, 0.0)
         first, last = known[:, :1], known.gather(1, (lengths - 1).clamp(min=0)[:, None])
-        apart = (
-            GROUP_GAP if self.config.ties == "group" else 0.0
-        )  # [SOS] and [EOS] must not be tied with events, which would hide those from them
+        # [SOS] and [EOS] must not be tied with events, which would hide those from them
+        apart = GROUP_GAP if self.config.ties == "group" else 0.0
         inner = torch.where(index[1:-1] <= lengths[:, None], known, last + apart)
         times = torch.cat((first - apart, inner, last + apart), 1)
         return Places(index if self.config.rotary == "index" else times - times[:, :1], times, keep, inside)

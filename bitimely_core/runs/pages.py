@@ -30,7 +30,7 @@ def stamp_text(stamp: bool | str | None) -> str:
 def facts(body: dict[str, Any]) -> dict[str, str]:
     """The table at the top of a run's pages."""
     data = body["data"][0]
-    per_split = ", ".join(f"{split} {a['subjects']} subjects / {a['windows']:,} windows" for split, a in data["audit"].items())
+    per_split = ", ".join(f"{split} {a['subjects']} subjects / {a['windows']:,} windows" for split, a in ((s, data["audit"][s]) for s in ("train", "validation", "test")))
     tokenizer = body["settings"]["model"]["tokenizer"]
     out = {
         "Data": ", ".join(d["name"] for d in body["data"]) + f" ({data['channels']} channels, {data['length']} samples at {data['rate']:g} Hz)",
@@ -106,7 +106,10 @@ def evaluation(folder: Path, body: dict[str, Any], scores: dict[str, Any], windo
                 name="confusion", title="Confusion matrix", kind="matrix",
                 caption="Row: scored by experts; column: predicted. Rows sum to the class's support. Mass off the diagonal between neighbouring classes is usual; "
                 "a column that swallows all rows is a classifier that predicts one class.",
-                data={"values": confusion, "xlabel": "predicted: " + ", ".join(windows.class_names), "ylabel": "scored: " + ", ".join(windows.class_names), "diverging": False},
+                data={
+                    "values": confusion, "xlabel": "predicted", "ylabel": "scored", "diverging": False,
+                    "row_names": list(windows.class_names), "column_names": list(windows.class_names),
+                },
             )
         )  # fmt: skip
     if windows.task == "classification" and columns and len(columns["target"]):
@@ -151,7 +154,7 @@ def metric_table(scores: dict[str, Any]) -> Table:
         rows.append([name.replace("_", " "), m["value"], m["se"], m["lo"], m["hi"], *base, m["undefined_reason"] or ""])
     unit = "subjects" if scores["settings"]["by"] == "subject" else "windows"
     return Table(
-        name="scores", title="Scores", columns=["metric", "value", "standard error", "95 % from", "to", *names, "remark"], rows=rows,
+        name="metrics", title="Scores", columns=["metric", "value", "standard error", "95 % from", "to", *names, "remark"], rows=rows,
         caption=f"Bootstrap over {unit}, {scores['settings']['bootstrap']:,} resamples: standard error = standard deviation of the resamples, interval = their 2.5 and 97.5 "
         "percentiles. A dash is a value that is not defined; the remark says why.",
     )  # fmt: skip

@@ -100,6 +100,7 @@ def pretrain(
     if say:
         paper = f"; the paper says {shipped['paper_parameters'] / 1e6:g} M" if shipped.get("paper_parameters") else ""
         say(f"{name}: {parameters:,} parameters{paper}")
+        say(extent(chosen, batches))
         for line in body["notices"]:
             say(line)
     if init is not None:
@@ -177,7 +178,7 @@ def finetune(
     run = run or f"{origin['run']}-{names[0].partition('/')[2] or names[0]}" + ("-scratch" if scratch else "")
     folder = workspace / "runs" / run
     said = [
-        f"{windows.channels} channels here, {origin['data'][0]['channels']} in the pre-training: re-initialised {', '.join(renewed)}" if renewed else "",
+        f"{windows.channels} channels here, {origin['data'][0]['channels']} in the pre-training: re-initialised the adapter ({len(renewed)} tensors: tokenizer, input and output projection)" if renewed else "",
         f"fine-tuning on {len(set(training.subjects())):,} of {len(set(windows['train'].subjects())):,} training subjects" if chosen.data.fraction < 1 else "",
         *notices(chosen, [windows], None if scratch else origin["leak_free"], pretrained=not scratch),
     ]
@@ -196,6 +197,7 @@ def finetune(
         return planned(body, folder, head, heads.losses[task], batches, chosen, windows)
     if say:
         say(f"{origin['model']} with a head on {chosen.finetune.readout}: {body['parameters']:,} parameters")
+        say(extent(chosen, batches))
         for line in body["notices"]:
             say(line)
     identity = {"data": [windows.fingerprint], "settings": _decisive(body), "source": body["source"]}
@@ -301,6 +303,13 @@ def notices(chosen: settings.Settings, windows: list[Windows], stamp: bool | str
     if chosen.train.precision == "bf16" and chosen.model.core_precision == "bf16":
         out.append("The retention core runs in bf16 (train.core_precision).")
     return out
+
+
+def extent(chosen: settings.Settings, batches: Any) -> str:
+    """How long the training is, in one line."""
+    if chosen.train.steps is not None:
+        return f"{chosen.train.steps:,} steps of {batches.size} windows"
+    return f"{chosen.train.epochs} epochs of {batches.steps:,} steps of {batches.size} windows"
 
 
 def planned(
