@@ -2,9 +2,9 @@
 
     python benchmarks/retention.py [--quick] [--json]
 
-Forward + backward in float32, 8 heads of key width 40 and value width 80 (preset 18m), softmax attention with heads of width 48 (the transformers of
-the paper's table). CPU time of one thread, all candidates of a case interleaved, medians of the rounds: only ratios inside one run mean anything.
-Peak memory above the inputs, one fresh process a case. Exit code 1 where a floor is missed.
+Forward + backward in float32, 8 heads of key width 40 and value width 80 (preset 18m), softmax attention with heads of width 48 (the
+transformers of the paper's table). CPU time of one thread, all candidates of a case interleaved, medians of the rounds: only ratios inside
+one run mean anything. Peak memory above the inputs, one fresh process a case. Exit code 1 where a floor is missed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SLOPE, SHARE, ERRORS = 1.15, 1 / 3, {"fp32": 1e-6, "bf16": 1e-2}  # ceilings
 
 
 def loop_over_chunks(q: Tensor, k: Tensor, v: Tensor, chunk: int = 64) -> Tensor:
-    """Chunkwise retention as reference code of linear attention has it: log gates a token, a mask a chunk, a loop that fills the result in place."""
+    """Chunkwise retention as in reference code of linear attention: log gates a token, a mask a chunk, rows of the result filled in a loop."""
     missing, length = -q.shape[1] % chunk, q.shape[1]
     q, k, v = (pad(x, (0, 0, 0, 0, 0, missing)).transpose(1, 2).unflatten(2, (-1, chunk)) for x in (q * K**-0.5, k, v))
     gate = DECAY[:, None, None].expand(q.shape[:-1]).cumsum(-1)  # [B, H, n, C]
@@ -149,7 +149,8 @@ def errors(core: str) -> float:
             exact = torch.einsum("bhnm,bmhv->bnhv", torch.einsum("bnhk,bmhk->bhnm", q, k) * K**-0.5 * D, v)
             wanted = (exact, *torch.autograd.grad(exact, (q, k, v), do))
             q, k, v, do = (x.clone().requires_grad_() for x in inputs)
-            o: Any = retention(q, k, v, log_decay=DECAY, times=times, direction=direction, form="chunkwise", core_precision=core)  # type: ignore[call-overload]
+            options: dict[str, Any] = {"times": times, "direction": direction, "form": "chunkwise", "core_precision": core}
+            o = retention(q, k, v, log_decay=DECAY, **options)
             found = (o, *torch.autograd.grad(o, (q, k, v), do))
             worst = max(worst, *(float((f.double() - w).detach().norm() / w.detach().norm()) for f, w in zip(found, wanted, strict=True)))
     return worst
@@ -215,9 +216,7 @@ def main() -> int:
     if options.json:
         print(json.dumps(result))
         return 0 if good else 1
-    print(
-        f"retention, {H} heads, key width {K}, value width {V}, forward + backward, one thread, torch {result['torch']}, {result['rounds']} rounds"
-    )
+    print(f"retention, {H} heads of {K} / {V}, forward + backward, one thread, torch {result['torch']}, {result['rounds']} rounds")
     for row in result["rows"]:
         bound = f">= {row['floor']:.3g}" if row["floor"] else f"<= {row['ceiling']:.3g}" if row["ceiling"] else ""
         print(f"{row['name']:52s} {row['value']:10.3g}   {bound:10s} {('PASS' if row['pass'] else 'MISSED') if bound else ''}")

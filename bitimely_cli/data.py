@@ -21,6 +21,7 @@ def ingest(
     part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes.")] = None,
     size: Annotated[str | None, typer.Option("--size", help="small or large (synthetic).")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed (synthetic).")] = None,
+    rate: Annotated[int | None, typer.Option("--rate", help="Hz of the files to read, 100 or 500 (ptb-xl).")] = None,
     follow_symlinks: Annotated[bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")] = False,
     keep_phi: Annotated[bool, typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")] = False,
     keep_dates: Annotated[bool, typer.Option("--keep-dates", help="Keep start times of recordings.")] = False,
@@ -39,7 +40,7 @@ def ingest(
     """
     from bitimely_core import cache
 
-    options = {name: value for name, value in {"size": size, "seed": seed}.items() if value is not None}
+    options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate}.items() if value is not None}
     with screen.progress() as progress:
         report: dict[str, Any] = cache.ingest(
             dataset, source, workspace / "cache" / dataset, options=options, jobs=jobs, strict=strict, max_bad=max_bad, shard=shard(part),

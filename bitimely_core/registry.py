@@ -106,13 +106,15 @@ class View:
     stride: int | None = None  # None: the window
     task: Task = "none"
     classes: tuple[str, ...] = ()
-    labels: dict[str, str] | None = None  # annotation text -> class; texts that are not here give no epoch
-    epoch: float | None = None  # seconds; annotations are cut into epochs of this length
+    labels: dict[str, str] | None = None  # annotation text -> class; texts that are not here give no epoch; None: each is its own class
+    seconds: float = 0.0  # a window of a view with window 0; 0: the whole of the first recording
+    epoch: float | None = None  # seconds; annotations are cut into epochs of this length; 0: the commonest length
     trim: tuple[str, float] | None = None  # (class, seconds): keep this much of it around the first and last other class
     split: str = "subject"
     hold: tuple[str, ...] = ()  # channels brought to `rate` by repeating values (the others: linear interpolation)
     decimate: tuple[str, ...] = ()  # faster channels that the view brings to `rate` with an anti-alias filter; others are refused
-    target: str | None = None  # name of the recording's attribute that holds the label, for whole-recording labels
+    target: str | None = None  # attribute of the recording that holds its label, or channel that holds those of windows by their starts
+    notice: str = ""  # what must stand beside every score on this view
     help: str = ""
 
 

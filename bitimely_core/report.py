@@ -37,6 +37,7 @@ from bitimely_core.errors import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure as Canvas
 
 Array = npt.NDArray[Any]
@@ -304,11 +305,15 @@ def _decade(value: float, _: int = 0) -> str:
 
 def _ticks(axes: Axes, *, logx: bool = False, logy: bool = False) -> None:
     """Tick labels as plain text: the library's own would be mathematics."""
+    _plain_ticks(axes.xaxis, log=logx)
+    _plain_ticks(axes.yaxis, log=logy)
+
+
+def _plain_ticks(axis: Axis, *, log: bool = False) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    for axis, log in ((axes.xaxis, logx), (axes.yaxis, logy)):
-        axis.set_major_formatter(FuncFormatter(_decade if log else _tick))
-        axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(_decade if log else _tick))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def envelope(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
@@ -472,26 +477,18 @@ def _bars(figure: Figure) -> Canvas:
     canvas = Canvas(figsize=(WIDTH, 0.62 + 0.25 * max(n, 1)), layout="constrained")
     axes = canvas.add_subplot()
     y = np.arange(n)
-    axes.barh(
-        y,
-        np.nan_to_num(values),
-        height=0.5,
-        color=[SERIES[0]] + [SERIES[7]] * (n - 1) if figure.name == "main-score" else SERIES[0],
-        linewidth=0,
-    )
+    axes.barh(y, np.nan_to_num(values), height=0.5, color=SERIES[0], linewidth=0)
     if data.get("lo") is not None and data.get("hi") is not None:
         axes.hlines(y, _array(data["lo"]), _array(data["hi"]), color=INK, linewidth=1.1)
     axes.set_yticks(y, [text(name, 48) for name in data["names"]], color=INK)
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(bool((values < 0).any()) is False)
+    axes.spines["left"].set_visible(not (values < 0).any())
     axes.axvline(0, color=MUTED, linewidth=0.6)
     axes.grid(axis="x", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_xlabel(text(data.get("ylabel", "")))
-    from matplotlib.ticker import FuncFormatter
-
-    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    _plain_ticks(axes.xaxis)
     return canvas
 
 
@@ -586,9 +583,7 @@ def _hypnogram(figure: Figure) -> Canvas:
             grid[1].spines[side].set_visible(False)
         grid[1].tick_params(axis="x", length=0)
     grid[-1].set_xlim(0, length * epoch / per)
-    from matplotlib.ticker import FuncFormatter
-
-    grid[-1].xaxis.set_major_formatter(FuncFormatter(_tick))
+    _plain_ticks(grid[-1].xaxis)
     grid[-1].set_xlabel(unit)
     canvas.align_ylabels(panels)
     return canvas
@@ -736,6 +731,8 @@ def _headline(figure: Figure) -> dict[str, Any]:
     rows = []
     for k, name in enumerate(data["names"]):
         lo, hi = float(ends[0][k]), float(ends[1][k])
+        if not math.isfinite(values[k]):
+            continue
         spread = f"{number(lo)} to {number(hi)}" if math.isfinite(lo) and math.isfinite(hi) else ""
         position = {"left": at(lo), "width": round(at(hi) - at(lo), 2)} if spread else {}
         rows.append({"name": text(name, 60), "text": number(float(values[k])), "interval": spread, "at": at(values[k]), **position})
@@ -818,7 +815,7 @@ def _parts(page: Page) -> _Parts:
             svg, note = draw(block, name)
             out.files[f"{name}.svg"] = _standalone(svg)
             entry |= {"kind": "figure", "svg": f"{name}.svg", "note": note}
-            if position == 0 and block.kind == "bars" and len(block.data["values"]):
+            if position == 0 and block.kind == "bars" and np.isfinite(_array(block.data["values"])[:1]).any():
                 out.headline = entry | _headline(block)
                 continue
             entry["svg_inline"] = _inline(svg, f"{text(block.title)}. {text(block.caption)}")

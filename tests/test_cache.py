@@ -719,6 +719,69 @@ def test_a_stopped_ingest_goes_on_and_only_under_its_own_options(raw: Path, tmp_
         assert content(out) == content(tmp_path / f"clean{force_new}")
 
 
+def test_an_ingest_that_was_never_published_keeps_its_options_too(raw: Path, tmp_path: Path) -> None:
+    put(raw, "c1", fault="stop")
+    with pytest.raises(KeyboardInterrupt):
+        ingest(raw, tmp_path / "out")
+    error = refused(raw, tmp_path / "out", options={"gain": 2.0})
+    assert (error.code, error.field) == (Reason.SETTINGS_DIFFER, "gain")
+
+
+def test_a_note_that_was_changed_is_passed_over(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "BIG", 1)
+    put(raw, "c1", fault="stop")
+    with pytest.raises(KeyboardInterrupt):
+        ingest(raw, tmp_path / "out")
+    put(raw, "c1", 2)
+    changed = 0
+    for path in (tmp_path / "out" / ".progress").glob("*.json"):
+        text = path.read_text()
+        path.write_text(text.replace('"channels":2', '"channels":9'))
+        changed += path.read_text() != text
+    assert changed == 2
+    assert [u["channels"] for u in ingest(raw, tmp_path / "out")["units"]] == [2, 2, 2]
+
+
+def test_old_generations_and_notes_go(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    named = []
+    for i in range(4):
+        put(raw, "b1", 50 + i)
+        ingest(raw, out)
+        named.append(set(store.manifest(out)["files"]))
+        assert list((out / ".progress").glob("*.json")) == []
+    kept = {name for name in tree(out) if shards.NAMES.fullmatch(name)}
+    assert kept == named[-1] | named[-2]
+    assert [path.name for path in out.glob("manifest-*")] == ["manifest-3.json"]
+
+
+def test_the_share_that_may_be_bad_is_inclusive(raw: Path, tmp_path: Path) -> None:
+    put(raw, "d1", fault="header")
+    assert ingest(raw, tmp_path / "out", max_bad=0.25)["exit_code"] == 3
+
+
+def test_content_hash_does_not_depend_on_the_order_of_channels() -> None:
+    signals = [Signal(name, 1.0, "", np.full(3, i, np.int16)) for i, name in enumerate("xy")]
+    one, other = (Record(recording_id="r", subject_id="s", signals=order) for order in (signals, signals[::-1]))
+    assert shards.content_hash([one]) == shards.content_hash([other])
+    assert shards.content_hash([one, one]) != shards.content_hash([one])
+
+
+def test_a_flipped_bit_is_noticed_by_the_pages_too(tmp_path: Path) -> None:
+    """Without the comparison of hashes: noise is stored as it is, so nothing but the checksum of the page can tell."""
+    noise = np.random.default_rng(0).integers(-(2**15), 2**15, 20_000).astype(np.int16)
+    names, _ = shards.write(tmp_path, [Record(recording_id="r", subject_id="s", signals=[Signal("x", 1.0, "", noise)])], "toy")
+    path = tmp_path / str(names.recordings)
+    whole = path.read_bytes()
+    here = whole.index(noise.tobytes()[1000:1032])
+    for i in range(20):
+        data = bytearray(whole)
+        data[here + 100 * i] ^= 1 << (i % 8)
+        path.write_bytes(data)
+        with pytest.raises(OSError, match="CRC"):
+            list(shards.read(tmp_path, names, {"r": {}}))
+
+
 def test_out_of_memory_outside_of_a_reader_is_told(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> Any:
         raise MemoryError
@@ -728,6 +791,8 @@ def test_out_of_memory_outside_of_a_reader_is_told(raw: Path, tmp_path: Path, mo
     assert (error.code, error.exit_code) == (Reason.RESOURCE_LIMIT, Exit.RESOURCES)
     assert error.report is not None
     assert error.report["status"] == "failed"
+    assert error.report["reasons"] == []
+    assert error.report["error"]["code"] == "resource_limit"
 
 
 def test_a_damaged_shard_is_made_again_by_the_next_ingest(raw: Path, tmp_path: Path) -> None:

@@ -155,6 +155,18 @@ def test_verdict_score_notices_facts_come_first(tmp_path):
         assert words in said
 
 
+def test_a_headline_needs_a_value():
+    def made(values):
+        bars = Figure(name="b", title="Main", caption="c", kind="bars", data={"names": ["x", "y", "z"], "values": values, "ylabel": "v"})
+        return Parsed(report.html(page(blocks=[bars])))
+
+    shown = made([-2.5, None, 40.0])
+    assert [a for a in shown.of("figure") if a.get("class") == "headline"]
+    assert "−2.500" in shown.said
+    assert "nan" not in shown.said
+    assert not [a for a in made([None, 1.0, 2.0]).of("figure") if a.get("class") == "headline"]
+
+
 def test_same_page_same_bytes(tmp_path):
     for name in "ab":
         write(tmp_path / name, page())

@@ -707,7 +707,8 @@ def test_compiled_rotation_is_the_same() -> None:
     x, positions = torch.randn(2, 50, 3, 8, requires_grad=True), torch.arange(50)
     plain, compiled = rotate(x, positions), torch.compile(rotate, backend="aot_eager")(x, positions)
     assert error(compiled, plain) <= 1e-6
-    assert error(*(torch.autograd.grad(o.sin().sum(), x)[0] for o in (compiled, plain))) <= 1e-6
+    found, wanted = (torch.autograd.grad(o.sin().sum(), x)[0] for o in (compiled, plain))
+    assert error(found, wanted) <= 1e-6
 
 
 def test_a_slice_of_a_fused_projection_can_be_rotated() -> None:

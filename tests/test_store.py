@@ -62,9 +62,9 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-@pytest.fixture
-def no_umask() -> Iterator[None]:
-    before = os.umask(0)
+@pytest.fixture(params=[0, 0o777])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
     yield
     os.umask(before)
 
@@ -115,7 +115,7 @@ def test_imports_neither_torch_nor_tables() -> None:
 # ---- writing
 
 
-@pytest.mark.usefixtures("no_umask")
+@pytest.mark.usefixtures("umask")
 def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
     folder = store.make_folder(tmp_path / "a" / "b")
     store.write_json(folder / "x.json", {})

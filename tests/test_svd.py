@@ -155,6 +155,8 @@ def test_spectra_are_those_of_the_model():
     layers = mixings(in_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[chosen[1:2]])))
     for name, maps in {"map": layers[3].map, "combined": pair(layers[2], layers[3]), "composed": layers[3].map @ layers[2].map}.items():
         assert found[4][name].singular[1] == pytest.approx(np.linalg.svd(maps, compute_uv=False)), name
+    whole = found[4]["composed"].found[1][0]["log_det"]
+    assert whole == pytest.approx(sum(np.linalg.slogdet(layers[k].map[0])[1] for k in (2, 3)))
     plain = layers[3].queries @ layers[3].keys.transpose(0, 2, 1)
     assert layers[3].map == pytest.approx(plain * layers[3].alone)
     assert found[4]["scores"].singular[1] == pytest.approx(np.linalg.svd(plain, compute_uv=False), abs=1e-12)

@@ -47,6 +47,12 @@ WORDS = {
 # --- singular values ----------------------------------------------------------------------------------------------------------------------
 
 
+def log_diagonal(maps: Array) -> Array:
+    """Logarithm of |det| of triangular maps [..., N, N]."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(np.abs(np.diagonal(maps, axis1=-2, axis2=-1))).sum(-1))
+
+
 def factored(maps: Array) -> tuple[Array, Array]:
     """Singular values, descending, [H, N], and log |det| [H] of maps [H, N, N].
 
@@ -57,7 +63,7 @@ def factored(maps: Array) -> tuple[Array, Array]:
     def one(matrix: Array) -> tuple[Array, float]:
         triangular = not np.triu(matrix, 1).any() or not np.tril(matrix, -1).any()
         with np.errstate(divide="ignore"):
-            log_det = np.log(np.abs(np.diag(matrix))).sum() if triangular else np.linalg.slogdet(matrix)[1]
+            log_det = log_diagonal(matrix) if triangular else np.linalg.slogdet(matrix)[1]
         return np.asarray(np.linalg.svd(matrix, compute_uv=False), np.float64), float(log_det)
 
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -186,7 +192,8 @@ def collect(run: LoadedRun, sequences: int, seed: int, row_norm: str, progress: 
                 combined = pair(before, here) if layer > 1 else None
                 if combined is not None:
                     of_layer.setdefault(f"combined{name}", Spectra()).add(combined)
-                    of_layer.setdefault(f"composed{name}", Spectra()).add(here.map @ before.map)
+                    log_dets = log_diagonal(before.map) + log_diagonal(here.map)  # that of the product itself would be rounding
+                    of_layer.setdefault(f"composed{name}", Spectra()).note(factored(here.map @ before.map)[0], log_dets)
         if progress is not None:
             progress(f"svd {run.name}", k + 1, len(batches))
     about = {

@@ -125,7 +125,7 @@ def _resolved(dataset: str, given: dict[str, Any]) -> tuple[registry.Entry[regis
     for name in given:
         if name not in known:
             raise registry.unknown(f"option of {entry.name}", name, list(known))
-    return entry, {**known, **given}
+    return entry, {name: str(value) if isinstance(value, Path) else value for name, value in {**known, **given}.items()}
 
 
 def _check_arguments(
@@ -188,18 +188,22 @@ def _whole(attempt: Attempt, *, force_new: bool) -> dict[str, Any]:
     former, parts = _former(attempt, force_new=force_new)
     notes = _notes(attempt, force_new=force_new)
     store.sweep(notes)
-    with attempt.reported():
-        attempt.list_units()
-        attempt.read_sums()
-        done = _work(attempt, _tasks(attempt, parts + _finished(notes)))
-        attempt.hash_rest()
-        refused = attempt.refusal()
-        if refused is not None:
-            raise refused
-        manifest = _publish(attempt, former, done)
-        report = attempt.report()
-        report = accounting.ended(report, accounting.passed(report)) | {key: manifest[key] for key in RESULT}
-        _tidy(attempt.out, manifest, report)
+    try:
+        with attempt.reported():
+            attempt.list_units()
+            attempt.read_sums()
+            done = _work(attempt, _tasks(attempt, parts + _finished(notes)))
+            attempt.hash_rest()
+            refused = attempt.refusal()
+            if refused is not None:
+                raise refused
+            manifest = _publish(attempt, former, done)
+            report = attempt.report()
+            report = accounting.ended(report, accounting.passed(report)) | {key: manifest[key] for key in RESULT}
+            _tidy(attempt.out, manifest, report)
+    finally:
+        with suppress(UserError):
+            store.sweep(attempt.out)  # of workers that were stopped while they wrote
     return report
 
 

@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -253,6 +254,20 @@ def _positions(every: Sequence[str], wanted: Sequence[str]) -> list[int]:
 
 def _listed(found: Sequence[str], most: int = 30) -> str:
     return ", ".join(map(safe_text, found[:most])) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
+def gathered(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings of one code, level and file as one: the first, with their number and up to five of their rows as examples."""
+    groups: dict[tuple[str, str, str | None], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.code, finding.level, finding.file), []).append(finding)
+    told = []
+    for first, *others in groups.values():
+        rows = [str(one.row) for one in (first, *others) if one.row is not None]
+        many = sum(one.count for one in (first, *others))
+        more = f" (and {len(others)} more rows)" if others else ""
+        told.append(replace(first, text=first.text + more, count=many, examples=tuple(rows[:5])))
+    return told
 
 
 # --- csv

@@ -100,9 +100,9 @@ def read_header(path: Path) -> Header:
 
 
 def _header(path: Path) -> Header:
-    lines = _lines(path)
+    rest = lines(path)
     findings: list[Finding] = []
-    said, data = _said(lines, findings)
+    said, data = _said(rest, findings)
     flags = {key: _flag(said, key) for key in ("timestamps", "missing", "univariate", "equal", "classes", "target")}
     if flags["classes"] and flags["target"]:
         raise _fault(Reason.HEADER_SYNTAX, "@classLabel and @targetLabel are both true", "a case has one label", "classLabel")
@@ -115,11 +115,11 @@ def _header(path: Path) -> Header:
     equal = bool(flags["equal"]) or (length is not None and flags["equal"] is None)
     shapes: Counter[tuple[int, ...]] = Counter()
     cases, ended, others = 0, True, False
-    for _, line, ended in lines:  # noqa: B007 (the last one's is wanted)
+    for _, line, ended in rest:  # noqa: B007 (the last one's is wanted)
         cases += 1
-        shape = _shape(line, timestamps=bool(flags["timestamps"]), labelled=task != "none")
-        if shape in shapes or len(shapes) < MOST_SHAPES:
-            shapes[shape] += 1
+        found = shape(line, timestamps=bool(flags["timestamps"]), labelled=task != "none")
+        if found in shapes or len(shapes) < MOST_SHAPES:
+            shapes[found] += 1
         else:
             others = True
     if not cases:
@@ -205,14 +205,14 @@ def _most(counts: Counter[Key], said: Key | None) -> Key:
     return said if said is not None and counts[said] == best else next(key for key, k in counts.items() if k == best)
 
 
-def _shape(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int, ...]:
+def shape(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int, ...]:
     """Values a channel, by the separators alone."""
     fields = BETWEEN.split(line) if timestamps else line.split(b":")
     mark = b"(" if timestamps else b","
     return tuple(field.count(mark) + (not timestamps) for field in (fields[:-1] if labelled else fields))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """(1-based number, text without blanks at both ends, whether it has an end) of the lines that are neither blank nor a comment.
 
     Raises:
@@ -261,7 +261,7 @@ def cases(path: Path, header: Header | None = None) -> Iterator[Case | Finding]:
     header = header or read_header(path)
     missing = touched = 0
     try:
-        for row, line, ended in _lines(path):
+        for row, line, ended in lines(path):
             if row <= header.data:
                 continue
             try:
@@ -440,7 +440,7 @@ def duplicates(train: Path, test: Path) -> Finding | None:
 
 def _digests(path: Path, header: Header) -> Iterator[tuple[int, bytes]]:
     """(line, 16-byte hash of the series' text without blanks and label)."""
-    for row, line, _ in _lines(path):
+    for row, line, _ in lines(path):
         if row > header.data:
             text = line.rpartition(b":")[0] if header.task != "none" else line
             yield row, blake2b(text.translate(None, b" \t"), digest_size=16).digest()

@@ -315,6 +315,7 @@ class Model(nn.Module):
         """Final norm and output projection: states [..., D] -> predictions [..., P] (codes: logits of the classes)."""
         return self.adapter.output[which if which in self.norms else "next"](self.norm(hidden, which))
 
+    @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The targets of a batch and which of them count, both [B, N, P] (codes: [B, N])."""
         tokens, targets, real = self.adapter.tokenizer(batch)

@@ -415,9 +415,7 @@ class _Plan(NamedTuple):
     step: Tensor  # [B, n] r - r of the chunk processed before, 0 for the first one
     queries: Tensor  # [B, H, N] a, at most s
     keys: Tensor  # [B, H, N] b, at most exp(GUARD)
-    moves: list[
-        tuple[slice, Tensor]
-    ]  # a group of chunks; [B, H, G, G] from its U to its S, with a row more for the first S of the next group
+    moves: list[tuple[slice, Tensor]]  # a group of chunks; [B, H, G, G] from its U to its S, and a row to the first S of the next group
     blocks: list[tuple[slice, slice]]  # of sequences and heads
 
 

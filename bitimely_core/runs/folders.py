@@ -103,6 +103,17 @@ def read(folder: Path) -> dict[str, Any]:
     return body
 
 
+def weights(folder: Path, body: dict[str, Any]) -> Path:
+    """The model folder of a finished run, its weights compared with the hash in `run.json`. Raises UserError (integrity, exit 5)."""
+    path = folder / "model" / "model.safetensors"
+    if not path.is_file() or store.sha256(path) != body["weights"]:
+        raise UserError(
+            Reason.INTEGRITY, "missing" if not path.is_file() else "differs from its hash", wanted="expected the weights that the training wrote",
+            action="Restore the file, or train again under --force-new", file=str(path), exit_code=Exit.INTEGRITY,
+        )  # fmt: skip
+    return folder / "model"
+
+
 def run_name(preset: str, model: str, objective: str, defaults: tuple[str, str]) -> str:
     """`<preset>[-<model>][-<objective>]`, without what is the default."""
     default_model, default_objective = defaults

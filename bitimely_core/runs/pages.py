@@ -88,7 +88,10 @@ def evaluation(folder: Path, body: dict[str, Any], scores: dict[str, Any], windo
     """Write the page of an evaluated run: scores beside the baselines, confusion, classes, curves."""
     from bitimely_core import report
 
-    blocks: list[Figure | Table | str] = [metric_table(scores)]
+    from bitimely_core import evaluate as scoring
+
+    shown = scoring.headline(scores) if scores["metrics"] and "task" in scores else None
+    blocks: list[Figure | Table | str] = [*([shown] if shown else []), metric_table(scores)]
     if scores.get("comparison"):
         blocks.append(_comparison_table(scores["comparison"], scores["run"]))
     if scores.get("by_class"):
@@ -118,16 +121,13 @@ def evaluation(folder: Path, body: dict[str, Any], scores: dict[str, Any], windo
     parent = folder.parent / str((body.get("source") or {}).get("run"))
     if body["kind"] == "finetune" and (body["source"] or {}).get("weights") and (parent / "metrics.jsonl").is_file():
         blocks += curves(parent, "pretraining-curves", "Pre-training")
-    page = Page(title=f"Scores of {scores['run']}", verdict=verdict_of(scores), notices=scores["notices"], blocks=blocks, facts=facts(body), summary=scores)
+    page = Page(title=f"Scores of {scores['run']}", verdict=verdict_of(scores), notices=[*scores["notices"], *scores.get("remarks", [])], blocks=blocks, facts=facts(body), summary=scores)
     return report.write(folder, page)
 
 
 def main_metric(scores: dict[str, Any]) -> str:
-    """The metric that the verdict speaks of."""
-    for name in ("balanced_accuracy", "auprc", "auroc", "mae", "rel"):
-        if name in scores["metrics"]:
-            return name
-    return next(iter(scores["metrics"]), "")
+    """The metric that the verdict speaks of: the task's, or the relative loss of a pre-training."""
+    return scores.get("main") or "rel"
 
 
 def verdict_of(scores: dict[str, Any]) -> str:

@@ -83,7 +83,8 @@ def load(folder: Path, body: dict[str, Any]) -> nn.Module:
     """The trained model of a run folder: with its head when it was fine-tuned."""
     from bitimely_core import heads, models
 
-    return heads.load(folder / "model") if body["kind"] == "finetune" else models.load(folder / "model")
+    path = folders.weights(folder, body)
+    return heads.load(path) if body["kind"] == "finetune" else models.load(path)
 
 
 def leaked(folder: Path, windows: Windows, split: str) -> int:

@@ -51,5 +51,7 @@ def audit(windows: Any) -> dict[str, dict[str, Any]]:
         if windows.task == "classification" and len(part):
             counts = np.bincount(np.asarray(part.targets(None), dtype=np.int64), minlength=windows.classes)
             classes = {name: int(n) for name, n in zip(windows.class_names, counts, strict=True)}
+        elif windows.task == "multilabel" and len(part):
+            classes = {name: int(n) for name, n in zip(windows.class_names, np.asarray(part.targets(None)).sum(axis=0), strict=True)}
         out[split] = {"subjects": len(set(part.subjects())), "windows": len(part), "classes": classes}
     return out

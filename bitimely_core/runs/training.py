@@ -165,7 +165,7 @@ def finetune(
     facts = registry.models[origin["model"]].facts
     seeded(chosen.train.seed)
     scratch = chosen.finetune.from_scratch
-    model = models.build(**origin["settings"]["model"]) if scratch else models.load(parent / "model")
+    model = models.build(**origin["settings"]["model"]) if scratch else models.load(folders.weights(parent, origin))
     renewed = model.adapt(channels=windows.channels, length=windows.length)
     chosen = chosen.model_copy(update={"model": model.config, "finetune": chosen.finetune.model_copy(update={"readout": chosen.finetune.readout or facts.readout})})
     head = heads.build(

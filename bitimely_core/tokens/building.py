@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from bitimely_core import registry, store
-from bitimely_core.batch import Progress
+from bitimely_core.batch import Annotation, Progress
 from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, safe_text
 from bitimely_core.tokens import moments, splits
 from bitimely_core.tokens.cutting import Cut, Place, Plan, blocks, cut
@@ -152,13 +152,18 @@ def resolved(
         if name not in known:
             raise registry.unknown(kind, name, list(known))
     names, own_rate, own_window = tuple(channels or own.channels), own.rate, own.window
+    ingested = cache.manifest.get("settings", {}).get("options", {}).get("rate")
+    if ingested and own_rate > 0:  # a data set that comes at several rates: the view's windows keep their duration
+        own_rate, own_window = float(ingested), round(own_window * ingested / own_rate)
     if not names or own_rate <= 0 or own_window <= 0:
-        first = next(iter(cache.records()), None)
+        first = next((record for record in cache.records() if record.annotations or own.epoch is None), None)
         signals = [s for s in first.signals if s.channel in names or not names] if first else []
         names = names or tuple(dict.fromkeys(s.channel for s in signals))
         own_rate = own_rate if own_rate > 0 else max((s.rate for s in signals), default=1.0)
         shortest = min((math.floor(len(s.samples) * own_rate / s.rate + 1e-6) for s in signals), default=1)
-        own_window = own_window if own_window > 0 else shortest
+        epoch = _commonest(first.annotations) if first and own.epoch == 0 else 0.0
+        asked = round((epoch or own.seconds) * own_rate)
+        own_window = own_window if own_window > 0 else asked if 0 < asked <= shortest else shortest
     by_epoch = own.epoch is not None and own.target is None
     factor = (own_rate if rate is None else rate) / own_rate
     if not (math.isfinite(factor) and factor > 0):
@@ -184,13 +189,19 @@ def resolved(
         task=own.task,
         classes=own.classes,
         labels=own.labels,
-        epoch=own.epoch if by_epoch else None,
+        epoch=(own.epoch or length / (own_rate * factor)) if by_epoch else None,
         trim=own.trim if by_epoch else None,
         target=own.target,
         normalise=normalise,
         split=split or own.split,
         seed=seed,
     )
+
+
+def _commonest(annotations: Sequence[Annotation]) -> float:
+    """The commonest duration of annotations in seconds, the longer one of two; 0 without any that last."""
+    counts = Counter(annotation.duration for annotation in annotations if annotation.duration > 0)
+    return max(counts, key=lambda seconds: (counts[seconds], seconds), default=0.0)
 
 
 def _refused(field: str, text: str, wanted: str) -> UserError:
@@ -255,7 +266,7 @@ def survey(cache: Cache, chosen: Plan, seen: Survey, progress: Progress | None =
     subjects = cache.subjects()["subject_id"].to_list() if chosen.split == "subject" else []
     split_of = splits.scheme(chosen.split, subjects=subjects, seed=chosen.seed, length=chosen.length)
     total = len(cache.recording_ids())
-    for done, record in enumerate(cache.records(list(chosen.channels))):
+    for done, record in enumerate(cache.records([*chosen.channels, *([chosen.target] if chosen.target else [])])):
         if progress is not None:
             progress("windows", done, total)
         found = cut(record, chosen, seen.units, seen.left_out)
@@ -435,7 +446,9 @@ def audit(seen: Survey, class_names: list[str]) -> dict[str, dict[str, Any]]:
 
 def notices(chosen: Plan) -> list[str]:
     """What must stand beside every score on these windows."""
-    out = [splits.SHARED[chosen.split]] if chosen.split in splits.SHARED else []
+    own = registry.datasets[chosen.dataset].facts.views[chosen.view].notice
+    out = [own] if own else []
+    out += [splits.SHARED[chosen.split]] if chosen.split in splits.SHARED else []
     if chosen.normalise == "window":
         out.append("Each window is normalised by its own mean and spread: objectives are leak-free only given these.")
     return out
@@ -447,6 +460,7 @@ WORDS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` counts
     "unit": (Reason.UNIT, "warning", "recordings in another unit than the first one were left out"),
     "too_short": (Reason.LENGTH, "warning", "recordings or segments are shorter than a window"),
     "unmatched_labels": (Reason.UNMATCHED_LABELS, "warning", "recordings without a label of this view were left out"),
+    "unlabelled_windows": (Reason.UNMATCHED_LABELS, "info", "windows that begin where there is no label were left out"),
     "unknown_label": (Reason.UNKNOWN_LABEL, "warning", "labels that are no class of this view were left out"),
     "unlabelled_epochs": (Reason.UNLABELLED_EPOCHS, "info", "epochs without a class of this view were left out"),
     "annotation_out_of_range": (Reason.ANNOTATION_OUT_OF_RANGE, "info", "scored epochs outside of the signal or over a gap were left out"),

@@ -93,8 +93,9 @@ def cut(record: Record, plan: Plan, units: tuple[str, ...] | None, left_out: Cou
         left_out["missing_channel"] += 1
         return None
     left_out["segments_without_channel"] += len(by_onset) - len(found)
-    label = whole_label(record, plan, left_out) if plan.target is not None else None
-    if plan.target is not None and label is None:
+    clock = [signal for signal in record.signals if signal.channel == plan.target]
+    label = whole_label(record, plan, left_out) if plan.target is not None and not clock else None
+    if plan.target is not None and label is None and not clock:
         return None
     segments, onsets = list(found.values()), list(found)
     units = units or tuple(signal.unit for signal in segments[0])
@@ -109,6 +110,7 @@ def cut(record: Record, plan: Plan, units: tuple[str, ...] | None, left_out: Cou
         places = trimmed(epochs(record.annotations, onsets, lengths, plan, left_out), plan, left_out)
     else:
         places = sliding(onsets, lengths, plan, label, left_out)
+        places = at_starts(places, clock, left_out) if clock else places
     affine = [{(s[v].scale * f[v], s[v].offset * f[v]) for s, f in zip(segments, known, strict=True)} for v in range(len(units))]
     whole = all(s.samples.dtype == np.int16 and not faster(s, plan) for row in segments for s in row) and all(len(a) == 1 for a in affine)
     scale, offset = np.array([next(iter(a)) if whole else (1.0, 0.0) for a in affine], dtype=np.float64).T
@@ -236,6 +238,24 @@ def sliding(onsets: list[float], lengths: list[int], plan: Plan, label: Any, lef
     return places
 
 
+def at_starts(places: list[Place], clock: list[Signal], left_out: Counter[str]) -> list[Place]:
+    """Windows with the label of their start: a channel called as the view's target holds, at each time, the label of the window that
+    begins there. Windows that begin at another time, or where it is missing, are counted.
+    """
+    found = []
+    for place in places:
+        for signal in clock:
+            at = (place.start - signal.onset) * signal.rate
+            if abs(at - round(at)) < 1e-6 and 0 <= round(at) < len(signal.samples):
+                value = float(signal.samples[round(at)]) * signal.scale + signal.offset
+                if math.isfinite(value):
+                    found.append(place._replace(label=value))
+                    break
+        else:
+            left_out["unlabelled_windows"] += 1
+    return found
+
+
 def epochs(annotations: list[Annotation], onsets: list[float], lengths: list[int], plan: Plan, left_out: Counter[str]) -> list[Place]:
     """One window a labelled epoch: annotations are cut into whole epochs from their own onset, the window is centred on its epoch.
 
@@ -243,11 +263,10 @@ def epochs(annotations: list[Annotation], onsets: list[float], lengths: list[int
     `annotation_out_of_range`.
     """
     assert plan.epoch is not None
-    labels = plan.labels or {}
     places = []
     for annotation in annotations:
         count = int(annotation.duration / plan.epoch + 1e-6)
-        label = labels.get(annotation.label)
+        label = annotation.label if plan.labels is None else plan.labels.get(annotation.label)
         if label is None:
             left_out["unlabelled_epochs"] += count
             continue

@@ -1,0 +1,143 @@
+"""EMG examples of PhysioNet (emgdb 1.0.0): needle EMG of three persons, one healthy, one with myopathy, one with neuropathy.
+
+One recording a class: the class is the person, the electrode and the day as well. No split by subject is possible; the windows of each
+recording are split by time with a gap, and every score carries a notice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from bitimely_core.batch import Record, Unit
+from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.formats import wfdb
+from bitimely_core.formats.source import Source, located
+from bitimely_core.registry import DatasetFacts, View, datasets
+
+RATE = 4000.0  # Hz
+CHANNEL = "EMG"
+CLASSES = ("healthy", "myopathy", "neuropathy")
+RECORDS = {f"emg_{name}": name for name in CLASSES}
+MILLIVOLTS = {"nv": 1e-6, "uv": 1e-3, "mv": 1.0, "v": 1e3}
+NOTICE = (
+    "EMG: each class is one person (three recordings in all). A model that knows the person, the electrode or the day is right too: "
+    "these scores say nothing about the disease in other people."
+)
+
+
+@datasets(
+    DatasetFacts(
+        title="EMG examples: healthy, myopathy and neuropathy, one person each",
+        views={
+            "": View(
+                channels=(CHANNEL,),
+                rate=RATE,
+                window=1500,
+                task="classification",
+                classes=CLASSES,
+                target="condition",
+                split="time",
+                notice=NOTICE,
+                help="condition of the muscle from 375 ms of needle EMG; class = person, split by time with a gap",
+            )
+        },
+        licence="ODC-BY 1.0",
+        url="https://physionet.org/content/emgdb/1.0.0/",
+        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/emgdb/1.0.0/   (a few MB; no account needed)",
+        paper={
+            "": {"channels": 1, "timesteps": 306_000, "sequences": 204, "length": 1500, "subjects": 3, "classes": 3},
+            "note": "204 = 33 + 73 + 98 windows before the split; the gaps between the blocks of time cost 2 in each recording",
+        },
+        rules={
+            "units": f"the records {', '.join(RECORDS)}; the text copies of the signals are not read",
+            "classes": "from the name of the record: one recording, and one person, a class",
+            "split": "blocks of time in each recording: first 80 % train, then validation, then test, with a gap of a window before each",
+            "channel": f"one signal called {CHANNEL}, {RATE:g} Hz, in mV ('mv' is a spelling of it)",
+        },
+    )
+)
+def emg(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+    """EMG examples (PhysioNet emgdb): three recordings, one a class."""
+    if source is None:
+        raise UserError(Reason.NO_INPUT, "needs the folder of the data set", action="Give it as SOURCE")
+    headers = [rel for rel in sorted({*source.files, *source.odd}) if rel.endswith(".hea")]
+    found = [rel for rel in headers if PurePosixPath(rel).stem in RECORDS]
+    if not found:
+        wanted = f"expected {', '.join(f'{name}.hea' for name in RECORDS)}"
+        raise UserError(Reason.NO_INPUT, f"no record of the data set among {len(source.files)} files", wanted=wanted)
+    yield Finding(
+        code=Reason.LABEL_LEAKAGE, level="warning", text="each class is one person", wanted="scores say nothing about other people"
+    )
+    for name in RECORDS:
+        here = [rel for rel in found if PurePosixPath(rel).stem == name]
+        if not here:
+            text = f"{name}.hea is not there"
+            yield Finding(code=Reason.CLASS_MISSING, level="warning", text=text, wanted="its class is missing", action="Download it")
+        elif len(here) > 1:
+            raise UserError(Reason.DUPLICATE_KEY, f"{name}.hea is there {len(here)} times", wanted="expected one", file=here[1])
+    for rel in headers:
+        if rel not in found:
+            yield Finding(code=Reason.FILE_NAME, level="warning", text="is no record of this data set", wanted="it is not read", file=rel)
+    for rel in found:
+        yield _unit(source, rel, keep_dates=bool(options.get("keep_dates")), keep_phi=bool(options.get("keep_phi")))
+
+
+def _unit(source: Source, rel: str, *, keep_dates: bool, keep_phi: bool) -> Unit:
+    """The record whose header is `rel`."""
+    whole = rel.removesuffix(".hea")
+    files = tuple(name for name in (rel, f"{whole}.dat") if name in source.files or name in source.odd)
+    faults = tuple(source.odd[name] for name in files if name in source.odd)
+    if faults:
+        return Unit(name=whole, files=files, read=None, findings=faults)
+    own = Source(source.root, {name: source.files[name] for name in files}, {})
+    return Unit(name=whole, files=files, read=partial(read_record, own, rel, keep_dates=keep_dates, keep_phi=keep_phi))
+
+
+def read_record(source: Source, rel: str, *, keep_dates: bool = False, keep_phi: bool = False) -> Record:
+    """One recording, in mV, with its class as attribute `condition`.
+
+    Args:
+        source: the files of this record.
+        rel: its header.
+        keep_dates: keep the start date and time, where there are any.
+        keep_phi: keep the comments of the header as an attribute.
+
+    Raises:
+        UserError: what keeps the recording out of the cache.
+    """
+    found = wfdb.read(rel, source, needed=(CHANNEL,), keep_phi=keep_phi)
+    name = PurePosixPath(rel).stem
+    findings = list(found.findings)
+    with located(rel):
+        signals = [signal for signal in found.signals if signal.channel.upper() == CHANNEL]
+        if not signals:
+            text, wanted = f"has no signal {CHANNEL}", f"found {', '.join(safe_text(signal.channel) for signal in found.signals[:12])}"
+            raise UserError(Reason.MISSING_CHANNEL, text, wanted=wanted, field="description", expected=CHANNEL)
+        first = signals[0]
+        if not math.isclose(first.rate, RATE, rel_tol=1e-6):
+            text, wanted = f"is sampled at {first.rate:g} Hz", f"expected {RATE:g} Hz"
+            raise UserError(Reason.SAMPLING_RATE, text, wanted=wanted, field="sampling_rate", found=f"{first.rate:g}", expected=f"{RATE:g}")
+        factor = MILLIVOLTS.get(first.unit.lower())
+        if factor is None:
+            shown = safe_text(first.unit)
+            raise UserError(Reason.UNIT, f"is in {shown}", wanted="expected mV, uV or V", field="unit", found=shown, expected="mV")
+        if factor != 1.0:
+            text, wanted = f"is in {first.unit}", "brought to mV by its scale"
+            findings.append(Finding(code=Reason.UNIT, level="warning", text=text, wanted=wanted, field="unit"))
+        if not any(np.fmin.reduce(signal.samples) < np.fmax.reduce(signal.samples) for signal in signals):
+            findings.append(Finding(code=Reason.FLAT_CHANNEL, level="warning", text="is constant", field=CHANNEL))
+    start, comments = found.header.start, found.header.comments
+    return Record(
+        recording_id=name,
+        subject_id=name,
+        signals=[s._replace(channel=CHANNEL, unit="mV", scale=s.scale * factor, offset=s.offset * factor) for s in signals],
+        attributes={"condition": RECORDS[name], **({"comments": list(comments)} if comments else {})},
+        start_time=start.isoformat() if keep_dates and start is not None else None,
+        findings=[finding.at(rel) for finding in findings],
+    )

@@ -1,0 +1,200 @@
+"""Epileptic Seizure Recognition (UCI): 500 EEG segments of 23.6 s, each cut into 23 chunks of 178 samples, as one csv table.
+
+The id of a row says where it comes from: X21.V1.791 is chunk 21 of segment V1.791. The segment is the subject: the chunks of one segment
+are neighbours in time, and a split by rows would put them into training and test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from bitimely_core.batch import Record, Records, Rows, Signal, Unit
+from bitimely_core.errors import Finding, Reason, UserError
+from bitimely_core.formats import tables
+from bitimely_core.formats.source import Source, located
+from bitimely_core.registry import DatasetFacts, View, datasets
+
+TABLE = "data.csv"
+SAMPLES = 178
+RATE = 173.61  # Hz: 4,097 samples in 23.6 s
+CHANNEL = "EEG"
+UNIT = "uV"
+VALUES = tuple(f"X{i}" for i in range(1, SAMPLES + 1))
+LABEL = "y"
+CONDITIONS = {1: "seizure", 2: "tumour area", 3: "healthy area", 4: "eyes closed", 5: "eyes open"}
+BINARY = ("no seizure", "seizure")
+ID = re.compile(r"X(\d{1,3})\.(V\d{1,4}\.\d{1,6})", re.ASCII)
+
+RULES = {
+    "units": f"the table {TABLE}; other tables in the folder are not read",
+    "columns": f"by name: {VALUES[0]} to {VALUES[-1]}, {LABEL}, and one more, which holds the id of the row",
+    "subjects": "X<chunk>.V<a>.<b>: the segment V<a>.<b> is the subject, its 23 chunks stay together",
+    "labels": f"{'; '.join(f'{number} {name}' for number, name in CONDITIONS.items())}; binary: 1 is seizure, the others are not",
+    "duplicates": "a row that repeats another one is used once; rows with one id that differ are all left out",
+    "rate": f"{RATE} Hz (4,097 samples in 23.6 s), amplitudes in {UNIT} by the publication: the table says neither",
+    "majority": "binary: four of five rows are no seizure, so an accuracy of 80 % means nothing",
+}
+
+
+@datasets(
+    DatasetFacts(
+        title="Epileptic Seizure Recognition: seizures from one second of EEG",
+        views={
+            "": View(
+                channels=(CHANNEL,),
+                rate=RATE,
+                window=SAMPLES,
+                task="classification",
+                classes=BINARY,
+                target="binary",
+                help="seizure or not, from 178 samples of one EEG channel; split by segment",
+            ),
+            "five": View(
+                channels=(CHANNEL,),
+                rate=RATE,
+                window=SAMPLES,
+                task="classification",
+                classes=tuple(CONDITIONS.values()),
+                target="condition",
+                help="all five conditions; split by segment",
+            ),
+        },
+        licence="CC BY 4.0",
+        url="https://archive.ics.uci.edu/dataset/388/epileptic+seizure+recognition",
+        download="data.csv (7 MB) of the page; where UCI has withdrawn the files, a mirror with the same 11,500 rows",
+        paper={
+            "": {"channels": 1, "timesteps": 2_000_000, "sequences": 11_500, "length": 178, "subjects": 500, "classes": 2},
+            "note": "the 500 subjects are segments of 23.6 s, 100 a class; they come from fewer people",
+        },
+        rules=RULES,
+    )
+)
+def epilepsy(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+    """Epileptic Seizure Recognition (UCI): 11,500 seconds of EEG in five conditions."""
+    if source is None:
+        raise UserError(Reason.NO_INPUT, "needs the folder of the data set", action="Give it as SOURCE")
+    found = sorted(rel for rel in {*source.files, *source.odd} if PurePosixPath(rel).name.lower() == TABLE)
+    if len(found) != 1:
+        action = "Give the folder that holds it; tables in another form are read by `ingest generic` with --map"
+        text = f"{TABLE} is there {len(found)} times" if found else f"no {TABLE} among {len(source.files)} files"
+        raise UserError(Reason.NO_INPUT, text, wanted="expected one", action=action)
+    for rel in source.files:
+        if rel not in found and PurePosixPath(rel).suffix.lower() in {".csv", ".parquet", ".tsv", ".txt"} and not _official(rel):
+            text, wanted = f"is not {TABLE}", "it is not read"
+            yield Finding(code=Reason.FILE_NAME, level="warning", text=text, wanted=wanted, file=rel)
+    rel = found[0]
+    if rel in source.odd:
+        yield Unit(name=rel, files=(rel,), read=None, findings=(source.odd[rel],))
+    else:
+        yield Unit(name=rel, files=(rel,), read=partial(read_table, source.path(rel), rel))
+
+
+def _official(rel: str) -> bool:
+    return PurePosixPath(rel).name.upper().startswith(("SHA256SUMS", "README", "LICENSE"))
+
+
+def read_table(path: Path, rel: str) -> Records:
+    """All rows of the table that are whole: one record a row, `binary` and `condition` as its attributes.
+
+    Args:
+        path: the table.
+        rel: its name, for findings.
+
+    Raises:
+        UserError: header or schema where columns are missing, identifier where the ids are no ids, label where no label is one, and as
+            `tables.rows`.
+    """
+    with located(rel):
+        key = _id_column(tables.names(path))
+        records: list[Record] = []
+        faults: list[Finding] = []
+        seen = 0
+        for item in tables.rows(path, (key, LABEL, *VALUES), key=(key,)):
+            seen += 1
+            found = item if isinstance(item, Finding) else _record(item, key)
+            if isinstance(found, Finding):
+                faults.append(replace(found, field=found.field or ("id" if found.field == "" else None)))
+            else:
+                records.append(found)
+        counted = tables.count(path)
+        if counted != seen:
+            raise UserError(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", wanted="expected the same number")
+        findings = tables.gathered(faults)
+        if not records:
+            raise _nothing(findings, seen)
+    quarantined = Counter(str(fault.code) for fault in faults if fault.level == "error")
+    dropped = Counter(str(fault.code) for fault in faults if fault.level != "error")
+    return Records(
+        records=records,
+        rows=[Rows(file=rel, kind="segments", seen=seen, dropped=dict(dropped), quarantined=dict(quarantined))],
+        findings=[finding.at(rel) for finding in (*findings, *_torn(records))],
+    )
+
+
+def _nothing(findings: list[Finding], seen: int) -> UserError:
+    """Why a table without a usable row is refused."""
+    worst = max(findings, key=lambda finding: finding.count, default=Finding(code=Reason.EMPTY_FILE, text="has no rows"))
+    text = f"no row of {seen} can be used: {worst.text}"
+    return UserError(worst.code, text, wanted=worst.wanted, field=worst.field, row=worst.row)
+
+
+def _id_column(names: tuple[str, ...]) -> str:
+    """The column that is no value and no label.
+
+    Raises:
+        UserError: header.
+    """
+    expected = {*VALUES, LABEL}
+    other = [name for name in names if name not in expected]
+    if len(expected & set(names)) < 2:
+        text = f"the first line names none of the columns {VALUES[0]} to {VALUES[-1]} and {LABEL}"
+        raise UserError(Reason.HEADER, text, wanted="is the header line absent?")
+    if len(other) != 1:
+        text = f"{len(other)} columns besides {VALUES[0]} to {VALUES[-1]} and {LABEL}"
+        raise UserError(Reason.HEADER, text, wanted="expected one, which holds the id of the row")
+    return other[0]
+
+
+def _record(row: tables.Row, key: str) -> Record | Finding:
+    """One chunk, or why it is left out."""
+    name, label, *cells = row.cells
+    place = ID.fullmatch(name.strip())
+    if place is None:
+        text = f"the one of row {row.row} is not of the form X21.V1.791"
+        return Finding(code=Reason.IDENTIFIER, text=text, wanted="it says which rows belong together", field=key or "id", row=row.row)
+    number = None
+    with suppress(UserError):
+        number = tables.integer(label)
+    if number not in CONDITIONS:
+        text, wanted = f"the one of row {row.row} is no class", f"expected {', '.join(map(str, CONDITIONS))}"
+        return Finding(code=Reason.LABEL, text=text, wanted=wanted, field=LABEL, row=row.row)
+    values = tables.numbers(tables.Row(row.row, tuple(cells)), VALUES)
+    if isinstance(values, Finding):
+        return values
+    largest = np.abs(values).max()
+    if largest > np.finfo(np.float32).max:
+        text = f"row {row.row} has a value beyond 10^38"
+        return Finding(code=Reason.NON_FINITE, text=text, wanted="expected microvolts", row=row.row)
+    whole = largest <= 32767 and np.array_equal(values, np.rint(values))
+    signal = Signal(CHANNEL, RATE, UNIT, values.astype(np.int16 if whole else np.float32))
+    attributes = {"binary": BINARY[number == 1], "condition": CONDITIONS[number], "chunk": int(place[1])}
+    return Record(recording_id=place[0], subject_id=place[2], signals=[signal], attributes=attributes)
+
+
+def _torn(records: list[Record]) -> list[Finding]:
+    """A warning for segments whose chunks have different classes: official ones have one."""
+    classes: dict[str, set[str]] = {}
+    for record in records:
+        classes.setdefault(record.subject_id, set()).add(record.attributes["condition"])
+    torn = sum(len(found) > 1 for found in classes.values())
+    text = f"segments whose chunks have different classes: {torn}"
+    return [Finding(code=Reason.LABEL, level="warning", text=text, wanted="expected one class a segment", count=torn)] if torn else []

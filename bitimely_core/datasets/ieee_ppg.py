@@ -1,0 +1,53 @@
+"""IEEEPPG: heart rate while running, from two PPG and three acceleration channels, as .ts files of the regression archive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bitimely_core.batch import Unit
+from bitimely_core.datasets import tser
+from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.formats.source import Source
+from bitimely_core.registry import DatasetFacts, View, datasets
+
+RATE = 125.0  # Hz
+NAMES = ("PPG 1", "PPG 2", "ACC x", "ACC y", "ACC z")
+CHANNELS = tuple(tser.Channel(name, RATE, "", 1000) for name in NAMES)
+
+
+@datasets(
+    DatasetFacts(
+        title="IEEEPPG: heart rate of runners from wrist PPG and acceleration",
+        views={
+            "": View(
+                channels=NAMES,
+                rate=RATE,
+                window=1000,
+                task="regression",
+                target="hr",
+                split="official",
+                help="heart rate in beats a minute from 8 s of two PPG and three acceleration channels at 125 Hz",
+            )
+        },
+        licence="CC-BY 4.0",
+        url="https://zenodo.org/records/3902710",
+        download="IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts from the url, into one folder",
+        paper={"": {"channels": 5, "timesteps": 3_100_000, "sequences": 3096, "length": 1000, "classes": None}},
+        rules={
+            **tser.RULES,
+            "channels": "the files name no channels: the order is that of the challenge's recordings without the ECG, from which the label comes",
+            "units": "the files name none",
+        },
+    )
+)
+def ieee_ppg(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+    """IEEEPPG (.ts of the regression archive): heart rate of runners from 5 channels."""
+    source = tser.needed(source)
+    found = tser.problems(source)
+    if len(found) > 1:
+        text, action = f"{len(found)} problems in .ts files", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts"
+        raise UserError(Reason.CONFIG, text, wanted="expected one", action=action, exit_code=Exit.USAGE)
+    yield from tser.others(source, found)
+    for files in found.values():
+        yield from tser.units(source, {"": files}, {"": tser.Layout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)})

@@ -1,0 +1,173 @@
+"""PPG-DaLiA: wrist PPG and acceleration of 15 subjects in daily life, with the heart rate of every 8 seconds.
+
+Two forms: the regression archive's PPGDalia_TRAIN.ts and PPGDalia_TEST.ts (windows of 8 s without subjects), and the original archive's
+S1/S1.pkl ... S15/S15.pkl (whole recordings), which are read without running anything they say. Both give the same channels and windows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from bitimely_core.batch import Record, Signal, Unit
+from bitimely_core.datasets import tser
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.formats import pickles
+from bitimely_core.formats.source import Source, located
+from bitimely_core.registry import DatasetFacts, View, datasets
+
+PPG, ACC = 64.0, 32.0  # Hz
+WINDOW, STEP = 8.0, 2.0  # s of a label, and from one to the next
+SUBJECTS = tuple(f"S{i}" for i in range(1, 16))
+AXES = ("ACC x", "ACC y", "ACC z")
+SLACK = 4  # labels more or fewer than the signal has windows that are taken for rounding of the clocks
+
+CHANNELS = (tser.Channel("PPG", PPG, "", 512), *(tser.Channel(axis, ACC, "g", 256) for axis in AXES))
+PICKLE = re.compile(r"(?:.*/)?(S\d{1,3})\.pkl", re.IGNORECASE)
+LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(txt|md|pdf)|S\d+_.*\.(h5|csv|zip|txt)", re.IGNORECASE)
+
+VIEW = View(
+    channels=("PPG", *AXES),
+    rate=ACC,
+    window=256,
+    stride=64,
+    task="regression",
+    target="hr",
+    split="official",
+    decimate=("PPG",),
+    help="heart rate in beats a minute from 8 s of PPG and acceleration; the PPG is brought to 32 Hz with an anti-alias filter",
+)
+
+
+@datasets(
+    DatasetFacts(
+        title="PPG-DaLiA: heart rate from wrist PPG and acceleration in daily life",
+        views={"": VIEW},
+        licence="CC-BY 4.0",
+        url="https://archive.ics.uci.edu/dataset/495/ppg+dalia",
+        download="PPGDalia_TRAIN.ts and PPGDalia_TEST.ts from https://zenodo.org/records/3902728, or the original archive from the url, unpacked",
+        paper={"": {"channels": 4, "timesteps": 16_600_000, "sequences": 64_697, "length": "256 & 512", "subjects": 15, "classes": None}},
+        rules={
+            **tser.RULES,
+            "channels": "in .ts files the channel of 512 values is the PPG (64 Hz), those of 256 the acceleration (32 Hz) in x, y, z; in pickles "
+            "wrist BVP and wrist ACC by name; chest signals are not kept",
+            "windows": "a label is the heart rate of 8 s, one every 2 s; of pickles, what has no label is left out of the view",
+            "pickles": "read by an allow-list of numpy's own names; nothing in them is run; age and sex are kept, other answers are not",
+            "subjects": "of pickles S1 ... S15, split 12/1/2 once and for all by hash (two test, one validation); of .ts files the recordings found",
+        },
+    )
+)
+def ppg_dalia(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+    """PPG-DaLiA (.ts of the regression archive, or the original pickles): heart rate of 15 subjects."""
+    source = tser.needed(source)
+    found = tser.problems(source)
+    pickled = {rel: named[1].upper() for rel in [*source.files, *source.odd] if (named := PICKLE.fullmatch(rel))}
+    if len(found) > 1 or (found and pickled):
+        text = f"{len(found)} problems in .ts files and {len(pickled)} pickles"
+        action = "Give the folder of one form"
+        raise UserError(Reason.CONFIG, text, wanted="expected one form of one data set", action=action, exit_code=Exit.USAGE)
+    yield from tser.others(source, {**found, "": {rel: rel for rel in pickled}}, LAYOUT)
+    for files in found.values():
+        layout = tser.Layout(target="hr", channels=CHANNELS, subject="ppg-dalia", windows=True)
+        yield from tser.units(source, {"": files}, {"": layout})
+    placed = tser.ranked(SUBJECTS, held=(1, 2))
+    for rel, subject in pickled.items():
+        if rel in source.odd:
+            yield Unit(name=PurePosixPath(rel).stem, files=(rel,), read=None, findings=(source.odd[rel],))
+        else:
+            split = placed.get(subject, "train")
+            yield Unit(name=PurePosixPath(rel).stem, files=(rel,), read=partial(read_subject, source.path(rel), rel, subject, split))
+
+
+def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
+    """One subject of the original archive: PPG, acceleration, and the heart rate as a channel whose values belong to the 8 s that follow.
+
+    Raises:
+        UserError: unsafe_pickle, truncated, corrupt; schema for another content; record_name for another subject's file; length, label.
+    """
+    with located(rel):
+        content = pickles.load(path)
+        if not isinstance(content, dict):
+            raise _schema("content", "is no dictionary")
+        wrist = _part(_part(content, "signal"), "wrist")
+        if content.get("subject", subject) != subject:
+            text = f"is of subject {safe_text(content['subject'])}"
+            raise UserError(Reason.RECORD_NAME, text, wanted=f"the name of the file says {subject}", field="subject")
+        ppg = _numbers(_part(wrist, "BVP", dict_=False), "BVP", 1)[:, 0]
+        motion = _numbers(_part(wrist, "ACC", dict_=False), "ACC", len(AXES))
+        rates = _numbers(_part(content, "label", dict_=False), "label", 1)[:, 0]
+        seconds = min(len(ppg) / PPG, len(motion) / ACC)
+        windows = int((seconds - WINDOW) / STEP + 1e-6) + 1 if seconds >= WINDOW else 0
+        if abs(len(ppg) / PPG - len(motion) / ACC) > WINDOW or abs(windows - len(rates)) > SLACK:
+            text = f"{len(rates)} labels, {len(ppg) / PPG:g} s of PPG and {len(motion) / ACC:g} s of acceleration"
+            raise UserError(Reason.LENGTH, text, wanted=f"expected a label every {STEP:g} s, for {WINDOW:g} s each", field="label")
+        findings = []
+        if windows != len(rates):
+            text = f"{len(rates)} labels for {windows} windows"
+            findings.append(Finding(code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted="what has no counterpart is left out", field="label", file=rel))
+        rates = rates[:windows].copy()
+        odd = ~np.isfinite(rates) | (rates <= 0)
+        if odd.all():
+            raise UserError(Reason.LABEL, "no heart rate is a positive number", wanted="expected beats a minute", field="label")
+        if odd.any():
+            text = f"{int(odd.sum())} heart rates are no positive numbers"
+            findings.append(Finding(code=Reason.LABEL, level="warning", text=text, wanted="their windows have no label", field="label", count=int(odd.sum()), file=rel))
+        rates[odd] = np.nan
+        signals = [
+            Signal("PPG", PPG, "", _stored(ppg, "BVP")),
+            *(Signal(axis, ACC, "g", _stored(motion[:, i], "ACC")) for i, axis in enumerate(AXES)),
+            Signal("hr", 1.0 / STEP, "bpm", rates.astype(np.float32)),
+        ]
+        attributes = {"split": split, **_person(content.get("questionnaire"))}
+        return Record(recording_id=subject, subject_id=subject, signals=signals, attributes=attributes, findings=findings)
+
+
+def _schema(field: str, text: str) -> UserError:
+    return UserError(Reason.SCHEMA, text, wanted="expected the layout of the official archive", field=field)
+
+
+def _part(content: dict[Any, Any], name: str, *, dict_: bool = True) -> Any:
+    """An entry of a dictionary. Raises UserError (schema)."""
+    if name not in content:
+        raise _schema(name, "is not there")
+    if dict_ and not isinstance(content[name], dict):
+        raise _schema(name, "is no dictionary")
+    return content[name]
+
+
+def _numbers(values: Any, name: str, width: int) -> np.ndarray:
+    """Values as float64 [n, width]. Raises UserError (schema)."""
+    array = np.array(values) if isinstance(values, list) and all(isinstance(x, int | float) for x in values) else values
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf" or array.ndim > 2 or array.size == 0:
+        raise _schema(name, "is no array of numbers")
+    array = array.reshape(-1, 1) if array.ndim < 2 else array
+    if array.shape[1] != width:
+        raise _schema(name, f"has {array.shape[1]} columns, not {width}")
+    return array.astype(np.float64)
+
+
+def _stored(values: np.ndarray, name: str) -> np.ndarray:
+    """float32; NaN stays as missing. Raises UserError (non_finite)."""
+    with np.errstate(over="ignore"):
+        out = np.ascontiguousarray(values, np.float32)
+    if np.isinf(out).any():
+        raise UserError(Reason.NON_FINITE, "holds infinite values", wanted="expected finite numbers", field=name)
+    return out
+
+
+def _person(answers: Any) -> dict[str, Any]:
+    """Age and sex, of the questionnaire; the other answers are left."""
+    if not isinstance(answers, dict):
+        return {}
+    out: dict[str, Any] = {}
+    age, sex = answers.get("AGE"), str(answers.get("Gender", "")).strip().upper()
+    if isinstance(age, int | float) and 0 < age < 120:
+        out["age"] = int(age)
+    if sex in {"M", "F"}:
+        out["sex"] = sex
+    return out

@@ -1,0 +1,518 @@
+"""PTB-XL 1.0.1 and 1.0.3: 10-second 12-lead ECGs with diagnostic statements, at 100 and at 500 Hz.
+
+What there is follows from the rows of ptbxl_database.csv, one a record; scp_statements.csv brings statements to the five diagnostic
+superclasses. The official folds are by patient: 1-8 train, 9 validation, 10 test.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from bitimely_core.batch import Record, Rows, Signal, Unit
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.formats import tables, wfdb
+from bitimely_core.formats.source import Source, located
+from bitimely_core.registry import DatasetFacts, View, datasets
+
+TABLE, STATEMENTS = "ptbxl_database.csv", "scp_statements.csv"
+RECORD = {100: "filename_lr", 500: "filename_hr"}  # rate in Hz -> column that names the record
+LEADS = ("I", "II", "III", "AVR", "AVL", "AVF", "V1", "V2", "V3", "V4", "V5", "V6")
+SECONDS = 10
+SUPERCLASSES = ("NORM", "MI", "STTC", "CD", "HYP")
+SPLIT_OF = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}
+SEX = {0: "M", 1: "F"}
+OVER_89 = 300  # how the table writes the age of whoever is older
+MILLIVOLTS = {"nv": 1e-6, "uv": 1e-3, "mv": 1.0, "v": 1e3}
+MOST_CODES = 2000  # characters of a cell of statements
+
+STATEMENT = r"""\s*+(?:'([^'"\\]{1,32})'|"([^'"\\]{1,32})")\s*+:\s*+(\d{1,3}(?:\.\d{0,9})?)\s*+"""
+ONE = re.compile(STATEMENT, re.ASCII)
+ALL = re.compile(rf"\s*+\{{(?:{STATEMENT}(?:,{STATEMENT})*+,?+)?+\s*+\}}\s*+", re.ASCII)
+CODE = re.compile(r"[A-Z0-9_/()+-]{1,12}", re.ASCII)  # what may be shown; another text could be anything
+RECORDED = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d", re.ASCII)
+
+RULES = {
+    "units": f"one record a row of {TABLE}; the file RECORDS is no inventory",
+    "superclasses": f"a statement with diagnostic 1 in {STATEMENTS} counts for its diagnostic_class; rhythm and form statements do not",
+    "scp_likelihood_0": "0 means that the likelihood is unknown: such a statement counts like any other, as in the official example; counted",
+    "superclass": "records with exactly one diagnostic superclass; the others are left out of this view",
+    "multilabel": "records with at least one diagnostic superclass; the others are left out of this view",
+    "split": "official folds: 1-8 train, 9 validation, 10 test; a patient in folds of several splits refuses the data set",
+    "subjects": "patient_id as a whole number ('1001.0' is '1001')",
+    "leads": "the 12 leads by name, whatever their order and letter case, in mV; other signals are not kept",
+    "age": f"{OVER_89} stands for older than 89: kept as age_over_89, not as a number",
+    "quality": "a constant lead is reported (flat_channel)",
+}
+WHOLE = View(
+    channels=LEADS,
+    rate=100.0,
+    window=1000,
+    split="official",
+    help="12 leads of all records, no labels; 5000 samples at 500 Hz after `ingest ptb-xl --rate 500`",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A row of the table. `faults`: why its record cannot be used, by what the row says."""
+
+    row: int
+    record: str = ""  # path without extension, relative to the table's folder
+    subject: str = ""
+    fold: int = 0
+    attributes: dict[str, Any] = field(default_factory=dict)
+    recorded: str | None = None
+    faults: tuple[Finding, ...] = ()
+
+
+@datasets(
+    DatasetFacts(
+        title="PTB-XL: diagnoses from 12-lead ECGs of 10 seconds",
+        views={
+            "": WHOLE,
+            "superclass": replace(
+                WHOLE,
+                task="classification",
+                classes=SUPERCLASSES,
+                target="superclass",
+                help="diagnostic superclass of the records that have exactly one",
+            ),
+            "multilabel": replace(
+                WHOLE,
+                task="multilabel",
+                classes=SUPERCLASSES,
+                target="superclasses",
+                help="all diagnostic superclasses of the records that have any",
+            ),
+        },
+        licence="CC BY 4.0",
+        url="https://physionet.org/content/ptb-xl/1.0.3/",
+        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/ptb-xl/1.0.3/   (3.0 GB; no account needed)",
+        paper={
+            "": {"channels": 12, "timesteps": 109_200_000, "sequences": 21_837, "length": 5000, "subjects": None, "classes": None},
+            "superclass": {"channels": 12, "timesteps": 109_200_000, "sequences": 21_837, "length": 5000, "classes": 5},
+            "note": "21,837 are the records of 1.0.1 at 500 Hz; 1.0.3 has 38 duplicates less",
+        },
+        rules=RULES,
+        options={"rate": 100},
+    )
+)
+def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Rows | Finding]:
+    """PTB-XL (PhysioNet): 21,799 ECGs of 18,869 patients with diagnostic statements."""
+    if source is None:
+        raise UserError(Reason.NO_INPUT, "needs the folder of the data set", action="Give it as SOURCE")
+    rate = options.get("rate", 100)
+    if rate not in RECORD:
+        text, wanted = f"the rate is {safe_text(rate)}", "the data set comes at 100 and at 500 Hz"
+        raise UserError(Reason.CONFIG, text, wanted=wanted, field="--rate", exit_code=Exit.USAGE)
+    table = _table(source)
+    folder = PurePosixPath(table).parent
+    statements = (folder / STATEMENTS).as_posix()
+    with located(statements):
+        if statements not in source.files:
+            raise UserError(Reason.NO_INPUT, "is not there", wanted="it says which statements are diagnoses", action="Download it")
+        known, odd = _superclasses(source, statements)
+    yield from odd
+    with located(table):
+        entries, rows, findings = _entries(source, table, rate, known)
+    yield rows
+    yield from findings
+    for kind, path in ((_leaking, table), (_absent, table)):
+        with located(path):
+            yield from (finding.at(table) for finding in kind(entries))
+    beside: dict[str, list[str]] = defaultdict(list)  # what a record's name begins with -> its files
+    for rel in sorted({*source.files, *source.odd}):
+        beside[_stem(PurePosixPath(rel))].append(rel)
+    claimed: set[str] = set()
+    for name, entry in entries.items():
+        unit = _unit(source, table, name, entry, beside, options)
+        claimed.update(unit.files)
+        yield unit
+    yield from _ignored(source, claimed)
+
+
+def _table(source: Source) -> str:
+    """The metadata table: the one nearest to the root."""
+    found = sorted((len(path.parts), rel) for rel in source.files if (path := PurePosixPath(rel)).name == TABLE)
+    if not found:
+        action = "Give the folder that holds it, with records100, records500 and scp_statements.csv"
+        raise UserError(Reason.NO_INPUT, f"no {TABLE} among {len(source.files)} files", action=action)
+    if len(found) > 1 and found[0][0] == found[1][0]:
+        text = f"{TABLE} is there {sum(depth == found[0][0] for depth, _ in found)} times"
+        raise UserError(Reason.NO_INPUT, text, wanted="expected one", action="Give the folder of one of them", file=found[0][1])
+    return found[0][1]
+
+
+def _warning(code: Reason, text: str, wanted: str = "", count: int = 1, examples: tuple[str, ...] = ()) -> Finding:
+    return Finding(code=code, level="warning", text=text, wanted=wanted, count=count, examples=examples)
+
+
+# --- metadata
+
+
+def _superclasses(source: Source, rel: str) -> tuple[dict[str, str | None], list[Finding]]:
+    """Statement -> diagnostic superclass, None for statements about rhythm and form.
+
+    Raises:
+        UserError: as `tables.rows`.
+    """
+    path = source.path(rel)
+    columns = (tables.names(path)[0], "diagnostic", "diagnostic_class")
+    known: dict[str, str | None] = {}
+    odd: list[Finding] = []
+    for item in tables.rows(path, columns, key=columns[:1]):
+        if isinstance(item, Finding):
+            odd.append(replace(item, level="warning", file=rel))
+            continue
+        code, diagnostic, kind = (cell.strip() for cell in item.cells)
+        named = diagnostic in {"1", "1.0"}
+        if named and kind not in SUPERCLASSES:
+            text = f"row {item.row} has no diagnostic superclass"
+            odd.append(replace(_warning(Reason.METADATA, text, f"expected {', '.join(SUPERCLASSES)}"), row=item.row, file=rel))
+        known[code] = kind if named and kind in SUPERCLASSES else None
+    return known, tables.gathered(odd)
+
+
+def _entries(source: Source, rel: str, rate: int, known: dict[str, str | None]) -> tuple[dict[str, Entry], Rows, list[Finding]]:
+    """Record -> its row, the account of the rows, and findings about them.
+
+    Raises:
+        UserError: duplicate_key for a record with two rows that differ, csv_syntax, and as `tables.rows`.
+    """
+    path = source.path(rel)
+    wanted = ("ecg_id", "patient_id", "age", "sex", "scp_codes", "strat_fold", RECORD[rate])
+    dated = "recording_date" in tables.names(path)
+    entries: dict[str, Entry] = {}
+    cells_of: dict[str, tuple[str, ...]] = {}
+    lost: list[Finding] = []  # rows without a record
+    quarantined, dropped, notes = Counter[str](), Counter[str](), _Notes()
+    seen = 0
+    for item in tables.rows(path, (*wanted, "recording_date") if dated else wanted):
+        seen += 1
+        if isinstance(item, Finding):
+            lost.append(replace(item, file=rel))
+            continue
+        name = _whole(item.cells[0])
+        if name is None:
+            text = f"the one of row {item.row} is no whole number"
+            lost.append(Finding(code=Reason.IDENTIFIER, text=text, wanted="every row needs one", field="ecg_id", row=item.row, file=rel))
+        elif name not in entries:
+            entries[name] = replace(_entry(item, known, notes), recorded=item.cells[-1].strip() if dated else None)
+            cells_of[name] = item.cells[1:]
+        elif cells_of[name] == item.cells[1:]:
+            dropped[Reason.DUPLICATES] += 1
+        else:
+            text = f"rows {entries[name].row} and {item.row} have the same ecg_id and differ"
+            action = "Mend the table: nobody knows which row is right"
+            raise UserError(Reason.DUPLICATE_KEY, text, wanted="expected one row a record", action=action, field="ecg_id", row=item.row)
+    if (counted := tables.count(path)) != seen:
+        raise UserError(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", wanted="expected the same number")
+    rows_of: dict[str, list[int]] = defaultdict(list)
+    for entry in entries.values():
+        rows_of[entry.record].append(entry.row)
+    for name, entry in entries.items():
+        if entry.record and len(rows_of[entry.record]) > 1 and not entry.faults:
+            text = f"rows {', '.join(map(str, rows_of[entry.record][:5]))} name the same record"
+            fault = Finding(code=Reason.DUPLICATE_KEY, text=text, wanted="expected one row a record", row=entry.row, file=rel)
+            entries[name] = entry = replace(entry, faults=(fault,))
+        quarantined.update(fault.code for fault in entry.faults[:1])
+        entries[name] = replace(entry, faults=tuple(fault.at(rel) for fault in entry.faults))
+    quarantined.update(finding.code for finding in lost)
+    findings = tables.gathered(lost)
+    if repeated := dropped[Reason.DUPLICATES]:
+        findings.append(_warning(Reason.DUPLICATES, f"rows that repeat another one: {repeated}", "used once", repeated))
+    rows = Rows(
+        file=rel,
+        seen=seen,
+        dropped={str(code): count for code, count in dropped.items()},
+        quarantined={str(code): count for code, count in sorted(quarantined.items())},
+        warned={str(Reason.METADATA): len(notes.rows)} if notes.rows else {},
+    )
+    return entries, rows, [finding.at(rel) for finding in (*findings, *notes.findings())]
+
+
+class _Notes:
+    """What is told about rows that are used."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.rows: list[int] = []  # with an age or sex that is not used as a number
+        self.unknown: Counter[str] = Counter()
+
+    def findings(self) -> Iterator[Finding]:
+        if self.rows:
+            said = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()) if what != "likelihood 0")
+            text = f"rows whose age or sex is not used as written: {len(self.rows)} ({said})"
+            yield _warning(Reason.METADATA, text, "the signals are kept", len(self.rows), tuple(map(str, self.rows[:5])))
+        if zero := self.counts["likelihood 0"]:
+            text = f"diagnostic statements of likelihood 0, which means unknown: {zero}"
+            yield replace(_warning(Reason.METADATA, text, "counted like the others, see scp_likelihood_0 in rules", zero), level="info")
+        if self.unknown:
+            shown = tuple(sorted(code for code in self.unknown if CODE.fullmatch(code))[:5])
+            text = f"statements that are not in {STATEMENTS}: {self.unknown.total()}"
+            yield _warning(Reason.UNKNOWN_LABEL, text, "not mapped to a superclass", self.unknown.total(), shown)
+
+
+def _whole(cell: str) -> str | None:
+    """A whole number without leading zeros and decimals, as text; None for anything else."""
+    with suppress(UserError):
+        number = tables.integer(cell)
+        return None if number is None or number < 0 else str(number)
+    return None
+
+
+def _entry(row: tables.Row, known: dict[str, str | None], notes: _Notes) -> Entry:
+    """What a row says about its record."""
+    _, patient, age, sex, codes, fold, record = row.cells[:7]
+    faults: list[Finding] = []
+
+    def fault(code: Reason, field: str, wanted: str, what: str = "is not usable") -> None:
+        faults.append(Finding(code=code, text=f"the cell of row {row.row} {what}", wanted=wanted, field=field, row=row.row))
+
+    subject, place = _whole(patient), _whole(fold)
+    if subject is None:
+        fault(Reason.IDENTIFIER, "patient_id", "expected a whole number")
+    if place is None or int(place) not in SPLIT_OF:
+        fault(Reason.METADATA, "strat_fold", "expected a fold from 1 to 10")
+    if not record.strip():
+        fault(Reason.METADATA, "filename", "expected the name of a record", "is empty")
+    said = statements(codes)
+    if said is None:
+        fault(Reason.METADATA_SYNTAX, "scp_codes", "expected statements with likelihoods from 0 to 100, such as {'NORM': 100.0}")
+    if faults:
+        return Entry(row=row.row, record=record.strip(), faults=tuple(faults))
+    assert subject is not None
+    assert place is not None
+    assert said is not None
+    attributes = {"fold": int(place), **_person(row.row, age, sex, notes)}
+    classes = {known[code] for code in said if known.get(code) is not None}
+    if classes:
+        attributes["superclasses"] = [name for name in SUPERCLASSES if name in classes]
+    if len(classes) == 1:
+        attributes["superclass"] = attributes["superclasses"][0]
+    notes.unknown.update(code for code in said if code not in known)
+    notes.counts["likelihood 0"] += sum(known.get(code) is not None and likelihood == 0 for code, likelihood in said.items())
+    return Entry(row=row.row, record=record.strip().removesuffix(".hea"), subject=subject, fold=int(place), attributes=attributes)
+
+
+def _person(row: int, age: str, sex: str, notes: _Notes) -> dict[str, Any]:
+    """Age and sex as far as they are usable."""
+    out: dict[str, Any] = {}
+    odd = []
+    years = None
+    with suppress(UserError):
+        years = tables.number(age)
+    if years == OVER_89:
+        out["age_over_89"] = True
+        odd.append("above 89")
+    elif years is not None and 0 <= years < 120:
+        out["age"] = years
+    else:
+        odd.append("ages not known" if age.strip().lower() in {"", "nan"} else "ages not usable")
+    kind = _whole(sex)
+    if kind is not None and int(kind) in SEX:
+        out["sex"] = SEX[int(kind)]
+    else:
+        odd.append("sexes not known")
+    notes.counts.update(odd)
+    if odd:
+        notes.rows.append(row)
+    return out
+
+
+def statements(text: str) -> dict[str, float] | None:
+    """Statement -> likelihood of a cell such as "{'NORM': 100.0, 'SR': 0.0}"; None for anything else. Nothing is evaluated."""
+    if len(text) > MOST_CODES or not ALL.fullmatch(text):
+        return None
+    found = {single or double: float(likelihood) for single, double, likelihood in ONE.findall(text)}
+    return found if all(likelihood <= 100 for likelihood in found.values()) else None
+
+
+def _leaking(entries: dict[str, Entry]) -> list[Finding]:
+    """Nothing, or why the official split must not be used.
+
+    Raises:
+        UserError: subject_leakage.
+    """
+    splits: dict[str, set[str]] = defaultdict(set)
+    for entry in entries.values():
+        if not entry.faults:
+            splits[entry.subject].add(SPLIT_OF[entry.fold])
+    leaking = {subject for subject, found in splits.items() if len(found) > 1}
+    if not leaking:
+        return []
+    rows = [str(entry.row) for entry in entries.values() if entry.subject in leaking]
+    raise UserError(
+        Reason.SUBJECT_LEAKAGE,
+        f"{len(leaking)} patient{'s' * (len(leaking) > 1)} in folds of several splits (rows {', '.join(rows[:10])})",
+        wanted="folds 1-8, 9 and 10 must not share a patient",
+        action="Mend strat_fold or patient_id in the table",
+        field="strat_fold",
+    )
+
+
+def _absent(entries: dict[str, Entry]) -> Iterator[Finding]:
+    """Superclasses that a split lacks: scores on it are undefined for them."""
+    there: dict[str, set[str]] = {split: set() for split in SPLIT_OF.values()}
+    for entry in entries.values():
+        if not entry.faults:
+            there[SPLIT_OF[entry.fold]].update(entry.attributes.get("superclasses", ()))
+    for split, found in there.items():
+        if lacking := [name for name in SUPERCLASSES if name not in found]:
+            text = f"no record with {', '.join(lacking)} in {split}"
+            yield _warning(Reason.CLASS_MISSING, text, "scores of it are undefined there", len(lacking), tuple(lacking))
+
+
+# --- records
+
+
+def _stem(path: PurePosixPath) -> str:
+    """What the names of all files of a record begin with: `records100/00000/00003` of `records100/00000/00003_lr.dat`."""
+    return (path.parent / re.split("[_.]", path.name, maxsplit=1)[0]).as_posix()
+
+
+def _unit(source: Source, table: str, name: str, entry: Entry, beside: dict[str, list[str]], options: dict[str, Any]) -> Unit:
+    """The record of a row, or why there is none."""
+    if entry.faults:
+        return Unit(name=name, files=(), read=None, findings=entry.faults)
+    rate = options.get("rate", 100)
+    inside = f"{entry.record}.hea"
+    try:
+        source.path(inside)  # nothing that leaves the data set's folder
+    except UserError as error:
+        if error.code == Reason.PATH_ESCAPE:
+            found = replace(error.finding, file=table, field=RECORD[rate], row=entry.row)
+            return Unit(name=name, files=(), read=None, findings=(found,))
+    rel = (PurePosixPath(table).parent / PurePosixPath(inside)).as_posix()
+    files = tuple(beside.get(_stem(PurePosixPath(rel)), ()))
+    faults = tuple(source.odd[file] for file in files if file in source.odd)
+    if not faults and rel not in source.files:
+        text, wanted = "is not there", f"row {entry.row} of {TABLE} names it"
+        faults = (Finding(code=Reason.MISSING_SIGNAL_FILE, text=text, wanted=wanted, action="Download it again", file=rel),)
+    if faults:
+        return Unit(name=name, files=files, read=None, findings=faults)
+    recorded = entry.recorded if options.get("keep_dates") and RECORDED.fullmatch(entry.recorded or "") else None
+    read = partial(
+        read_record,
+        Source(source.root, {file: source.files[file] for file in files}, {}),  # a record opens its own files only
+        rel,
+        recording_id=name,
+        subject_id=entry.subject,
+        attributes=entry.attributes,
+        rate=rate,
+        recorded=recorded,
+        keep_phi=bool(options.get("keep_phi")),
+    )
+    return Unit(name=name, files=files, read=read)
+
+
+def _ignored(source: Source, claimed: set[str]) -> Iterator[Finding]:
+    """Headers beside the records of this rate that no row names."""
+    folders = {PurePosixPath(rel).parent for rel in claimed}
+    left = [rel for rel in source.files if rel.endswith(".hea") and rel not in claimed and PurePosixPath(rel).parent in folders]
+    if left:
+        shown = tuple(safe_text(PurePosixPath(rel).name) for rel in left[:5])
+        text = f"records that no row of {TABLE} names, like this one: {len(left)}"
+        yield replace(_warning(Reason.FILE_NAME, text, "they are not read", len(left), shown), file=left[0])
+
+
+def read_record(
+    source: Source,
+    rel: str,
+    *,
+    recording_id: str,
+    subject_id: str,
+    attributes: dict[str, Any],
+    rate: int,
+    recorded: str | None = None,
+    keep_phi: bool = False,
+) -> Record:
+    """One ECG: its 12 leads, in the order of `LEADS`, in mV.
+
+    Args:
+        source: the files of this record.
+        rel: its header.
+        recording_id: name of the record.
+        subject_id: name of the patient.
+        attributes: fold, age, sex, superclasses.
+        rate: Hz that it must have.
+        recorded: ISO time of the recording by the table, where dates are kept.
+        keep_phi: keep the comments of the header as an attribute.
+
+    Raises:
+        UserError: what keeps the record out of the cache.
+    """
+    found = wfdb.read(rel, source, keep_phi=keep_phi)
+    with located(rel):
+        signals, findings = leads(found.signals, rate)
+    start = None
+    if recorded is not None:
+        with suppress(ValueError):
+            start = datetime.fromisoformat(recorded).isoformat()
+    comments = found.header.comments
+    return Record(
+        recording_id=recording_id,
+        subject_id=subject_id,
+        signals=signals,
+        attributes={**attributes, **({"comments": list(comments)} if comments else {})},
+        start_time=start,
+        findings=[finding.at(rel) for finding in (*found.findings, *findings)],
+    )
+
+
+def leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Finding]]:
+    """The 12 leads by name, checked and brought to mV by their scale.
+
+    Raises:
+        UserError: duplicate_channel, missing_channel, sampling_rate, length, unit.
+    """
+    named: dict[str, list[Signal]] = defaultdict(list)
+    for signal in signals:
+        named[signal.channel.strip().upper()].append(signal)
+    if missing := [lead for lead in LEADS if lead not in named]:
+        text, wanted = f"has no lead {', '.join(missing)}", f"found {', '.join(safe_text(signal.channel) for signal in signals[:12])}"
+        raise UserError(Reason.MISSING_CHANNEL, text, wanted=wanted, field="description", expected=missing[0])
+    out: list[Signal] = []
+    odd: list[str] = []
+    flat: list[str] = []
+    for lead in LEADS:
+        first, *others = named[lead]
+        if any(other.onset == first.onset for other in others):
+            raise UserError(
+                Reason.DUPLICATE_CHANNEL, f"several signals are lead {lead}", wanted="expected one", field="description", found=lead
+            )
+        if not math.isclose(first.rate, rate, rel_tol=1e-6):
+            text, wanted = f"lead {lead} is sampled at {first.rate:g} Hz", f"expected {rate} Hz"
+            raise UserError(Reason.SAMPLING_RATE, text, wanted=wanted, field="sampling_rate", found=f"{first.rate:g}", expected=str(rate))
+        if others or len(first.samples) != rate * SECONDS:
+            had = f"{len(others) + 1} stretches" if others else f"{len(first.samples) / rate:g} s"
+            text, wanted = f"lead {lead} has {had}", f"expected {SECONDS} s without a gap: nothing is padded or cut"
+            raise UserError(Reason.LENGTH, text, wanted=wanted, field="length", found=had, expected=f"{SECONDS} s")
+        factor = MILLIVOLTS.get(first.unit.lower())
+        if factor is None:
+            shown = safe_text(first.unit)
+            raise UserError(
+                Reason.UNIT, f"lead {lead} is in {shown}", wanted="expected mV, uV or V", field="unit", found=shown, expected="mV"
+            )
+        if factor != 1.0:
+            odd.append(lead)
+        if not np.fmin.reduce(first.samples) < np.fmax.reduce(first.samples):  # also where all are missing
+            flat.append(lead)
+        out.append(first._replace(channel=lead, unit="mV", scale=first.scale * factor, offset=first.offset * factor))
+    findings = []
+    if odd:
+        findings.append(_warning(Reason.UNIT, f"not in mV: {', '.join(odd)}", "brought to mV by the scale", len(odd)))
+    if flat:
+        findings.append(_warning(Reason.FLAT_CHANNEL, f"constant: {', '.join(flat)}", count=len(flat)))
+    return out, findings

@@ -1,0 +1,501 @@
+"""Problems of the UEA, UCR and Monash archives in .ts files, and what PPG-DaLiA, IEEEPPG and BIDMC in that form share.
+
+A problem is two files, `NAME_TRAIN.ts` and `NAME_TEST.ts`; a case is a recording of its own with one label. The archives keep no subjects:
+cases that were cut from one recording with overlap are found again by the samples they share, so that no recording stands in two splits.
+Each case carries its split as an attribute: TEST is test, a part of TRAIN is validation (see RULES).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bitimely_core.batch import Record, Records, Rows, Signal, Unit
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.formats import ts as format_ts
+from bitimely_core.formats.source import Source, located
+from bitimely_core.registry import DatasetFacts, View, datasets
+
+NAME = re.compile(r"(.+)_(TRAIN|TEST)\.ts", re.IGNORECASE | re.DOTALL)
+LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(txt|md|json|py)", re.IGNORECASE)
+SPLITS = ("train", "validation", "test")
+SHORTEST = 64  # values below which shared samples prove nothing
+CHANGES = 8  # in a stretch of samples that may prove that two cases share it: a flat line proves nothing
+SPREAD = 16  # a clock may leave this many grid points empty for each sample
+EACH = 5  # faulty lines named one by one
+
+RULES = {
+    "splits": "cases of TEST are test; a tenth of the recordings of TRAIN is validation. A recording whose cases stand in both files is "
+    "train throughout; where most of them do, the files split inside recordings and all are split again, 80/10/10 by recording",
+    "recordings": f"cases of at least {SHORTEST} values that share a stretch of a quarter of a case are of one recording, and so are equal cases",
+    "labels": "a case without a label, with one that is no class or not finite, or with another number of channels is left out and counted",
+    "missing": "? and NaN are missing values (mask), never numbers",
+}
+LENGTHS = "cases that differ in length are filled up at their ends with missing values to the longest, so that one window is one case"
+
+
+class Channel(NamedTuple):
+    """A channel of every case."""
+
+    name: str
+    rate: float  # Hz
+    unit: str
+    length: int | None = None  # values a case; None: any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What is known of a problem beyond its files, which name nothing."""
+
+    target: str = ""  # attribute of a case that holds its label; "": label (classes) or value (numbers)
+    channels: tuple[Channel, ...] = ()  # (): channel 1, 2, ... at 1 Hz
+    subject: str = ""  # what subjects are called; "": the problem's name
+    windows: bool = False  # cases are cut from long recordings: neighbours in a file may be neighbours in time
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One file of a problem. `groups` and `splits` have one entry a case: its recording, and the position of its split in SPLITS."""
+
+    rel: str
+    header: format_ts.Header
+    layout: Layout
+    groups: np.ndarray  # int32 [cases]
+    splits: np.ndarray  # int8 [cases]
+    length: int | None = None  # every channel is filled up with missing values to this many
+
+
+OPEN = {
+    "": View(channels=(), rate=0.0, window=0, split="official", help="all channels of a case, no labels; one case is one window"),
+    "classification": View(
+        channels=(), rate=0.0, window=0, task="classification", target="label", split="official", help="the class of a case"
+    ),
+    "regression": View(channels=(), rate=0.0, window=0, task="regression", target="value", split="official", help="the number of a case"),
+}
+
+
+@datasets(
+    DatasetFacts(
+        title="One problem of the UEA, UCR or Monash archives (.ts), classification or regression",
+        views=OPEN,
+        licence="as the problem's",
+        url="https://www.timeseriesclassification.com/",
+        download="NAME_TRAIN.ts and NAME_TEST.ts of one problem from the archive, into one folder",
+        paper={},
+        rules={
+            **RULES,
+            "rate": "the files name neither channels, nor units, nor rates: channel 1, 2, ... at 1 Hz; with timestamps, at their clock",
+            "lengths": LENGTHS,
+            "subjects": "recordings that were found by their shared samples; other cases are taken as independent, as the archives do",
+        },
+        clinical=False,
+    )
+)
+def ts(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+    """A problem in .ts files: NAME_TRAIN.ts and NAME_TEST.ts, one recording a case."""
+    source = needed(source)
+    found = problems(source)
+    if len(found) > 1:
+        raise UserError(
+            Reason.CONFIG,
+            f"{len(found)} problems: {', '.join(safe_text(name, 60) for name in list(found)[:10])}",
+            wanted="expected one",
+            action="Give the folder of one of them",
+            exit_code=Exit.USAGE,
+        )
+    yield from others(source, found)
+    for files in found.values():
+        yield from units(source, {"": files}, {"": Layout()})
+
+
+def needed(source: Source | None) -> Source:
+    """The source. Raises UserError (no_input) without one."""
+    if source is None:
+        raise UserError(Reason.NO_INPUT, "needs the folder of the data set", action="Give it as SOURCE")
+    return source
+
+
+def problems(source: Source) -> dict[str, dict[str, str]]:
+    """Problem (folder and name) -> TRAIN or TEST -> file. A .ts file that says neither is taken for TRAIN."""
+    found: dict[str, dict[str, str]] = {}
+    for rel in [*source.files, *source.odd]:
+        if PurePosixPath(rel).suffix.lower() == ".ts":
+            named = NAME.fullmatch(rel)
+            problem, kind = (named[1], named[2].upper()) if named else (rel[:-3], "TRAIN")
+            found.setdefault(problem, {})[kind] = rel
+    return found
+
+
+def others(source: Source, found: Mapping[str, Mapping[str, str]], layout: re.Pattern[str] = LAYOUT) -> Iterator[Finding]:
+    """Files that belong to no unit, by ending, and what is missing altogether."""
+    taken = {rel for files in found.values() for rel in files.values()}
+    left: dict[str, list[str]] = {}
+    for rel in source.files:
+        if rel not in taken and not layout.fullmatch(PurePosixPath(rel).name):
+            left.setdefault(PurePosixPath(rel).suffix.lower(), []).append(rel)
+    for ending, files in sorted(left.items()):
+        yield Finding(
+            code=Reason.UNSUPPORTED_FORMAT if not taken else Reason.FILE_NAME,
+            level="warning",
+            text=f"{len(files)} file{'s' * (len(files) > 1)} {f'ending in {safe_text(ending)}' if ending else 'without an ending'}",
+            wanted="not read",
+            file=files[0],
+            count=len(files),
+            examples=tuple(safe_text(rel) for rel in files[:5]),
+        )
+
+
+# --- a problem, or several of one source
+
+
+def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mapping[str, Layout]) -> Iterator[Unit | Finding]:
+    """The files of one or several problems that were cut from the same recordings, as units.
+
+    Args:
+        source: the raw folder.
+        found: problem -> TRAIN or TEST -> file.
+        layouts: problem -> what is known of it.
+
+    Raises:
+        UserError: what makes a file, and with it the problem, unusable: header_syntax, schema_mismatch, empty_file and so on.
+    """
+    heads: dict[str, format_ts.Header] = {}
+    notes: dict[str, list[Finding]] = {}
+    for files in found.values():
+        for rel in files.values():
+            with located(rel):
+                heads[rel] = format_ts.read_header(source.path(rel))
+            notes[rel] = []
+        if len(files) == 2:
+            train, test = files["TRAIN"], files["TEST"]
+            format_ts.compare(heads[train], heads[test], test)
+            repeated = format_ts.duplicates(source.path(train), source.path(test))
+            notes[test] += [repeated.at(test)] if repeated else []
+        else:
+            ((kind, rel),) = files.items()
+            missing = "TEST" if kind == "TRAIN" else "TRAIN"
+            text, wanted = f"there is no {missing} file beside it", "split 80/10/10 by recording"
+            notes[rel].append(Finding(code=Reason.MISSING_PAIR, level="warning", text=text, wanted=wanted, file=rel))
+    names = [(rel, kind) for files in found.values() for kind, rel in files.items()]
+    windows = any(layout.windows for layout in layouts.values())
+    length = None if any(layout.channels for layout in layouts.values()) else _filled([source.path(rel) for rel, _ in names], list(heads.values()))
+    groups, known = recordings([(source.path(rel), heads[rel]) for rel, _ in names])
+    placed, findings = assigned(groups, [kind for _, kind in names], windows=windows and not known)
+    yield from findings
+    if windows and not known:
+        yield Finding(
+            code=Reason.IDENTIFIER,
+            level="warning",
+            text="no two cases share samples, so their recordings cannot be told",
+            wanted="the archive's own split is kept; a split by subject would be one by random windows",
+            file=names[0][0],
+        )
+    layout_of = {rel: layouts[problem] for problem, files in found.items() for rel in files.values()}
+    for (rel, _), group, split in zip(names, groups, placed, strict=True):
+        file = File(rel=rel, header=heads[rel], layout=layout_of[rel], groups=group, splits=split, length=length)
+        yield Unit(name=rel, files=(rel,), read=partial(read, source.path(rel), file), findings=tuple(notes[rel]))
+
+
+def read(path: Path, file: File) -> Records:
+    """All cases of a file, each a recording with its label; faulty ones are counted."""
+    stem = PurePosixPath(file.rel).stem
+    records: list[Record] = []
+    faults: list[Finding] = []
+    findings = [finding.at(file.rel) for finding in file.header.findings]
+    number = touched = 0
+    with located(file.rel):
+        for item in format_ts.cases(path, file.header):
+            if isinstance(item, Finding):
+                if item.row is None:
+                    findings.append(item.at(file.rel))
+                    continue
+                faults.append(item.at(file.rel))
+            else:
+                try:
+                    signals = _signals(item, file)
+                except UserError as error:
+                    faults.append(replace(error.finding, row=item.row, file=file.rel))
+                else:
+                    group = int(file.groups[number])
+                    attributes: dict[str, Any] = {"split": SPLITS[file.splits[number]]}
+                    if item.label is not None:
+                        attributes[file.layout.target or ("label" if isinstance(item.label, str) else "value")] = item.label
+                    subject = f"{file.layout.subject or problem_of(stem)}-{group + 1:05d}"
+                    recording = f"{stem}-{number + 1:06d}"
+                    records.append(Record(recording_id=recording, subject_id=subject, signals=signals, attributes=attributes))
+                    touched += any(bool(np.isnan(signal.samples).any()) for signal in signals)
+            number += 1
+    quarantined = Counter(str(fault.code) for fault in faults)
+    account = Rows(
+        file=file.rel,
+        kind="cases",
+        seen=file.header.cases,
+        quarantined=dict(quarantined),
+        warned={str(Reason.MISSING_VALUES): touched} if touched else {},
+    )
+    return Records(records=records, rows=[account], findings=[*findings, *told(faults)])
+
+
+def problem_of(stem: str) -> str:
+    """The problem's name in that of a file."""
+    return re.sub(r"_(TRAIN|TEST)$", "", stem, flags=re.IGNORECASE)
+
+
+def told(faults: Sequence[Finding]) -> list[Finding]:
+    """Faulty lines, the first few of each reason one by one, the others by number."""
+    out: list[Finding] = []
+    for code in dict.fromkeys(fault.code for fault in faults):
+        same = [fault for fault in faults if fault.code == code]
+        out += same[:EACH]
+        if more := same[EACH:]:
+            rows = tuple(f"row {fault.row}" for fault in more[:5])
+            out.append(replace(more[0], text=f"{len(more)} more lines with this fault", wanted="", count=len(more), examples=rows))
+    return out
+
+
+def _signals(case: format_ts.Case, file: File) -> list[Signal]:
+    """The channels of a case, named by their lengths where the layout says them, else in order.
+
+    Raises:
+        UserError: length, dimensions, timestamps.
+    """
+    layout = file.layout
+    if not layout.channels:
+        clocks = case.times or (None,) * len(case.channels)
+        placed = [on_grid(values, clock) for values, clock in zip(case.channels, clocks, strict=True)]
+        return [Signal(f"channel {i}", rate, "", _padded(values, file.length)) for i, (values, rate) in enumerate(placed, 1)]
+    left = list(case.channels)
+    out = []
+    for channel in layout.channels:
+        at = next((i for i, values in enumerate(left) if channel.length in {None, len(values)}), None)
+        if at is None:
+            lengths = ", ".join(str(len(values)) for values in case.channels[:8])
+            wanted = ", ".join(str(channel.length) for channel in layout.channels)
+            raise UserError(Reason.LENGTH, f"has channels of {lengths} values", wanted=f"expected {wanted}")
+        out.append(Signal(channel.name, channel.rate, channel.unit, left.pop(at)))
+    if left:
+        raise UserError(Reason.DIMENSIONS, f"has {len(case.channels)} channels", wanted=f"expected {len(layout.channels)}")
+    return out
+
+
+def _padded(values: np.ndarray, length: int | None) -> np.ndarray:
+    """float32, NaN after the last value up to `length`."""
+    if length is None or len(values) >= length:
+        return values
+    return np.concatenate([values, np.full(length - len(values), np.nan, np.float32)])
+
+
+def _filled(paths: Sequence[Path], heads: Sequence[format_ts.Header]) -> int | None:
+    """Length of the longest channel of a problem whose cases differ in length; None where none is to be filled up."""
+    if any(head.timestamps for head in heads) or len({head.lengths for head in heads} - {None}) == 1 == len({head.lengths for head in heads}):
+        return None
+    longest = total = channels = 0
+    for path, head in zip(paths, heads, strict=True):
+        for row, line, _ in format_ts.lines(path):
+            if row > head.data:
+                found = format_ts.shape(line, timestamps=False, labelled=head.task != "none")
+                longest, total, channels = max(longest, *found), total + sum(found), channels + len(found)
+    return longest if longest * channels <= SPREAD * total else None
+
+
+def on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, float]:
+    """Values on the grid of their smallest step (NaN where there is none) and its rate in Hz; 1 Hz without a clock.
+
+    Args:
+        values: float32 [n].
+        times: float64 [n], increasing, in seconds.
+
+    Raises:
+        UserError: timestamps, for a clock that keeps to no grid.
+    """
+    if times is None or len(times) < 2:
+        return values, 1.0
+    step = float(np.diff(times).min())
+    places = (times - times[0]) / step
+    at = np.rint(places).astype(np.int64)
+    if at[-1] + 1 > SPREAD * len(at) or np.abs(places - at).max() > 0.01:
+        raise UserError(Reason.TIMESTAMPS, "the times keep to no regular grid", wanted="resample the case, or leave it out")
+    if at[-1] + 1 == len(at):
+        return values, 1.0 / step
+    grid = np.full(int(at[-1]) + 1, np.nan, np.float32)
+    grid[at] = values
+    return grid, 1.0 / step
+
+
+# --- recordings, found by the samples that cases share
+
+
+def recordings(files: Sequence[tuple[Path, format_ts.Header]]) -> tuple[list[np.ndarray], bool]:
+    """Which cases of `files` were cut from one recording.
+
+    Of the first channel of each case a few stretches are chosen by their content, so that two cases that overlap by three eighths choose
+    a common one wherever they begin; equal stretches join their cases, and so do equal cases.
+
+    Returns:
+        int32 [cases] for each file, recordings numbered in the order of their first case; whether any were found (at most half as many
+        recordings as cases).
+    """
+    marks: list[np.ndarray] = []
+    owners: list[np.ndarray] = []
+    counts = [header.cases for _, header in files]
+    first = 0
+    for path, header in files:
+        for i, chosen in enumerate(_marked(path, header)):
+            if len(chosen):
+                marks.append(chosen)
+                owners.append(np.full(len(chosen), first + i, np.int64))
+        first += header.cases
+    parent = list(range(first))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    if marks:
+        mark, owner = np.concatenate(marks), np.concatenate(owners)
+        order = np.lexsort((owner, mark))
+        mark, owner = mark[order], owner[order]
+        same = np.flatnonzero((mark[1:] == mark[:-1]) & (owner[1:] != owner[:-1]))
+        for a, b in zip(owner[same].tolist(), owner[same + 1].tolist(), strict=True):
+            one, other = sorted((root(a), root(b)))
+            parent[other] = one
+    roots = np.array([root(i) for i in range(first)], np.int64)
+    names, groups = np.unique(roots, return_inverse=True)  # roots are first cases, hence in order
+    return np.split(groups.astype(np.int32), np.cumsum(counts)[:-1]), bool(2 * len(names) <= first)
+
+
+def _marked(path: Path, header: format_ts.Header) -> Iterator[np.ndarray]:
+    """Hashes (uint64) of each case: of its whole text without the label, and of the chosen stretches of one that is long enough."""
+    powers = _powers(1024)
+    for row, line, _ in format_ts.lines(path):
+        if row <= header.data:
+            continue
+        text = line.rpartition(b":")[0] if header.task != "none" else line
+        whole = hashlib.blake2b(text.translate(None, b" \t"), digest_size=8).digest()
+        chosen = np.frombuffer(whole, np.uint64)
+        field = b"" if header.timestamps else line.split(b":", 1)[0]
+        if field.count(b",") + 1 >= SHORTEST and not field.translate(None, format_ts.PLAIN):
+            try:
+                values = np.array(list(map(float, field.split(b","))), np.float32)
+            except ValueError:
+                values = np.zeros(0, np.float32)
+            if len(values) >= SHORTEST:
+                while len(powers[0]) <= len(values):
+                    powers = _powers(2 * len(powers[0]))
+                chosen = np.concatenate([chosen, stretches(values, *powers)])
+        yield chosen
+
+
+def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Powers [count] of an odd number modulo 2^64, and of its inverse."""
+    base = 0x9E3779B97F4A7C15
+    inverse = pow(base, -1, 1 << 64)
+    out = []
+    for x in (base, inverse):
+        factors = np.full(count, x, np.uint64)
+        factors[0] = 1
+        out.append(np.cumprod(factors))
+    return out[0], out[1]
+
+
+def stretches(values: np.ndarray, powers: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+    """Hashes (uint64) of stretches of a quarter of `values` (float32 [n]), of every n/8 places in a row the smallest one."""
+    n = len(values)
+    length, width = n // 4, max(1, n // 8)
+    bits = np.ascontiguousarray(values + 0.0).view(np.uint32).astype(np.uint64)  # + 0.0: one zero
+    mixed = _mixed(bits) * powers[:n]
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed)])
+    rolling = _mixed((sums[length:] - sums[:-length]) * inverse[: n - length + 1])
+    changes = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])])
+    flat = changes[length - 1 :] - changes[: n - length + 1] < CHANGES
+    worst = np.uint64(2**64 - 1)
+    rolling[flat] = worst
+    smallest = np.lib.stride_tricks.sliding_window_view(rolling, min(width, len(rolling))).min(axis=1)
+    chosen = np.unique(smallest)
+    return chosen[chosen != worst]
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """The finaliser of MurmurHash3 on uint64."""
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        x = (x ^ (x >> np.uint64(33))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(33))
+
+
+# --- splits
+
+
+def ranked(names: Sequence[str], *, test: bool = True, held: tuple[int, int] | None = None) -> dict[str, str]:
+    """Name -> split: in the order of the names' hashes the last are test, those before them validation, the others train.
+
+    Args:
+        names: of recordings or subjects.
+        test: whether there is to be a test split.
+        held: numbers of validation and test; None: a tenth each, at least one. Fewer than 3 names are all train.
+    """
+    order = sorted(set(names), key=lambda name: hashlib.sha256(f"0|{name}".encode()).digest())
+    if len(order) < 3:
+        return dict.fromkeys(order, "train")
+    tenth = max(1, round(len(order) / 10))
+    validation, tests = held or (tenth, tenth)
+    held_out = ["validation"] * validation + ["test"] * (tests if test else 0)
+    return dict(zip(order, ["train"] * (len(order) - len(held_out)) + held_out, strict=True))
+
+
+def assigned(groups: Sequence[np.ndarray], kinds: Sequence[str], *, windows: bool) -> tuple[list[np.ndarray], list[Finding]]:
+    """The split of every case, by its recording.
+
+    Args:
+        groups: recordings, int32 [cases], one array a file.
+        kinds: TRAIN or TEST, one a file.
+        windows: recordings are unknown and cases may overlap: then validation is a stretch at the end of TRAIN, not a random part.
+
+    Returns:
+        int8 [cases] a file, positions in SPLITS; findings.
+    """
+    inside: dict[str, set[int]] = {"TRAIN": set(), "TEST": set()}
+    for group, kind in zip(groups, kinds, strict=True):
+        inside[kind] |= set(group.tolist())
+    both = inside["TRAIN"] & inside["TEST"]
+    findings: list[Finding] = []
+    split: dict[int, str] = {}
+    if inside["TRAIN"] and inside["TEST"] and 2 * len(both) <= len(inside["TEST"]):
+        split = dict.fromkeys(inside["TEST"], "test") | dict.fromkeys(both, "train")
+        free = sorted(inside["TRAIN"] - both)
+        split |= _ordered(free, test=False) if windows else _hashed(free, test=False)
+        if both:
+            findings.append(_shared(len(both), "they are train throughout"))
+    else:
+        every = sorted(inside["TRAIN"] | inside["TEST"])
+        split = _ordered(every, test=True) if windows else _hashed(every, test=True)
+        if both:
+            findings.append(_shared(len(both), "the files split inside recordings: all are split again, by recording"))
+    return [np.array([SPLITS.index(split[g]) for g in group.tolist()], np.int8) for group in groups], findings
+
+
+def _hashed(groups: Sequence[int], *, test: bool) -> dict[int, str]:
+    found = ranked([str(group) for group in groups], test=test)
+    return {group: found[str(group)] for group in groups}
+
+
+def _ordered(groups: Sequence[int], *, test: bool) -> dict[int, str]:
+    """The last tenth in the order of the file is test (with `test`), the tenth before it validation."""
+    held = math.ceil(len(groups) / 10) if len(groups) >= 3 else 0
+    held_out = ["validation"] * held + (["test"] * held if test else [])
+    return dict(zip(groups, ["train"] * (len(groups) - len(held_out)) + held_out, strict=True))
+
+
+def _shared(count: int, done: str) -> Finding:
+    text = f"{count} recording{'s' * (count > 1)} {'have' if count > 1 else 'has'} cases in TRAIN and in TEST"
+    return Finding(code=Reason.DUPLICATE_ACROSS_SPLITS, level="warning", text=text, wanted=done, count=count)

@@ -1,0 +1,256 @@
+"""Pickles of numpy arrays, read without running anything that they say.
+
+A pickle is a program: the ordinary reader calls whatever it names. This one knows five names, of the seven globals by which old and new
+numpy write arrays, and gives each a stand-in of its own that only notes down what it is told; numbers are made of bytes afterwards. An
+opcode that could reach anything else is refused, so even a file that is written against this reader runs no code of its own choosing.
+"""
+
+from __future__ import annotations
+
+import pickle  # the opcodes and the interpreter; its load functions are never called
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+
+from bitimely_core.errors import Reason, UserError, safe_text
+
+DEEPEST = 100  # containers in containers
+TYPES = re.compile(r"([<>|=]?)([biuf])([1248])")
+SCALARS = (type(None), bool, int, float, str, bytes)
+
+
+class _Type:
+    """Stand-in of numpy.dtype: plain numbers alone."""
+
+    def __init__(self, code: str) -> None:
+        found = TYPES.fullmatch(code)
+        if found is None:
+            raise _Unsafe(f"an array of type {safe_text(code)}")
+        self.order, self.kind = found[1] or "|", found[2] + found[3]
+
+    def build(self, state: Any) -> None:
+        """Takes the byte order; the other fields of the state are those of structured types."""
+        if not isinstance(state, tuple) or len(state) < 5 or state[1] not in {"<", ">", "|", "="} or any(state[2:5]):
+            raise _Unsafe("a structured array")
+        self.order = state[1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(("<" if self.order in "|=" else self.order) + self.kind)
+
+
+class _Array:
+    """Stand-in of numpy.ndarray."""
+
+    def __init__(self) -> None:
+        self.value: np.ndarray | None = None
+
+    def build(self, state: Any) -> None:
+        """Makes the array of `(version, shape, type, is_fortran, bytes)`."""
+        if not isinstance(state, tuple) or len(state) != 5:
+            raise ValueError("the state of an array has 5 parts")
+        _, shape, kind, fortran, raw = state
+        if isinstance(raw, str):  # written by Python 2
+            raw = raw.encode("latin-1")
+        if not isinstance(kind, _Type) or not isinstance(raw, bytes):
+            raise _Unsafe("an array of objects")
+        if not isinstance(shape, tuple) or not all(isinstance(n, int) and n >= 0 for n in shape):
+            raise ValueError("a shape is a tuple of whole numbers")
+        self.value = np.frombuffer(raw, kind.dtype).reshape(shape, order="F" if fortran else "C")
+
+
+class _Unsafe(Exception):  # noqa: N818
+    """What only a pickle of something else than arrays holds."""
+
+
+class _Name:
+    """A global of the allow-list, as a value on the reader's stack."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+NAMES = {
+    ("numpy", "ndarray"): _Name("ndarray"),
+    ("numpy", "dtype"): _Name("dtype"),
+    ("_codecs", "encode"): _Name("encode"),
+    **{(f"numpy.{core}.multiarray", name): _Name(name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")},
+}
+
+
+def _called(function: Any, arguments: Any) -> Any:
+    """What a call of a name of the allow-list gives.
+
+    Raises:
+        _Unsafe: for any other call.
+    """
+    match function, arguments:
+        case _Name(name="_reconstruct"), (_Name(name="ndarray"), *_):
+            return _Array()
+        case _Name(name="dtype"), (str(code), *_):
+            return _Type(code)
+        case _Name(name="encode"), (str(text), "latin1" | "latin-1"):
+            return text.encode("latin-1")
+        case _Name(name="scalar"), (_Type() as kind, bytes() | str() as raw):
+            data = raw.encode("latin-1") if isinstance(raw, str) else raw
+            return np.frombuffer(data, kind.dtype, count=1)[0].item()
+    raise _Unsafe("a call that makes no array")
+
+
+def _entered(target: Any, items: list[Any]) -> None:
+    """Puts `[key, value, ...]` into a dictionary. Keys are texts and numbers: the hash of tuples of tuples can take for ever."""
+    if not isinstance(target, dict) or not all(isinstance(key, SCALARS) for key in items[::2]):
+        raise _Unsafe("a dictionary with other keys than texts and numbers")
+    target.update(zip(items[::2], items[1::2], strict=True))
+
+
+class _Reader(pickle._Unpickler):  # the one in Python: a table of the C one can be made to grow to any size
+    """An unpickler that knows the names above and the opcodes below."""
+
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A name of the allow-list. Raises _Unsafe for every other."""
+        if (module, name) not in NAMES:
+            raise _Unsafe(f"names {safe_text(f'{module}.{name}')}")
+        return NAMES[module, name]
+
+    def load_reduce(self) -> None:
+        """A call."""
+        arguments = self.stack.pop()
+        self.stack[-1] = _called(self.stack[-1], arguments)
+
+    def load_build(self) -> None:
+        """The state of an array or of its type."""
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if not isinstance(target, _Array | _Type):
+            raise _Unsafe("sets what is no array")
+        target.build(state)
+
+    def load_setitem(self) -> None:
+        """One entry of a dictionary."""
+        value, key = self.stack.pop(), self.stack.pop()
+        _entered(self.stack[-1], [key, value])
+
+    def load_setitems(self) -> None:
+        """Entries of a dictionary."""
+        items = self.pop_mark()  # type: ignore[attr-defined]
+        _entered(self.stack[-1], items)
+
+    def load_dict(self) -> None:
+        """A dictionary with its entries."""
+        items = self.pop_mark()  # type: ignore[attr-defined]
+        self.stack.append({})
+        _entered(self.stack[-1], items)
+
+    def refuse(self) -> None:
+        """An opcode that no pickle of arrays needs."""
+        raise _Unsafe("an opcode that arrays do not need")
+
+
+for _code in (pickle.PERSID, pickle.BINPERSID, pickle.INST, pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4):
+    _Reader.dispatch[_code[0]] = _Reader.refuse
+for _code in (pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.BYTEARRAY8, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET):
+    _Reader.dispatch[_code[0]] = _Reader.refuse
+_Reader.dispatch |= {
+    pickle.REDUCE[0]: _Reader.load_reduce,
+    pickle.BUILD[0]: _Reader.load_build,
+    pickle.SETITEM[0]: _Reader.load_setitem,
+    pickle.SETITEMS[0]: _Reader.load_setitems,
+    pickle.DICT[0]: _Reader.load_dict,
+}
+
+
+class _Bounded:
+    """A file of which no more is asked for than it has: a length in a pickle is a claim."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.file, self.size = file, size
+
+    def read(self, count: int = -1) -> bytes:
+        """The next `count` bytes. Raises EOFError where there are fewer."""
+        if count < 0 or count > self.size - self.file.tell():
+            raise EOFError
+        return self.file.read(count)
+
+    def readline(self) -> bytes:
+        """The next line."""
+        return self.file.readline(1 << 20)
+
+
+def load(path: Path) -> Any:
+    """What a pickle of containers, numbers, texts and numeric arrays holds; texts of Python 2 are read as Latin-1.
+
+    Args:
+        path: a regular file; it is read as a whole.
+
+    Returns:
+        Dictionaries, lists and tuples of numbers, texts, bytes and numpy arrays (read-only).
+
+    Raises:
+        UserError: unsafe_pickle for a name, call or type that is not on the list; truncated, corrupt, empty_file, io_error.
+    """
+    try:
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise UserError(Reason.NOT_REGULAR_FILE, "is no regular file", file=str(path))
+        if info.st_size == 0:
+            raise UserError(Reason.EMPTY_FILE, "has 0 bytes", action="Download it again", file=str(path))
+        with path.open("rb") as file:
+            return _plain(_Reader(_Bounded(file, info.st_size), encoding="latin1").load(), {}, 0)
+    except OSError as error:
+        raise UserError(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=str(path)) from None
+    except _Unsafe as error:
+        raise UserError(
+            Reason.UNSAFE_PICKLE,
+            str(error),
+            wanted="only arrays of numbers are read, and nothing was run",
+            action="Do not open this file with other tools; download it again from its official place",
+            file=str(path),
+        ) from None
+    except EOFError:
+        raise UserError(Reason.TRUNCATED, "the pickle ends early", action="Download it again", file=str(path)) from None
+    except pickle.UnpicklingError as error:
+        code = Reason.TRUNCATED if "truncated" in str(error) or "exhausted" in str(error) else Reason.CORRUPT
+        raise UserError(code, "the pickle does not decode", action="Download it again", file=str(path)) from None
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:  # whatever odd bytes do to an interpreter of opcodes
+        raise UserError(
+            Reason.CORRUPT, f"the pickle does not decode ({type(error).__name__})", action="Download it again", file=str(path)
+        ) from None
+
+
+def _plain(value: Any, seen: dict[int, Any], depth: int) -> Any:
+    """The value with arrays in the place of their stand-ins. What stands at several places is one object, as in the pickle."""
+    if isinstance(value, SCALARS):
+        return value
+    if isinstance(value, _Array):
+        if value.value is None:
+            raise ValueError("an array without data")
+        return value.value
+    if id(value) in seen:
+        return seen[id(value)]
+    if depth > DEEPEST:
+        raise ValueError("containers in containers without end")
+    match value:
+        case dict():
+            made: Any = {}
+            seen[id(value)] = made
+            made |= {key: _plain(item, seen, depth + 1) for key, item in value.items()}
+        case list():
+            made = []
+            seen[id(value)] = made
+            made += [_plain(item, seen, depth + 1) for item in value]
+        case tuple():
+            made = tuple(_plain(item, seen, depth + 1) for item in value)
+            seen[id(value)] = made
+        case _:
+            raise _Unsafe("something that is no array")
+    return made

@@ -1,0 +1,196 @@
+"""Epileptic Seizure Recognition: rows by name, subjects from their ids, faults row by row; the real sample."""
+
+from __future__ import annotations
+
+import csv
+import os
+import pickle
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitimely_core import cache, tokens
+from bitimely_core.batch import Record, Records, Unit
+from bitimely_core.datasets.epilepsy import BINARY, CONDITIONS, VALUES, epilepsy
+from bitimely_core.errors import Finding, UserError
+from bitimely_core.formats.source import scan
+
+DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "esr"
+HEADER = ["", *VALUES, "y"]
+
+real = pytest.mark.skipif(not DATA.is_dir(), reason="the sample of the epilepsy table is not there: set BITIMELY_TEST_DATA")
+
+
+def rows(subjects: int = 6, chunks: int = 3) -> list[list[Any]]:
+    rng = np.random.default_rng(3)
+    order = [(subject, chunk) for subject in range(1, subjects + 1) for chunk in range(1, chunks + 1)]
+    rng.shuffle(order)
+    return [[f"X{chunk}.V1.{subject}", *rng.integers(-1800, 2000, 178).tolist(), 1 + subject % 5] for subject, chunk in order]
+
+
+def write(folder: Path, lines: Sequence[Sequence[Any]], header: Sequence[str] = HEADER, name: str = "data.csv") -> Path:
+    with (folder / name).open("w", newline="") as file:
+        csv.writer(file).writerows([header, *lines])
+    return folder
+
+
+def read(folder: Path) -> Records:
+    (unit,) = [item for item in epilepsy(scan(folder), {}) if isinstance(item, Unit)]
+    again: Unit = pickle.loads(pickle.dumps(unit))
+    assert again.read is not None
+    found = again.read()
+    assert isinstance(found, Records)
+    return found
+
+
+def record(found: Records, name: str) -> Record:
+    (one,) = [one for one in found.records if one.recording_id == name]
+    return one
+
+
+def test_columns_are_found_by_name_in_any_order(tmp_path: Path) -> None:
+    lines = rows()
+    order = np.random.default_rng(0).permutation(len(HEADER)).tolist()
+    straight = read(write(tmp_path, lines))
+    mixed = read(write(tmp_path, [[line[i] for i in order] for line in lines], [HEADER[i] for i in order]))
+    assert len(straight.records) == len(lines)
+    for line, one, other in zip(lines, straight.records, mixed.records, strict=True):
+        assert one.recording_id == other.recording_id == line[0]
+        assert one.subject_id == line[0].split(".", 1)[1]
+        assert one.attributes == other.attributes
+        assert one.attributes["condition"] == CONDITIONS[line[-1]]
+        assert one.attributes["binary"] == BINARY[line[-1] == 1]
+        for got in (one, other):
+            (signal,) = got.signals
+            assert signal.samples.dtype == np.int16
+            assert signal.samples.tolist() == line[1:-1]
+            assert (signal.rate, signal.unit) == (173.61, "uV")
+
+
+def test_values_that_are_no_small_whole_numbers_are_kept_as_float32(tmp_path: Path) -> None:
+    lines = rows()
+    lines[0][5], lines[1][5], lines[2][5] = 0.5, 40000, 32767
+    found = read(write(tmp_path, lines))
+    kinds = [found.records[i].signals[0].samples.dtype.name for i in range(4)]
+    assert kinds == ["float32", "float32", "int16", "int16"]
+    assert found.records[1].signals[0].samples[4] == 40000
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "code"),
+    [
+        (3, "n/a", "not_numeric"),
+        (3, "", "missing_values"),
+        (3, "inf", "non_finite"),
+        (3, "1e400", "non_finite"),
+        (3, "1e39", "non_finite"),
+        (-1, "6", "label"),
+        (-1, "0", "label"),
+        (-1, "1.5", "label"),
+        (-1, "", "label"),
+        (0, "TFC.train.1", "identifier"),
+        (0, "", "identifier"),
+        (0, "X1.V1", "identifier"),
+    ],
+)
+def test_a_faulty_row_is_left_out_and_counted(tmp_path: Path, column: int, cell: str, code: str) -> None:
+    lines = rows()
+    name = lines[4][0]
+    lines[4][column] = cell
+    found = read(write(tmp_path, lines))
+    assert name not in {one.recording_id for one in found.records}
+    assert len(found.records) == len(lines) - 1
+    (table,) = found.rows
+    assert (table.seen, table.kind, table.quarantined) == (len(lines), "segments", {code: 1})
+    (finding,) = found.findings
+    assert (finding.code, finding.row, finding.file) == (code, 6, "data.csv")
+    assert cell == "" or cell not in finding.message.replace("6", "") or code == "label"
+
+
+def test_many_faults_of_one_kind_are_one_finding(tmp_path: Path) -> None:
+    lines = rows(subjects=10)
+    for line in lines[2:9]:
+        line[-1] = 7
+    found = read(write(tmp_path, lines))
+    (finding,) = found.findings
+    assert (finding.count, finding.row, finding.examples) == (7, 4, ("4", "5", "6", "7", "8"))
+
+
+def test_repeated_rows_are_used_once_and_torn_ones_not_at_all(tmp_path: Path) -> None:
+    lines = rows()
+    lines += [list(lines[0]), [lines[1][0], *lines[2][1:]]]
+    found = read(write(tmp_path, lines))
+    names = [one.recording_id for one in found.records]
+    assert names.count(lines[0][0]) == 1
+    assert lines[1][0] not in names
+    assert (found.rows[0].dropped, found.rows[0].quarantined) == ({"duplicates": 1}, {"duplicate_key": 2})
+
+
+def test_a_segment_with_two_classes_is_told(tmp_path: Path) -> None:
+    lines = rows()
+    lines[0][-1] = 1 + lines[0][-1] % 5
+    (finding,) = read(write(tmp_path, lines)).findings
+    assert (finding.code, finding.level, finding.count) == ("label", "warning", 1)
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        (HEADER[:5] + HEADER[6:], "schema"),
+        ([*HEADER, "extra"], "header"),
+        (HEADER[1:], "header"),
+        ([str(i) for i in range(180)], "header"),
+        (["", *VALUES[:-1], "X1", "y"], "header"),
+    ],
+)
+def test_a_table_with_other_columns_is_refused(tmp_path: Path, header: list[str], code: str) -> None:
+    lines = [line + [0] * max(0, len(header) - 180) for line in rows()]
+    with pytest.raises(UserError) as caught:
+        read(write(tmp_path, [line[: len(header)] for line in lines], header))
+    assert caught.value.code in {code, "schema"}
+    assert not re.search(r"V1\.\d", str(caught.value))
+
+
+def test_one_table_is_read_and_others_are_named(tmp_path: Path) -> None:
+    write(tmp_path, rows())
+    write(tmp_path, rows(), name="other.csv")
+    (tmp_path / "README.txt").write_text("x")
+    findings = [item for item in epilepsy(scan(tmp_path), {}) if isinstance(item, Finding)]
+    assert [(str(finding.code), finding.file) for finding in findings] == [("file_name", "other.csv")]
+    (tmp_path / "data.csv").unlink()
+    with pytest.raises(UserError) as caught:
+        list(epilepsy(scan(tmp_path), {}))
+    assert caught.value.code == "no_input"
+
+
+def test_all_chunks_of_a_segment_stand_in_one_split(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    write(tmp_path / "raw", rows(subjects=30, chunks=4))
+    report = cache.ingest("epilepsy", tmp_path / "raw", tmp_path / "cache")
+    assert (report["exit_code"], report["rows"][0]["used"]) == (0, 120)
+    for view in ("", "five"):
+        windows = tokens.build(tmp_path / "cache", view=view, out=tmp_path / f"tokens-{view}")
+        assert (len(windows), windows.length, windows.rate) == (120, 178, 173.61)
+        per_subject = {subject: set(part["split"]) for (subject,), part in windows.index.partition_by("subject_id", as_dict=True).items()}
+        assert len(per_subject) == 30
+        assert all(len(found) == 1 for found in per_subject.values())
+    assert list(windows.class_names) == list(CONDITIONS.values())
+
+
+@real
+def test_the_sample_lands_as_it_is_written(tmp_path: Path) -> None:
+    report = cache.ingest("epilepsy", DATA, tmp_path / "cache")
+    assert (report["exit_code"], report["rows"][0]["used"], report["reason_counts"]) == (0, 10, {"file_name": 1})
+    with (DATA / "data.csv").open(newline="") as file:
+        table = {line["Unnamed"]: line for line in csv.DictReader(file)}
+    found = list(cache.open_cache(tmp_path / "cache").records())
+    assert {one.recording_id for one in found} == set(table)
+    for one in found:
+        line = table[one.recording_id]
+        assert one.signals[0].samples.tolist() == [int(line[name]) for name in VALUES]
+        assert one.attributes["condition"] == CONDITIONS[int(line["y"])]
+        assert line["Unnamed"].endswith(one.subject_id)
