@@ -22,6 +22,7 @@ def ingest(
     size: Annotated[str | None, typer.Option("--size", help="small or large (synthetic).")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed (synthetic).")] = None,
     rate: Annotated[int | None, typer.Option("--rate", help="Hz of the files to read, 100 or 500 (ptb-xl).")] = None,
+    map_: Annotated[Path | None, typer.Option("--map", metavar="FILE.toml", help="Mapping file: patterns, subjects, channels, rates, labels (generic).")] = None,
     follow_symlinks: Annotated[bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")] = False,
     keep_phi: Annotated[bool, typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")] = False,
     keep_dates: Annotated[bool, typer.Option("--keep-dates", help="Keep start times of recordings.")] = False,
@@ -40,7 +41,7 @@ def ingest(
     """
     from bitimely_core import cache
 
-    options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate}.items() if value is not None}
+    options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate, "map": None if map_ is None else str(map_)}.items() if value is not None}
     with screen.progress() as progress:
         report: dict[str, Any] = cache.ingest(
             dataset, source, workspace / "cache" / dataset, options=options, jobs=jobs, strict=strict, max_bad=max_bad, shard=shard(part),
@@ -53,10 +54,10 @@ def ingest(
         left_out = [{"unit": u["unit"], "files": u["files"], "reasons": u["reasons"]} for u in report["units"] if u["status"] == "quarantined"]
         store.write_json(quarantine, {"format_version": 1, "dataset": dataset, "quarantined": left_out})
     where = workspace / "cache" / dataset / "ingest_report.json"
-    screen.findings([*(r for u in report.get("units", []) for r in u["reasons"]), *report.get("reasons", [])], str(where))
     if dry_run:
-        screen.result(report, [f"{key}: {value}" for key, value in report.items()])
+        screen.result(report, screen.lines(report))
         return Exit.GOOD
+    screen.findings([*(r for u in report["units"] for r in u["reasons"]), *report["reasons"]], str(where))
     counts = report["counts"]
     screen.table(
         ["unit", "status", "channels", "samples", "why"],
@@ -107,6 +108,9 @@ def tokenize(
     }  # fmt: skip
     with screen.progress() as progress:
         result = runs.tokenize(data, workspace=workspace, name=name, options=options, verify=not no_verify, force_new=force_new, progress=progress, dry_run=dry_run)
+    if dry_run:
+        screen.result(result, screen.lines(result))
+        return Exit.GOOD
     screen.findings(result.pop("findings", []))
     columns = ["split", "subjects", "windows", *result["class_names"]]
     screen.table(columns, [[s, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])] for s, a in result["audit"].items()])

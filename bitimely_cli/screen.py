@@ -66,6 +66,28 @@ class Screen:
         for line in lines:
             self.say(line)
 
+    def lines(self, result: dict[str, Any]) -> list[str]:
+        """A flat result (that of --dry-run) as lines: one a fact, sizes and times in units for people."""
+        out = []
+        for key, value in result.items():
+            name = key.replace("_", " ")
+            if key == "format_version":
+                continue
+            if key == "memory_bytes":
+                out.append("memory: " + ", ".join(f"{part} {size / 2**20:,.0f} MiB" for part, size in value.items()))
+            elif key == "bytes":
+                out.append(f"size: {value / 2**20:,.1f} MiB")
+            elif key in {"seconds", "seconds_per_step"} and value is not None:
+                out.append(f"{name}: " + (f"{value / 3600:.1f} h" if value > 5400 else f"{value / 60:.1f} min" if value > 90 else f"{value:.2f} s"))
+            elif isinstance(value, dict):
+                out.append(f"{name}: " + ", ".join(f"{part} {show(item)}" for part, item in value.items()))
+            elif isinstance(value, (list, tuple)):
+                value = [item.get("unit", item.get("message", "")) if isinstance(item, dict) else item for item in value]
+                out.append(f"{name}: " + (", ".join(show(item) for item in value[:8]) + (f" and {len(value) - 8} more" if len(value) > 8 else "") or "none"))
+            else:
+                out.append(f"{name}: {show(value)}")
+        return out
+
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
         """A plain table; foreign text is shown as it is, never as markup."""
         if self.json:

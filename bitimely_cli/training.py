@@ -36,7 +36,7 @@ from bitimely_cli.options import (
     Workspace,
     given,
 )
-from bitimely_cli.screen import screen, show
+from bitimely_cli.screen import screen
 from bitimely_core.errors import Exit
 
 
@@ -324,22 +324,7 @@ def _split(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _planned(result: dict[str, Any]) -> int:
-    """What `--dry-run` found, one line a fact, with sizes and times in units for people."""
-    lines = []
-    for key, value in result.items():
-        if key == "format_version":
-            continue
-        if key == "memory_bytes":
-            value = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in value.items())
-        elif key in {"seconds", "seconds_per_step"}:
-            value = f"{value / 3600:.1f} h" if value > 5400 else f"{value / 60:.1f} min" if value > 90 else f"{value:.2f} s"
-        elif isinstance(value, dict):
-            value = ", ".join(f"{name} {show(item)}" for name, item in value.items())
-        if isinstance(value, list):
-            lines += [f"{key}: {item}" for item in value]
-        else:
-            lines.append(f"{key.replace('_', ' ')}: {show(value)}")
-    screen.result(result, lines)
+    screen.result(result, screen.lines(result))
     return Exit.GOOD
 
 

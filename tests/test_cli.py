@@ -59,7 +59,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["run", "smok"], 2, "smoke"),
         (["ingest", "synthetic", "--shard", "3/2"], 2, "k/n"),
         (["tokenize", "sleep-edf"], 4, "bitimely ingest sleep-edf"),
-        (["ingest", "sleep-edf", "/nonexistent/folder"], 4, "folder"),
+        (["ingest", "sleep-edf", "/nonexistent/folder"], 2, "folder"),
     ],
 )
 def test_wrong_input_gets_one_clear_line_and_a_stable_code(capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], code: int, said: str) -> None:

@@ -303,9 +303,15 @@ def _quality(name: str, parts: list[Signal]) -> list[Finding]:
 
 
 def _longest_run(x: np.ndarray) -> int:
-    """Length of the longest run of equal values."""
-    changes = np.flatnonzero(x[1:] != x[:-1])
-    return int(np.diff(np.concatenate([[-1], changes, [len(x) - 1]])).max())
+    """Length of the longest run of equal values, block by block: the whole night at once would leave the processor's cache."""
+    best, edge = 0, -1
+    for at in range(0, len(x) - 1, 1 << 16):
+        part = x[at : at + (1 << 16) + 1]
+        changes = np.flatnonzero(part[1:] != part[:-1]) + at
+        if len(changes):
+            best = max(best, int(changes[0]) - edge, int(np.diff(changes).max(initial=0)))
+            edge = int(changes[-1])
+    return max(best, len(x) - 1 - edge)
 
 
 def stages(

@@ -157,6 +157,9 @@ def resolved(
         own_rate, own_window = float(ingested), round(own_window * ingested / own_rate)
     if not names or own_rate <= 0 or own_window <= 0:
         first = next((record for record in cache.records() if record.annotations or own.epoch is None), None)
+        if first is None and own.epoch is not None:
+            text, action = "no recording has an annotation", "Give labels at ingest (--map), or take another view"
+            raise UserError(Reason.UNMATCHED_LABELS, text, action=action, file=str(cache.folder))
         signals = [s for s in first.signals if s.channel in names or not names] if first else []
         names = names or tuple(dict.fromkeys(s.channel for s in signals))
         own_rate = own_rate if own_rate > 0 else max((s.rate for s in signals), default=1.0)

@@ -1,0 +1,321 @@
+"""BIDMC PPG and Respiration: 53 recordings of 8 minutes from intensive care, with respiratory rate, heart rate and oxygen saturation.
+
+Three forms: the regression archive's BIDMC32RR, BIDMC32HR and BIDMC32SpO2 (.ts: windows of 32 s), and PhysioNet's csv or WFDB files
+(whole recordings with the monitor's numbers once a second, and breaths marked by two people). All give the same channels and windows.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from bitimely_core.batch import Record, Signal, Unit
+from bitimely_core.datasets import tser
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.formats import tables, wfdb
+from bitimely_core.formats.source import Source, located
+from bitimely_core.registry import DatasetFacts, View, datasets
+
+RATE = 125.0  # Hz
+WINDOW, STEP = 32.0, 3.0  # s of a label, and from one to the next: 150 windows a recording, as in the archive
+KINDS = ("Signals", "Breaths", "Numerics", "Fix")
+CSV = re.compile(rf"(?:.*/)?(bidmc_(\d\d))_({'|'.join(KINDS)})\.(?:csv|txt)", re.IGNORECASE)
+WFDB = re.compile(r"(?:.*/)?(bidmc(\d\d))(n?)\.hea", re.IGNORECASE)
+PROBLEM = re.compile(r"(?:.*/)?BIDMC(?:32)?(RR|HR|SpO2)", re.IGNORECASE)
+LAYOUT = re.compile(
+    r"(RECORDS|SHA256SUMS|LICENSE|README|ANNOTATORS|index\.html).*|bidmc_?\d\d.*\.(dat|hea|breath|txt|csv)|bidmc_data\.mat|.*\.(txt|md)", re.IGNORECASE
+)
+LEADS = {"PLETH": "PPG", "II": "ECG", "RESP": "RESP", "V": "V", "AVR": "AVR", "ABP": "ABP", "I": "I", "III": "III", "MCL": "MCL", "MCL1": "MCL1"}
+NEEDED = ("PPG", "ECG")
+PLAUSIBLE = {"rr": (1.0, 100.0), "hr": (10.0, 300.0), "spo2": (10.0, 100.0)}
+UNITS = {"rr": "/min", "hr": "/min", "spo2": "%"}
+NUMERICS = {"HR": "hr", "SPO2": "spo2"}
+SUBJECTS = tuple(f"bidmc_{i:02d}" for i in range(1, 54))
+
+
+def _view(target: str, what: str) -> View:
+    return View(
+        channels=NEEDED,
+        rate=RATE,
+        window=4000,
+        stride=375,
+        task="regression",
+        target=target,
+        split="official",
+        help=f"{what} from 32 s of PPG and ECG at 125 Hz",
+    )
+
+
+@datasets(
+    DatasetFacts(
+        title="BIDMC PPG and Respiration: respiratory rate, heart rate and oxygen saturation from PPG and ECG",
+        views={
+            "": View(channels=NEEDED, rate=RATE, window=4000, split="official", help="PPG and ECG at 125 Hz, no labels"),
+            "rr": _view("rr", "respiratory rate (breaths a minute)"),
+            "hr": _view("hr", "heart rate (beats a minute)"),
+            "spo2": _view("spo2", "oxygen saturation (percent)"),
+        },
+        licence="ODC-BY 1.0",
+        url="https://physionet.org/content/bidmc/1.0.0/",
+        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/bidmc/1.0.0/   or the six BIDMC32*.ts files of the regression archive",
+        paper={
+            "rr": {"channels": 2, "timesteps": 31_500_000, "sequences": 7870, "length": 4000, "classes": None},
+            "hr": {"channels": 2, "timesteps": 31_800_000, "sequences": 7949, "length": 4000, "classes": None},
+            "spo2": {"channels": 2, "timesteps": 31_800_000, "sequences": 7949, "length": 4000, "classes": None},
+        },
+        rules={
+            **tser.RULES,
+            "channels": "PLETH is the PPG, lead II the ECG, by name; a recording without lead II is kept and left out of the views. .ts files "
+            "name no channels: the archive's order is PPG, ECG",
+            "labels": "of csv and WFDB every 3 s for the 32 s that follow: hr and spo2 are means of the monitor's numbers (none where fewer than "
+            "half of the seconds have one), rr is that of the marked breaths, the mean of both people",
+            "subjects": "one recording a subject, split once and for all by a hash of bidmc_01 ... bidmc_53; of .ts files the recordings found",
+            "forms": "where a recording is there as csv and as WFDB, csv is read: it has the breaths",
+        },
+    )
+)
+def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+    """BIDMC (PhysioNet csv or WFDB, or .ts of the regression archive): RR, HR and SpO2 from PPG and ECG."""
+    source = tser.needed(source)
+    found = tser.problems(source)
+    tables_of: dict[str, dict[str, str]] = {}
+    headers: dict[str, dict[str, str]] = {}
+    for rel in [*source.files, *source.odd]:
+        if named := CSV.fullmatch(rel):
+            kind = next(kind for kind in KINDS if kind.lower() == named[3].lower())
+            known = tables_of.setdefault(f"bidmc_{named[2]}", {})
+            if kind not in known or rel.lower().endswith(".csv"):  # Fix comes as text
+                known[kind] = rel
+        elif named := WFDB.fullmatch(rel):
+            headers.setdefault(f"bidmc_{named[2]}", {})["numerics" if named[3] else "signals"] = rel
+    names = sorted({name for name, files in tables_of.items() if "Signals" in files} | {name for name, files in headers.items() if "signals" in files})
+    if found and names:
+        text, action = f"{len(found)} problems in .ts files and {len(names)} recordings", "Give the folder of one form"
+        raise UserError(Reason.CONFIG, text, wanted="expected one form of one data set", action=action, exit_code=Exit.USAGE)
+    yield from tser.others(source, {**found, **tables_of, **headers}, LAYOUT)
+    if found:
+        yield from _problems(source, found)
+    placed = tser.ranked(SUBJECTS)
+    for name in names:
+        split = placed.get(name, "train")
+        if "Signals" in tables_of.get(name, {}):
+            yield _tables(source, name, tables_of[name], split)
+        else:
+            yield _records(source, name, headers[name], split)
+    for name, files in tables_of.items():
+        if name not in names:
+            rel = next(iter(files.values()))
+            fault = Finding(code=Reason.MISSING_SIGNAL_FILE, text="there is no Signals file beside it", action="Download it again", file=rel)
+            yield Unit(name=name, files=tuple(files.values()), read=None, findings=(fault,))
+
+
+def _problems(source: Source, found: dict[str, dict[str, str]]) -> Iterator[Unit | Finding]:
+    """The problems in .ts files; their recordings are the same, so they are split together."""
+    layouts: dict[str, tser.Layout] = {}
+    for problem, files in found.items():
+        named = PROBLEM.fullmatch(problem)
+        if named is None:
+            text = f"the problem {safe_text(PurePosixPath(problem).name)}"
+            wanted = "expected BIDMC32RR, BIDMC32HR, BIDMC32SpO2"
+            raise UserError(Reason.CONFIG, text, wanted=wanted, file=next(iter(files.values())), exit_code=Exit.USAGE)
+        channels = tuple(tser.Channel(name, RATE, "", 4000) for name in NEEDED)
+        layouts[problem] = tser.Layout(target=named[1].lower(), channels=channels, subject="bidmc", windows=True)
+    if len({layout.target for layout in layouts.values()}) < len(layouts):
+        raise UserError(Reason.CONFIG, "one of the problems is there twice", action="Give the folder of one copy", exit_code=Exit.USAGE)
+    yield from tser.units(source, found, layouts)
+
+
+# --- PhysioNet: csv
+
+
+def _tables(source: Source, name: str, files: dict[str, str], split: str) -> Unit:
+    """The recording `name` from its csv files."""
+    faults = tuple(source.odd[rel] for rel in files.values() if rel in source.odd)
+    ordered = tuple(files[kind] for kind in KINDS if kind in files)
+    if faults:
+        return Unit(name=name, files=ordered, read=None, findings=faults)
+    paths: dict[str, tuple[Path, str]] = {kind: (source.path(files[kind]), files[kind]) for kind in ("Signals", "Breaths", "Numerics") if kind in files}
+    return Unit(name=name, files=ordered, read=partial(read_tables, name, paths, split))
+
+
+def read_tables(name: str, files: dict[str, tuple[Path, str]], split: str) -> Record:
+    """One recording from Signals, Breaths and Numerics tables.
+
+    Raises:
+        UserError: what is wrong with a table: schema, sampling_rate, row_width, not_numeric and so on.
+    """
+    path, rel = files["Signals"]
+    with located(rel):
+        columns, values = _columns(path, "Time [s]", "Time")
+        rows = len(values[0])
+        late = np.abs(values[0] - values[0][0] - np.arange(rows) / RATE).max()
+        if late > 0.75 / RATE:  # the official files round the times to a hundredth of a second
+            text = f"{rows} rows whose times do not run at {RATE:g} Hz"
+            raise UserError(Reason.SAMPLING_RATE, text, wanted=f"expected a row every {1 / RATE:g} s", field="Time [s]")
+        signals = [_signal(label, "", values[i]) for i, label in enumerate(columns) if i > 0]
+    seconds = rows / RATE
+    labels: dict[str, np.ndarray] = {}
+    findings: list[Finding] = []
+    if "Breaths" in files:
+        with located(files["Breaths"][1]):
+            labels["rr"] = by_breaths(_breaths(files["Breaths"][0]), seconds)
+    if "Numerics" in files:
+        with located(files["Numerics"][1]):
+            columns, values = _columns(files["Numerics"][0], "Time [s]", "Time")
+            labels |= by_numbers({label: values[i] for i, label in enumerate(columns)}, values[0], seconds)
+    return _record(name, signals, labels, split, rel, findings)
+
+
+def _columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]]:
+    """Names and values (float64, NaN where a cell is empty or NaN) of a table of numbers, the column of times first."""
+    names = tables.names(path)
+    clock = next((name for name in clocks if name in names), None)
+    if clock is None or len(set(names)) < len(names):
+        wanted = f"expected {clocks[0]} and channels of different names"
+        raise UserError(Reason.SCHEMA, f"has the columns {', '.join(map(safe_text, names[:12]))}", wanted=wanted, field=clocks[0])
+    order = [clock, *(name for name in names if name and name != clock)]
+    cells: array[float] = array("d")
+    for row in tables.rows(path, order):
+        if isinstance(row, Finding):
+            raise UserError(row.code, row.text, wanted="a lost row would shift what follows", row=row.row)
+        for label, cell in zip(order, row.cells, strict=True):
+            try:
+                value = None if cell.strip().lower() == "nan" else tables.number(cell)
+            except UserError as error:
+                raise UserError(error.code, f"the cell of row {row.row} {error.text}", wanted=error.wanted, field=label, row=row.row) from None
+            cells.append(np.nan if value is None else value)
+    table = np.frombuffer(cells, np.float64).reshape(-1, len(order)) if len(cells) else np.zeros((0, len(order)))
+    if not len(table) or np.isnan(table[:, 0]).any():
+        raise UserError(Reason.TIMESTAMPS, "has rows without a time" if len(table) else "has no rows", field=clock)
+    return order, list(np.ascontiguousarray(table.T))
+
+
+def _breaths(path: Path) -> list[np.ndarray]:
+    """Sample numbers of the breaths that each person marked, in seconds."""
+    names = tables.names(path)
+    people: list[list[float]] = [[] for _ in names]
+    for row in tables.rows(path, names):
+        if isinstance(row, Finding):
+            raise UserError(row.code, row.text, wanted=row.wanted, row=row.row)
+        for place, cell in zip(people, row.cells, strict=True):
+            value = tables.number(cell)
+            if value is not None:  # one person may have marked fewer
+                place.append(value / RATE)
+    return [np.sort(np.array(times)) for times in people]
+
+
+# --- PhysioNet: WFDB
+
+
+def _records(source: Source, name: str, files: dict[str, str], split: str) -> Unit:
+    """The recording `name` from its WFDB records."""
+    held: list[str] = []
+    try:
+        for rel in files.values():
+            with located(rel):
+                held += wfdb.read_header(rel, source, needed=()).files
+    except UserError as error:
+        return Unit(name=name, files=tuple(files.values()), read=None, findings=(error.finding,))
+    own = replace(source, files={rel: source.files[rel] for rel in held}, odd={})
+    return Unit(name=name, files=tuple(dict.fromkeys(held)), read=partial(read_records, name, own, files, split))
+
+
+def read_records(name: str, source: Source, files: dict[str, str], split: str) -> Record:
+    """One recording from its record of signals and, where it is there, that of the monitor's numbers."""
+    rel = files["signals"]
+    found = wfdb.read(rel, source, needed=())
+    findings = [finding.at(rel) for finding in found.findings]
+    with located(rel):
+        if any(abs(signal.rate - RATE) > 1e-6 or signal.onset for signal in found.signals):
+            raise UserError(Reason.SAMPLING_RATE, "the signals are not in one piece at one rate", wanted=f"expected {RATE:g} Hz")
+    signals = [signal._replace(channel=_named(signal.channel)) for signal in found.signals]
+    seconds = max(len(signal.samples) for signal in signals) / RATE
+    labels: dict[str, np.ndarray] = {}
+    if "numerics" in files:
+        numbers = wfdb.read(files["numerics"], source, needed=())
+        findings += [finding.at(files["numerics"]) for finding in numbers.findings]
+        columns = {s.channel.strip(" ,"): s.samples.astype(np.float64) * s.scale + s.offset for s in numbers.signals}
+        clock = np.arange(max(map(len, columns.values()))) / numbers.signals[0].rate
+        labels = by_numbers({label: values for label, values in columns.items() if len(values) == len(clock)}, clock, seconds)
+    return _record(name, signals, labels, split, rel, findings)
+
+
+# --- what the forms share
+
+
+def _named(label: str) -> str:
+    """A channel's name: PhysioNet's headers end the labels with a comma."""
+    label = label.strip(" ,")
+    return LEADS.get(label.upper(), label)
+
+
+def _signal(label: str, unit: str, values: np.ndarray) -> Signal:
+    with np.errstate(over="ignore"):
+        return Signal(_named(label), RATE, unit, values.astype(np.float32))
+
+
+def _record(name: str, signals: list[Signal], labels: dict[str, np.ndarray], split: str, rel: str, findings: list[Finding]) -> Record:
+    """The recording, with its labels as channels whose values belong to the 32 s that follow."""
+    channels = [signal.channel for signal in signals]
+    if len(set(channels)) < len(channels):
+        raise UserError(Reason.DUPLICATE_CHANNEL, f"found {', '.join(map(safe_text, channels))}", wanted="expected each once", file=rel)
+    if missing := [channel for channel in NEEDED if channel not in channels]:
+        text = f"has no {' and no '.join(missing)}"
+        findings.append(Finding(code=Reason.MISSING_CHANNEL, level="warning", text=text, wanted="left out of the views", file=rel))
+    for signal in signals:
+        if lost := int(np.count_nonzero(np.isnan(signal.samples))) if signal.samples.dtype.kind == "f" else 0:
+            text = f"{lost} values of {safe_text(signal.channel)} are missing"
+            findings.append(Finding(code=Reason.MISSING_VALUES, level="warning", text=text, count=lost, file=rel))
+    absent = [key for key in PLAUSIBLE if key not in labels or not np.isfinite(labels[key]).any()]
+    if absent:
+        text = f"there are no labels for {', '.join(absent)}"
+        wanted = "rr comes from Breaths, hr and spo2 from Numerics"
+        findings.append(Finding(code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted=wanted, file=rel))
+    clocks = [Signal(key, 1 / STEP, UNITS[key], values.astype(np.float32)) for key, values in labels.items() if key not in absent]
+    return Record(recording_id=name, subject_id=name, signals=[*signals, *clocks], attributes={"split": split}, findings=findings)
+
+
+def starts(seconds: float) -> np.ndarray:
+    """Beginnings of the windows in seconds: every 3 s, as long as 32 s follow."""
+    return np.arange(max(0, int((seconds - WINDOW) / STEP + 1e-6) + 1)) * STEP
+
+
+def by_numbers(columns: dict[str, np.ndarray], clock: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
+    """Mean of the plausible numbers of each window, NaN where fewer than half of its seconds have one.
+
+    Args:
+        columns: name -> float64 [n].
+        clock: float64 [n], seconds of the numbers.
+        seconds: length of the recording.
+    """
+    out = {}
+    for label, values in columns.items():
+        key = NUMERICS.get(label.upper())
+        if key is not None:
+            low, high = PLAUSIBLE[key]
+            known = np.isfinite(values) & (values >= low) & (values <= high)
+            inside = [known & (clock >= t) & (clock < t + WINDOW) for t in starts(seconds)]
+            out[key] = np.array([values[rows].mean() if 2 * rows.sum() >= WINDOW else np.nan for rows in inside])
+    return out
+
+
+def by_breaths(people: Sequence[np.ndarray], seconds: float) -> np.ndarray:
+    """Respiratory rate of each window, a minute: from the first to the last breath in it, the mean of the people who marked two or more."""
+    low, high = PLAUSIBLE["rr"]
+    out = []
+    for t in starts(seconds):
+        rates = []
+        for times in people:
+            inside = times[(times >= t) & (times < t + WINDOW)]
+            if len(inside) > 1 and inside[-1] > inside[0]:
+                rates.append(60.0 * (len(inside) - 1) / (inside[-1] - inside[0]))
+        mean = float(np.mean(rates)) if rates else np.nan
+        out.append(mean if low <= mean <= high else np.nan)
+    return np.array(out)

@@ -1,0 +1,670 @@
+"""A user's own recordings: EDF, BDF, WFDB, csv, Parquet, npy, and through mne BrainVision, EEGLAB, GDF, FIF and CNT; a BIDS folder as it is.
+
+`edf` and `wfdb` are `generic` for files of that one format. What files do not say themselves (subjects, channels of a table, rates, labels)
+comes from a mapping file in TOML (`--map`), whose keys are those of `Map`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+import re
+import warnings
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from bitimely_core.batch import Annotation, Record, Rows, Signal, Unit
+from bitimely_core.datasets.tser import needed, others
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.formats import edf as format_edf
+from bitimely_core.formats import tables
+from bitimely_core.formats import wfdb as format_wfdb
+from bitimely_core.formats.source import Source, located
+from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.settings import Section, read_toml, validated
+
+Format = Literal["edf", "wfdb", "table", "npy", "mne"]
+
+ENDINGS: dict[str, Format] = {
+    ".edf": "edf",
+    ".bdf": "edf",
+    ".hea": "wfdb",
+    ".csv": "table",
+    ".csv.gz": "table",
+    ".tsv": "table",
+    ".parquet": "table",
+    ".pq": "table",
+    ".npy": "npy",
+    **dict.fromkeys((".vhdr", ".set", ".gdf", ".fif", ".fif.gz", ".cnt"), "mne"),
+}
+COMPANIONS = {".vhdr": (".eeg", ".vmrk", ".dat"), ".set": (".fdt",)}
+LAYOUT = re.compile(
+    r"(RECORDS|SHA256SUMS|LICENSE|README|CHANGES|ANNOTATORS|index\.html|dataset_description\.json|participants\.).*|.*\.(dat|txt|md|json|mat|xyz)"
+    r"|.*_(events|channels|scans|sessions|electrodes|coordsystem)\.(tsv|json)|.*\.d\d+",
+    re.IGNORECASE,
+)
+BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
+DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
+VOLTS = {"v": 1.0, "mv": 1e-3, "uv": 1e-6, "\u00b5v": 1e-6, "\u03bcv": 1e-6, "nv": 1e-9}
+ELECTRIC = {"eeg", "eog", "ecg", "emg", "seeg", "ecog", "dbs", "bio"}  # kinds of channel that mne gives in volts
+NOTHING = {"", "n/a", "na", "nan"}
+
+
+# --- the mapping file
+
+
+class ChannelOf(Section):
+    """A channel: its name in the cache and its unit."""
+
+    name: str
+    unit: str = ""
+
+
+class FilesOf(Section):
+    """[[files]]: a group of files and what they do not say themselves."""
+
+    pattern: str = "*"  # of the path relative to the source; * also stands for folders
+    format: Format | None = None  # else by the ending
+    match: str = ""  # regular expression on the path, with groups called subject, label, value or recording
+    subject: str = ""  # of all these files
+    label: str = ""
+    rate: float | None = Field(None, gt=0)  # Hz: of tables and npy; other formats are compared with it
+    unit: str = ""
+    channels: tuple[str, ...] | dict[str, str | ChannelOf] = ()  # () all; names as in the file, or name in the file -> name or {name, unit}
+    time: str = ""  # column with seconds, of tables
+    delimiter: str = ","
+
+
+class TableOf(Section):
+    """[table]: a table with one row a recording (`file`) or a subject (`subject` alone)."""
+
+    path: str
+    file: str = ""  # column: path without ending, or file name, of the recording
+    subject: str = ""  # column
+    label: str = ""  # column with a class
+    value: str = ""  # column with a number
+    attributes: tuple[str, ...] = ()  # further columns to keep
+    delimiter: str = ","
+
+
+class EventsOf(Section):
+    """[annotations]: a table with one row an annotation."""
+
+    path: str
+    file: str  # column: path without ending, or file name, of the recording
+    onset: str = "onset"  # column: seconds
+    duration: str = "duration"
+    label: str = "label"
+    delimiter: str = ","
+
+
+class Map(Section):
+    """The mapping file."""
+
+    files: tuple[FilesOf, ...] = (FilesOf(),)
+    table: TableOf | None = None
+    annotations: EventsOf | None = None
+    labels: dict[str, str] | None = None  # text of an annotation -> class; other texts are counted and left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What is known of one recording beside its file. `channels`: name in the file -> name, unit."""
+
+    recording_id: str
+    subject_id: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[Annotation, ...] = ()  # from tables
+    channels: dict[str, tuple[str, str]] = field(default_factory=dict)
+    labels: dict[str, str] | None = None
+    rate: float | None = None
+    unit: str = ""
+    time: str = ""
+    delimiter: str = ","
+    keep_dates: bool = False
+    keep_phi: bool = False
+
+
+# --- the data sets
+
+
+RULES = {
+    "units": "one file (or record) is one recording, called by its path without ending",
+    "subjects": "by --map; in a BIDS folder sub-...; else every recording is taken for another subject, with a warning",
+    "annotations": "texts inside files can hold names: they are kept where [labels] of the map names them, or under --keep-phi, else counted; "
+    "texts of tables (BIDS events, [annotations]) are labels and are kept",
+    "channels": "by name; all of a file, or those of the map, and then each must be there; volts are converted to the unit asked for",
+    "views": "channels and rate are those of the first recording; a window is 10 s, or the commonest annotation, unless --window says otherwise",
+}
+OPEN = {
+    "": View(channels=(), rate=0.0, window=0, seconds=10.0, help="all channels of the first recording, windows of 10 s, no labels"),
+    "annotations": View(
+        channels=(), rate=0.0, window=0, task="classification", epoch=0.0, help="one window an annotation, its text is the class"
+    ),
+}
+LABELLED = {
+    "classification": View(
+        channels=(), rate=0.0, window=0, seconds=10.0, task="classification", target="label", help="the class of the whole recording"
+    ),
+    "regression": View(
+        channels=(), rate=0.0, window=0, seconds=10.0, task="regression", target="value", help="the number of the whole recording"
+    ),
+}
+
+
+def _facts(title: str, views: dict[str, View], options: dict[str, Any] | None = None) -> DatasetFacts:
+    return DatasetFacts(
+        title=title, views=views, licence="your own", url="", download="your own files", paper={}, rules=RULES, options=options
+    )
+
+
+@datasets(_facts("Your own recordings, with a mapping file where the files do not say enough", OPEN | LABELLED, {"map": None}))
+def generic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
+    """Your own files: EDF, BDF, WFDB, csv, Parquet, npy (--map), BrainVision, EEGLAB, GDF, FIF, or a BIDS folder."""
+    path = options.get("map")
+    if path is None:
+        yield from _listed(needed(source), Map(), ("edf", "wfdb", "mne"), options)
+        return
+    chosen = validated(Map, read_toml(Path(path)), str(path))
+    for i, files in enumerate(chosen.files):
+        try:
+            re.compile(files.match)
+        except re.error as error:
+            raise _usage(str(path), f"files.{i}.match", f"found {safe_text(files.match)}", f"expected a regular expression ({error})") from None
+    yield from _listed(needed(source), chosen, ("edf", "wfdb", "table", "npy", "mne"), options)
+
+
+@datasets(_facts("Recordings in EDF, EDF+ or BDF files", OPEN))
+def edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
+    """All .edf and .bdf files of a folder, one recording each."""
+    yield from _listed(needed(source), Map(), ("edf",), options)
+
+
+@datasets(_facts("Recordings in WFDB format", OPEN))
+def wfdb(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
+    """All WFDB records of a folder, single and multi-segment, one recording each."""
+    yield from _listed(needed(source), Map(), ("wfdb",), options)
+
+
+def _usage(file: str, name: str, text: str, wanted: str) -> UserError:
+    return UserError(Reason.CONFIG, text, wanted=wanted, file=file, field=name, exit_code=Exit.USAGE)
+
+
+def _listed(source: Source, chosen: Map, formats: tuple[Format, ...], options: Mapping[str, Any]) -> Iterator[Unit | Finding | Rows]:
+    """The units of a folder, what is said about the whole, and the account of its tables."""
+    bids = any(name in source.files for name in ("participants.tsv", "dataset_description.json"))
+    skipped = {table.path for table in (chosen.table, chosen.annotations) if table}
+    found: dict[str, tuple[Format, FilesOf]] = {}
+    for rel in [*source.files, *source.odd]:
+        if rel in skipped or (bids and rel.startswith(DERIVED)) or (bids and PurePosixPath(rel).suffix == ".tsv"):
+            continue
+        files = next((files for files in chosen.files if fnmatch.fnmatchcase(rel, files.pattern)), None)
+        kind = files and (files.format or ENDINGS.get(_ending(rel)))
+        if files and kind in formats:
+            found[rel] = (kind, files)
+    segments = _segments(source, [rel for rel, (kind, _) in found.items() if kind == "wfdb"])
+    found = {rel: what for rel, what in found.items() if rel not in segments}
+    names = _names(list(found))
+    rows, tabled = _table(source, chosen.table) if chosen.table else _participants(source) if bids else ([], {})
+    yield from rows
+    rows, events = _events(source, chosen.annotations) if chosen.annotations else ([], {})
+    yield from rows
+    units: list[Unit] = []
+    told: dict[str, Told] = {}
+    for rel, (kind, files) in found.items():
+        if rel in source.odd:
+            units.append(Unit(name=names[rel], files=(rel,), read=None, findings=(source.odd[rel],)))
+            continue
+        about = told[rel] = _told(rel, names[rel], files, chosen, tabled, events, options)
+        try:
+            units.append(_unit(source, rel, kind, about, bids=bids))
+        except UserError as error:
+            units.append(Unit(name=names[rel], files=(rel,), read=None, findings=(error.finding.at(rel),)))
+    taken = {rel: rel for unit in units for rel in unit.files} | dict.fromkeys(segments, "") | {rel: rel for rel in segments | skipped}
+    yield from others(source, {"": taken}, LAYOUT)
+    yield from _matched(told, tabled, events)
+    yield from units
+
+
+def _matched(told: Mapping[str, Told], tabled: Mapping[str, Any], events: Mapping[str, Any]) -> Iterator[Finding]:
+    """What the recordings lack: subjects, rows of the tables."""
+    alone = [rel for rel, about in told.items() if about.subject_id == about.recording_id]
+    if len(told) > 1 and alone:
+        text = f"{len(alone)} recordings whose subjects are not known, each is taken for another one"
+        action = "Give --map (generic) with a match or a table where some are of one person"
+        wanted = "recordings of one person in two splits make scores optimistic"
+        yield Finding(code=Reason.IDENTIFIER, level="warning", text=text, wanted=wanted, action=action, file=alone[0], count=len(alone))
+    keys = {key for rel, about in told.items() for key in (*_keys(rel), about.subject_id)}
+    for what, table in (("the table", tabled), ("the table of annotations", events)):
+        if extra := [key for key in table if key not in keys]:
+            text = f"{len(extra)} recordings or subjects of {what} have no file here"
+            yield Finding(code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted="their rows are not used", count=len(extra))
+    lacking = [rel for rel, about in told.items() if tabled and not {*_keys(rel), about.subject_id} & tabled.keys()]
+    if lacking:
+        text = f"{len(lacking)} recordings have no row in the table"
+        yield Finding(code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted="they have no label", file=lacking[0], count=len(lacking))
+
+
+def _ending(rel: str) -> str:
+    name = rel.lower()
+    return next((end for end in (".csv.gz", ".fif.gz") if name.endswith(end)), PurePosixPath(name).suffix)
+
+
+def _stem(rel: str) -> str:
+    return rel[: len(rel) - len(_ending(rel))]
+
+
+def _keys(rel: str) -> tuple[str, ...]:
+    """What a table may call a recording."""
+    return (_stem(rel), rel, PurePosixPath(_stem(rel)).name, PurePosixPath(rel).name)
+
+
+def _names(rels: list[str]) -> dict[str, str]:
+    """File -> name of its unit: the path without ending, with it where two would be equal."""
+    often = Counter(_stem(rel) for rel in rels)
+    return {rel: _stem(rel) if often[_stem(rel)] == 1 else rel for rel in rels}
+
+
+def _told(
+    rel: str,
+    name: str,
+    files: FilesOf,
+    chosen: Map,
+    tabled: Mapping[str, dict[str, Any]],
+    events: Mapping[str, list[Annotation]],
+    options: Mapping[str, Any],
+) -> Told:
+    """All that the map, its tables and the path say about a recording."""
+    matched = re.search(files.match, rel) if files.match else None
+    said = {key: value for key, value in (matched.groupdict() if matched else {}).items() if value is not None}
+    bids = BIDS.search(rel)
+    subject = said.get("subject") or files.subject or (bids[1] if bids else "")
+    row = next((tabled[key] for key in (*_keys(rel), subject) if key in tabled), {})
+    subject = str(row.get("subject") or subject or name)
+    attributes = {key: value for key, value in row.items() if key != "subject"}
+    if label := said.get("label") or files.label:
+        attributes.setdefault("label", label)
+    if "value" in said:
+        with located(rel):
+            attributes.setdefault("value", tables.number(said["value"]))
+    channels = files.channels if isinstance(files.channels, dict) else {channel: channel for channel in files.channels}
+    return Told(
+        recording_id=name,
+        subject_id=subject,
+        attributes=attributes,
+        notes=tuple(sorted(note for key in dict.fromkeys(_keys(rel)) for note in events.get(key, ()))),
+        channels={key: (to, "") if isinstance(to, str) else (to.name, to.unit) for key, to in channels.items()},
+        labels=chosen.labels,
+        rate=files.rate,
+        unit=files.unit,
+        time=files.time,
+        delimiter="\t" if _ending(rel) == ".tsv" else files.delimiter,
+        keep_dates=bool(options.get("keep_dates")),
+        keep_phi=bool(options.get("keep_phi")),
+    )
+
+
+def _unit(source: Source, rel: str, kind: Format, told: Told, *, bids: bool) -> Unit:
+    """One recording. Raises UserError for what is wrong with its header or with its events."""
+    path = source.path(rel)
+    files = [rel]
+    if bids:
+        events = f"{rel[: len(_stem(rel))].rpartition('_')[0]}_events.tsv"
+        if events in source.files:
+            files.append(events)
+            told = replace(told, notes=(*told.notes, *_bids_events(source.path(events), events)))
+    if kind == "wfdb":
+        with located(rel):
+            held = format_wfdb.read_header(rel, source, needed=tuple(told.channels)).files
+        own = replace(source, files={name: source.files[name] for name in held}, odd={})
+        return Unit(name=told.recording_id, files=tuple(dict.fromkeys([*files, *held])), read=partial(read_wfdb, own, rel, told))
+    if kind == "npy" and told.rate is None:
+        raise UserError(Reason.CONFIG, "has no sampling rate", wanted="expected `rate` in [[files]] of the map", exit_code=Exit.USAGE)
+    if kind == "mne":
+        files += [name for name in source.files if _stem(name) == _stem(rel) and _ending(name) in COMPANIONS.get(_ending(rel), ())]
+    readers: dict[Format, Callable[[Path, str, Told], Record]] = {"edf": read_edf, "table": read_table, "npy": read_npy, "mne": read_mne}
+    return Unit(name=told.recording_id, files=tuple(files), read=partial(readers[kind], path, rel, told))
+
+
+def _segments(source: Source, headers: Iterable[str]) -> set[str]:
+    """Header files that are segments of another record, or the layout of one."""
+    found: set[str] = set()
+    for rel in headers:
+        if rel in source.odd:
+            continue
+        try:
+            with source.path(rel).open("rb") as file:
+                head = file.read(1 << 12).split(b"\n")
+                first = next((line for line in head if line.strip() and not line.startswith(b"#")), b"")
+                if b"/" not in (first.split() or [b""])[0]:
+                    continue
+                file.seek(0)
+                parsed = format_wfdb.parse_header(file.read(format_wfdb.MOST_HEADER + 1), PurePosixPath(rel).stem, needed=())
+        except (OSError, UserError):  # its unit will say so
+            continue
+        folder = PurePosixPath(rel).parent
+        found |= {(folder / f"{name}.hea").as_posix() for name, _ in parsed.segments or () if name != "~"}
+    return found - {rel for rel in found if rel not in source.files}
+
+
+# --- tables beside the recordings
+
+
+def _table(source: Source, table: TableOf) -> tuple[list[Rows | Finding], dict[str, dict[str, Any]]]:
+    """Recording or subject -> attributes (`subject`, `label`, `value`, others by their columns); the account of the rows.
+
+    Raises:
+        UserError: schema, config, duplicate_key and what is wrong with the file.
+    """
+    key = table.file or table.subject
+    if not key:
+        raise _usage(table.path, "table", "names no column of files or subjects", "expected `file` or `subject`")
+    wanted = {"subject": table.subject, "label": table.label, "value": table.value, **{name: name for name in table.attributes}}
+    columns = {name: column for name, column in wanted.items() if column}
+    out: dict[str, dict[str, Any]] = {}
+    faults: list[Finding] = []
+    dropped: Counter[str] = Counter()
+    with located(table.path):
+        path = source.path(table.path)
+        names = list(dict.fromkeys([key, *columns.values()]))
+        for row in tables.rows(path, names, key=[key], delimiter=table.delimiter):
+            if isinstance(row, Finding):
+                if row.level == "warning":
+                    dropped[str(row.code)] += 1
+                else:
+                    faults.append(row.at(table.path))
+                continue
+            cells = {name: row.cells[names.index(column)].strip() for name, column in columns.items()}
+            try:
+                value = tables.number(cells["value"]) if "value" in cells else None
+            except UserError as error:
+                faults.append(replace(error.finding, row=row.row, field=table.value, file=table.path, text=f"the cell {error.text}"))
+                continue
+            told: dict[str, Any] = {name: cell for name, cell in cells.items() if cell.lower() not in NOTHING and name != "value"}
+            out[row.cells[names.index(key)].strip()] = told | ({} if value is None else {"value": value})
+        seen = tables.count(path, delimiter=table.delimiter)
+    account = Rows(file=table.path, seen=seen, dropped=dict(dropped), quarantined=dict(Counter(str(fault.code) for fault in faults)))
+    return [account, *faults[:20]], out
+
+
+def _participants(source: Source) -> tuple[list[Rows | Finding], dict[str, dict[str, Any]]]:
+    """Age and sex of a BIDS folder's participants.tsv, where it has them."""
+    rel = "participants.tsv"
+    if rel not in source.files:
+        return [], {}
+    with located(rel):
+        columns = tables.names(source.path(rel), delimiter="\t")
+    known = tuple(name for name in ("age", "sex") if name in columns)
+    table = TableOf(path=rel, subject="participant_id", attributes=known, delimiter="\t")
+    rows, found = _table(source, table)
+    return rows, {key.removeprefix("sub-"): {**said, "subject": key.removeprefix("sub-")} for key, said in found.items()}
+
+
+def _events(source: Source, table: EventsOf) -> tuple[list[Rows | Finding], dict[str, list[Annotation]]]:
+    """Recording -> annotations of the map's table; the account of the rows."""
+    out: dict[str, list[Annotation]] = {}
+    faults: list[Finding] = []
+    with located(table.path):
+        path = source.path(table.path)
+        for row in tables.rows(path, [table.file, table.onset, table.duration, table.label], delimiter=table.delimiter):
+            note = row if isinstance(row, Finding) else _note(row.row, *row.cells[1:])
+            if isinstance(note, Finding):
+                faults.append(note.at(table.path))
+            elif not isinstance(row, Finding):
+                out.setdefault(row.cells[0].strip(), []).append(note)
+        seen = tables.count(path, delimiter=table.delimiter)
+    account = Rows(file=table.path, seen=seen, quarantined=dict(Counter(str(fault.code) for fault in faults)))
+    return [account, *faults[:20]], out
+
+
+def _bids_events(path: Path, rel: str) -> list[Annotation]:
+    """Annotations of an events.tsv: trial_type, else value, is the text. Raises UserError for a faulty row."""
+    with located(rel):
+        columns = tables.names(path, delimiter="\t")
+        text = next((name for name in ("trial_type", "value") if name in columns), None)
+        if text is None:
+            return []
+        out = []
+        for row in tables.rows(path, ["onset", "duration", text], delimiter="\t"):
+            note = row if isinstance(row, Finding) else _note(row.row, *(("0" if cell.strip().lower() in NOTHING else cell) for cell in row.cells))
+            if isinstance(note, Finding):
+                raise UserError(note.code, note.text, wanted=note.wanted, field=note.field, row=note.row)
+            out.append(note)
+    return out
+
+
+def _note(row: int, onset: str, duration: str, label: str) -> Annotation | Finding:
+    try:
+        times = [tables.number(cell) or 0.0 for cell in (onset, duration)]
+    except UserError as error:
+        return Finding(code=Reason.ANNOTATION_SYNTAX, text=f"onset or duration {error.text}", wanted="expected seconds", row=row)
+    if times[1] < 0 or not label.strip():
+        return Finding(code=Reason.ANNOTATION_SYNTAX, text="a negative duration or no label", row=row)
+    return Annotation(times[0], times[1], label.strip())
+
+
+# --- one recording
+
+
+def read_edf(path: Path, rel: str, told: Told) -> Record:
+    """A file in EDF, EDF+ or BDF. Raises UserError as `formats.edf.read`."""
+    with located(rel):
+        found = format_edf.read(path, needed=tuple(told.channels))
+        if told.keep_phi:
+            found = replace(found, header=format_edf.read_header(path, needed=tuple(told.channels), keep_phi=True))
+    start = found.header.start
+    begin = start + timedelta(seconds=found.origin) if start else None
+    return _record(rel, told, found.signals, found.annotations, found.findings, begin, found.header.phi)
+
+
+def read_wfdb(source: Source, rel: str, told: Told) -> Record:
+    """A WFDB record with its segments. Raises UserError as `formats.wfdb.read`."""
+    found = format_wfdb.read(rel, source, needed=tuple(told.channels), keep_phi=told.keep_phi)
+    phi = {"comments": "\n".join(found.header.comments)} if found.header.comments else {}
+    return _record(rel, told, found.signals, [], found.findings, found.header.start, phi)
+
+
+def read_table(path: Path, rel: str, told: Told) -> Record:
+    """A csv or Parquet table with a column a channel and a row a sample; empty cells are missing values."""
+    with located(rel):
+        columns = tables.names(path, delimiter=told.delimiter)
+        wanted = list(told.channels) or [name for name in columns if name and name != told.time]
+        order = [*([told.time] if told.time else []), *wanted]
+        cells: array[float] = array("d")
+        for row in tables.rows(path, order, delimiter=told.delimiter):
+            if isinstance(row, Finding):
+                raise UserError(row.code, row.text, wanted="a lost row would shift what follows", row=row.row)
+            for name, cell in zip(order, row.cells, strict=True):
+                try:
+                    value = None if cell.strip().lower() in NOTHING else tables.number(cell)
+                except UserError as error:
+                    raise UserError(error.code, f"the cell of row {row.row} {error.text}", wanted=error.wanted, field=name, row=row.row) from None
+                cells.append(math.nan if value is None else value)
+        values = np.frombuffer(cells, np.float64).reshape(-1, len(order)) if len(cells) else np.zeros((0, len(order)))
+        if not len(values):
+            raise UserError(Reason.TRUNCATED, "has no rows below its header", action="Download it again")
+        rate = _clocked(values[:, 0], told) if told.time else told.rate
+        if rate is None:
+            raise UserError(Reason.SAMPLING_RATE, "has no sampling rate", wanted="expected `rate` or `time` in [[files]] of the map")
+        own = values[:, 1:] if told.time else values
+        with np.errstate(over="ignore"):
+            signals = [Signal(name, rate, "", np.ascontiguousarray(own[:, i], np.float32)) for i, name in enumerate(wanted)]
+    return _record(rel, replace(told, rate=None), signals, [], [])
+
+
+def _clocked(times: np.ndarray, told: Told) -> float:
+    """Sampling rate in Hz of a column of times in seconds.
+
+    Raises:
+        UserError: timestamps for a clock that skips or stands still, sampling_rate where the map says another.
+    """
+    if len(times) < 2 or np.isnan(times).any() or times[-1] <= times[0]:
+        raise UserError(Reason.TIMESTAMPS, "the times do not increase, or one is missing", field=told.time)
+    rate = told.rate or (len(times) - 1) / float(times[-1] - times[0])
+    off = np.abs(times - times[0] - np.arange(len(times)) / rate) * rate
+    if off.max() > 0.75:  # of a sample: times may be rounded
+        row = int(np.argmax(off > 0.75))
+        code = Reason.SAMPLING_RATE if told.rate else Reason.TIMESTAMPS
+        text = f"the time of sample {row + 1} is {off[row]:.3g} samples off a clock of {rate:.6g} Hz"
+        raise UserError(code, text, wanted="expected a row for every sample", field=told.time)
+    return rate
+
+
+def read_npy(path: Path, rel: str, told: Told) -> Record:
+    """An array [samples] or [samples, channels] of int16 (kept) or other numbers (float32)."""
+    with located(rel):
+        try:
+            values = np.load(path, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            unsafe = "pickle" in str(error).lower() or "object" in str(error).lower()
+            code = Reason.UNSAFE_PICKLE if unsafe else Reason.CORRUPT
+            raise UserError(code, "is no .npy file of numbers", wanted="only arrays of numbers are read") from None
+        except (OSError, EOFError, SyntaxError) as error:
+            raise UserError(Reason.CORRUPT, f"does not read as .npy ({type(error).__name__})", action="Save it again") from None
+        if values.dtype.kind not in "iuf" or values.ndim not in {1, 2} or values.size == 0:
+            raise UserError(Reason.DIMENSIONS, f"is an array of {values.ndim} dimensions of {values.dtype}", wanted="expected [samples, channels]")
+        table = np.asarray(values).reshape(len(values), -1)
+        names = list(told.channels) or [f"channel {i}" for i in range(1, table.shape[1] + 1)]
+        if len(names) != table.shape[1]:
+            raise UserError(Reason.DIMENSIONS, f"has {table.shape[1]} columns", wanted=f"the map names {len(names)} channels")
+        kind = np.int16 if table.dtype == np.int16 else np.float32
+        rate = told.rate or 1.0
+        with np.errstate(over="ignore"):
+            signals = [Signal(name, rate, "", np.ascontiguousarray(table[:, i], kind)) for i, name in enumerate(names)]
+    return _record(rel, told, signals, [], [])
+
+
+def read_mne(path: Path, rel: str, told: Told) -> Record:
+    """Any other format, through mne; volts become uV."""
+    import mne
+
+    with located(rel):
+        if _ending(rel) == ".vhdr":
+            _beside(re.findall(r"^\s*(?:DataFile|MarkerFile)\s*=\s*(.+?)\s*$", path.read_text("latin-1"), re.MULTILINE))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                raw = mne.io.read_raw(path, preload=False, verbose="ERROR")
+                for name in raw.filenames:
+                    if name is not None and os.path.normpath(Path(name).parent) != os.path.normpath(path.parent):
+                        raise UserError(Reason.PATH_ESCAPE, "names a file in another folder", wanted="which is not read")
+                values = raw.get_data(verbose="ERROR")
+            kinds = raw.get_channel_types()
+            rate = float(raw.info["sfreq"])
+            start = raw.info["meas_date"]
+            found = [Annotation(float(a["onset"]), float(a["duration"]), str(a["description"])) for a in raw.annotations]
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # readers of many formats, and as many ways to fail
+            raise UserError(Reason.CORRUPT, f"mne does not read it ({type(error).__name__})", action="Open it with mne to see more") from None
+        signals: list[Signal] = []
+        for name, kind, channel in zip(raw.ch_names, kinds, values, strict=True):
+            electric = kind in ELECTRIC
+            with np.errstate(over="ignore"):
+                samples = (channel * 1e6 if electric else channel).astype(np.float32)
+            signals.append(Signal(format_edf.stored(name) or f"channel {len(signals) + 1}", rate, "uV" if electric else "", samples))
+    return _record(rel, told, signals, found, [], start.replace(tzinfo=None) if start else None)
+
+
+def _beside(names: Iterable[str]) -> None:
+    """Raises UserError (path_escape) for a name that is more than that of a file in the same folder."""
+    for name in names:
+        if PurePosixPath(name).name != name or "\\" in name:
+            raise UserError(Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", wanted="which must lie beside it")
+
+
+def _record(
+    rel: str,
+    told: Told,
+    signals: list[Signal],
+    notes: list[Annotation],
+    findings: Iterable[Finding],
+    start: datetime | None = None,
+    phi: Mapping[str, str] | None = None,
+) -> Record:
+    """The recording with the channels, units and labels that were asked for.
+
+    Raises:
+        UserError: no_input without signals, missing_channel, unit, sampling_rate.
+    """
+    out = [finding.at(rel) for finding in findings]
+    with located(rel):
+        chosen = _chosen(signals, told)
+    end = max(signal.onset + len(signal.samples) / signal.rate for signal in chosen)
+    kept, said = _labelled(notes, told, end)
+    return Record(
+        recording_id=told.recording_id,
+        subject_id=told.subject_id,
+        signals=chosen,
+        annotations=kept,
+        attributes={**told.attributes, **(phi or {})},
+        start_time=start.isoformat() if start and told.keep_dates else None,
+        findings=[*out, *(finding.at(rel) for finding in said)],
+    )
+
+
+def _chosen(signals: list[Signal], told: Told) -> list[Signal]:
+    """The channels of the map under their names, else all; in the units asked for."""
+    if not signals or not any(len(signal.samples) for signal in signals):
+        raise UserError(Reason.NO_INPUT, "holds no signals", wanted="files of annotations alone are no recordings")
+    names = dict.fromkeys(signal.channel for signal in signals)
+    channels = told.channels or {name: (name, "") for name in names}
+    missing = [name for name in channels if name not in names]
+    if missing:
+        text = f"has no channel {safe_text(missing[0])}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
+        wanted = f"found {', '.join(safe_text(name) for name in list(names)[:12])}"
+        raise UserError(Reason.MISSING_CHANNEL, text, wanted=wanted, field="channels", expected=safe_text(missing[0]))
+    out = []
+    for name, (to, unit) in channels.items():
+        for signal in (signal for signal in signals if signal.channel == name and len(signal.samples)):
+            if told.rate is not None and not math.isclose(signal.rate, told.rate, rel_tol=1e-6):
+                text = f"{safe_text(name)} is sampled at {signal.rate:g} Hz"
+                raise UserError(Reason.SAMPLING_RATE, text, wanted=f"the map says {told.rate:g} Hz", field="rate")
+            out.append(_in_unit(signal, unit or told.unit)._replace(channel=to))
+    return out
+
+
+def _in_unit(signal: Signal, unit: str) -> Signal:
+    """The signal in `unit`: a signal without one is taken to have it, volts are converted, others are refused."""
+    here, there = signal.unit.strip().casefold(), unit.strip().casefold()
+    if not there or here == there:
+        return signal
+    if not here:
+        return signal._replace(unit=unit)
+    if here not in VOLTS or there not in VOLTS:
+        text = f"{safe_text(signal.channel)} is in {safe_text(signal.unit)}"
+        raise UserError(Reason.UNIT, text, wanted=f"the map says {safe_text(unit)}", field="unit", found=safe_text(signal.unit))
+    factor = VOLTS[here] / VOLTS[there]
+    return signal._replace(unit=unit, scale=signal.scale * factor, offset=signal.offset * factor)
+
+
+def _labelled(notes: list[Annotation], told: Told, end: float) -> tuple[list[Annotation], list[Finding]]:
+    """Annotations of the file and of tables, mapped, and clipped to the signal; what was left out."""
+    mapped = told.labels
+    inside = [note._replace(label=mapped[note.label]) for note in notes if note.label in mapped] if mapped is not None else notes if told.keep_phi else []
+    beside = [note._replace(label=mapped[note.label]) for note in told.notes if note.label in mapped] if mapped is not None else told.notes
+    findings = []
+    if left := len(notes) - len(inside) + len(told.notes) - len(beside):
+        text = f"annotations whose texts are no labels of the map: {left}"
+        wanted = "counted, not kept: texts can hold names"
+        findings.append(Finding(code=Reason.UNKNOWN_LABEL, level="info", text=text, wanted=wanted, count=left))
+    kept, cut = [], 0
+    for note in sorted([*inside, *beside]):
+        begin, stop = max(note.onset, 0.0), min(note.onset + note.duration, end)
+        cut += note.onset < 0 or note.onset + note.duration > end + 1e-6
+        if begin < end and stop >= begin:
+            kept.append(note._replace(onset=begin, duration=stop - begin))
+    if cut:
+        text = f"annotations that reach beyond the signal: {cut}"
+        findings.append(Finding(code=Reason.ANNOTATION_OUT_OF_RANGE, level="warning", text=text, wanted="that part is dropped", count=cut))
+    return kept, findings
