@@ -21,8 +21,16 @@ from bitimely_core.batch import Batch
 
 WIDTH = {"layers": 12, "heads": 8, "dim": 320, "dropout": 0.0}
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "bitimelygpt glu, fp32 core": ("bitimelygpt", {**WIDTH, "value_dim": 640, "ffn_dim": 640, "ffn": "glu", "core_precision": "fp32"}, "next-previous"),
-    "bitimelygpt plain, bf16 core": ("bitimelygpt", {**WIDTH, "value_dim": 640, "ffn_dim": 640, "ffn": "plain", "core_precision": "bf16"}, "next-previous"),
+    "bitimelygpt glu, fp32 core": (
+        "bitimelygpt",
+        {**WIDTH, "value_dim": 640, "ffn_dim": 640, "ffn": "glu", "core_precision": "fp32"},
+        "next-previous",
+    ),
+    "bitimelygpt plain, bf16 core": (
+        "bitimelygpt",
+        {**WIDTH, "value_dim": 640, "ffn_dim": 640, "ffn": "plain", "core_precision": "bf16"},
+        "next-previous",
+    ),
     "gpt, same width": ("gpt", {**WIDTH, "value_dim": 320, "ffn_dim": 1280, "ffn": "plain"}, "next"),
 }
 FLOORS = {"bitimelygpt glu, fp32 core": 1.4, "bitimelygpt plain, bf16 core": 2.0}
@@ -70,7 +78,9 @@ def main() -> None:
         return
     print(f"{samples} samples = {tokens} tokens a window, bf16 autocast, forward + backward, torch {torch.__version__}")
     for name, r in result.items():
-        print(f"{name:32s} {r['tokens_per_cpu_second']:8.0f} tokens/s   {r['ratio']:.2f} x" + (f"   floor {r['floor']}" if r["floor"] else ""))
+        print(
+            f"{name:32s} {r['tokens_per_cpu_second']:8.0f} tokens/s   {r['ratio']:.2f} x" + (f"   floor {r['floor']}" if r["floor"] else "")
+        )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ def ingest(
     size: Annotated[str | None, typer.Option("--size", help="small or large (synthetic).")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed (synthetic).")] = None,
     rate: Annotated[int | None, typer.Option("--rate", help="Hz of the files to read, 100 or 500 (ptb-xl).")] = None,
-    map_: Annotated[Path | None, typer.Option("--map", metavar="FILE.toml", help="Mapping file: patterns, subjects, channels, rates, labels (generic).")] = None,
+    map_: Annotated[
+        Path | None, typer.Option("--map", metavar="FILE.toml", help="Mapping file: patterns, subjects, channels, rates, labels (generic).")
+    ] = None,
     follow_symlinks: Annotated[bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")] = False,
     keep_phi: Annotated[bool, typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")] = False,
     keep_dates: Annotated[bool, typer.Option("--keep-dates", help="Keep start times of recordings.")] = False,
@@ -41,17 +43,36 @@ def ingest(
     """
     from bitimely_core import cache
 
-    options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate, "map": None if map_ is None else str(map_)}.items() if value is not None}
+    options = {
+        name: value
+        for name, value in {"size": size, "seed": seed, "rate": rate, "map": None if map_ is None else str(map_)}.items()
+        if value is not None
+    }
     with screen.progress() as progress:
         report: dict[str, Any] = cache.ingest(
-            dataset, source, workspace / "cache" / dataset, options=options, jobs=jobs, strict=strict, max_bad=max_bad, shard=shard(part),
-            follow_symlinks=follow_symlinks, keep_phi=keep_phi, keep_dates=keep_dates, verify=not no_verify, force_new=force_new, wait=wait,
-            progress=progress, dry_run=dry_run,
-        )  # fmt: skip
+            dataset,
+            source,
+            workspace / "cache" / dataset,
+            options=options,
+            jobs=jobs,
+            strict=strict,
+            max_bad=max_bad,
+            shard=shard(part),
+            follow_symlinks=follow_symlinks,
+            keep_phi=keep_phi,
+            keep_dates=keep_dates,
+            verify=not no_verify,
+            force_new=force_new,
+            wait=wait,
+            progress=progress,
+            dry_run=dry_run,
+        )
     if quarantine is not None and not dry_run:
         from bitimely_core import store
 
-        left_out = [{"unit": u["unit"], "files": u["files"], "reasons": u["reasons"]} for u in report["units"] if u["status"] == "quarantined"]
+        left_out = [
+            {"unit": u["unit"], "files": u["files"], "reasons": u["reasons"]} for u in report["units"] if u["status"] == "quarantined"
+        ]
         store.write_json(quarantine, {"format_version": 1, "dataset": dataset, "quarantined": left_out})
     where = workspace / "cache" / dataset / "ingest_report.json"
     if dry_run:
@@ -62,7 +83,13 @@ def ingest(
     screen.table(
         ["unit", "status", "channels", "samples", "why"],
         [
-            [u["unit"], u["status"], u["channels"], u["samples"], ", ".join(sorted({r["code"] for r in u["reasons"] if r["level"] != "info"}))]
+            [
+                u["unit"],
+                u["status"],
+                u["channels"],
+                u["samples"],
+                ", ".join(sorted({r["code"] for r in u["reasons"] if r["level"] != "info"})),
+            ]
             for u in report["units"][:30]
         ],
     )
@@ -86,7 +113,9 @@ def tokenize(
     rate: Annotated[float | None, typer.Option("--rate", min=0.0, help="Hz; other rates are resampled with an anti-alias filter.")] = None,
     channels: Annotated[str | None, typer.Option("--channels", help="Names, separated by commas.")] = None,
     normalise: Annotated[str, typer.Option("--normalise", help="channel (statistics of the training split), window or none.")] = "channel",
-    split: Annotated[str | None, typer.Option("--split", help="subject, official, time or random-window (default: the data set's own).")] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="subject, official, time or random-window (default: the data set's own).")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the split.")] = 0,
     name: Annotated[str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")] = None,
     no_verify: NoVerify = False,
@@ -103,17 +132,34 @@ def tokenize(
     from bitimely_core import runs
 
     options = {
-        "window": window, "stride": stride, "rate": rate, "channels": None if channels is None else tuple(c.strip() for c in channels.split(",")),
-        "normalise": normalise, "split": split, "seed": seed,
-    }  # fmt: skip
+        "window": window,
+        "stride": stride,
+        "rate": rate,
+        "channels": None if channels is None else tuple(c.strip() for c in channels.split(",")),
+        "normalise": normalise,
+        "split": split,
+        "seed": seed,
+    }
     with screen.progress() as progress:
-        result = runs.tokenize(data, workspace=workspace, name=name, options=options, verify=not no_verify, force_new=force_new, progress=progress, dry_run=dry_run)
+        result = runs.tokenize(
+            data,
+            workspace=workspace,
+            name=name,
+            options=options,
+            verify=not no_verify,
+            force_new=force_new,
+            progress=progress,
+            dry_run=dry_run,
+        )
     if dry_run:
         screen.result(result, screen.lines(result))
         return Exit.GOOD
     screen.findings(result.pop("findings", []))
     columns = ["split", "subjects", "windows", *result["class_names"]]
-    screen.table(columns, [[s, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])] for s, a in result["audit"].items()])
+    screen.table(
+        columns,
+        [[s, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])] for s, a in result["audit"].items()],
+    )
     screen.result(
         result,
         [
@@ -126,7 +172,10 @@ def tokenize(
 
 
 def verify(
-    path: Annotated[Path | None, typer.Argument(help="Cache, tokens, run, model folder, checkpoint or raw folder (default: the workspace).", metavar="[PATH]")] = None,
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="Cache, tokens, run, model folder, checkpoint or raw folder (default: the workspace).", metavar="[PATH]"),
+    ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Hash the sources again, too.")] = False,
     workspace: Workspace = Path("workspace"),
     json: Json = False,

@@ -15,7 +15,9 @@ from bitimely_cli.screen import screen
 
 def run(
     pipeline: Annotated[str, typer.Argument(help="Name of a shipped recipe or path of a TOML file.", metavar="PIPELINE")],
-    only: Annotated[list[str] | None, typer.Option("--only", help="Only cells that hold this text, for example a model or a data set; may be repeated.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only cells that hold this text, for example a model or a data set; may be repeated.")
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Cells at a time.")] = 1,
     devices: Devices = None,
     part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")] = None,
@@ -33,9 +35,17 @@ def run(
 
     with screen.progress() as progress:
         result = recipes.run(
-            pipeline, workspace=workspace, only=only or [], jobs=jobs, devices=devices or 1, shard=shard(part), assignments=set_ or [],
-            dry_run=dry_run, progress=progress, say=screen.note,
-        )  # fmt: skip
+            pipeline,
+            workspace=workspace,
+            only=only or [],
+            jobs=jobs,
+            devices=devices or 1,
+            shard=shard(part),
+            assignments=set_ or [],
+            dry_run=dry_run,
+            progress=progress,
+            say=screen.note,
+        )
     screen.table(["stage", "state", "detail"], [[s["stage"], s["state"], s["detail"]] for s in result["stages"]])
     screen.result(result, [f"report: {result['report']}"] if result.get("report") else [])
     return int(result["exit_code"])
@@ -46,9 +56,9 @@ DEMO = (  # the tutorial: what a user would type, small enough for four minutes 
     "tokenize synthetic",
     "tokenize synthetic/staging",
     "pretrain --preset tiny --data synthetic/staging --epochs 10 --lr 1e-3 --set model.tokenizer=patch --set model.patch=24",
-    "finetune tiny --data synthetic/staging --epochs 15 --lr 1e-3 --from-scratch",
+    "finetune tiny --data synthetic/staging --epochs 8 --lr 1e-3 --from-scratch",
     "evaluate tiny-staging-scratch",
-    "finetune tiny --data synthetic/staging --epochs 15 --lr 1e-3",
+    "finetune tiny --data synthetic/staging --epochs 8 --lr 1e-3",
     "evaluate tiny-staging --compare tiny-staging-scratch",
     "embed tiny --data synthetic/staging",
     "analyze svd tiny --sequences 32",

@@ -70,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output went away: no second complaint at exit
         return Exit.GOOD
     except MemoryError:
-        return ended(UserError(Reason.RESOURCE_LIMIT, "out of memory", action="Try a smaller --batch-size or fewer --jobs", exit_code=Exit.RESOURCES))
+        return ended(
+            UserError(Reason.RESOURCE_LIMIT, "out of memory", action="Try a smaller --batch-size or fewer --jobs", exit_code=Exit.RESOURCES)
+        )
     except Exception as error:
         if screen.debug:
             traceback.print_exc()
@@ -86,12 +88,15 @@ def ended(error: UserError) -> int:
     shown = [error.finding, *(f for f in error.details if f.message != error.finding.message)]
     screen.findings(shown, "ingest_report.json" if error.report else "the message of --json")
     if screen.json:
-        screen.result(error.report or {"error": {**error.finding.as_dict(), "details": [f.as_dict() for f in error.details]}, "exit_code": int(error.exit_code)})
+        screen.result(
+            error.report
+            or {"error": {**error.finding.as_dict(), "details": [f.as_dict() for f in error.details]}, "exit_code": int(error.exit_code)}
+        )
     return int(error.exit_code)
 
 
 def usage(error: Any) -> UserError:
-    """click's usage errors as ours, with the closest known names."""
+    """Click's usage errors as ours, with the closest known names."""
     context = error.ctx
     action = f"See {context.command_path} --help" if context is not None else "See bitimely --help"
     option = getattr(error, "option_name", None)

@@ -21,7 +21,9 @@ def _debug(value: bool) -> bool:
     return value
 
 
-Workspace = Annotated[Path, typer.Option("--workspace", "-w", envvar="BITIMELY_WORKSPACE", help="Folder that holds cache, tokens, runs and reports.")]
+Workspace = Annotated[
+    Path, typer.Option("--workspace", "-w", envvar="BITIMELY_WORKSPACE", help="Folder that holds cache, tokens, runs and reports.")
+]
 Json = Annotated[bool, typer.Option("--json", callback=_json, is_eager=True, help="One JSON object on stdout; all else on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", callback=_debug, is_eager=True, help="Show tracebacks.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, sizes and estimates; write nothing.")]
@@ -31,7 +33,10 @@ OneData = Annotated[str | None, typer.Option("--data", help="Data set or view, f
 Run = Annotated[str, typer.Argument(help="Name or folder of a run.", metavar="RUN")]
 RunName = Annotated[str | None, typer.Option("--run", help="Name of the new run (default: made from the settings).")]
 Config = Annotated[Path | None, typer.Option("--config", help="Recipe file (TOML).")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, for example model.tokenizer=patch; may be repeated.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, for example model.tokenizer=patch; may be repeated."),
+]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")]
 Steps = Annotated[int | None, typer.Option("--steps", help="Stop after so many optimizer steps.")]
 BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Windows a step, over all processes.")]
@@ -66,4 +71,10 @@ def shard(text: str | None) -> tuple[int, int] | None:
     k, _, n = text.partition("/")
     if k.isdigit() and n.isdigit() and 1 <= int(k) <= int(n):
         return int(k), int(n)
-    raise UserError(Reason.CONFIG, f"--shard {safe_text(text)}", wanted="expected k/n with 1 <= k <= n", action="For example --shard 1/4", exit_code=Exit.USAGE)
+    raise UserError(
+        Reason.CONFIG,
+        f"--shard {safe_text(text)}",
+        wanted="expected k/n with 1 <= k <= n",
+        action="For example --shard 1/4",
+        exit_code=Exit.USAGE,
+    )

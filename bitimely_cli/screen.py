@@ -78,12 +78,17 @@ class Screen:
             elif key == "bytes":
                 out.append(f"size: {value / 2**20:,.1f} MiB")
             elif key in {"seconds", "seconds_per_step"} and value is not None:
-                out.append(f"{name}: " + (f"{value / 3600:.1f} h" if value > 5400 else f"{value / 60:.1f} min" if value > 90 else f"{value:.2f} s"))
+                out.append(
+                    f"{name}: " + (f"{value / 3600:.1f} h" if value > 5400 else f"{value / 60:.1f} min" if value > 90 else f"{value:.2f} s")
+                )
             elif isinstance(value, dict):
                 out.append(f"{name}: " + ", ".join(f"{part} {show(item)}" for part, item in value.items()))
             elif isinstance(value, (list, tuple)):
                 value = [item.get("unit", item.get("message", "")) if isinstance(item, dict) else item for item in value]
-                out.append(f"{name}: " + (", ".join(show(item) for item in value[:8]) + (f" and {len(value) - 8} more" if len(value) > 8 else "") or "none"))
+                out.append(
+                    f"{name}: "
+                    + (", ".join(show(item) for item in value[:8]) + (f" and {len(value) - 8} more" if len(value) > 8 else "") or "none")
+                )
             else:
                 out.append(f"{name}: {show(value)}")
         return out
@@ -113,21 +118,27 @@ class Screen:
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.text import Text
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
             tasks: dict[str, Any] = {}
             began: dict[str, tuple[float, int]] = {}
 
             def report(what: str, done: int, total: int | None) -> None:
-                name = Text(clean(what, 60)).plain
+                name, _, detail = what.partition("\t")
+                name = clean(name, 60)
                 if name not in tasks:
                     tasks[name], began[name] = bar.add_task(name, total=total, rate=""), (time.monotonic(), done)
                 start, first = began[name]
                 spent = time.monotonic() - start
                 rate = f"{(done - first) / spent:.1f}/s" if spent > 0.5 and done > first else ""
-                bar.update(tasks[name], completed=done, total=total, rate=rate)
+                bar.update(tasks[name], completed=done, total=total, rate=" ".join(filter(None, (rate, clean(detail, 40)))))
 
             yield report
 
@@ -137,11 +148,13 @@ class Screen:
 
         def report(what: str, done: int, total: int | None) -> None:
             now = time.monotonic()
-            if what in last and now - last[what] < LINE_EVERY and done != total:
+            name, _, detail = what.partition("\t")
+            if name in last and now - last[name] < LINE_EVERY and done != total:
                 return
-            if what not in last or done == total or now - last[what] >= LINE_EVERY:
-                last[what] = now
-                self.note(f"{clean(what, 60)}: {done}{'' if total is None else f' of {total}'} ({now - start:.0f} s)")
+            last[name] = now
+            self.note(
+                f"{clean(name, 60)}: {done}{'' if total is None else f' of {total}'}{f', {clean(detail, 40)}' if detail else ''} ({now - start:.0f} s)"
+            )
 
         return report
 

@@ -48,10 +48,14 @@ class Unit(StrEnum):
 
 
 def pretrain(
-    preset: Annotated[str | None, typer.Option("--preset", help="18m, 7.5m, 7.5m-regression, 3m or tiny (default: the recipe file's, else tiny).")] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="18m, 7.5m, 7.5m-regression, 3m or tiny (default: the recipe file's, else tiny).")
+    ] = None,
     data: Data = None,
     model: Annotated[str | None, typer.Option("--model", help="See: bitimely list models.")] = None,
-    budget: Annotated[str | None, typer.Option("--budget", help="table (the paper's dimensions) or matched (as many parameters as bitimelygpt).")] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="table (the paper's dimensions) or matched (as many parameters as bitimelygpt).")
+    ] = None,
     objective: Annotated[str | None, typer.Option("--objective", help="See: bitimely list objectives.")] = None,
     init: Annotated[Path | None, typer.Option("--init", help="Start from the weights of this run or model folder.")] = None,
     epochs: Epochs = None,
@@ -82,30 +86,56 @@ def pretrain(
     Example: bitimely pretrain --preset 18m
     """
     flags = given(
-        model__name=model, model__ties=ties, model__rotary=rotary, objective__name=objective, data__names=data,
-        train__epochs=epochs, train__steps=steps, train__batch_size=batch_size, train__accumulate=accumulate, train__lr=lr,
-        train__precision=precision, train__device=device, train__devices=devices, train__compile=compile_, train__seed=seed,
-    )  # fmt: skip
+        model__name=model,
+        model__ties=ties,
+        model__rotary=rotary,
+        objective__name=objective,
+        data__names=data,
+        train__epochs=epochs,
+        train__steps=steps,
+        train__batch_size=batch_size,
+        train__accumulate=accumulate,
+        train__lr=lr,
+        train__precision=precision,
+        train__device=device,
+        train__devices=devices,
+        train__compile=compile_,
+        train__seed=seed,
+    )
     _together(devices)
     from bitimely_core import runs
 
     with screen.progress() as progress:
         result = runs.pretrain(
-            preset=preset, budget=budget, config=config, assignments=set_ or [], flags=flags, init=init, run=run, workspace=workspace,
-            force_new=force_new, verify=not no_verify, dry_run=dry_run, progress=progress, say=screen.note,
-        )  # fmt: skip
+            preset=preset,
+            budget=budget,
+            config=config,
+            assignments=set_ or [],
+            flags=flags,
+            init=init,
+            run=run,
+            workspace=workspace,
+            force_new=force_new,
+            verify=not no_verify,
+            dry_run=dry_run,
+            progress=progress,
+            say=screen.note,
+        )
     return _trained(result, dry_run, "finetune")
 
 
 def finetune(
     source: Run,
     data: OneData = None,
-    readout: Annotated[str | None, typer.Option("--readout", help="sos, eos, sos+eos, mean, last, max, flatten or native (default: the model's own).")] = None,
+    readout: Annotated[
+        str | None, typer.Option("--readout", help="sos, eos, sos+eos, mean, last, max, flatten or native (default: the model's own).")
+    ] = None,
     layers: Annotated[str | None, typer.Option("--layers", help="last or last-two.")] = None,
     freeze: Annotated[bool, typer.Option("--freeze", help="Train the head alone.")] = False,
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Fresh weights of the same architecture: the control.")] = False,
     fraction: Annotated[
-        float | None, typer.Option("--fraction", help="Share of the training subjects (default: 0.2 on the data set of the pre-training, else 1).")
+        float | None,
+        typer.Option("--fraction", help="Share of the training subjects (default: 0.2 on the data set of the pre-training, else 1)."),
     ] = None,
     epochs: Epochs = None,
     steps: Steps = None,
@@ -133,18 +163,40 @@ def finetune(
     Example: bitimely finetune 18m --data sleep-edf/staging
     """
     flags = given(
-        finetune__readout=readout, finetune__layers=layers, finetune__freeze=freeze, finetune__from_scratch=from_scratch, data__fraction=fraction,
-        train__epochs=epochs, train__steps=steps, train__batch_size=batch_size, train__accumulate=accumulate, train__lr=lr,
-        train__precision=precision, train__device=device, train__devices=devices, train__compile=compile_, train__seed=seed,
-    )  # fmt: skip
+        finetune__readout=readout,
+        finetune__layers=layers,
+        finetune__freeze=freeze,
+        finetune__from_scratch=from_scratch,
+        data__fraction=fraction,
+        train__epochs=epochs,
+        train__steps=steps,
+        train__batch_size=batch_size,
+        train__accumulate=accumulate,
+        train__lr=lr,
+        train__precision=precision,
+        train__device=device,
+        train__devices=devices,
+        train__compile=compile_,
+        train__seed=seed,
+    )
     _together(devices)
     from bitimely_core import runs
 
     with screen.progress() as progress:
         result = runs.finetune(
-            source, data=data, config=config, assignments=set_ or [], flags=flags, run=run, workspace=workspace,
-            force_new=force_new, verify=not no_verify, dry_run=dry_run, progress=progress, say=screen.note,
-        )  # fmt: skip
+            source,
+            data=data,
+            config=config,
+            assignments=set_ or [],
+            flags=flags,
+            run=run,
+            workspace=workspace,
+            force_new=force_new,
+            verify=not no_verify,
+            dry_run=dry_run,
+            progress=progress,
+            say=screen.note,
+        )
     return _trained(result, dry_run, "evaluate")
 
 
@@ -171,20 +223,45 @@ def evaluate(
 
     with screen.progress() as progress:
         result = runs.evaluate(
-            run, data=data, split=split, bootstrap=bootstrap, by=by.value, compare=compare, batch_size=batch_size, device=device or "auto",
-            workspace=workspace, verify=not no_verify, dry_run=dry_run, progress=progress,
-        )  # fmt: skip
+            run,
+            data=data,
+            split=split,
+            bootstrap=bootstrap,
+            by=by.value,
+            compare=compare,
+            batch_size=batch_size,
+            device=device or "auto",
+            workspace=workspace,
+            verify=not no_verify,
+            dry_run=dry_run,
+            progress=progress,
+        )
     if dry_run:
         return _planned(result)
     screen.findings(result.pop("findings", []))
     rows = [
-        [name, m["value"], m["se"], m["lo"], m["hi"], m["undefined_reason"] or (result["baselines"].get("majority", {}).get(name) or {}).get("value")]
+        [
+            name,
+            m["value"],
+            m["se"],
+            m["lo"],
+            m["hi"],
+            m["undefined_reason"] or (result["baselines"].get("majority", {}).get(name) or {}).get("value"),
+        ]
         for name, m in result["metrics"].items()
     ]
-    screen.table(["metric", "value", "se", "95 % from", "to", "majority baseline"], rows, f"{result['run']} on {result['data']} ({result['split']})")
+    screen.table(
+        ["metric", "value", "se", "95 % from", "to", "majority baseline"], rows, f"{result['run']} on {result['data']} ({result['split']})"
+    )
     lines = [*result.get("notices", []), f"n = {result['n']:,} windows of {result['n_subjects']} subjects; report: {result['report']}"]
     for name, d in (result.get("comparison") or {}).get("metrics", {}).items():
-        value = "undefined" if d["difference"] is None else f"{d['difference']:+.4f} (95 % {d['lo']:+.4f} to {d['hi']:+.4f})" if d["lo"] is not None else f"{d['difference']:+.4f}"
+        value = (
+            "undefined"
+            if d["difference"] is None
+            else f"{d['difference']:+.4f} (95 % {d['lo']:+.4f} to {d['hi']:+.4f})"
+            if d["lo"] is not None
+            else f"{d['difference']:+.4f}"
+        )
         lines.append(f"{name}: {result['run']} minus {compare} = {value}")
     screen.result(result, lines)
     return Exit.GOOD
@@ -213,9 +290,19 @@ def embed(
 
     with screen.progress() as progress:
         result = runs.embed(
-            run, data=data, readout=readout, layers=layers, split=split, out=out, batch_size=batch_size, device=device or "auto",
-            workspace=workspace, verify=not no_verify, dry_run=dry_run, progress=progress,
-        )  # fmt: skip
+            run,
+            data=data,
+            readout=readout,
+            layers=layers,
+            split=split,
+            out=out,
+            batch_size=batch_size,
+            device=device or "auto",
+            workspace=workspace,
+            verify=not no_verify,
+            dry_run=dry_run,
+            progress=progress,
+        )
     if dry_run:
         return _planned(result)
     screen.result(result, [f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"])
@@ -224,7 +311,9 @@ def embed(
 
 def analyze(
     kind: Annotated[str, typer.Argument(help="See: bitimely list analyses.", metavar="KIND")],
-    run: Annotated[list[str] | None, typer.Argument(help="Names or folders of runs, and options of the kind.", metavar="[RUN...] [--OPTION VALUE...]")] = None,
+    run: Annotated[
+        list[str] | None, typer.Argument(help="Names or folders of runs, and options of the kind.", metavar="[RUN...] [--OPTION VALUE...]")
+    ] = None,
     data: OneData = None,
     model: Annotated[str | None, typer.Option("--model", help="In the place of a run (leakage).")] = None,
     objective: Annotated[str | None, typer.Option("--objective", help="In the place of a run (leakage).")] = None,
@@ -250,9 +339,22 @@ def analyze(
     names, options = _split(run or [])
     with screen.progress() as progress:
         result = runs.analyze(
-            kind, names, data=data, model=model, objective=objective, preset=preset, sequences=sequences, options=options,
-            seed=seed or 0, name=name, out=out, workspace=workspace, verify=not no_verify, dry_run=dry_run, progress=progress,
-        )  # fmt: skip
+            kind,
+            names,
+            data=data,
+            model=model,
+            objective=objective,
+            preset=preset,
+            sequences=sequences,
+            options=options,
+            seed=seed or 0,
+            name=name,
+            out=out,
+            workspace=workspace,
+            verify=not no_verify,
+            dry_run=dry_run,
+            progress=progress,
+        )
     if dry_run:
         return _planned(result)
     result.pop("page")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Progress = Callable[[str, int, int | None], None]
-"""`progress(what, done, total)`: core reports, the command line draws."""
+"""`progress(what, done, total)`: core reports, the command line draws. What changes on the way (a loss) stands in `what` behind a tab."""
 
 
 class Signal(NamedTuple):

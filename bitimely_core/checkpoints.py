@@ -114,9 +114,12 @@ def check(path: Path) -> dict[str, Any]:
         raise _damaged(where, "differs from its own checksum", "expected it unchanged")
     if meta["format_version"] > FORMAT:
         raise UserError(
-            Reason.UNSUPPORTED_FORMAT, f"format version {meta['format_version']}", wanted=f"expected at most {FORMAT}",
-            action="Use a newer bitimely", file=str(where),
-        )  # fmt: skip
+            Reason.UNSUPPORTED_FORMAT,
+            f"format version {meta['format_version']}",
+            wanted=f"expected at most {FORMAT}",
+            action="Use a newer bitimely",
+            file=str(where),
+        )
     store.check(path, meta)
     return dict(meta)
 
@@ -140,9 +143,14 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[Finding]]:
     if not bad:
         return None, []
     raise UserError(
-        Reason.INTEGRITY, f"none of {len(bad)} checkpoints verifies", wanted="expected one whole checkpoint", file=str(folder),
-        action="Start again with --force-new", exit_code=Exit.INTEGRITY, details=[error.finding for _, error in bad],
-    )  # fmt: skip
+        Reason.INTEGRITY,
+        f"none of {len(bad)} checkpoints verifies",
+        wanted="expected one whole checkpoint",
+        file=str(folder),
+        action="Start again with --force-new",
+        exit_code=Exit.INTEGRITY,
+        details=[error.finding for _, error in bad],
+    )
 
 
 def sweep(folder: Path, former: Checkpoint | None) -> None:
@@ -178,20 +186,24 @@ def refuse_other_run(checkpoint: Checkpoint, identity: Mapping[str, Any], free: 
     """
     was, now = flat(checkpoint.meta["identity"]), flat(json.loads(store.canonical(identity)))
     differing = sorted(
-        key for key in was.keys() | now.keys()
+        key
+        for key in was.keys() | now.keys()
         if was.get(key) != now.get(key) and not (key.split(".")[-2:-1] == ["train"] and key.split(".")[-1] in free)
-    )  # fmt: skip
+    )
     code = Reason.SETTINGS_DIFFER
     if differing:
         raise UserError(
-            code, f"{_count(differing, 'key differs', 'keys differ')} from the run to continue: {', '.join(differing)}",
-            wanted="expected the settings and data it was started with", file=str(checkpoint.folder),
-            action="Repeat the former command, choose another --run, or start over with --force-new", exit_code=Exit.USAGE,
+            code,
+            f"{_count(differing, 'key differs', 'keys differ')} from the run to continue: {', '.join(differing)}",
+            wanted="expected the settings and data it was started with",
+            file=str(checkpoint.folder),
+            action="Repeat the former command, choose another --run, or start over with --force-new",
+            exit_code=Exit.USAGE,
             details=[
                 Finding(code=code, field=key, text=f"the checkpoint has {safe_text(was.get(key))}", wanted=f"now {safe_text(now.get(key))}")
                 for key in differing
             ],
-        )  # fmt: skip
+        )
 
 
 def refuse_other_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
@@ -204,13 +216,16 @@ def refuse_other_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], wan
     code = Reason.SHAPES_DIFFER
     if differing:
         raise UserError(
-            code, f"{_count(differing, 'tensor differs', 'tensors differ')}: {', '.join(differing)}", file=str(checkpoint.folder),
-            wanted="expected the architecture of the checkpoint", action="Build the model with the settings of the run",
+            code,
+            f"{_count(differing, 'tensor differs', 'tensors differ')}: {', '.join(differing)}",
+            file=str(checkpoint.folder),
+            wanted="expected the architecture of the checkpoint",
+            action="Build the model with the settings of the run",
             details=[
                 Finding(code=code, field=key, text=f"the checkpoint has {said(saved, key)}", wanted=f"the model has {said(wanted, key)}")
                 for key in differing
             ],
-        )  # fmt: skip
+        )
 
 
 def flat(nested: Any, prefix: str = "") -> dict[str, Any]:
@@ -265,6 +280,10 @@ def _damaged(path: Path, text: str, wanted: str) -> UserError:
 
 def _fallback(used: Path, error: UserError, name: str) -> Finding:
     return Finding(
-        code=Reason.INTEGRITY, level="warning", file=error.file, text=f"checkpoint {name} is damaged: {error.text}", wanted=error.wanted,
+        code=Reason.INTEGRITY,
+        level="warning",
+        file=error.file,
+        text=f"checkpoint {name} is damaged: {error.text}",
+        wanted=error.wanted,
         action=f"Continuing from {used.name}",
-    )  # fmt: skip
+    )

@@ -34,9 +34,13 @@ Task = Literal["classification", "multilabel", "regression"]
 def _special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
     if encoded.eos is None:
         raise UserError(
-            Reason.CONFIG, f"readout {name}", wanted="this model has no [SOS] and [EOS]", action="Use mean, last, max or flatten",
-            field="finetune.readout", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            Reason.CONFIG,
+            f"readout {name}",
+            wanted="this model has no [SOS] and [EOS]",
+            action="Use mean, last, max or flatten",
+            field="finetune.readout",
+            exit_code=Exit.USAGE,
+        )
     return states[:, 0] if name == "sos" else states.gather(1, encoded.eos[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
 
 
@@ -80,9 +84,13 @@ def _flatten(states: Tensor, encoded: Encoded) -> Tensor:
 def _native(states: Tensor, encoded: Encoded) -> Tensor:
     if encoded.pooled is None:
         raise UserError(
-            Reason.CONFIG, "readout native", wanted="this model has no vector of its own", action="Use sos, eos or mean",
-            field="finetune.readout", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            Reason.CONFIG,
+            "readout native",
+            wanted="this model has no vector of its own",
+            action="Use sos, eos or mean",
+            field="finetune.readout",
+            exit_code=Exit.USAGE,
+        )
     return encoded.pooled
 
 
@@ -128,9 +136,13 @@ def _width(model: Model, readout: str, layers: str, merge: str) -> int:
     if readout == "native":
         if model.pooled_width is None:
             raise UserError(
-                Reason.CONFIG, "readout native", wanted=f"{model.config.name} has no vector of its own", action="Use sos, eos or mean",
-                field="finetune.readout", exit_code=Exit.USAGE,
-            )  # fmt: skip
+                Reason.CONFIG,
+                "readout native",
+                wanted=f"{model.config.name} has no vector of its own",
+                action="Use sos, eos or mean",
+                field="finetune.readout",
+                exit_code=Exit.USAGE,
+            )
         return model.pooled_width
     one = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}.get(readout, 1) * model.config.dim
     return one * (2 if layers == "last-two" and merge == "concat" else 1)
@@ -172,9 +184,12 @@ class Head(nn.Module):
         self.layers, self.layer_merge, self.freeze = layers, layer_merge, freeze
         if self.readout not in POOLS:
             raise UserError(
-                Reason.UNKNOWN_NAME, f"no readout is called {self.readout!r}", wanted=f"known are {', '.join(POOLS)}",
-                field="finetune.readout", exit_code=Exit.USAGE,
-            )  # fmt: skip
+                Reason.UNKNOWN_NAME,
+                f"no readout is called {self.readout!r}",
+                wanted=f"known are {', '.join(POOLS)}",
+                field="finetune.readout",
+                exit_code=Exit.USAGE,
+            )
         self.model = model.requires_grad_(not freeze)
         self.linear = nn.Linear(_width(model, self.readout, layers, layer_merge), outputs)
         self.register_buffer("target_scale", torch.tensor(torch.nan))
@@ -344,6 +359,11 @@ def _with_labels(head: Head, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 def _supervised(head: Head, loss: Tensor, parts: dict[str, Tensor], prediction: Tensor, target: Tensor, valid: Tensor) -> dict[str, Any]:
     return {
-        "loss": loss, "rel": loss.detach() / head.target_scale, "parts": parts, "prediction": prediction, "target": target, "valid": valid,
+        "loss": loss,
+        "rel": loss.detach() / head.target_scale,
+        "parts": parts,
+        "prediction": prediction,
+        "target": target,
+        "valid": valid,
         "count": valid.sum(),
-    }  # fmt: skip
+    }

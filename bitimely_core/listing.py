@@ -28,9 +28,14 @@ COLUMNS = {
 def rows(kind: str, workspace: Path) -> list[dict[str, Any]]:
     """The rows of `bitimely list KIND`. Raises UserError (unknown_name, exit 2)."""
     kinds = {
-        "datasets": _datasets, "views": _views, "models": _models, "objectives": _objectives, "presets": _presets, "analyses": _analyses,
+        "datasets": _datasets,
+        "views": _views,
+        "models": _models,
+        "objectives": _objectives,
+        "presets": _presets,
+        "analyses": _analyses,
         "pipelines": _pipelines,
-    }  # fmt: skip
+    }
     if kind == "runs":
         return _runs(workspace)
     if kind not in kinds:
@@ -42,40 +47,62 @@ def _datasets() -> list[dict[str, Any]]:
     registry.members("bitimely_core.datasets")
     return [
         {
-            "name": name, "title": e.facts.title, "views": [f"{name}/{v}" if v else name for v in e.facts.views], "licence": e.facts.licence,
-            "source": e.facts.url, "download": e.facts.download, "paper": "; ".join(f"{k} {v}" for k, v in e.facts.paper.items()), "rules": e.facts.rules,
+            "name": name,
+            "title": e.facts.title,
+            "views": [f"{name}/{v}" if v else name for v in e.facts.views],
+            "licence": e.facts.licence,
+            "source": e.facts.url,
+            "download": e.facts.download,
+            "paper": "; ".join(f"{k} {v}" for k, v in e.facts.paper.items()),
+            "rules": e.facts.rules,
         }
         for name, e in sorted(registry.datasets.items())
-    ]  # fmt: skip
+    ]
 
 
 def _views() -> list[dict[str, Any]]:
     registry.members("bitimely_core.datasets")
     return [
         {
-            "name": f"{name}/{view}" if view else name, "task": facts.task, "channels": list(facts.channels), "rate": facts.rate, "window": facts.window,
-            "classes": list(facts.classes), "split": facts.split, "help": facts.help,
+            "name": f"{name}/{view}" if view else name,
+            "task": facts.task,
+            "channels": list(facts.channels),
+            "rate": facts.rate,
+            "window": facts.window,
+            "classes": list(facts.classes),
+            "split": facts.split,
+            "help": facts.help,
         }
         for name, e in sorted(registry.datasets.items())
         for view, facts in e.facts.views.items()
-    ]  # fmt: skip
+    ]
 
 
 def _models() -> list[dict[str, Any]]:
     registry.members("bitimely_core.models")
     return [
         {
-            "name": name, "family": e.facts.family, "input": list(e.facts.input), "objective": e.facts.objective, "readout": e.facts.readout,
-            "attention": e.facts.attention, "directions": list(e.facts.directions), "source": e.facts.source, "known": e.facts.known, "help": e.help,
+            "name": name,
+            "family": e.facts.family,
+            "input": list(e.facts.input),
+            "objective": e.facts.objective,
+            "readout": e.facts.readout,
+            "attention": e.facts.attention,
+            "directions": list(e.facts.directions),
+            "source": e.facts.source,
+            "known": e.facts.known,
+            "help": e.help,
         }
         for name, e in registry.models.items()
-    ]  # fmt: skip
+    ]
 
 
 def _objectives() -> list[dict[str, Any]]:
     import bitimely_core.objectives  # noqa: F401  registers them
 
-    return [{"name": name, "leak_free": e.facts.leak_free, "help": e.help, "notice": e.facts.notice} for name, e in registry.objectives.items()]
+    return [
+        {"name": name, "leak_free": e.facts.leak_free, "help": e.help, "notice": e.facts.notice} for name, e in registry.objectives.items()
+    ]
 
 
 def _presets() -> list[dict[str, Any]]:
@@ -86,16 +113,22 @@ def _presets() -> list[dict[str, Any]]:
     for name in sorted(settings.presets(), key=lambda n: -settings.preset(n).get("paper_parameters", 0)):
         shipped = settings.preset(name)
         for model, entry in registry.models.items():
-            if entry.facts.family not in shipped or (shipped[entry.facts.family].get("tokenizer") == "codes" and "events" not in entry.facts.input):
+            if entry.facts.family not in shipped or (
+                shipped[entry.facts.family].get("tokenizer") == "codes" and "events" not in entry.facts.input
+            ):
                 continue
             config = settings.model_config(model, entry.facts.family, name, **models.typical(name))
             out.append(
                 {
-                    "name": name, "model": model, **{k: getattr(config, k) for k in ("layers", "heads", "dim", "value_dim", "ffn_dim")},
-                    "data": shipped["data"], "parameters": models.count(config), "paper_parameters": shipped.get("paper_parameters"),
+                    "name": name,
+                    "model": model,
+                    **{k: getattr(config, k) for k in ("layers", "heads", "dim", "value_dim", "ffn_dim")},
+                    "data": shipped["data"],
+                    "parameters": models.count(config),
+                    "paper_parameters": shipped.get("paper_parameters"),
                     "description": shipped["description"],
                 }
-            )  # fmt: skip
+            )
     return out
 
 
@@ -107,9 +140,10 @@ def _analyses() -> list[dict[str, Any]]:
     out = []
     for name, e in sorted(registry.analyses.items()):
         options = [
-            f"--{p.name.replace('_', '-')} {p.default}" for p in inspect.signature(e.function).parameters.values()
+            f"--{p.name.replace('_', '-')} {p.default}"
+            for p in inspect.signature(e.function).parameters.values()
             if p.kind is p.KEYWORD_ONLY and p.name not in hidden
-        ]  # fmt: skip
+        ]
         out.append({"name": name, "takes": e.facts.takes, "options": options, "help": e.help})
     return out
 
@@ -128,10 +162,15 @@ def _runs(workspace: Path) -> list[dict[str, Any]]:
         body = json.loads(path.read_bytes())
         out.append(
             {
-                "name": path.parent.name, "kind": body["kind"], "model": body["model"], "data": [d["name"] for d in body["data"]], "finished": body["finished"],
-                "step": (body.get("final") or {}).get("step"), "leak_free": body["leak_free"],
+                "name": path.parent.name,
+                "kind": body["kind"],
+                "model": body["model"],
+                "data": [d["name"] for d in body["data"]],
+                "finished": body["finished"],
+                "step": (body.get("final") or {}).get("step"),
+                "leak_free": body["leak_free"],
             }
-        )  # fmt: skip
+        )
     return out
 
 
@@ -142,7 +181,26 @@ EXTRAS = {
     "track": ("tensorboard", "training curves in TensorBoard"),
     "fla": ("fla", "optional GPU kernels"),
 }
-NEEDED = ("torch", "numpy", "polars", "pyarrow", "pydantic", "typer", "rich", "safetensors", "scikit-learn", "scipy", "matplotlib", "jinja2", "wfdb", "pyedflib", "mne", "narwhals", "meds", "xlrd")
+NEEDED = (
+    "torch",
+    "numpy",
+    "polars",
+    "pyarrow",
+    "pydantic",
+    "typer",
+    "rich",
+    "safetensors",
+    "scikit-learn",
+    "scipy",
+    "matplotlib",
+    "jinja2",
+    "wfdb",
+    "pyedflib",
+    "mne",
+    "narwhals",
+    "meds",
+    "xlrd",
+)
 
 
 def doctor(workspace: Path) -> dict[str, Any]:
@@ -162,7 +220,13 @@ def doctor(workspace: Path) -> dict[str, Any]:
             properties = torch.cuda.get_device_properties(i)
             checks.append({"what": f"cuda:{i}", "found": properties.name, "note": _gib(properties.total_memory)})
     else:
-        checks.append({"what": "cuda", "found": "none", "note": "training runs on the CPU" if not torch.backends.mps.is_available() else "Metal is used"})
+        checks.append(
+            {
+                "what": "cuda",
+                "found": "none",
+                "note": "training runs on the CPU" if not torch.backends.mps.is_available() else "Metal is used",
+            }
+        )
     missing = []
     for name in NEEDED:
         try:
@@ -172,7 +236,13 @@ def doctor(workspace: Path) -> dict[str, Any]:
             checks.append({"what": name, "found": "missing", "note": f"pip install -c constraints.txt {name}"})
     for extra, (module, purpose) in EXTRAS.items():
         present = find_spec(module) is not None
-        checks.append({"what": f"extra {extra}", "found": "installed" if present else "not installed", "note": purpose if present else f"{purpose}: pip install 'bitimely[{extra}]'"})
+        checks.append(
+            {
+                "what": f"extra {extra}",
+                "found": "installed" if present else "not installed",
+                "note": purpose if present else f"{purpose}: pip install 'bitimely[{extra}]'",
+            }
+        )
     return {"format_version": 1, "checks": checks, "missing": missing, "good": not missing}
 
 

@@ -177,9 +177,13 @@ def gap(model: Model, batch: Batch, generator: Generator | None = None, *, confi
 def nothing(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """No pre-training."""
     raise UserError(
-        Reason.CONFIG, "objective none", wanted="expected an objective that trains", action="Skip pretrain, and fine-tune from scratch",
-        field="objective.name", exit_code=Exit.USAGE,
-    )  # fmt: skip
+        Reason.CONFIG,
+        "objective none",
+        wanted="expected an objective that trains",
+        action="Skip pretrain, and fine-tune from scratch",
+        field="objective.name",
+        exit_code=Exit.USAGE,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts of a loss
@@ -190,9 +194,13 @@ def _plan(model: Model, *cycle: Direction) -> tuple[Direction, ...]:
     layers = model.config.layers
     if layers % len(cycle):
         raise UserError(
-            Reason.CONFIG, f"{layers} layers", wanted="expected an even number: the objective alternates directions", field="model.layers",
-            action=f"Use {layers + 1} layers", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            Reason.CONFIG,
+            f"{layers} layers",
+            wanted="expected an even number: the objective alternates directions",
+            field="model.layers",
+            action=f"Use {layers + 1} layers",
+            exit_code=Exit.USAGE,
+        )
     return tuple(itertools.islice(itertools.cycle(cycle), layers))
 
 
@@ -306,6 +314,10 @@ def _refuse_overlap(config: ModelConfig) -> None:
     """Overlapping patches make neighbouring targets visible. Raises UserError (config, exit 2)."""
     if config.tokenizer == "patch" and config.stride is not None and config.stride < config.patch:
         raise UserError(
-            Reason.CONFIG, f"patches of {config.patch} with stride {config.stride} overlap", field="model.stride", exit_code=Exit.USAGE,
-            wanted="expected stride >= patch for a leak-free objective", action="Leave model.stride out, or use next-previous",
-        )  # fmt: skip
+            Reason.CONFIG,
+            f"patches of {config.patch} with stride {config.stride} overlap",
+            field="model.stride",
+            exit_code=Exit.USAGE,
+            wanted="expected stride >= patch for a leak-free objective",
+            action="Leave model.stride out, or use next-previous",
+        )

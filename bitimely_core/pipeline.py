@@ -85,12 +85,21 @@ def run(
         flags = settings.merged(recipe.overrides("pretrain"), flags, {"train": {"devices": devices}} if devices > 1 else {})
         stage = recipe.pretrain
         return runs.pretrain(
-            preset=stage.preset, budget=stage.budget, flags=flags, assignments=assignments, run=run, workspace=workspace, progress=progress, say=say
+            preset=stage.preset,
+            budget=stage.budget,
+            flags=flags,
+            assignments=assignments,
+            run=run,
+            workspace=workspace,
+            progress=progress,
+            say=say,
         )
 
     def finetuned(source: str, view: str, run: str, flags: dict[str, Any]) -> dict[str, Any]:
         flags = settings.merged(recipe.overrides("finetune"), {"train": flags.get("train", {})}, {"data": {"names": (view,)}})
-        return runs.finetune(source, data=view, flags=flags, assignments=assignments, run=run, workspace=workspace, progress=progress, say=say)
+        return runs.finetune(
+            source, data=view, flags=flags, assignments=assignments, run=run, workspace=workspace, progress=progress, say=say
+        )
 
     def evaluated(run: str) -> dict[str, Any]:
         wanted = recipe.evaluate
@@ -123,7 +132,9 @@ def run(
         stage(f"ingest {dataset}", partial(ingested, dataset))
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:  # cells spend their time inside torch, which releases the lock
         scored = list(itertools.chain.from_iterable(pool.map(cell, chosen)))
-    page = stage("report", partial(runs.report, scored, out=workspace / "reports" / name, workspace=workspace)) if scored or dry_run else None
+    page = (
+        stage("report", partial(runs.report, scored, out=workspace / "reports" / name, workspace=workspace)) if scored or dry_run else None
+    )
     failed = [s["exit_code"] for s in stages if s["state"] == "failed"]
     quarantined = any(s["state"] == "partial" for s in stages)
     return {

@@ -33,6 +33,7 @@ class Entry(Generic[Facts]):
         return (self.function.__doc__ or "").strip().split("\n")[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
         return self.function(*args, **kwargs)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -154,13 +154,19 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file. Raises UserError (config, exit 2) that names file and line; other formats are refused."""
     if path.suffix.lower() != ".toml":
         raise UserError(
-            Reason.CONFIG, f"found {safe_text(path.suffix)}", wanted="expected a .toml file", action="Write the settings as TOML",
-            file=str(path), exit_code=Exit.USAGE,
-        )  # fmt: skip
+            Reason.CONFIG,
+            f"found {safe_text(path.suffix)}",
+            wanted="expected a .toml file",
+            action="Write the settings as TOML",
+            file=str(path),
+            exit_code=Exit.USAGE,
+        )
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
-        raise UserError(Reason.NOT_FOUND, error.strerror or str(error), file=str(path), action="Give the path of a TOML file", exit_code=Exit.USAGE) from error
+        raise UserError(
+            Reason.NOT_FOUND, error.strerror or str(error), file=str(path), action="Give the path of a TOML file", exit_code=Exit.USAGE
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(Reason.CONFIG, f"not valid TOML: {error}", file=str(path), exit_code=Exit.USAGE) from error
 
@@ -182,9 +188,12 @@ def assignments(pairs: list[str]) -> dict[str, Any]:
         parts = key.strip().split(".")
         if not sign or len(parts) < 2 or not all(parts):
             raise UserError(
-                Reason.CONFIG, f"--set {safe_text(pair)}", wanted="expected section.key=value", action="For example --set model.tokenizer=patch",
+                Reason.CONFIG,
+                f"--set {safe_text(pair)}",
+                wanted="expected section.key=value",
+                action="For example --set model.tokenizer=patch",
                 exit_code=Exit.USAGE,
-            )  # fmt: skip
+            )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -204,12 +213,26 @@ def validated(kind: type[S], values: dict[str, Any], file: str | None = None) ->
         findings = [_config_finding(kind, item, file) for item in error.errors()]
         first = findings[0]
         raise UserError(
-            Reason.CONFIG, first.text, wanted=first.wanted, action=first.action, file=file, field=first.field,
-            exit_code=Exit.USAGE, details=findings[1:],
-        ) from error  # fmt: skip
+            Reason.CONFIG,
+            first.text,
+            wanted=first.wanted,
+            action=first.action,
+            file=file,
+            field=first.field,
+            exit_code=Exit.USAGE,
+            details=findings[1:],
+        ) from error
 
 
-SYNONYMS = {"learning_rate": "lr", "epoch": "epochs", "batchsize": "batch_size", "batch": "batch_size", "n_layers": "layers", "n_heads": "heads", "width": "dim"}
+SYNONYMS = {
+    "learning_rate": "lr",
+    "epoch": "epochs",
+    "batchsize": "batch_size",
+    "batch": "batch_size",
+    "n_layers": "layers",
+    "n_heads": "heads",
+    "width": "dim",
+}
 
 
 def _keys(kind: type[BaseModel], prefix: str = "") -> dict[str, str]:
@@ -230,18 +253,34 @@ def nearest(kind: type[BaseModel], key: str) -> str:
     return known.get(SYNONYMS.get(close[0], close[0]), "") if close else ""
 
 
+def _section(annotation: Any, name: str = "") -> type[BaseModel] | None:
+    """The first section inside an annotation, or inside those of a section's fields; with `name` the one that is called so."""
+    if isinstance(annotation, dict):
+        return next((found for info in annotation.values() if (found := _section(info.annotation, name))), None)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation if name in {"", annotation.__name__} else None
+    return next((found for part in get_args(annotation) if (found := _section(part, name))), None)
+
+
 def _config_finding(kind: type[Section], item: Any, file: str | None) -> Finding:
     where = ".".join(str(part) for part in item["loc"])
     if item["type"] != "extra_forbidden":
         return Finding(code=Reason.CONFIG, file=file, field=where, text=f"found {safe_text(item.get('input'))}", wanted=str(item["msg"]))
-    owner: Any = kind
-    for part in item["loc"][:-1]:
-        owner = owner.model_fields[part].annotation
+    owner: type[BaseModel] = kind
+    for part in item["loc"][:-1]:  # of lists and unions also positions and names of types, which lead no further
+        if part in owner.model_fields:
+            owner = _section(owner.model_fields[part].annotation) or owner
+        elif isinstance(part, str) and (named := _section(owner.model_fields, part)):
+            owner = named
     right = nearest(owner, str(item["loc"][-1])) or nearest(kind, str(item["loc"][-1]))
     return Finding(
-        code=Reason.CONFIG, file=file, field=where, text="unknown key", wanted=f"known here are {', '.join(owner.model_fields)}",
+        code=Reason.CONFIG,
+        file=file,
+        field=where,
+        text="unknown key",
+        wanted=f"known here are {', '.join(owner.model_fields)}",
         action=f"Did you mean {right}?" if right else "",
-    )  # fmt: skip
+    )
 
 
 def model_config(name: str, family: str, preset_name: str | None, **overrides: Any) -> ModelConfig:
@@ -288,10 +327,17 @@ class Stage(Section):
 
 
 WHERE = {
-    "data": ("data", "names"), "model": ("model", "name"), "objective": ("objective", "name"), "ties": ("model", "ties"), "rotary": ("model", "rotary"),
-    "readout": ("finetune", "readout"), "layers": ("finetune", "layers"), "freeze": ("finetune", "freeze"),
-    "from_scratch": ("finetune", "from_scratch"), "fraction": ("data", "fraction"),
-}  # fmt: skip
+    "data": ("data", "names"),
+    "model": ("model", "name"),
+    "objective": ("objective", "name"),
+    "ties": ("model", "ties"),
+    "rotary": ("model", "rotary"),
+    "readout": ("finetune", "readout"),
+    "layers": ("finetune", "layers"),
+    "freeze": ("finetune", "freeze"),
+    "from_scratch": ("finetune", "from_scratch"),
+    "fraction": ("data", "fraction"),
+}
 
 
 class IngestStage(Section):

@@ -106,9 +106,12 @@ class Patch(nn.Module):
         """N of windows of `length` samples. Raises UserError (shapes_differ, exit 2) when not one patch fits."""
         if length < self.patch and self.crop == "start":
             raise UserError(
-                Reason.SHAPES_DIFFER, f"windows of {length} samples", wanted=f"expected at least one patch of {self.patch}",
-                action="Choose a smaller model.patch", exit_code=Exit.USAGE,
-            )  # fmt: skip
+                Reason.SHAPES_DIFFER,
+                f"windows of {length} samples",
+                wanted=f"expected at least one patch of {self.patch}",
+                action="Choose a smaller model.patch",
+                exit_code=Exit.USAGE,
+            )
         beyond = length - self.patch
         return beyond // self.stride + 1 if self.crop == "start" else -(-max(beyond, 0) // self.stride) + 1
 

@@ -124,9 +124,11 @@ def fit(
     total = settings.epochs * batches.steps if settings.steps is None else settings.steps
     if not batches.steps and (settings.epochs if settings.steps is None else settings.steps):
         raise UserError(
-            Reason.NO_INPUT, "no training batch", wanted="expected at least one",
+            Reason.NO_INPUT,
+            "no training batch",
+            wanted="expected at least one",
             action="Look at the split: it may leave no subject for training",
-        )  # fmt: skip
+        )
     join()
     where = device(settings.device)
     home = None if folder is None else Path(folder)
@@ -149,10 +151,19 @@ def fit(
         names = [name for group in groups for name in group.pop("names")]
         optimizer = torch.optim.AdamW(groups or [{"params": [nn.Parameter(torch.zeros(0))]}], lr=settings.lr, fused=where.type == "cuda")
         run = _Run(
-            model=model, objective=objective, batches=batches, validation=validation, config=settings, total=total, device=where,
-            optimizer=optimizer, names=names, home=home, log=log,
+            model=model,
+            objective=objective,
+            batches=batches,
+            validation=validation,
+            config=settings,
+            total=total,
+            device=where,
+            optimizer=optimizer,
+            names=names,
+            home=home,
+            log=log,
             identity=merged(identity or {}, {"train": _decisive(settings, batches, total)}),
-        )  # fmt: skip
+        )
         if former is not None:
             _continue(run, former)
         if former is None or not former.meta["finished"]:
@@ -169,10 +180,16 @@ def fit(
                     raise
                 raise _interrupted(run, signal.SIGINT, f"at once after step {run.step}", "the last checkpoint is whole") from error
         return {
-            "steps": run.step, "epochs": run.step / max(batches.steps, 1), "finished": True,
-            "resumed": None if former is None else former.step, "loss": run.last.get("loss"), "rel": run.last.get("rel"), "best": run.best,
-            "device": str(where), "findings": findings,
-        }  # fmt: skip
+            "steps": run.step,
+            "epochs": run.step / max(batches.steps, 1),
+            "finished": True,
+            "resumed": None if former is None else former.step,
+            "loss": run.last.get("loss"),
+            "rel": run.last.get("rel"),
+            "best": run.best,
+            "device": str(where),
+            "findings": findings,
+        }
 
 
 def _loop(run: _Run) -> None:
@@ -238,9 +255,16 @@ def _step(run: _Run, stream: Iterator[Batch]) -> tuple[dict[str, Any] | None, in
     fed, waited = _sum([run.fed, run.waited])
     now = time.perf_counter()
     line = {
-        "step": run.step, "epoch": _epoch(run), "split": "train", **run.last, **_means(parts), "lr": rate, "grad_norm": norm,
-        "tokens_per_second": fed / max(now - run.since, 1e-9), "data_wait": waited / world() / run.unlogged,
-    }  # fmt: skip
+        "step": run.step,
+        "epoch": _epoch(run),
+        "split": "train",
+        **run.last,
+        **_means(parts),
+        "lr": rate,
+        "grad_norm": norm,
+        "tokens_per_second": fed / max(now - run.since, 1e-9),
+        "data_wait": waited / world() / run.unlogged,
+    }
     run.since, run.fed, run.waited, run.unlogged = now, 0, 0.0, 0
     return line, stop
 
@@ -408,14 +432,21 @@ def estimate(
     every, trainable = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in trainable)
     memory = {
-        "weights": sum(p.numel() * p.element_size() for p in every), "gradients": gradients, "moments": 2 * gradients,
+        "weights": sum(p.numel() * p.element_size() for p in every),
+        "gradients": gradients,
+        "moments": 2 * gradients,
         "activations": activations * rows // used,
-    }  # fmt: skip
+    }
     per_step = seconds * rows / used * accumulate
     return {
-        "parameters": sum(p.numel() for p in every), "trainable": sum(p.numel() for p in trainable), "device": str(where), "steps": steps,
-        "seconds_per_step": per_step, "seconds": per_step * steps, "memory_bytes": {**memory, "total": sum(memory.values())},
-    }  # fmt: skip
+        "parameters": sum(p.numel() for p in every),
+        "trainable": sum(p.numel() for p in trainable),
+        "device": str(where),
+        "steps": steps,
+        "seconds_per_step": per_step,
+        "seconds": per_step * steps,
+        "memory_bytes": {**memory, "total": sum(memory.values())},
+    }
 
 
 def _stand_in(out: Any) -> Tensor:
@@ -488,7 +519,7 @@ def device(name: str = "auto") -> torch.device:
 def _no_device(name: str, wanted: str) -> UserError:
     return UserError(
         Reason.CONFIG, f"no device {name!r}", wanted=wanted, action="Use --device auto", field="--device", exit_code=Exit.USAGE
-    )  # fmt: skip
+    )
 
 
 def rank() -> int:
@@ -607,9 +638,14 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     settings = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=devices, run_id=uuid.uuid4().hex, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=devices,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
         max_restarts=0,
-    )  # fmt: skip
+    )
     try:
         elastic_launch(settings, sys.executable)("-m", module, *argv)
     except ChildFailedError as error:
@@ -684,9 +720,13 @@ def _signals(run: _Run) -> Iterator[None]:
 
 def _interrupted(run: _Run, number: int, when: str, what: str) -> UserError:
     return UserError(
-        Reason.INTERRUPTED, f"stopped by {signal.Signals(number).name} {when}", wanted=what, file=str(run.home),
-        action="Repeat the same command to continue", exit_code=Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED,
-    )  # fmt: skip
+        Reason.INTERRUPTED,
+        f"stopped by {signal.Signals(number).name} {when}",
+        wanted=what,
+        file=str(run.home),
+        action="Repeat the same command to continue",
+        exit_code=Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED,
+    )
 
 
 def _out_of_memory(error: Exception, run: _Run, batch: int) -> UserError | None:
@@ -696,11 +736,12 @@ def _out_of_memory(error: Exception, run: _Run, batch: int) -> UserError | None:
     if not (said or isinstance(error, MemoryError)):
         return None
     return UserError(
-        Reason.RESOURCE_LIMIT, f"out of memory at batch {batch}",
+        Reason.RESOURCE_LIMIT,
+        f"out of memory at batch {batch}",
         wanted=f"expected room for {run.batches.size} rows in {run.config.accumulate} parts",
         action=f"Try --batch-size {max(run.batches.size // 2, 1)}, or --accumulate {2 * run.config.accumulate} for the same gradient",
         exit_code=Exit.RESOURCES,
-    )  # fmt: skip
+    )
 
 
 def _non_finite(run: _Run, what: str, value: float) -> UserError:
@@ -719,10 +760,12 @@ def _non_finite(run: _Run, what: str, value: float) -> UserError:
             broken = f"; values are not finite in rows {_some(bad)}" if bad else ""
     kept = [] if run.home is None else checkpoints.steps(run.home / "checkpoints")
     return UserError(
-        Reason.NON_FINITE_LOSS, f"non-finite {what} ({value:g}) at step {run.step + 1}{rows}{broken}", wanted="expected a finite number",
+        Reason.NON_FINITE_LOSS,
+        f"non-finite {what} ({value:g}) at step {run.step + 1}{rows}{broken}",
+        wanted="expected a finite number",
         action="Look at these rows, or lower --lr" + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
         file=None if run.home is None else str(run.home),
-    )  # fmt: skip
+    )
 
 
 def _some(numbers: list[int], limit: int = 20) -> str:
@@ -824,22 +867,35 @@ def _save(run: _Run) -> None:
     moments = {f"{name}::{key}": value for name, state in zip(run.names, states, strict=False) for key, value in state.items()}
     if not (checkpoints.finite(parameters) and checkpoints.finite(moments)):
         raise UserError(
-            Reason.NON_FINITE_LOSS, f"non-finite weights after step {run.step}", wanted="expected finite numbers", file=str(run.home),
+            Reason.NON_FINITE_LOSS,
+            f"non-finite weights after step {run.step}",
+            wanted="expected finite numbers",
+            file=str(run.home),
             action="Lower --lr; the former checkpoint is kept",
-        )  # fmt: skip
+        )
     if rank() == 0:
         done = run.step == run.total and not _unvalidated(run)
         if done:
             _export(run.model, run.home / "model")
         checkpoints.save(
-            run.home / "checkpoints", run.step, {"model": _tensors(run.model), "optimizer": moments},
+            run.home / "checkpoints",
+            run.step,
+            {"model": _tensors(run.model), "optimizer": moments},
             {
-                "epoch": run.step // max(run.batches.steps, 1), "total": run.total, "finished": done, "validated": run.validated,
-                "best": run.best, "last": run.last, "seed": run.config.seed, "processes": world(), "identity": run.identity,
-                "bitimely": __version__, "torch": str(torch.__version__),
+                "epoch": run.step // max(run.batches.steps, 1),
+                "total": run.total,
+                "finished": done,
+                "validated": run.validated,
+                "best": run.best,
+                "last": run.last,
+                "seed": run.config.seed,
+                "processes": world(),
+                "identity": run.identity,
+                "bitimely": __version__,
+                "torch": str(torch.__version__),
             },
             keep=run.config.keep,
-        )  # fmt: skip
+        )
     _sum([0.0])  # the others wait: a stop must not end them while process 0 writes
 
 

@@ -27,7 +27,10 @@ def file_index() -> str:
     """The section of the README: one line a file."""
     lines = [HEADING, ""]
     for folder in ("bitimely_cli", "bitimely_core", "pipelines", "examples", "benchmarks"):
-        files = sorted((p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".toml"} and "__pycache__" not in p.parts), key=lambda p: (len(p.parts) > 0, p.as_posix()))
+        files = sorted(
+            (p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".toml"} and "__pycache__" not in p.parts),
+            key=lambda p: (len(p.parts) > 0, p.as_posix()),
+        )
         lines += [f"**{folder}/**", "", "| file | what |", "|---|---|"]
         lines += [f"| `{p.relative_to(ROOT / folder).as_posix()}` | {summary(p)} |" for p in files if summary(p)]
         lines.append("")

@@ -13,7 +13,15 @@ from bitimely_core.batch import Annotation, Record, Signal, Unit
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, View, datasets
 
-VIEW = View(channels=("A",), rate=100.0, window=200, task="classification", classes=("slow", "fast"), labels={"slow": "slow", "fast": "fast"}, epoch=2.0)
+VIEW = View(
+    channels=("A",),
+    rate=100.0,
+    window=200,
+    task="classification",
+    classes=("slow", "fast"),
+    labels={"slow": "slow", "fast": "fast"},
+    epoch=2.0,
+)
 
 
 def record(number: int) -> Record:
@@ -26,7 +34,19 @@ def record(number: int) -> Record:
     return Record(recording_id=f"r{number}", subject_id=f"s{number}", signals=[Signal("A", 100.0, "uV", samples, 0.1)], annotations=notes)
 
 
-@datasets(DatasetFacts(title="Two sines", views={"": VIEW}, licence="CC0", url="", download="made here", paper={}, rules={}, clinical=False, needs_source=False))
+@datasets(
+    DatasetFacts(
+        title="Two sines",
+        views={"": VIEW},
+        licence="CC0",
+        url="",
+        download="made here",
+        paper={},
+        rules={},
+        clinical=False,
+        needs_source=False,
+    )
+)
 def two_sines(source: Source | None, options: dict[str, Any]) -> Iterator[Unit]:
     """Ten subjects with two sines each."""
     yield from (Unit(name=f"r{n}", files=(), read=partial(record, n)) for n in range(10))

@@ -18,7 +18,12 @@ HEAVY = {"torch", "polars", "pyarrow", "mne", "sklearn", "pandas", "scipy", "mat
 
 
 def test_imports_follow_the_contracts() -> None:
-    done = subprocess.run([sys.executable, "-c", "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -39,8 +44,12 @@ def test_nothing_runs_code_from_a_file(path: Path) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            assert name not in {"eval", "exec", "pickle.load", "pickle.loads", "torch.load", "yaml.load", "marshal.loads"}, f"{name} at line {node.lineno}"
-            assert not any(k.arg == "shell" and getattr(k.value, "value", None) is True for k in node.keywords), f"shell=True at line {node.lineno}"
+            assert name not in {"eval", "exec", "pickle.load", "pickle.loads", "torch.load", "yaml.load", "marshal.loads"}, (
+                f"{name} at line {node.lineno}"
+            )
+            assert not any(k.arg == "shell" and getattr(k.value, "value", None) is True for k in node.keywords), (
+                f"shell=True at line {node.lineno}"
+            )
 
 
 @pytest.mark.parametrize("path", CORE, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -66,7 +75,9 @@ def test_every_member_registers_something_with_help() -> None:
 
 @pytest.mark.slow
 def test_the_wheel_and_the_sdist_hold_both_packages_and_the_recipes(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
@@ -79,7 +90,9 @@ def test_the_wheel_and_the_sdist_hold_both_packages_and_the_recipes(tmp_path: Pa
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(target)
     where = "import bitimely_core.registry as r, bitimely_core; print(r.RECIPES)"
-    found = subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = [{str(target)!r}]; {where}"], capture_output=True, text=True, cwd=tmp_path)
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = [{str(target)!r}]; {where}"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert found.stdout.strip() == str(target / "bitimely_core" / "pipelines"), found.stderr
 
 
@@ -88,7 +101,9 @@ def test_versions_in_constraints_satisfy_the_project() -> None:
 
     from packaging.requirements import Requirement
 
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line and not line.startswith("#"))
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line and not line.startswith("#")
+    )
     pins = {re.sub(r"[-_.]+", "-", k).lower(): v.strip() for k, v in pins.items()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for text in [*project["dependencies"], *project["optional-dependencies"]["test"]]:

@@ -158,8 +158,11 @@ def same(one: Record, other: Record) -> bool:
         a[:3] == b[:3] and a[4:7] == b[4:7] and a.samples.dtype == b.samples.dtype and a.samples.tobytes() == b.samples.tobytes()
         for a, b in zip(one.signals, other.signals, strict=True)
     ) and (one.recording_id, one.subject_id, one.annotations, one.attributes) == (
-        other.recording_id, other.subject_id, other.annotations, other.attributes
-    )  # fmt: skip
+        other.recording_id,
+        other.subject_id,
+        other.annotations,
+        other.attributes,
+    )
 
 
 # ---- what is read comes back
@@ -840,9 +843,7 @@ def test_a_reader_that_kills_its_process_costs_its_unit_alone(raw: Path, tmp_pat
     put(raw, "b0", 4, fault="kill")
     put(raw, "c0", 5, fault="kill once", mark=str(tmp_path / "mark"))  # killed from outside: tried again
     report = ingest(raw, tmp_path / "out", jobs=2)
-    assert {u["unit"]: u["status"] for u in report["units"]} == {
-        **dict.fromkeys(("a1", "b1", "c0", "c1"), "accepted"), "b0": "quarantined",
-    }  # fmt: skip
+    assert {u["unit"]: u["status"] for u in report["units"]} == {**dict.fromkeys(("a1", "b1", "c0", "c1"), "accepted"), "b0": "quarantined"}
     assert report["reason_counts"] == {"reader_crash": 1}
 
 

@@ -36,7 +36,25 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["ingest", "synthetic", *w]) == 0
     assert main(["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *SMALL, *w]) == 0
     assert main(["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", "--batch-size", "8", "--steps", "4", *w]) == 0
-    assert main(["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", "--batch-size", "8", "--steps", "4", "--from-scratch", *w]) == 0
+    assert (
+        main(
+            [
+                "finetune",
+                "tiny",
+                "--data",
+                "synthetic/staging",
+                "--fraction",
+                "1",
+                "--batch-size",
+                "8",
+                "--steps",
+                "4",
+                "--from-scratch",
+                *w,
+            ]
+        )
+        == 0
+    )
     return home
 
 
@@ -62,7 +80,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["ingest", "sleep-edf", "/nonexistent/folder"], 2, "folder"),
     ],
 )
-def test_wrong_input_gets_one_clear_line_and_a_stable_code(capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], code: int, said: str) -> None:
+def test_wrong_input_gets_one_clear_line_and_a_stable_code(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], code: int, said: str
+) -> None:
     found, out, err = call(capsys, *argv, *([] if argv[0] in {"ingst"} else ["-w", tmp_path]))
     assert found == code
     assert said in err
@@ -184,7 +204,21 @@ def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspac
 
 
 def test_fine_tuning_on_other_channels_renews_the_adapters_and_says_so(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
-    pretrain = ["pretrain", "--preset", "tiny", "--data", "synthetic", "--run", "seven", "--set", "model.tokenizer=patch", "--batch-size", "4", "--steps", "1"]
+    pretrain = [
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--data",
+        "synthetic",
+        "--run",
+        "seven",
+        "--set",
+        "model.tokenizer=patch",
+        "--batch-size",
+        "4",
+        "--steps",
+        "1",
+    ]
     assert call(capsys, *pretrain, "-w", workspace)[0] == 0
     code, _, err = call(capsys, "finetune", "seven", "--data", "synthetic/staging", "--batch-size", "4", "--steps", "1", "-w", workspace)
     assert code == 0

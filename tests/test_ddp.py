@@ -100,9 +100,13 @@ def member(folder: str, task: dict[str, Any]) -> int:
     code, told = 0, ""
     try:
         train.fit(
-            model, Rows(rows=task.get("rows", 21), dtype=torch.float64), OBJECTIVES[task.get("objective", "squares")],
-            validation=Rows(rows=7, dtype=torch.float64), folder=Path(folder) / "run", config=validated(TrainConfig, values),
-        )  # fmt: skip
+            model,
+            Rows(rows=task.get("rows", 21), dtype=torch.float64),
+            OBJECTIVES[task.get("objective", "squares")],
+            validation=Rows(rows=7, dtype=torch.float64),
+            folder=Path(folder) / "run",
+            config=validated(TrainConfig, values),
+        )
     except UserError as error:
         code, told = int(error.exit_code), str(error)
     save_file(model.state_dict(), str(Path(folder) / f"rank{rank}.safetensors"))

@@ -47,7 +47,8 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCS, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_commands_in_the_docs_exist_and_so_do_their_options(path: Path) -> None:
     known = commands()
-    for line in re.findall(r"^(?:\$ )?bitimely ([^#\n]+)", path.read_text(), flags=re.M):
+    code = "\n".join(re.findall(r"^```\w*\n(.*?)^```", path.read_text(), flags=re.M | re.S))
+    for line in re.findall(r"^(?:\$ )?bitimely ([^#\n]+)", code, flags=re.M):
         words = line.split()
         verb = known[words[0]]
         options = {name for parameter in verb.params for name in parameter.opts}
@@ -77,7 +78,9 @@ def test_recipes_and_presets_parse(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_examples_run(path: Path) -> None:
-    done = subprocess.run([sys.executable, "-W", "error", str(path)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert len(path.read_text().splitlines()) <= 45

@@ -166,10 +166,17 @@ def test_what_pyedflib_writes_is_read(tmp_path: Path, kind: int) -> None:
     writer.setSignalHeader(
         0,
         {
-            "label": "EEG", "dimension": "uV", "sample_frequency": 200, "physical_min": -400.0, "physical_max": 400.0,
-            "digital_min": -most, "digital_max": most - 1, "transducer": "", "prefilter": "",
+            "label": "EEG",
+            "dimension": "uV",
+            "sample_frequency": 200,
+            "physical_min": -400.0,
+            "physical_max": 400.0,
+            "digital_min": -most,
+            "digital_max": most - 1,
+            "transducer": "",
+            "prefilter": "",
         },
-    )  # fmt: skip
+    )
     writer.writeAnnotation(1.5, 2.0, "eyes closed")
     writer.writeSamples([values], digital=True)
     writer.close()
@@ -401,11 +408,7 @@ def test_malformed_lists_are_refused(block: bytes) -> None:
 
 def test_lists_as_the_standard_has_them() -> None:
     block = b"+180\x14Lights off\x14Close door\x14\x00+1800.2\x1525.5\x14Apnea\x14\x00\x00\x00-0.5\x14\x14\x00"
-    assert edf.parse_tals(block) == [
-        (180.0, None, [b"Lights off", b"Close door"]),
-        (1800.2, 25.5, [b"Apnea"]),
-        (-0.5, None, [b""]),
-    ]
+    assert edf.parse_tals(block) == [(180.0, None, [b"Lights off", b"Close door"]), (1800.2, 25.5, [b"Apnea"]), (-0.5, None, [b""])]
 
 
 def test_foreign_texts(tmp_path: Path) -> None:

@@ -98,8 +98,12 @@ def test_separate_output_heads_have_the_norm_of_their_layer():
 
 def test_the_default_readout_is_the_models_own():
     assert {name: Classifier(tiny(name), outputs=2).readout for name in STACKS} == {
-        "bitimelygpt": "sos", "gpt": "eos", "gpt-baar": "sos", "timelybert": "sos", "timelygpt": "eos",
-    }  # fmt: skip
+        "bitimelygpt": "sos",
+        "gpt": "eos",
+        "gpt-baar": "sos",
+        "timelybert": "sos",
+        "timelygpt": "eos",
+    }
 
 
 @pytest.mark.parametrize("name", STACKS)

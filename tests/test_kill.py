@@ -21,15 +21,44 @@ ROUNDS = int(os.environ.get("BITIMELY_KILL_ROUNDS", "3"))
 @pytest.mark.slow
 def test_pretrain_killed_at_random_moments_ends_in_the_same_weights(tmp_path: Path) -> None:
     workspace = tmp_path / "w"
-    argv = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", "--epochs", "2", "--set", "model.tokenizer=patch", "--set", "train.checkpoint_every=3"]
-    argv += ["--set", "model.layers=2", "--set", "model.dropout=0.1", "--objective", "masked", "--model", "timelybert", "--batch-size", "64", "-w", str(workspace)]
+    argv = [
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--data",
+        "synthetic/staging",
+        "--epochs",
+        "2",
+        "--set",
+        "model.tokenizer=patch",
+        "--set",
+        "train.checkpoint_every=3",
+    ]
+    argv += [
+        "--set",
+        "model.layers=2",
+        "--set",
+        "model.dropout=0.1",
+        "--objective",
+        "masked",
+        "--model",
+        "timelybert",
+        "--batch-size",
+        "64",
+        "-w",
+        str(workspace),
+    ]
     assert main(["ingest", "synthetic", "-w", str(workspace)]) == 0
     assert main(["tokenize", "synthetic/staging", "-w", str(workspace)]) == 0
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def started(name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "bitimely_cli", *argv, "--run", name], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-m", "bitimely_cli", *argv, "--run", name],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
 
     begun = time.monotonic()

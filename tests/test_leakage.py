@@ -19,10 +19,17 @@ STACKS = ["bitimelygpt", "gpt", "gpt-baar", "timelybert", "timelygpt"]
 EVERY = [{}, {"tokenizer": "patch"}, {"tokenizer": "patch", "crop": "start"}, {"target": "tokens"}, {"output_heads": "separate"}]
 CODES = [{"tokenizer": "codes", "codes": 52}]
 RETENTION = [
-    {"temporal_conv": "causal"}, {"temporal_conv": "causal", "temporal_norm": "layer"}, {"retention_norm": "rms"}, {"ffn": "plain"},
-    {"decay": {"kind": "learnable"}}, {"form": "chunkwise", "chunk": 4}, {"form": "recurrent"}, {"xpos_scale": True},
-    {"tokenizer": "codes", "codes": 52, "ties": "group"}, {"tokenizer": "codes", "codes": 52, "rotary": "time"},
-]  # fmt: skip
+    {"temporal_conv": "causal"},
+    {"temporal_conv": "causal", "temporal_norm": "layer"},
+    {"retention_norm": "rms"},
+    {"ffn": "plain"},
+    {"decay": {"kind": "learnable"}},
+    {"form": "chunkwise", "chunk": 4},
+    {"form": "recurrent"},
+    {"xpos_scale": True},
+    {"tokenizer": "codes", "codes": 52, "ties": "group"},
+    {"tokenizer": "codes", "codes": 52, "rotary": "time"},
+]
 
 
 def config_of(name, **options):

@@ -415,9 +415,14 @@ def retention_reference(model, x, directions, times):
 
 
 FORMULAS = [
-    {}, {"retention_norm": "rms"}, {"form": "chunkwise", "chunk": 4}, {"form": "recurrent"}, {"ffn": "plain"}, {"ffn_act": "silu"},
+    {},
+    {"retention_norm": "rms"},
+    {"form": "chunkwise", "chunk": 4},
+    {"form": "recurrent"},
+    {"ffn": "plain"},
+    {"ffn_act": "silu"},
     {"ffn": "plain", "ffn_act": "silu"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("options", FORMULAS, ids=str)
@@ -482,9 +487,13 @@ def test_gpt_starts_as_gpt2():
     model = models.build("gpt", preset="18m", channels=7, layers=8, length=400)
     layer = model.layers[3]
     for weight, std in (
-        (layer.mix.qkv.weight, 0.02), (layer.ffn.first.weight, 0.02), (layer.mix.out.weight, 0.005), (layer.ffn.out.weight, 0.005), (model.positions, 0.02),
+        (layer.mix.qkv.weight, 0.02),
+        (layer.ffn.first.weight, 0.02),
+        (layer.mix.out.weight, 0.005),
+        (layer.ffn.out.weight, 0.005),
+        (model.positions, 0.02),
         (model.adapter.embedding.weight, 0.02),
-    ):  # fmt: skip
+    ):
         assert float(weight.detach().std()) == pytest.approx(std, rel=0.05)
     assert not layer.mix.qkv.bias.any()
     assert float(model.special.detach().std()) == pytest.approx(0.02, rel=0.1)
@@ -630,10 +639,17 @@ def closed_form(layers, d, v, ff, channels=None, patch=None, codes=None, ffn="gl
 def test_parameter_counts_of_the_presets(preset, options, count):
     config = settings.model_config("bitimelygpt", "retention", preset, **options)
     wanted = closed_form(
-        config.layers, config.dim, config.value_dim, config.ffn_dim, channels=config.channels, patch=config.patch if config.tokenizer == "patch" else None,
-        codes=None if config.codes is None else config.codes - FIRST, ffn=config.ffn, conv=config.temporal_conv == "causal",
+        config.layers,
+        config.dim,
+        config.value_dim,
+        config.ffn_dim,
+        channels=config.channels,
+        patch=config.patch if config.tokenizer == "patch" else None,
+        codes=None if config.codes is None else config.codes - FIRST,
+        ffn=config.ffn,
+        conv=config.temporal_conv == "causal",
         separate=config.output_heads == "separate",
-    )  # fmt: skip
+    )
     assert models.count(config) == wanted
     assert count is None or wanted == count
 

@@ -76,7 +76,7 @@ def payloads() -> dict[str, bytes]:
         "open": pickle.dumps([Call(open, "PWNED", "w")], protocol=2),
         "getattr": pickle.dumps(Call(getattr, "x", "upper")),
         "other name of numpy": b"cnumpy\nload\n(S'x.npy'\ntR.",
-        "dotted name": b"\x80\x04\x8c\x05numpy\x8c\x10ndarray.__class__\x93.",
+        "dotted name": b"\x80\x04\x8c\x05numpy\x8c\x11ndarray.__class__\x93.",
         "instance": b"(ios\nsystem\n(S'touch PWNED'\no.",
         "new object": b"\x80\x02cnumpy\nndarray\n)\x81.",
         "persistent": b"Pname\n.",

@@ -57,36 +57,74 @@ def figures(names=("EEG Fpz-Cz", "EOG")):
     return [
         Figure(name="curves", title="Curves", caption="Loss.", kind="lines", data={"series": lines, "xlabel": "step", "ylabel": names[0]}),
         Figure(
-            name="map", title="Map", caption="Rows are queries.", kind="matrix",
+            name="map",
+            title="Map",
+            caption="Rows are queries.",
+            kind="matrix",
             data={"values": rng.normal(size=(40, 40)), "xlabel": "key", "ylabel": "query", "diverging": True, "mark": [3, 9]},
         ),
         Figure(
-            name="maps", title="Heads", caption="All.", kind="matrix",
-            data={"values": rng.normal(size=(len(names) + 1, 12, 12)), "names": [*names, "c"], "xlabel": "key", "ylabel": "query", "diverging": True},
-        ),
-        Figure(
-            name="confusion", title="Confusion", caption="Counts.", kind="matrix",
-            data={"values": rng.integers(0, 9, (len(names), len(names))), "row_names": names, "column_names": names, "xlabel": "said", "ylabel": "is"},
-        ),
-        Figure(
-            name="bars", title="Bars", caption="Score.", kind="bars",
-            data={"names": names, "values": [0.4] + [0.7] * others, "lo": [0.3] + [None] * others, "hi": [0.5] + [None] * others, "ylabel": names[0]},
-        ),
-        Figure(
-            name="traces", title="Traces", caption="Signals.", kind="traces",
+            name="maps",
+            title="Heads",
+            caption="All.",
+            kind="matrix",
             data={
-                "rate": 100.0, "spans": [{"start": 1.0, "stop": 2.0, "name": names[0]}],
+                "values": rng.normal(size=(len(names) + 1, 12, 12)),
+                "names": [*names, "c"],
+                "xlabel": "key",
+                "ylabel": "query",
+                "diverging": True,
+            },
+        ),
+        Figure(
+            name="confusion",
+            title="Confusion",
+            caption="Counts.",
+            kind="matrix",
+            data={
+                "values": rng.integers(0, 9, (len(names), len(names))),
+                "row_names": names,
+                "column_names": names,
+                "xlabel": "said",
+                "ylabel": "is",
+            },
+        ),
+        Figure(
+            name="bars",
+            title="Bars",
+            caption="Score.",
+            kind="bars",
+            data={
+                "names": names,
+                "values": [0.4] + [0.7] * others,
+                "lo": [0.3] + [None] * others,
+                "hi": [0.5] + [None] * others,
+                "ylabel": names[0],
+            },
+        ),
+        Figure(
+            name="traces",
+            title="Traces",
+            caption="Signals.",
+            kind="traces",
+            data={
+                "rate": 100.0,
+                "spans": [{"start": 1.0, "stop": 2.0, "name": names[0]}],
                 "signals": [{"name": n, "unit": "µV", "values": rng.normal(size=3000)} for n in names],
             },
         ),
         Figure(
-            name="night", title="Night", caption="Stages.", kind="hypnogram",
+            name="night",
+            title="Night",
+            caption="Stages.",
+            kind="hypnogram",
             data={
-                "epoch": 30.0, "classes": ["W", "N1", "N2", "N3", *(("R",) if names != HOSTILE else HOSTILE)],
+                "epoch": 30.0,
+                "classes": ["W", "N1", "N2", "N3", *(("R",) if names != HOSTILE else HOSTILE)],
                 "tracks": [{"name": n, "stages": rng.integers(-1, 5, 200) if n == names[0] else ["W", None, "N2"] * 66} for n in names],
             },
         ),
-    ]  # fmt: skip
+    ]
 
 
 def page(**changes):
@@ -223,9 +261,12 @@ def test_large_pages_stay_small_and_their_files_whole(tmp_path):
         for k in range(2)
     ]
     trace = Figure(
-        name="t", title="Long", caption="t", kind="traces",
+        name="t",
+        title="Long",
+        caption="t",
+        kind="traces",
         data={"rate": 256.0, "signals": [{"name": f"c{k}", "unit": "", "values": rng.normal(size=50_000)} for k in range(6)]},
-    )  # fmt: skip
+    )
     table = Table(name="rows", title="Rows", caption="r", columns=["n", "x"], rows=[[k, k / 7] for k in range(2000)])
     path = write(tmp_path, page(blocks=[*noise, trace, table]))
     assert path.stat().st_size <= LIMIT

@@ -678,9 +678,7 @@ def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Pa
 
     def trained(folder: Path, objective: train.Objective) -> nn.Module:
         torch.manual_seed(0)
-        model: nn.Module = models.build(
-            "bitimelygpt", channels=2, length=24, layers=2, heads=2, dim=8, value_dim=8, ffn_dim=8, dropout=0.1
-        )  # fmt: skip
+        model: nn.Module = models.build("bitimelygpt", channels=2, length=24, layers=2, heads=2, dim=8, value_dim=8, ffn_dim=8, dropout=0.1)
         return run(folder, objective, model, batches=Rows(length=24))[0]
 
     def killed(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:

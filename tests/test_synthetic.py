@@ -123,7 +123,7 @@ def test_values_without_planting_differ_only_there() -> None:
 
 
 def test_cohort_on_disk_is_sleep_edf(tmp_path: Path, cohort: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module.SIZES, "small", (2, 50))
+    monkeypatch.setitem(module.SIZES, "small", (2, 20))
     files = write_cohort(tmp_path, "small", 0)
     assert len(files) == 8
     units = [found for found in sleep_edf(scan(tmp_path), {}) if isinstance(found, Unit)]

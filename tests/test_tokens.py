@@ -74,9 +74,12 @@ def record(subject: int, *, seconds: float = 30.0, seed: int | None = None, nigh
     cycle = ["Sleep stage W"] * 2 + ["Sleep stage 1"] * 2 + ["Sleep stage 2", "Sleep stage ?"]
     notes = [Annotation(2.0 * i, 2.0, cycle[i % 6]) for i in range(n // 2)]
     found = Record(
-        recording_id=f"r{subject:03d}-{night}", subject_id=f"s{subject:03d}", signals=signals, annotations=notes,
+        recording_id=f"r{subject:03d}-{night}",
+        subject_id=f"s{subject:03d}",
+        signals=signals,
+        annotations=notes,
         attributes={"age": 20.0 + subject, "sex": "mf"[subject % 2], "finds": ["A", "C"][: subject % 3], "fold": subject % 10 + 1},
-    )  # fmt: skip
+    )
     return replace(found, **change)
 
 

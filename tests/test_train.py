@@ -124,9 +124,15 @@ def test_norms_biases_and_vectors_do_not_decay() -> None:
     decayed, plain = train.parameter_groups(model, 0.1)
     assert decayed["names"] == ["tiny.enter.weight", "tiny.leave.weight", "odd.matrix"]
     assert set(plain["names"]) == {
-        "tiny.enter.bias", "tiny.leave.bias", "tiny.norm.weight", "tiny.norm.bias", "tiny.statistics.weight", "tiny.statistics.bias",
-        "odd.sos", "heads.scale",
-    }  # fmt: skip
+        "tiny.enter.bias",
+        "tiny.leave.bias",
+        "tiny.norm.weight",
+        "tiny.norm.bias",
+        "tiny.statistics.weight",
+        "tiny.statistics.bias",
+        "odd.sos",
+        "heads.scale",
+    }
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
 
 
@@ -186,8 +192,14 @@ def test_lines_of_the_log(tmp_path: Any) -> None:
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{key: value for key, value in line.items() if key != "of"} for line in seen] == train.metrics(tmp_path)
     assert [(line["step"], line["split"]) for line in lines] == [
-        (1, "train"), (4, "train"), (6, "train"), (6, "validation"), (8, "train"), (12, "train"), (12, "validation"),
-    ]  # fmt: skip
+        (1, "train"),
+        (4, "train"),
+        (6, "train"),
+        (6, "validation"),
+        (8, "train"),
+        (12, "train"),
+        (12, "validation"),
+    ]
     assert set(lines[0]) == {"step", "epoch", "split", "loss", "rel", "first", "rest", "lr", "grad_norm", "tokens_per_second", "data_wait"}
     assert [line["epoch"] for line in lines] == [1, 1, 1, 1, 2, 2, 2]
     assert all(line["loss"] == pytest.approx((line["first"] + 3 * line["rest"]) / 4) == pytest.approx(line["rel"] / 2) for line in lines)

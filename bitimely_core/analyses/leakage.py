@@ -96,9 +96,12 @@ def leakage(
     measured = exact and alive and honest
     contradiction = stamp is True and not measured
     summary = {
-        "leak_free": measured, "stamped": stamp, "contradiction": contradiction, "jacobian": jacobian,
+        "leak_free": measured,
+        "stamped": stamp,
+        "contradiction": contradiction,
+        "jacobian": jacobian,
         "white_noise": None if noise is None else {key: value for key, value in noise.items() if key != "curve"},
-    }  # fmt: skip
+    }
     notices = []
     if contradiction:
         notices.append(f"{settings.objective.name} is stamped leak-free, but it leaks here.")

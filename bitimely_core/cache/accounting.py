@@ -154,11 +154,14 @@ def refusal(report: dict[str, Any], *, strict: bool, max_bad: float) -> UserErro
         faults.append((table["quarantined"], table["seen"], "rows", code, table["file"]))
     for faulty, total, what, code, file in faults:
         limit = (
-            "nothing is left" if what == "units" and faulty == total
-            else "none may be under --strict" if strict and faulty
-            else f"more than --max-bad {max_bad:g}" if faulty > max_bad * total
+            "nothing is left"
+            if what == "units" and faulty == total
+            else "none may be under --strict"
+            if strict and faulty
+            else f"more than --max-bad {max_bad:g}"
+            if faulty > max_bad * total
             else None
-        )  # fmt: skip
+        )
         if limit:
             text = f"{faulty} of {total} {what} are quarantined"
             return UserError(code, text, wanted=limit, action="Mend or remove what is named above", file=file)

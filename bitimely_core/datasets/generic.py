@@ -204,9 +204,10 @@ def _listed(source: Source, chosen: Map, formats: tuple[Format, ...], options: M
     """The units of a folder, what is said about the whole, and the account of its tables."""
     bids = any(name in source.files for name in ("participants.tsv", "dataset_description.json"))
     skipped = {table.path for table in (chosen.table, chosen.annotations) if table}
+    derived = {rel for rel in source.files if bids and rel.startswith(DERIVED)}
     found: dict[str, tuple[Format, FilesOf]] = {}
     for rel in [*source.files, *source.odd]:
-        if rel in skipped or (bids and rel.startswith(DERIVED)) or (bids and PurePosixPath(rel).suffix == ".tsv"):
+        if rel in skipped | derived or (bids and PurePosixPath(rel).suffix == ".tsv"):
             continue
         files = next((files for files in chosen.files if fnmatch.fnmatchcase(rel, files.pattern)), None)
         kind = files and (files.format or ENDINGS.get(_ending(rel)))
@@ -230,7 +231,7 @@ def _listed(source: Source, chosen: Map, formats: tuple[Format, ...], options: M
             units.append(_unit(source, rel, kind, about, bids=bids))
         except UserError as error:
             units.append(Unit(name=names[rel], files=(rel,), read=None, findings=(error.finding.at(rel),)))
-    taken = {rel: rel for unit in units for rel in unit.files} | dict.fromkeys(segments, "") | {rel: rel for rel in segments | skipped}
+    taken = {rel: rel for unit in units for rel in unit.files} | {rel: rel for rel in segments | skipped | derived}
     yield from others(source, {"": taken}, LAYOUT)
     yield from _matched(told, tabled, events)
     yield from units

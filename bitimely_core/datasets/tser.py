@@ -177,7 +177,11 @@ def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mappi
             notes[rel] = []
         if len(files) == 2:
             train, test = files["TRAIN"], files["TEST"]
-            format_ts.compare(heads[train], heads[test], test)
+            try:
+                format_ts.compare(heads[train], heads[test], test)
+            except UserError as error:  # both files are named: either may be the wrong one
+                error.wanted = error.wanted.replace("TRAIN", PurePosixPath(train).name, 1)
+                raise
             repeated = format_ts.duplicates(source.path(train), source.path(test))
             notes[test] += [repeated.at(test)] if repeated else []
         else:

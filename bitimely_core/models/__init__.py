@@ -119,9 +119,13 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         weights = load_file(path.with_name("model.safetensors"))
     except FileNotFoundError as error:
         raise UserError(
-            Reason.NOT_FOUND, "no model here", wanted="expected config.json and model.safetensors", file=str(folder), exit_code=Exit.USAGE,
+            Reason.NOT_FOUND,
+            "no model here",
+            wanted="expected config.json and model.safetensors",
+            file=str(folder),
+            exit_code=Exit.USAGE,
             action="Give the folder of a saved model",
-        ) from error  # fmt: skip
+        ) from error
     except (SafetensorError, ValueError, RecursionError) as error:
         raise UserError(
             Reason.INTEGRITY,
@@ -133,9 +137,13 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(stored, dict) or stored.get("format_version") != FORMAT or not isinstance(stored.get("model"), dict):
         found = safe_text(stored.get("format_version")) if isinstance(stored, dict) else "no object"
         raise UserError(
-            Reason.UNSUPPORTED_FORMAT, f"format version {found}", wanted=f"expected {FORMAT}", action="Update bitimely", file=str(path),
+            Reason.UNSUPPORTED_FORMAT,
+            f"format version {found}",
+            wanted=f"expected {FORMAT}",
+            action="Update bitimely",
+            file=str(path),
             exit_code=Exit.INTEGRITY,
-        )  # fmt: skip
+        )
     return stored, weights
 
 
@@ -147,9 +155,13 @@ def put(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
     wrong += [f"{key} is {list(weights[key].shape)} for {list(own[key].shape)}" for key in both if own[key].shape != weights[key].shape]
     if wrong:
         raise UserError(
-            Reason.SHAPES_DIFFER, f"{len(wrong)} weights do not fit: {'; '.join(sorted(wrong)[:5])}", file=str(file),
-            wanted="expected the weights of this model", action="Use the config.json that they were saved with", exit_code=Exit.INTEGRITY,
-        )  # fmt: skip
+            Reason.SHAPES_DIFFER,
+            f"{len(wrong)} weights do not fit: {'; '.join(sorted(wrong)[:5])}",
+            file=str(file),
+            wanted="expected the weights of this model",
+            action="Use the config.json that they were saved with",
+            exit_code=Exit.INTEGRITY,
+        )
     module.load_state_dict(weights)
 
 

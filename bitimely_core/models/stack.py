@@ -105,9 +105,18 @@ class Retention(nn.Module):
         else:
             maps = None
             o = retention(
-                q, k, v, log_decay=self.decays, times=places.times, mask=places.keep, direction=direction, ties=ties,
-                form=config.form, chunk=config.chunk, core_precision=config.core_precision,
-            )  # fmt: skip
+                q,
+                k,
+                v,
+                log_decay=self.decays,
+                times=places.times,
+                mask=places.keep,
+                direction=direction,
+                ties=ties,
+                form=config.form,
+                chunk=config.chunk,
+                core_precision=config.core_precision,
+            )
         if config.retention_norm == "rms":
             o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-6)
         else:
@@ -449,9 +458,12 @@ class Stack(Model):
         if self.positions is not None:
             if x.shape[1] > len(self.positions):
                 raise UserError(
-                    Reason.SHAPES_DIFFER, f"{x.shape[1]} positions", wanted=f"this model has learned {len(self.positions)}",
-                    action="Cut shorter windows, or build it with their length", exit_code=Exit.USAGE,
-                )  # fmt: skip
+                    Reason.SHAPES_DIFFER,
+                    f"{x.shape[1]} positions",
+                    wanted=f"this model has learned {len(self.positions)}",
+                    action="Cut shorter windows, or build it with their length",
+                    exit_code=Exit.USAGE,
+                )
             x = F.dropout(x + self.positions[: x.shape[1]], self.config.dropout, self.training)
         states, maps = [], []
         for layer, direction in zip(self.layers, plan, strict=True):
@@ -512,9 +524,11 @@ def _fitting(config: ModelConfig, mixer: type[Retention] | type[Attention]) -> M
     directions = models[config.name].facts.directions
     if config.layers % len(directions):
         raise wrong(
-            f"{config.layers} layers", "expected an even number: forward and backward layers alternate", "model.layers",
+            f"{config.layers} layers",
+            "expected an even number: forward and backward layers alternate",
+            "model.layers",
             f"Use {config.layers + 1} layers",
-        )  # fmt: skip
+        )
     if config.xpos_scale and "both" in directions:
         raise wrong("xpos_scale in two-sided layers", "expected forward or backward layers", "model.xpos_scale", "Leave xpos_scale off")
     return config
@@ -536,11 +550,16 @@ PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving H
 
 @models(
     ModelFacts(
-        family="retention", objective="next-previous", readout="sos", directions=ALTERNATING, attention=True, input=("regular", "events"),
+        family="retention",
+        objective="next-previous",
+        readout="sos",
+        directions=ALTERNATING,
+        attention=True,
+        input=("regular", "events"),
         source=PAPER,
         known="Its own objective shows the model its targets; the stated sizes do not follow from the table of configurations",
     )
-)  # fmt: skip
+)
 def bitimelygpt(config: ModelConfig) -> Stack:
     """BiTimelyGPT: forward and backward retention in turns."""
     return Stack(config, Retention)
@@ -548,11 +567,16 @@ def bitimelygpt(config: ModelConfig) -> Stack:
 
 @models(
     ModelFacts(
-        family="retention", objective="next", readout="eos", directions=("forward",), attention=True, input=("regular", "events"),
+        family="retention",
+        objective="next",
+        readout="eos",
+        directions=("forward",),
+        attention=True,
+        input=("regular", "events"),
         source="Song et al. 2023, TimelyGPT",
         known="Its convolution module is off unless model.temporal_conv=causal; the original one sees 15 future tokens",
     )
-)  # fmt: skip
+)
 def timelygpt(config: ModelConfig) -> Stack:
     """TimelyGPT: forward retention in every layer."""
     return Stack(config, Retention)
@@ -560,10 +584,16 @@ def timelygpt(config: ModelConfig) -> Stack:
 
 @models(
     ModelFacts(
-        family="retention", objective="masked", readout="sos", directions=("both",), attention=True, input=("regular", "events"),
-        source=PAPER, known="The paper compares it with a model without pre-training that also has another architecture",
+        family="retention",
+        objective="masked",
+        readout="sos",
+        directions=("both",),
+        attention=True,
+        input=("regular", "events"),
+        source=PAPER,
+        known="The paper compares it with a model without pre-training that also has another architecture",
     )
-)  # fmt: skip
+)
 def timelybert(config: ModelConfig) -> Stack:
     """TimelyBERT: two-sided retention in every layer, pre-trained by masking."""
     return Stack(config, Retention)
@@ -571,10 +601,15 @@ def timelybert(config: ModelConfig) -> Stack:
 
 @models(
     ModelFacts(
-        family="attention", objective="next", readout="eos", directions=("forward",), attention=True, input=("regular", "events"),
+        family="attention",
+        objective="next",
+        readout="eos",
+        directions=("forward",),
+        attention=True,
+        input=("regular", "events"),
         source="Radford et al. 2019, GPT-2",
     )
-)  # fmt: skip
+)
 def gpt(config: ModelConfig) -> Stack:
     """GPT-2: causal softmax attention, learned positions."""
     return Stack(config, Attention)
@@ -582,10 +617,16 @@ def gpt(config: ModelConfig) -> Stack:
 
 @models(
     ModelFacts(
-        family="attention", objective="next-previous", readout="sos", directions=ALTERNATING, attention=True, input=("regular", "events"),
-        source=PAPER, known="Its objective shows the targets to the model, as BiTimelyGPT's does",
+        family="attention",
+        objective="next-previous",
+        readout="sos",
+        directions=ALTERNATING,
+        attention=True,
+        input=("regular", "events"),
+        source=PAPER,
+        known="Its objective shows the targets to the model, as BiTimelyGPT's does",
     )
-)  # fmt: skip
+)
 def gpt_baar(config: ModelConfig) -> Stack:
     """GPT-2 with causal and reversed attention in turns."""
     return Stack(config, Attention)

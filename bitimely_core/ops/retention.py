@@ -49,16 +49,38 @@ class State(NamedTuple):
 
 @overload
 def retention(
-    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, times: Tensor | None = ..., mask: Tensor | None = ...,
-    direction: Direction = ..., form: Form = ..., ties: Ties = ..., state: State | None = ..., return_state: Literal[False] = ...,
-    chunk: int = ..., core_precision: Precision = ...,
-) -> Tensor: ...  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor,
+    times: Tensor | None = ...,
+    mask: Tensor | None = ...,
+    direction: Direction = ...,
+    form: Form = ...,
+    ties: Ties = ...,
+    state: State | None = ...,
+    return_state: Literal[False] = ...,
+    chunk: int = ...,
+    core_precision: Precision = ...,
+) -> Tensor: ...
 @overload
 def retention(
-    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, times: Tensor | None = ..., mask: Tensor | None = ...,
-    direction: Direction = ..., form: Form = ..., ties: Ties = ..., state: State | None = ..., return_state: Literal[True],
-    chunk: int = ..., core_precision: Precision = ...,
-) -> tuple[Tensor, State]: ...  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor,
+    times: Tensor | None = ...,
+    mask: Tensor | None = ...,
+    direction: Direction = ...,
+    form: Form = ...,
+    ties: Ties = ...,
+    state: State | None = ...,
+    return_state: Literal[True],
+    chunk: int = ...,
+    core_precision: Precision = ...,
+) -> tuple[Tensor, State]: ...
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # one clean graph break instead of thousands of unrolled blocks
 def retention(
     q: Tensor,

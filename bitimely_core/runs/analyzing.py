@@ -43,11 +43,19 @@ def analyze(
     entry = registry.analyses[kind]
     takes = entry.facts.takes
     if takes in {"run", "runs"} and not names:
-        raise UserError(Reason.CONFIG, "no run", wanted="expected at least one RUN", action=f"For example: bitimely analyze {kind} tiny", exit_code=Exit.USAGE)
+        raise UserError(
+            Reason.CONFIG,
+            "no run",
+            wanted="expected at least one RUN",
+            action=f"For example: bitimely analyze {kind} tiny",
+            exit_code=Exit.USAGE,
+        )
     if takes == "run" and len(names) > 1:
         raise UserError(Reason.CONFIG, f"{len(names)} runs", wanted=f"{kind} takes one", exit_code=Exit.USAGE)
     given = _options(entry, {**(options or {}), **({} if sequences is None else {"sequences": str(sequences)})})
-    label = name or "-".join([kind, *(Path(n).name for n in names)]) if names else name or "-".join([kind, *filter(None, (model, objective))])
+    label = (
+        name or "-".join([kind, *(Path(n).name for n in names)]) if names else name or "-".join([kind, *filter(None, (model, objective))])
+    )
     target = out or workspace / "reports" / label
     if dry_run:
         return {"kind": kind, "runs": names, "options": given, "report": str(target / "report.html")}
@@ -57,15 +65,23 @@ def analyze(
     else:
         runs = [_loaded(n, data, workspace, verify, progress) for n in names]
         extra = {"model": model or "bitimelygpt", "objective": objective, "preset": preset} if takes == "model" else {}
-        page = entry.function(runs or None, **extra, seed=seed, **given, **_progress(entry, progress)) if takes == "model" else entry.function(
-            runs, seed=seed, **given, **_progress(entry, progress)
-        )  # fmt: skip
+        page = (
+            entry.function(runs or None, **extra, seed=seed, **given, **_progress(entry, progress))
+            if takes == "model"
+            else entry.function(runs, seed=seed, **given, **_progress(entry, progress))
+        )
     path = rendering.write(target, page)
     contradiction = bool(page.summary.get("contradiction"))
     return {
-        "format_version": folders.FORMAT, "kind": kind, "report": str(path), "page": page, "verdict": page.verdict, "notices": page.notices, **_top(page.summary),
+        "format_version": folders.FORMAT,
+        "kind": kind,
+        "report": str(path),
+        "page": page,
+        "verdict": page.verdict,
+        "notices": page.notices,
+        **_top(page.summary),
         "exit_code": int(Exit.INTEGRITY if contradiction else Exit.GOOD),
-    }  # fmt: skip
+    }
 
 
 def report(names: list[str], *, out: Path | None = None, workspace: Path = Path("workspace"), dry_run: bool = False) -> dict[str, Any]:
@@ -77,7 +93,12 @@ def report(names: list[str], *, out: Path | None = None, workspace: Path = Path(
     if dry_run:
         return {"runs": [p.name for p in found], "report": str(target / "report.html")}
     page = pages.comparison(found)
-    return {"format_version": folders.FORMAT, "report": str(rendering.write(target, page)), "verdict": page.verdict, "summary": page.summary}
+    return {
+        "format_version": folders.FORMAT,
+        "report": str(rendering.write(target, page)),
+        "verdict": page.verdict,
+        "summary": page.summary,
+    }
 
 
 def demonstration(workspace: Path, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -115,28 +136,45 @@ def _loaded(name: str, data: str | None, workspace: Path, verify: bool, progress
     backbone = model.model if body["kind"] == "finetune" else model
     if windows.channels != backbone.config.channels:
         raise UserError(
-            Reason.CONFIG, f"{windows.name} has {windows.channels} channels", wanted=f"{body['run']} reads {backbone.config.channels}", field="--data",
-            action="Choose a data set with the same channels", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            Reason.CONFIG,
+            f"{windows.name} has {windows.channels} channels",
+            wanted=f"{body['run']} reads {backbone.config.channels}",
+            field="--data",
+            action="Choose a data set with the same channels",
+            exit_code=Exit.USAGE,
+        )
     return LoadedRun(body["run"], backbone.eval(), windows, body)
 
 
 def _options(entry: registry.Entry[Any], given: dict[str, str]) -> dict[str, Any]:
     """Texts of the command line as the types of the analysis's keyword arguments. Raises UserError (config, exit 2)."""
     parameters = {
-        n: p for n, p in inspect.signature(entry.function).parameters.items()
+        n: p
+        for n, p in inspect.signature(entry.function).parameters.items()
         if p.kind is p.KEYWORD_ONLY and n not in {"seed", "model", "objective", "preset", "progress"}
-    }  # fmt: skip
+    }
     out: dict[str, Any] = {}
     for key, text in given.items():
         if key not in parameters:
-            raise registry.unknown(f"option of {entry.name}", f"--{key.replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in parameters])
+            raise registry.unknown(
+                f"option of {entry.name}", f"--{key.replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in parameters]
+            )
         default = parameters[key].default
         try:
-            out[key] = text.lower() in {"true", "yes", "1"} if isinstance(default, bool) else type(default)(text) if default is not None else _literal(text)
+            out[key] = (
+                text.lower() in {"true", "yes", "1"}
+                if isinstance(default, bool)
+                else type(default)(text)
+                if default is not None
+                else _literal(text)
+            )
         except ValueError as error:
             raise UserError(
-                Reason.CONFIG, f"found {safe_text(text)}", wanted=f"expected {type(default).__name__}", field=f"--{key.replace('_', '-')}", exit_code=Exit.USAGE
+                Reason.CONFIG,
+                f"found {safe_text(text)}",
+                wanted=f"expected {type(default).__name__}",
+                field=f"--{key.replace('_', '-')}",
+                exit_code=Exit.USAGE,
             ) from error
     return out
 
@@ -154,7 +192,13 @@ def _progress(entry: registry.Entry[Any], progress: Progress | None) -> dict[str
 
 def _needed(data: str | None, kind: str) -> str:
     if data is None:
-        raise UserError(Reason.CONFIG, "no data", wanted="expected --data", action=f"For example: bitimely analyze {kind} --data synthetic/staging", exit_code=Exit.USAGE)
+        raise UserError(
+            Reason.CONFIG,
+            "no data",
+            wanted="expected --data",
+            action=f"For example: bitimely analyze {kind} --data synthetic/staging",
+            exit_code=Exit.USAGE,
+        )
     return data
 
 

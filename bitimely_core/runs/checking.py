@@ -22,15 +22,23 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
     path = Path(path)
     if path.is_file():
         raise UserError(
-            Reason.CORRUPT, "a single file", wanted="expected a folder made by bitimely, or a raw folder with SHA256SUMS.txt", file=str(path),
+            Reason.CORRUPT,
+            "a single file",
+            wanted="expected a folder made by bitimely, or a raw folder with SHA256SUMS.txt",
+            file=str(path),
             action="Models are folders of safetensors and JSON; other model files are never opened",
-        )  # fmt: skip
+        )
     if not path.is_dir():
-        raise UserError(Reason.NOT_FOUND, "no such folder", wanted="expected a workspace, cache, tokens, run or model folder", file=str(path))
+        raise UserError(
+            Reason.NOT_FOUND, "no such folder", wanted="expected a workspace, cache, tokens, run or model folder", file=str(path)
+        )
     found = list(_artefacts(path))
     if not found:
         raise UserError(
-            Reason.NO_INPUT, "nothing known here", wanted="expected a workspace, cache, tokens, run, model or raw folder with SHA256SUMS.txt", file=str(path)
+            Reason.NO_INPUT,
+            "nothing known here",
+            wanted="expected a workspace, cache, tokens, run, model or raw folder with SHA256SUMS.txt",
+            file=str(path),
         )
     checked: list[dict[str, Any]] = []
     findings: list[Finding] = []
@@ -53,7 +61,14 @@ def _artefacts(path: Path) -> list[tuple[str, Path]]:
     """(kind, folder) of everything known at `path`."""
     kind = _kind(path)
     if kind is not None:
-        return [(kind, path), *([("checkpoint", p) for p in sorted((path / "checkpoints").glob("step-*")) if not p.name.endswith(".tmp")] if kind == "run" else [])]
+        return [
+            (kind, path),
+            *(
+                [("checkpoint", p) for p in sorted((path / "checkpoints").glob("step-*")) if not p.name.endswith(".tmp")]
+                if kind == "run"
+                else []
+            ),
+        ]
     out: list[tuple[str, Path]] = []
     for room, inner in (("cache", "cache"), ("tokens", "tokens"), ("runs", "run")):
         for folder in sorted(p for p in (path / room).glob("*") if p.is_dir()):
@@ -104,9 +119,12 @@ def _run(folder: Path) -> tuple[list[Finding], int]:
     body = folders.read(folder)
     if not body.get("finished"):
         finding = Finding(
-            code=Reason.INCOMPLETE, file=str(folder), text="the training has not ended", wanted="expected a finished run",
+            code=Reason.INCOMPLETE,
+            file=str(folder),
+            text="the training has not ended",
+            wanted="expected a finished run",
             action="Repeat the command that started it: it continues where it stopped",
-        )  # fmt: skip
+        )
         return [finding], 1
     return _model(folder / "model", body.get("weights"))
 
@@ -117,17 +135,31 @@ def _model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
 
     path = folder / "model.safetensors"
     if not path.is_file():
-        return [Finding(code=Reason.INTEGRITY, file=str(path), text="missing", wanted="expected the weights", action="Repeat the training")], 0
+        return [
+            Finding(code=Reason.INTEGRITY, file=str(path), text="missing", wanted="expected the weights", action="Repeat the training")
+        ], 0
     try:
         config = json.loads((folder / "config.json").read_bytes())
         with safe_open(path, framework="numpy") as tensors:
             list(tensors.keys())
     except (OSError, ValueError, SafetensorError) as error:
-        return [Finding(code=Reason.INTEGRITY, file=str(path), text=f"not readable ({type(error).__name__})", wanted="expected safetensors and JSON")], 2
+        return [
+            Finding(
+                code=Reason.INTEGRITY, file=str(path), text=f"not readable ({type(error).__name__})", wanted="expected safetensors and JSON"
+            )
+        ], 2
     wanted = digest or config.get("sha256")
     found = store.sha256(path)
     if wanted is not None and found != wanted:
-        return [Finding(code=Reason.INTEGRITY, file=str(path), text=f"sha256 is {found[:12]}", wanted=f"expected {wanted[:12]}", action="Repeat the training")], 2
+        return [
+            Finding(
+                code=Reason.INTEGRITY,
+                file=str(path),
+                text=f"sha256 is {found[:12]}",
+                wanted=f"expected {wanted[:12]}",
+                action="Repeat the training",
+            )
+        ], 2
     return [], 2
 
 
@@ -147,10 +179,23 @@ def _raw(folder: Path) -> tuple[list[Finding], int]:
         files += 1
         if store.sha256(target) != digest.lower():
             findings.append(
-                Finding(code=Reason.SOURCE_CHECKSUM, file=name, text="differs from SHA256SUMS.txt", wanted="expected the listed hash", action="Download the file again")
+                Finding(
+                    code=Reason.SOURCE_CHECKSUM,
+                    file=name,
+                    text="differs from SHA256SUMS.txt",
+                    wanted="expected the listed hash",
+                    action="Download the file again",
+                )
             )
     if absent:
         findings.append(
-            Finding(code=Reason.SOURCE_CHECKSUM, level="warning", file="SHA256SUMS.txt", text=f"{absent} listed files are not here", wanted="expected all", count=absent)
+            Finding(
+                code=Reason.SOURCE_CHECKSUM,
+                level="warning",
+                file="SHA256SUMS.txt",
+                text=f"{absent} listed files are not here",
+                wanted="expected all",
+                count=absent,
+            )
         )
     return findings, files

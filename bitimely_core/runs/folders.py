@@ -48,9 +48,19 @@ def windows_for(data: str, workspace: Path, config: DataConfig, *, verify: bool 
     dataset, view = dataset_and_view(data)
     cached(dataset, workspace, progress=progress)
     return tokens.build(
-        workspace / "cache" / dataset, view=view, out=workspace / "tokens" / tokens_name(data), window=config.window, stride=config.stride,
-        rate=config.rate, channels=config.channels, normalise=config.normalise, split=config.split, seed=config.seed, verify=verify, progress=progress,
-    )  # fmt: skip
+        workspace / "cache" / dataset,
+        view=view,
+        out=workspace / "tokens" / tokens_name(data),
+        window=config.window,
+        stride=config.stride,
+        rate=config.rate,
+        channels=config.channels,
+        normalise=config.normalise,
+        split=config.split,
+        seed=config.seed,
+        verify=verify,
+        progress=progress,
+    )
 
 
 def _asked(config: DataConfig) -> bool:
@@ -67,9 +77,12 @@ def cached(dataset: str, workspace: Path, *, progress: Progress | None = None) -
         return folder
     if registry.datasets[dataset].facts.needs_source:
         raise UserError(
-            Reason.INCOMPLETE, "no cache of this data set", wanted="expected manifest.json in it", action=f"Run: bitimely ingest {dataset} SOURCE",
+            Reason.INCOMPLETE,
+            "no cache of this data set",
+            wanted="expected manifest.json in it",
+            action=f"Run: bitimely ingest {dataset} SOURCE",
             file=str(folder),
-        )  # fmt: skip
+        )
     cache.ingest(dataset, None, folder, progress=progress)
     return folder
 
@@ -92,14 +105,21 @@ def read(folder: Path) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(
-            Reason.INTEGRITY, f"not readable: {safe_text(str(error))}", wanted="expected JSON", action="Repeat the training under --force-new",
-            file=str(path), exit_code=Exit.INTEGRITY,
-        ) from error  # fmt: skip
+            Reason.INTEGRITY,
+            f"not readable: {safe_text(str(error))}",
+            wanted="expected JSON",
+            action="Repeat the training under --force-new",
+            file=str(path),
+            exit_code=Exit.INTEGRITY,
+        ) from error
     if body.get("format_version", 0) > FORMAT:
         raise UserError(
-            Reason.UNSUPPORTED_FORMAT, f"format version {body.get('format_version')}", wanted=f"expected at most {FORMAT}",
-            action="Use a newer bitimely", file=str(path),
-        )  # fmt: skip
+            Reason.UNSUPPORTED_FORMAT,
+            f"format version {body.get('format_version')}",
+            wanted=f"expected at most {FORMAT}",
+            action="Use a newer bitimely",
+            file=str(path),
+        )
     return body
 
 
@@ -108,9 +128,13 @@ def weights(folder: Path, body: dict[str, Any]) -> Path:
     path = folder / "model" / "model.safetensors"
     if not path.is_file() or store.sha256(path) != body["weights"]:
         raise UserError(
-            Reason.INTEGRITY, "missing" if not path.is_file() else "differs from its hash", wanted="expected the weights that the training wrote",
-            action="Restore the file, or train again under --force-new", file=str(path), exit_code=Exit.INTEGRITY,
-        )  # fmt: skip
+            Reason.INTEGRITY,
+            "missing" if not path.is_file() else "differs from its hash",
+            wanted="expected the weights that the training wrote",
+            action="Restore the file, or train again under --force-new",
+            file=str(path),
+            exit_code=Exit.INTEGRITY,
+        )
     return folder / "model"
 
 
@@ -150,16 +174,25 @@ def claim(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool:
         if not force_new:
             shown = [
                 Finding(
-                    code=Reason.SETTINGS_DIFFER, file=str(folder / "run.json"), field=key,
-                    text=f"the run has {safe_text(_flat(old).get(key))}", wanted=f"now {safe_text(_flat(body).get(key))}",
+                    code=Reason.SETTINGS_DIFFER,
+                    file=str(folder / "run.json"),
+                    field=key,
+                    text=f"the run has {safe_text(_flat(old).get(key))}",
+                    wanted=f"now {safe_text(_flat(body).get(key))}",
                 )
                 for key in sorted(differing)
-            ]  # fmt: skip
+            ]
             first, *rest = shown
             raise UserError(
-                Reason.SETTINGS_DIFFER, first.text, wanted=first.wanted, action="Give another --run NAME, or --force-new to replace this one",
-                file=first.file, field=first.field, exit_code=Exit.USAGE, details=rest,
-            )  # fmt: skip
+                Reason.SETTINGS_DIFFER,
+                first.text,
+                wanted=first.wanted,
+                action="Give another --run NAME, or --force-new to replace this one",
+                file=first.file,
+                field=first.field,
+                exit_code=Exit.USAGE,
+                details=rest,
+            )
         with store.lock(folder):
             pass  # not while another process trains there
         shutil.rmtree(folder)
@@ -170,9 +203,13 @@ def claim(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool:
 
 COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init")
 FREE = {  # may change between a stop and its continuation: they do not change the numbers, or only where they are computed
-    "settings.train.device", "settings.train.devices", "settings.train.compile", "settings.train.log_every", "settings.train.keep",
+    "settings.train.device",
+    "settings.train.devices",
+    "settings.train.compile",
+    "settings.train.log_every",
+    "settings.train.keep",
     "settings.train.checkpoint_every",
-}  # fmt: skip
+}
 
 
 def _flat(body: dict[str, Any], prefix: str = "") -> dict[str, Any]:

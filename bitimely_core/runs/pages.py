@@ -30,11 +30,17 @@ def stamp_text(stamp: bool | str | None) -> str:
 def facts(body: dict[str, Any]) -> dict[str, str]:
     """The table at the top of a run's pages."""
     data = body["data"][0]
-    per_split = ", ".join(f"{split} {a['subjects']} subjects / {a['windows']:,} windows" for split, a in ((s, data["audit"][s]) for s in ("train", "validation", "test")))
+    per_split = ", ".join(
+        f"{split} {a['subjects']} subjects / {a['windows']:,} windows"
+        for split, a in ((s, data["audit"][s]) for s in ("train", "validation", "test"))
+    )
     tokenizer = body["settings"]["model"]["tokenizer"]
     out = {
-        "Data": ", ".join(d["name"] for d in body["data"]) + f" ({data['channels']} channels, {data['length']} samples at {data['rate']:g} Hz)",
-        "Split": f"by {data['split']}: {per_split}; 0 shared" if data["split"] in {"subject", "official"} else f"{data['split']}: {per_split}",
+        "Data": ", ".join(d["name"] for d in body["data"])
+        + f" ({data['channels']} channels, {data['length']} samples at {data['rate']:g} Hz)",
+        "Split": f"by {data['split']}: {per_split}; 0 shared"
+        if data["split"] in {"subject", "official"}
+        else f"{data['split']}: {per_split}",
         "Model": f"{body['model']}, preset {body['preset']}, {tokenizer} tokens, {body['parameters']:,} parameters"
         + (f" (the paper says {body['paper_parameters'] / 1e6:g} M)" if body.get("paper_parameters") else ""),
         "Seed": str(body["seed"]),
@@ -46,11 +52,17 @@ def facts(body: dict[str, Any]) -> dict[str, str]:
     else:
         source = body["source"]
         scratch = source["weights"] is None
-        out["Pre-training"] = "none (from scratch)" if scratch else (
-            f"run {source['run']} on {', '.join(d['name'] for d in body['pretraining_data'])}, {body['settings']['objective']['name']} ({stamp_text(body['leak_free'])})"
-        )  # fmt: skip
+        out["Pre-training"] = (
+            "none (from scratch)"
+            if scratch
+            else (
+                f"run {source['run']} on {', '.join(d['name'] for d in body['pretraining_data'])}, {body['settings']['objective']['name']} ({stamp_text(body['leak_free'])})"
+            )
+        )
         tuned = body["settings"]["finetune"]
-        out["Readout"] = f"{tuned['readout']} of layer{'s' if tuned['layers'] == 'last-two' else ''} {tuned['layers']}" + (", frozen" if tuned["freeze"] else "")
+        out["Readout"] = f"{tuned['readout']} of layer{'s' if tuned['layers'] == 'last-two' else ''} {tuned['layers']}" + (
+            ", frozen" if tuned["freeze"] else ""
+        )
     return out
 
 
@@ -68,7 +80,9 @@ def curves(folder: Path, name: str = "curves", title: str = "Training") -> list[
             series.append({"name": split, "x": np.array(x), "y": np.array(y, dtype=float)})
     if not series:
         return []
-    return [Figure(name=name, title=title, caption=CURVES, kind="lines", data={"series": series, "xlabel": "optimizer step", "ylabel": key})]
+    return [
+        Figure(name=name, title=title, caption=CURVES, kind="lines", data={"series": series, "xlabel": "optimizer step", "ylabel": key})
+    ]
 
 
 def training(folder: Path) -> Path:
@@ -79,16 +93,21 @@ def training(folder: Path) -> Path:
     final = body["final"]
     rel = (final.get("validation") or {}).get("rel", final.get("rel")) if final.get("validation") else final.get("rel")
     where = "validation" if final.get("validation") else "training"
-    verdict = f"{body['run']}: {final['step']:,} steps" + (f"; {where} loss is {rel:.3f} of that of predicting the mean" if rel is not None else "") + "."
-    page = Page(title=f"Run {body['run']}", verdict=verdict, notices=body["notices"], blocks=[*curves(folder)], facts=facts(body), summary=final)
+    verdict = (
+        f"{body['run']}: {final['step']:,} steps"
+        + (f"; {where} loss is {rel:.3f} of that of predicting the mean" if rel is not None else "")
+        + "."
+    )
+    page = Page(
+        title=f"Run {body['run']}", verdict=verdict, notices=body["notices"], blocks=[*curves(folder)], facts=facts(body), summary=final
+    )
     return report.write(folder, page)
 
 
 def evaluation(folder: Path, body: dict[str, Any], scores: dict[str, Any], windows: Windows, columns: dict[str, Any]) -> Path:
     """Write the page of an evaluated run: scores beside the baselines, confusion, classes, curves."""
-    from bitimely_core import report
-
     from bitimely_core import evaluate as scoring
+    from bitimely_core import report
 
     shown = scoring.headline(scores) if scores["metrics"] and "task" in scores else None
     blocks: list[Figure | Table | str] = [*([shown] if shown else []), metric_table(scores)]
@@ -98,30 +117,46 @@ def evaluation(folder: Path, body: dict[str, Any], scores: dict[str, Any], windo
         first = next(iter(scores["by_class"].values()))
         blocks.append(
             Table(
-                name="classes", title="Scores by class", caption="Support is the number of test windows. A class without windows has no recall.",
-                columns=["class", *first], rows=[[name, *row.values()] for name, row in scores["by_class"].items()],
+                name="classes",
+                title="Scores by class",
+                caption="Support is the number of test windows. A class without windows has no recall.",
+                columns=["class", *first],
+                rows=[[name, *row.values()] for name, row in scores["by_class"].items()],
             )
-        )  # fmt: skip
+        )
     if scores.get("confusion"):
         confusion = np.array(scores["confusion"], dtype=float)
         blocks.append(
             Figure(
-                name="confusion", title="Confusion matrix", kind="matrix",
+                name="confusion",
+                title="Confusion matrix",
+                kind="matrix",
                 caption="Row: scored by experts; column: predicted. Rows sum to the class's support. Mass off the diagonal between neighbouring classes is usual; "
                 "a column that swallows all rows is a classifier that predicts one class.",
                 data={
-                    "values": confusion, "xlabel": "predicted", "ylabel": "scored", "diverging": False,
-                    "row_names": list(windows.class_names), "column_names": list(windows.class_names),
+                    "values": confusion,
+                    "xlabel": "predicted",
+                    "ylabel": "scored",
+                    "diverging": False,
+                    "row_names": list(windows.class_names),
+                    "column_names": list(windows.class_names),
                 },
             )
-        )  # fmt: skip
+        )
     if windows.task == "classification" and columns and len(columns["target"]):
         blocks += _night(windows[scores["split"]], windows, columns)
     blocks += curves(folder)
     parent = folder.parent / str((body.get("source") or {}).get("run"))
     if body["kind"] == "finetune" and (body["source"] or {}).get("weights") and (parent / "metrics.jsonl").is_file():
         blocks += curves(parent, "pretraining-curves", "Pre-training")
-    page = Page(title=f"Scores of {scores['run']}", verdict=verdict_of(scores), notices=[*scores["notices"], *scores.get("remarks", [])], blocks=blocks, facts=facts(body), summary=scores)
+    page = Page(
+        title=f"Scores of {scores['run']}",
+        verdict=verdict_of(scores),
+        notices=[*scores["notices"], *scores.get("remarks", [])],
+        blocks=blocks,
+        facts=facts(body),
+        summary=scores,
+    )
     return report.write(folder, page)
 
 
@@ -154,20 +189,27 @@ def metric_table(scores: dict[str, Any]) -> Table:
         rows.append([name.replace("_", " "), m["value"], m["se"], m["lo"], m["hi"], *base, m["undefined_reason"] or ""])
     unit = "subjects" if scores["settings"]["by"] == "subject" else "windows"
     return Table(
-        name="metrics", title="Scores", columns=["metric", "value", "standard error", "95 % from", "to", *names, "remark"], rows=rows,
+        name="metrics",
+        title="Scores",
+        columns=["metric", "value", "standard error", "95 % from", "to", *names, "remark"],
+        rows=rows,
         caption=f"Bootstrap over {unit}, {scores['settings']['bootstrap']:,} resamples: standard error = standard deviation of the resamples, interval = their 2.5 and 97.5 "
         "percentiles. A dash is a value that is not defined; the remark says why.",
-    )  # fmt: skip
+    )
 
 
 def _comparison_table(comparison: dict[str, Any], run: str) -> Table:
     rows = [
-        [name.replace("_", " "), d["difference"], d["se"], d["lo"], d["hi"], d.get("share_above_zero")] for name, d in comparison["metrics"].items()
-    ]  # fmt: skip
+        [name.replace("_", " "), d["difference"], d["se"], d["lo"], d["hi"], d.get("share_above_zero")]
+        for name, d in comparison["metrics"].items()
+    ]
     return Table(
-        name="paired", title=f"{run} minus {comparison['run']}", columns=["metric", "difference", "standard error", "95 % from", "to", "share of resamples above 0"], rows=rows,
+        name="paired",
+        title=f"{run} minus {comparison['run']}",
+        columns=["metric", "difference", "standard error", "95 % from", "to", "share of resamples above 0"],
+        rows=rows,
         caption="Paired: the same resamples of the same windows for both runs. An interval that holds 0 does not tell the runs apart.",
-    )  # fmt: skip
+    )
 
 
 def _night(chosen: Windows, windows: Windows, columns: dict[str, Any]) -> list[Figure]:
@@ -180,14 +222,17 @@ def _night(chosen: Windows, windows: Windows, columns: dict[str, Any]) -> list[F
     predicted = np.asarray(columns["prediction"])[keep].argmax(1)
     return [
         Figure(
-            name="hypnogram", title="One recording: predicted against scored", kind="hypnogram",
+            name="hypnogram",
+            title="One recording: predicted against scored",
+            kind="hypnogram",
             caption=f"The first recording of the split ({len(keep)} windows). Agreement here is one recording's, not the score; see the tables for all subjects.",
             data={
-                "epoch": windows.length / windows.rate, "classes": list(windows.class_names),
+                "epoch": windows.length / windows.rate,
+                "classes": list(windows.class_names),
                 "tracks": [{"name": "scored", "stages": np.asarray(columns["target"])[keep]}, {"name": "predicted", "stages": predicted}],
             },
         )
-    ]  # fmt: skip
+    ]
 
 
 def comparison(found: list[Path]) -> Page:
@@ -197,7 +242,12 @@ def comparison(found: list[Path]) -> Page:
         path = folder / "scores.json"
         if not path.is_file():
             raise UserError(
-                Reason.INCOMPLETE, "no scores", wanted="expected scores.json", file=str(folder), action=f"Run: bitimely evaluate {folder.name}", exit_code=Exit.REFUSED
+                Reason.INCOMPLETE,
+                "no scores",
+                wanted="expected scores.json",
+                file=str(folder),
+                action=f"Run: bitimely evaluate {folder.name}",
+                exit_code=Exit.REFUSED,
             )
         entries.append((folders.read(folder), json.loads(path.read_bytes()), folder))
     name = main_metric(entries[0][1])
@@ -209,32 +259,56 @@ def comparison(found: list[Path]) -> Page:
         shown = [*defined, *([("majority baseline", {"value": base, "lo": None, "hi": None})] if base is not None else [])]
         blocks.append(
             Figure(
-                name="scores", title=name.replace("_", " ").capitalize(), kind="bars",
+                name="scores",
+                title=name.replace("_", " ").capitalize(),
+                kind="bars",
                 caption="Bars: the score on the test split; lines: 95 % bootstrap intervals over subjects. Overlapping intervals do not rank the runs; see the paired differences.",
                 data={
-                    "names": [n for n, _ in shown], "values": [m["value"] for _, m in shown], "ylabel": name.replace("_", " "),
-                    "lo": [m["lo"] for _, m in shown], "hi": [m["hi"] for _, m in shown],
+                    "names": [n for n, _ in shown],
+                    "values": [m["value"] for _, m in shown],
+                    "ylabel": name.replace("_", " "),
+                    "lo": [m["lo"] for _, m in shown],
+                    "hi": [m["hi"] for _, m in shown],
                 },
             )
-        )  # fmt: skip
+        )
     metrics = list(dict.fromkeys(m for _, s, _ in entries for m in s["metrics"]))
     blocks.append(
         Table(
-            name="all-scores", title="All scores", caption="Value and 95 % interval. A dash is undefined or not measured for that run.",
+            name="all-scores",
+            title="All scores",
+            caption="Value and 95 % interval. A dash is undefined or not measured for that run.",
             columns=["run", "data", *metrics],
             rows=[[s["run"], s["data"], *(_with_interval(s["metrics"].get(m)) for m in metrics)] for _, s, _ in entries],
         )
-    )  # fmt: skip
+    )
     blocks += [_comparison_table(s["comparison"], s["run"]) for _, s, _ in entries if s.get("comparison")]
     for body, _, folder in entries:
         blocks += curves(folder, f"curves-{body['run']}", f"Training of {body['run']}")
     best = max(defined, key=lambda pair: pair[1]["value"], default=None)
-    verdict = f"{len(entries)} runs; " + (f"the highest {name.replace('_', ' ')} is {best[1]['value']:.3f} ({best[0]})" if best else f"{name} is undefined for all") + (
-        f", the majority baseline {base:.3f}." if base is not None else "."
-    )  # fmt: skip
+    words = name.replace("_", " ")
+    verdict = (
+        f"The highest {words} of {len(entries)} runs is {best[1]['value']:.3f} ({best[0]})"
+        if best
+        else f"{words} is undefined for all runs"
+    )
+    verdict += f"; the majority baseline reaches {base:.3f}." if base is not None else "."
+    for _, scores, _ in entries:
+        other = scores.get("comparison")
+        d = (other or {}).get("metrics", {}).get(name)
+        if other and d and d["lo"] is not None:
+            told = "the interval excludes 0" if d["lo"] > 0 or d["hi"] < 0 else "the interval holds 0, so the two are not told apart"
+            verdict += f" {scores['run']} minus {other['run']}: {d['difference']:+.3f} (95 % {d['lo']:+.3f} to {d['hi']:+.3f}); {told}."
     notices = list(dict.fromkeys(line for _, s, _ in entries for line in s["notices"]))
     summary = {s["run"]: {m: v["value"] for m, v in s["metrics"].items()} for _, s, _ in entries}
-    return Page(title="Comparison of " + ", ".join(s["run"] for _, s, _ in entries), verdict=verdict, notices=notices, blocks=blocks, facts=facts(entries[0][0]), summary=summary)
+    return Page(
+        title="Comparison of " + ", ".join(s["run"] for _, s, _ in entries),
+        verdict=verdict,
+        notices=notices,
+        blocks=blocks,
+        facts=facts(entries[0][0]),
+        summary=summary,
+    )
 
 
 def _with_interval(metric: dict[str, Any] | None) -> str | None:
@@ -270,7 +344,9 @@ def joined(page: Page, others: list[Page], tables: list[Table], title: str) -> P
 def audit_table(name: str, audit: dict[str, dict[str, Any]], class_names: list[str]) -> Table:
     """Subjects, windows and windows a class in each split."""
     return Table(
-        name="audit", title=f"Data: {name}", caption="No subject is in two splits; statistics for the normalisation come from the training split alone.",
+        name="audit",
+        title=f"Data: {name}",
+        caption="No subject is in two splits; statistics for the normalisation come from the training split alone.",
         columns=["split", "subjects", "windows", *class_names],
         rows=[[split, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in class_names)] for split, a in audit.items()],
-    )  # fmt: skip
+    )

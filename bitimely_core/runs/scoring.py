@@ -58,13 +58,36 @@ def evaluate(
     shared = leaked(folder, windows, split)
     chosen = windows[split]
     if dry_run:
-        return {"run": body["run"], "data": windows.name, "split": split, "n": len(chosen), "n_subjects": len(set(chosen.subjects())), "folder": str(folder)}
+        return {
+            "run": body["run"],
+            "data": windows.name,
+            "split": split,
+            "n": len(chosen),
+            "n_subjects": len(set(chosen.subjects())),
+            "folder": str(folder),
+        }
     scores: dict[str, Any] = {
-        "format_version": folders.FORMAT, "run": body["run"], "data": windows.name, "split": split, "n": len(chosen),
-        "n_subjects": len(set(chosen.subjects())), "metrics": {}, "baselines": {}, "by_class": {},
-        "settings": {"bootstrap": bootstrap, "by": by, "seed": 0, "model": body["model"], "preset": body["preset"], "verified": verify and body["verified"]},
-        "leak_free": body["leak_free"], "subjects_shared_with_training": shared, "notices": _notices(body, windows, by, shared, split, verify),
-    }  # fmt: skip
+        "format_version": folders.FORMAT,
+        "run": body["run"],
+        "data": windows.name,
+        "split": split,
+        "n": len(chosen),
+        "n_subjects": len(set(chosen.subjects())),
+        "metrics": {},
+        "baselines": {},
+        "by_class": {},
+        "settings": {
+            "bootstrap": bootstrap,
+            "by": by,
+            "seed": 0,
+            "model": body["model"],
+            "preset": body["preset"],
+            "verified": verify and body["verified"],
+        },
+        "leak_free": body["leak_free"],
+        "subjects_shared_with_training": shared,
+        "notices": _notices(body, windows, by, shared, split, verify),
+    }
     model = load(folder, body)
     columns: dict[str, Any] = {}
     if body["kind"] == "pretrain":
@@ -98,9 +121,12 @@ def leaked(folder: Path, windows: Windows, split: str) -> int:
     shared = set(json.loads(path.read_bytes())["marks"]) & set(subject_marks([windows], split))
     if shared and windows.split not in {"random-window", "time"}:
         raise UserError(
-            Reason.SUBJECT_LEAKAGE, f"{len(shared)} subjects of the {split} split were in the training of this run", wanted="expected none",
-            action="Tokenize all views with the same --seed and train again", file=str(windows.name),
-        )  # fmt: skip
+            Reason.SUBJECT_LEAKAGE,
+            f"{len(shared)} subjects of the {split} split were in the training of this run",
+            wanted="expected none",
+            action="Tokenize all views with the same --seed and train again",
+            file=str(windows.name),
+        )
     return len(shared)
 
 
@@ -128,16 +154,22 @@ def _same_shape(windows: Windows, body: dict[str, Any], folder: Path) -> None:
     config = body["settings"]["model"]
     if windows.channels != config["channels"]:
         raise UserError(
-            Reason.CONFIG, f"{windows.name} has {windows.channels} channels", wanted=f"the run reads {config['channels']}", file=str(folder),
-            action=f"Fine-tune on it first: bitimely finetune {body['run']} --data {windows.name}", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            Reason.CONFIG,
+            f"{windows.name} has {windows.channels} channels",
+            wanted=f"the run reads {config['channels']}",
+            file=str(folder),
+            action=f"Fine-tune on it first: bitimely finetune {body['run']} --data {windows.name}",
+            exit_code=Exit.USAGE,
+        )
 
 
 def _notices(body: dict[str, Any], windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
     out = list(body["notices"])
     out += [line for line in windows.manifest.get("notices", []) if line not in out]
     if by == "window":
-        out.append("Intervals are over windows, not subjects (--by window): windows of one subject are not independent, so they are too narrow.")
+        out.append(
+            "Intervals are over windows, not subjects (--by window): windows of one subject are not independent, so they are too narrow."
+        )
     if shared:
         out.append(f"{shared} subjects of the {split} split were also in the training (split: {windows.split}).")
     if not verify or not body["verified"]:
@@ -147,7 +179,9 @@ def _notices(body: dict[str, Any], windows: Windows, by: str, shared: int, split
     return out
 
 
-def _held_out(model: Any, windows: Windows, body: dict[str, Any], batch_size: int | None, device: str, progress: Progress | None) -> dict[str, Any]:
+def _held_out(
+    model: Any, windows: Windows, body: dict[str, Any], batch_size: int | None, device: str, progress: Progress | None
+) -> dict[str, Any]:
     """Mean held-out loss and rel of the pre-training objective, weighted by windows, no interval."""
     import torch
 
@@ -172,14 +206,23 @@ def _held_out(model: Any, windows: Windows, body: dict[str, Any], batch_size: in
             if progress is not None:
                 progress(f"evaluate {windows.name}", step + 1, batches.steps)
     return {
-        key: {"value": total / seen, "se": None, "lo": None, "hi": None, "n_defined": 0, "undefined_reason": None} for key, total in sums.items()
-    }  # fmt: skip
+        key: {"value": total / seen, "se": None, "lo": None, "hi": None, "n_defined": 0, "undefined_reason": None}
+        for key, total in sums.items()
+    }
 
 
 def _scored(
-    model: Any, windows: Windows, chosen: Windows, body: dict[str, Any], bootstrap: int, by: Unit, batch_size: int | None, device: str,
-    progress: Progress | None, columns: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+    model: Any,
+    windows: Windows,
+    chosen: Windows,
+    body: dict[str, Any],
+    bootstrap: int,
+    by: Unit,
+    batch_size: int | None,
+    device: str,
+    progress: Progress | None,
+    columns: dict[str, Any],
+) -> dict[str, Any]:
     from bitimely_core import evaluate as scoring
 
     prediction = predict(model, chosen, batch_size=batch_size, device=device, progress=progress)
@@ -187,7 +230,15 @@ def _scored(
     columns |= {"target": target, "prediction": prediction}
     train_target = windows["train"].targets(None) if len(windows["train"]) else None
     return scoring.score(
-        windows.task, target, prediction, chosen.subjects(), class_names=windows.class_names, train_target=train_target, bootstrap=bootstrap, by=by, seed=0
+        windows.task,
+        target,
+        prediction,
+        chosen.subjects(),
+        class_names=windows.class_names,
+        train_target=train_target,
+        bootstrap=bootstrap,
+        by=by,
+        seed=0,
     )
 
 
@@ -199,9 +250,11 @@ def _write_predictions(path: Path, chosen: Windows, windows: Windows, columns: d
     prediction, target = columns["prediction"], columns["target"]
     if windows.task in {"classification", "multilabel"}:
         scores = {f"p_{name}": prediction[:, k] for k, name in enumerate(windows.class_names)}
-        labels = {"target": target, "prediction": prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64)} if windows.task == "classification" else {
-            f"target_{name}": target[:, k] for k, name in enumerate(windows.class_names)
-        }  # fmt: skip
+        labels = (
+            {"target": target, "prediction": prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64)}
+            if windows.task == "classification"
+            else {f"target_{name}": target[:, k] for k, name in enumerate(windows.class_names)}
+        )
         frame = frame.with_columns(**{k: pl.Series(v) for k, v in (labels | scores).items()})
     else:
         frame = frame.with_columns(target=pl.Series(target), prediction=pl.Series(np.asarray(prediction).reshape(-1)))
@@ -219,11 +272,17 @@ def _compared(folder: Path, other: str, workspace: Path, windows: Windows, split
     scores = json.loads((second / "scores.json").read_bytes()) if (second / "scores.json").is_file() else {}
     if not path.is_file() or (scores.get("data"), scores.get("split")) != (windows.name, split):
         raise UserError(
-            Reason.INCOMPLETE, f"no predictions on {windows.name}, split {split}", wanted="expected those of a former evaluate", file=str(second),
+            Reason.INCOMPLETE,
+            f"no predictions on {windows.name}, split {split}",
+            wanted="expected those of a former evaluate",
+            file=str(second),
             action=f"Run: bitimely evaluate {other} --split {split}",
-        )  # fmt: skip
+        )
     ours, theirs = pl.read_parquet(folder / "predictions.parquet"), pl.read_parquet(path)
-    return {"run": folders.read(second)["run"], "metrics": scoring.compare_frames(windows.task, ours, theirs, windows.class_names, bootstrap=bootstrap, by=by)}
+    return {
+        "run": folders.read(second)["run"],
+        "metrics": scoring.compare_frames(windows.task, ours, theirs, windows.class_names, bootstrap=bootstrap, by=by),
+    }
 
 
 def embed(
@@ -279,6 +338,12 @@ def embed(
     frame = chosen.index.with_columns(embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1])))
     store.write_file(target, lambda stream: frame.write_parquet(stream, compression="zstd"))
     return {
-        "format_version": folders.FORMAT, "run": body["run"], "data": described(windows)["name"], "readout": kind, "layers": layers,
-        "out": str(target), "n": len(chosen), "width": int(matrix.shape[1]),
-    }  # fmt: skip
+        "format_version": folders.FORMAT,
+        "run": body["run"],
+        "data": described(windows)["name"],
+        "readout": kind,
+        "layers": layers,
+        "out": str(target),
+        "n": len(chosen),
+        "width": int(matrix.shape[1]),
+    }

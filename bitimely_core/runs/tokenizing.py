@@ -35,11 +35,23 @@ def tokenize(
         return {**tokens.plan(source, view=view, **(options or {})), "folder": str(out)}
     windows = tokens.build(source, view=view, out=out, verify=verify, force_new=force_new, progress=progress, **(options or {}))
     return {
-        "format_version": folders.FORMAT, "name": windows.name, "data": data, "folder": str(out), "windows": len(windows), "length": windows.length,
-        "channels": windows.channels, "channel_names": list(windows.channel_names), "rate": windows.rate, "task": windows.task,
-        "class_names": list(windows.class_names), "split": windows.split, "fingerprint": windows.fingerprint,
-        "notices": list(windows.manifest.get("notices", [])), "findings": list(windows.manifest.get("findings", [])), "audit": audit(windows),
-    }  # fmt: skip
+        "format_version": folders.FORMAT,
+        "name": windows.name,
+        "data": data,
+        "folder": str(out),
+        "windows": len(windows),
+        "length": windows.length,
+        "channels": windows.channels,
+        "channel_names": list(windows.channel_names),
+        "rate": windows.rate,
+        "task": windows.task,
+        "class_names": list(windows.class_names),
+        "split": windows.split,
+        "fingerprint": windows.fingerprint,
+        "notices": list(windows.manifest.get("notices", [])),
+        "findings": list(windows.manifest.get("findings", [])),
+        "audit": audit(windows),
+    }
 
 
 def audit(windows: Any) -> dict[str, dict[str, Any]]:

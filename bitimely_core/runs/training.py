@@ -42,7 +42,7 @@ def pretrain(
     Returns run, folder, parameters, steps, final (last logged loss and rel), trained (False when it was already finished).
     Raises UserError: config, unknown_name, settings_differ (2), incomplete (4), integrity (5), resources (6), locked (7).
     """
-    from bitimely_core import data, models, objectives, train
+    from bitimely_core import data, models, objectives
 
     recipe = settings.recipe(config) if config else None
     preset = preset or (recipe.pretrain.preset if recipe else None) or "tiny"
@@ -61,19 +61,25 @@ def pretrain(
     registry.objectives[chosen.objective.name]
     if chosen.objective.name == "none":
         raise UserError(
-            Reason.CONFIG, "objective none", wanted="expected an objective that pre-trains", exit_code=Exit.USAGE,
+            Reason.CONFIG,
+            "objective none",
+            wanted="expected an objective that pre-trains",
+            exit_code=Exit.USAGE,
             action="Train without pre-training with: bitimely finetune RUN --from-scratch",
-        )  # fmt: skip
+        )
     _options_of_tokenize(chosen)
     windows = [folders.windows_for(one, workspace, chosen.data, verify=verify, progress=progress) for one in chosen.data.names]
     first = windows[0]
     for other in windows[1:]:
         if (other.channels, other.length) != (first.channels, first.length):
             raise UserError(
-                Reason.CONFIG, f"{other.name} has {other.channels} channels x {other.length} samples",
-                wanted=f"{first.name} has {first.channels} x {first.length}", field="--data", exit_code=Exit.USAGE,
+                Reason.CONFIG,
+                f"{other.name} has {other.channels} channels x {other.length} samples",
+                wanted=f"{first.name} has {first.channels} x {first.length}",
+                field="--data",
+                exit_code=Exit.USAGE,
                 action="Pre-train on data sets of one shape, or choose --channels and --window in tokenize",
-            )  # fmt: skip
+            )
     dimensions = chosen.model.model_dump(by_alias=True, exclude={"name", "channels", "length"})
     if budget == "matched":
         dimensions |= models.matched(name, preset, channels=first.channels, length=first.length)
@@ -85,15 +91,28 @@ def pretrain(
     run = run or folders.run_name(preset, name, chosen.objective.name, ("bitimelygpt", facts.objective))
     folder = workspace / "runs" / run
     body = {
-        "format_version": folders.FORMAT, "run": run, "kind": "pretrain", "model": name, "preset": preset, "source": None,
-        "init": None if init is None else _weights_hash(init, workspace), "settings": chosen.model_dump(mode="json", by_alias=True),
-        "data": [described(w) for w in windows], "parameters": parameters, "paper_parameters": shipped.get("paper_parameters"),
-        "leak_free": stamp, "seed": chosen.train.seed, "versions": folders.versions(), "verified": verify,
+        "format_version": folders.FORMAT,
+        "run": run,
+        "kind": "pretrain",
+        "model": name,
+        "preset": preset,
+        "source": None,
+        "init": None if init is None else _weights_hash(init, workspace),
+        "settings": chosen.model_dump(mode="json", by_alias=True),
+        "data": [described(w) for w in windows],
+        "parameters": parameters,
+        "paper_parameters": shipped.get("paper_parameters"),
+        "leak_free": stamp,
+        "seed": chosen.train.seed,
+        "versions": folders.versions(),
+        "verified": verify,
         "notices": notices(chosen, windows, stamp),
-    }  # fmt: skip
-    batches = data.batches(first["train"], chosen.train.batch_size, seed=chosen.train.seed) if len(windows) == 1 else data.mixed(
-        [w["train"] for w in windows], chosen.train.batch_size, seed=chosen.train.seed
-    )  # fmt: skip
+    }
+    batches = (
+        data.batches(first["train"], chosen.train.batch_size, seed=chosen.train.seed)
+        if len(windows) == 1
+        else data.mixed([w["train"] for w in windows], chosen.train.batch_size, seed=chosen.train.seed)
+    )
     validation = data.batches(first["validation"], chosen.train.batch_size, seed=0, shuffle=False) if len(first["validation"]) else None
     if dry_run:
         return planned(body, folder, model, objectives.get(chosen.objective), batches, chosen, first)
@@ -134,7 +153,7 @@ def finetune(
     On the data set of the pre-training a fifth of the training subjects is used (the paper, section on experiments), else all.
     """
     from bitimely_core import data as loading
-    from bitimely_core import heads, models, train
+    from bitimely_core import heads, models
 
     recipe = settings.recipe(config) if config else None
     parent = folders.run_folder(source, workspace)
@@ -143,7 +162,12 @@ def finetune(
     names: tuple[str, ...] = (data,) if data else tuple(recipe.overrides("finetune").get("data", {}).get("names", ())) if recipe else ()
     if len(names) != 1:
         raise UserError(
-            Reason.CONFIG, "no labelled view", wanted="expected one --data", action="For example --data synthetic/staging", exit_code=Exit.USAGE, field="--data"
+            Reason.CONFIG,
+            "no labelled view",
+            wanted="expected one --data",
+            action="For example --data synthetic/staging",
+            exit_code=Exit.USAGE,
+            field="--data",
         )
     shipped = settings.preset(origin["preset"]) if origin["preset"] in settings.presets() else {}
     same = names[0].partition("/")[0] in {d["dataset"] for d in origin["data"]}
@@ -151,48 +175,83 @@ def finetune(
         {k: origin["settings"][k] for k in ("model", "objective")},
         {"data": {"names": names, "fraction": 0.2 if same else 1.0}, "train": {"epochs": 5, "lr": 1e-4, **shipped.get("finetune", {})}},
     )
-    chosen = settings.resolve("finetune", base, config=recipe, pairs=assignments or [], flags=settings.merged(flags or {}, {"data": {"names": names}}))
+    chosen = settings.resolve(
+        "finetune", base, config=recipe, pairs=assignments or [], flags=settings.merged(flags or {}, {"data": {"names": names}})
+    )
     windows = folders.windows_for(names[0], workspace, chosen.data, verify=verify, progress=progress)
     task = windows.task
     if task == "none":
         raise UserError(
-            Reason.CONFIG, f"{names[0]} has no labels", wanted="expected a labelled view", exit_code=Exit.USAGE, field="--data",
+            Reason.CONFIG,
+            f"{names[0]} has no labels",
+            wanted="expected a labelled view",
+            exit_code=Exit.USAGE,
+            field="--data",
             action="See: bitimely list views",
-        )  # fmt: skip
+        )
     training = loading.fraction_of(windows["train"], chosen.data.fraction, seed=chosen.train.seed)
     if len(training) == 0:
-        raise UserError(Reason.NO_INPUT, f"{windows.name} has no training windows", wanted="expected at least one", action="Ingest more recordings")
+        raise UserError(
+            Reason.NO_INPUT, f"{windows.name} has no training windows", wanted="expected at least one", action="Ingest more recordings"
+        )
     facts = registry.models[origin["model"]].facts
     seeded(chosen.train.seed)
     scratch = chosen.finetune.from_scratch
     model = models.build(**origin["settings"]["model"]) if scratch else models.load(folders.weights(parent, origin))
     renewed = model.adapt(channels=windows.channels, length=windows.length)
-    chosen = chosen.model_copy(update={"model": model.config, "finetune": chosen.finetune.model_copy(update={"readout": chosen.finetune.readout or facts.readout})})
+    chosen = chosen.model_copy(
+        update={"model": model.config, "finetune": chosen.finetune.model_copy(update={"readout": chosen.finetune.readout or facts.readout})}
+    )
     head = heads.build(
-        model, task=task, outputs=max(windows.classes, 1), readout=chosen.finetune.readout, layers=chosen.finetune.layers,
-        layer_merge=chosen.finetune.layer_merge, freeze=chosen.finetune.freeze,
-    )  # fmt: skip
+        model,
+        task=task,
+        outputs=max(windows.classes, 1),
+        readout=chosen.finetune.readout,
+        layers=chosen.finetune.layers,
+        layer_merge=chosen.finetune.layer_merge,
+        freeze=chosen.finetune.freeze,
+    )
     target = training.targets(None)
     assert target is not None, "a view with a task has targets"
     heads.standardise(head, target)
     run = run or f"{origin['run']}-{names[0].partition('/')[2] or names[0]}" + ("-scratch" if scratch else "")
     folder = workspace / "runs" / run
     said = [
-        f"{windows.channels} channels here, {origin['data'][0]['channels']} in the pre-training: re-initialised the adapter ({len(renewed)} tensors: tokenizer, input and output projection)" if renewed else "",
-        f"fine-tuning on {len(set(training.subjects())):,} of {len(set(windows['train'].subjects())):,} training subjects" if chosen.data.fraction < 1 else "",
+        f"{windows.channels} channels here, {origin['data'][0]['channels']} in the pre-training: re-initialised the adapter ({len(renewed)} tensors: tokenizer, input and output projection)"
+        if renewed
+        else "",
+        f"fine-tuning on {len(set(training.subjects())):,} of {len(set(windows['train'].subjects())):,} training subjects"
+        if chosen.data.fraction < 1
+        else "",
         *notices(chosen, [windows], None if scratch else origin["leak_free"], pretrained=not scratch),
     ]
     body = {
-        "format_version": folders.FORMAT, "run": run, "kind": "finetune", "model": origin["model"], "preset": origin["preset"],
-        "source": {"run": origin["run"], "weights": None if scratch else _weights_hash(parent, workspace)}, "init": None,
-        "settings": chosen.model_dump(mode="json", by_alias=True), "data": [described(windows)], "pretraining_data": [] if scratch else origin["data"],
+        "format_version": folders.FORMAT,
+        "run": run,
+        "kind": "finetune",
+        "model": origin["model"],
+        "preset": origin["preset"],
+        "source": {"run": origin["run"], "weights": None if scratch else _weights_hash(parent, workspace)},
+        "init": None,
+        "settings": chosen.model_dump(mode="json", by_alias=True),
+        "data": [described(windows)],
+        "pretraining_data": [] if scratch else origin["data"],
         "pretraining_steps": 0 if scratch else origin["final"]["step"] if origin.get("final") else None,
-        "parameters": models.parameters(head), "paper_parameters": origin.get("paper_parameters"),
-        "leak_free": None if scratch else origin["leak_free"], "seed": chosen.train.seed, "versions": folders.versions(), "verified": verify,
-        "renewed": renewed, "notices": [line for line in said if line], "train_windows": len(training), "train_label_counts": _label_counts(training),
-    }  # fmt: skip
+        "parameters": models.parameters(head),
+        "paper_parameters": origin.get("paper_parameters"),
+        "leak_free": None if scratch else origin["leak_free"],
+        "seed": chosen.train.seed,
+        "versions": folders.versions(),
+        "verified": verify,
+        "renewed": renewed,
+        "notices": [line for line in said if line],
+        "train_windows": len(training),
+        "train_label_counts": _label_counts(training),
+    }
     batches = loading.batches(training, chosen.train.batch_size, seed=chosen.train.seed)
-    validation = loading.batches(windows["validation"], chosen.train.batch_size, seed=0, shuffle=False) if len(windows["validation"]) else None
+    validation = (
+        loading.batches(windows["validation"], chosen.train.batch_size, seed=0, shuffle=False) if len(windows["validation"]) else None
+    )
     if dry_run:
         return planned(body, folder, head, heads.losses[task], batches, chosen, windows)
     if say:
@@ -209,35 +268,64 @@ def finetune(
 
 
 def _fit(
-    model: nn.Module, batches: Any, objective: Any, chosen: settings.Settings, folder: Path, body: dict[str, Any], identity: dict[str, Any],
-    validation: Any, progress: Progress | None, force_new: bool, say: Say | None,
-) -> dict[str, Any]:  # fmt: skip
+    model: nn.Module,
+    batches: Any,
+    objective: Any,
+    chosen: settings.Settings,
+    folder: Path,
+    body: dict[str, Any],
+    identity: dict[str, Any],
+    validation: Any,
+    progress: Progress | None,
+    force_new: bool,
+    say: Say | None,
+) -> dict[str, Any]:
     from bitimely_core import train
 
-    result = {"run": body["run"], "folder": str(folder), "parameters": body["parameters"], "leak_free": body["leak_free"], "format_version": folders.FORMAT}
+    result = {
+        "run": body["run"],
+        "folder": str(folder),
+        "parameters": body["parameters"],
+        "leak_free": body["leak_free"],
+        "format_version": folders.FORMAT,
+    }
     writer = train.rank() == 0
     if writer:
         folders.claim(folder, body, force_new=force_new and not train.resuming())
     train.barrier()
     done = folders.read(folder)
     if done.get("finished"):
-        return {**result, "trained": False, "writer": writer, "steps": done["final"]["step"], "final": done["final"], "notices": done["notices"]}
+        return {
+            **result,
+            "trained": False,
+            "writer": writer,
+            "steps": done["final"]["step"],
+            "final": done["final"],
+            "notices": done["notices"],
+        }
     label = f"{body['kind']} {body['run']}"
     seen: list[dict[str, Any]] = []
 
     def log(line: dict[str, Any]) -> None:
         seen.append(line)
         if progress is not None and line.get("split") == "train":
-            progress(f"{label}  loss {line['loss']:.4g}", line["step"], line.get("of"))
+            progress(f"{label}\tloss {line['loss']:.4g}", line["step"], line.get("of"))
 
     def notice(finding: Finding) -> None:
         if say is not None and writer:
             say(finding.line())
 
-    fitted = train.fit(model, batches, objective, config=chosen.train, validation=validation, folder=folder, identity=identity, log=log, notice=notice)
+    fitted = train.fit(
+        model, batches, objective, config=chosen.train, validation=validation, folder=folder, identity=identity, log=log, notice=notice
+    )
     if writer:
         last = {line["split"]: line for line in train.metrics(folder)}
-        final = {"step": fitted["steps"], "loss": None, "rel": None, **{k: v for k, v in last.get("train", {}).items() if k in {"loss", "rel"}}}
+        final = {
+            "step": fitted["steps"],
+            "loss": None,
+            "rel": None,
+            **{k: v for k, v in last.get("train", {}).items() if k in {"loss", "rel"}},
+        }
         final["validation"] = {k: last["validation"].get(k) for k in ("loss", "rel")} if "validation" in last else None
         weights = store.sha256(folder / "model" / "model.safetensors")
         body = {**body, "finished": True, "final": final, "device": str(fitted["device"]), "weights": weights}
@@ -250,9 +338,12 @@ def finished(folder: Path, body: dict[str, Any]) -> None:
     """Refuse a run whose training has not ended. Raises UserError (incomplete, exit 4) with the command that ends it."""
     if not body.get("finished"):
         raise UserError(
-            Reason.INCOMPLETE, "the training of this run has not ended", wanted="expected a finished run", file=str(folder),
+            Reason.INCOMPLETE,
+            "the training of this run has not ended",
+            wanted="expected a finished run",
+            file=str(folder),
             action="Repeat the command that started it: it continues where it stopped",
-        )  # fmt: skip
+        )
 
 
 def seeded(seed: int) -> None:
@@ -265,12 +356,24 @@ def seeded(seed: int) -> None:
 def described(windows: Windows) -> dict[str, Any]:
     """What a run says about its data."""
     index = windows.index
-    audit = {split: {"windows": len(windows[split]), "subjects": len(set(windows[split].subjects()))} for split in ("train", "validation", "test")}
+    audit = {
+        split: {"windows": len(windows[split]), "subjects": len(set(windows[split].subjects()))}
+        for split in ("train", "validation", "test")
+    }
     return {
-        "name": windows.name, "dataset": windows.dataset, "view": windows.view, "fingerprint": windows.fingerprint, "channels": windows.channels,
-        "channel_names": list(windows.channel_names), "length": windows.length, "rate": windows.rate, "split": windows.split,
-        "windows": len(index), "audit": audit, "class_names": list(windows.class_names),
-    }  # fmt: skip
+        "name": windows.name,
+        "dataset": windows.dataset,
+        "view": windows.view,
+        "fingerprint": windows.fingerprint,
+        "channels": windows.channels,
+        "channel_names": list(windows.channel_names),
+        "length": windows.length,
+        "rate": windows.rate,
+        "split": windows.split,
+        "windows": len(index),
+        "audit": audit,
+        "class_names": list(windows.class_names),
+    }
 
 
 def leak_stamp(chosen: settings.Settings, windows: list[Windows]) -> bool | str | None:
@@ -295,7 +398,9 @@ def notices(chosen: settings.Settings, windows: list[Windows], stamp: bool | str
         out += [line for line in one.manifest.get("notices", []) if line not in out]
         counts = {split: len(set(one[split].subjects())) for split in ("train", "validation", "test")}
         if not counts["test"]:
-            out.append(f"{one.name}: {counts['train']} subject{'s' if counts['train'] != 1 else ''}, too few for a test split (3 are needed): nothing can be tested.")
+            out.append(
+                f"{one.name}: {counts['train']} subject{'s' if counts['train'] != 1 else ''}, too few for a test split (3 are needed): nothing can be tested."
+            )
         if one.task == "classification":
             present = sum(1 for n in _label_counts(one["train"]).values() if n)
             if present < 2:
@@ -320,16 +425,25 @@ def planned(
 
     steps = chosen.train.epochs * batches.steps if chosen.train.steps is None else chosen.train.steps
     return {
-        "format_version": folders.FORMAT, "run": body["run"], "folder": str(folder), "exists": (folder / "run.json").is_file(),
-        "parameters": body["parameters"], "paper_parameters": body["paper_parameters"], "leak_free": body["leak_free"], "steps": steps,
-        "windows": {split: len(windows[split]) for split in ("train", "validation", "test")}, "notices": body["notices"],
+        "format_version": folders.FORMAT,
+        "run": body["run"],
+        "folder": str(folder),
+        "exists": (folder / "run.json").is_file(),
+        "parameters": body["parameters"],
+        "paper_parameters": body["paper_parameters"],
+        "leak_free": body["leak_free"],
+        "steps": steps,
+        "windows": {split: len(windows[split]) for split in ("train", "validation", "test")},
+        "notices": body["notices"],
         **train.estimate(model, batches, steps, objective=objective, precision=chosen.train.precision, accumulate=chosen.train.accumulate),
-    }  # fmt: skip
+    }
 
 
 def _options_of_tokenize(chosen: settings.Settings) -> None:
     if not chosen.data.names:
-        raise UserError(Reason.CONFIG, "no data", wanted="expected --data", action="See: bitimely list datasets", exit_code=Exit.USAGE, field="--data")
+        raise UserError(
+            Reason.CONFIG, "no data", wanted="expected --data", action="See: bitimely list datasets", exit_code=Exit.USAGE, field="--data"
+        )
 
 
 def _decisive(body: dict[str, Any]) -> dict[str, Any]:
@@ -356,7 +470,9 @@ def _weights(path: Path, workspace: Path) -> Path:
     for folder in (workspace / "runs" / path / "model", path / "model", path):
         if (folder / "model.safetensors").is_file():
             return folder
-    raise UserError(Reason.NOT_FOUND, "no model.safetensors there", wanted="expected a run or a model folder", file=str(path), exit_code=Exit.USAGE)
+    raise UserError(
+        Reason.NOT_FOUND, "no model.safetensors there", wanted="expected a run or a model folder", file=str(path), exit_code=Exit.USAGE
+    )
 
 
 def _initialise(model: Any, init: Path, workspace: Path) -> None:
@@ -369,9 +485,12 @@ def _initialise(model: Any, init: Path, workspace: Path) -> None:
     differing = sorted(k for k in wanted.keys() | found.keys() if k not in wanted or k not in found or wanted[k].shape != found[k].shape)
     if differing:
         raise UserError(
-            Reason.SHAPES_DIFFER, f"{len(differing)} tensors differ: {', '.join(differing[:5])}", wanted="expected the same architecture",
-            action="Use the preset and model of the other run", file=str(init),
-        )  # fmt: skip
+            Reason.SHAPES_DIFFER,
+            f"{len(differing)} tensors differ: {', '.join(differing[:5])}",
+            wanted="expected the same architecture",
+            action="Use the preset and model of the other run",
+            file=str(init),
+        )
     model.load_state_dict(found)
     model.target_scale.fill_(math.nan)
 

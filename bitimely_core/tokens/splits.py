@@ -98,9 +98,14 @@ def scheme(name: str, *, subjects: Iterable[str], seed: int, length: float) -> S
         found = official(attributes)
         if found is None:
             raise UserError(
-                Reason.CONFIG, "this data set gives no official split", wanted="expected an attribute 'split' or 'fold' of every recording",
-                action="Use --split subject", field="split", found=safe_text(attributes.get("fold")), exit_code=Exit.USAGE,
-            )  # fmt: skip
+                Reason.CONFIG,
+                "this data set gives no official split",
+                wanted="expected an attribute 'split' or 'fold' of every recording",
+                action="Use --split subject",
+                field="split",
+                found=safe_text(attributes.get("fold")),
+                exit_code=Exit.USAGE,
+            )
         return [found] * len(starts)
 
     def by_time(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:

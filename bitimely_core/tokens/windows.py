@@ -15,8 +15,7 @@ import numpy as np
 
 from bitimely_core import store
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
-from bitimely_core.registry import Task
-from bitimely_core.registry import unknown
+from bitimely_core.registry import Task, unknown
 from bitimely_core.tokens.moments import spread
 from bitimely_core.tokens.splits import SHARED, SPLITS
 

@@ -1,0 +1,372 @@
+"""A user's own files: generic with its mapping file, edf, wfdb, BIDS, mne; the real folders of odd files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitimely_core import tokens
+from bitimely_core.batch import Annotation, Record
+from bitimely_core.cache import ingest, open_cache
+from bitimely_core.datasets import generic
+from bitimely_core.errors import Exit, UserError
+from bitimely_core.formats import edf
+from bitimely_core.formats.source import scan
+
+DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+def attempt(dataset: str, source: Path, out: Path, **options: Any) -> dict[str, Any]:
+    """The ingest report, of a refusal too."""
+    try:
+        return ingest(dataset, source, out, **options)
+    except UserError as error:
+        report = error.report or {"exit_code": int(error.exit_code), "reason_counts": {str(error.code): 1}, "units": [], "rows": []}
+        return report | {"message": str(error)}
+
+
+def codes(report: dict[str, Any]) -> set[str]:
+    return set(report["reason_counts"])
+
+
+def mapped(folder: Path, text: str, out: Path, **options: Any) -> dict[str, Any]:
+    """Ingest `folder` with a map."""
+    path = folder.parent / "map.toml"
+    path.write_text(text)
+    return attempt("generic", folder, out, options={"map": str(path)}, **options)
+
+
+def recordings(cache: Path) -> dict[str, Record]:
+    return {record.recording_id: record for record in open_cache(cache).records()}
+
+
+def physical(record: Record, channel: str) -> np.ndarray:
+    (signal,) = [s for s in record.signals if s.channel == channel]
+    return signal.samples.astype(np.float64) * signal.scale + signal.offset
+
+
+def write_edf(path: Path, seconds: int = 20, seed: int = 0, unit: str = "uV", notes: tuple[Annotation, ...] = ()) -> np.ndarray:
+    channel = edf.Channel("EEG Cz", unit, -200.0, 200.0, -2048, 2047, 100)
+    other = channel._replace(label="EOG", samples=50)
+    rng = np.random.default_rng(seed)
+    values = [rng.integers(-1000, 1000, seconds * c.samples).astype(np.int16) for c in (channel, other)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    edf.write(path, (channel, other), values, duration=1.0, notes=notes)
+    return values[0]
+
+
+# --- tables and arrays
+
+
+def write_tables(folder: Path) -> np.ndarray:
+    """Four subjects with two recordings each, in csv; labels in recordings.csv."""
+    rng = np.random.default_rng(0)
+    (folder / "data").mkdir(parents=True)
+    values = rng.standard_normal((8, 300, 2)).round(5)
+    rows = ["recording,patient,diagnosis,hr,sex"]
+    for i, table in enumerate(values):
+        name = f"p{i // 2}_{i % 2}"
+        lines = [f"{k / 50:.4f},{a},{b}" for k, (a, b) in enumerate(table.tolist())]
+        (folder / "data" / f"{name}.csv").write_text("t,lead one,lead two\n" + "\n".join(lines) + "\n")
+        rows.append(f"{name},00{i // 2},{'ill' if i < 4 else 'well'},{60 + i},{'F' if i % 2 else 'n/a'}")
+    (folder / "recordings.csv").write_text("\n".join(rows) + "\n")
+    return values
+
+
+MAP = """
+[[files]]
+pattern = "data/*.csv"
+time = "t"
+rate = 50
+unit = "mV"
+channels = {"lead two" = "II", "lead one" = {name = "I", unit = "uV"}}
+
+[table]
+path = "recordings.csv"
+file = "recording"
+subject = "patient"
+label = "diagnosis"
+value = "hr"
+attributes = ["sex"]
+"""
+
+
+def test_tables_with_a_map(tmp_path: Path) -> None:
+    values = write_tables(tmp_path / "raw")
+    report = mapped(tmp_path / "raw", MAP, tmp_path / "cache")
+    assert (report["exit_code"], len(report["units"]), codes(report)) == (0, 8, set())
+    assert [(rows["file"], rows["seen"], rows["used"]) for rows in report["rows"]] == [("recordings.csv", 8, 8)]
+    found = recordings(tmp_path / "cache")
+    record = found["data/p1_1"]
+    assert (record.subject_id, record.attributes) == ("001", {"label": "ill", "value": 63.0, "sex": "F"})
+    assert [(s.channel, s.unit, s.rate) for s in record.signals] == [("II", "mV", 50.0), ("I", "uV", 50.0)]
+    np.testing.assert_array_equal(record.signals[0].samples, values[3, :, 1].astype(np.float32))
+    assert "sex" not in found["data/p1_0"].attributes
+    classes = tokens.build(tmp_path / "cache", view="classification", out=tmp_path / "c", window=100)
+    assert (list(classes.class_names), len(classes), classes.channels) == (["ill", "well"], 24, 2)
+    numbers = tokens.build(tmp_path / "cache", view="regression", out=tmp_path / "r")
+    assert sorted(numbers.targets(None).tolist()) == [60.0 + i for i in range(8)]
+    assert numbers.length == 300  # shorter than ten seconds: the whole recording
+    by_split = {split: set(classes[split].subjects()) for split in ("train", "validation", "test")}
+    assert sum(map(len, by_split.values())) == 4
+
+
+def test_a_second_run_reads_what_the_map_changes(tmp_path: Path) -> None:
+    write_tables(tmp_path / "raw")
+    first = mapped(tmp_path / "raw", MAP, tmp_path / "cache")
+    assert mapped(tmp_path / "raw", MAP, tmp_path / "cache")["content_sha256"] == first["content_sha256"]
+    table = tmp_path / "raw" / "recordings.csv"
+    table.write_text(table.read_text().replace("p0_0,000,ill", "p0_0,000,well"))
+    assert mapped(tmp_path / "raw", MAP, tmp_path / "cache")["exit_code"] == 0
+    assert recordings(tmp_path / "cache")["data/p0_0"].attributes["label"] == "well"
+
+
+def test_parquet_and_npy_give_what_csv_gives(tmp_path: Path) -> None:
+    import polars as pl
+
+    values = write_tables(tmp_path / "raw")[0]
+    folder = tmp_path / "other"
+    folder.mkdir()
+    pl.DataFrame({"one": values[:, 0], "two": values[:, 1]}).write_parquet(folder / "a_1.parquet")
+    np.save(folder / "b_1.npy", values)
+    np.save(folder / "c_1.npy", np.arange(10, dtype=np.int16))
+    text = 'files = [{pattern = "c*", rate = 10}, {pattern = "*", match = "(?P<subject>[a-z])_", rate = 50, channels = ["one", "two"]}]'
+    report = mapped(folder, text, tmp_path / "cache")
+    assert (report["exit_code"], codes(report)) == (0, {"identifier"})
+    found = recordings(tmp_path / "cache")
+    assert (found["a_1"].subject_id, found["b_1"].subject_id, found["c_1"].subject_id) == ("a", "b", "c_1")
+    for channel, column in (("one", 0), ("two", 1)):
+        np.testing.assert_array_equal(physical(found["a_1"], channel), values[:, column].astype(np.float32))
+        np.testing.assert_array_equal(physical(found["b_1"], channel), values[:, column].astype(np.float32))
+    assert found["c_1"].signals[0].samples.dtype == np.int16
+    assert found["c_1"].signals[0].rate == 10.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("0.0400,", "0.0400,x", "not_numeric"),
+        ("0.0400,", "0.2400,", "sampling_rate"),
+        ("0.0400,", "0.0400,7,", "row_width"),
+        ("lead one", "lead", "schema"),
+    ],
+)
+def test_a_faulty_table_is_left_out(tmp_path: Path, old: str, new: str, code: str) -> None:
+    write_tables(tmp_path / "raw")
+    good = mapped(tmp_path / "raw", MAP, tmp_path / "good")
+    path = tmp_path / "raw" / "data" / "p2_0.csv"
+    path.write_text(path.read_text().replace(old, new, 1))
+    report = mapped(tmp_path / "raw", MAP, tmp_path / "cache")
+    assert report["exit_code"] == 3
+    assert code in codes(report)
+    hashes = {unit["unit"]: unit["content_sha256"] for unit in good["units"]}
+    assert {u["unit"]: u["content_sha256"] for u in report["units"]} == hashes | {"data/p2_0": None}
+    (unit,) = [u for u in report["units"] if u["status"] == "quarantined"]
+    assert "p2_0.csv" in unit["reasons"][0]["message"]
+
+
+def test_empty_cells_are_missing_values(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.csv").write_text("x,y\n1,2\n,4\n5,n/a\n")
+    assert mapped(tmp_path / "raw", "files = [{rate = 4}]", tmp_path / "cache")["exit_code"] == 0
+    made = tokens.build(tmp_path / "cache", out=tmp_path / "t", normalise="none")
+    assert made.mask(None).tolist() == [[[True, True], [False, True], [True, False]]]
+
+
+def test_faults_of_the_tables_beside_are_rows(tmp_path: Path) -> None:
+    write_tables(tmp_path / "raw")
+    table = tmp_path / "raw" / "recordings.csv"
+    table.write_text(table.read_text().replace(",61,", ",fast,") + "p9_9,9,well,70,F\n")
+    report = mapped(tmp_path / "raw", MAP, tmp_path / "cache")
+    assert report["exit_code"] == 3
+    assert report["rows"][0]["quarantined_by_reason"] == {"not_numeric": 1}
+    assert "unmatched_labels" in codes(report)
+    assert "fast" not in json.dumps(report)
+
+
+def test_arrays_of_objects_are_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    np.save(tmp_path / "raw" / "a.npy", np.array([{}, None], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "raw" / "b.npy", np.ones(100))
+    data = (tmp_path / "raw" / "b.npy").read_bytes()
+    (tmp_path / "raw" / "c.npy").write_bytes(data[:200])
+    (tmp_path / "raw" / "d.npy").write_bytes(pickle.dumps([1]))
+    report = mapped(tmp_path / "raw", "files = [{rate = 4}]", tmp_path / "cache", max_bad=1.0)
+    told = {u["unit"]: [r["code"] for r in u["reasons"]] for u in report["units"]}
+    assert told == {"a": ["unsafe_pickle"], "b": [], "c": ["corrupt"], "d": ["unsafe_pickle"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("[[files]]\npatern = 'x'", "pattern"),
+        ("[[files]]\nmatch = '('", "regular expression"),
+        ("[[files]]\nrate = -1", "rate"),
+        ("[table]\npath = 'x.csv'", "file"),
+        ("files = 3", "files"),
+        ("[[files]]\nchannels = {x = {nmae = 'y'}}", "name"),
+        ("x =", "TOML"),
+    ],
+)
+def test_a_map_with_a_mistake_is_refused_by_its_key(tmp_path: Path, text: str, wanted: str) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "x.csv").write_text("a\n1\n")
+    report = mapped(tmp_path / "raw", text, tmp_path / "cache")
+    assert report["exit_code"] == Exit.USAGE
+    assert wanted in report["message"]
+
+
+# --- formats that say more themselves
+
+
+def test_edf_and_annotations_by_a_map(tmp_path: Path) -> None:
+    notes = (Annotation(0.0, 5.0, "A"), Annotation(5.0, 10.0, "B"), Annotation(3.0, 0.0, "Mrs Doe coughs"), Annotation(15.0, 20.0, "A"))
+    values = write_edf(tmp_path / "raw" / "p1" / "n1.edf", notes=notes)
+    write_edf(tmp_path / "raw" / "p1" / "n2.edf", seed=1, notes=notes[:2])
+    text = '[[files]]\nmatch = "(?P<subject>p\\\\d+)/"\nchannels = {"EEG Cz" = {name = "EEG", unit = "mV"}}\n[labels]\nA = "calm"\nB = "busy"\n'
+    report = mapped(tmp_path / "raw", text, tmp_path / "cache")
+    assert (report["exit_code"], codes(report)) == (0, {"unknown_label", "annotation_out_of_range"})
+    record = recordings(tmp_path / "cache")["p1/n1"]
+    assert record.subject_id == "p1"
+    assert record.annotations == [Annotation(0.0, 5.0, "calm"), Annotation(5.0, 10.0, "busy"), Annotation(15.0, 5.0, "calm")]
+    (signal,) = record.signals
+    np.testing.assert_array_equal(signal.samples, values)
+    assert (signal.channel, signal.unit) == ("EEG", "mV")
+    np.testing.assert_allclose(physical(record, "EEG"), ((values + 2048.0) * 400 / 4095 - 200) / 1000, atol=1e-9)
+    made = tokens.build(tmp_path / "cache", view="annotations", out=tmp_path / "t")
+    assert (made.length, list(made.class_names), len(made)) == (500, ["busy", "calm"], 7)
+    assert b"Doe" not in b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [('channels = ["EEG Fz"]', "missing_channel"), ("rate = 200", "sampling_rate"), ('unit = "mmHg"', "unit")],
+)
+def test_what_a_map_says_is_compared_with_the_file(tmp_path: Path, files: str, code: str) -> None:
+    write_edf(tmp_path / "raw" / "a.edf")
+    assert mapped(tmp_path / "raw", f"[[files]]\n{files}\n", tmp_path / "cache")["reason_counts"] == {code: 1}
+
+
+def test_edf_keeps_texts_only_when_asked(tmp_path: Path) -> None:
+    write_edf(tmp_path / "raw" / "a.edf", notes=(Annotation(1.0, 2.0, "x"),))
+    write_edf(tmp_path / "raw" / "a.copy.edf", seed=3)
+    assert attempt("edf", tmp_path / "raw", tmp_path / "plain")["exit_code"] == 0
+    assert recordings(tmp_path / "plain")["a"].annotations == []
+    with pytest.raises(UserError, match="no recording has an annotation"):
+        tokens.build(tmp_path / "plain", view="annotations", out=tmp_path / "none")
+    attempt("edf", tmp_path / "raw", tmp_path / "kept", keep_phi=True)
+    assert recordings(tmp_path / "kept")["a"].annotations == [Annotation(1.0, 2.0, "x")]
+    made = tokens.build(tmp_path / "plain", out=tmp_path / "t")
+    assert (made.length, made.rate, list(made.channel_names), len(made)) == (1000, 100.0, ["EEG Cz", "EOG"], 4)
+
+
+def test_files_of_one_name_are_two_units(tmp_path: Path) -> None:
+    write_edf(tmp_path / "a.edf")
+    write_edf(tmp_path / "a.EDF", seed=1)
+    write_edf(tmp_path / "b.edf", seed=2)
+    names = {item.name for item in generic.edf(scan(tmp_path), {}) if isinstance(item, generic.Unit)}
+    assert names == {"a.EDF", "a.edf", "b"}
+
+
+def test_a_bids_folder(tmp_path: Path) -> None:
+    root = tmp_path / "bids"
+    for i in (1, 2, 3):
+        stem = root / f"sub-0{i}" / "eeg" / f"sub-0{i}_task-rest"
+        write_edf(Path(f"{stem}_eeg.edf"), seed=i)
+        Path(f"{stem}_events.tsv").write_text("onset\tduration\ttrial_type\n0\t2\topen\n4.0\t2\tclosed\n8\tn/a\tclick\n")
+    write_edf(root / "derivatives" / "clean" / "sub-01_eeg.edf")
+    (root / "dataset_description.json").write_text("{}")
+    (root / "participants.tsv").write_text("participant_id\tage\tsex\tname\nsub-01\t30\tF\tAnn\nsub-02\tn/a\tM\tBen\nsub-03\t50\tM\tCem\n")
+    report = attempt("generic", root, tmp_path / "cache")
+    assert (report["exit_code"], len(report["units"]), codes(report)) == (0, 3, set())
+    found = recordings(tmp_path / "cache")
+    record = found["sub-01/eeg/sub-01_task-rest_eeg"]
+    assert (record.subject_id, record.attributes) == ("01", {"age": "30", "sex": "F"})
+    assert [note.label for note in record.annotations] == ["open", "closed", "click"]
+    assert found["sub-02/eeg/sub-02_task-rest_eeg"].attributes == {"sex": "M"}
+    made = tokens.build(tmp_path / "cache", view="annotations", out=tmp_path / "t")
+    assert (made.length, len(made), list(made.class_names)) == (200, 6, ["closed", "open"])
+    events = root / "sub-02" / "eeg" / "sub-02_task-rest_events.tsv"
+    events.write_text("onset\tduration\ttrial_type\nsoon\t2\topen\n")
+    report = attempt("generic", root, tmp_path / "cache")
+    assert (report["exit_code"], codes(report)) == (3, {"annotation_syntax"})
+
+
+def test_other_formats_go_through_mne(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import mne
+
+        rng = np.random.default_rng(0)
+        volts = rng.standard_normal((2, 500)) * 1e-5
+        raw = mne.io.RawArray(volts, mne.create_info(["Cz", "aux"], 100.0, ["eeg", "misc"]), verbose="ERROR")
+        raw.set_annotations(mne.Annotations([1.0], [2.0], ["open"]))
+        (tmp_path / "raw").mkdir()
+        raw.save(tmp_path / "raw" / "s1_raw.fif", verbose="ERROR")
+    report = mapped(tmp_path / "raw", "[labels]\nopen = 'open'\n", tmp_path / "cache")
+    assert report["exit_code"] == 0
+    record = recordings(tmp_path / "cache")["s1_raw"]
+    np.testing.assert_allclose(physical(record, "Cz"), volts[0] * 1e6, rtol=1e-6)
+    np.testing.assert_allclose(physical(record, "aux"), volts[1], rtol=1e-6)
+    assert [s.unit for s in record.signals] == ["uV", ""]
+    assert record.annotations == [Annotation(1.0, 2.0, "open")]
+    (tmp_path / "raw" / "s1_raw.fif").write_bytes(b"\0" * 100)
+    assert codes(mapped(tmp_path / "raw", "[labels]\nopen = 'open'\n", tmp_path / "cache")) == {"corrupt"}
+
+
+def test_brainvision_headers_cannot_name_files_elsewhere(tmp_path: Path) -> None:
+    header = "Brain Vision Data Exchange Header File Version 1.0\n[Common Infos]\nDataFile={}\nMarkerFile=a.vmrk\nDataFormat=BINARY\nDataOrientation=MULTIPLEXED\n"
+    header += "NumberOfChannels=1\nSamplingInterval=10000\n[Binary Infos]\nBinaryFormat=INT_16\n[Channel Infos]\nCh1=Cz,,0.5,µV\n"
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.vhdr").write_text(header.format("a.eeg"))
+    (tmp_path / "raw" / "a.eeg").write_bytes(np.arange(100, dtype="<i2").tobytes())
+    (tmp_path / "raw" / "a.vmrk").write_text("Brain Vision Data Exchange Marker File, Version 1.0\n[Common Infos]\nDataFile=a.eeg\n[Marker Infos]\n")
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert report["exit_code"] == 0
+    assert report["units"][0]["files"] == ["a.vhdr", "a.eeg", "a.vmrk"]
+    np.testing.assert_allclose(physical(recordings(tmp_path / "cache")["a"], "Cz"), np.arange(100) * 0.5, rtol=1e-6)
+    (tmp_path / "raw" / "a.vhdr").write_text(header.format("../secret.eeg"))
+    assert codes(attempt("generic", tmp_path / "raw", tmp_path / "cache")) == {"path_escape"}
+
+
+# --- the real samples
+
+
+@pytest.mark.parametrize(
+    ("dataset", "folder", "exit_code", "landed", "quarantined"),
+    [
+        ("edf", "robust/edf", 3, 8, {"test_edfann": "no_input"}),
+        ("edf", "robust/corrupt", 3, 2, {"empty": "empty_file", "psg_header_only": "truncated"}),
+        ("wfdb", "robust/wfdb", 3, 8, {"12726": "missing_signal_file"}),
+        ("wfdb", "robust/wfdb-multi", 0, 3, {}),
+    ],
+)
+def test_real_folders_of_odd_files(tmp_path: Path, dataset: str, folder: str, exit_code: int, landed: int, quarantined: dict[str, str]) -> None:
+    if not (DATA / folder).is_dir():
+        pytest.skip("the real samples are not there: set BITIMELY_TEST_DATA")
+    report = attempt(dataset, DATA / folder, tmp_path / "cache")
+    assert report["exit_code"] == exit_code
+    bad = {u["unit"]: u["reasons"][0]["code"] for u in report["units"] if u["status"] == "quarantined"}
+    assert bad == quarantined
+    assert len(recordings(tmp_path / "cache")) == landed
+    again = attempt(dataset, DATA / folder, tmp_path / "cache")
+    assert again["content_sha256"] == report["content_sha256"]
+
+
+def test_a_repaired_record_is_picked_up(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    samples = np.arange(50, dtype="<i2")
+    (raw / "r.hea").write_text(f"r 1 100 50\nr.dat 16 200/mV 16 0 0 {int(samples.sum())} 0 I\n")
+    assert codes(attempt("wfdb", raw, tmp_path / "cache")) == {"missing_signal_file"}
+    (raw / "r.dat").write_bytes(samples.tobytes())
+    report = attempt("wfdb", raw, tmp_path / "cache")
+    assert (report["exit_code"], report["units"][0]["files"]) == (0, ["r.hea", "r.dat"])
+    np.testing.assert_allclose(physical(recordings(tmp_path / "cache")["r"], "I"), samples / 200)
