@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,19 +20,22 @@ LINE_EVERY = 10.0  # seconds between progress lines where no terminal is
 
 
 class Screen:
-    """Flags of this run (`--json`, `--debug`) and the few ways to say something."""
+    """Flags of this run (`--json`, `--debug`) and the few ways to say something. Of processes that train together only the first speaks."""
 
+    silent = int(os.environ.get("RANK", "0")) > 0
     json = False
     debug = False
     said = 0
 
     def say(self, text: str = "") -> None:
         """A line for the reader; on stderr under --json."""
-        print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
+        if not self.silent:
+            print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
 
     def note(self, text: str) -> None:
         """A line beside the result: always stderr."""
-        print(text, file=sys.stderr, flush=True)
+        if not self.silent:
+            print(text, file=sys.stderr, flush=True)
 
     def finding(self, finding: Finding | dict[str, Any]) -> None:
         """One error or warning line; infos are only in the report."""
@@ -59,6 +63,8 @@ class Screen:
 
     def result(self, result: dict[str, Any], lines: Sequence[str] = ()) -> None:
         """The end of a verb: one JSON object under --json, else `lines`."""
+        if self.silent:
+            return
         if self.json:
             sys.stdout.write(json.dumps(result, allow_nan=False, ensure_ascii=False, sort_keys=True) + "\n")
             sys.stdout.flush()
@@ -113,7 +119,7 @@ class Screen:
     @contextmanager
     def progress(self) -> Iterator[Progress]:
         """A progress callback: a bar with rate and time left on a terminal, else a plain line now and then, on stderr."""
-        if not sys.stderr.isatty():
+        if self.silent or not sys.stderr.isatty():
             yield self._lines()
             return
         from rich.console import Console

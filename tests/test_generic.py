@@ -246,8 +246,7 @@ def test_edf_and_annotations_by_a_map(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "code"),
-    [('channels = ["EEG Fz"]', "missing_channel"), ("rate = 200", "sampling_rate"), ('unit = "mmHg"', "unit")],
+    ("files", "code"), [('channels = ["EEG Fz"]', "missing_channel"), ("rate = 200", "sampling_rate"), ('unit = "mmHg"', "unit")]
 )
 def test_what_a_map_says_is_compared_with_the_file(tmp_path: Path, files: str, code: str) -> None:
     write_edf(tmp_path / "raw" / "a.edf")
@@ -327,7 +326,9 @@ def test_brainvision_headers_cannot_name_files_elsewhere(tmp_path: Path) -> None
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.vhdr").write_text(header.format("a.eeg"))
     (tmp_path / "raw" / "a.eeg").write_bytes(np.arange(100, dtype="<i2").tobytes())
-    (tmp_path / "raw" / "a.vmrk").write_text("Brain Vision Data Exchange Marker File, Version 1.0\n[Common Infos]\nDataFile=a.eeg\n[Marker Infos]\n")
+    (tmp_path / "raw" / "a.vmrk").write_text(
+        "Brain Vision Data Exchange Marker File, Version 1.0\n[Common Infos]\nDataFile=a.eeg\n[Marker Infos]\n"
+    )
     report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
     assert report["exit_code"] == 0
     assert report["units"][0]["files"] == ["a.vhdr", "a.eeg", "a.vmrk"]
@@ -348,7 +349,9 @@ def test_brainvision_headers_cannot_name_files_elsewhere(tmp_path: Path) -> None
         ("wfdb", "robust/wfdb-multi", 0, 3, {}),
     ],
 )
-def test_real_folders_of_odd_files(tmp_path: Path, dataset: str, folder: str, exit_code: int, landed: int, quarantined: dict[str, str]) -> None:
+def test_real_folders_of_odd_files(
+    tmp_path: Path, dataset: str, folder: str, exit_code: int, landed: int, quarantined: dict[str, str]
+) -> None:
     if not (DATA / folder).is_dir():
         pytest.skip("the real samples are not there: set BITIMELY_TEST_DATA")
     report = attempt(dataset, DATA / folder, tmp_path / "cache")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitimely_core import tokens
+from bitimely_core import store, tokens
 from bitimely_core.batch import Record, Records
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.datasets import bidmc, ppg_dalia, tser
@@ -31,7 +31,13 @@ def attempt(dataset: str, source: Path, out: Path, **options: Any) -> dict[str, 
     try:
         return ingest(dataset, source, out, **options)
     except UserError as error:
-        report = error.report or {"exit_code": int(error.exit_code), "reason_counts": {str(error.code): 1}, "units": [], "rows": [], "reasons": []}
+        report = error.report or {
+            "exit_code": int(error.exit_code),
+            "reason_counts": {str(error.code): 1},
+            "units": [],
+            "rows": [],
+            "reasons": [],
+        }
         return report | {"message": str(error)}
 
 
@@ -98,6 +104,20 @@ def test_good_cases_are_the_same_with_and_without_a_bad_one(bad_inputs: dict[str
     kept = [found[name] for name in sorted(found) if "TRAIN" in name]
     for samples, case in zip(kept, good, strict=True):
         np.testing.assert_array_equal(samples, case.channels[0])
+
+
+def test_a_mended_file_gives_the_cache_of_a_clean_ingest(bad_inputs: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    clean, raw = bad_inputs["TS00-control"]["folder"], tmp_path / "raw"
+    raw.mkdir()
+    for path in clean.iterdir():
+        text = path.read_text()
+        (raw / path.name).write_text(text if "TEST" in path.name else text.replace(":60.5", ":nan"))
+    assert attempt("ts", raw, tmp_path / "a")["exit_code"] == 3
+    (raw / "PPGDalia_TRAIN.ts").write_bytes((clean / "PPGDalia_TRAIN.ts").read_bytes())
+    mended, whole = attempt("ts", raw, tmp_path / "a"), attempt("ts", clean, tmp_path / "b", jobs=2)
+    assert (mended["exit_code"], mended["content_sha256"]) == (0, whole["content_sha256"])
+    shards = [{name for name in store.manifest(tmp_path / cache)["files"] if name.startswith("recordings")} for cache in "ab"]
+    assert shards[0] == shards[1]
 
 
 # --- ts
@@ -213,7 +233,15 @@ def test_several_problems_are_refused_by_name(tmp_path: Path) -> None:
     assert "b/B" in report["message"]
 
 
-@pytest.mark.parametrize(("folder", "windows", "view"), [("CardanoSentiment", 107, "regression"), ("Covid3Month", 201, "regression"), ("JapaneseVowels", 270, "classification"), ("UnitTest", None, "classification")])
+@pytest.mark.parametrize(
+    ("folder", "windows", "view"),
+    [
+        ("CardanoSentiment", 107, "regression"),
+        ("Covid3Month", 201, "regression"),
+        ("JapaneseVowels", 270, "classification"),
+        ("UnitTest", None, "classification"),
+    ],
+)
 def test_real_problems(tmp_path: Path, folder: str, windows: int | None, view: str) -> None:
     if not (DATA / "tser" / folder).is_dir():
         pytest.skip("the real samples are not there: set BITIMELY_TEST_DATA")
@@ -326,14 +354,18 @@ def write_bidmc(folder: Path, seconds: int = 60) -> None:
     lines = [f"{i},{x:.1f},{'NaN' if i < 20 else 97}" for i, x in enumerate(hr)]
     (folder / "bidmc_02_Numerics.csv").write_text("Time [s], HR, SpO2\n" + "\n".join(lines) + "\n")
     breaths = [f"{k * 500},{k * 500 + 10 if k < 12 else ''}" for k in range(15)]
-    (folder / "bidmc_02_Breaths.csv").write_text("breaths ann1 [signal sample no], breaths ann2 [signal sample no]\n" + "\n".join(breaths) + "\n")
+    (folder / "bidmc_02_Breaths.csv").write_text(
+        "breaths ann1 [signal sample no], breaths ann2 [signal sample no]\n" + "\n".join(breaths) + "\n"
+    )
 
 
 def test_bidmc_in_tables_gives_every_view(tmp_path: Path) -> None:
     write_bidmc(tmp_path / "raw")
     report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
     assert (report["exit_code"], [u["unit"] for u in report["units"]], codes(report)) == (0, ["bidmc_02"], set())
-    made = {view: tokens.build(tmp_path / "cache", view=view, out=tmp_path / f"t{view}", normalise="none") for view in ("", "rr", "hr", "spo2")}
+    made = {
+        view: tokens.build(tmp_path / "cache", view=view, out=tmp_path / f"t{view}", normalise="none") for view in ("", "rr", "hr", "spo2")
+    }
     assert len(made[""]) == 1
     starts = np.arange(10) * 3
     assert made["hr"].index["start"].to_list() == starts.tolist()

@@ -30,9 +30,21 @@ CSV = re.compile(rf"(?:.*/)?(bidmc_(\d\d))_({'|'.join(KINDS)})\.(?:csv|txt)", re
 WFDB = re.compile(r"(?:.*/)?(bidmc(\d\d))(n?)\.hea", re.IGNORECASE)
 PROBLEM = re.compile(r"(?:.*/)?BIDMC(?:32)?(RR|HR|SpO2)", re.IGNORECASE)
 LAYOUT = re.compile(
-    r"(RECORDS|SHA256SUMS|LICENSE|README|ANNOTATORS|index\.html).*|bidmc_?\d\d.*\.(dat|hea|breath|txt|csv)|bidmc_data\.mat|.*\.(txt|md)", re.IGNORECASE
+    r"(RECORDS|SHA256SUMS|LICENSE|README|ANNOTATORS|index\.html).*|bidmc_?\d\d.*\.(dat|hea|breath|txt|csv)|bidmc_data\.mat|.*\.(txt|md)",
+    re.IGNORECASE,
 )
-LEADS = {"PLETH": "PPG", "II": "ECG", "RESP": "RESP", "V": "V", "AVR": "AVR", "ABP": "ABP", "I": "I", "III": "III", "MCL": "MCL", "MCL1": "MCL1"}
+LEADS = {
+    "PLETH": "PPG",
+    "II": "ECG",
+    "RESP": "RESP",
+    "V": "V",
+    "AVR": "AVR",
+    "ABP": "ABP",
+    "I": "I",
+    "III": "III",
+    "MCL": "MCL",
+    "MCL1": "MCL1",
+}
 NEEDED = ("PPG", "ECG")
 PLAUSIBLE = {"rr": (1.0, 100.0), "hr": (10.0, 300.0), "spo2": (10.0, 100.0)}
 UNITS = {"rr": "/min", "hr": "/min", "spo2": "%"}
@@ -64,7 +76,8 @@ def _view(target: str, what: str) -> View:
         },
         licence="ODC-BY 1.0",
         url="https://physionet.org/content/bidmc/1.0.0/",
-        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/bidmc/1.0.0/   or the six BIDMC32*.ts files of the regression archive",
+        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/bidmc/1.0.0/   or the BIDMC32*.ts files of "
+        "https://zenodo.org/records/4001463 (RR), 4001456 (HR) and 4001464 (SpO2)",
         paper={
             "rr": {"channels": 2, "timesteps": 31_500_000, "sequences": 7870, "length": 4000, "classes": None},
             "hr": {"channels": 2, "timesteps": 31_800_000, "sequences": 7949, "length": 4000, "classes": None},
@@ -95,7 +108,9 @@ def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Fin
                 known[kind] = rel
         elif named := WFDB.fullmatch(rel):
             headers.setdefault(f"bidmc_{named[2]}", {})["numerics" if named[3] else "signals"] = rel
-    names = sorted({name for name, files in tables_of.items() if "Signals" in files} | {name for name, files in headers.items() if "signals" in files})
+    names = sorted(
+        {name for name, files in tables_of.items() if "Signals" in files} | {name for name, files in headers.items() if "signals" in files}
+    )
     if found and names:
         text, action = f"{len(found)} problems in .ts files and {len(names)} recordings", "Give the folder of one form"
         raise UserError(Reason.CONFIG, text, wanted="expected one form of one data set", action=action, exit_code=Exit.USAGE)
@@ -112,7 +127,9 @@ def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Fin
     for name, files in tables_of.items():
         if name not in names:
             rel = next(iter(files.values()))
-            fault = Finding(code=Reason.MISSING_SIGNAL_FILE, text="there is no Signals file beside it", action="Download it again", file=rel)
+            fault = Finding(
+                code=Reason.MISSING_SIGNAL_FILE, text="there is no Signals file beside it", action="Download it again", file=rel
+            )
             yield Unit(name=name, files=tuple(files.values()), read=None, findings=(fault,))
 
 
@@ -141,7 +158,9 @@ def _tables(source: Source, name: str, files: dict[str, str], split: str) -> Uni
     ordered = tuple(files[kind] for kind in KINDS if kind in files)
     if faults:
         return Unit(name=name, files=ordered, read=None, findings=faults)
-    paths: dict[str, tuple[Path, str]] = {kind: (source.path(files[kind]), files[kind]) for kind in ("Signals", "Breaths", "Numerics") if kind in files}
+    paths: dict[str, tuple[Path, str]] = {
+        kind: (source.path(files[kind]), files[kind]) for kind in ("Signals", "Breaths", "Numerics") if kind in files
+    }
     return Unit(name=name, files=ordered, read=partial(read_tables, name, paths, split))
 
 
@@ -189,7 +208,9 @@ def _columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]]:
             try:
                 value = None if cell.strip().lower() == "nan" else tables.number(cell)
             except UserError as error:
-                raise UserError(error.code, f"the cell of row {row.row} {error.text}", wanted=error.wanted, field=label, row=row.row) from None
+                raise UserError(
+                    error.code, f"the cell of row {row.row} {error.text}", wanted=error.wanted, field=label, row=row.row
+                ) from None
             cells.append(np.nan if value is None else value)
     table = np.frombuffer(cells, np.float64).reshape(-1, len(order)) if len(cells) else np.zeros((0, len(order)))
     if not len(table) or np.isnan(table[:, 0]).any():

@@ -180,7 +180,9 @@ def generic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | F
         try:
             re.compile(files.match)
         except re.error as error:
-            raise _usage(str(path), f"files.{i}.match", f"found {safe_text(files.match)}", f"expected a regular expression ({error})") from None
+            raise _usage(
+                str(path), f"files.{i}.match", f"found {safe_text(files.match)}", f"expected a regular expression ({error})"
+            ) from None
     yield from _listed(needed(source), chosen, ("edf", "wfdb", "table", "npy", "mne"), options)
 
 
@@ -253,7 +255,9 @@ def _matched(told: Mapping[str, Told], tabled: Mapping[str, Any], events: Mappin
     lacking = [rel for rel, about in told.items() if tabled and not {*_keys(rel), about.subject_id} & tabled.keys()]
     if lacking:
         text = f"{len(lacking)} recordings have no row in the table"
-        yield Finding(code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted="they have no label", file=lacking[0], count=len(lacking))
+        yield Finding(
+            code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted="they have no label", file=lacking[0], count=len(lacking)
+        )
 
 
 def _ending(rel: str) -> str:
@@ -437,7 +441,11 @@ def _bids_events(path: Path, rel: str) -> list[Annotation]:
             return []
         out = []
         for row in tables.rows(path, ["onset", "duration", text], delimiter="\t"):
-            note = row if isinstance(row, Finding) else _note(row.row, *(("0" if cell.strip().lower() in NOTHING else cell) for cell in row.cells))
+            note = (
+                row
+                if isinstance(row, Finding)
+                else _note(row.row, *(("0" if cell.strip().lower() in NOTHING else cell) for cell in row.cells))
+            )
             if isinstance(note, Finding):
                 raise UserError(note.code, note.text, wanted=note.wanted, field=note.field, row=note.row)
             out.append(note)
@@ -489,7 +497,9 @@ def read_table(path: Path, rel: str, told: Told) -> Record:
                 try:
                     value = None if cell.strip().lower() in NOTHING else tables.number(cell)
                 except UserError as error:
-                    raise UserError(error.code, f"the cell of row {row.row} {error.text}", wanted=error.wanted, field=name, row=row.row) from None
+                    raise UserError(
+                        error.code, f"the cell of row {row.row} {error.text}", wanted=error.wanted, field=name, row=row.row
+                    ) from None
                 cells.append(math.nan if value is None else value)
         values = np.frombuffer(cells, np.float64).reshape(-1, len(order)) if len(cells) else np.zeros((0, len(order)))
         if not len(values):
@@ -533,7 +543,9 @@ def read_npy(path: Path, rel: str, told: Told) -> Record:
         except (OSError, EOFError, SyntaxError) as error:
             raise UserError(Reason.CORRUPT, f"does not read as .npy ({type(error).__name__})", action="Save it again") from None
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2} or values.size == 0:
-            raise UserError(Reason.DIMENSIONS, f"is an array of {values.ndim} dimensions of {values.dtype}", wanted="expected [samples, channels]")
+            raise UserError(
+                Reason.DIMENSIONS, f"is an array of {values.ndim} dimensions of {values.dtype}", wanted="expected [samples, channels]"
+            )
         table = np.asarray(values).reshape(len(values), -1)
         names = list(told.channels) or [f"channel {i}" for i in range(1, table.shape[1] + 1)]
         if len(names) != table.shape[1]:
@@ -567,7 +579,9 @@ def read_mne(path: Path, rel: str, told: Told) -> Record:
         except (UserError, MemoryError):
             raise
         except Exception as error:  # readers of many formats, and as many ways to fail
-            raise UserError(Reason.CORRUPT, f"mne does not read it ({type(error).__name__})", action="Open it with mne to see more") from None
+            raise UserError(
+                Reason.CORRUPT, f"mne does not read it ({type(error).__name__})", action="Open it with mne to see more"
+            ) from None
         signals: list[Signal] = []
         for name, kind, channel in zip(raw.ch_names, kinds, values, strict=True):
             electric = kind in ELECTRIC
@@ -652,7 +666,13 @@ def _in_unit(signal: Signal, unit: str) -> Signal:
 def _labelled(notes: list[Annotation], told: Told, end: float) -> tuple[list[Annotation], list[Finding]]:
     """Annotations of the file and of tables, mapped, and clipped to the signal; what was left out."""
     mapped = told.labels
-    inside = [note._replace(label=mapped[note.label]) for note in notes if note.label in mapped] if mapped is not None else notes if told.keep_phi else []
+    inside = (
+        [note._replace(label=mapped[note.label]) for note in notes if note.label in mapped]
+        if mapped is not None
+        else notes
+        if told.keep_phi
+        else []
+    )
     beside = [note._replace(label=mapped[note.label]) for note in told.notes if note.label in mapped] if mapped is not None else told.notes
     findings = []
     if left := len(notes) - len(inside) + len(told.notes) - len(beside):

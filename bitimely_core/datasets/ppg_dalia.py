@@ -109,14 +109,33 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         findings = []
         if windows != len(rates):
             text = f"{len(rates)} labels for {windows} windows"
-            findings.append(Finding(code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted="what has no counterpart is left out", field="label", file=rel))
+            findings.append(
+                Finding(
+                    code=Reason.UNMATCHED_LABELS,
+                    level="warning",
+                    text=text,
+                    wanted="what has no counterpart is left out",
+                    field="label",
+                    file=rel,
+                )
+            )
         rates = rates[:windows].copy()
         odd = ~np.isfinite(rates) | (rates <= 0)
         if odd.all():
             raise UserError(Reason.LABEL, "no heart rate is a positive number", wanted="expected beats a minute", field="label")
         if odd.any():
             text = f"{int(odd.sum())} heart rates are no positive numbers"
-            findings.append(Finding(code=Reason.LABEL, level="warning", text=text, wanted="their windows have no label", field="label", count=int(odd.sum()), file=rel))
+            findings.append(
+                Finding(
+                    code=Reason.LABEL,
+                    level="warning",
+                    text=text,
+                    wanted="their windows have no label",
+                    field="label",
+                    count=int(odd.sum()),
+                    file=rel,
+                )
+            )
         rates[odd] = np.nan
         signals = [
             Signal("PPG", PPG, "", _stored(ppg, "BVP")),

@@ -191,7 +191,11 @@ def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mappi
             notes[rel].append(Finding(code=Reason.MISSING_PAIR, level="warning", text=text, wanted=wanted, file=rel))
     names = [(rel, kind) for files in found.values() for kind, rel in files.items()]
     windows = any(layout.windows for layout in layouts.values())
-    length = None if any(layout.channels for layout in layouts.values()) else _filled([source.path(rel) for rel, _ in names], list(heads.values()))
+    length = (
+        None
+        if any(layout.channels for layout in layouts.values())
+        else _filled([source.path(rel) for rel, _ in names], list(heads.values()))
+    )
     groups, known = recordings([(source.path(rel), heads[rel]) for rel, _ in names])
     placed, findings = assigned(groups, [kind for _, kind in names], windows=windows and not known)
     yield from findings
@@ -300,7 +304,9 @@ def _padded(values: np.ndarray, length: int | None) -> np.ndarray:
 
 def _filled(paths: Sequence[Path], heads: Sequence[format_ts.Header]) -> int | None:
     """Length of the longest channel of a problem whose cases differ in length; None where none is to be filled up."""
-    if any(head.timestamps for head in heads) or len({head.lengths for head in heads} - {None}) == 1 == len({head.lengths for head in heads}):
+    if any(head.timestamps for head in heads) or len({head.lengths for head in heads} - {None}) == 1 == len(
+        {head.lengths for head in heads}
+    ):
         return None
     longest = total = channels = 0
     for path, head in zip(paths, heads, strict=True):

@@ -154,7 +154,17 @@ class _Reader(pickle._Unpickler):  # the one in Python: a table of the C one can
         raise _Unsafe("an opcode that arrays do not need")
 
 
-for _code in (pickle.PERSID, pickle.BINPERSID, pickle.INST, pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4):
+for _code in (
+    pickle.PERSID,
+    pickle.BINPERSID,
+    pickle.INST,
+    pickle.OBJ,
+    pickle.NEWOBJ,
+    pickle.NEWOBJ_EX,
+    pickle.EXT1,
+    pickle.EXT2,
+    pickle.EXT4,
+):
     _Reader.dispatch[_code[0]] = _Reader.refuse
 for _code in (pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.BYTEARRAY8, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET):
     _Reader.dispatch[_code[0]] = _Reader.refuse

@@ -38,8 +38,21 @@ def tokens_name(data: str) -> str:
 def windows_for(data: str, workspace: Path, config: DataConfig, *, verify: bool = True, progress: Progress | None = None) -> Windows:
     """The tokens called `data`, or those of the view `data`, made now when they are missing.
 
+    Of processes that train together the first makes them and the others wait.
+
     Raises UserError (incomplete, exit 4) when the cache is missing and the data set needs a source.
     """
+    from bitimely_core import train
+
+    if train.rank() > 0:
+        train.barrier()
+    windows = _opened_or_built(data, workspace, config, verify=verify, progress=progress)
+    if train.world() > 1 and train.rank() == 0:
+        train.barrier()
+    return windows
+
+
+def _opened_or_built(data: str, workspace: Path, config: DataConfig, *, verify: bool, progress: Progress | None) -> Windows:
     from bitimely_core import tokens
 
     for folder in (workspace / "tokens" / data, workspace / "tokens" / tokens_name(data)):
