@@ -175,7 +175,11 @@ def show(cell: Any) -> str:
         return f"{cell:.4g}"
     if isinstance(cell, int):
         return f"{cell:,}"
-    return clean(str(cell), 200)
+    if isinstance(cell, dict):
+        return ", ".join(f"{key} {show(value)}" for key, value in cell.items())
+    if isinstance(cell, (list, tuple)):
+        return ", ".join(show(value) for value in cell)
+    return clean(str(cell), 400)
 
 
 screen = Screen()

@@ -14,11 +14,11 @@ from typing import Any
 from bitimely_core import __version__, registry, settings
 
 COLUMNS = {
-    "datasets": ["name", "title", "views", "licence", "source", "paper"],
+    "datasets": ["name", "title", "views", "licence", "paper"],
     "views": ["name", "task", "channels", "rate", "window", "classes", "split"],
     "models": ["name", "family", "input", "objective", "readout", "attention", "source"],
     "objectives": ["name", "leak_free", "help"],
-    "presets": ["name", "model", "layers", "heads", "dim", "value_dim", "ffn_dim", "data", "parameters", "paper_parameters"],
+    "presets": ["name", "layers", "heads", "dim", "value_dim", "ffn_dim", "data", "parameters", "paper_parameters", "models"],
     "analyses": ["name", "takes", "options", "help"],
     "pipelines": ["name", "title", "description"],
     "runs": ["name", "kind", "model", "data", "finished", "step", "leak_free"],
@@ -53,11 +53,22 @@ def _datasets() -> list[dict[str, Any]]:
             "licence": e.facts.licence,
             "source": e.facts.url,
             "download": e.facts.download,
-            "paper": "; ".join(f"{k} {v}" for k, v in e.facts.paper.items()),
+            "paper": _paper(e.facts.paper),
+            "statistics": e.facts.paper,
             "rules": e.facts.rules,
         }
         for name, e in sorted(registry.datasets.items())
     ]
+
+
+def _paper(statistics: dict[str, Any]) -> str:
+    """The paper's sequences and their length by view, in words."""
+    parts = [
+        f"{view + ': ' if view else ''}{facts['sequences']:,} x {facts['length']}"
+        for view, facts in statistics.items()
+        if isinstance(facts, dict) and "sequences" in facts
+    ]
+    return "; ".join(parts)
 
 
 def _views() -> list[dict[str, Any]]:
@@ -106,29 +117,32 @@ def _objectives() -> list[dict[str, Any]]:
 
 
 def _presets() -> list[dict[str, Any]]:
-    """Every preset with every family's model that exists, counted, not quoted."""
+    """Every preset with the dimensions of BiTimelyGPT; parameters of every model that can be built with it are counted, not quoted."""
     from bitimely_core import models
 
     out = []
     for name in sorted(settings.presets(), key=lambda n: -settings.preset(n).get("paper_parameters", 0)):
         shipped = settings.preset(name)
+        counts, dimensions = {}, {}
         for model, entry in registry.models.items():
-            if entry.facts.family not in shipped or (
-                shipped[entry.facts.family].get("tokenizer") == "codes" and "events" not in entry.facts.input
-            ):
+            family = shipped.get(entry.facts.family)
+            if family is None or (family.get("tokenizer") == "codes" and "events" not in entry.facts.input):
                 continue
             config = settings.model_config(model, entry.facts.family, name, **models.typical(name))
-            out.append(
-                {
-                    "name": name,
-                    "model": model,
-                    **{k: getattr(config, k) for k in ("layers", "heads", "dim", "value_dim", "ffn_dim")},
-                    "data": shipped["data"],
-                    "parameters": models.count(config),
-                    "paper_parameters": shipped.get("paper_parameters"),
-                    "description": shipped["description"],
-                }
-            )
+            counts[model] = models.count(config)
+            dimensions[model] = {key: getattr(config, key) for key in ("layers", "heads", "dim", "value_dim", "ffn_dim")}
+        out.append(
+            {
+                "name": name,
+                **dimensions["bitimelygpt"],
+                "data": shipped["data"],
+                "parameters": counts["bitimelygpt"],
+                "paper_parameters": shipped.get("paper_parameters"),
+                "models": counts,
+                "dimensions": dimensions,
+                "description": shipped["description"],
+            }
+        )
     return out
 
 

@@ -210,7 +210,9 @@ def validated(kind: type[S], values: dict[str, Any], file: str | None = None) ->
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        findings = [_config_finding(kind, item, file) for item in sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")]
+        findings = [
+            _config_finding(kind, item, file) for item in sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+        ]
         first = findings[0]
         raise UserError(
             Reason.CONFIG,

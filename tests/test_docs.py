@@ -83,4 +83,4 @@ def test_examples_run(path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
-    assert len(path.read_text().splitlines()) <= 45
+    assert len(path.read_text().splitlines()) <= 42

@@ -180,6 +180,42 @@ def test_empty_cells_are_missing_values(tmp_path: Path) -> None:
     assert made.mask(None).tolist() == [[[True, True], [False, True], [True, False]]]
 
 
+def test_a_table_with_a_recording_a_row(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((6, 20)).round(4)
+    lines = ["id,who," + ",".join(f"X{i}" for i in range(1, 21)) + ",y"]
+    lines += [f"r{i},p{i // 2},{','.join(map(str, row))},{i % 2}" for i, row in enumerate(values.tolist())]
+    lines.insert(3, lines[2])  # the same row twice
+    lines += [f"r8,p8,{','.join(['1'] * 19)},x,1", "r9,,1" + ",1" * 20]
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.csv").write_text("\n".join(lines) + "\n")
+    text = "[[files]]\nrate = 10\nunit = 'uV'\nchannels = ['EEG']\nseries = 'X*'\n"
+    text += "id_column = 'id'\nsubject_column = 'who'\nlabel_column = 'y'\n"
+    report = mapped(tmp_path / "raw", text, tmp_path / "cache")
+    assert report["exit_code"] == 3
+    (rows,) = report["rows"]
+    assert (rows["seen"], rows["used"], rows["dropped_by_reason"]) == (9, 6, {"duplicates": 1})
+    assert rows["quarantined_by_reason"] == {"not_numeric": 1, "identifier": 1}
+    found = recordings(tmp_path / "cache")
+    assert sorted(found) == [f"a-r{i}" for i in range(6)]
+    assert found["a-r3"].subject_id == "p1"
+    np.testing.assert_array_equal(physical(found["a-r3"], "EEG"), values[3].astype(np.float32))
+    made = tokens.build(tmp_path / "cache", view="classification", out=tmp_path / "t")
+    assert (made.length, list(made.class_names), len(made)) == (20, ["0", "1"], 6)
+
+
+def test_the_real_table_without_subjects(tmp_path: Path) -> None:
+    if not (DATA / "esr").is_dir():
+        pytest.skip("the real samples are not there: set BITIMELY_TEST_DATA")
+    text = "[[files]]\npattern = 'tfc*'\nrate = 173.6\nseries = 'X*'\nid_column = 'Unnamed'\nlabel_column = 'y'\n"
+    path = tmp_path / "map.toml"
+    path.write_text(text)
+    report = attempt("generic", DATA / "esr", tmp_path / "cache", options={"map": str(path)})
+    assert (report["exit_code"], report["rows"][0]["used"]) == (0, 60)
+    assert "identifier" in codes(report)
+    assert len(tokens.build(tmp_path / "cache", view="classification", out=tmp_path / "t")) == 60
+
+
 def test_faults_of_the_tables_beside_are_rows(tmp_path: Path) -> None:
     write_tables(tmp_path / "raw")
     table = tmp_path / "raw" / "recordings.csv"

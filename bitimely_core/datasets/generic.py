@@ -23,7 +23,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from bitimely_core.batch import Annotation, Record, Rows, Signal, Unit
+from bitimely_core.batch import Annotation, Record, Records, Rows, Signal, Unit
+from bitimely_core.datasets import tser
 from bitimely_core.datasets.tser import needed, others
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.formats import edf as format_edf
@@ -82,6 +83,11 @@ class FilesOf(Section):
     unit: str = ""
     channels: tuple[str, ...] | dict[str, str | ChannelOf] = ()  # () all; names as in the file, or name in the file -> name or {name, unit}
     time: str = ""  # column with seconds, of tables
+    series: str = ""  # pattern of columns: each row is a recording of one channel, with these columns as its samples in their order
+    id_column: str = ""  # of such rows; else they are numbered
+    subject_column: str = ""
+    label_column: str = ""
+    value_column: str = ""
     delimiter: str = ","
 
 
@@ -130,6 +136,8 @@ class Told:
     rate: float | None = None
     unit: str = ""
     time: str = ""
+    series: str = ""
+    columns: dict[str, str] = field(default_factory=dict)  # id, subject, label, value -> column of a table of series
     delimiter: str = ","
     keep_dates: bool = False
     keep_phi: bool = False
@@ -241,7 +249,7 @@ def _listed(source: Source, chosen: Map, formats: tuple[Format, ...], options: M
 
 def _matched(told: Mapping[str, Told], tabled: Mapping[str, Any], events: Mapping[str, Any]) -> Iterator[Finding]:
     """What the recordings lack: subjects, rows of the tables."""
-    alone = [rel for rel, about in told.items() if about.subject_id == about.recording_id]
+    alone = [rel for rel, about in told.items() if about.subject_id == about.recording_id and not about.series]
     if len(told) > 1 and alone:
         text = f"{len(alone)} recordings whose subjects are not known, each is taken for another one"
         action = "Give --map (generic) with a match or a table where some are of one person"
@@ -313,6 +321,16 @@ def _told(
         rate=files.rate,
         unit=files.unit,
         time=files.time,
+        series=files.series,
+        columns={
+            key: column
+            for key, column in zip(
+                ("id", "subject", "label", "value"),
+                (files.id_column, files.subject_column, files.label_column, files.value_column),
+                strict=True,
+            )
+            if column
+        },
         delimiter="\t" if _ending(rel) == ".tsv" else files.delimiter,
         keep_dates=bool(options.get("keep_dates")),
         keep_phi=bool(options.get("keep_phi")),
@@ -337,6 +355,8 @@ def _unit(source: Source, rel: str, kind: Format, told: Told, *, bids: bool) -> 
         raise UserError(Reason.CONFIG, "has no sampling rate", wanted="expected `rate` in [[files]] of the map", exit_code=Exit.USAGE)
     if kind == "mne":
         files += [name for name in source.files if _stem(name) == _stem(rel) and _ending(name) in COMPANIONS.get(_ending(rel), ())]
+    if told.series:
+        return Unit(name=told.recording_id, files=tuple(files), read=partial(read_series, path, rel, told))
     readers: dict[Format, Callable[[Path, str, Told], Record]] = {"edf": read_edf, "table": read_table, "npy": read_npy, "mne": read_mne}
     return Unit(name=told.recording_id, files=tuple(files), read=partial(readers[kind], path, rel, told))
 
@@ -511,6 +531,68 @@ def read_table(path: Path, rel: str, told: Told) -> Record:
         with np.errstate(over="ignore"):
             signals = [Signal(name, rate, "", np.ascontiguousarray(own[:, i], np.float32)) for i, name in enumerate(wanted)]
     return _record(rel, replace(told, rate=None), signals, [], [])
+
+
+def read_series(path: Path, rel: str, told: Told) -> Records:
+    """A table with a recording a row: the columns of `told.series` are its samples. Faulty rows are counted and left out."""
+    with located(rel):
+        if told.rate is None:
+            raise UserError(Reason.CONFIG, "has no sampling rate", wanted="expected `rate` in [[files]] of the map")
+        columns = tables.names(path, delimiter=told.delimiter)
+        samples = [name for name in columns if fnmatch.fnmatchcase(name, told.series) and name not in told.columns.values()]
+        if not samples:
+            text = f"has no column that fits {safe_text(told.series)}"
+            raise UserError(Reason.SCHEMA, text, wanted=f"found {', '.join(map(safe_text, columns[:12]))}", field="series")
+        key = [told.columns["id"]] if "id" in told.columns else []
+        order = [*told.columns.values(), *samples]
+        records: list[Record] = []
+        faults: list[Finding] = []
+        dropped: Counter[str] = Counter()
+        for row in tables.rows(path, order, key=key, delimiter=told.delimiter):
+            if isinstance(row, Finding) and row.level == "warning":
+                dropped[str(row.code)] += 1
+                continue
+            found = row if isinstance(row, Finding) else _series(row, samples, told)
+            if isinstance(found, Finding):
+                faults.append(found.at(rel))
+            else:
+                records.append(found)
+        seen = tables.count(path, delimiter=told.delimiter)
+    findings = tser.told(faults)
+    if len(records) > 1 and "subject" not in told.columns:
+        text = f"{len(records)} rows whose subjects are not known, each is taken for another one"
+        wanted = "recordings of one person in two splits make scores optimistic"
+        findings.append(Finding(code=Reason.IDENTIFIER, level="warning", text=text, wanted=wanted, action="Give subject_column", file=rel))
+    account = Rows(
+        file=rel, kind="segments", seen=seen, dropped=dict(dropped), quarantined=dict(Counter(str(fault.code) for fault in faults))
+    )
+    return Records(records=records, rows=[account], findings=findings)
+
+
+def _series(row: tables.Row, samples: list[str], told: Told) -> Record | Finding:
+    """One row as a recording, or what is wrong with it."""
+    said = {key: cell.strip() for key, cell in zip(told.columns, row.cells, strict=False)}
+    values = tables.numbers(tables.Row(row.row, row.cells[len(told.columns) :]), samples)
+    if isinstance(values, Finding):
+        return values
+    attributes = dict(told.attributes)
+    if said.get("label", "").lower() not in NOTHING:
+        attributes["label"] = said["label"]
+    try:
+        value = tables.number(said.get("value", ""))
+    except UserError as error:
+        return replace(error.finding, row=row.row, field=told.columns["value"], text=f"the cell of row {row.row} {error.text}")
+    if value is not None:
+        attributes["value"] = value
+    if "subject" in said and said["subject"].lower() in NOTHING:
+        text = f"row {row.row} names no subject"
+        return Finding(code=Reason.IDENTIFIER, text=text, wanted="expected one", field=told.columns["subject"], row=row.row)
+    assert told.rate is not None
+    name, unit = next(iter(told.channels.values()), ("channel 1", ""))
+    with np.errstate(over="ignore"):
+        signal = Signal(name, told.rate, unit or told.unit, values.astype(np.float32))
+    recording = f"{told.recording_id}-{said.get('id') or f'{row.row:06d}'}"
+    return Record(recording_id=recording, subject_id=said.get("subject") or recording, signals=[signal], attributes=attributes)
 
 
 def _clocked(times: np.ndarray, told: Told) -> float:

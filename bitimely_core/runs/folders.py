@@ -181,7 +181,7 @@ def claim(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool:
 
     if (folder / "run.json").is_file():
         old = read(folder)
-        differing = [key for key in _flat(body) | _flat(old) if _flat(body).get(key) != _flat(old).get(key)]
+        differing = [key for key in flat(body) | flat(old) if flat(body).get(key) != flat(old).get(key)]
         if not differing and not force_new:
             return not old.get("finished", False)
         if not force_new:
@@ -190,8 +190,8 @@ def claim(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool:
                     code=Reason.SETTINGS_DIFFER,
                     file=str(folder / "run.json"),
                     field=key,
-                    text=f"the run has {safe_text(_flat(old).get(key))}",
-                    wanted=f"now {safe_text(_flat(body).get(key))}",
+                    text=f"the run has {safe_text(flat(old).get(key))}",
+                    wanted=f"now {safe_text(flat(body).get(key))}",
                 )
                 for key in sorted(differing)
             ]
@@ -225,14 +225,14 @@ FREE = {  # may change between a stop and its continuation: they do not change t
 }
 
 
-def _flat(body: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(body: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in body.items():
         if not prefix and key not in COMPARED:
             continue
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            out |= _flat(value, f"{name}.")
+            out |= flat(value, f"{name}.")
         elif name not in FREE:
             out[name] = list(value) if isinstance(value, tuple) else value
     return out

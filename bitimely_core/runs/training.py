@@ -448,7 +448,7 @@ def _options_of_tokenize(chosen: settings.Settings) -> None:
 
 def _decisive(body: dict[str, Any]) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that continues it."""
-    return folders._flat({key: body[key] for key in ("model", "settings", "init")})
+    return folders.flat({key: body[key] for key in ("model", "settings", "init")})
 
 
 def _label_counts(windows: Windows) -> dict[str, int]:
