@@ -52,18 +52,20 @@ def test_pretrain_killed_at_random_moments_ends_in_the_same_weights(tmp_path: Pa
     assert main(["tokenize", "synthetic/staging", "-w", str(workspace)]) == 0
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
+    log = tmp_path / "log"
+
     def started(name: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "bitimely_cli", *argv, "--run", name],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        with log.open("wb") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "bitimely_cli", *argv, "--run", name],
+                env=environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
 
     begun = time.monotonic()
-    whole = started("whole")
-    assert whole.wait() == 0, whole.stderr and whole.stderr.read().decode()
+    assert started("whole").wait() == 0, log.read_text()
     span = time.monotonic() - begun
     weights = (workspace / "runs" / "whole" / "model" / "model.safetensors").read_bytes()
     losses = _losses(workspace / "runs" / "whole")
@@ -79,7 +81,7 @@ def test_pretrain_killed_at_random_moments_ends_in_the_same_weights(tmp_path: Pa
                 process.wait()
                 kills += 1
                 continue
-            assert code == 0, process.stderr and process.stderr.read().decode()
+            assert code == 0, log.read_text()
             break
         assert (workspace / "runs" / name / "model" / "model.safetensors").read_bytes() == weights
         assert _losses(workspace / "runs" / name) == losses

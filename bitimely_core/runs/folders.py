@@ -173,7 +173,7 @@ def claim(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool:
     """Take `folder` for the run described by `body`: False when it is already finished under the same description.
 
     What must agree: settings, data, source. Raises UserError (settings_differ, exit 2) with the differing keys unless `force_new`,
-    which moves the old run aside by removing it.
+    which removes the old run.
     """
     import shutil
 
@@ -226,6 +226,7 @@ FREE = {  # may change between a stop and its continuation: they do not change t
 
 
 def flat(body: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What must agree between two runs of one name: dotted key -> value, of the keys in `COMPARED` without those in `FREE`."""
     out: dict[str, Any] = {}
     for key, value in body.items():
         if not prefix and key not in COMPARED:
