@@ -54,7 +54,9 @@ for verbs in (data, training, experiments):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `bitimely` with `argv` (default: the process's own) and return its exit code."""
     screen.json, screen.debug, screen.said = False, False, 0
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning make a step ten times slower beside any other busy process
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # threads that wait by spinning make a step ten times slower beside any other busy process
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = typer.main.get_command(app).main(args=arguments, prog_name="bitimely", standalone_mode=False)
