@@ -95,6 +95,7 @@ class Batch(NamedTuple):
     mask: Tensor | None = None  # [B, T], [B, T, V] or [B, N]
     target: Tensor | None = None  # [B] class ids or values, [B, C] multi-label
     index: Tensor | None = None  # type: ignore[assignment]  # [B] row in the tokens' index; hides the method of tuple
+    source: Tensor | None = None  # [B] all the same: which of the data sets of a mixed pre-training the rows are of; None: the first
 
 
 class Encoded(NamedTuple):

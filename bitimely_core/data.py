@@ -18,42 +18,34 @@ from bitimely_core.tokens.splits import share
 
 @dataclass(eq=False)
 class Shuffled:
-    """The `Batches` of one or more sets of windows. `mixed` says how several sets share an epoch."""
+    """The `Batches` of one or more sets of windows; every batch is of one set, `mixed` says how several share an epoch."""
 
     sets: tuple[Windows, ...]
     size: int  # B
     seed: int
     shuffle: bool
-    steps: int = field(init=False)  # global batches an epoch, the short last one included
+    steps: int = field(init=False)  # global batches an epoch, the short last one of each set included
 
     def __post_init__(self) -> None:
-        self.steps = -(-sum(map(len, self.sets)) // self.size)
+        self.steps = sum(-(-len(one) // self.size) for one in self.sets)
 
-    def order(self, epoch: int) -> np.ndarray:
-        """Positions in the concatenated sets, in the order of the epoch [sum of lengths] int64."""
-        total = sum(map(len, self.sets))
-        return np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(total) if self.shuffle else np.arange(total)
+    def order(self, epoch: int) -> list[tuple[int, np.ndarray]]:
+        """The batches of the epoch: which set, and the positions in it (int64)."""
+        draw = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+        rows = [draw.permutation(len(one)) if self.shuffle else np.arange(len(one)) for one in self.sets]
+        cut = [(at, part[i : i + self.size]) for at, part in enumerate(rows) for i in range(0, len(part), self.size)]
+        return [cut[i] for i in draw.permutation(len(cut))] if self.shuffle and len(self.sets) > 1 else cut
 
     def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each, of a short last one possibly none."""
-        order = self.order(epoch)
-        for step in range(start, self.steps):
-            yield self._at(order[step * self.size : (step + 1) * self.size][rank::world])
-
-    def _at(self, positions: np.ndarray) -> Batch:
-        if len(self.sets) == 1:
-            return collate(self.sets[0], self.sets[0].rows[positions])
-        firsts = np.cumsum([0, *map(len, self.sets)])
-        offsets = np.cumsum([0, *(one.whole_index.height for one in self.sets)])
-        of = np.searchsorted(firsts, positions, side="right") - 1
-        back = np.empty(len(positions), dtype=np.int64)
-        back[np.argsort(of, kind="stable")] = np.arange(len(positions))
-        found = [collate(one, one.rows[positions[of == i] - firsts[i]]) for i, one in enumerate(self.sets)]
-        index = torch.cat([part.index + int(offset) for part, offset in zip(found, offsets[:-1], strict=True) if part.index is not None])
-        values = torch.cat([part.values for part in found])
-        masks = [torch.ones_like(part.values, dtype=torch.bool) if part.mask is None else part.mask for part in found]
-        mask = None if all(part.mask is None for part in found) else torch.cat(masks)[back]
-        return Batch(values=values[back], mask=mask, index=index[back])
+        for at, positions in self.order(epoch)[start:]:
+            one, mine = self.sets[at], positions[rank::world]
+            batch = collate(one, one.rows[mine])
+            if len(self.sets) > 1:
+                before = sum(earlier.whole_index.height for earlier in self.sets[:at])
+                assert batch.index is not None
+                batch = batch._replace(index=batch.index + before, target=None, source=torch.full((len(mine),), at))
+            yield batch
 
 
 def batches(windows: Windows, size: int, *, seed: int = 0, shuffle: bool = True, fraction: float = 1.0) -> Batches:
@@ -70,13 +62,12 @@ def batches(windows: Windows, size: int, *, seed: int = 0, shuffle: bool = True,
 
 
 def mixed(sets: Sequence[Windows], size: int, *, seed: int = 0, shuffle: bool = True) -> Batches:
-    """Batches over several sets of windows of one shape, without their labels: each epoch shuffles all rows together.
+    """Batches over several sets of windows, of any shapes, without their labels; every batch is of one set (`Batch.source`).
 
-    `Batch.index` counts on from set to set: the row in the first index, or that plus the lengths of the whole indexes before.
+    Each epoch takes every row of every set once: rows are shuffled within their set, and the batches of all sets with each other, so that
+    a set has its share of the steps. `Batch.index` counts on from set to set: the row in the first index, or that plus the lengths of the
+    whole indexes before.
     """
-    shapes = {(one.length, one.channels) for one in sets}
-    if len(shapes) != 1:
-        raise ValueError(f"expected sets of one shape (T, V), found {sorted(shapes)}")
     return Shuffled(tuple(sets), _positive(size), seed, shuffle)
 
 

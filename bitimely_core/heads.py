@@ -132,6 +132,19 @@ def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", mer
     return torch.cat(vectors, -1) if merge == "concat" else torch.stack(vectors).mean(0)
 
 
+def vectors(model: Model, batch: Batch, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
+    """One vector a row of the batch, as `pool`; where the model reads channels one by one their mean, over the channels that were observed."""
+    found = pool(model(batch), model, readout, layers, merge)
+    rows = len(batch.values)
+    if len(found) == rows:
+        return found
+    found = found.reshape(rows, -1, found.shape[-1])
+    if batch.mask is None or batch.mask.dim() == 2:
+        return found.mean(1)
+    seen = batch.mask.any(1).to(found.dtype)[..., None]
+    return (found * seen).sum(1) / seen.sum(1).clamp(min=1)
+
+
 def _width(model: Model, readout: str, layers: str, merge: str) -> int:
     if readout == "native":
         if model.pooled_width is None:
@@ -205,7 +218,7 @@ class Head(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, for regression standardised values, [B, K]."""
-        return self.linear(pool(self.model(batch), self.model, self.readout, self.layers, self.layer_merge))
+        return self.linear(vectors(self.model, batch, self.readout, self.layers, self.layer_merge))
 
     def predict(self, batch: Batch) -> Tensor:
         """Probabilities [B, K], or values in the target's own unit: [B] for one output, else [B, K]."""

@@ -48,7 +48,7 @@ class Objective:
     def __call__(self, model: Model, batch: Batch, generator: Generator | None = None) -> Result:
         """See `get`."""
         name = self.config.name or models[model.config.name].facts.objective
-        result: Result = objectives[name](model, batch, generator, config=self.config)
+        result: Result = objectives[name](model, model.spread(batch), generator, config=self.config)
         return result
 
 
@@ -160,7 +160,7 @@ def masked(model: Model, batch: Batch, generator: Generator | None = None, *, co
         model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[: _share(config.ratio, count)]
     )
     encoded = model(model.erase(batch, chosen))
-    return _result(model, batch, [_hidden_part(model, encoded, target, valid, chosen, "masked")])
+    return _result(model, batch, [_hidden_part(model, batch, encoded, target, valid, chosen, "masked")])
 
 
 @objectives(ObjectiveFacts(leak_free=True))
@@ -170,7 +170,7 @@ def gap(model: Model, batch: Batch, generator: Generator | None = None, *, confi
     target, valid = model.targets(batch)
     chosen = _each_row(model, batch, generator, lambda count: _spans(count, config, generator))
     encoded = model(batch, hide=chosen)
-    return _result(model, batch, [_hidden_part(model, encoded, target, valid, chosen, "gap")])
+    return _result(model, batch, [_hidden_part(model, batch, encoded, target, valid, chosen, "gap")])
 
 
 @objectives(ObjectiveFacts(leak_free=None, notice="none: no pre-training; the model is trained with its head alone."), name="none")
@@ -212,9 +212,9 @@ def _part(model: Model, batch: Batch, encoded: Encoded, hidden: Tensor, which: W
         return _set_part(model, tokenizer, batch, encoded.mask, hidden, which)
     target, valid = model.targets(batch)
     if which == "previous":
-        return Part(which, model.output(hidden[:, 2:], which), target, valid)
+        return Part(which, model.output(hidden[:, 2:], which, batch), target, valid)
     if not isinstance(tokenizer, Codes):
-        return Part(which, model.output(hidden[:, :-2], which), target, valid)
+        return Part(which, model.output(hidden[:, :-2], which, batch), target, valid)
     target = F.pad(target, (0, 1), value=IGNORE)  # behind the last code stands [EOS]
     at_end = torch.arange(target.shape[1], device=target.device) == encoded.mask.sum(1, keepdim=True)
     return Part(which, model.output(hidden[:, :-1], which), target.masked_fill(at_end, tokenizer.eos), F.pad(valid, (0, 1)) | at_end)
@@ -237,10 +237,10 @@ def _set_part(model: Model, tokenizer: Codes, batch: Batch, real: Tensor, hidden
     return Part(which, model.output(hidden, which), target, valid[..., None].expand_as(target), sets=True)
 
 
-def _hidden_part(model: Model, encoded: Encoded, target: Tensor, valid: Tensor, chosen: Tensor, name: str) -> Part:
+def _hidden_part(model: Model, batch: Batch, encoded: Encoded, target: Tensor, valid: Tensor, chosen: Tensor, name: str) -> Part:
     """Read each chosen token at its own position of layer L."""
     states = encoded.hidden[-1] if encoded.eos is None else encoded.hidden[-1][:, 1:-1]
-    return Part(name, model.output(states), target, valid & (chosen if valid.dim() == 2 else chosen[..., None]))
+    return Part(name, model.output(states, batch=batch), target, valid & (chosen if valid.dim() == 2 else chosen[..., None]))
 
 
 def _result(model: Model, batch: Batch, parts: list[Part]) -> Result:
@@ -285,7 +285,7 @@ def _loss(part: Part) -> Tensor:
 def _each_row(model: Model, batch: Batch, generator: Generator | None, draw: Callable[[int], Tensor]) -> Tensor:
     """Chosen tokens, bool [B, N]: `draw(n)` gives the chosen ones of a row with n tokens, on the CPU."""
     with torch.no_grad():
-        real = model.adapter.tokenizer(batch)[2].cpu()
+        real = model.adapter_of(batch).tokenizer(batch)[2].cpu()
     chosen = torch.zeros_like(real)
     for row, count in zip(chosen, real.sum(1).tolist(), strict=True):
         row[draw(count)] = True

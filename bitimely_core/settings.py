@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.registry import RECIPES, unknown
@@ -37,6 +37,8 @@ class ModelConfig(Section):
 
     name: str = "bitimelygpt"
     channels: int = Field(1, ge=1)  # V; for codes ignored
+    others: tuple[int, ...] = ()  # V of the further data sets of a mixed pre-training: each has an adapter of its own
+    channel_independent: bool = False  # every channel is a sequence of its own with V = 1; vectors are averaged over the channels
     length: int = Field(3000, ge=1)  # T of the windows: sizes learned positions
     layers: int = Field(4, ge=1)
     heads: int = Field(4, ge=1)
@@ -96,6 +98,16 @@ class TrainConfig(Section):
     keep: int = Field(2, ge=2)  # checkpoints
 
 
+def frequencies(value: Any) -> Any:
+    """`"0.5,40"` or `",40"` as a tuple of numbers, None for an empty place; what is no text stays as it is. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(float(part) if part.strip() else None for part in value.split(","))
+    except ValueError:
+        raise ValueError("expected numbers of Hz, separated by commas") from None
+
+
 class DataConfig(Section):
     """Which tokens, and how they are made when they are missing."""
 
@@ -108,6 +120,8 @@ class DataConfig(Section):
     normalise: Literal["channel", "window", "none"] = "channel"
     split: Literal["subject", "official", "time", "random-window"] | None = None
     seed: int = Field(0, ge=0)  # of the split
+    bandpass: Annotated[tuple[float | None, float | None] | None, BeforeValidator(frequencies)] = None  # Hz, also as text "LOW,HIGH"
+    notch: Annotated[tuple[float, ...] | None, BeforeValidator(frequencies)] = None  # Hz, also as text "FREQ,FREQ"
 
 
 class FinetuneConfig(Section):

@@ -232,3 +232,26 @@ def test_python_m_answers() -> None:
     done = subprocess.run([sys.executable, "-m", "bitimely_cli", "--version"], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.startswith("bitimely ")
+
+
+def test_data_sets_of_other_channels_share_a_trunk(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """12 and 4 channels in the paper; here 7 and 2, of windows of two lengths. The adapter of a known data set is kept, another is renewed."""
+    w = ["-w", str(workspace)]
+    names = loaded(capsys, "tokenize", "synthetic", "--name", "whole", "--window", "1000", *w)["channel_names"]
+    two = loaded(capsys, "tokenize", "synthetic", "--name", "two", "--channels", ",".join(names[:2]), "--window", "500", *w)
+    assert (len(names), two["channels"]) == (7, 2)
+    run = loaded(capsys, "pretrain", "--preset", "tiny", "--data", "whole", "--data", "two", "--run", "mixed", *SMALL, *w)
+    stored = json.loads((workspace / "runs" / "mixed" / "run.json").read_bytes())
+    assert (run["steps"], stored["settings"]["model"]["others"]) == (4, [2])
+    assert loaded(capsys, "embed", "mixed", "--data", "two", *w)["width"] == 64
+    code, _, err = call(capsys, "embed", "mixed", "--data", "synthetic/staging", *w)
+    assert code == 2
+    assert "1 channels" in err
+    assert "7 or 2" in err
+    known = loaded(capsys, "pretrain", "--preset", "tiny", "--data", "two", "--run", "from-mixed", "--init", "mixed", *SMALL, *w)
+    assert known["steps"] == 4
+    loaded(capsys, "finetune", "mixed", "--data", "synthetic/staging", "--steps", "2", "--batch-size", "8", *w)
+    said = json.loads((workspace / "runs" / "mixed-staging" / "run.json").read_bytes())
+    assert said["renewed"]
+    assert all(name.startswith("adapter.") for name in said["renewed"]), "exactly the adapter is new"
+    assert any("7 and 2 in the pre-training: re-initialised the adapter" in line for line in said["notices"])

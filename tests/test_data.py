@@ -1,7 +1,6 @@
 """Windows to batches: order, exact resume, processes, fractions, dtypes."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -171,21 +170,28 @@ def test_fraction_in_batches_and_refused_fractions() -> None:
             data.fraction_of(one, wrong, 0)
 
 
-def test_mixed_sets_share_one_permutation() -> None:
+def test_mixed_sets_take_turns_and_every_row_comes_once() -> None:
     first, second = windows(7), windows(12, missing=True, train=0.5)["test"]
     batches = data.mixed([first, second], 3, seed=2)
     found = list(batches(1))
-    assert (batches.steps, len(found)) == (4, 4)
-    index = [row for batch in found for row in batch.index.tolist()]  # type: ignore[union-attr]
+    assert (batches.steps, len(found)) == (3 + -(-len(second.rows) // 3), batches.steps)
     own = [*range(7), *(7 + second.rows)]
-    assert index == [own[i] for i in np.random.Generator(np.random.PCG64([2, 1])).permutation(len(own))]
+    assert sorted(row for batch in found for row in batch.index.tolist()) == own  # type: ignore[union-attr]
     for batch in found:
+        at = set(batch.source.tolist())  # type: ignore[union-attr]
         assert batch.target is None
+        assert len(at) == 1
         for i, row in enumerate(batch.index.tolist()):  # type: ignore[union-attr]
+            assert at == {int(row >= 7)}
             assert batch.values[i, -1, -1] == (row if row < 7 else row - 7)
-            assert batch.mask is None or batch.mask[i, 0, 0].item() == (row < 7 or (row - 7) % 2 == 0)
+            assert batch.mask is None or batch.mask[i, 0, 0].item() == ((row - 7) % 2 == 0)
+    turns = [int(batch.source[0]) for epoch in range(6) for batch in batches(epoch)]  # type: ignore[index]
+    assert turns != sorted(turns)
+    assert turns[: batches.steps] != turns[batches.steps : 2 * batches.steps]
     resumed = [batch.index.tolist() for batch in batches(1, start=2, rank=1, world=2)]  # type: ignore[union-attr]
     assert resumed == [batch.index.tolist()[1::2] for batch in found[2:]]  # type: ignore[union-attr]
-    other = SimpleNamespace(length=T + 1, channels=V)
-    with pytest.raises(ValueError, match="one shape"):
-        data.mixed([first, other], 4)  # type: ignore[list-item]
+
+
+def test_mixed_of_one_set_is_that_set() -> None:
+    one = windows(11)
+    assert [rows(batch) for batch in data.mixed([one], 4, seed=3)(2)] == [rows(batch) for batch in data.batches(one, 4, seed=3)(2)]

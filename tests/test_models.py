@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bitimely_core import models, registry, settings
+from bitimely_core import heads, models, objectives, registry, settings
 from bitimely_core.batch import Batch
 from bitimely_core.errors import UserError
 from bitimely_core.models import stack
@@ -696,6 +696,59 @@ def test_other_channels_renew_exactly_the_adapter(name):
     assert torch.isnan(model.target_scale)
     assert model(Batch(torch.randn(2, 30, 1))).hidden[-1].shape == (2, 10, 64)
     assert (model.config.channels, model.config.length) == (1, 30)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_mixed_pre_training_has_one_adapter_a_data_set_and_one_trunk(name, tmp_path):
+    model = tiny(name, others=(2,), tokenizer="patch")
+    first, second = Batch(torch.randn(2, 50, 3), source=torch.tensor([0, 0])), Batch(torch.randn(2, 40, 2), source=torch.tensor([1, 1]))
+    for batch, own, other in ((first, "adapter.", "others."), (second, "others.", "adapter.")):
+        model.zero_grad()
+        objectives.get()(model, batch, torch.Generator().manual_seed(0))["loss"].backward()
+        touched = {key for key, weight in model.named_parameters() if weight.grad is not None}
+        assert {key for key in touched if key.startswith(own)} == {key for key, _ in model.named_parameters() if key.startswith(own)}
+        assert not any(key.startswith(other) for key in touched)
+        assert any(key.startswith("layers.") for key in touched)
+    model.save(tmp_path)
+    again = models.load(tmp_path)
+    again.settle(1)
+    model.eval()
+    assert torch.equal(again(second._replace(source=None)).hidden[-1], model(second).hidden[-1])
+    assert again.config.channels == 2
+    assert not any(key.startswith("others.") for key in again.state_dict())
+
+
+def test_the_scale_of_a_mixed_pre_training_is_the_variance_within_each_set():
+    model = tiny("bitimelygpt", tokenizer="patch", others=(2,))
+    batches = [
+        Batch(torch.randn(4, 48, 3) * 2 + 7, source=torch.zeros(4, dtype=torch.int64)),
+        Batch(torch.randn(4, 48, 2) - 7, source=torch.ones(4, dtype=torch.int64)),
+    ]
+    sums = [sum(float(dim.var(correction=0)) * dim.numel() for dim in model.targets(b)[0].flatten(0, 1).T) for b in batches]
+    assert model.measure(batches) == pytest.approx(sum(sums) / (4 * 48 * 5), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_channel_independent_reads_each_channel_alone(name):
+    model = tiny(name, channel_independent=True).eval()
+    x = torch.randn(2, 50, 3)
+    whole = model(Batch(x)).hidden[-1]
+    alone = [model(Batch(x[:, :, channel : channel + 1])).hidden[-1] for channel in range(3)]
+    torch.testing.assert_close(whole.reshape(2, 3, *whole.shape[1:]), torch.stack(alone, 1), rtol=1e-4, atol=1e-5)
+    pooled = heads.vectors(model, Batch(x), "mean")
+    torch.testing.assert_close(pooled, heads.vectors(model, Batch(x[:, :, [2, 0, 1]]), "mean"), rtol=1e-4, atol=1e-5)
+    seen = torch.ones(2, 50, 3, dtype=torch.bool)
+    seen[:, :, 2] = False
+    wanted = heads.vectors(model, Batch(x[:, :, :2]), "mean")
+    torch.testing.assert_close(heads.vectors(model, Batch(x, mask=seen), "mean"), wanted, rtol=1e-4, atol=1e-5)
+    result = objectives.get()(model, Batch(x), torch.Generator().manual_seed(0))
+    assert result["target"].shape[0] == 6
+    assert model.adapt(channels=7, length=50) == []  # one adapter serves any number of channels
+
+
+def test_channels_of_codes_are_refused():
+    with pytest.raises(UserError, match="channel_independent"):
+        tiny("bitimelygpt", tokenizer="codes", codes=52, channel_independent=True)
 
 
 def test_longer_windows_continue_learned_positions():

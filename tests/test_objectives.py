@@ -130,11 +130,17 @@ class Oracle(torch.nn.Module):
         states = tuple(1000.0 * layer + torch.arange(float(count)).expand(len(batch.values), -1)[..., None] for layer in range(1, 5))
         return encoded._replace(hidden=states)
 
-    def output(self, hidden, which="next"):
+    def output(self, hidden, which="next", batch=None):
         return hidden.expand(-1, -1, 48 if self.config.tokenizer == "codes" else 3) + (0.5 if which == "previous" else 0.0)
 
     def targets(self, batch):
         return self.inner.targets(batch)
+
+    def spread(self, batch):
+        return self.inner.spread(batch)
+
+    def adapter_of(self, batch):
+        return self.inner.adapter_of(batch)
 
     def erase(self, batch, chosen):
         return self.inner.erase(batch, chosen)

@@ -148,7 +148,8 @@ def _sized(config: ModelConfig, tokens: int, channels: int, *, ragged: bool) -> 
         return config.model_copy(update={"length": tokens, "codes": FIRST + VOCABULARY, "dropout": 0.0})
     step = 4 if config.tokenizer == "conv" else config.stride or config.patch
     length = min(step * tokens - (step // 2 if ragged else 0), 256)
-    return config.model_copy(update={"length": max(length, config.patch), "channels": channels, "dropout": 0.0})
+    width = 1 if config.channel_independent else channels
+    return config.model_copy(update={"length": max(length, config.patch), "channels": width, "others": (), "dropout": 0.0})
 
 
 def _small(config: ModelConfig) -> ModelConfig:

@@ -262,15 +262,16 @@ class Adapter(nn.Module):
         self.tokenizer: Conv | Patch | Codes
         self.embedding: nn.Linear | nn.Embedding
         if config.tokenizer == "codes":
+            if config.channel_independent:
+                raise wrong("true for codes", "expected signals: events have no channels", "model.channel_independent", "Leave it out")
             if config.codes is None or config.codes <= FIRST:
                 raise wrong(f"{config.codes} codes", f"expected the size of the input vocabulary, above {FIRST}", "model.codes")
             self.tokenizer = Codes(config.codes)
             self.embedding = nn.Embedding(self.tokenizer.width, config.dim)
         else:
             patches = config.tokenizer == "patch"
-            self.tokenizer = (
-                Patch(config.channels, config.patch, stride=config.stride, crop=config.crop) if patches else Conv(config.channels)
-            )
+            channels = 1 if config.channel_independent else config.channels
+            self.tokenizer = Patch(channels, config.patch, stride=config.stride, crop=config.crop) if patches else Conv(channels)
             self.embedding = nn.Linear(self.tokenizer.width, config.dim)
             nn.init.normal_(self.embedding.bias, std=0.02)  # like [SOS] and [EOS]: hidden tokens hold it alone
         names = ("next", "previous") if config.output_heads == "separate" else ("next",)
@@ -307,6 +308,7 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.adapter = Adapter(config)
+        self.others = nn.ModuleList(Adapter(config.model_copy(update={"channels": channels})) for channels in config.others)
         self.norms = nn.ModuleDict({name: nn.LayerNorm(config.dim) for name in self.adapter.output})
         self.register_buffer("target_scale", torch.tensor(torch.nan))
 
@@ -320,22 +322,43 @@ class Model(nn.Module):
         """The final norm before any head; one for both losses unless `output_heads` is separate."""
         return self.norms[which if which in self.norms else "next"](hidden)
 
-    def output(self, hidden: Tensor, which: Which = "next") -> Tensor:
-        """Final norm and output projection: states [..., D] -> predictions [..., P] (codes: logits of the classes)."""
-        return self.adapter.output[which if which in self.norms else "next"](self.norm(hidden, which))
+    def adapter_of(self, batch: Batch | None) -> Adapter:
+        """The adapter of the data set that the rows of `batch` are of."""
+        at = 0 if batch is None or batch.source is None or not self.others else int(batch.source[0])
+        return cast(Adapter, self.others[at - 1]) if at else self.adapter
+
+    def spread(self, batch: Batch) -> Batch:
+        """One row a channel, [B, T, V] -> [B * V, T, 1], where the model reads channels one by one; else the batch as it is."""
+        if not self.config.channel_independent or batch.values.shape[-1] == 1:
+            return batch
+        rows, steps, channels = batch.values.shape
+        mask = None if batch.mask is None else batch.mask if batch.mask.dim() == 3 else batch.mask[..., None].expand_as(batch.values)
+        return Batch(
+            values=batch.values.transpose(1, 2).reshape(rows * channels, steps, 1),
+            times=None if batch.times is None else batch.times.repeat_interleave(channels, 0),
+            mask=None if mask is None else mask.transpose(1, 2).reshape(rows * channels, steps, 1),
+        )
+
+    def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
+        """Final norm and output projection: states [..., D] -> predictions [..., P] (codes: logits of the classes).
+
+        Several data sets have projections of their own; `batch` says whose (None: the first).
+        """
+        return self.adapter_of(batch).output[which if which in self.norms else "next"](self.norm(hidden, which))
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The targets of a batch and which of them count, both [B, N, P] (codes: [B, N])."""
-        tokens, targets, real = self.adapter.tokenizer(batch)
+        batch, tokenizer = self.spread(batch), self.adapter_of(batch).tokenizer
+        tokens, targets, real = tokenizer(batch)
         if self.config.target == "tokens" and self.config.tokenizer != "codes":
             return standardised(tokens, real), real[..., None].expand_as(tokens)
-        seen = self.adapter.tokenizer.observed(batch)
+        seen = tokenizer.observed(batch)
         return targets, seen & (real if seen.dim() == 2 else real[..., None])
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch without the contents of the `chosen` [B, N] tokens."""
-        return self.adapter.tokenizer.erase(batch, chosen)
+        return self.adapter_of(batch).tokenizer.erase(self.spread(batch), chosen)
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> float:
@@ -343,7 +366,9 @@ class Model(nn.Module):
 
         Codes of equal times as one target (`ties` = group): the mean entropy of a class being in the set or not.
         """
-        count = total = square = torch.zeros((), dtype=torch.float64)
+        zero = torch.zeros((), dtype=torch.float64)
+        count = total = zero
+        sums: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # of each data set: its target dimensions are its own
         tokenizer = self.adapter.tokenizer
         for batch in batches:
             target, valid = self.targets(batch)
@@ -355,12 +380,23 @@ class Model(nn.Module):
                     total = total + F.one_hot(target[valid], tokenizer.target_width).sum(0).double()
                 continue
             target = torch.where(valid, target, 0.0).double().flatten(0, 1)
-            count, total, square = count + valid.flatten(0, 1).sum(0), total + target.sum(0), square + target.square().sum(0)
+            at = 0 if batch.source is None else int(batch.source[0])
+            found = (valid.flatten(0, 1).sum(0), target.sum(0), target.square().sum(0))
+            sums[at] = cast(tuple[Tensor, Tensor, Tensor], tuple(a + b for a, b in zip(sums.get(at, (zero,) * 3), found, strict=True)))
         if isinstance(tokenizer, Codes) and self.config.ties == "group":
             return float(bernoulli_entropy(total / count).mean())
         if isinstance(tokenizer, Codes):
             return float(torch.special.entr(total / total.sum()).sum())
-        return float((square - total.square() / count.clamp(min=1)).sum() / count.sum())
+        within = torch.stack([(square - total.square() / count.clamp(min=1)).sum() for count, total, square in sums.values()])
+        return float(within.sum() / torch.stack([count.sum() for count, _, _ in sums.values()]).sum())
+
+    def settle(self, source: int) -> None:
+        """After a mixed pre-training: keep the adapter of data set `source` alone."""
+        if source:
+            self.adapter = cast(Adapter, self.others[source - 1])
+            self.config = self.config.model_copy(update={"channels": self.config.others[source - 1]})
+        self.others = nn.ModuleList()
+        self.config = self.config.model_copy(update={"others": ()})
 
     @torch.no_grad()
     def adapt(self, channels: int, length: int, codes: int | None = None) -> list[str]:
@@ -370,8 +406,10 @@ class Model(nn.Module):
             The names of the parameters that are random now, empty where all stay.
         """
         old = self.config
-        self.config = old.model_copy(update={"channels": channels, "length": length, "codes": old.codes if codes is None else codes})
-        if (old.channels, old.codes) == (self.config.channels, self.config.codes):
+        self.others = nn.ModuleList()
+        changes = {"channels": channels, "length": length, "codes": old.codes if codes is None else codes, "others": ()}
+        self.config = old.model_copy(update=changes)
+        if (old.channels == channels or old.channel_independent) and old.codes == self.config.codes:
             return []
         like = next(self.adapter.parameters())
         self.adapter = Adapter(self.config).to(like.device, like.dtype)
@@ -448,10 +486,11 @@ class Stack(Model):
         plan = self.directions if directions is None else tuple(directions)
         if len(plan) != len(self.layers):
             raise wrong(f"{len(plan)} directions", f"expected one a layer, {len(self.layers)}", "directions")
-        tokens, targets, real = self.adapter.tokenizer(batch)
-        x = self.adapter.embed(tokens)
+        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        tokens, targets, real = adapter.tokenizer(batch)
+        x = adapter.embed(tokens)
         if hide is not None:
-            x = torch.where(hide[..., None], self.adapter.blank.to(x.dtype), x)
+            x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
         lengths = real.sum(1)
         x = self._surrounded(x, None if batch.mask is None else lengths)
         places = self._places(batch, real, lengths, hide)

@@ -132,17 +132,8 @@ def _loaded(name: str, data: str | None, workspace: Path, verify: bool, progress
     body = folders.read(folder)
     finished(folder, body)
     windows = folders.windows_for(data or body["data"][0]["name"], workspace, settings.DataConfig(), verify=verify, progress=progress)
-    model: Any = load(folder, body)
+    model: Any = load(folder, body, windows)
     backbone = model.model if body["kind"] == "finetune" else model
-    if windows.channels != backbone.config.channels:
-        raise UserError(
-            Reason.CONFIG,
-            f"{windows.name} has {windows.channels} channels",
-            wanted=f"{body['run']} reads {backbone.config.channels}",
-            field="--data",
-            action="Choose a data set with the same channels",
-            exit_code=Exit.USAGE,
-        )
     return LoadedRun(body["run"], backbone.eval(), windows, body)
 
 

@@ -71,9 +71,28 @@ def _opened_or_built(data: str, workspace: Path, config: DataConfig, *, verify: 
         normalise=config.normalise,
         split=config.split,
         seed=config.seed,
+        bandpass=config.bandpass,
+        notch=config.notch,
         verify=verify,
         progress=progress,
     )
+
+
+def channels(body: dict[str, Any]) -> tuple[int, ...]:
+    """The channels that the adapters of a run read, in their order."""
+    model = body["settings"]["model"]
+    return (model["channels"], *model.get("others", ()))
+
+
+def adapter(windows: Windows, body: dict[str, Any]) -> int | None:
+    """Which adapter of a run fits `windows`: that of the same tokens, of the same data set, of as many channels; None: none does."""
+    if body["settings"]["model"].get("channel_independent"):
+        return 0
+    fits = [at for at, count in enumerate(channels(body)) if count == windows.channels]
+    trained = {at: body["data"][at] for at in fits if at < len(body["data"])}
+    same = [at for at, data in trained.items() if data["name"] == windows.name]
+    same += [at for at, data in trained.items() if data["dataset"] == windows.dataset]
+    return next(iter([*same, *fits]), None)
 
 
 def _asked(config: DataConfig) -> bool:

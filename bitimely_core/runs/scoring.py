@@ -54,7 +54,7 @@ def evaluate(
         raise registry.unknown("unit of --by", by, ["subject", "window"])
     name = data or body["data"][0]["name"]
     windows = folders.windows_for(name, workspace, settings.DataConfig(), verify=verify, progress=progress)
-    _same_shape(windows, body, folder)
+    _fitting(windows, body, folder)
     shared = leaked(folder, windows, split)
     chosen = windows[split]
     if dry_run:
@@ -88,7 +88,7 @@ def evaluate(
         "subjects_shared_with_training": shared,
         "notices": _notices(body, windows, by, shared, split, verify),
     }
-    model = load(folder, body)
+    model = load(folder, body, windows)
     columns: dict[str, Any] = {}
     if body["kind"] == "pretrain":
         scores["metrics"] = _held_out(model, chosen, body, batch_size, device, progress)
@@ -102,12 +102,20 @@ def evaluate(
     return {**scores, "report": str(report)}
 
 
-def load(folder: Path, body: dict[str, Any]) -> nn.Module:
-    """The trained model of a run folder: with its head when it was fine-tuned."""
+def load(folder: Path, body: dict[str, Any], windows: Windows) -> nn.Module:
+    """The trained model of a run folder, with its head when it was fine-tuned; of a mixed pre-training with the adapter for `windows`.
+
+    Raises UserError (config, exit 2) where the run has none for their channels.
+    """
     from bitimely_core import heads, models
 
+    at = _fitting(windows, body, folder)
     path = folders.weights(folder, body)
-    return heads.load(path) if body["kind"] == "finetune" else models.load(path)
+    if body["kind"] == "finetune":
+        return heads.load(path)
+    model = models.load(path)
+    model.settle(at)
+    return model
 
 
 def leaked(folder: Path, windows: Windows, split: str) -> int:
@@ -150,17 +158,19 @@ def predict(
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
 
 
-def _same_shape(windows: Windows, body: dict[str, Any], folder: Path) -> None:
-    config = body["settings"]["model"]
-    if windows.channels != config["channels"]:
+def _fitting(windows: Windows, body: dict[str, Any], folder: Path) -> int:
+    """Which adapter of the run reads `windows`. Raises UserError (config, exit 2) where none does."""
+    at = folders.adapter(windows, body)
+    if at is None:
         raise UserError(
             Reason.CONFIG,
             f"{windows.name} has {windows.channels} channels",
-            wanted=f"the run reads {config['channels']}",
+            wanted=f"the run reads {' or '.join(str(n) for n in folders.channels(body))}",
             file=str(folder),
             action=f"Fine-tune on it first: bitimely finetune {body['run']} --data {windows.name}",
             exit_code=Exit.USAGE,
         )
+    return at
 
 
 def _notices(body: dict[str, Any], windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
@@ -314,7 +324,7 @@ def embed(
     body = folders.read(folder)
     finished(folder, body)
     windows = folders.windows_for(data or body["data"][0]["name"], workspace, settings.DataConfig(), verify=verify, progress=progress)
-    _same_shape(windows, body, folder)
+    _fitting(windows, body, folder)
     if split not in {"train", "validation", "test", "all"}:
         raise registry.unknown("split", split, ["train", "validation", "test", "all"])
     chosen = windows if split == "all" else windows[split]
@@ -324,14 +334,14 @@ def embed(
     target = out or folder / f"embeddings-{windows.name}.parquet"
     if dry_run:
         return {"out": str(target), "n": len(chosen), "readout": kind, "layers": layers}
-    loaded: Any = load(folder, body)
+    loaded: Any = load(folder, body, windows)
     place = train.device(device)
     model = (loaded.model if body["kind"] == "finetune" else loaded).to(place).eval()
     batches = loading.batches(chosen, batch_size or EVALUATION_BATCH, shuffle=False)
     vectors: list[np.ndarray] = []
     with torch.inference_mode():
         for step, batch in enumerate(batches(0)):
-            vectors.append(heads.pool(model(loading.moved(batch, place)), model, kind, layers, "concat").float().cpu().numpy())
+            vectors.append(heads.vectors(model, loading.moved(batch, place), kind, layers).float().cpu().numpy())
             if progress is not None:
                 progress(f"embed {windows.name}", step + 1, batches.steps)
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)

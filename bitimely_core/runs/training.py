@@ -70,21 +70,14 @@ def pretrain(
     _options_of_tokenize(chosen)
     windows = [folders.windows_for(one, workspace, chosen.data, verify=verify, progress=progress) for one in chosen.data.names]
     first = windows[0]
-    for other in windows[1:]:
-        if (other.channels, other.length) != (first.channels, first.length):
-            raise UserError(
-                Reason.CONFIG,
-                f"{other.name} has {other.channels} channels x {other.length} samples",
-                wanted=f"{first.name} has {first.channels} x {first.length}",
-                field="--data",
-                exit_code=Exit.USAGE,
-                action="Pre-train on data sets of one shape, or choose --channels and --window in tokenize",
-            )
-    dimensions = chosen.model.model_dump(by_alias=True, exclude={"name", "channels", "length"})
+    shape: dict[str, Any] = {"channels": first.channels, "length": max(w.length for w in windows)}
+    if not chosen.model.channel_independent:
+        shape["others"] = tuple(w.channels for w in windows[1:])
+    dimensions = chosen.model.model_dump(by_alias=True, exclude={"name", *shape})
     if budget == "matched":
         dimensions |= models.matched(name, preset, channels=first.channels, length=first.length)
     seeded(chosen.train.seed)
-    model = models.build(name, channels=first.channels, length=first.length, **dimensions)
+    model = models.build(name, **shape, **dimensions)
     chosen = chosen.model_copy(update={"model": model.config})
     stamp = leak_stamp(chosen, windows)
     parameters = models.parameters(model)
@@ -108,12 +101,9 @@ def pretrain(
         "verified": verify,
         "notices": notices(chosen, windows, stamp),
     }
-    batches = (
-        data.batches(first["train"], chosen.train.batch_size, seed=chosen.train.seed)
-        if len(windows) == 1
-        else data.mixed([w["train"] for w in windows], chosen.train.batch_size, seed=chosen.train.seed)
-    )
-    validation = data.batches(first["validation"], chosen.train.batch_size, seed=0, shuffle=False) if len(first["validation"]) else None
+    batches = data.mixed([w["train"] for w in windows], chosen.train.batch_size, seed=chosen.train.seed)
+    held = [w["validation"] for w in windows]
+    validation = data.mixed(held, chosen.train.batch_size, shuffle=False) if any(map(len, held)) else None
     if dry_run:
         return planned(body, folder, model, objectives.get(chosen.objective), batches, chosen, first)
     if say:
@@ -198,6 +188,7 @@ def finetune(
     seeded(chosen.train.seed)
     scratch = chosen.finetune.from_scratch
     model = models.build(**origin["settings"]["model"]) if scratch else models.load(folders.weights(parent, origin))
+    model.settle(folders.adapter(windows, origin) or 0)
     renewed = model.adapt(channels=windows.channels, length=windows.length)
     chosen = chosen.model_copy(
         update={"model": model.config, "finetune": chosen.finetune.model_copy(update={"readout": chosen.finetune.readout or facts.readout})}
@@ -217,7 +208,7 @@ def finetune(
     run = run or f"{origin['run']}-{names[0].partition('/')[2] or names[0]}" + ("-scratch" if scratch else "")
     folder = workspace / "runs" / run
     said = [
-        f"{windows.channels} channels here, {origin['data'][0]['channels']} in the pre-training: re-initialised the adapter ({len(renewed)} tensors: tokenizer, input and output projection)"
+        f"{windows.channels} channels here, {' and '.join(str(n) for n in folders.channels(origin))} in the pre-training: re-initialised the adapter ({len(renewed)} tensors: tokenizer, input and output projection)"
         if renewed
         else "",
         f"fine-tuning on {len(set(training.subjects())):,} of {len(set(windows['train'].subjects())):,} training subjects"
@@ -476,12 +467,13 @@ def _weights(path: Path, workspace: Path) -> Path:
 
 
 def _initialise(model: Any, init: Path, workspace: Path) -> None:
-    """Copy the weights of `init`; the adapter stays new where the channels differ."""
+    """Copy the weights of `init`; adapters stay new where the channels differ, and those of further data sets."""
     from bitimely_core import models
 
     other = models.load(_weights(init, workspace))
+    other.settle(0)
     other.adapt(channels=model.config.channels, length=model.config.length)
-    wanted, found = model.state_dict(), other.state_dict()
+    wanted, found = {k: v for k, v in model.state_dict().items() if not k.startswith("others.")}, other.state_dict()
     differing = sorted(k for k in wanted.keys() | found.keys() if k not in wanted or k not in found or wanted[k].shape != found[k].shape)
     if differing:
         raise UserError(
@@ -491,7 +483,7 @@ def _initialise(model: Any, init: Path, workspace: Path) -> None:
             action="Use the preset and model of the other run",
             file=str(init),
         )
-    model.load_state_dict(found)
+    model.load_state_dict({**model.state_dict(), **found})
     model.target_scale.fill_(math.nan)
 
 
