@@ -7,12 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
+from bitimely_cli import claims
 from bitimely_cli.options import Debug, DryRun, ForceNew, Json, NoVerify, Workspace, shard
 from bitimely_cli.screen import screen
+from bitimely_core import registry
 from bitimely_core.errors import Exit
 
 
+@claims.taking(read=claims.READ, build=claims.BUILD)
 def ingest(
+    read: dict[str, Any],
+    build: dict[str, Any],
     dataset: Annotated[str, typer.Argument(help="Data set, see: bitimely list datasets.", metavar="DATASET")],
     source: Annotated[Path | None, typer.Argument(help="Folder in the official layout, or files.", metavar="[SOURCE]")] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Worker processes.")] = 1,
@@ -41,19 +46,27 @@ def ingest(
 
     Example: bitimely ingest sleep-edf ./raw
     """
-    from bitimely_core import cache
+    from bitimely_core import runs
+    from bitimely_core.errors import Finding
 
     options = {
         name: value
         for name, value in {"size": size, "seed": seed, "rate": rate, "map": None if map_ is None else str(map_)}.items()
         if value is not None
     }
+    events = runs.of_events(dataset)
+    if events and "engine" in build:
+        options["engine"] = build["engine"]
+    extra: dict[str, Any] = {"build": claims.choices(build)} if events else {}
+    undrawn: list[Finding] = []
     with screen.progress() as progress:
-        report: dict[str, Any] = cache.ingest(
+        report: dict[str, Any] = (runs.ingest_claims if events else runs.ingest)(
             dataset,
             source,
             workspace / "cache" / dataset,
-            options=options,
+            said=undrawn.append,
+            options=options | claims.reading(read) | ({} if events else build),
+            **extra,
             jobs=jobs,
             strict=strict,
             max_bad=max_bad,
@@ -78,7 +91,7 @@ def ingest(
     if dry_run:
         screen.result(report, screen.lines(report))
         return Exit.GOOD
-    screen.findings([*(r for u in report["units"] for r in u["reasons"]), *report["reasons"]], str(where))
+    screen.findings([*(r for u in report["units"] for r in u["reasons"]), *report["reasons"], *undrawn], str(where))
     counts = report["counts"]
     screen.table(
         ["unit", "status", "channels", "samples", "why"],
@@ -93,6 +106,8 @@ def ingest(
             for u in report["units"][:30]
         ],
     )
+    if "tokens" in report:
+        screen.table(*claims.shown(report["tokens"]))
     accepted = counts["accepted"] + counts["accepted_with_warning"]
     screen.result(
         report,
@@ -100,18 +115,39 @@ def ingest(
             *([f"... and {len(report['units']) - 30} more units in the report"] if len(report["units"]) > 30 else []),
             f"{accepted} of {counts['units_seen']} units in {where.parent}"
             + (f"; {counts['quarantined']} quarantined, see {where}" if counts["quarantined"] else ""),
-            f"next: bitimely tokenize {dataset}",
+            *_next(dataset, report, where, drawn=not undrawn),
         ],
     )
     return int(report["exit_code"])
 
 
+def _next(dataset: str, report: dict[str, Any], where: Path, *, drawn: bool) -> list[str]:
+    """Where to look, and what comes next."""
+    if "tokens" in report:
+        built = report["tokens"]
+        return [
+            f"{built['windows']:,} sequences, {built['events']:,} events of {built['codes']} PheCodes in {built['folder']}",
+            f"page: {built['folder']}/report.html",
+            f"next: bitimely pretrain --preset 3m --data {dataset}",
+        ]
+    page = [f"page: {where.with_name('report.html')}"] if drawn and report["published"] and where.with_name("report.html").is_file() else []
+    return [*page, f"next: bitimely tokenize {dataset}"]
+
+
+@claims.taking(build=claims.BUILD)
 def tokenize(
+    build: dict[str, Any],
     data: Annotated[str, typer.Argument(help="Data set or view, for example sleep-edf/staging.", metavar="DATA")],
     window: Annotated[int | None, typer.Option("--window", min=1, help="Samples a window.")] = None,
     stride: Annotated[int | None, typer.Option("--stride", min=1, help="Samples between windows.")] = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0.0, help="Hz; other rates are resampled with an anti-alias filter.")] = None,
     channels: Annotated[str | None, typer.Option("--channels", help="Names, separated by commas.")] = None,
+    bandpass: Annotated[
+        str | None, typer.Option("--bandpass", metavar="LOW,HIGH", help="Filter in Hz, forward and backward; one side may be empty.")
+    ] = None,
+    notch: Annotated[
+        str | None, typer.Option("--notch", metavar="FREQ[,FREQ...]", help="Hz to take out, for example 50 of the mains.")
+    ] = None,
     normalise: Annotated[str, typer.Option("--normalise", help="channel (statistics of the training split), window or none.")] = "channel",
     split: Annotated[
         str | None, typer.Option("--split", help="subject, official, time or random-window (default: the data set's own).")
@@ -129,8 +165,10 @@ def tokenize(
 
     Example: bitimely tokenize sleep-edf/staging
     """
-    from bitimely_core import runs
+    from bitimely_core import runs, settings
 
+    texts = {name: text for name, text in {"bandpass": bandpass, "notch": notch}.items() if text is not None}
+    filters = settings.validated(settings.DataConfig, texts)
     options = {
         "window": window,
         "stride": stride,
@@ -139,7 +177,15 @@ def tokenize(
         "normalise": normalise,
         "split": split,
         "seed": seed,
+        "bandpass": filters.bandpass,
+        "notch": filters.notch,
     }
+    if events := runs.of_events(data):
+        options = {**claims.choices(build), **({"seed": seed} if seed else {})}
+    elif build:
+        raise registry.unknown(
+            f"option of {data}", f"--{next(iter(build)).replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in options]
+        )
     with screen.progress() as progress:
         result = runs.tokenize(
             data,
@@ -160,12 +206,24 @@ def tokenize(
         columns,
         [[s, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])] for s, a in result["audit"].items()],
     )
+    if events:
+        screen.table(*claims.shown(result))
+        screen.result(
+            result,
+            [
+                *result["notices"],
+                f"{result['windows']:,} sequences, {result['events']:,} events of {result['codes']} PheCodes in {result['folder']}",
+                f"page: {result['report']}",
+                f"next: bitimely pretrain --preset 3m --data {name or data}",
+            ],
+        )
+        return Exit.GOOD
     screen.result(
         result,
         [
             *result["notices"],
             f"{result['windows']:,} windows of {result['length']} samples x {result['channels']} channels at {result['rate']:g} Hz in {result['folder']}",
-            f"next: bitimely pretrain --data {data}" if not result["class_names"] else f"next: bitimely finetune RUN --data {data}",
+            f"next: bitimely {'pretrain' if result['task'] == 'none' else 'finetune RUN'} --data {name or data}",
         ],
     )
     return Exit.GOOD

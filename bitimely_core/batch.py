@@ -95,6 +95,7 @@ class Batch(NamedTuple):
     mask: Tensor | None = None  # [B, T], [B, T, V] or [B, N]
     target: Tensor | None = None  # [B] class ids or values, [B, C] multi-label
     index: Tensor | None = None  # type: ignore[assignment]  # [B] row in the tokens' index; hides the method of tuple
+    end: Tensor | None = None  # [B] months: where [EOS] stands, of events under a landmark the index day; None: at the last event
     source: Tensor | None = None  # [B] all the same: which of the data sets of a mixed pre-training the rows are of; None: the first
 
 
@@ -127,7 +128,8 @@ class Figure:
 
     kind `lines`: data = {"series": [{"name", "x", "y", "lo"?, "hi"?}], "xlabel", "ylabel", "logx"?, "logy"?}; `matrix`: {"values": [R, C] array,
     "xlabel", "ylabel", "diverging": bool, "mark"?: [lo, hi], "row_names"?, "column_names"?}; `bars`: {"names": [...], "values": [...], "lo"?, "hi"?, "ylabel"}; `traces`: {"rate", "signals":
-    [{"name", "unit", "values"}], "spans"?: [{"start", "stop", "name"}]} (seconds); `hypnogram`: {"epoch", "tracks": [{"name", "stages"}], "classes"}.
+    [{"name", "unit", "values"}], "spans"?: [{"start", "stop", "name"}]} (seconds); `hypnogram`: {"epoch", "tracks": [{"name", "stages"}], "classes"};
+    `timelines`: {"lanes": [{"name", "times", "groups": [index]}], "groups": [names, the first for the background], "xlabel"}.
     """
 
     name: str

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from bitimely_core.batch import Batch, Batches
-from bitimely_core.tokens import Windows
+from bitimely_core.tokens import TokenSet
 from bitimely_core.tokens.splits import share
+
+Rows = TypeVar("Rows", bound=TokenSet)
 
 
 @dataclass(eq=False)
 class Shuffled:
     """The `Batches` of one or more sets of windows; every batch is of one set, `mixed` says how several share an epoch."""
 
-    sets: tuple[Windows, ...]
+    sets: tuple[TokenSet, ...]
     size: int  # B
     seed: int
     shuffle: bool
+    ties: str = "canonical"
     steps: int = field(init=False)  # global batches an epoch, the short last one of each set included
 
     def __post_init__(self) -> None:
@@ -40,7 +44,7 @@ class Shuffled:
         """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each, of a short last one possibly none."""
         for at, positions in self.order(epoch)[start:]:
             one, mine = self.sets[at], positions[rank::world]
-            batch = collate(one, one.rows[mine])
+            batch = collate(one, one.rows[mine], draw=(self.seed, epoch) if self.ties == "shuffle" else None)
             if len(self.sets) > 1:
                 before = sum(earlier.whole_index.height for earlier in self.sets[:at])
                 assert batch.index is not None
@@ -48,8 +52,10 @@ class Shuffled:
             yield batch
 
 
-def batches(windows: Windows, size: int, *, seed: int = 0, shuffle: bool = True, fraction: float = 1.0) -> Batches:
-    """`epoch -> iterator of Batch` over `windows`.
+def batches(
+    windows: TokenSet, size: int, *, seed: int = 0, shuffle: bool = True, fraction: float = 1.0, ties: str = "canonical"
+) -> Batches:
+    """`epoch -> iterator of Batch` over windows or event sequences.
 
     Args:
         windows: usually one split of a token set. An empty one gives no steps.
@@ -57,18 +63,19 @@ def batches(windows: Windows, size: int, *, seed: int = 0, shuffle: bool = True,
         seed: of the order, and of the draw of subjects.
         shuffle: a new permutation each epoch (numpy's PCG64 seeded with (seed, epoch)); False = stored order.
         fraction: share of the training subjects, see `fraction_of`.
+        ties: of events: `shuffle` puts those of equal times in a new order each epoch; the other settings are the model's matter.
     """
-    return Shuffled((fraction_of(windows, fraction, seed),), _positive(size), seed, shuffle)
+    return Shuffled((fraction_of(windows, fraction, seed),), _positive(size), seed, shuffle, ties)
 
 
-def mixed(sets: Sequence[Windows], size: int, *, seed: int = 0, shuffle: bool = True) -> Batches:
+def mixed(sets: Sequence[TokenSet], size: int, *, seed: int = 0, shuffle: bool = True, ties: str = "canonical") -> Batches:
     """Batches over several sets of windows, of any shapes, without their labels; every batch is of one set (`Batch.source`).
 
     Each epoch takes every row of every set once: rows are shuffled within their set, and the batches of all sets with each other, so that
     a set has its share of the steps. `Batch.index` counts on from set to set: the row in the first index, or that plus the lengths of the
     whole indexes before.
     """
-    return Shuffled(tuple(sets), _positive(size), seed, shuffle)
+    return Shuffled(tuple(sets), _positive(size), seed, shuffle, ties)
 
 
 def _positive(size: int) -> int:
@@ -77,24 +84,19 @@ def _positive(size: int) -> int:
     return size
 
 
-def collate(windows: Windows, rows: Sequence[int] | np.ndarray | None = None) -> Batch:
-    """The windows at `rows` (positions in the whole index; None = all of `windows`) as one batch.
+def collate(windows: TokenSet, rows: Sequence[int] | np.ndarray | None = None, *, draw: tuple[int, int] | None = None) -> Batch:
+    """The windows or event sequences at `rows` (positions in the whole index; None = all of `windows`) as one batch.
 
-    values [n, T, V] float32, mask [n, T, V] bool (None when nothing is missing in the set), target [n] int64 class ids, [n] float32 numbers
-    or [n, C] float32 indicators (None without labels), index [n] int64.
+    Signals: values [n, T, V] float32, mask [n, T, V] bool (None when nothing is missing in the set). Events: values [n, N] int64, times
+    [n, N] and end [n] float32 months, mask [n, N]; `draw` = (seed, epoch) shuffles events of equal times. Both: target [n] int64 class
+    ids, [n] float32 numbers or [n, C] float32 indicators (NaN: not known; None without labels), index [n] int64.
     """
     rows = windows.rows if rows is None else np.asarray(rows, dtype=np.int64)
-    values, mask = windows.read(rows)
-    target = windows.targets(rows)
-    return Batch(
-        values=torch.from_numpy(values),
-        mask=None if mask is None else torch.from_numpy(mask),
-        target=None if target is None else torch.from_numpy(target),
-        index=torch.from_numpy(rows.copy()),
-    )
+    arrays = {**windows.arrays(rows, draw), "target": windows.targets(rows), "index": rows.copy()}
+    return Batch(**{name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()})  # type: ignore[arg-type]
 
 
-def fraction_of(windows: Windows, fraction: float, seed: int) -> Windows:
+def fraction_of(windows: Rows, fraction: float, seed: int) -> Rows:
     """`windows` with the windows of a share of the training subjects alone; rows of other splits stay (method notes, section 12, row 16).
 
     Of the m training subjects max(1, round(fraction * m)) are drawn, by the hash of (seed, subject): once a seed, whatever the epoch, and a

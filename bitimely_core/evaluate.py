@@ -65,7 +65,7 @@ class Predictions(NamedTuple):
     """What one run says about the rows of one split, as `compare` pairs it."""
 
     rows: Array  # [n] identity of the window: number, or text such as "recording:start"
-    target: Array  # [n], multi-label [n, K]
+    target: Array  # [n], multi-label [n, K] with NaN where a label is not known
     prediction: Array  # as for `score`
     groups: Array  # [n] subject
 
@@ -77,7 +77,8 @@ class _Rows(NamedTuple):
     """Checked rows of one split in an order that does not depend on the order they came in."""
 
     task: str
-    target: Array  # [n] int64 class, [n] float64 value, [n, K] int64 labels
+    target: Array  # [n] int64 class, [n] float64 value, [n, K] int64 labels (0 where not known)
+    known: Array  # [n, K] bool: False for labels that are not known, which count nowhere
     predictions: dict[str, Array]  # name -> [n, K] float64, regression [n]
     units: Array  # [n] int64
     n_units: int
@@ -93,10 +94,19 @@ class _Rows(NamedTuple):
         return self.target[:, None] == k if self.task == "classification" else self.target.astype(bool)
 
     @property
+    def support(self) -> Array:
+        """[K] rows of each class."""
+        return self.positive.sum(0)
+
+    @property
+    def others(self) -> Array:
+        """[K] rows that are known not to be of the class."""
+        return (self.known & ~self.positive).sum(0)
+
+    @property
     def present(self) -> Array:
         """[K] bool: classes that have a row and leave a row to the others."""
-        support = self.positive.sum(0)
-        return (support > 0) & (support < len(self.target))
+        return (self.support > 0) & (self.others > 0)
 
 
 def probabilities(task: str, logits: Any) -> Array:
@@ -146,6 +156,8 @@ def _rows(
         y = y.astype(np.float64).reshape(n)
         _finite(y, "target")
     else:
+        unknown = np.isnan(y) if task == "multilabel" and y.dtype.kind == "f" else np.zeros(y.shape, dtype=bool)
+        y = np.where(unknown, 0, y)
         if y.dtype.kind == "f":
             _finite(y, "target")
         y = y.astype(np.int64)
@@ -166,7 +178,8 @@ def _rows(
     codes = codes[order].astype(np.int64)
     units, n_units = (codes, len(subjects)) if by == "subject" else (np.arange(n), n)
     ordered = {name: v[order] for name, v in taken.items()}
-    return _Rows(task, y[order], ordered, units, n_units, len(subjects), codes, names, by)
+    known = ~unknown[order] if task == "multilabel" else np.ones((n, max(k, 1)), dtype=bool)
+    return _Rows(task, y[order], known, ordered, units, n_units, len(subjects), codes, names, by)
 
 
 # --- statistics: functions of the weights -------------------------------------------------------------------------------------------------
@@ -223,7 +236,8 @@ def _rank_each(rows: _Rows, prediction: Array) -> Callable[[Array], tuple[Array,
     columns = [int(c) for c in np.flatnonzero(present)]
     if rows.task == "classification" and k == 2:
         columns = [c for c in columns if c == 1]  # the second class is the positive one
-    areas = {c: _ranked(prediction[:, c], positive[:, c], rows.units) for c in columns}
+    seen = {c: rows.known[:, c] for c in columns}
+    areas = {c: _ranked(prediction[kept, c], positive[kept, c], rows.units[kept]) for c, kept in seen.items()}
 
     def each(counts: Array) -> tuple[Array, Array]:
         auroc, ap = np.full((2, len(counts), k), np.nan)
@@ -276,12 +290,14 @@ def _multilabel(rows: _Rows, prediction: Array, decisions: Array | None) -> Stat
     """Labels one by one; a label is given from a probability of one half."""
     k, present = len(rows.names), rows.present
     said = (prediction >= 0.5).astype(np.float64) if decisions is None else decisions
-    true = rows.target.astype(np.float64)
+    true, known = rows.target.astype(np.float64), rows.known.astype(np.float64)
+    said = said * known
     sums = np.zeros((4, rows.n_units, k))  # hits, support, said, rows
-    for into, values in zip(sums, (said * true, true, said, np.ones_like(said)), strict=True):
+    for into, values in zip(sums, (said * true, true, said, known), strict=True):
         np.add.at(into, rows.units, values)
     ranks = _rank_each(rows, prediction)
-    micro = _ranked(prediction.ravel(), rows.positive.ravel(), np.repeat(rows.units, k))
+    kept = rows.known.ravel()
+    micro = _ranked(prediction.ravel()[kept], rows.positive.ravel()[kept], np.repeat(rows.units, k)[kept])
 
     def statistic(counts: Array) -> dict[str, Array]:
         hits, support, given, total = (counts @ part for part in sums)
@@ -378,8 +394,7 @@ def _too_few(rows: _Rows, bootstrap: int) -> str | None:
 
 def _rare(rows: _Rows, k: int) -> str | None:
     """Why what compares class k with the rest has no interval, or None."""
-    support = int(rows.positive[:, k].sum())
-    for count, whose in ((support, f"of class {rows.names[k]}"), (len(rows.target) - support, f"outside of class {rows.names[k]}")):
+    for count, whose in ((int(rows.support[k]), f"of class {rows.names[k]}"), (int(rows.others[k]), f"outside of class {rows.names[k]}")):
         if count < MINIMUM_ROWS:
             return f"{count} row{'s' * (count != 1)} {whose}, an interval needs at least {MINIMUM_ROWS}"
     return None
@@ -390,17 +405,15 @@ def _uncertain(rows: _Rows, metric: str, bootstrap: int) -> str | None:
     few = _too_few(rows, bootstrap)
     if few or metric not in COMPARES_CLASSES or rows.task == "regression":
         return few
-    support = rows.positive.sum(0)
     classes = np.flatnonzero(rows.present)
-    return _rare(rows, int(classes[np.minimum(support, len(rows.target) - support)[classes].argmin()])) if len(classes) else None
+    return _rare(rows, int(classes[np.minimum(rows.support, rows.others)[classes].argmin()])) if len(classes) else None
 
 
 def _absent(rows: _Rows, k: int) -> str | None:
     """Why class k defines no score, or None."""
-    support = int(rows.positive[:, k].sum())
-    if support == 0:
+    if rows.support[k] == 0:
         return f"no row is of class {rows.names[k]}"
-    return f"every row is of class {rows.names[k]}" if support == len(rows.target) else None
+    return f"every row is of class {rows.names[k]}" if rows.others[k] == 0 else None
 
 
 def _metrics(rows: _Rows, point: dict[str, Array], draws: dict[str, Array], bootstrap: int) -> dict[str, Metric]:
@@ -426,10 +439,12 @@ def _by_class(rows: _Rows, point: dict[str, Array], draws: dict[str, Array], boo
     for k, name in enumerate(rows.names):
         absent = _absent(rows, k)
         entry: dict[str, Any] = {
-            "support": int(positive[:, k].sum()),
+            "support": int(rows.support[k]),
             "subjects": len(np.unique(rows.groups[positive[:, k]])),
-            "base_rate": float(positive[:, k].mean()),
+            "base_rate": float(rows.support[k] / max(rows.support[k] + rows.others[k], 1)),
         }
+        if not rows.known[:, k].all():
+            entry["unknown"] = int((~rows.known[:, k]).sum())
         for metric in EACH:
             missing = absent
             if metric in ("recall", "f1") and entry["support"]:
@@ -447,6 +462,12 @@ def _by_class(rows: _Rows, point: dict[str, Array], draws: dict[str, Array], boo
 # --- baselines ----------------------------------------------------------------------------------------------------------------------------
 
 
+def _rates(labels: Array) -> Array:
+    """Share of ones among the known labels, [n, K] -> [K]; 0 where none is known."""
+    y = labels.astype(np.float64)
+    return np.asarray(np.nansum(y, axis=0) / np.maximum(np.isfinite(y).sum(0), 1))
+
+
 def _constant(task: str, train: Array, n: int, k: int) -> dict[str, tuple[str, Array, Array | None]]:
     """What a model that never looks at its input would say: name -> (words, prediction, decisions), from training targets alone."""
     if not len(train):
@@ -457,7 +478,7 @@ def _constant(task: str, train: Array, n: int, k: int) -> dict[str, tuple[str, A
             "mean": ("always answers the mean of the training targets", np.full(n, mean), None),
             "median": ("always answers the median of the training targets", np.full(n, median), None),
         }
-    rates = np.bincount(train, minlength=k) / len(train) if task == "classification" else train.astype(np.float64).mean(0)
+    rates = np.bincount(train, minlength=k) / len(train) if task == "classification" else _rates(train)
     likely = np.eye(k)[rates.argmax()] if task == "classification" else (rates >= 0.5).astype(np.float64)
     spread = np.tile(rates, (n, 1))
     return {
@@ -480,7 +501,7 @@ def length_only(task: str, train_lengths: Any, train_target: Any, lengths: Any) 
     Args:
         task: classification, multilabel or regression.
         train_lengths: [m] events or observed samples of each training row.
-        train_target: [m], multi-label [m, K]. Classes that do not occur in training get no probability; ids must be below K.
+        train_target: [m], multi-label [m, K], NaN = not known. Classes that do not occur in training get no probability; ids must be below K.
         lengths: [n] of the rows to score.
 
     Returns:
@@ -495,15 +516,16 @@ def length_only(task: str, train_lengths: Any, train_target: Any, lengths: Any) 
     if task == "regression":
         return np.asarray(Ridge(1e-3).fit(x, y).predict(new))
 
-    def fitted(labels: Array, k: int) -> Array:
+    def fitted(of: Array, labels: Array, k: int) -> Array:
         out = np.zeros((len(new), k))
         kept = np.unique(labels)
-        out[:, kept] = LogisticRegression(max_iter=1000).fit(x, labels).predict_proba(new) if len(kept) > 1 else 1.0
+        out[:, kept] = LogisticRegression(max_iter=1000).fit(of, labels).predict_proba(new) if len(kept) > 1 else 1.0
         return out
 
     if task == "multilabel":
-        return np.stack([fitted(column.astype(np.int64), 2)[:, 1] for column in y.T], axis=1)
-    return fitted(y.astype(np.int64), int(y.max()) + 1)
+        known = [np.isfinite(column) for column in y.T.astype(np.float64)]
+        return np.stack([fitted(x[k], column[k].astype(np.int64), 2)[:, 1] for column, k in zip(y.T, known, strict=True)], axis=1)
+    return fitted(x, y.astype(np.int64), int(y.max()) + 1)
 
 
 # --- the two public verbs -----------------------------------------------------------------------------------------------------------------
@@ -562,7 +584,7 @@ def score(
 
     Args:
         task: classification, multilabel or regression.
-        target: [n] class ids, [n, K] labels in {0, 1}, or [n] values.
+        target: [n] class ids, [n, K] labels in {0, 1} (NaN: not known, such a label of such a row counts nowhere), or [n] values.
         prediction: [n, K] probabilities (`probabilities(task, logits)`), or [n] values.
         groups: [n] subjects.
         class_names: K names, in the order of the columns; not read for regression.
@@ -670,7 +692,8 @@ def compare(
     orders = [np.argsort(np.asarray(p.rows).astype(str), kind="stable") for p in (first, second)]
     for field in ("rows", "target", "groups"):
         a, b = (np.asarray(getattr(p, field))[o] for p, o in zip((first, second), orders, strict=True))
-        if a.shape != b.shape or not (a.astype(str) == b.astype(str) if field != "target" else a == b).all():
+        kind, nan = (np.float64, True) if field == "target" else (str, False)
+        if a.shape != b.shape or not np.array_equal(a.astype(kind), b.astype(kind), equal_nan=nan):
             raise UserError(
                 Reason.SETTINGS_DIFFER,
                 f"the two runs differ in the {field if field != 'groups' else 'subjects'} of their windows ({len(a)} and {len(b)} rows)",

@@ -157,7 +157,7 @@ def _width(model: Model, readout: str, layers: str, merge: str) -> int:
                 exit_code=Exit.USAGE,
             )
         return model.pooled_width
-    one = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}.get(readout, 1) * model.config.dim
+    one = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}.get(readout, 1) * model.width
     return one * (2 if layers == "last-two" and merge == "concat" else 1)
 
 

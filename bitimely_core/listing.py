@@ -53,6 +53,7 @@ def _datasets() -> list[dict[str, Any]]:
             "licence": e.facts.licence,
             "source": e.facts.url,
             "download": e.facts.download,
+            "layout": e.facts.layout,
             "paper": _paper(e.facts.paper),
             "statistics": e.facts.paper,
             "rules": e.facts.rules,
@@ -82,6 +83,7 @@ def _views() -> list[dict[str, Any]]:
             "window": facts.window,
             "classes": list(facts.classes),
             "split": facts.split,
+            "notice": facts.notice,
             "help": facts.help,
         }
         for name, e in sorted(registry.datasets.items())

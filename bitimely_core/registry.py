@@ -115,6 +115,7 @@ class View:
     hold: tuple[str, ...] = ()  # channels brought to `rate` by repeating values (the others: linear interpolation)
     decimate: tuple[str, ...] = ()  # faster channels that the view brings to `rate` with an anti-alias filter; others are refused
     target: str | None = None  # attribute of the recording that holds its label, or channel that holds those of windows by their starts
+    overlap: float | None = None  # a window's label is the mean of the numeric annotations over it, where they cover this share of it
     notice: str = ""  # what must stand beside every score on this view
     help: str = ""
 
@@ -128,11 +129,13 @@ class DatasetFacts:
     licence: str
     url: str
     download: str
+    layout: str = ""  # what SOURCE looks like: folders and files, in words
     paper: dict[str, Any]  # the statistics that the paper prints
     rules: dict[str, str]  # documented rules, copied into the ingest report
     clinical: bool = True  # folders 0700, files 0600
     options: dict[str, Any] | None = None  # option -> default, beyond those of every data set
     needs_source: bool = True
+    kind: Literal["recordings", "events"] = "recordings"  # events: claims, whose function returns nothing; cache and tokens know the builder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +150,8 @@ class ModelFacts:
     input: tuple[str, ...] = ("regular",)
     source: str = ""  # the method's own paper
     known: str = ""  # what is known about the paper's claims
+    matched: Callable[[Any], dict[str, Any]] = lambda config: {}  # what `--budget matched` changes in a configuration before the width
+    step: int | None = None  # widths that it tries are multiples of this; None: of 2 x heads
 
 
 @dataclass(frozen=True, kw_only=True)

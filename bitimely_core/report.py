@@ -8,7 +8,8 @@ A figure of kind `bars` that stands first is the page's headline: the first name
 A block of text that starts with "## " is a heading. A cell of a table may be a metric object `{value, lo, hi, ...}` of `evaluate`.
 A figure of kind `matrix` may hold panels: `values` [M, R, C] with `names` [M]; small ones take `row_names` and `column_names`, and every
 cell shows its number. Large ones are drawn by the strongest entry of each block of cells; the Parquet file holds them all. A signal of
-`traces` with `accent` true is drawn in colour.
+`traces` with `accent` true is drawn in colour; `lanes` = {"names", "spans": [{"start", "stop", "name"}]} (seconds) adds a panel with a
+line a name, on the same axis: a hypnogram, beats, events.
 """
 
 from __future__ import annotations
@@ -225,7 +226,15 @@ def figure_data(figure: Figure) -> Columns:
         said = np.array([*classes, ""])  # -1 is the last: no stage
         padded = {f"stage {name}": said[np.pad(v, (0, n - len(v)), constant_values=-1)] for name, v in tracks.items()}
         return {"epoch": np.arange(n), "seconds": np.arange(n) * float(data["epoch"]), **padded}
-    raise ValueError(f"figure {figure.name!r} has kind {figure.kind!r}, expected lines, matrix, bars, traces or hypnogram")
+    if figure.kind == "timelines":
+        lanes = [(text(lane["name"]), _array(lane["times"]), lane["groups"]) for lane in data["lanes"]]
+        groups = np.array([text(g) for g in data["groups"]], str)
+        return {
+            "lane": np.concatenate([np.empty(0, str), *(np.full(len(times), name) for name, times, _ in lanes)]),
+            "time": np.concatenate([np.empty(0), *(times for _, times, _ in lanes)]),
+            "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(which, dtype=np.int64)] for _, _, which in lanes)]),
+        }
+    raise ValueError(f"figure {figure.name!r} has kind {figure.kind!r}, expected {', '.join(DRAWN)}")
 
 
 def table_data(table: Table) -> Columns:
@@ -504,10 +513,14 @@ def _traces(figure: Figure) -> Canvas:
     n, rate = max(len(signals), 1), float(data["rate"])
     length = max((len(s["values"]) for s in signals), default=1) / rate
     per, unit = _clock(length)
-    canvas = Canvas(figsize=(WIDTH, 0.5 + n * (0.85 if n <= 8 else 0.6)), layout="constrained")
+    lanes = data.get("lanes")
+    tall = [0.85 if n <= 8 else 0.6] * n + ([0.2 + 0.17 * max(len(lanes["names"]), 2)] if lanes else [])
+    canvas = Canvas(figsize=(WIDTH, 0.5 + sum(tall)), layout="constrained")
     canvas.get_layout_engine().set(hspace=0.0, h_pad=0.02)  # type: ignore[union-attr, call-arg]
-    grid = canvas.subplots(n, 1, squeeze=False, sharex=True)[:, 0]
-    for axes, s in zip(grid, signals, strict=False):
+    grid = canvas.subplots(len(tall), 1, squeeze=False, sharex=True, height_ratios=tall)[:, 0]
+    if lanes:
+        _lanes(grid[-1], lanes, per)
+    for axes, s in zip(grid[:n], signals, strict=False):
         index, drawn = envelope(_array(s["values"]))
         for span in data.get("spans") or ():
             axes.axvspan(span["start"] / per, span["stop"] / per, color=SERIES[1], alpha=0.16, linewidth=0)
@@ -526,8 +539,28 @@ def _traces(figure: Figure) -> Canvas:
             text(span.get("name", ""), 32), (middle, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=SERIES[1]
         )
     grid[-1].set_xlabel(unit)
-    canvas.align_ylabels(grid)
+    canvas.align_ylabels(grid[:n])
     return canvas
+
+
+def _lanes(axes: Axes, lanes: Mapping[str, Any], per: float) -> None:
+    """Spans of time, a line a name; those without length as ticks."""
+    names = list(lanes["names"])
+    for k, name in enumerate(names):
+        spans = [(s["start"] / per, s["stop"] / per) for s in lanes["spans"] if s["name"] == name]
+        colour = SERIES[k % 8]
+        long = [(a, b) for a, b in spans if b > a]
+        axes.plot([v for a, b in long for v in (a, b, np.nan)], [-k] * 3 * len(long), color=colour, linewidth=4, solid_capstyle="butt")
+        points = [a for a, b in spans if b <= a]
+        axes.plot(points, [-k] * len(points), linestyle="", marker="|", markersize=5, markeredgewidth=0.8, color=colour)
+    axes.set_yticks([-k for k in range(len(names))], [text(name, 24) for name in names], color=INK)
+    axes.set_ylim(0.6 - max(len(names), 2), 0.6)
+    axes.grid(axis="y", color=RULE, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.margins(x=0)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    _plain_ticks(axes.xaxis)
 
 
 def _hypnogram(figure: Figure) -> Canvas:
@@ -589,7 +622,36 @@ def _hypnogram(figure: Figure) -> Canvas:
     return canvas
 
 
-DRAWN: dict[str, Callable[[Figure], Any]] = {"lines": _lines, "matrix": _matrix, "bars": _bars, "traces": _traces, "hypnogram": _hypnogram}
+def _timelines(figure: Figure) -> Canvas:
+    from matplotlib.figure import Figure as Canvas
+
+    data, lanes = figure.data, figure.data["lanes"]
+    canvas = Canvas(figsize=(WIDTH, 0.9 + 0.24 * max(len(lanes), 1)), layout="constrained")
+    axes = canvas.add_subplot()
+    handles = []
+    for k, group in enumerate(data["groups"]):  # the first is the background
+        at = [(x, y) for y, lane in enumerate(lanes) for x, of in zip(lane["times"], lane["groups"], strict=True) if of == k]
+        colour, size = (MUTED, 5.0) if k == 0 else (SERIES[(k - 1) % 8], 8.0)
+        handles += axes.plot([x for x, _ in at], [y for _, y in at], linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1)
+    axes.set_yticks(range(len(lanes)), [text(lane["name"], 32) for lane in lanes], color=INK)
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", color=RULE, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(text(data.get("xlabel", "")))
+    _plain_ticks(axes.xaxis)
+    canvas.legend(handles, [" " + text(g, 60) for g in data["groups"]], loc="outside upper left", ncols=4, frameon=False, columnspacing=1.6)
+    return canvas
+
+
+DRAWN: dict[str, Callable[[Figure], Any]] = {
+    "lines": _lines,
+    "matrix": _matrix,
+    "bars": _bars,
+    "traces": _traces,
+    "hypnogram": _hypnogram,
+    "timelines": _timelines,
+}
 
 
 def draw(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
@@ -828,12 +890,12 @@ def _parts(page: Page) -> _Parts:
     return out
 
 
-def html(page: Page, files: Mapping[str, str] | None = None) -> str:
-    """The page alone, as one HTML text. `write` also makes the files that it links to."""
-    return _html(page, _parts(page), files or {})
+def html(page: Page, files: Mapping[str, str] | None = None, *, alone: bool = False) -> str:
+    """The page as one HTML text, with links to the files that `write` makes; `alone`: without, for a page that stands by itself."""
+    return _html(page, _parts(page), files or {}, alone=alone)
 
 
-def _html(page: Page, parts: _Parts, files: Mapping[str, str]) -> str:
+def _html(page: Page, parts: _Parts, files: Mapping[str, str], *, alone: bool = False) -> str:
     """Fill the template; where the page would be too large, downloads give way first, then the largest drawings (both stand beside it)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -844,7 +906,8 @@ def _html(page: Page, parts: _Parts, files: Mapping[str, str]) -> str:
     script = (TEMPLATES / "script.html.j2").read_text("utf-8").strip()
     schemes = {name: " ".join(f"--{k}:{pair[side]};" for k, pair in COLOURS.items()) for side, name in enumerate(("light", "dark"))}
     style = environment.get_template("style.html.j2").render({k: Markup(v) for k, v in schemes.items()})  # noqa: S704  # our own colours
-    blocks = [{"svg": "", "note": "", **b} for b in parts.blocks]
+    beside = {"svg": "", "file": ""} if alone else {}
+    blocks = [{"svg": "", "note": "", **b, **beside} for b in parts.blocks]
     drawings = {b["slug"]: b["svg_inline"] for b in blocks if b.get("svg_inline")}
     context = {
         "title": text(page.title),
@@ -852,7 +915,8 @@ def _html(page: Page, parts: _Parts, files: Mapping[str, str]) -> str:
         "notices": [text(n) for n in page.notices],
         "facts": [(text(k), text(v)) for k, v in page.facts.items()],
         "contents": [b for b in blocks if b["kind"] in {"figure", "table"}] if len(blocks) > 3 else [],
-        "headline": parts.headline,
+        "headline": parts.headline and parts.headline | beside,
+        "alone": alone,
         "blocks": blocks,
         "files": [(text(k), text(v)) for k, v in files.items()],
         "cells_quoted": parts.quoted,

@@ -45,7 +45,7 @@ class ModelConfig(Section):
     dim: int = Field(64, ge=2)  # model width = key width
     value_dim: int = Field(128, ge=2)
     ffn_dim: int = Field(128, ge=1)
-    tokenizer: Literal["conv", "patch", "codes"] = "conv"
+    tokenizer: Literal["conv", "patch", "steps", "codes"] = "conv"  # steps: every timestep a token, for models that read those
     patch: int = Field(8, ge=1)
     stride: int | None = Field(None, ge=1)  # patches; None = patch (not overlapping)
     crop: Literal["pad", "start"] = "pad"  # T not a multiple of the patch: repeat the last sample, or crop at the start
@@ -65,6 +65,12 @@ class ModelConfig(Section):
     core_precision: Literal["fp32", "bf16"] = "fp32"  # set by train.core_precision
     output_heads: Literal["shared", "separate"] = "shared"
     dropout: float = Field(0.0, ge=0, lt=1)
+    revin: bool = True  # patchtst: each channel of each window standardised by its own mean and variance
+    positions: Literal["learned", "sinusoid"] = "learned"  # patchtst, tst: of signals; sinusoid has no longest window
+    decoder_layers: int | None = Field(None, ge=1)  # crt: of all layers, how many decode; None = half of them
+    connections: Literal["plain", "residual", "norm", "residual-norm"] = "plain"  # lstm and its kin: around each layer from the second on
+    direction_width: Literal["full", "half"] = "full"  # bilstm: dim, or half of it, in each direction
+    elmo_mix: Literal["last", "all"] = "last"  # elmo: its own vector from the last layer, or from a learned mix of all layers
 
 
 class ObjectiveConfig(Section):
@@ -74,6 +80,9 @@ class ObjectiveConfig(Section):
     ratio: float = Field(0.4, gt=0, lt=1)  # share of hidden tokens, masked and gap
     span: int = Field(5, ge=1)  # longest hidden span, gap
     direction_sampling: bool = False  # strict: one direction a batch instead of two passes
+    concurrent: bool = False  # masked-runs: all channels together
+    bernoulli: bool = False  # masked-runs: each value by itself, no runs
+    dropped: float = Field(0.7, gt=0, lt=1)  # drop: largest share of dropped patches, reached over the training
 
 
 class TrainConfig(Section):

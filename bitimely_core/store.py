@@ -283,6 +283,19 @@ def write_json(path: Path, obj: Any) -> tuple[str, int]:
     return write_bytes(path, canonical(obj) + b"\n")
 
 
+def secret(path: Path, size: int) -> None:
+    """Random bytes for their owner alone, made once: a file that is there is left as it is. Raises UserError as `write_file`."""
+    with _told(path):
+        if path.exists():
+            return
+        make_folder(path.parent)
+        with _temporary(path) as temporary:
+            _write(temporary, lambda stream: stream.write(secrets.token_bytes(size)))
+            with suppress(FileExistsError):  # another process was faster
+                os_link(temporary, path)
+        _sync(path.parent)
+
+
 def append_line(path: Path, obj: Any) -> None:
     """Add `obj` as one line of canonical JSON; a last line that a killed run left unfinished is cut off first.
 

@@ -86,6 +86,36 @@ class Conv(nn.Module):
         return batch._replace(values=batch.values.masked_fill(gone.unsqueeze(-1), 0.0))
 
 
+class Steps(nn.Module):
+    """Every timestep is a token; its target is its own raw sample. N = T.
+
+    Attributes:
+        width: F, the channels.
+        target_width: P, the channels.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.width = self.target_width = channels
+
+    def count(self, length: int) -> int:
+        """N of windows of `length` samples."""
+        return length
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, T, V], targets (the same values), mask of real tokens [B, T]."""
+        x = _values(batch)
+        return x, x.detach(), _before(row_ends(batch), x.shape[1])
+
+    def observed(self, batch: Batch) -> Tensor:
+        """Which target values were observed, bool [B, T, V]."""
+        return _observed(batch)
+
+    def erase(self, batch: Batch, chosen: Tensor) -> Batch:
+        """The batch with the `chosen` [B, T] timesteps set to 0, all channels together."""
+        return batch._replace(values=batch.values.masked_fill(chosen.unsqueeze(-1), 0.0))
+
+
 class Patch(nn.Module):
     """Patches of P samples, flattened over time and channels; the target of a token is its raw patch (the paper's figures: 3000 -> 375).
 

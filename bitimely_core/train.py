@@ -227,6 +227,7 @@ def _step(run: _Run, stream: Iterator[Batch]) -> tuple[dict[str, Any] | None, in
         batch = next(stream, None)
         run.waited += time.perf_counter() - begun
         generator = _generator(run, "train", run.step + 1)
+        setattr(run.model, "progress", run.step / run.total)  # noqa: B010  any module may be trained; some objectives read it
         for at, micro in enumerate(_split(batch, run.config.accumulate)):
             out, count = _evaluate(run, micro, generator, "train", run.step + 1, at)
             (out["loss"] * count).backward()

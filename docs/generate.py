@@ -1,4 +1,4 @@
-"""Write what is made from the code: the file index in README.md and docs/cli.md. Run it after a change; a test compares.
+"""Write what is made from the code: the file index in README.md, docs/cli.md and docs/datasets.md. Run it after a change; a test compares.
 
 python docs/generate.py
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+
+import datasets
 
 ROOT = Path(__file__).parent.parent
 HEADING = "## File index"
@@ -54,13 +56,14 @@ def command_line() -> str:
 
 
 def main() -> None:
-    """Rewrite both."""
+    """Rewrite all."""
     readme = ROOT / "README.md"
     text = readme.read_text()
     before, _, rest = text.partition(HEADING if HEADING in text else "INDEX\n")
     after = rest[rest.index("\n## ") + 1 :] if "\n## " in rest else rest
     readme.write_text(f"{before}{file_index()}\n{after}")
     (ROOT / "docs" / "cli.md").write_text(command_line())
+    datasets.PAGE.write_text(datasets.document(datasets.kept()))
 
 
 if __name__ == "__main__":

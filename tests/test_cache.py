@@ -25,7 +25,7 @@ import pytest
 
 from bitimely_core import cache, registry, store
 from bitimely_core.batch import Annotation, Record, Records, Rows, Signal, Unit
-from bitimely_core.cache import shards, units
+from bitimely_core.cache import quality, shards, units
 from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.formats.source import Source
 
@@ -236,20 +236,86 @@ def test_shards_follow_the_recommended_form(raw: Path, tmp_path: Path) -> None:
     assert json.loads(file.schema_arrow.metadata[b"bitimely"])["channels"] == [["EEG", 100.0], ["temperature", 1.0]]
 
 
+def figures(*signals: Signal) -> dict[str, float | None]:
+    """Those of the last; the others are looked at with it."""
+    return quality.quality(signals)[-1]
+
+
 def test_quality_figures_against_a_plain_count() -> None:
     x = np.concatenate([np.arange(1000) % 97 - 48, np.full(300, 7), np.full(50, -48)]).astype(np.int16)
-    figures = shards.quality(Signal("x", 100.0, "uV", x, -0.5, 1.0, rails=(-48, 47)))
-    assert figures["out_of_range"] == pytest.approx((x > 47).sum() / len(x), rel=1e-5)
-    assert figures["clipped"] == pytest.approx(((x <= -48) | (x >= 47)).sum() / len(x), rel=1e-5)
-    assert (figures["flat"], figures["flat_longest"]) == (pytest.approx(350 / 1350, rel=1e-5), 3.5)
-    assert (figures["min"], figures["max"]) == (1 - 0.5 * 48, 1 + 0.5 * 48)
-    assert figures["median"] == pytest.approx(1 - 0.5 * np.median(x))
+    found = figures(Signal("x", 100.0, "uV", x, -0.5, 1.0, rails=(-48, 47)))
+    assert found["out_of_range"] == pytest.approx((x > 47).sum() / len(x), rel=1e-5)
+    assert found["clipped"] == pytest.approx(((x <= -48) | (x >= 47)).sum() / len(x), rel=1e-5)
+    assert (found["flat"], found["flat_longest"]) == (pytest.approx(350 / 1350, rel=1e-5), 3.5)
+    assert (found["min"], found["max"]) == (1 - 0.5 * 48, 1 + 0.5 * 48)
+    assert found["median"] == pytest.approx(1 - 0.5 * np.median(x))
+    assert found["iqr"] == pytest.approx(0.5 * np.subtract(*np.percentile(x, [75, 25])))
     y = np.array([np.nan, 1, 2, np.nan], np.float32)
-    assert shards.quality(Signal("y", 1.0, "", y))["missing"] == 0.5
-    assert shards.quality(Signal("y", 1.0, "", y[:1]))["max"] is None
-    assert shards.quality(Signal("y", 1.0, "", y[:0]))["missing"] is None
-    constant = shards.quality(Signal("z", 100.0, "", np.zeros(1000, np.int16), rails=(-(2**31), 2**31)))
+    assert figures(Signal("y", 1.0, "", y))["missing"] == 0.5
+    assert figures(Signal("y", 1.0, "", y))["median"] == 1.5
+    assert figures(Signal("y", 1.0, "", y[:1]))["max"] is None
+    assert figures(Signal("y", 1.0, "", y[:0]))["missing"] is None
+    constant = figures(Signal("z", 100.0, "", np.zeros(1000, np.int16), rails=(-(2**31), 2**31)))
     assert (constant["flat"], constant["flat_longest"], constant["clipped"]) == (1.0, 10.0, 0.0)
+
+
+def test_channels_that_are_looked_at_together_get_the_figures_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    signals = []
+    for i in range(60):
+        n, rate = rng.choice([0, 1, 17, 700, 1000]), rng.choice([1.0, 100.0, 250.0])
+        x = rng.normal(size=n).cumsum() * 20
+        x[: n // 3] = 5
+        kept = np.where(rng.random(n) < (i % 4) / 3, np.nan, x).astype(np.float32) if i % 3 == 0 else x.astype(np.int16)
+        signals.append(Signal(f"c{i}", rate, "", kept, -0.5 * (i % 2) or 0.1, i % 5, rails=(-100.2, 100) if i % 4 == 0 else None))
+    monkeypatch.setattr(quality, "TOGETHER", 3000)  # several chunks
+    assert quality.quality(signals) == [figures(signal) for signal in signals]
+
+
+@pytest.mark.parametrize("mains", [50.0, 60.0])
+def test_line_noise_is_the_share_of_the_power_near_the_mains(mains: float) -> None:
+    """Sines of amplitudes 3 (mains, also 0.5 Hz beside it) and 4: powers 4.5 and 8, hence 4.5 / 12.5 = 0.36, whatever the drift."""
+    t = np.arange(int(250 * 61.3)) / 250
+    drift = 500 + 300 * t / t[-1] + 50 * np.sin(2 * np.pi * 0.02 * t)
+    for f in (mains, mains - 0.5):
+        x = (4 * np.sin(2 * np.pi * 10 * t) + 3 * np.cos(2 * np.pi * f * t) + drift).astype(np.float32)
+        found = figures(Signal("x", 250.0, "uV", x, -0.25, 7.0))
+        assert found["line_noise"] == pytest.approx(0.36, abs=0.003)
+        assert found["line_frequency"] == mains
+    x[2000:5000] = np.nan  # what is missing is passed over
+    assert figures(Signal("x", 250.0, "uV", x))["line_noise"] == pytest.approx(0.36, abs=0.003)
+    beside = np.round(100 * np.sin(2 * np.pi * (mains + 2) * t)).astype(np.int16)
+    assert figures(Signal("x", 250.0, "uV", beside))["line_noise"] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_line_noise_of_white_noise_is_that_of_its_band() -> None:
+    x = np.random.default_rng(0).normal(size=(400, 2000)) * 300
+    found = quality.quality([Signal("x", 200.0, "", row.astype(np.int16)) for row in x])
+    one_band = 9 / 398  # of the frequencies from 0.75 to 100 Hz, a quarter of a hertz apart, nine are within 1 Hz
+    means = [np.mean([f["line_noise"] for f in found if f["line_frequency"] == mains]) for mains in (50.0, 60.0)]
+    assert np.mean(means) == pytest.approx(one_band, rel=0.4)  # the larger of two bands
+    assert 0.4 < np.mean([f["line_frequency"] == 50.0 for f in found]) < 0.6
+
+
+def test_line_noise_is_not_told_where_it_cannot_be_seen() -> None:
+    hum = np.round(1000 * np.sin(2 * np.pi * 50 * np.arange(4000) / 1000)).astype(np.int16)
+    for channel in (
+        Signal("slow", 121.0, "", hum),
+        Signal("short", 1000.0, "", hum[:1900]),
+        Signal("constant", 250.0, "", np.full(4000, 9, np.int16)),
+        Signal("lost", 250.0, "", np.full(4000, np.nan, np.float32)),
+    ):
+        found = figures(Signal("whole", channel.rate, "", hum), channel)
+        assert (found["line_noise"], found["line_frequency"]) == (None, None), channel.channel
+    assert figures(Signal("x", 1000.0, "", hum[:2000]))["line_noise"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_quality_figures_stand_with_each_channel_of_the_cache(raw: Path, tmp_path: Path) -> None:
+    ingest(raw, tmp_path / "out")
+    rows = cache.open_cache(tmp_path / "out").signals()
+    found = [json.loads(text) for text in rows["qc"]]
+    assert {tuple(sorted(row)) for row in found} == {tuple(sorted(quality.FIGURES))}
+    assert all(-2048 * 0.5 + 0.1 <= row["min"] < row["median"] < row["max"] <= 2047 * 0.5 + 0.1 for row in found[::2])
 
 
 def test_start_times_and_text_of_headers_stay_out_unless_asked(raw: Path, tmp_path: Path) -> None:

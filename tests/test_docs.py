@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 sys.path.insert(0, str(ROOT / "docs"))
+import datasets  # noqa: E402
 import generate  # noqa: E402
 
 
@@ -36,6 +37,11 @@ def test_the_file_index_of_the_readme_is_the_tree() -> None:
 
 def test_the_command_line_reference_is_what_typer_says() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == generate.command_line(), "run: python docs/generate.py"
+
+
+def test_the_page_of_the_data_sets_is_what_the_registry_says() -> None:
+    assert datasets.PAGE.read_text() == datasets.document(datasets.kept()), "run: python docs/generate.py"
+    assert "| `emg` of emg | 0 | 204 |" in datasets.kept()
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import stat
+import time
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -513,6 +514,21 @@ def test_the_fast_clock_agrees_with_the_parser(blocks: list[bytes]) -> None:
         if not np.isnan(onset):
             assert edf.parse_tals(block) == [(onset, None, [b""])]
     assert edf._clock(np.frombuffer(b"+12.5\x14\x14\0", np.uint8)[None])[0] == 12.5
+
+
+def test_digits_behind_a_time_are_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "x.edf").write_bytes(edf.encode([SLOW], [np.zeros(2, np.int16)], notes=[]).replace(b"+1\x14\x14\0\0", b"+\0\x14\x14\x001"))
+    assert refusal(tmp_path / "x.edf").code == Reason.ANNOTATION_SYNTAX
+    assert np.isnan(edf._clock(np.frombuffer(b"+3\0\x14\x14\0" + b"7", np.uint8)[None])).all()
+
+
+def test_thousands_of_equal_labels_take_linear_time() -> None:
+    channels = [SLOW._replace(label=f"c{i // 2}") for i in range(9998)]
+    raw = edf.encode(channels, [np.zeros(1, np.int16)] * len(channels))
+    before = time.process_time()
+    header = edf.parse_header(raw, len(raw), needed=())
+    assert time.process_time() - before < 2
+    assert [channel.label for channel in header.channels[:3]] == ["c0 (1)", "c0 (2)", "c1 (3)"]
 
 
 def test_hostile_lists_take_linear_time() -> None:

@@ -111,6 +111,28 @@ def test_labels_and_values_against_scikit_learn():
         assert got == pytest.approx({"mae": np.abs(t - x).mean(), "rmse": np.sqrt(((t - x) ** 2).mean())}, abs=1e-12)
 
 
+def test_labels_that_are_not_known_count_nowhere():
+    rng = np.random.default_rng(5)
+    target = (rng.random((300, 3)) < 0.3).astype(float)
+    prediction = np.clip(0.3 * target + rng.random((300, 3)) * 0.7, 0, 1)
+    target[rng.random((300, 3)) < 0.2] = np.nan
+    scores = score("multilabel", target, prediction, np.arange(300), class_names=("a", "b", "c"), train_target=target, bootstrap=50)
+    known = np.isfinite(target)
+    each = [sk.average_precision_score(target[known[:, k], k], prediction[known[:, k], k]) for k in range(3)]
+    assert values(scores)["auprc"] == pytest.approx(np.mean(each))
+    assert values(scores)["auprc_micro"] == pytest.approx(sk.average_precision_score(target[known], prediction[known]))
+    assert values(scores)["accuracy"] == pytest.approx(((prediction >= 0.5) == (target == 1))[known].mean())
+    for k, name in enumerate("abc"):
+        entry = scores["by_class"][name]
+        assert entry["base_rate"] == pytest.approx(np.nanmean(target[:, k]))
+        assert entry["unknown"] == (~known[:, k]).sum()
+        assert entry["auroc"]["value"] == pytest.approx(sk.roc_auc_score(target[known[:, k], k], prediction[known[:, k], k]))
+    lengths = rng.integers(1, 200, 300)
+    assert np.isfinite(length_only("multilabel", lengths, target, lengths)).all()
+    first, second = (Predictions(np.arange(300), target, p, np.arange(300)) for p in (prediction, 1 - prediction))
+    assert compare("multilabel", first, second, class_names=("a", "b", "c"), bootstrap=50)["metrics"]["auprc"]["difference"] > 0
+
+
 def test_classes_one_by_one():
     y, p, g = cohort(3, k=5)
     scores = score("classification", y, p, g, class_names=NAMES, bootstrap=50)

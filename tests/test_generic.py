@@ -259,6 +259,87 @@ def test_a_map_with_a_mistake_is_refused_by_its_key(tmp_path: Path, text: str, w
     assert wanted in report["message"]
 
 
+# --- numbers over time
+
+
+NUMBERS = """
+[[files]]
+match = "p(?P<subject>.)"
+rate = 100
+channels = ["PPG"]
+[annotations]
+path = "numbers.csv"
+file = "recording"
+onset = "t"
+"""
+
+
+def numbered(folder: Path, rows: str, more: str, people: int = 1) -> dict[str, Any]:
+    """Recordings of 60 s at 100 Hz, with a table of numbers."""
+    raw = folder / "raw"
+    raw.mkdir()
+    for i in range(people):
+        np.save(raw / f"p{i}.npy", np.random.default_rng(i).normal(size=6000).astype(np.float32))
+    (raw / "numbers.csv").write_text(rows)
+    return mapped(raw, NUMBERS + more, folder / "cache")
+
+
+def test_a_window_has_the_mean_of_the_numbers_over_it(tmp_path: Path) -> None:
+    """Windows of 10 s: whole cover, two values in unequal shares, half covered, less than half, both raters, nothing."""
+    rows = "recording,t,seconds,hr\np0,0,10,60\np0,10,7,70\np0,17,3,80.5\np0,20,5,90\np0,30,4.9,50\np0,40,10,1e2\np0,45,5,40\n"
+    report = numbered(tmp_path, rows, 'duration = "seconds"\nvalue = "hr"\n[labels]\nx = "y"\n')
+    assert (report["exit_code"], report["reason_counts"]) == (0, {})
+    made = tokens.build(tmp_path / "cache", view="values", out=tmp_path / "t")
+    assert made.task == "regression"
+    assert made.index["start"].to_list() == [0.0, 10.0, 20.0, 40.0]
+    targets = made.targets()
+    assert targets is not None
+    np.testing.assert_allclose(targets, [60, 0.7 * 70 + 0.3 * 80.5, 90, (10 * 100 + 5 * 40) / 15], rtol=1e-6)
+    assert made.manifest["left_out"] == {"unmeasured_windows": 2}
+    fine = tokens.build(tmp_path / "cache", view="values", out=tmp_path / "fine", window=200, stride=37)
+    notes = [(a.onset, a.onset + a.duration, float(a.label)) for a in recordings(tmp_path / "cache")["p0"].annotations]
+    for start, label in fine.index.select("start", "label").iter_rows():
+        shares = [max(0.0, min(start + 2, stop) - max(start, begin)) for begin, stop, _ in notes]
+        assert label == pytest.approx(np.dot(shares, [value for *_, value in notes]) / sum(shares), rel=1e-9)
+
+
+def test_numbers_without_durations_hold_until_the_next_row(tmp_path: Path) -> None:
+    """An empty cell ends what held; the last number holds to the end of the recording; rows may come in any order."""
+    rows = "recording,t,hr\np0,20,80\np0,0,60\np0,35,\np0,10,70\np0,50,90\np1,0,55\nnobody,0,1\n"
+    report = numbered(tmp_path, rows, 'duration = ""\nvalue = "hr"\n', people=3)
+    assert (report["exit_code"], codes(report)) == (0, {"unmatched_labels", "missing_values"})
+    assert recordings(tmp_path / "cache")["p0"].annotations == [
+        Annotation(0.0, 10.0, "60.0"),
+        Annotation(10.0, 10.0, "70.0"),
+        Annotation(20.0, 15.0, "80.0"),
+        Annotation(50.0, 10.0, "90.0"),
+    ]
+    made = tokens.build(tmp_path / "cache", view="values", out=tmp_path / "t")
+    assert made.index.select("recording_id", "start", "label").rows() == [
+        *zip(["p0"] * 5, [0.0, 10.0, 20.0, 30.0, 50.0], [60.0, 70.0, 80.0, 80.0, 90.0], strict=True),
+        *[("p1", 10.0 * i, 55.0) for i in range(6)],
+    ]
+    assert made.manifest["left_out"] == {"unmatched_labels": 1, "unmeasured_windows": 1}
+    assert made.class_names == ()
+
+
+def test_rows_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
+    rows = "recording,t,seconds,hr\np0,0,10,60\np0,10,10,fast\np0,20,0,70\np0,x,10,70\np0,30,-1,70\n" + "p0,40,1,70\n" * 5
+    report = numbered(tmp_path, rows, 'duration = "seconds"\nvalue = "hr"\n')
+    assert report["exit_code"] == Exit.PARTIAL
+    (account,) = report["rows"]
+    assert (account["seen"], account["used"], account["quarantined_by_reason"]) == (10, 6, {"not_numeric": 1, "annotation_syntax": 3})
+
+
+def test_texts_are_no_numbers(tmp_path: Path) -> None:
+    """A table of labels gives no number to the view of numbers; labels without durations hold, too."""
+    report = numbered(tmp_path, "recording,t,label\np0,0,calm\np0,30,busy\n", 'duration = ""\n')
+    assert report["exit_code"] == 0
+    assert recordings(tmp_path / "cache")["p0"].annotations == [Annotation(0.0, 30.0, "calm"), Annotation(30.0, 30.0, "busy")]
+    with pytest.raises(UserError, match="no window fits"):
+        tokens.build(tmp_path / "cache", view="values", out=tmp_path / "t")
+
+
 # --- formats that say more themselves
 
 

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import os
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,139 @@ def test_rows_of_numbers() -> None:
     empty = tables.numbers(Row(2, ("1", "", "3")), ["a", "b", "c"])
     assert isinstance(empty, Finding)
     assert (str(empty.code), empty.field) == ("missing_values", "b")
+
+
+# --- frames
+
+
+def framed(path: Path, columns: list[str], **options: Any) -> tuple[list[Row], list[tuple[str, int | None]]]:
+    """What `frames` gives, in the form of `rows`."""
+    blocks = list(tables.frames(path, columns, **options))
+    kept = [Row(row, tuple(cell or "" for cell in cells)) for block in blocks for row, *cells in block.frame.iter_rows()]
+    assert sum(block.seen for block in blocks) == len(kept) + sum(len(block.faults) for block in blocks)
+    assert all(block.frame.columns == ["row", *columns] for block in blocks)
+    return kept, told([fault for block in blocks for fault in block.faults])
+
+
+PIECES = [
+    "a",
+    "1",
+    " ",
+    "ä",
+    ",",
+    ",",
+    "\n",
+    "\n",
+    "\r\n",
+    "\r",
+    '"',
+    '""',
+    "\0",
+    '"x"',
+    '"x,y"',
+    '"x\ny"',
+    "a,b,c\n",
+    "d,e,f\n",
+    '"q","r","s"\n',
+]
+
+
+@FUZZ
+@given(
+    body=st.lists(st.sampled_from(PIECES), max_size=40).map("".join),
+    block=st.sampled_from([8, 64, 1 << 20]),
+    piece=st.sampled_from([4, 16, 1 << 16]),
+    head=st.sampled_from(["", "\ufeff", "\n", "\r\n\n"]),
+)
+def test_frames_hold_what_rows_gives(tmp_path: Path, body: str, block: int, piece: int, head: str) -> None:
+    path = written(tmp_path, head + "x,y,z\n" + body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "BLOCK", block)
+        patch.setattr(tables, "PIECE", piece)
+        rows, findings = read(path, ["z", "x"])
+        assert framed(path, ["z", "x"]) == (rows, told(findings))
+
+
+@pytest.mark.parametrize("odd", [None, '7,"a\nb",7', '7,"a""b",7', "", '7,"a,b",7'])
+def test_one_odd_line_among_many(tmp_path: Path, odd: str | None) -> None:
+    lines = [f"{i},{i * i},x{i}" for i in range(20_000)]
+    if odd is not None:
+        lines[10_000:10_000] = [odd]
+    path = written(tmp_path, "a,b,c\n" + "\n".join(lines) + "\n")
+    rows, _ = read(path, ["c", "a"])
+    assert framed(path, ["c", "a"]) == (rows, [])
+    assert len(rows) == 20_000 + bool(odd)
+
+
+def test_an_open_quote_swallows_nothing_in_frames(tmp_path: Path) -> None:
+    lines = [f"{i},{i * i},x{i}" for i in range(20_000)]
+    lines[5_000] = '5000,"open,x'
+    lines[9_000] = 'close",9000,x'
+    rows, faults = framed(written(tmp_path, "a,b,c\n" + "\n".join(lines)), ["a"])
+    assert faults == [("csv_syntax", 5_002), ("csv_syntax", 9_002)]
+    assert len(rows) == 19_998
+
+
+def test_lines_in_another_encoding_are_latin_1_line_by_line(tmp_path: Path) -> None:
+    path = written(tmp_path, b"id,town\n\xe91,Qu\xe9bec\n" + "é1,Québec\nz,z\n".encode())
+    (block,) = [block for block in tables.frames(path, ["id", "town"]) if block.seen > 1]
+    assert block.foreign == 1
+    assert framed(path, ["id", "town"])[0] == [Row(2, ("é1", "Québec")), Row(3, ("é1", "Québec")), Row(4, ("z", "z"))]
+
+
+def test_tabs_without_quotes(tmp_path: Path) -> None:
+    path = written(tmp_path, 'id\tname\n1\t"5" wide\n2\t"\n3\n\n')
+    assert framed(path, ["name", "id"], delimiter="\t", quotes=False) == (
+        [Row(2, ('"5" wide', "1")), Row(3, ('"', "2"))],
+        [("row_width", 4)],
+    )
+    path = written(tmp_path, 'id\tname\n1\t"5" wide\n2\t"\n')
+    assert framed(path, ["name"], delimiter="\t", quotes=False) == ([Row(2, ('"5" wide',)), Row(3, ('"',))], [])
+
+
+def test_an_archive_of_one_table_is_read_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "t.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inner.csv", GOOD)
+    assert framed(path, ["y", "id"]) == ([Row(2, ("2", "a1")), Row(3, ("4", "a2")), Row(4, ("6", "a3"))], [])
+    assert tables.count(path) == 3
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60])
+    assert refusal(path).code == "corrupt"
+    path.write_bytes(whole)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("second.csv", GOOD)
+    assert refusal(path).code == "unsupported_format"
+
+
+def test_frames_of_packed_texts_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = gzip.compress(b"a,b\n" + b"0,0\n" * 100_000, mtime=0)
+    path = written(tmp_path, packed, "t.csv.gz")
+    assert len(framed(path, ["b"])[0]) == 100_000
+    monkeypatch.setattr(tables, "MOST_EXPANDED", 1000)
+    monkeypatch.setattr(tables, "MOST_RATIO", 2)
+    with pytest.raises(UserError) as caught:
+        framed(path, ["b"])
+    assert caught.value.code == "expansion_limit"
+    monkeypatch.undo()
+    path.write_bytes(packed[:-20])
+    with pytest.raises(UserError) as caught:
+        framed(path, ["b"])
+    assert caught.value.code == "truncated"
+
+
+def test_frames_of_parquet_are_text_with_civil_times(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    late = pa.array([1_262_318_400_000_000, None], pa.timestamp("us", tz="America/Montreal"))  # 2010-01-01 04:00 UTC
+    table = pa.table({"id": pa.array(["01", None]).dictionary_encode(), "at": late, "day": pa.array([0, 1], pa.date32()), "n": [7, 8]})
+    pq.write_table(table, path)
+    assert tables.kinds(path)["id"] == "text"
+    rows, faults = framed(path, ["n", "id", "at", "day"])
+    assert faults == []
+    assert [(row.row, row.cells[0], row.cells[1], row.cells[2][:10], row.cells[3]) for row in rows] == [
+        (1, "7", "01", "2009-12-31", "1970-01-01"),
+        (2, "8", "", "", "1970-01-02"),
+    ]
 
 
 # --- fuzz

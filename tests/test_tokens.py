@@ -52,6 +52,9 @@ class Memory:
     def subjects(self) -> pl.DataFrame:
         return pl.DataFrame({"subject_id": [record.subject_id for record in self.held]})
 
+    def signals(self) -> pl.DataFrame:
+        return pl.DataFrame({"channel": [s.channel for record in self.held for s in record.signals]}, schema={"channel": pl.String})
+
     def recording_ids(self) -> list[str]:
         return [record.recording_id for record in self.held]
 
@@ -99,6 +102,11 @@ def files(folder: Path) -> dict[str, str]:
 def build(held: list[Record], folder: Path, **options: Any) -> tokens.Windows:
     memory: Any = Memory(held, generation=options.pop("generation", 1))
     return tokens.build(memory, out=folder, **options)
+
+
+def planned(held: list[Record], **options: Any) -> dict[str, Any]:
+    memory: Any = Memory(held)
+    return tokens.plan(memory, **options)
 
 
 def labels(windows: tokens.Windows, rows: Any = None) -> np.ndarray:
@@ -655,9 +663,17 @@ def test_recordings_without_a_channel_are_left_out_and_said(tmp_path: Path) -> N
     finding = next(f for f in windows.manifest["findings"] if f["code"] == Reason.MISSING_CHANNEL)
     assert (finding["count"], finding["level"]) == (1, "warning")
     with pytest.raises(UserError) as error:
-        build(held, tmp_path / "none", channels=["ecg"])
+        build(held[2:3], tmp_path / "none", channels=["eeg", "temp"], window=10_000)
     assert (error.value.code, error.value.exit_code) == (Reason.NO_INPUT, Exit.REFUSED)
-    assert error.value.details[0].count == 4
+    assert error.value.details[0].code == Reason.LENGTH
+
+
+def test_a_channel_that_no_recording_has_is_a_mistyped_name(tmp_path: Path) -> None:
+    for make in (lambda: build(records(2), tmp_path / "t", channels=["eeg", "tenp"]), lambda: planned(records(2), channels=["tenp"])):
+        with pytest.raises(UserError, match="Did you mean temp") as error:
+            make()
+        assert (error.value.code, error.value.exit_code) == (Reason.UNKNOWN_NAME, Exit.USAGE)
+    assert not (tmp_path / "t").exists()
 
 
 def test_equal_recordings_in_two_splits_are_reported(tmp_path: Path) -> None:

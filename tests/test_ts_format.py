@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,22 @@ def test_classes_and_unlabelled_files(tmp_path: Path) -> None:
     assert (header.task, header.classes, [case.label for case in cases]) == ("classification", ("a", "b"), ["b", "a"])
     header, cases, _ = read(written(tmp_path, text(["1,2:3,4", "5,6:7,8"], HEAD[:5], "@classLabel false")))
     assert (header.task, header.lengths, [case.label for case in cases]) == ("none", (2, 2), [None, None])
+
+
+def test_unknown_keys_are_one_warning(tmp_path: Path) -> None:
+    header, _, _ = read(written(tmp_path, text(head=[*HEAD, "@colour blue", *["@shape round"] * 40_000])))
+    (found,) = header.findings
+    assert (str(found.code), found.level, found.count) == ("header_syntax", "warning", 40_001)
+    assert "'@colour' in line 8" in found.text
+
+
+def test_thousands_of_classes_take_linear_time(tmp_path: Path) -> None:
+    names = [f"c{i}" for i in range(20_000)]
+    path = written(tmp_path, text([f"1:2:{name}" for name in names], HEAD[:5], f"@classLabel true {' '.join(names)}"))
+    before = time.process_time()
+    _, cases, _ = read(path)
+    assert time.process_time() - before < 2.5
+    assert [case.label for case in cases] == names
 
 
 def test_channels_of_unequal_length_in_one_case(tmp_path: Path) -> None:

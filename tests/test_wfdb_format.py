@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 import warnings
 from contextlib import suppress
 from datetime import datetime
@@ -489,6 +490,11 @@ def test_a_variable_layout_names_the_signals(tmp_path: Path) -> None:
     assert codes(recording.findings, "warning") == {"discontinuous"}
 
 
+def test_a_layout_is_no_segment(tmp_path: Path) -> None:
+    tmp_path.joinpath("lay.hea").write_text("\n".join(["lay 3 100 0", *(f"~ 0 86/mV 11 0 -1024 0 0 {name}" for name in NAMES)]))
+    assert refusal(segments(tmp_path, ["lay 0", "lay 50"])).code == "missing_channel"
+
+
 def test_segments_in_a_folder_of_their_own(tmp_path: Path) -> None:
     write(tmp_path / "sub", "a")
     path = segments(tmp_path, ["sub/a 50"])
@@ -585,6 +591,14 @@ def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) ->
 def test_any_text_is_a_header_or_refused(text: str) -> None:
     with suppress(UserError):
         own.parse_header(text.encode("utf-8", "replace"), "r")
+
+
+def test_thousands_of_equal_names_take_linear_time() -> None:
+    lines = "".join(f"r.dat 16 1 0 0 0 0 0 x{i // 2}\n" for i in range(40_000))
+    before = time.process_time()
+    parsed = own.parse_header(f"r 40000 100\n{lines}".encode(), "r", needed=())
+    assert time.process_time() - before < 4
+    assert [channel.name for *_, channel in parsed.signals[:3]] == ["x0 (1)", "x0 (2)", "x1 (3)"]
 
 
 def test_long_digits_cost_no_more_than_their_length() -> None:

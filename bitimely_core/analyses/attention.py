@@ -209,7 +209,7 @@ def facts_of(runs: Sequence[LoadedRun], seed: int) -> dict[str, str]:
 
 def spread(share: Array, samples: int, config: Any) -> Array:
     """Shares of tokens spread over the samples that they stand for, [T], sum kept: a patch its own samples, a convolution 4 each."""
-    step = (config.stride or config.patch) if config.tokenizer == "patch" else 4
+    step = {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)
     first = samples % config.patch if config.tokenizer == "patch" and config.crop == "start" else 0
     token = (np.arange(samples) - first) // step
     inside = (token >= 0) & (token < len(share))

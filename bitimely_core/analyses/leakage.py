@@ -146,7 +146,7 @@ def _sized(config: ModelConfig, tokens: int, channels: int, *, ragged: bool) -> 
     """The configuration for windows of about `tokens` tokens, at most 256 samples; `ragged`: no multiple of the tokenizer's step."""
     if config.tokenizer == "codes":
         return config.model_copy(update={"length": tokens, "codes": FIRST + VOCABULARY, "dropout": 0.0})
-    step = 4 if config.tokenizer == "conv" else config.stride or config.patch
+    step = {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)
     length = min(step * tokens - (step // 2 if ragged else 0), 256)
     width = 1 if config.channel_independent else channels
     return config.model_copy(update={"length": max(length, config.patch), "channels": width, "others": (), "dropout": 0.0})
@@ -191,7 +191,7 @@ def _jacobian(config: ModelConfig, objective: Objective, seed: int, *, training:
 def _own_samples(model: Model, x: Tensor, result: dict[str, Any]) -> Tensor:
     """Which samples the target of each prediction is made of, bool [B, M, T, V]."""
     if model.config.target == "raw":  # targets are samples, and no two samples are equal
-        target, samples = result["target"].detach(), x.detach()
+        target, samples = torch.where(result["valid"], result["target"].detach(), torch.nan), x.detach()
         return (target[:, :, None, None, :] == samples[:, None, :, :, None]).any(-1)
     tokens = model.adapter.tokenizer(Batch(x))[0]
     fields = [torch.autograd.grad(tokens[:, n].sum(), x, retain_graph=True)[0] != 0 for n in range(tokens.shape[1])]

@@ -8,12 +8,14 @@
       subjects-<hash>.parquet  one row a recording: subject and attributes (`subjects.parquet` is a copy for people)
       units-<hash>.json        what each unit was made of: the next `ingest` redoes only what has changed
       ingest_report.json       what became of every unit, at the last attempt
+      report.html              the same for people, with the quality of the channels and a picture (written by `runs.ingest`)
       manifest-<N>.json        the generation before, which readers that opened it can still finish
       .progress/               finished parts of an ingest that has not ended
 """
 
 from bitimely_core.cache.accounting import findings
+from bitimely_core.cache.attempt import PAGE
 from bitimely_core.cache.ingesting import ingest
 from bitimely_core.cache.reading import Cache, open_cache, verify
 
-__all__ = ["Cache", "findings", "ingest", "open_cache", "verify"]
+__all__ = ["PAGE", "Cache", "findings", "ingest", "open_cache", "verify"]

@@ -18,6 +18,7 @@ from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, Entry
 
 REPORT = "ingest_report.json"
+PAGE = "report.html"  # what people look at; made by whoever can draw, never read
 SUMS = "SHA256SUMS.txt"
 
 
@@ -34,6 +35,7 @@ class Attempt:
     jobs: int
     progress: Progress | None
     stop: Stop
+    given_options: dict[str, Any] = field(default_factory=dict)  # as given, where `options` has contents in the place of paths
     units: list[Unit] = field(default_factory=list)  # sorted by name
     reasons: list[Finding] = field(default_factory=list)  # of the data set as a whole
     rows: list[dict[str, Any]] = field(default_factory=list)  # of tables that are no units

@@ -14,10 +14,10 @@ from typing import Any
 
 from bitimely_core import registry, store
 from bitimely_core.batch import Progress
-from bitimely_core.cache import accounting, shards
+from bitimely_core.cache import accounting, claims, shards
 from bitimely_core.cache.attempt import REPORT, Attempt
-from bitimely_core.cache.units import Task, grouped
-from bitimely_core.cache.workers import run, stopping
+from bitimely_core.cache.units import AIM, UNITS, Task, grouped
+from bitimely_core.cache.workers import Worker, run, started, stopping
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.formats.source import Source, scan
 
@@ -84,13 +84,15 @@ def ingest(
     entry, resolved = _resolved(dataset, options or {})
     _check_arguments(entry, source, jobs, max_bad, shard)
     found = None if source is None else _outside(scan(Path(source), follow_symlinks=follow_symlinks), folder)
+    events = entry.facts.kind == "events"
     with stopping() as stop:
         attempt = Attempt(
             dataset=entry,
             source=found,
             given=None if source is None else str(source),
             out=folder,
-            options={**resolved, "keep_phi": keep_phi, "keep_dates": keep_dates},
+            options={**(claims.pinned(resolved, folder) if events else resolved), "keep_phi": keep_phi, "keep_dates": keep_dates},
+            given_options=resolved,
             run_options={"strict": strict, "max_bad": max_bad, "follow_symlinks": follow_symlinks, "verify": verify},
             jobs=jobs,
             progress=progress,
@@ -98,6 +100,10 @@ def ingest(
         )
         if dry_run:
             return _plan(attempt)
+        if events:
+            with store.lock(folder, wait):
+                store.sweep(folder)
+                return claims.ingest(attempt, force_new=force_new, former=_former(attempt, force_new=force_new)[0])
         if shard is not None and shard[1] > 1:
             with store.lock(folder, wait, shared=True):
                 part = _part(replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={}), shard, force_new=force_new)
@@ -190,9 +196,10 @@ def _whole(attempt: Attempt, *, force_new: bool) -> dict[str, Any]:
     store.sweep(notes)
     try:
         with attempt.reported():
-            attempt.list_units()
-            attempt.read_sums()
-            done = _work(attempt, _tasks(attempt, parts + _finished(notes)))
+            with started(_early(attempt), (attempt.dataset.function.__module__, "pyarrow.parquet")) as workers:
+                attempt.list_units()
+                attempt.read_sums()
+                done = _work(attempt, _tasks(attempt, parts + _finished(notes)), workers)
             attempt.hash_rest()
             refused = attempt.refusal()
             if refused is not None:
@@ -230,6 +237,8 @@ def _former(attempt: Attempt, *, force_new: bool) -> tuple[dict[str, Any] | None
     if force_new:
         return former, []
     _compare(former["settings"], attempt.settings, path)
+    if former["kind"] == "events":
+        return former, []
     if store.damage(attempt.out, former, [former["units"]]):  # then what is in the cache is read again
         return former, []
     return former, [{"files": former["files"], **json.loads((attempt.out / former["units"]).read_bytes())}]
@@ -321,7 +330,13 @@ def _tasks(attempt: Attempt, known: list[Part]) -> list[Task]:
     return tasks
 
 
-def _work(attempt: Attempt, tasks: list[Task]) -> list[Part]:
+def _early(attempt: Attempt) -> int:
+    """How many worker processes will surely have something to do, by what lies in the source."""
+    expected = len(attempt.sizes) // (2 * UNITS) + sum(attempt.sizes.values()) // AIM
+    return min(attempt.jobs, expected) if attempt.jobs > 1 else 0
+
+
+def _work(attempt: Attempt, tasks: list[Task], workers: list[Worker]) -> list[Part]:
     """Work on `tasks`, in whatever order; each that is finished is noted at once. The parts in the order of the tasks."""
     what, total = f"ingest {attempt.dataset.name}", sum(len(task.units) for task in tasks)
     tell = attempt.progress or (lambda what, done, total: None)
@@ -333,7 +348,7 @@ def _work(attempt: Attempt, tasks: list[Task]) -> list[Part]:
             seen.add(unit)
 
     parts: dict[str, Part] = {}
-    with closing(run(tasks, attempt.jobs, attempt.stop, taken)) as results:  # no worker outlives what goes wrong here
+    with closing(run(tasks, attempt.jobs, attempt.stop, taken, workers)) as results:  # no worker outlives what goes wrong here
         for task, part in results:
             store.write_json(attempt.out / PROGRESS / f"{task.group}.json", {"body": part, "sha256": store.fingerprint(part)})
             parts[task.group] = part
@@ -426,7 +441,7 @@ def _part(attempt: Attempt, shard: tuple[int, int], *, force_new: bool) -> dict[
         attempt.list_units()
         attempt.read_sums()
         tasks = _tasks(attempt, before + _finished(notes))
-        _work(attempt, [task for task in tasks if int(task.group, 16) % n == k - 1])
+        _work(attempt, [task for task in tasks if int(task.group, 16) % n == k - 1], [])
     missing = {int(task.group, 16) % n for task in tasks if not (notes / f"{task.group}.json").is_file()}
     report = attempt.report()
     return {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bitimely_core import store
 from bitimely_core.batch import Record
 from bitimely_core.cache import shards
-from bitimely_core.cache.attempt import REPORT
+from bitimely_core.cache.attempt import PAGE, REPORT
 from bitimely_core.cache.ingesting import COPY, SCHEMA
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean
 
@@ -39,6 +39,19 @@ class Cache:
     def report(self) -> dict[str, Any]:
         """The report of the ingest that made it."""
         return dict(self.manifest["report"])
+
+    def events(self) -> Iterator[pl.DataFrame]:
+        """Of claims: the rows of one shard of subjects after another, in MEDS columns (`cache.claims`)."""
+        for name in self.manifest["shards"]:
+            yield self._frame(name)
+
+    def people(self) -> pl.DataFrame:
+        """Of claims: one row a subject, days on the subject's clock unless dates were kept."""
+        return self._frame(self.manifest["subjects"])
+
+    def labels(self) -> pl.DataFrame:
+        """Of claims: subject_id, name, value, onset_day."""
+        return self._frame(self.manifest["labels"])
 
     def records(self, channels: Collection[str] | None = None, only: Collection[str] | None = None) -> Iterator[Record]:
         """The recordings in a stable order, with one shard in memory at a time.
@@ -206,7 +219,7 @@ def _deep(cache: Cache) -> list[Finding]:
 
 def _foreign(folder: Path, manifest: dict[str, Any]) -> list[Finding]:
     """Files that neither this generation nor the one before names, and a copy of the subjects that is not theirs."""
-    named = {store.MANIFEST, REPORT, COPY, *manifest["files"]}
+    named = {store.MANIFEST, REPORT, PAGE, COPY, *manifest["files"]}
     for path in folder.glob("manifest-*.json"):
         if store.OLD.fullmatch(path.name):
             named.add(path.name)

@@ -1,4 +1,4 @@
-"""Records to Parquet shards and back: the columns, the quality figures, the hash of the content.
+"""Records to Parquet shards and back: the columns, the hash of the content.
 
 Samples are one little-endian binary value a row, compressed with zstd, without a dictionary: 2.6 times smaller and 5 to 25 times faster
 to read than lists of floats. Every page has a checksum, and the same records give the same bytes.
@@ -19,6 +19,7 @@ import numpy as np
 
 from bitimely_core import store
 from bitimely_core.batch import Annotation, Record, Signal
+from bitimely_core.cache.quality import quality
 from bitimely_core.errors import Reason, UserError
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
 NAMES = re.compile(r"(recordings|annotations|subjects)-[0-9a-f]{16}\.parquet|units-[0-9a-f]{16}\.json")
 DTYPES = {"int16": "<i2", "float32": "<f4"}
+NAMED = {np.dtype(f"{order}{dtype[1:]}"): name for name, dtype in DTYPES.items() for order in "<>"}
 ROW_GROUP = 8 << 20  # bytes of samples: a reader that wants one channel of a long recording decodes only that
 ROWS = 8192  # rows a row group at most
 LONGEST = (1 << 31) - (1 << 20)  # bytes of one Parquet value
-SAMPLED = 1 << 16  # samples that median and spread are taken of
 
 
 class Shard(NamedTuple):
@@ -68,9 +69,10 @@ def checked(record: Record, *, keep_dates: bool) -> Record:
 
 
 def _checked(signal: Signal) -> Signal:
-    name = signal.samples.dtype.name
-    if name not in DTYPES or signal.samples.ndim != 1:
-        raise ValueError(f"samples are {signal.samples.ndim}-dimensional {name}, expected one dimension of int16 or float32")
+    name = NAMED.get(signal.samples.dtype, "")
+    if not name or signal.samples.ndim != 1:
+        found = f"{signal.samples.ndim}-dimensional {signal.samples.dtype.name}"
+        raise ValueError(f"samples are {found}, expected one dimension of int16 or float32")
     samples = np.ascontiguousarray(signal.samples, dtype=DTYPES[name])
     if samples.nbytes > LONGEST:
         raise UserError(
@@ -102,71 +104,10 @@ def record_hash(record: Record) -> str:
     """The part of one record in `content_hash`."""
     total = hashlib.sha256()
     for s in sorted(record.signals, key=lambda s: (s.channel, s.onset)):
-        total.update(store.canonical([s.channel, s.rate, s.unit, s.samples.dtype.name, s.scale, s.offset, s.onset, len(s.samples)]))
+        total.update(store.canonical([s.channel, s.rate, s.unit, NAMED[s.samples.dtype], s.scale, s.offset, s.onset, len(s.samples)]))
         total.update(s.samples.data)
     total.update(store.canonical([sorted(record.annotations), record.attributes, record.start_time]))
     return total.hexdigest()
-
-
-def quality(signal: Signal) -> dict[str, float | None]:
-    """Cheap robust figures of one channel, for the eye and for filters; never used to change data.
-
-    Shares of the samples: `missing` (NaN), `flat` (in stretches of a second, or 16 samples, without any change), `clipped` (at the
-    lowest or highest value of the converter, or of the channel where the source does not tell), `out_of_range` (beyond it; None where
-    the source does not tell). Longest flat stretch in seconds; physical minimum, maximum, median and interquartile range, the last two
-    of at most 131,071 samples.
-    """
-    x = signal.samples
-    n = len(x)
-    figures: dict[str, float | None] = dict.fromkeys(
-        ("missing", "flat", "flat_longest", "clipped", "out_of_range", "min", "max", "median", "iqr")
-    )
-    if not n:
-        return figures
-    missing = int(np.isnan(x).sum()) if x.dtype.kind == "f" else 0
-    figures |= {"missing": missing / n, "flat": 0.0, "flat_longest": 0.0, "clipped": 0.0}
-    if missing == n:
-        return figures
-    block = max(16, math.ceil(signal.rate))
-    starts = np.arange(0, n, block)
-    smallest, largest = (np.fmin, np.fmax) if missing else (np.minimum, np.maximum)  # fmin and fmax pass NaN over, slowly
-    low, high = smallest.reduceat(x, starts), largest.reduceat(x, starts)
-    lengths = np.diff(starts, append=n)
-    flat = (low == high) & (lengths > 1)
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flat, [False]]).astype(np.int8)))
-    ends = np.minimum(edges * block, n)
-    longest = int((ends[1::2] - ends[::2]).max()) if len(ends) else 0
-    least, most = smallest.reduce(low), largest.reduce(high)
-    floor, ceiling = _as(signal.rails, x.dtype) if signal.rails else (least, most)  # of the same type, else x would be converted
-    clipped = np.count_nonzero(x <= floor) + np.count_nonzero(x >= ceiling) if floor < ceiling else 0
-    some = x[:: max(1, n // SAMPLED)]
-    quarters = np.nanpercentile(some, [25, 50, 75]) if not np.isnan(some).all() else np.full(3, np.nan)
-    first, median, third = (float(q) for q in quarters)
-    physical = sorted((float(least) * signal.scale + signal.offset, float(most) * signal.scale + signal.offset))
-    out = (np.count_nonzero(x < floor) + np.count_nonzero(x > ceiling)) / n if signal.rails else None
-    figures |= {
-        "flat": int(lengths[flat].sum()) / n,
-        "flat_longest": longest / signal.rate,
-        "clipped": clipped / n,
-        "out_of_range": out,
-        "min": physical[0],
-        "max": physical[1],
-        "median": median * signal.scale + signal.offset,
-        "iqr": abs((third - first) * signal.scale),
-    }
-    return {key: _short(value) for key, value in figures.items()}
-
-
-def _as(rails: tuple[float, float], dtype: np.dtype) -> np.ndarray:
-    """The rails as values that `dtype` can hold."""
-    if dtype.kind == "f":
-        return np.array(rails, dtype)
-    return np.clip(np.rint(rails), np.iinfo(dtype).min, np.iinfo(dtype).max).astype(dtype)
-
-
-def _short(value: float | None) -> float | None:
-    """Six significant digits: the same text whatever the last bit of a sum."""
-    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
 # ---- writing
@@ -276,13 +217,13 @@ def _row_groups(rows: Sequence[tuple[Record, Signal]], schema: pa.Schema) -> Ite
             "rate": [s.rate for _, s in chosen],
             "unit": [s.unit for _, s in chosen],
             "samples": _binary([s.samples for _, s in chosen]),
-            "dtype": [s.samples.dtype.name for _, s in chosen],
+            "dtype": [NAMED[s.samples.dtype] for _, s in chosen],
             "scale": [s.scale for _, s in chosen],
             "offset": [s.offset for _, s in chosen],
             "onset": [s.onset for _, s in chosen],
             "start_time": [r.start_time for r, _ in chosen],
             "n_samples": [len(s.samples) for _, s in chosen],
-            "qc": [store.canonical(quality(s)).decode() for _, s in chosen],
+            "qc": [store.canonical(figures).decode() for figures in quality([s for _, s in chosen])],
         }
         yield pa.table(columns, schema=schema)
         start, size = stop, 0

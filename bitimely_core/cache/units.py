@@ -155,11 +155,12 @@ def _hashed(unit: Unit, task: Task, stamps: dict[str, tuple[int, int]]) -> dict[
     for file in unit.files:
         if file not in task.sizes or task.root is None:
             continue
+        path = task.root / file
         try:
-            stamps[file] = _stamp(task.root / file)
-            sources[file] = store.sha256(task.root / file)
+            stamps[file] = _stamp(path)
+            sources[file] = store.sha256(path)
         except OSError as error:
-            faults.append(_unreadable(error, task.root / file, file))
+            faults.append(_unreadable(error, path, file))
             continue
         listed = task.sums.get(file)
         if listed is not None and listed != sources[file]:

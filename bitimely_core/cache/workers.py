@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -57,7 +58,9 @@ def stopping() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def run(tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None]) -> Generator[tuple[Task, dict[str, Any]], None, None]:
+def run(
+    tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None], ready: Sequence[Worker] = ()
+) -> Generator[tuple[Task, dict[str, Any]], None, None]:
     """The results of `tasks` in the order in which they are ready, which means nothing.
 
     Args:
@@ -65,6 +68,7 @@ def run(tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None
         jobs: processes; 1 works in this one.
         stop: looked at before every unit.
         seen: called with the name of every unit that is taken up, perhaps twice, and with "" now and then.
+        ready: processes of `started`.
 
     Raises:
         UserError: of a task, or interrupted.
@@ -78,16 +82,29 @@ def run(tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None
         for task in tasks:
             yield task, work(task, alive)
         return
-    yield from _Pool(tasks, jobs, stop, seen).results()
+    yield from _Pool(tasks, jobs, stop, seen, ready).results()
 
 
-class _Worker:
+@contextmanager
+def started(count: int, modules: Sequence[str]) -> Iterator[list[Worker]]:
+    """`count` processes, which import `modules` while this one finds out what there is to do; those that live at the end are ended."""
+    workers: list[Worker] = []
+    try:
+        while len(workers) < count:
+            workers.append(Worker(modules))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+class Worker:
     """A process, our end of its pipe, and what it is at."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] = ()) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would inherit locks and threads
         self.pipe, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, tuple(modules)), daemon=True)
         resource_tracker.ensure_running()  # it would change the mask below
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # the child inherits it: its parent decides
         try:
@@ -99,6 +116,9 @@ class _Worker:
         self.unit: str | None = None
 
     def end(self) -> None:
+        """Kill the process, whatever it is at; once more does nothing."""
+        if self.pipe.closed:
+            return
         self.process.kill()
         self.process.join()
         self.process.close()
@@ -108,9 +128,9 @@ class _Worker:
 class _Pool:
     """Gives each idle worker the next task and replaces workers that die."""
 
-    def __init__(self, tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None]) -> None:
-        self.waiting = deque(tasks)
-        self.workers: list[_Worker] = []
+    def __init__(self, tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None], ready: Sequence[Worker] = ()) -> None:
+        self.waiting = deque(sorted(tasks, key=lambda task: -sum(task.sizes.values())))  # a large one at the end would leave others idle
+        self.workers = list(ready)
         self.jobs, self.stop, self.seen = min(jobs, len(tasks)), stop, seen
         self.deaths: dict[str, int] = {}
 
@@ -141,14 +161,14 @@ class _Pool:
 
     def _feed(self) -> None:
         while self.waiting and len(self.workers) < self.jobs:
-            self.workers.append(_Worker())
+            self.workers.append(Worker())
         for worker in self.workers:
             if self.waiting and worker.task is None:
                 worker.task = self.waiting.popleft()
                 with contextlib.suppress(BrokenPipeError):  # it has died: the next look tells
                     worker.pipe.send(worker.task)
 
-    def _died(self, worker: _Worker) -> None:
+    def _died(self, worker: Worker) -> None:
         """Put its task back, without the unit that has killed two workers."""
         worker.end()
         self.workers.remove(worker)
@@ -168,8 +188,11 @@ class _Pool:
             self.waiting.appendleft(task)
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, modules: Sequence[str]) -> None:
     """Life of a worker: tasks in, results out, until the other end is closed or its process is gone."""
+    for name in modules:
+        with contextlib.suppress(ImportError):  # whoever needs it says so
+            import_module(name)
     while True:
         try:
             task = pipe.recv()

@@ -78,6 +78,8 @@ def _view(target: str, what: str) -> View:
         url="https://physionet.org/content/bidmc/1.0.0/",
         download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/bidmc/1.0.0/   or the BIDMC32*.ts files of "
         "https://zenodo.org/records/4001463 (RR), 4001456 (HR) and 4001464 (SpO2)",
+        layout="bidmc_csv/ with bidmc_01_Signals.csv, bidmc_01_Numerics.csv and bidmc_01_Breaths.csv, or the WFDB records bidmc01 and bidmc01n, "
+        "or BIDMC32RR_TRAIN.ts and BIDMC32RR_TEST.ts (HR, SpO2)",
         paper={
             "rr": {"channels": 2, "timesteps": 31_500_000, "sequences": 7870, "length": 4000, "classes": None},
             "hr": {"channels": 2, "timesteps": 31_800_000, "sequences": 7949, "length": 4000, "classes": None},

@@ -50,6 +50,7 @@ NOTICE = (
         licence="ODC-BY 1.0",
         url="https://physionet.org/content/emgdb/1.0.0/",
         download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/emgdb/1.0.0/   (a few MB; no account needed)",
+        layout="emg_healthy, emg_myopathy and emg_neuropathy, each as .hea and .dat",
         paper={
             "": {"channels": 1, "timesteps": 306_000, "sequences": 204, "length": 1500, "subjects": 3, "classes": 3},
             "note": "204 = 33 + 73 + 98 windows before the split; the gaps between the blocks of time cost 2 in each recording",

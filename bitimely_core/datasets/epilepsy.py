@@ -71,6 +71,7 @@ RULES = {
         licence="CC BY 4.0",
         url="https://archive.ics.uci.edu/dataset/388/epileptic+seizure+recognition",
         download="data.csv (7 MB) of the page; where UCI has withdrawn the files, a mirror with the same 11,500 rows",
+        layout="data.csv: one row a second of EEG, with the id of the segment first, X1 to X178, and the label y last",
         paper={
             "": {"channels": 1, "timesteps": 2_000_000, "sequences": 11_500, "length": 178, "subjects": 500, "classes": 2},
             "note": "the 500 subjects are segments of 23.6 s, 100 a class; they come from fewer people",

@@ -59,6 +59,7 @@ DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
 VOLTS = {"v": 1.0, "mv": 1e-3, "uv": 1e-6, "\u00b5v": 1e-6, "\u03bcv": 1e-6, "nv": 1e-9}
 ELECTRIC = {"eeg", "eog", "ecg", "emg", "seeg", "ecog", "dbs", "bio"}  # kinds of channel that mne gives in volts
 NOTHING = {"", "n/a", "na", "nan"}
+NO_NUMBER = "nan"  # of a row of numbers whose cell is empty
 
 
 # --- the mapping file
@@ -104,13 +105,14 @@ class TableOf(Section):
 
 
 class EventsOf(Section):
-    """[annotations]: a table with one row an annotation."""
+    """[annotations]: a table with one row an annotation, a text or a number."""
 
     path: str
     file: str  # column: path without ending, or file name, of the recording
     onset: str = "onset"  # column: seconds
-    duration: str = "duration"
+    duration: str = "duration"  # column: seconds; "": a row lasts until the next one of its recording, the last to the end
     label: str = "label"
+    value: str = ""  # column with a number, which is read in the place of the label
     delimiter: str = ","
 
 
@@ -131,6 +133,7 @@ class Told:
     subject_id: str
     attributes: dict[str, Any] = field(default_factory=dict)
     notes: tuple[Annotation, ...] = ()  # from tables
+    numbers: tuple[Annotation, ...] = ()  # from a table of numbers: their texts are numbers, and no labels
     channels: dict[str, tuple[str, str]] = field(default_factory=dict)
     labels: dict[str, str] | None = None
     rate: float | None = None
@@ -167,16 +170,40 @@ LABELLED = {
     "regression": View(
         channels=(), rate=0.0, window=0, seconds=10.0, task="regression", target="value", help="the number of the whole recording"
     ),
+    "values": View(
+        channels=(),
+        rate=0.0,
+        window=0,
+        seconds=10.0,
+        task="regression",
+        overlap=0.5,
+        help="the mean of the numeric annotations over the window, where they cover half of it",
+    ),
 }
 
 
-def _facts(title: str, views: dict[str, View], options: dict[str, Any] | None = None) -> DatasetFacts:
+def _facts(title: str, layout: str, views: dict[str, View], options: dict[str, Any] | None = None) -> DatasetFacts:
     return DatasetFacts(
-        title=title, views=views, licence="your own", url="", download="your own files", paper={}, rules=RULES, options=options
+        title=title,
+        views=views,
+        licence="your own",
+        url="",
+        download="your own files",
+        layout=layout,
+        paper={},
+        rules=RULES,
+        options=options,
     )
 
 
-@datasets(_facts("Your own recordings, with a mapping file where the files do not say enough", OPEN | LABELLED, {"map": None}))
+@datasets(
+    _facts(
+        "Your own recordings, with a mapping file where the files do not say enough",
+        "any folders of recordings, with --map FILE.toml where the files do not say who, how fast and what; a BIDS folder as it is",
+        OPEN | LABELLED,
+        {"map": None},
+    )
+)
 def generic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
     """Your own files: EDF, BDF, WFDB, csv, Parquet, npy (--map), BrainVision, EEGLAB, GDF, FIF, or a BIDS folder."""
     path = options.get("map")
@@ -194,13 +221,13 @@ def generic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | F
     yield from _listed(needed(source), chosen, ("edf", "wfdb", "table", "npy", "mne"), options)
 
 
-@datasets(_facts("Recordings in EDF, EDF+ or BDF files", OPEN))
+@datasets(_facts("Recordings in EDF, EDF+ or BDF files", "any folders of .edf and .bdf files", OPEN))
 def edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
     """All .edf and .bdf files of a folder, one recording each."""
     yield from _listed(needed(source), Map(), ("edf",), options)
 
 
-@datasets(_facts("Recordings in WFDB format", OPEN))
+@datasets(_facts("Recordings in WFDB format", "any folders of .hea files with their signal files", OPEN))
 def wfdb(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
     """All WFDB records of a folder, single and multi-segment, one recording each."""
     yield from _listed(needed(source), Map(), ("wfdb",), options)
@@ -311,11 +338,14 @@ def _told(
         with located(rel):
             attributes.setdefault("value", tables.number(said["value"]))
     channels = files.channels if isinstance(files.channels, dict) else {channel: channel for channel in files.channels}
+    noted = tuple(sorted(note for key in dict.fromkeys(_keys(rel)) for note in events.get(key, ())))
+    numeric = chosen.annotations is not None and bool(chosen.annotations.value)
     return Told(
         recording_id=name,
         subject_id=subject,
         attributes=attributes,
-        notes=tuple(sorted(note for key in dict.fromkeys(_keys(rel)) for note in events.get(key, ()))),
+        notes=() if numeric else noted,
+        numbers=noted if numeric else (),
         channels={key: (to, "") if isinstance(to, str) else (to.name, to.unit) for key, to in channels.items()},
         labels=chosen.labels,
         rate=files.rate,
@@ -439,17 +469,49 @@ def _events(source: Source, table: EventsOf) -> tuple[list[Rows | Finding], dict
     """Recording -> annotations of the map's table; the account of the rows."""
     out: dict[str, list[Annotation]] = {}
     faults: list[Finding] = []
+    empty = 0
+    columns = [table.file, table.onset, table.value or table.label, *([table.duration] if table.duration else [])]
     with located(table.path):
         path = source.path(table.path)
-        for row in tables.rows(path, [table.file, table.onset, table.duration, table.label], delimiter=table.delimiter):
-            note = row if isinstance(row, Finding) else _note(row.row, *row.cells[1:])
+        for row in tables.rows(path, columns, delimiter=table.delimiter):
+            note = row if isinstance(row, Finding) else _event(row, table)
             if isinstance(note, Finding):
                 faults.append(note.at(table.path))
             elif not isinstance(row, Finding):
                 out.setdefault(row.cells[0].strip(), []).append(note)
+                empty += bool(table.value) and note.label == NO_NUMBER
         seen = tables.count(path, delimiter=table.delimiter)
-    account = Rows(file=table.path, seen=seen, quarantined=dict(Counter(str(fault.code) for fault in faults)))
+    if not table.duration:
+        out = {key: _until_next(notes) for key, notes in out.items()}
+    if table.value:
+        out = {key: [note for note in notes if note.label != NO_NUMBER] for key, notes in out.items()}
+    dropped = {str(Reason.MISSING_VALUES): empty} if empty else {}
+    account = Rows(file=table.path, seen=seen, dropped=dropped, quarantined=dict(Counter(str(fault.code) for fault in faults)))
     return [account, *faults[:20]], out
+
+
+def _event(row: tables.Row, table: EventsOf) -> Annotation | Finding:
+    """One row of the map's table. A number is kept as a text that reads back as the same; an empty one ends what held until there."""
+    _, onset, text, *duration = row.cells
+    if table.value and text.strip().lower() in NOTHING:
+        text = NO_NUMBER
+    note = _note(row.row, onset, duration[0] if duration else "0", text)
+    if isinstance(note, Finding) or not table.value or text == NO_NUMBER:
+        return note
+    if duration and not note.duration:
+        wanted = 'expected some seconds; with duration = "" in the map a number holds until the next row'
+        return Finding(code=Reason.ANNOTATION_SYNTAX, text=f"row {row.row} lasts 0 s", wanted=wanted, field=table.duration, row=row.row)
+    try:
+        return note._replace(label=repr(tables.number(text)))
+    except UserError as error:
+        return replace(error.finding, row=row.row, field=table.value, text=f"the cell of row {row.row} {error.text}")
+
+
+def _until_next(notes: list[Annotation]) -> list[Annotation]:
+    """Each lasts until the next one that begins later; the last ones have no end of their own."""
+    begins = sorted({note.onset for note in notes})
+    ends = dict(zip(begins, [*begins[1:], math.inf], strict=True))
+    return [note._replace(duration=ends[note.onset] - note.onset) for note in notes]
 
 
 def _bids_events(path: Path, rel: str) -> list[Annotation]:
@@ -762,9 +824,9 @@ def _labelled(notes: list[Annotation], told: Told, end: float) -> tuple[list[Ann
         wanted = "counted, not kept: texts can hold names"
         findings.append(Finding(code=Reason.UNKNOWN_LABEL, level="info", text=text, wanted=wanted, count=left))
     kept, cut = [], 0
-    for note in sorted([*inside, *beside]):
+    for note in sorted([*inside, *beside, *told.numbers]):
         begin, stop = max(note.onset, 0.0), min(note.onset + note.duration, end)
-        cut += note.onset < 0 or note.onset + note.duration > end + 1e-6
+        cut += note.onset < 0 or note.onset > end or end + 1e-6 < note.onset + note.duration < math.inf
         if begin < end and stop >= begin:
             kept.append(note._replace(onset=begin, duration=stop - begin))
     if cut:

@@ -33,6 +33,7 @@ CHANNELS = tuple(tser.Channel(name, RATE, "", 1000) for name in NAMES)
         licence="CC-BY 4.0",
         url="https://zenodo.org/records/3902710",
         download="IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts from the url, into one folder",
+        layout="IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts",
         paper={"": {"channels": 5, "timesteps": 3_100_000, "sequences": 3096, "length": 1000, "classes": None}},
         rules={
             **tser.RULES,

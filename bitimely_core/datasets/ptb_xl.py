@@ -99,6 +99,7 @@ class Entry:
         licence="CC BY 4.0",
         url="https://physionet.org/content/ptb-xl/1.0.3/",
         download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/ptb-xl/1.0.3/   (3.0 GB; no account needed)",
+        layout="ptbxl_database.csv and scp_statements.csv beside records100/ or, with --rate 500, records500/",
         paper={
             "": {"channels": 12, "timesteps": 109_200_000, "sequences": 21_837, "length": 5000, "subjects": None, "classes": None},
             "superclass": {"channels": 12, "timesteps": 109_200_000, "sequences": 21_837, "length": 5000, "classes": 5},
@@ -133,7 +134,7 @@ def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Ro
             yield from (finding.at(table) for finding in kind(entries))
     beside: dict[str, list[str]] = defaultdict(list)  # what a record's name begins with -> its files
     for rel in sorted({*source.files, *source.odd}):
-        beside[_stem(PurePosixPath(rel))].append(rel)
+        beside[_stem(rel)].append(rel)
     claimed: set[str] = set()
     for name, entry in entries.items():
         unit = _unit(source, table, name, entry, beside, options)
@@ -377,9 +378,10 @@ def _absent(entries: dict[str, Entry]) -> Iterator[Finding]:
 # --- records
 
 
-def _stem(path: PurePosixPath) -> str:
+def _stem(rel: str) -> str:
     """What the names of all files of a record begin with: `records100/00000/00003` of `records100/00000/00003_lr.dat`."""
-    return (path.parent / re.split("[_.]", path.name, maxsplit=1)[0]).as_posix()
+    folder, slash, name = rel.rpartition("/")
+    return folder + slash + re.split("[_.]", name, maxsplit=1)[0]
 
 
 def _unit(source: Source, table: str, name: str, entry: Entry, beside: dict[str, list[str]], options: dict[str, Any]) -> Unit:
@@ -395,7 +397,7 @@ def _unit(source: Source, table: str, name: str, entry: Entry, beside: dict[str,
             found = replace(error.finding, file=table, field=RECORD[rate], row=entry.row)
             return Unit(name=name, files=(), read=None, findings=(found,))
     rel = (PurePosixPath(table).parent / PurePosixPath(inside)).as_posix()
-    files = tuple(beside.get(_stem(PurePosixPath(rel)), ()))
+    files = tuple(beside.get(_stem(rel), ()))
     faults = tuple(source.odd[file] for file in files if file in source.odd)
     if not faults and rel not in source.files:
         text, wanted = "is not there", f"row {entry.row} of {TABLE} names it"
@@ -471,6 +473,13 @@ def read_record(
     )
 
 
+def _constant(samples: np.ndarray) -> bool:
+    """Whether no two samples differ, also where all are missing."""
+    if len(samples) and (samples[0] < samples[len(samples) // 2] or samples[0] > samples[len(samples) // 2]):
+        return False  # mostly two samples tell
+    return not np.fmin.reduce(samples) < np.fmax.reduce(samples)
+
+
 def leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Finding]]:
     """The 12 leads by name, checked and brought to mV by their scale.
 
@@ -507,7 +516,7 @@ def leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Find
             )
         if factor != 1.0:
             odd.append(lead)
-        if not np.fmin.reduce(first.samples) < np.fmax.reduce(first.samples):  # also where all are missing
+        if _constant(first.samples):
             flat.append(lead)
         out.append(first._replace(channel=lead, unit="mV", scale=first.scale * factor, offset=first.offset * factor))
     findings = []

@@ -87,6 +87,8 @@ RULES = {
         licence="ODC-BY 1.0",
         url="https://physionet.org/content/sleep-edfx/1.0.0/",
         download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/sleep-edfx/1.0.0/   (8.1 GB; no account needed)",
+        layout="sleep-cassette/ and sleep-telemetry/ with pairs such as SC4001E0-PSG.edf and SC4001EC-Hypnogram.edf, SC-subjects.xls and "
+        "ST-subjects.xls; also any folder of such pairs",
         paper={
             "": {"channels": 7, "timesteps": 1_200_000_000, "sequences": 400_700, "length": 3000, "subjects": 153, "classes": None},
             "staging": {"channels": 1, "timesteps": 586_400_000, "sequences": 195_500, "length": 3000, "classes": 5},

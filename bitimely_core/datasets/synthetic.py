@@ -98,6 +98,7 @@ class Night:
         licence="CC0 1.0",
         url="",
         download="nothing to download: it is made from its seed",
+        layout="none: no SOURCE is given",
         paper={},
         rules={**RULES, "planted": f"annotations that begin with '{MARK}' say where a waveform was planted; they are no labels"},
         clinical=False,

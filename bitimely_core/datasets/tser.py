@@ -90,6 +90,7 @@ OPEN = {
         licence="as the problem's",
         url="https://www.timeseriesclassification.com/",
         download="NAME_TRAIN.ts and NAME_TEST.ts of one problem from the archive, into one folder",
+        layout="NAME_TRAIN.ts and NAME_TEST.ts of one problem; either alone is split by recording",
         paper={},
         rules={
             **RULES,

@@ -15,7 +15,6 @@ import re
 import stat
 import unicodedata
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -353,8 +352,12 @@ def _channels(
     if odd := [i for i, label, _, _ in signals if names[i] != label]:
         text = f"blank, or with markup, formula or control characters: label of signal {_numbers(odd)}"
         findings.append(_warning(Reason.LABEL_CHARS, text, "stored without them", "label", len(odd)))
-    for name in [name for name, n in Counter(names.values()).items() if n > 1]:
-        holders = [i for i in names if names[i] == name]
+    bearers: dict[str, list[int]] = {}
+    for i, name in names.items():
+        bearers.setdefault(name, []).append(i)
+    for name, holders in bearers.items():
+        if len(holders) == 1:
+            continue
         text = f"{len(holders)} signals are called {safe_text(name)}: {_numbers(holders)}"
         if needed is None or name in needed:
             raise _fault(Reason.DUPLICATE_CHANNEL, text, "expected one", "label", safe_text(name))
@@ -525,8 +528,9 @@ def _clock(rows: np.ndarray) -> np.ndarray:
         part = rows[first : first + 4096]
         stop = (part == 20).argmax(axis=1)  # +onset, byte 20, byte 20, zeros
         digit, point = (part >= ord("0")) & (part <= ord("9")), part == ord(".")
+        stamp = (digit | point) & (np.arange(part.shape[1]) < stop[:, None])
         plain = ((part[:, 0] == ord("+")) | (part[:, 0] == ord("-"))) & digit[:, 1] & (stop > 1)
-        plain &= (point.sum(axis=1) <= 1) & ((digit | point).sum(axis=1) == stop - 1) & ((part != 0).sum(axis=1) == stop + 2)
+        plain &= (point.sum(axis=1) <= 1) & (stamp.sum(axis=1) == stop - 1) & ((part != 0).sum(axis=1) == stop + 2)
         plain &= np.take_along_axis(part, np.minimum(stop + 1, part.shape[1] - 1)[:, None], axis=1)[:, 0] == 20
         stamps = np.where(part == 20, np.uint8(0), part)[plain]
         onsets[first : first + 4096][plain] = stamps.view(f"S{part.shape[1]}")[:, 0].astype(float)

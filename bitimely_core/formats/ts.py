@@ -165,15 +165,18 @@ def _header(path: Path) -> Header:
 def _said(lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]) -> tuple[dict[str, list[str]], int]:
     """Values of the header's keys, and the line of @data, which is the last one taken."""
     said: dict[str, list[str]] = {}
+    unknown, first = 0, ""
     for row, line, _ in lines:
         if not line.startswith(b"@"):
             raise _fault(Reason.HEADER_SYNTAX, f"line {row} is no key before @data", "is @data absent?", "data")
         key, *values = _decode(line[1:]).split() or [""]
         if key.lower() == "data":
+            if unknown:
+                findings.append(_warning(Reason.HEADER_SYNTAX, f"unknown key {first}", "not read", count=unknown))
             return said, row
         name = KEYS.get(key.lower())
         if name is None:
-            findings.append(_warning(Reason.HEADER_SYNTAX, f"unknown key {safe_text('@' + key)} in line {row}", "not read"))
+            unknown, first = unknown + 1, first or f"{safe_text('@' + key)} in line {row}"
         elif said.setdefault(name, values) != values:
             raise _fault(Reason.HEADER_SYNTAX, f"{safe_text('@' + key)} is said twice, line {row} differs", "expected once", key)
     raise _fault(Reason.HEADER_SYNTAX, "has no @data", "expected before the cases", "data")
@@ -259,13 +262,14 @@ def cases(path: Path, header: Header | None = None) -> Iterator[Case | Finding]:
         UserError: as `read_header`.
     """
     header = header or read_header(path)
+    known = frozenset(header.classes)
     missing = touched = 0
     try:
         for row, line, ended in lines(path):
             if row <= header.data:
                 continue
             try:
-                case = _case(row, line, header)
+                case = _case(row, line, header, known)
             except UserError as error:
                 code, text, wanted = (
                     (error.code, error.text, error.wanted) if ended else (Reason.TRUNCATED, "the file ends inside of it", error.text)
@@ -283,7 +287,7 @@ def cases(path: Path, header: Header | None = None) -> Iterator[Case | Finding]:
         yield _warning(Reason.MISSING_VALUES, f"{missing} missing values in {touched} cases", "kept as missing (NaN)", count=missing)
 
 
-def _case(row: int, line: bytes, header: Header) -> Case:
+def _case(row: int, line: bytes, header: Header, known: frozenset[str]) -> Case:
     """One line of data.
 
     Raises:
@@ -295,7 +299,7 @@ def _case(row: int, line: bytes, header: Header) -> Case:
         last = fields.pop().strip()
         if len(fields) < header.dimensions and (last.startswith(b"(") if header.timestamps else b"," in last):
             raise _fault(Reason.LABEL, "ends with a channel", "expected the label")
-        label = _label(last, header)
+        label = _label(last, header, known)
     if len(fields) != header.dimensions:
         text = f"has {len(fields)} channel{'s' * (len(fields) != 1)}"
         raise _fault(Reason.DIMENSIONS, text, f"expected {header.dimensions}")
@@ -314,14 +318,14 @@ def _case(row: int, line: bytes, header: Header) -> Case:
     return Case(row, tuple(channels), _times(stamps) if header.timestamps else None, label)
 
 
-def _label(raw: bytes, header: Header) -> str | float:
+def _label(raw: bytes, header: Header, known: frozenset[str]) -> str | float:
     if header.task == "regression":
         value = float(raw) if NUMBER.fullmatch(raw) else math.nan
         if not math.isfinite(value):
             raise _fault(Reason.LABEL, "the label is no finite number", "expected a regression target")
         return value
     text = _decode(raw)
-    if not text or text == "?" or (header.classes and text not in header.classes):
+    if not text or text == "?" or (known and text not in known):
         wanted = f"expected one of the {len(header.classes)} classes of the header" if header.classes else "expected a class"
         raise _fault(Reason.LABEL, "the label is no class", wanted)
     return text

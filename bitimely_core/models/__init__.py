@@ -68,15 +68,18 @@ def typical(preset: str) -> dict[str, Any]:
     return dict(TYPICAL.get(preset, {}))
 
 
-def matched(name: str, preset: str, *, channels: int = 1, length: int = 3000, codes: int | None = None) -> dict[str, int]:
+def matched(name: str, preset: str, *, channels: int = 1, length: int = 3000, codes: int | None = None) -> dict[str, Any]:
     """The widths with which model `name` comes nearest to the parameters of BiTimelyGPT at `preset` (`--budget matched`).
 
-    Layers and heads stay; the width goes through multiples of 2 x heads, the other widths keep their ratio to it.
+    Layers and heads stay; the width goes through multiples of 2 x heads, the other widths keep their ratio to it. What a model's facts
+    change first (two directions in halves) is among the values returned.
     """
     entry = registry.models[name]
     data = {"channels": channels, "length": length, "codes": codes}
     goal = count(model_config("bitimelygpt", "retention", preset, **data))
     base = model_config(entry.name, entry.facts.family, preset, **data)
+    first = entry.facts.matched(base)
+    base = base.model_copy(update=first)
 
     def widths(dim: int) -> dict[str, int]:
         return {"dim": dim, "value_dim": base.value_dim * dim // base.dim, "ffn_dim": base.ffn_dim * dim // base.dim}
@@ -84,14 +87,14 @@ def matched(name: str, preset: str, *, channels: int = 1, length: int = 3000, co
     def size(dim: int) -> int:
         return count(base.model_copy(update=widths(dim)))
 
-    step = 2 * (base.heads if "heads" in settings.preset(preset).get(entry.facts.family, {}) else 1)
+    step = entry.facts.step or 2 * (base.heads if "heads" in settings.preset(preset).get(entry.facts.family, {}) else 1)
     low, high = 1, 2
     while size(high * step) < goal:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if size(middle * step) < goal else (low, middle)
-    return widths(min((low * step, high * step), key=lambda dim: abs(size(dim) - goal)))
+    return {**first, **widths(min((low * step, high * step), key=lambda dim: abs(size(dim) - goal)))}
 
 
 def load(folder: str | Path) -> Model:

@@ -24,7 +24,7 @@ from bitimely_core.ops.retention import retention, retention_matrix
 from bitimely_core.ops.rotary import rotate, xpos
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import FIRST, Codes, Conv, Patch
+from bitimely_core.tokenizers import FIRST, Codes, Conv, Patch, Steps
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -153,11 +153,13 @@ class Attention(nn.Module):
 
     @staticmethod
     def _allowed(places: Places, count: int, direction: Direction, device: torch.device) -> Tensor | None:
-        """Pairs (query, key) that may meet, bool [M, M] or [B, 1, M, M]; None = all."""
+        """Pairs (query, key) that may meet, bool [M, M], [B, 1, M, M] or (for all queries) [B, 1, 1, M]; None = all."""
+        if direction == "both" and places.keep is not None:  # one row of keys for all queries; a row without any key would be NaN
+            return (places.keep | ~places.keep.any(1, keepdim=True))[:, None, None]
         pairs = torch.ones(count, count, dtype=torch.bool, device=device)
         if places.keep is None:
             return {"forward": pairs.tril(), "backward": pairs.triu(), "both": None}[direction]
-        pairs = {"forward": pairs.tril(), "backward": pairs.triu(), "both": pairs}[direction]
+        pairs = pairs.tril() if direction == "forward" else pairs.triu()
         assert places.real is not None
         padding = ~places.real[:, :, None] & torch.eye(count, dtype=torch.bool, device=device)  # a row without any key would be NaN
         return (pairs & places.keep[:, None, :] | padding)[:, None]
@@ -255,11 +257,14 @@ class Layer(nn.Module):
 
 
 class Adapter(nn.Module):
-    """What belongs to a data set: tokenizer, input projection and output projections. `Model.adapt` replaces it as one part."""
+    """What belongs to a data set: tokenizer, input projection and output projections. `Model.adapt` replaces it as one part.
 
-    def __init__(self, config: ModelConfig) -> None:
+    `reads` is the width of the states that the output projections read, None = D.
+    """
+
+    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
         super().__init__()
-        self.tokenizer: Conv | Patch | Codes
+        self.tokenizer: Conv | Patch | Steps | Codes
         self.embedding: nn.Linear | nn.Embedding
         if config.tokenizer == "codes":
             if config.channel_independent:
@@ -269,13 +274,15 @@ class Adapter(nn.Module):
             self.tokenizer = Codes(config.codes)
             self.embedding = nn.Embedding(self.tokenizer.width, config.dim)
         else:
-            patches = config.tokenizer == "patch"
             channels = 1 if config.channel_independent else config.channels
-            self.tokenizer = Patch(channels, config.patch, stride=config.stride, crop=config.crop) if patches else Conv(channels)
+            if config.tokenizer == "patch":
+                self.tokenizer = Patch(channels, config.patch, stride=config.stride, crop=config.crop)
+            else:
+                self.tokenizer = Steps(channels) if config.tokenizer == "steps" else Conv(channels)
             self.embedding = nn.Linear(self.tokenizer.width, config.dim)
             nn.init.normal_(self.embedding.bias, std=0.02)  # like [SOS] and [EOS]: hidden tokens hold it alone
         names = ("next", "previous") if config.output_heads == "separate" else ("next",)
-        self.output = nn.ModuleDict({name: nn.Linear(config.dim, self.tokenizer.target_width) for name in names})
+        self.output = nn.ModuleDict({name: nn.Linear(reads or config.dim, self.tokenizer.target_width) for name in names})
         if models[config.name].facts.family == "attention":
             for module in (self.embedding, *self.output.values()):
                 nn.init.normal_(cast(Tensor, module.weight), std=0.02)
@@ -299,18 +306,32 @@ class Model(nn.Module):
         config: all dimensions and switches.
         target_scale: float32 scalar; Var(target), for codes the unigram entropy in nats, of the training split. NaN until it is measured.
         pooled_width: width of the method's own sequence vector `Encoded.pooled`, None where it has none.
+        adapter_type: class of its adapters.
+        progress: share of the training that is done; `fit` keeps it, for objectives that change on the way.
     """
 
     target_scale: Tensor
+    adapter_type: type[Adapter] = Adapter
+    progress: float = 0.0
     pooled_width: int | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.adapter = Adapter(config)
-        self.others = nn.ModuleList(Adapter(config.model_copy(update={"channels": channels})) for channels in config.others)
-        self.norms = nn.ModuleDict({name: nn.LayerNorm(config.dim) for name in self.adapter.output})
+        self.adapter = self.adapter_type(config, self.reads)
+        self.others = nn.ModuleList(self.adapter_type(config.model_copy(update={"channels": channels}), self.reads) for channels in config.others)
+        self.norms = nn.ModuleDict({name: nn.LayerNorm(self.reads) for name in self.adapter.output})
         self.register_buffer("target_scale", torch.tensor(torch.nan))
+
+    @property
+    def width(self) -> int:
+        """Width of the states, D unless a model puts two directions side by side."""
+        return self.config.dim
+
+    @property
+    def reads(self) -> int:
+        """Width that the final norm and the output projection read."""
+        return self.width
 
     @property
     def directions(self) -> tuple[Direction, ...]:
@@ -399,8 +420,14 @@ class Model(nn.Module):
         self.config = self.config.model_copy(update={"others": ()})
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None) -> list[str]:
+    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
         """Fit another data set: a new adapter where the channels (or codes) differ in number; trunk, [SOS], [EOS] and final norm stay.
+
+        Args:
+            channels: V of the data set.
+            length: T of its windows.
+            codes: size of its input vocabulary.
+            renew: the same number of codes means other codes: a new adapter all the same.
 
         Returns:
             The names of the parameters that are random now, empty where all stay.
@@ -409,10 +436,10 @@ class Model(nn.Module):
         self.others = nn.ModuleList()
         changes = {"channels": channels, "length": length, "codes": old.codes if codes is None else codes, "others": ()}
         self.config = old.model_copy(update=changes)
-        if (old.channels == channels or old.channel_independent) and old.codes == self.config.codes:
+        if (old.channels == channels or old.channel_independent) and old.codes == self.config.codes and not (renew and old.codes):
             return []
         like = next(self.adapter.parameters())
-        self.adapter = Adapter(self.config).to(like.device, like.dtype)
+        self.adapter = self.adapter_type(self.config, self.reads).to(like.device, like.dtype)
         self.target_scale.fill_(torch.nan)
         return [f"adapter.{name}" for name, _ in self.adapter.named_parameters()]
 
@@ -492,7 +519,7 @@ class Stack(Model):
         if hide is not None:
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
         lengths = real.sum(1)
-        x = self._surrounded(x, None if batch.mask is None else lengths)
+        x = surrounded(x, self.special, None if batch.mask is None else lengths)
         places = self._places(batch, real, lengths, hide)
         if self.positions is not None:
             if x.shape[1] > len(self.positions):
@@ -513,15 +540,6 @@ class Stack(Model):
             targets = standardised(tokens, real)
         return Encoded(tokens, targets, real, tuple(states), tuple(maps) if attention else None, None, lengths + 1)
 
-    def _surrounded(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """[SOS] before and [EOS] right behind the real tokens of each row, [B, N, D] -> [B, N + 2, D]."""
-        sos, eos = self.special[:, None, None].expand(-1, len(x), 1, -1)
-        x = torch.cat((sos, x, eos), 1)
-        if lengths is None:
-            return x
-        at_eos = torch.arange(x.shape[1], device=x.device) == lengths[:, None] + 1
-        return torch.where(at_eos[..., None], self.special[1].to(x.dtype), x)
-
     def _places(self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None) -> Places:
         """Positions, times and masks of N + 2 positions: t_SOS = t_first, t_EOS = t_last; pads stand at t_EOS so that gaps stay finite."""
         index = torch.arange(real.shape[1] + 2, device=real.device)
@@ -533,6 +551,7 @@ class Stack(Model):
             return Places(index, None, keep, inside)
         known = torch.where(real, batch.times, 0.0)
         first, last = known[:, :1], known.gather(1, (lengths - 1).clamp(min=0)[:, None])
+        last = last if batch.end is None else batch.end[:, None].to(last)  # under a landmark the index day
         # [SOS] and [EOS] must not be tied with events, which would hide those from them
         apart = GROUP_GAP if self.config.ties == "group" else 0.0
         inner = torch.where(index[1:-1] <= lengths[:, None], known, last + apart)
@@ -540,15 +559,25 @@ class Stack(Model):
         return Places(index if self.config.rotary == "index" else times - times[:, :1], times, keep, inside)
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None) -> list[str]:
+    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
         """As `Model.adapt`; learned positions are cut, or continued by random ones (then `positions` is among the names)."""
-        fresh = super().adapt(channels, length, codes)
+        fresh = super().adapt(channels, length, codes, renew=renew)
         if self.positions is not None:
             count = self.adapter.tokenizer.count(length) + 2
             more = torch.randn(max(0, count - len(self.positions)), self.config.dim).to(self.positions) * 0.02
             fresh += ["positions"] if len(more) else []
             self.positions = nn.Parameter(torch.cat((self.positions, more))[:count])
         return fresh
+
+
+def surrounded(x: Tensor, special: Tensor, lengths: Tensor | None) -> Tensor:
+    """[SOS] before and [EOS] right behind the real tokens of each row, [B, N, D] -> [B, N + 2, D]; `special` [2, D] holds the two."""
+    sos, eos = special[:, None, None].expand(-1, len(x), 1, -1)
+    x = torch.cat((sos, x, eos), 1)
+    if lengths is None:
+        return x
+    at_eos = torch.arange(x.shape[1], device=x.device) == lengths[:, None] + 1
+    return torch.where(at_eos[..., None], special[1].to(x.dtype), x)
 
 
 def _fitting(config: ModelConfig, mixer: type[Retention] | type[Attention]) -> ModelConfig:
@@ -560,17 +589,21 @@ def _fitting(config: ModelConfig, mixer: type[Retention] | type[Attention]) -> M
             raise wrong(f"{width} for {config.heads} heads", "expected a multiple of the heads", f"model.{name}")
     if config.dim // config.heads % 2:
         raise wrong(f"{config.dim // config.heads} key dimensions a head", "expected an even number, rotation works in pairs", "model.dim")
-    directions = models[config.name].facts.directions
-    if config.layers % len(directions):
+    refuse_odd(config)
+    if config.xpos_scale and "both" in models[config.name].facts.directions:
+        raise wrong("xpos_scale in two-sided layers", "expected forward or backward layers", "model.xpos_scale", "Leave xpos_scale off")
+    return config
+
+
+def refuse_odd(config: ModelConfig) -> None:
+    """Directions that alternate need an even number of layers. Raises UserError (config, exit 2)."""
+    if config.layers % len(models[config.name].facts.directions):
         raise wrong(
             f"{config.layers} layers",
             "expected an even number: forward and backward layers alternate",
             "model.layers",
             f"Use {config.layers + 1} layers",
         )
-    if config.xpos_scale and "both" in directions:
-        raise wrong("xpos_scale in two-sided layers", "expected forward or backward layers", "model.xpos_scale", "Leave xpos_scale off")
-    return config
 
 
 def standardised(tokens: Tensor, real: Tensor) -> Tensor:

@@ -2,8 +2,11 @@
 
 from bitimely_core.runs.analyzing import analyze, demonstration, report
 from bitimely_core.runs.checking import verify
+from bitimely_core.runs.claims import ingest as ingest_claims
+from bitimely_core.runs.folders import of_events
+from bitimely_core.runs.ingesting import ingest
 from bitimely_core.runs.scoring import embed, evaluate
 from bitimely_core.runs.tokenizing import tokenize
 from bitimely_core.runs.training import finetune, pretrain
 
-__all__ = ["analyze", "demonstration", "embed", "evaluate", "finetune", "pretrain", "report", "tokenize", "verify"]
+__all__ = ["analyze", "demonstration", "embed", "evaluate", "finetune", "ingest", "ingest_claims", "of_events", "pretrain", "report", "tokenize", "verify"]

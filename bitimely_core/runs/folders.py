@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +15,7 @@ from bitimely_core.errors import Exit, Reason, UserError, safe_text
 from bitimely_core.settings import DataConfig
 
 if TYPE_CHECKING:
-    from bitimely_core.tokens import Windows
+    from bitimely_core.tokens import Sequences, Windows
 
 FORMAT = 1
 
@@ -28,6 +29,12 @@ def dataset_and_view(data: str) -> tuple[str, str]:
         known = [f"{dataset}/{name}" if name else dataset for name in facts.views]
         raise registry.unknown("view", data, known)
     return dataset, view
+
+
+def of_events(data: str) -> bool:
+    """Whether a data set or view is of claims. Raises UserError (unknown_name) with the closest names."""
+    registry.members("bitimely_core.datasets")
+    return registry.datasets[data.partition("/")[0]].facts.kind == "events"
 
 
 def tokens_name(data: str) -> str:
@@ -59,9 +66,14 @@ def _opened_or_built(data: str, workspace: Path, config: DataConfig, *, verify: 
         if "/" not in folder.name and (folder / "manifest.json").is_file() and not _asked(config):
             return tokens.open_tokens(folder, verify=verify)
     dataset, view = dataset_and_view(data)
-    cached(dataset, workspace, progress=progress)
+    folder = cached(dataset, workspace, progress=progress)
+    if registry.datasets[dataset].facts.kind == "events":
+        from bitimely_core.runs import claims
+
+        claims.tokenize(data, workspace=workspace, verify=verify, progress=progress)
+        return tokens.open_tokens(workspace / "tokens" / tokens_name(data), verify=False)
     return tokens.build(
-        workspace / "cache" / dataset,
+        folder,
         view=view,
         out=workspace / "tokens" / tokens_name(data),
         window=config.window,
@@ -84,10 +96,18 @@ def channels(body: dict[str, Any]) -> tuple[int, ...]:
     return (model["channels"], *model.get("others", ()))
 
 
+def vocabulary(windows: Windows | Sequences) -> str:
+    """SHA-256 of the names of the codes; "" for signals."""
+    names = getattr(windows, "vocabulary", ())
+    return hashlib.sha256("\n".join(names).encode()).hexdigest() if names else ""
+
+
 def adapter(windows: Windows, body: dict[str, Any]) -> int | None:
     """Which adapter of a run fits `windows`: that of the same tokens, of the same data set, of as many channels; None: none does."""
     if body["settings"]["model"].get("channel_independent"):
         return 0
+    if vocabulary(windows):
+        return next((0 for data in body["data"] if data.get("vocabulary") == vocabulary(windows)), None)
     fits = [at for at, count in enumerate(channels(body)) if count == windows.channels]
     trained = {at: body["data"][at] for at in fits if at < len(body["data"])}
     same = [at for at, data in trained.items() if data["name"] == windows.name]

@@ -164,8 +164,8 @@ def _fitting(windows: Windows, body: dict[str, Any], folder: Path) -> int:
     if at is None:
         raise UserError(
             Reason.CONFIG,
-            f"{windows.name} has {windows.channels} channels",
-            wanted=f"the run reads {' or '.join(str(n) for n in folders.channels(body))}",
+            f"{windows.name} has {'another vocabulary' if folders.vocabulary(windows) else f'{windows.channels} channels'}",
+            wanted=f"the run reads {'its own' if folders.vocabulary(windows) else ' or '.join(str(n) for n in folders.channels(body))}",
             file=str(folder),
             action=f"Fine-tune on it first: bitimely finetune {body['run']} --data {windows.name}",
             exit_code=Exit.USAGE,
@@ -246,10 +246,28 @@ def _scored(
         chosen.subjects(),
         class_names=windows.class_names,
         train_target=train_target,
+        baselines=_of_events(windows, chosen) if folders.vocabulary(windows) and train_target is not None and len(chosen) else None,
         bootstrap=bootstrap,
         by=by,
         seed=0,
     )
+
+
+def _of_events(windows: Any, chosen: Any) -> dict[str, np.ndarray]:
+    """What needs no model: the number of events of a sequence, and for each label how often the one most telling code occurs."""
+    from bitimely_core import evaluate as scoring
+    from bitimely_core.datasets.pophr import probe
+
+    train = windows["train"]
+    labels = train.targets(None)
+    lengths, codes, own = train.lengths(), train.counts(), chosen.counts()
+    best = []
+    for label in labels.T:
+        known = np.isfinite(label)
+        told = [probe.average_precision(codes[known, c], label[known]) or 0.0 for c in range(codes.shape[1])]
+        best.append(int(np.argmax(told)))
+    single = [scoring.length_only("multilabel", codes[:, c], labels[:, k : k + 1], own[:, c]) for k, c in enumerate(best)]
+    return {"length_only": scoring.length_only("multilabel", lengths, labels, chosen.lengths()), "single_code": np.hstack(single)}
 
 
 def _write_predictions(path: Path, chosen: Windows, windows: Windows, columns: dict[str, Any]) -> None:

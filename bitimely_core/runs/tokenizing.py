@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bitimely_core import registry
 from bitimely_core.batch import Progress
 from bitimely_core.runs import folders
 
@@ -29,6 +30,12 @@ def tokenize(
     from bitimely_core import tokens
 
     dataset, view = folders.dataset_and_view(data)
+    if registry.datasets[dataset].facts.kind == "events":
+        from bitimely_core.runs import claims
+
+        return claims.tokenize(
+            data, workspace=workspace, name=name, options=options, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress
+        )
     source = workspace / "cache" / dataset if dry_run else folders.cached(dataset, workspace, progress=progress)
     out = workspace / "tokens" / (name or folders.tokens_name(data))
     if dry_run:
@@ -47,6 +54,8 @@ def tokenize(
         "task": windows.task,
         "class_names": list(windows.class_names),
         "split": windows.split,
+        "bandpass": windows.options.get("bandpass"),
+        "notch": windows.options.get("notch"),
         "fingerprint": windows.fingerprint,
         "notices": list(windows.manifest.get("notices", [])),
         "findings": list(windows.manifest.get("findings", [])),
@@ -64,6 +73,6 @@ def audit(windows: Any) -> dict[str, dict[str, Any]]:
             counts = np.bincount(np.asarray(part.targets(None), dtype=np.int64), minlength=windows.classes)
             classes = {name: int(n) for name, n in zip(windows.class_names, counts, strict=True)}
         elif windows.task == "multilabel" and len(part):
-            classes = {name: int(n) for name, n in zip(windows.class_names, np.asarray(part.targets(None)).sum(axis=0), strict=True)}
+            classes = {name: int(n) for name, n in zip(windows.class_names, np.nansum(part.targets(None), axis=0), strict=True)}
         out[split] = {"subjects": len(set(part.subjects())), "windows": len(part), "classes": classes}
     return out

@@ -70,12 +70,14 @@ def pretrain(
     _options_of_tokenize(chosen)
     windows = [folders.windows_for(one, workspace, chosen.data, verify=verify, progress=progress) for one in chosen.data.names]
     first = windows[0]
-    shape: dict[str, Any] = {"channels": first.channels, "length": max(w.length for w in windows)}
-    if not chosen.model.channel_independent:
-        shape["others"] = tuple(w.channels for w in windows[1:])
+    if folders.vocabulary(first) and "tokenizer" not in asked.get("model", {}):  # a preset of signals, given events
+        events = settings.preset("3m").get(facts.family, {})
+        base["model"] |= {key: events[key] for key in ("tokenizer", "decay") if key in events}
+        chosen = settings.resolve("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
+    shape = _shape(windows, chosen)
     dimensions = chosen.model.model_dump(by_alias=True, exclude={"name", *shape})
     if budget == "matched":
-        dimensions |= models.matched(name, preset, channels=first.channels, length=first.length)
+        dimensions |= models.matched(name, preset, channels=first.channels, length=first.length, codes=shape.get("codes"))
     seeded(chosen.train.seed)
     model = models.build(name, **shape, **dimensions)
     chosen = chosen.model_copy(update={"model": model.config})
@@ -101,7 +103,9 @@ def pretrain(
         "verified": verify,
         "notices": notices(chosen, windows, stamp),
     }
-    batches = data.mixed([w["train"] for w in windows], chosen.train.batch_size, seed=chosen.train.seed)
+    batches = data.mixed(
+        [w["train"] for w in windows], chosen.train.batch_size, seed=chosen.train.seed, ties=chosen.model.ties
+    )
     held = [w["validation"] for w in windows]
     validation = data.mixed(held, chosen.train.batch_size, shuffle=False) if any(map(len, held)) else None
     if dry_run:
@@ -188,8 +192,10 @@ def finetune(
     seeded(chosen.train.seed)
     scratch = chosen.finetune.from_scratch
     model = models.build(**origin["settings"]["model"]) if scratch else models.load(folders.weights(parent, origin))
-    model.settle(folders.adapter(windows, origin) or 0)
-    renewed = model.adapt(channels=windows.channels, length=windows.length)
+    at = folders.adapter(windows, origin)
+    model.settle(at or 0)
+    shape = _shape([windows], origin["settings"]["model"])
+    renewed = model.adapt(**{k: shape[k] for k in ("channels", "length", "codes") if k in shape}, renew=at is None)
     chosen = chosen.model_copy(
         update={"model": model.config, "finetune": chosen.finetune.model_copy(update={"readout": chosen.finetune.readout or facts.readout})}
     )
@@ -208,9 +214,7 @@ def finetune(
     run = run or f"{origin['run']}-{names[0].partition('/')[2] or names[0]}" + ("-scratch" if scratch else "")
     folder = workspace / "runs" / run
     said = [
-        f"{windows.channels} channels here, {' and '.join(str(n) for n in folders.channels(origin))} in the pre-training: re-initialised the adapter ({len(renewed)} tensors: tokenizer, input and output projection)"
-        if renewed
-        else "",
+        _renewal(windows, origin, renewed) if renewed else "",
         f"fine-tuning on {len(set(training.subjects())):,} of {len(set(windows['train'].subjects())):,} training subjects"
         if chosen.data.fraction < 1
         else "",
@@ -239,7 +243,7 @@ def finetune(
         "train_windows": len(training),
         "train_label_counts": _label_counts(training),
     }
-    batches = loading.batches(training, chosen.train.batch_size, seed=chosen.train.seed)
+    batches = loading.batches(training, chosen.train.batch_size, seed=chosen.train.seed, ties=chosen.model.ties)
     validation = (
         loading.batches(windows["validation"], chosen.train.batch_size, seed=0, shuffle=False) if len(windows["validation"]) else None
     )
@@ -364,7 +368,51 @@ def described(windows: Windows) -> dict[str, Any]:
         "windows": len(index),
         "audit": audit,
         "class_names": list(windows.class_names),
+        **({"vocabulary": folders.vocabulary(windows)} if folders.vocabulary(windows) else {}),
     }
+
+
+def _shape(windows: list[Any], chosen: Any) -> dict[str, Any]:
+    """What the data decide about a model: channels of each set and the longest window; events: the vocabulary and the longest sequence.
+
+    Raises UserError (config, exit 2) for signals with codes, events without, or events of several vocabularies.
+    """
+    from bitimely_core.tokens import Sequences
+
+    model = chosen if isinstance(chosen, dict) else chosen.model.model_dump()
+    first = windows[0]
+    shape: dict[str, Any] = {"channels": first.channels, "length": max(w.length for w in windows)}
+    if all(isinstance(w, Sequences) for w in windows) and model["tokenizer"] == "codes":
+        if len({folders.vocabulary(w) for w in windows}) > 1:
+            raise UserError(
+                Reason.CONFIG,
+                f"{' and '.join(w.name for w in windows)} have different vocabularies",
+                wanted="expected one",
+                field="--data",
+                action="Tokenize them together, or pre-train on one of them",
+                exit_code=Exit.USAGE,
+            )
+        return {**shape, "codes": first.codes}
+    if model["tokenizer"] == "codes" or any(isinstance(w, Sequences) for w in windows):
+        kinds = {w.name: "events" if isinstance(w, Sequences) else "signals" for w in windows}
+        raise UserError(
+            Reason.CONFIG,
+            f"tokenizer {model['tokenizer']} for {' and '.join(f'{kind} ({name})' for name, kind in kinds.items())}",
+            wanted="expected codes for events, conv or patch for signals",
+            field="--data",
+            action="Choose data of the other kind, or another preset",
+            exit_code=Exit.USAGE,
+        )
+    if not model["channel_independent"]:
+        shape["others"] = tuple(w.channels for w in windows[1:])
+    return shape
+
+
+def _renewal(windows: Windows, origin: dict[str, Any], renewed: list[str]) -> str:
+    """The line that says what of a pre-trained model is random again."""
+    before = " and ".join(str(n) for n in folders.channels(origin))
+    why = "another vocabulary" if folders.vocabulary(windows) else f"{windows.channels} channels here, {before} in the pre-training"
+    return f"{why}: re-initialised the adapter ({len(renewed)} tensors: tokenizer, input and output projection)"
 
 
 def leak_stamp(chosen: settings.Settings, windows: list[Windows]) -> bool | str | None:

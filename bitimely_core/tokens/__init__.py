@@ -5,8 +5,30 @@ before channel, int16 digital or float32 physical), `index.parquet` (window, sub
 `recordings.parquet` (recording_id, channel, scale, offset), `statistics.json` (training split), `manifest.json` (written last).
 """
 
-from bitimely_core.tokens.building import build, plan
-from bitimely_core.tokens.splits import assign_splits
-from bitimely_core.tokens.windows import Windows, open_tokens
+from __future__ import annotations
 
-__all__ = ["Windows", "assign_splits", "build", "open_tokens", "plan"]
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import store
+from bitimely_core.tokens.building import build, plan
+from bitimely_core.tokens.sequences import Sequences, open_sequences
+from bitimely_core.tokens.sets import TokenSet
+from bitimely_core.tokens.splits import assign_splits
+from bitimely_core.tokens.windows import Windows, open_windows
+
+OPEN: dict[str, Callable[..., TokenSet]] = {"windows": open_windows, "sequences": open_sequences}
+
+
+def open_tokens(folder: str | Path, verify: bool = True) -> Any:
+    """Open the windows or event sequences in `folder`; with `verify`, after comparing every file with the manifest.
+
+    Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file, subject_leakage (exit 4)
+    when a subject stands in two splits of a set that was split by subject.
+    """
+    kind = store.manifest(Path(folder)).get("kind")
+    return OPEN["sequences" if kind == "sequences" else "windows"](folder, verify)
+
+
+__all__ = ["Sequences", "TokenSet", "Windows", "assign_splits", "build", "open_tokens", "plan"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import re
 from collections import Counter
@@ -17,9 +18,10 @@ import numpy as np
 from bitimely_core import registry, store
 from bitimely_core.batch import Annotation, Progress
 from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, safe_text
-from bitimely_core.tokens import moments, splits
-from bitimely_core.tokens.cutting import Cut, Place, Plan, blocks, cut
-from bitimely_core.tokens.windows import FORMAT, Windows, check_subjects, open_tokens
+from bitimely_core.tokens import filters, moments, splits
+from bitimely_core.tokens.cutting import Cut, Place, Plan, blocks, cut, unfiltered
+from bitimely_core.tokens.sets import FORMAT, check_subjects
+from bitimely_core.tokens.windows import Windows, open_windows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,6 +45,8 @@ def build(
     normalise: str = "channel",
     split: str | None = None,
     seed: int = 0,
+    bandpass: Sequence[float | None] | None = None,
+    notch: Sequence[float] | None = None,
     verify: bool = True,
     force_new: bool = False,
     progress: Progress | None = None,
@@ -62,6 +66,9 @@ def build(
         normalise: how values are read: `channel` (statistics of the training split), `window` (its own z-score), `none` (physical).
         split: subject, official, time or random-window.
         seed: of the split.
+        bandpass: lower and upper edge in Hz, None for an open side: Butterworth, zero phase, see `tokens.filters`. At the recording's own
+            rate, before resampling. With a split by time each block is filtered on its own.
+        notch: frequencies in Hz to take out, for example of the mains.
         verify: compare the cache with its checksums first.
         force_new: replace windows that were made with other choices.
         progress: told after every recording.
@@ -72,17 +79,17 @@ def build(
     """
     out = Path(out)
     opened = _opened(cache, verify=False)
-    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed)
+    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed, bandpass, notch)
     if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):
-        return open_tokens(out, verify=verify)
+        return open_windows(out, verify=verify)
     opened = _opened(cache, verify=verify)
     store.make_folder(out)
     with store.lock(out):
         if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):  # another process was faster
-            return open_tokens(out, verify=verify)
+            return open_windows(out, verify=verify)
         store.sweep(out)
         write(opened, chosen, out, progress)
-    return open_tokens(out, verify=False)  # every file was read back and compared when it was written
+    return open_windows(out, verify=False)  # every file was read back and compared when it was written
 
 
 def plan(
@@ -96,10 +103,12 @@ def plan(
     normalise: str = "channel",
     split: str | None = None,
     seed: int = 0,
+    bandpass: Sequence[float | None] | None = None,
+    notch: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """What `build` would make, without writing or resampling: number of windows, bytes, shape, audit of the splits, notices, findings."""
     opened = _opened(cache, verify=False)
-    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed)
+    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed, bandpass, notch)
     seen = Survey()
     values = sum(len(taken) * (2 if found.whole else 4) for found, taken in survey(opened, chosen, seen))
     class_names = classes_of(seen, chosen)
@@ -116,6 +125,8 @@ def plan(
         "task": chosen.task,
         "class_names": class_names,
         "split": chosen.split,
+        "bandpass": None if chosen.bandpass is None else list(chosen.bandpass),
+        "notch": None if chosen.notch is None else list(chosen.notch),
         "audit": audit(seen, class_names),
         "notices": notices(chosen),
         "findings": [finding.as_dict() for finding in findings(seen, class_names)],
@@ -141,6 +152,8 @@ def resolved(
     normalise: str,
     split: str | None,
     seed: int,
+    bandpass: Sequence[float | None] | None,
+    notch: Sequence[float] | None,
 ) -> Plan:
     """The view's facts with the caller's choices. What a view leaves open (no channels, rate or window 0) the first recording decides."""
     registry.members("bitimely_core.datasets")
@@ -151,6 +164,9 @@ def resolved(
     for kind, name, known in (("normalisation", normalise, NORMALISE), ("split", split or own.split, splits.SCHEMES)):
         if name not in known:
             raise registry.unknown(kind, name, list(known))
+    band, stops = filters.checked(bandpass, notch)
+    if channels:
+        _known(cache, channels)
     names, own_rate, own_window = tuple(channels or own.channels), own.rate, own.window
     ingested = cache.manifest.get("settings", {}).get("options", {}).get("rate")
     if ingested and own_rate > 0:  # a data set that comes at several rates: the view's windows keep their duration
@@ -198,7 +214,22 @@ def resolved(
         normalise=normalise,
         split=split or own.split,
         seed=seed,
+        overlap=own.overlap,
+        bandpass=band,
+        notch=stops,
     )
+
+
+def _known(cache: Cache, channels: Sequence[str]) -> None:
+    """Raises UserError (unknown_name, exit 2) for a channel that no recording has."""
+    known = cache.signals()
+    names = sorted(known["channel"].unique()) if known.height else []
+    for name in channels:
+        if name not in names:
+            error = registry.unknown("channel", name, names)
+            if len(names) > 20:
+                error.wanted = f"known are {', '.join(names[:20])} and {len(names) - 20} more"
+            raise error
 
 
 def _commonest(annotations: Sequence[Annotation]) -> float:
@@ -234,7 +265,7 @@ def is_current(out: Path, chosen: Plan, fingerprint: str) -> bool:
             first.code,
             first.text,
             wanted=first.wanted,
-            action="Give another --name, or --force-new to replace them",
+            action="Tokenize under another --name, or with --force-new to replace them",
             file=first.file,
             field=first.field,
             exit_code=Exit.USAGE,
@@ -278,6 +309,9 @@ def survey(cache: Cache, chosen: Plan, seen: Survey, progress: Progress | None =
         names = split_of(record.subject_id, record.recording_id, record.attributes, [place.start for place in found.places])
         taken = [(place, name) for place, name in zip(found.places, names, strict=True) if name is not None]
         seen.left_out["gap"] += len(names) - len(taken)
+        if chosen.split == "time":
+            found = found._replace(blocks=tuple(blocks_of(taken, chosen.length)))
+        seen.left_out["unfiltered"] += unfiltered(found, [place for place, _ in taken], chosen)
         seen.units = found.units
         seen.rows += [Row(record.subject_id, record.recording_id, place.start, place.label, name, found.whole) for place, name in taken]
         affine = zip(chosen.channels, found.scale.tolist(), found.offset.tolist(), strict=True)
@@ -285,6 +319,13 @@ def survey(cache: Cache, chosen: Plan, seen: Survey, progress: Progress | None =
         yield found, taken
     if progress is not None:
         progress("windows", total, total)
+
+
+def blocks_of(taken: Sequence[tuple[Place, str]], length: float) -> Iterator[tuple[float, float]]:
+    """Start and end in seconds of each run of windows of one split, in order of time: a filter over them would mix the splits."""
+    for _, run in itertools.groupby(taken, key=lambda one: one[1]):
+        starts = [place.start for place, _ in run]
+        yield starts[0], starts[-1] + length
 
 
 def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> None:
@@ -323,7 +364,7 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
             raise UserError(
                 Reason.NO_INPUT,
                 "no window fits this view",
-                wanted=f"expected recordings with {', '.join(chosen.channels)}",
+                wanted=f"expected recordings with {', '.join(chosen.channels)}" + (" and with labels" if chosen.task != "none" else ""),
                 action="See the details for what was left out",
                 file=str(cache.folder),
                 details=told,
@@ -454,6 +495,8 @@ def notices(chosen: Plan) -> list[str]:
     out += [splits.SHARED[chosen.split]] if chosen.split in splits.SHARED else []
     if chosen.normalise == "window":
         out.append("Each window is normalised by its own mean and spread: objectives are leak-free only given these.")
+    if words := filters.in_words(chosen.bandpass, chosen.notch):
+        out.append(f"Filtered forward and backward ({words}): each value depends on what comes before and after it, beyond its window too.")
     return out
 
 
@@ -469,6 +512,8 @@ WORDS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` counts
     "annotation_out_of_range": (Reason.ANNOTATION_OUT_OF_RANGE, "info", "scored epochs outside of the signal or over a gap were left out"),
     "trimmed": (Reason.LEFT_OUT, "info", "windows outside of this view's trimming rule were left out"),
     "class_missing": (Reason.CLASS_MISSING, "warning", "recordings have only the class that is trimmed: nothing was trimmed there"),
+    "unmeasured_windows": (Reason.UNMATCHED_LABELS, "info", "windows of which numeric annotations cover too little were left out"),
+    "unfiltered": (Reason.LENGTH, "warning", "stretches of a channel are too short for the filter: they are missing values"),
     "gap": (Reason.LEFT_OUT, "info", "windows in the gaps between blocks of time were left out"),
 }
 

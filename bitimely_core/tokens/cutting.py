@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import numpy as np
 from bitimely_core.batch import Annotation, Record, Signal
 from bitimely_core.errors import Reason, UserError, safe_text
 from bitimely_core.registry import Task
+from bitimely_core.tokens import filters
 
 PIECE = 16 << 20  # bytes of windows that are made at once
 STEP = 1 << 20  # values that are interpolated at once
@@ -45,10 +46,15 @@ class Plan:
     normalise: str
     split: str
     seed: int
+    overlap: float | None = None  # of numeric annotations
+    bandpass: filters.Band | None = None
+    notch: tuple[float, ...] | None = None
 
     def options(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        """As plain JSON values. What was added later stands there only when it is used: sets made before keep their identity."""
+        later = {"overlap", "bandpass", "notch"}
+        chosen = {key: value for key, value in asdict(self).items() if key not in later or value is not None}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
 
     @property
     def length(self) -> float:
@@ -75,6 +81,7 @@ class Cut(NamedTuple):
     offset: np.ndarray  # [V] float64
     units: tuple[str, ...]
     places: list[Place]  # in order of time
+    blocks: tuple[tuple[float, float], ...] = ()  # start and end, in seconds, of stretches that no filter goes into or out of
 
 
 def cut(record: Record, plan: Plan, units: tuple[str, ...] | None, left_out: Counter[str]) -> Cut | None:
@@ -82,7 +89,8 @@ def cut(record: Record, plan: Plan, units: tuple[str, ...] | None, left_out: Cou
 
     int16 when every channel is int16, has one scale over the recording and need not be filtered; else physical float32, NaN = missing.
     `units` are those of the view, None for the first recording: volts of another power are brought to them, others are left out.
-    Raises UserError (sampling_rate) for a channel that is faster than the view where nobody asked for resampling.
+    Raises UserError: sampling_rate for a channel that is faster than the view where nobody asked for resampling, config (exit 2) for one
+    that is too slow for the filter.
     """
     by_onset: dict[float, dict[str, Signal]] = {}
     for signal in record.signals:
@@ -104,6 +112,8 @@ def cut(record: Record, plan: Plan, units: tuple[str, ...] | None, left_out: Cou
     if known != factors:
         left_out["unit"] += 1
         return None
+    for signal in (signal for segment in segments for signal in segment if to_filter(signal, plan)):
+        filters.check_rate(plan.bandpass, plan.notch, signal.rate, signal.channel, record.recording_id)
 
     lengths = [min(length_at_rate(signal, plan, record.recording_id) for signal in segment) for segment in segments]
     if plan.epoch is not None and plan.target is None:
@@ -111,8 +121,10 @@ def cut(record: Record, plan: Plan, units: tuple[str, ...] | None, left_out: Cou
     else:
         places = sliding(onsets, lengths, plan, label, left_out)
         places = at_starts(places, clock, left_out) if clock else places
+        places = measured(places, record.annotations, plan, left_out) if plan.overlap is not None else places
     affine = [{(s[v].scale * f[v], s[v].offset * f[v]) for s, f in zip(segments, known, strict=True)} for v in range(len(units))]
-    whole = all(s.samples.dtype == np.int16 and not faster(s, plan) for row in segments for s in row) and all(len(a) == 1 for a in affine)
+    stored = all(s.samples.dtype == np.int16 and not faster(s, plan) and not to_filter(s, plan) for row in segments for s in row)
+    whole = stored and all(len(a) == 1 for a in affine)
     scale, offset = np.array([next(iter(a)) if whole else (1.0, 0.0) for a in affine], dtype=np.float64).T
     return Cut(segments, known, whole, scale, offset, units, sorted(places, key=lambda place: place[:3]))
 
@@ -122,7 +134,7 @@ def blocks(found: Cut, places: list[Place], plan: Plan) -> Iterator[np.ndarray]:
     dtype = np.dtype(np.int16 if found.whole else np.float32)
     needed = {place.segment for place in places}
     tracks = {
-        i: [values(signal, factor, found.whole, plan) for signal, factor in zip(segment, found.factors[i], strict=True)]
+        i: [values(signal, factor, found, plan) for signal, factor in zip(segment, found.factors[i], strict=True)]
         for i, segment in enumerate(found.segments)
         if i in needed
     }
@@ -138,10 +150,32 @@ def blocks(found: Cut, places: list[Place], plan: Plan) -> Iterator[np.ndarray]:
         yield piece
 
 
-def values(signal: Signal, factor: float, whole: bool, plan: Plan) -> np.ndarray:
-    """A channel at the view's rate: its digital int16 values when `whole`, else physical float32 in the view's unit."""
+def values(signal: Signal, factor: float, found: Cut, plan: Plan) -> np.ndarray:
+    """A channel at the view's rate: its digital int16 values when `found.whole`, else physical float32 in the view's unit."""
+    if to_filter(signal, plan):
+        x = signal.samples.astype(np.float64) * signal.scale + signal.offset
+        x = filters.apply(x, filters.designed(plan.bandpass, plan.notch, signal.rate), borders(signal, found.blocks))
+        signal = signal._replace(samples=x, scale=1.0, offset=0.0)
     x = at_rate(signal, plan)
-    return x if whole else ((x.astype(np.float64) * signal.scale + signal.offset) * factor).astype(np.float32)
+    return x if found.whole else ((x.astype(np.float64) * signal.scale + signal.offset) * factor).astype(np.float32)
+
+
+def to_filter(signal: Signal, plan: Plan) -> bool:
+    """Whether the caller asked for a filter, and the channel is one of measurements: held ones are states and markers."""
+    return (plan.bandpass is not None or plan.notch is not None) and signal.channel not in plan.hold
+
+
+def borders(signal: Signal, blocks: Sequence[tuple[float, float]]) -> list[int]:
+    """The samples at which a filter must begin anew: the first of each block, and the first after it."""
+    at = [((start - signal.onset) * signal.rate, (stop - signal.onset) * signal.rate) for start, stop in blocks]
+    return [sample for start, stop in at for sample in (math.floor(start + 1e-6), math.ceil(stop - 1e-6))]
+
+
+def unfiltered(found: Cut, places: list[Place], plan: Plan) -> int:
+    """How many stretches of the segments with these `places` are too short for the filter."""
+    signals = [signal for i in {place.segment for place in places} for signal in found.segments[i] if to_filter(signal, plan)]
+    chosen = ((s, filters.designed(plan.bandpass, plan.notch, s.rate)) for s in signals)
+    return sum(filters.too_short(s.samples, designed, borders(s, found.blocks)) for s, designed in chosen)
 
 
 def faster(signal: Signal, plan: Plan) -> bool:
@@ -254,6 +288,46 @@ def at_starts(places: list[Place], clock: list[Signal], left_out: Counter[str]) 
         else:
             left_out["unlabelled_windows"] += 1
     return found
+
+
+def measured(places: list[Place], annotations: Sequence[Annotation], plan: Plan, left_out: Counter[str]) -> list[Place]:
+    """Windows with the mean of the numeric annotations over them, each weighted by its overlap with the window.
+
+    Windows of which the annotations cover less than the share `plan.overlap` are counted. Texts that are no numbers are not looked at.
+    Where several annotations last at once all count. All of it from three integrals over time that are lines between the annotations'
+    ends: of the values, of the number of annotations, and of the time in which there is any.
+    """
+    notes = [(note, number) for note in annotations if note.duration > 0 and (number := as_number(note.label)) is not None]
+    if not notes:
+        left_out["unmatched_labels"] += 1
+        return []
+    begins, ends = (np.array(side) for side in zip(*((note.onset, note.onset + note.duration) for note, _ in notes), strict=True))
+    values = np.array([number for _, number in notes])
+    at, first = np.unique(np.concatenate([begins, ends]), return_inverse=True)
+    change = np.zeros((2, len(at)))
+    for side, sign in ((first[: len(notes)], 1.0), (first[len(notes) :], -1.0)):
+        np.add.at(change[0], side, sign * (values - values[0]))  # around one of them: sums stay small
+        np.add.at(change[1], side, sign)
+    level = np.cumsum(change, axis=1)[:, :-1]
+    rates = np.stack([level[0], level[1], level[1] > 0.5])
+    integrals = np.concatenate([np.zeros((3, 1)), np.cumsum(rates * np.diff(at), axis=1)], axis=1)
+    starts = np.array([place.start for place in places])
+    total, weight, covered = (np.interp(starts + plan.length, at, line) - np.interp(starts, at, line) for line in integrals)
+    assert plan.overlap is not None
+    enough = (covered >= plan.overlap * plan.length * (1 - 1e-9)) & (weight > 0)
+    left_out["unmeasured_windows"] += int((~enough).sum())
+    means = values[0] + total[enough] / weight[enough]
+    kept = (place for place, keep in zip(places, enough, strict=True) if keep)
+    return [place._replace(label=float(mean)) for place, mean in zip(kept, means, strict=True)]
+
+
+def as_number(text: str) -> float | None:
+    """The finite number that an annotation's text is, else None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def epochs(annotations: list[Annotation], onsets: list[float], lengths: list[int], plan: Plan, left_out: Counter[str]) -> list[Place]:

@@ -7,69 +7,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core import store
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
-from bitimely_core.registry import Task, unknown
+from bitimely_core.errors import safe_text
 from bitimely_core.tokens.moments import spread
-from bitimely_core.tokens.splits import SHARED, SPLITS
+from bitimely_core.tokens.sets import TokenSet, check_subjects, damaged, opened
 
 if TYPE_CHECKING:
     import polars as pl
 
-FORMAT = 1
 RUN = 128  # samples that are normalised in one go: long inner loops and a small table
 
 
-@dataclass(frozen=True, eq=False)
-class Windows:
-    """Windows of one view: all of them, or those of one split (`windows["train"]`).
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Windows(TokenSet):
+    """Windows of a biosignal view, see `TokenSet`."""
 
-    `rows` everywhere are positions in the whole index, the numbers in `index["window"]` and in `Batch.index`; None = all of this subset.
-    Reading a row that is not in the subset is an IndexError, so that a test window cannot slip into training.
-    """
-
-    folder: Path
-    manifest: dict[str, Any]
-    statistics: dict[str, Any]  # statistics.json
-    rows: np.ndarray  # [n] int64, ascending
-    whole_index: pl.DataFrame
-    target: np.ndarray | None  # of all rows
     shards: tuple[np.ndarray, ...]  # memory maps [rows of the file, T, V] int16 or float32
     firsts: np.ndarray  # [shards + 1] int64: the first row of each, and the number of rows
     recording: np.ndarray  # [all rows] int32: position in the tables below
     centre: np.ndarray  # [recordings, V] float32: what is read becomes (value - centre) * factor
     factor: np.ndarray  # [recordings, V] float32
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.folder.name
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The resolved choices that made the windows."""
-        return self.manifest["options"]
-
-    @property
-    def dataset(self) -> str:
-        """The data set's name."""
-        return self.options["dataset"]
-
-    @property
-    def view(self) -> str:
-        """The view's name, "" for the data set's own."""
-        return self.options["view"]
-
-    @property
-    def task(self) -> Task:
-        """none, classification, multilabel or regression."""
-        return self.options["task"]
 
     @property
     def channel_names(self) -> tuple[str, ...]:
@@ -82,16 +44,6 @@ class Windows:
         return len(self.options["channels"])
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        """The C names, in the order of the ids; () without classes."""
-        return tuple(self.manifest["class_names"])
-
-    @property
-    def classes(self) -> int:
-        """C; 1 for regression, 0 without labels."""
-        return 1 if self.task == "regression" else len(self.class_names)
-
-    @property
     def length(self) -> int:
         """T."""
         return self.options["window"]
@@ -102,51 +54,14 @@ class Windows:
         return self.options["rate"]
 
     @property
-    def split(self) -> str:
-        """How the splits were made: subject, official, time or random-window."""
-        return self.options["split"]
-
-    @property
-    def seed(self) -> int:
-        """The seed of the split."""
-        return self.options["seed"]
-
-    @property
     def normalise(self) -> str:
         """How values are read: channel (statistics of the training split), window or none."""
         return self.options["normalise"]
 
-    @property
-    def notices(self) -> list[str]:
-        """What must stand beside every score on these windows."""
-        return list(self.manifest["notices"])
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the manifest, which holds those of all files: the name of this data in runs and reports."""
-        return self.manifest["manifest_sha256"]
-
-    @property
-    def index(self) -> pl.DataFrame:
-        """window, subject_id, recording_id, start (seconds), label, split of this subset's windows."""
-        return self.whole_index if len(self.rows) == self.whole_index.height else self.whole_index[self.rows]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, split: str) -> Windows:
-        """The windows of this subset that belong to `split`. Raises UserError (unknown_name, exit 2)."""
-        if split not in SPLITS:
-            raise unknown("split", split, list(SPLITS))
-        return self.subset((self.index["split"] == split).to_numpy())
-
-    def subset(self, keep: np.ndarray) -> Windows:
-        """The windows where `keep` [n] bool is true."""
-        return replace(self, rows=self.rows[keep])
-
-    def subjects(self) -> np.ndarray:
-        """The subject of each window [n] str."""
-        return self.index["subject_id"].to_numpy()
+    def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
+        """What a `Batch` of these rows holds besides labels: values [n, T, V] float32, mask [n, T, V] bool or None."""
+        values, mask = self.read(rows)
+        return {"values": values, "mask": mask}
 
     def values(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """Normalised windows [n, T, V] float32 in the order of `rows`, 0 where a value is missing."""
@@ -172,19 +87,6 @@ class Windows:
             x[~mask] = 0
         return x, mask
 
-    def targets(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
-        """Class ids [n] int64, indicators [n, C] float32, or numbers [n] float32; None without labels."""
-        return None if self.target is None else self.target[self._own(rows)]
-
-    def _own(self, rows: Sequence[int] | np.ndarray | None) -> np.ndarray:
-        if rows is None:
-            return self.rows
-        wanted = np.asarray(rows, dtype=np.int64)
-        at = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
-        if len(wanted) and (len(self.rows) == 0 or (self.rows[at] != wanted).any()):
-            raise IndexError("rows are positions in the whole index (windows.rows), and these are not all of this subset")
-        return wanted
-
 
 def scale(x: np.ndarray, centre: np.ndarray, factor: np.ndarray) -> None:
     """`x` [n, T, V] becomes (x - centre) * factor, in place; both [n, V].
@@ -207,7 +109,7 @@ def by_window(x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     return (x / np.where(std > 0, std, 1.0)).astype(np.float32)
 
 
-def open_tokens(folder: str | Path, verify: bool = True) -> Windows:
+def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     """Open the windows in `folder`; with `verify`, after comparing every file with the manifest.
 
     Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file, subject_leakage (exit 4)
@@ -216,18 +118,7 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Windows:
     import polars as pl
 
     folder = Path(folder)
-    manifest = store.manifest(folder)
-    kind, version = manifest.get("kind"), manifest.get("format_version", 0)
-    if kind != "windows" or version > FORMAT:
-        raise UserError(
-            Reason.UNSUPPORTED_FORMAT,
-            f"holds {safe_text(str(kind))}, format version {safe_text(str(version))}",
-            wanted=f"expected windows, at most version {FORMAT}",
-            action="Use a newer bitimely, or tokenize again",
-            file=str(folder),
-        )
-    if verify:
-        store.check(folder, manifest)
+    manifest = opened(folder, "windows", verify)
     index = pl.read_parquet(folder / "index.parquet")
     check_subjects(index, manifest["options"]["split"], folder)
     statistics = json.loads((folder / "statistics.json").read_bytes())
@@ -235,7 +126,7 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Windows:
     shards = tuple(mapped(folder / shard["name"], np.dtype(shard["dtype"]), shape) for shard in manifest["shards"])
     firsts = np.cumsum([0, *map(len, shards)])
     if firsts[-1] != index.height:
-        raise _damaged(folder, f"{firsts[-1]} windows", f"the index has {index.height}")
+        raise damaged(folder, f"{firsts[-1]} windows", f"the index has {index.height}")
     affine = pl.read_parquet(folder / "recordings.parquet")
     recordings = affine["recording_id"].unique(maintain_order=True)
     numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
@@ -254,10 +145,6 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Windows:
         centre=((mean - offset) / scale).astype(np.float32),
         factor=(scale / std).astype(np.float32),
     )
-
-
-def _damaged(path: Path, text: str, wanted: str) -> UserError:
-    return UserError(Reason.INTEGRITY, text, wanted=wanted, action="Tokenize again", file=str(path), exit_code=Exit.INTEGRITY)
 
 
 def targets(label: pl.Series, task: str, class_names: list[str]) -> np.ndarray | None:
@@ -284,26 +171,7 @@ def mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.ndarr
         flat = np.frombuffer(array.buffers()[1], dtype=dtype.newbyteorder("<"), count=len(array) * shape[0] * shape[1])
         whole = file.num_record_batches == 1 and array.offset == 0 and array.type.byte_width == shape[0] * shape[1] * dtype.itemsize
     except (OSError, pa.ArrowException, ValueError) as error:
-        raise _damaged(path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows") from error
+        raise damaged(path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows") from error
     if not whole:
-        raise _damaged(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")
+        raise damaged(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")
     return flat.reshape(len(array), *shape)
-
-
-def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
-    """Raises UserError (subject_leakage, exit 4) when a subject stands in two splits, unless the split says so (time, random-window)."""
-    import polars as pl
-
-    if split in SHARED:
-        return
-    several = index.group_by("subject_id").agg(pl.col("split").n_unique()).filter(pl.col("split") > 1).height
-    if several:
-        raise UserError(
-            Reason.SUBJECT_LEAKAGE,
-            f"{several:,} subjects stand in more than one split",
-            wanted="expected every subject in one",
-            action="Tokenize again with --split subject",
-            file=str(folder),
-            found=str(several),
-            expected="0",
-        )

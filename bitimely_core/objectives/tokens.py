@@ -1,4 +1,4 @@
-"""What a model is asked during pre-training: functions (model, batch) -> loss and its parts. Targets are fixed functions of the input.
+"""Objectives that predict tokens: the next and previous one, hidden ones. Targets are fixed functions of the input.
 
 Index map (token i stands at position i + 1): position p of a forward layer predicts token p, its right neighbour ([SOS]: token 0);
 position p of a backward layer predicts token p - 2, its left neighbour ([EOS]: the last token). With [EOS] at a row's true end the same
@@ -11,19 +11,18 @@ Legend: B batch, N tokens, P target width (codes: classes), M predictions a row,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Batches, Encoded
+from bitimely_core.batch import Batch, Encoded
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.models.stack import Direction, Model, Which
-from bitimely_core.registry import ObjectiveFacts, models, objectives
-from bitimely_core.settings import ModelConfig, ObjectiveConfig, Settings, validated
+from bitimely_core.registry import ObjectiveFacts, objectives
+from bitimely_core.settings import ModelConfig, ObjectiveConfig
 from bitimely_core.tokenizers import IGNORE, Codes
 
 Result = dict[str, Any]
@@ -39,80 +38,6 @@ class Part(NamedTuple):
     sets: bool = False  # the target marks every code of a set
 
 
-@dataclass(frozen=True)
-class Objective:
-    """A registered objective with its numbers, ready to be called. An empty name is the model's own objective."""
-
-    config: ObjectiveConfig
-
-    def __call__(self, model: Model, batch: Batch, generator: Generator | None = None) -> Result:
-        """See `get`."""
-        name = self.config.name or models[model.config.name].facts.objective
-        result: Result = objectives[name](model, model.spread(batch), generator, config=self.config)
-        return result
-
-
-def get(name: str | ObjectiveConfig = "", **numbers: Any) -> Objective:
-    """The objective `name` with its numbers (`ratio`, `span`, `direction_sampling`), or that of a configuration.
-
-    Returns:
-        `f(model, batch, generator=None)` -> dict of `loss` (scalar with gradient), `rel` (loss / Var(target), codes: / unigram entropy,
-        mean over the parts), `parts` (scalars), `prediction` and `target` [B, M, P] (codes: logits [B, M, P] and class ids [B, M]; the
-        parts one after another along M), `valid` (bool, as the target), `slices` (name of a part -> its slice of M), `count` (valid targets, by
-        which micro-batches are weighted). Random choices are drawn row by row from `generator` (CPU), else from torch's global one.
-
-    Raises:
-        UserError: unknown name, or numbers out of range (exit 2).
-    """
-    config = name if isinstance(name, ObjectiveConfig) else validated(ObjectiveConfig, {"name": name, **numbers})
-    if config.name:
-        objectives[config.name]  # an unknown name is told here
-    return Objective(config)
-
-
-def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = None) -> bool | str | None:
-    """The stamp of a run: True, False, None (the objective has no target of its own), or a text with the condition.
-
-    Args:
-        settings: resolved settings, or the same as plain values.
-        normalise: how the windows were really normalised; None = as the settings say.
-
-    Raises:
-        UserError: overlapping patches under an objective that claims to be leak-free (exit 2).
-    """
-    chosen = settings if isinstance(settings, Settings) else validated(Settings, settings)
-    name = chosen.objective.name or models[chosen.model.name].facts.objective
-    stamp = objectives[name].facts.leak_free
-    if stamp is not True:
-        return stamp
-    model = chosen.model
-    _refuse_overlap(model)
-    if model.target == "tokens" and model.tokenizer == "conv":
-        return False  # neighbouring tokens share samples, and a tokenizer that is trained moves its content there
-    conditions = []
-    if (normalise or chosen.data.normalise) == "window" and model.tokenizer != "codes":
-        conditions.append("given window statistics")
-    if model.temporal_conv == "causal" and model.temporal_norm == "batch" and models[model.name].facts.family == "retention":
-        conditions.append("up to batch statistics")
-    return " and ".join(conditions) or True
-
-
-@torch.no_grad()
-def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch], limit: int = 256) -> float:
-    """Measure Var(target) (codes: unigram entropy; heads: that of the labels) on up to `limit` batches; kept in `model.target_scale`."""
-    stream = batches(0) if callable(batches) else batches
-    where = next(model.parameters()).device
-    taken = (_on(batch, where) for batch in itertools.islice(stream, limit))
-    scale = float(model.measure(taken))  # type: ignore[operator]
-    model.target_scale.fill_(scale)  # type: ignore[operator]
-    return scale
-
-
-def _on(batch: Batch, where: torch.device) -> Batch:
-    parts = (None if part is None else part.to(where) for part in batch)
-    return Batch(*parts)  # type: ignore[arg-type]
-
-
 # ---------------------------------------------------------------------------------------------------------------- the registry
 
 NOTICE = (
@@ -126,13 +51,13 @@ def next_previous(model: Model, batch: Batch, generator: Generator | None = None
     """The paper's: one alternating pass, next token read at layer L - 1, previous token at layer L (Eq. 9). It can see its targets."""
     encoded = model(batch, directions=_plan(model, "forward", "backward"))
     hidden = encoded.hidden
-    return _result(model, batch, [_part(model, batch, encoded, hidden[-2], "next"), _part(model, batch, encoded, hidden[-1], "previous")])
+    return result(model, batch, [_part(model, batch, encoded, hidden[-2], "next"), _part(model, batch, encoded, hidden[-1], "previous")])
 
 
 @objectives(ObjectiveFacts(leak_free=True))
 def next_previous_strict(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """The leak-free form: two passes of the same weights, all layers forward (next token), all backward (previous token)."""
-    _refuse_overlap(model.config)
+    refuse_overlap(model.config)
     chosen: list[tuple[Direction, Which]] = [("forward", "next"), ("backward", "previous")]
     if config.direction_sampling:
         chosen = [chosen[int(torch.randint(2, (), generator=generator))]]
@@ -140,37 +65,35 @@ def next_previous_strict(model: Model, batch: Batch, generator: Generator | None
     for direction, which in chosen:
         encoded = model(batch, directions=_plan(model, direction))
         parts.append(_part(model, batch, encoded, encoded.hidden[-1], which))
-    return _result(model, batch, parts)
+    return result(model, batch, parts)
 
 
 @objectives(ObjectiveFacts(leak_free=True), name="next")
 def next_token(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """All layers forward, next token read at layer L."""
-    _refuse_overlap(model.config)
+    refuse_overlap(model.config)
     encoded = model(batch, directions=_plan(model, "forward"))
-    return _result(model, batch, [_part(model, batch, encoded, encoded.hidden[-1], "next")])
+    return result(model, batch, [_part(model, batch, encoded, encoded.hidden[-1], "next")])
 
 
 @objectives(ObjectiveFacts(leak_free=True))
 def masked(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """40 % of the tokens set to zero after normalisation, all channels together (codes: [MASK]); reconstruct them."""
-    _refuse_overlap(model.config)
+    refuse_overlap(model.config)
     target, valid = model.targets(batch)
-    chosen = _each_row(
-        model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[: _share(config.ratio, count)]
-    )
+    chosen = each_row(model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[: share(config.ratio, count)])
     encoded = model(model.erase(batch, chosen))
-    return _result(model, batch, [_hidden_part(model, batch, encoded, target, valid, chosen, "masked")])
+    return result(model, batch, [hidden_part(model, batch, encoded, target, valid, chosen, "masked")])
 
 
 @objectives(ObjectiveFacts(leak_free=True))
 def gap(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """40 % of the tokens hidden in spans: a learned vector in their place, and no key in any layer; fill them in."""
-    _refuse_overlap(model.config)
+    refuse_overlap(model.config)
     target, valid = model.targets(batch)
-    chosen = _each_row(model, batch, generator, lambda count: _spans(count, config, generator))
+    chosen = each_row(model, batch, generator, lambda count: _spans(count, config, generator))
     encoded = model(batch, hide=chosen)
-    return _result(model, batch, [_hidden_part(model, batch, encoded, target, valid, chosen, "gap")])
+    return result(model, batch, [hidden_part(model, batch, encoded, target, valid, chosen, "gap")])
 
 
 @objectives(ObjectiveFacts(leak_free=None, notice="none: no pre-training; the model is trained with its head alone."), name="none")
@@ -237,13 +160,13 @@ def _set_part(model: Model, tokenizer: Codes, batch: Batch, real: Tensor, hidden
     return Part(which, model.output(hidden, which), target, valid[..., None].expand_as(target), sets=True)
 
 
-def _hidden_part(model: Model, batch: Batch, encoded: Encoded, target: Tensor, valid: Tensor, chosen: Tensor, name: str) -> Part:
-    """Read each chosen token at its own position of layer L."""
+def hidden_part(model: Model, batch: Batch, encoded: Encoded, target: Tensor, valid: Tensor, chosen: Tensor, name: str) -> Part:
+    """Read each chosen token, or each chosen value [B, N, P] of it, at its own position of layer L."""
     states = encoded.hidden[-1] if encoded.eos is None else encoded.hidden[-1][:, 1:-1]
-    return Part(name, model.output(states, batch=batch), target, valid & (chosen if valid.dim() == 2 else chosen[..., None]))
+    return Part(name, model.output(states, batch=batch), target, valid & (chosen if valid.dim() == chosen.dim() else chosen[..., None]))
 
 
-def _result(model: Model, batch: Batch, parts: list[Part]) -> Result:
+def result(model: Model, batch: Batch, parts: list[Part]) -> Result:
     """Sum the parts; rel is their mean share of the target's scale, measured, or of this batch's where it was not."""
     losses = {part.name: _loss(part) for part in parts}
     slices, start = {}, 0
@@ -282,7 +205,7 @@ def _loss(part: Part) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- random choices
 
 
-def _each_row(model: Model, batch: Batch, generator: Generator | None, draw: Callable[[int], Tensor]) -> Tensor:
+def each_row(model: Model, batch: Batch, generator: Generator | None, draw: Callable[[int], Tensor]) -> Tensor:
     """Chosen tokens, bool [B, N]: `draw(n)` gives the chosen ones of a row with n tokens, on the CPU."""
     with torch.no_grad():
         real = model.adapter_of(batch).tokenizer(batch)[2].cpu()
@@ -292,14 +215,14 @@ def _each_row(model: Model, batch: Batch, generator: Generator | None, draw: Cal
     return chosen.to(batch.values.device)
 
 
-def _share(ratio: float, count: int) -> int:
+def share(ratio: float, count: int) -> int:
     """floor(ratio * count), unharmed by the rounding of ratio."""
     return int(ratio * count + 1e-9)
 
 
 def _spans(count: int, config: ObjectiveConfig, generator: Generator | None) -> Tensor:
     """Tokens of spans of 1 .. `span` at uniform places, until the share is hidden."""
-    wanted, hidden = _share(config.ratio, count), dict[int, None]()
+    wanted, hidden = share(config.ratio, count), dict[int, None]()
     while len(hidden) < wanted:
         starts = torch.randint(count, (count,), generator=generator).tolist()
         lengths = torch.randint(1, config.span + 1, (count,), generator=generator).tolist()
@@ -310,7 +233,7 @@ def _spans(count: int, config: ObjectiveConfig, generator: Generator | None) -> 
     return torch.tensor(list(hidden)[:wanted], dtype=torch.int64)
 
 
-def _refuse_overlap(config: ModelConfig) -> None:
+def refuse_overlap(config: ModelConfig) -> None:
     """Overlapping patches make neighbouring targets visible. Raises UserError (config, exit 2)."""
     if config.tokenizer == "patch" and config.stride is not None and config.stride < config.patch:
         raise UserError(

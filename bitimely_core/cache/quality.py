@@ -1,0 +1,165 @@
+"""Quality figures of channels, for the eye and for filters; never used to change data.
+
+Channels of equal shape are looked at together: for short recordings the calls, not the samples, are what takes time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from bitimely_core.batch import Signal
+
+SHARES = ("missing", "flat", "clipped", "out_of_range", "line_noise")
+FIGURES = (*SHARES, "flat_longest", "line_frequency", "min", "max", "median", "iqr")
+SAMPLED = 1 << 16  # samples that median and spread are taken of, at least
+TOGETHER = 1 << 17  # samples of all channels that are looked at together: they stay in the processor's cache
+MAINS = (50.0, 60.0)  # Hz
+NEAR = 1.0  # Hz on either side of them
+DRIFT = 0.5  # Hz; the power below it is not counted
+STRETCH = 4.0  # seconds of a spectrum: the peak of a sine is then 1 Hz wide
+SPECTRA = 8  # spectra a channel at most, spread over the recording
+LONGEST = 1 << 18  # samples of a spectrum at most
+
+Figures = dict[str, float | None]
+
+
+def quality(signals: Sequence[Signal]) -> list[Figures]:
+    """Cheap robust figures of channels, in their order; None where the source does not tell or nothing was measured.
+
+    Shares of the samples: `missing` (NaN), `flat` (in stretches of a second, or 16 samples, without any change), `clipped` (at the
+    lowest or highest value of the converter, or of the channel where the source does not tell), `out_of_range` (beyond it). Share of
+    the power: `line_noise` (see `line_noise`) at `line_frequency`. Longest flat stretch in seconds; physical minimum, maximum, median
+    and interquartile range, the last two of at most 131,071 samples.
+    """
+    alike: dict[tuple[str, int, float, bool], list[int]] = defaultdict(list)
+    for i, signal in enumerate(signals):
+        holes = signal.samples.dtype.kind == "f" and bool(np.isnan(signal.samples).any())
+        alike[signal.samples.dtype.str, len(signal.samples), signal.rate, holes].append(i)
+    found: dict[int, Figures] = {}
+    for (_, n, _, holes), rows in alike.items():
+        many = max(1, TOGETHER // max(n, 1))
+        for first in range(0, len(rows), many):
+            here = rows[first : first + many]
+            found |= zip(here, _figures([signals[i] for i in here], holes=holes), strict=True)
+    return [found[i] for i in range(len(signals))]
+
+
+def _figures(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
+    """The figures of channels of one type, length and rate; `holes`: each lacks some samples."""
+    rate, n = signals[0].rate, len(signals[0].samples)
+    if not n:
+        return [dict.fromkeys(FIGURES) for _ in signals]
+    x = np.stack([s.samples for s in signals]) if len(signals) > 1 else signals[0].samples[None]
+    missing = np.isnan(x).sum(axis=1) if holes else np.zeros(len(x))
+    starts = np.arange(0, n, max(16, math.ceil(rate)))
+    smallest, largest = (np.fmin, np.fmax) if holes else (np.minimum, np.maximum)  # fmin and fmax pass NaN over, slowly
+    low, high = smallest.reduceat(x, starts, axis=1), largest.reduceat(x, starts, axis=1)
+    least, most = smallest.reduce(low, axis=1), largest.reduce(high, axis=1)
+    lengths = np.diff(starts, append=n)
+    flat = (low == high) & (lengths > 1)
+    floor, ceiling = _rails(signals, least, most)
+    first, median, third = _quarters(x[:, :: max(1, n // SAMPLED)], holes=holes)
+    scale, offset = (np.array([getattr(s, name) for s in signals]) for name in ("scale", "offset"))
+    ends = np.sort([least * scale + offset, most * scale + offset], axis=0)
+    hum, mains = line_noise(x, rate)
+    told = np.where([s.rails is None for s in signals], np.nan, 1.0)
+    columns = {
+        "missing": missing / n,
+        "flat": flat @ lengths / n,
+        "flat_longest": [_longest(row, starts, n) / rate for row in flat],
+        "clipped": np.where(floor < ceiling, _beyond(x, least, most, floor, ceiling, np.less_equal), 0) / n,
+        "out_of_range": told * _beyond(x, least, most, floor, ceiling, np.less) / n,
+        "line_noise": hum,
+        "line_frequency": mains,
+        "min": ends[0],
+        "max": ends[1],
+        "median": median * scale + offset,
+        "iqr": np.abs((third - first) * scale),
+    }
+    listed = [np.asarray(columns[name]).tolist() for name in FIGURES]
+    found = [dict(zip(FIGURES, map(_short, row), strict=True)) for row in zip(*listed, strict=True)]
+    return [row | dict.fromkeys(("out_of_range",)) if lost == n else row for row, lost in zip(found, missing, strict=True)]
+
+
+def _rails(signals: Sequence[Signal], least: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Lowest and highest value of the converter, or of the channel where the source does not tell: [2, k], of the samples' type."""
+    told = [s.rails or (a, b) for s, a, b in zip(signals, least, most, strict=True)]
+    if least.dtype.kind == "i":  # else the samples would be converted to be compared
+        limits = np.iinfo(least.dtype)
+        return np.clip(np.rint(np.array(told, np.float64).T), limits.min, limits.max).astype(least.dtype)
+    return np.array(told, least.dtype).T
+
+
+def _beyond(x: np.ndarray, least: np.ndarray, most: np.ndarray, floor: np.ndarray, ceiling: np.ndarray, less: np.ufunc) -> np.ndarray:
+    """Samples of each channel below the floor or above the ceiling (`less_equal`: or at them): [k]. Mostly there are none to count."""
+    count = np.zeros(len(x), np.int64)
+    if less(least, floor).any():
+        count += np.count_nonzero(less(x, floor[:, None]), axis=1)
+    if less(ceiling, most).any():
+        count += np.count_nonzero(less(ceiling[:, None], x), axis=1)
+    return count
+
+
+def _quarters(x: np.ndarray, *, holes: bool) -> np.ndarray:
+    """Quartiles and median of each row: [3, k]; NaN where all is missing."""
+    if not holes:
+        return np.percentile(np.sort(x, axis=1), [25, 50, 75], axis=1)  # sorting first is twice as fast
+    found = np.full((3, len(x)), np.nan)
+    some = ~np.isnan(x).all(axis=1)
+    if some.any():
+        found[:, some] = np.nanpercentile(x[some], [25, 50, 75], axis=1)
+    return found
+
+
+def _longest(flat: np.ndarray, starts: np.ndarray, n: int) -> int:
+    """Samples of the longest run of flat blocks."""
+    if not flat.any():
+        return 0
+    edges = np.flatnonzero(np.diff(flat.astype(np.int8), prepend=0, append=0))
+    ends = np.append(starts, n)[edges]
+    return int((ends[1::2] - ends[::2]).max())
+
+
+def line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """How much of a channel is hum of the mains: the share of its power within 1 Hz of 50 or of 60 Hz, whichever is larger.
+
+    Power is the mean of at most 8 Hann-windowed spectra of 4 s (Welch 1967, without overlap, spread over the recording), above 0.5 Hz, so
+    that drift does not hide the hum. White noise sampled at 200 Hz has a share of about 0.02.
+
+    Args:
+        x: samples, [k, n]; stretches with NaN are passed over.
+        rate: Hz.
+
+    Returns:
+        Share and frequency, [k] each: NaN below 122 Hz (the band must be there to be seen), of less than 2 s (the peak of a sine would be
+        wider than the band), and where nothing varies.
+    """
+    k, n = x.shape
+    share, mains = np.full((2, k), np.nan)
+    size = min(round(STRETCH * rate), n, LONGEST)
+    if rate < 2 * (max(MAINS) + NEAR) or size < STRETCH / 2 * rate:
+        return share, mains
+    starts = np.unique(np.linspace(0, n - size, min(SPECTRA, n // size)).astype(np.int64))
+    hz = np.fft.rfftfreq(size, 1 / rate)
+    window = np.hanning(size + 1)[:-1]
+    power = np.zeros((k, len(hz)))
+    for start in starts:
+        stretch = x[:, start : start + size].astype(np.float64)
+        stretch -= stretch.mean(axis=1, keepdims=True)
+        spectrum = np.fft.rfft(stretch * window, axis=1)
+        power += np.nan_to_num(spectrum.real**2 + spectrum.imag**2)
+    total = power @ (hz > DRIFT)
+    near = np.stack([power @ (np.abs(hz - f) <= NEAR) for f in MAINS])
+    there = total > 0
+    share[there] = near.max(axis=0)[there] / total[there]
+    mains[there] = np.array(MAINS)[near.argmax(axis=0)][there]
+    return share, mains
+
+
+def _short(value: float) -> float | None:
+    """Six significant digits: the same text whatever the last bit of a sum."""
+    return value if value == 0.0 else float(f"{value:.6g}") if math.isfinite(value) else None

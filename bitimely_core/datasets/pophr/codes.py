@@ -1,0 +1,192 @@
+"""ICD codes as written -> one spelling -> PheCodes. Plain Python on text, once per distinct (vocabulary, text).
+
+Four vocabularies, two families: `icd9` and `icd9cm` are written alike, so are `icd10` and `icd10cm`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bitimely_core.errors import Reason
+
+FAMILIES = {"icd9": "icd9", "icd9cm": "icd9", "icd10": "icd10", "icd10cm": "icd10"}
+STEPS = ("exact", "trailing_zero", "parent")
+LEVELS = ("integer", "first_decimal", "full")
+UNMAPPED = "unmapped"
+MISSING = {"", "NA", "N/A", "NAN", "NULL", "NONE", "-", "UNK", "UNKNOWN", "OTHER"}
+
+ICD9_DOTTED = re.compile(r"(E\d{3}|V\d{2}|\d{1,3})\.(\d{1,2})", re.ASCII)
+ICD9_PLAIN = re.compile(r"(E\d{3})(\d?)|(V\d{2})(\d{0,2})|(\d{3})(\d{0,2})", re.ASCII)
+ICD9_SHORT = re.compile(r"\d{1,2}", re.ASCII)
+ICD9_EXTERNAL = re.compile(r"E(0[012]\d|030|[89]\d\d)(\.\d)?", re.ASCII)  # E000-E030, E800-E999: the E codes that there are
+ICD10 = re.compile(r"[A-Z]\d[A-Z0-9][A-Z0-9]{0,4}", re.ASCII)
+NOT_ICD10 = re.compile(r"[^A-Z0-9]")
+SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?E[+-]?\d+", re.ASCII)
+PHECODE = re.compile(r"([A-Z_]*)(\d+(?:\.\d+)?)", re.ASCII)
+
+Table = Mapping[str, tuple[str, ...]]
+"""Normalised code -> its PheCodes in numeric order."""
+
+
+class Code(NamedTuple):
+    """One distinct code of the data: what every later step knows of it."""
+
+    vocab: str
+    code: str  # normalised
+    phecodes: tuple[str, ...] = ()  # as the map gives them, in numeric order
+    step: str = UNMAPPED  # how they were found
+
+    @property
+    def family(self) -> str:
+        """Icd9 or icd10."""
+        return FAMILIES[self.vocab]
+
+    @property
+    def text(self) -> str:
+        """The code of the cache: `ICD9CM//428.0`."""
+        return f"{self.vocab.upper()}//{self.code}"
+
+
+def normalise(raw: str | None, vocab: str, *, pad_undotted: bool = False) -> tuple[str | None, str | None]:
+    """A code as written in the one spelling of its vocabulary (sections 4.1, 4.2).
+
+    Args:
+        raw: any spelling.
+        vocab: icd9, icd9cm, icd10 or icd10cm.
+        pad_undotted: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its zeros.
+
+    Returns:
+        (code, None), or (None, fault) with `missing`, `bad_format` or `ambiguous_short`.
+    """
+    if raw is None:
+        return None, "missing"
+    return _icd9(raw, pad_undotted) if FAMILIES[vocab] == "icd9" else _icd10(raw)
+
+
+def _icd9(raw: str, pad: bool) -> tuple[str | None, str | None]:
+    text = "".join(raw.split()).replace("'", "").replace('"', "").upper()
+    if text in MISSING:
+        return None, "missing"
+    text = text.rstrip(".")
+    if found := ICD9_DOTTED.fullmatch(text):
+        head, decimals = found.groups()
+        if head[0] == "E" and len(decimals) == 2:
+            return None, "bad_format"
+        return f"{head.zfill(3)}.{decimals}", None  # E and V heads are 3 characters long or more
+    if found := ICD9_PLAIN.fullmatch(text):
+        head, decimals = (part for part in found.groups() if part is not None)
+        return f"{head}.{decimals}" if decimals else head, None
+    if ICD9_SHORT.fullmatch(text):
+        return (text.zfill(3), None) if pad else (None, "ambiguous_short")
+    return None, "bad_format"
+
+
+def _icd10(raw: str) -> tuple[str | None, str | None]:
+    text = NOT_ICD10.sub("", raw.upper())
+    if text in MISSING:
+        return None, "missing"
+    if not ICD10.fullmatch(text):
+        return None, "bad_format"
+    return f"{text[:3]}.{text[3:]}" if len(text) > 3 else text, None
+
+
+def reason(raw: str | None, vocab: str, fault: str) -> Reason:
+    """The reason code under which the command quarantines what `normalise` refused with `fault` (section 3.3)."""
+    text = "".join((raw or "").split()).upper()
+    if fault == "missing" or not any(c.isalnum() for c in text):
+        return Reason.EMPTY_CODE
+    if fault == "ambiguous_short" or SCIENTIFIC.fullmatch(text):
+        return Reason.AMBIGUOUS_CODE
+    other = "icd10" if FAMILIES[vocab] == "icd9" else "icd9"
+    return Reason.WRONG_VOCABULARY if normalise(raw, other)[0] else Reason.BAD_CODE
+
+
+def foreign(code: str, vocab: str) -> bool:
+    """Whether a normalised ICD-9 code is an E code that ICD-9 does not have: `E119` is diabetes in ICD-10."""
+    return FAMILIES[vocab] == "icd9" and code[0] == "E" and not ICD9_EXTERNAL.fullmatch(code)
+
+
+def shortened(code: str, *, zeros: bool) -> Iterator[str]:
+    """The code without its last decimal, its last two, ... down to the category; `zeros`: only as long as it ends in 0."""
+    while "." in code and (code.endswith("0") or not zeros):
+        code = code[:-1].removesuffix(".")
+        yield code
+
+
+def lookup(code: str, table: Table, fallback: Collection[str] = STEPS) -> tuple[tuple[str, ...], str]:
+    """PheCodes of a normalised code, and the step that found them (section 4.3); ((), `unmapped`) when none does."""
+    candidates = {"exact": (code,), "trailing_zero": shortened(code, zeros=True), "parent": shortened(code, zeros=False)}
+    for step in STEPS:
+        if step in fallback:
+            for candidate in candidates[step]:
+                if candidate in table:
+                    return table[candidate], step
+    return (), UNMAPPED
+
+
+def rollup(phecode: str, level: str) -> str:
+    """A PheCode at `level`: the part before the dot (zeros kept), with one decimal, or unchanged (section 4.4)."""
+    head, dot, decimals = phecode.partition(".")
+    return phecode if level == "full" or not dot else head if level == "integer" else f"{head}.{decimals[:1]}"
+
+
+def order(phecode: str) -> tuple[str, float, str]:
+    """Sort key of PheCodes, (letters, number, text): 008 < 250 < 250.2 < 1000. What is no PheCode comes after those of its first letters."""
+    found = PHECODE.fullmatch(phecode)
+    return (found[1], float(found[2]), phecode) if found else (phecode, math.inf, phecode)
+
+
+def choose(tables: Mapping[str, Table], vocab: str) -> Table:
+    """The table for a vocabulary: its own where the map has one, else the one of its family; empty when there is none.
+
+    A map that has WHO and CM tables separately is asked by exact vocabulary, one that has a single table by family.
+    """
+    if vocab in tables:
+        return tables[vocab]
+    return next((table for name, table in tables.items() if FAMILIES[name] == FAMILIES[vocab]), {})
+
+
+class Reading(NamedTuple):
+    """What became of one distinct (vocabulary, text)."""
+
+    place: int  # in `Codebook.codes`, -1 when it cannot be read
+    fault: str | None = None  # its column of the funnel
+    reason: Reason | None = None  # its reason in the ingest report
+
+
+@dataclass
+class Codebook:
+    """The distinct codes of a data set. Each spelling is read, and each code looked up, when it is first seen.
+
+    `strict` refuses what only the command refuses: ICD-9 E codes that do not exist.
+    """
+
+    tables: Mapping[str, Table]
+    fallback: Sequence[str] = STEPS
+    pad_undotted: bool = False
+    strict: bool = False
+    codes: list[Code] = field(default_factory=list)
+    _spellings: dict[tuple[str, str | None], Reading] = field(default_factory=dict)
+    _indices: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def read(self, vocab: str, raw: str | None) -> Reading:
+        """The code that `raw` spells, or why it spells none."""
+        key = (vocab, raw)
+        if key not in self._spellings:
+            self._spellings[key] = self._read(vocab, raw)
+        return self._spellings[key]
+
+    def _read(self, vocab: str, raw: str | None) -> Reading:
+        code, fault = normalise(raw, vocab, pad_undotted=self.pad_undotted)
+        if code is None:
+            return Reading(-1, fault, reason(raw, vocab, fault or ""))
+        if self.strict and foreign(code, vocab):
+            return Reading(-1, UNMAPPED, Reason.WRONG_VOCABULARY)
+        if (vocab, code) not in self._indices:
+            self._indices[vocab, code] = len(self.codes)
+            self.codes.append(Code(vocab, code, *lookup(code, choose(self.tables, vocab), self.fallback)))
+        return Reading(self._indices[vocab, code])

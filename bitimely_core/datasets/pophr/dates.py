@@ -1,0 +1,99 @@
+"""Days as integers: 1970-01-01 is day 0 (int32), so that no engine ever does date arithmetic. Each distinct text is read once."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import polars as pl
+    from numpy.typing import NDArray
+
+EPOCH = date(1970, 1, 1).toordinal()
+MONTH = 30.4375  # days: 365.25 / 12 = 487 / 16
+AGE_MONTH = 30  # days of the released code's "age months"
+FORMS = re.compile(r"(\d{4})-(\d{1,2})(?:-(\d{1,2}))?|(\d{4})(\d{2})(\d{2})", re.ASCII)
+EARLIEST, LATEST = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # what a date can be
+
+
+def number(when: date) -> int:
+    """The day of a calendar date."""
+    return when.toordinal() - EPOCH
+
+
+def read(text: str | None, form: str | None = None, near: int | None = None) -> int | None:
+    """The day that a text means, None when it means none.
+
+    Args:
+        text: the first 10 characters after trimming are `YYYY-MM-DD` or `YYYY-MM` (day 1; month and day may have one digit), or `YYYYMMDD`.
+        form: a `strptime` format that the whole trimmed text has instead.
+        near: a year; a two-digit year of `form` takes the century that brings it nearest to it.
+    """
+    if text is None:
+        return None
+    try:
+        if form is None:
+            found = FORMS.fullmatch(text.strip()[:10])
+            if found is None:
+                return None
+            year, month, day = found.group(1, 2, 3) if found[1] else found.group(4, 5, 6)
+            return number(date(int(year), int(month), int(day or 1)))
+        when = datetime.strptime(text.strip(), form).date()
+        if near is not None and "%y" in form:
+            when = when.replace(year=near + (when.year - near + 50) % 100 - 50)
+        return number(when)
+    except ValueError:
+        return None
+
+
+def days(texts: pl.Series, form: str | None = None) -> pl.Series:
+    """The days of a column of texts or dates, Int32; null where there is none.
+
+    Raises:
+        ValueError: for a column of another type, because a number is no date.
+    """
+    import polars as pl
+
+    if texts.dtype not in (pl.String, pl.Date, pl.Null):
+        raise ValueError(f"column {texts.name!r} is {texts.dtype}, expected text or dates")
+    if texts.dtype == pl.Date:
+        return texts.to_physical()
+    if texts.is_empty() or texts.dtype == pl.Null:
+        return texts.cast(pl.Int32)
+    distinct = texts.unique()
+    known = pl.Series([read(text, form) for text in distinct], dtype=pl.Int32)
+    return texts.replace_strict(distinct, known, return_dtype=pl.Int32)
+
+
+def iso(day: int) -> str:
+    """`YYYY-MM-DD`."""
+    return date.fromordinal(day + EPOCH).isoformat()
+
+
+def birthday(birth: int, years: int) -> int:
+    """The day on which somebody born on day `birth` has completed `years` years; 29 February has it on 1 March of common years."""
+    born = date.fromordinal(birth + EPOCH)
+    if born.year + years > date.max.year:
+        return LATEST
+    try:
+        return number(born.replace(year=born.year + years))
+    except ValueError:
+        return number(date(born.year + years, 3, 1))
+
+
+def months(of: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Calendar months since January 1970 of some days."""
+    return of.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+
+
+def age_months(since_birth: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Days since birth / 30, rounded half to even: 105 -> 4, 135 -> 4, 136 -> 5. Halves are exact in binary."""
+    return np.rint(since_birth / AGE_MONTH).astype(np.int64)
+
+
+def whole_months(since_birth: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Days since birth / 30.4375, rounded down, in integers."""
+    return since_birth.astype(np.int64) * 16 // 487

@@ -1,0 +1,97 @@
+"""The three engines that do the table steps: polars in this process, DuckDB, Spark. One code path, written in narwhals.
+
+What differs between engines is kept out of them: dates are integers, text is read once in Python, and every order is made after
+collecting, by sorting one integer a record. Sums come back as decimals from some engines: `collect` makes them integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core.errors import Exit, Reason, UserError
+
+if TYPE_CHECKING:
+    import narwhals as nw
+    import polars as pl
+
+    Engine = Callable[[pl.DataFrame], nw.LazyFrame[Any]]
+    """A frame in memory -> the same as a lazy frame of the engine."""
+
+ENGINES = ("polars", "duckdb", "spark")
+
+
+@contextmanager
+def opened(name: str, *, threads: int | None = None, memory: str | None = None, folder: Path | None = None) -> Iterator[Engine]:
+    """An engine, ready to take frames.
+
+    Args:
+        name: polars, duckdb or spark.
+        threads: of DuckDB, and of a Spark session that this process starts; None: all.
+        memory: limit of DuckDB, for instance `8GB`.
+        folder: for DuckDB's spill files.
+
+    Raises:
+        UserError: missing_extra (exit 2) when the engine is not installed.
+        ValueError: for another name.
+    """
+    import narwhals as nw
+
+    if name == "polars":
+        yield lambda frame: nw.from_native(frame.lazy())
+    elif name == "duckdb":
+        duckdb = _installed("duckdb", name)
+        options = {"threads": threads, "memory_limit": memory, "temp_directory": folder and str(folder)}
+        connection = duckdb.connect(config={key: value for key, value in options.items() if value is not None})
+        try:
+            yield lambda frame: nw.from_native(connection.from_arrow(frame.to_arrow()))
+        finally:
+            connection.close()
+    elif name == "spark":
+        session = _spark(threads)
+        yield lambda frame: nw.from_native(session.createDataFrame(frame.to_arrow()))
+    else:
+        raise ValueError(f"engine is one of {', '.join(ENGINES)}, found {name!r}")
+
+
+def collect(lazy: nw.LazyFrame[Any]) -> pl.DataFrame:
+    """The rows, in no particular order; sums that an engine returns as decimals or 128-bit integers as Int64."""
+    import polars as pl
+    import polars.selectors as cs
+
+    frame = lazy.collect("polars").to_native()
+    return frame.with_columns((cs.decimal() | cs.by_dtype(pl.Int128)).cast(pl.Int64))
+
+
+def _installed(module: str, extra: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(
+            Reason.MISSING_EXTRA,
+            f"the engine {extra} is not installed",
+            action=f"Install it with `pip install 'bitimely[{extra}]'`, or use --engine polars",
+            exit_code=Exit.USAGE,
+        ) from None
+
+
+def _spark(threads: int | None) -> Any:
+    """The session of this process: the one that is running, else a local one, which stays (a start takes most of a minute)."""
+    sql = _installed("pyspark.sql", "spark")
+    running = sql.SparkSession.getActiveSession()
+    if running is not None:
+        return running
+    options = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.shuffle.partitions": str(threads or 4),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    session = sql.SparkSession.builder.master(f"local[{threads or '*'}]").config(map=options).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session

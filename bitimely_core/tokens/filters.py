@@ -1,0 +1,115 @@
+"""Band-pass and notch filters of whole recordings: zero phase, at the source's own rate, each continuous stretch on its own.
+
+What is done to a channel is what scipy does to it: `sosfiltfilt(butter(4, band, output="sos", fs=rate), x)`, then for each frequency
+`sosfiltfilt(tf2sos(*iirnotch(frequency, 30, fs=rate)), x)`, both with scipy's own padding, in float64 on physical values. Run forward and
+backward the gain is squared: half of the amplitude is left at the edges of the band (-6 dB).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+
+ORDER = 4  # Butterworth; a band-pass has this order at each edge
+QUALITY = 30.0  # of a notch: frequency over its width at -3 dB (once, not forward and backward)
+
+Band = tuple[float | None, float | None]
+"""Lower and upper edge in Hz; None: open (high-pass, low-pass)."""
+
+
+def checked(bandpass: Sequence[float | None] | None, notch: Sequence[float] | None) -> tuple[Band | None, tuple[float, ...] | None]:
+    """Both as they are stored: edges as floats, notches ascending and once each, None for no filter.
+
+    Raises UserError (config, exit 2) for what is no band or no frequency.
+    """
+    band: Band | None = None
+    if bandpass is not None:
+        edges = [None if edge is None else float(edge) for edge in bandpass]
+        given = [edge for edge in edges if edge is not None]
+        if len(edges) != 2 or not given or not all(math.isfinite(edge) and edge > 0 for edge in given) or given != sorted(set(given)):
+            shown = ",".join("" if edge is None else f"{edge:g}" for edge in edges)
+            raise _refused("bandpass", f"found {shown}", "expected LOW,HIGH in Hz with 0 < LOW < HIGH; one of them may be left away")
+        band = (edges[0], edges[1])
+    stops = tuple(sorted({float(stop) for stop in notch or ()}))
+    if not all(math.isfinite(stop) and stop > 0 for stop in stops):
+        raise _refused("notch", f"found {','.join(f'{stop:g}' for stop in stops)}", "expected frequencies above 0 Hz")
+    return band, stops or None
+
+
+def in_words(bandpass: Band | None, notch: tuple[float, ...] | None) -> str:
+    """For people: `band-pass 0.5-40 Hz, notch 50 Hz`; "" without a filter."""
+    low, high = bandpass or (None, None)
+    band = f"band-pass {low:g}-{high:g} Hz" if low and high else f"high-pass {low:g} Hz" if low else f"low-pass {high:g} Hz" if high else ""
+    return ", ".join(filter(None, (band, f"notch {', '.join(f'{stop:g}' for stop in notch)} Hz" if notch else "")))
+
+
+def check_rate(bandpass: Band | None, notch: tuple[float, ...] | None, rate: float, channel: str, recording: str) -> None:
+    """Raises UserError (config, exit 2) where a frequency is not below half of a channel's rate in Hz."""
+    for field, found in (("bandpass", bandpass), ("notch", notch)):
+        if any(edge is not None and edge >= rate / 2 for edge in found or ()):
+            raise _refused(
+                field,
+                f"{safe_text(channel)} of recording {safe_text(recording)} has {rate:g} Hz",
+                f"expected frequencies below {rate / 2:g} Hz, half of that",
+                "Choose others, or leave the channel out with --channels",
+            )
+
+
+@lru_cache(maxsize=64)
+def designed(bandpass: Band | None, notch: tuple[float, ...] | None, rate: float) -> tuple[np.ndarray, ...]:
+    """The filters for `rate` in Hz, as second-order sections [sections, 6] each."""
+    from scipy.signal import butter, iirnotch, tf2sos
+
+    low, high = bandpass or (None, None)
+    out = []
+    if low is not None and high is not None:
+        out.append(butter(ORDER, (low, high), "bandpass", output="sos", fs=rate))
+    elif low is not None or high is not None:
+        out.append(butter(ORDER, high if low is None else low, "lowpass" if low is None else "highpass", output="sos", fs=rate))
+    return (*out, *(tf2sos(*iirnotch(stop, QUALITY, fs=rate)) for stop in notch or ()))
+
+
+def padding(sections: np.ndarray) -> int:
+    """Samples by which scipy extends both ends under one filter [sections, 6]: a stretch must be longer."""
+    taps = 2 * len(sections) + 1 - min(int((sections[:, 2] == 0).sum()), int((sections[:, 5] == 0).sum()))
+    return 3 * taps
+
+
+def stretches(x: np.ndarray, borders: Sequence[int] = ()) -> Iterator[slice]:
+    """Where `x` [n] goes on without a missing value, none of them over a border (a sample that begins another stretch)."""
+    seen = np.zeros(len(x) + 2, dtype=bool)
+    seen[1:-1] = True if x.dtype.kind in "iu" else np.isfinite(x)
+    edges = np.flatnonzero(seen[1:] != seen[:-1])
+    for start, stop in edges.reshape(-1, 2).tolist():
+        inner = [border for border in sorted(set(borders)) if start < border < stop]
+        yield from (slice(a, b) for a, b in zip([start, *inner], [*inner, stop], strict=True))
+
+
+def too_short(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()) -> int:
+    """How many stretches `apply` leaves missing."""
+    shortest = max(map(padding, filters), default=-1)
+    return sum(part.stop - part.start <= shortest for part in stretches(x, borders))
+
+
+def apply(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()) -> np.ndarray:
+    """`x` [n] float64 filtered forward and backward, stretch by stretch. Missing (NaN) stays missing, and so becomes what is too short."""
+    from scipy.signal import sosfiltfilt
+
+    out = np.full(len(x), np.nan)
+    shortest = max(map(padding, filters), default=-1)
+    for part in stretches(x, borders):
+        if part.stop - part.start > shortest:
+            y = x[part]
+            for sections in filters:
+                y = sosfiltfilt(sections, y)
+            out[part] = y
+    return out
+
+
+def _refused(field: str, text: str, wanted: str, action: str = "") -> UserError:
+    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, field=f"--{field}", exit_code=Exit.USAGE)

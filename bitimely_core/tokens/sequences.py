@@ -1,0 +1,194 @@
+"""Event sequences on disk: codes and their times, one sequence a subject, cut to the last events on reading. No torch.
+
+Legend: n sequences, N events of the longest of them, C labels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from bitimely_core import store
+from bitimely_core.tokens.sets import FORMAT, TokenSet, check_subjects, damaged, opened
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4; codes follow
+SHARDS = re.compile(r"sequences-\d+-[0-9a-f]{16}\.parquet")
+LIMIT = 254  # events that a model sees: 256 positions with [SOS] and [EOS]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sequences(TokenSet):
+    """Code sequences of a claims view, see `TokenSet`. Only the last `limit` events of a subject are read, their clock restarted."""
+
+    flat: np.ndarray  # int32: the codes of all subjects one after another
+    clock: np.ndarray  # float32, months, beside `flat`
+    firsts: np.ndarray  # [subjects + 1] int64: where each begins
+    index_time: np.ndarray  # [subjects] float32 months of the index day on the sequence's clock; NaN: the last event ends it
+    vocabulary: tuple[str, ...]  # names of all ids, the special ones first
+    limit: int = LIMIT
+
+    channels = 1
+    channel_names: tuple[str, ...] = ()
+    rate = 0.0
+    normalise = "none"
+
+    @property
+    def length(self) -> int:
+        """The longest sequence that is read."""
+        return self.limit
+
+    @property
+    def codes(self) -> int:
+        """Size of the input vocabulary, special ids included."""
+        return len(self.vocabulary)
+
+    def limited(self, limit: int) -> Sequences:
+        """The same sequences, cut to their last `limit` events."""
+        return replace(self, limit=limit)
+
+    def lengths(self) -> np.ndarray:
+        """Events of each whole sequence of this subset, [n] int64."""
+        return np.diff(self.firsts)[self.rows]
+
+    def counts(self) -> np.ndarray:
+        """How often each id occurs in each whole sequence of this subset, [n, codes] float32."""
+        out = np.zeros((len(self.firsts) - 1, self.codes), dtype=np.float32)
+        np.add.at(out, (np.repeat(np.arange(len(out)), np.diff(self.firsts)), self.flat), 1.0)
+        return out[self.rows]
+
+    def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
+        """What a `Batch` of these rows holds besides labels.
+
+        Args:
+            rows: as everywhere.
+            draw: (seed, epoch): events of equal times in a new order, drawn once an epoch and row; None: in the order of their ids.
+
+        Returns:
+            values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first event that is read, mask [n, N] bool,
+            end [n] float32: where [EOS] stands, the last event or the index day.
+        """
+        rows = self._own(rows)
+        stops = self.firsts[rows + 1]
+        starts = np.maximum(self.firsts[rows], stops - self.limit)
+        lengths = stops - starts
+        width = max(int(lengths.max(initial=0)), 1)
+        mask = np.arange(width) < lengths[:, None]
+        at = np.where(mask, starts[:, None] + np.arange(width), 0)
+        values = np.where(mask, self.flat[at], 0).astype(np.int64) if len(self.flat) else np.zeros(mask.shape, np.int64)
+        clock = self.clock.astype(np.float64)[at] if len(self.clock) else np.zeros(mask.shape)
+        begin = clock[:, :1]
+        times = np.where(mask, clock - begin, 0.0)
+        last = times.max(axis=1, initial=0.0)
+        index_time = self.index_time[rows].astype(np.float64) - begin[:, 0]
+        if draw is not None:
+            for i, row in enumerate(rows.tolist()):
+                keys = np.random.Generator(np.random.PCG64([*draw, row])).random(int(lengths[i]))
+                values[i, : lengths[i]] = values[i, np.lexsort((keys, times[i, : lengths[i]]))]
+        return {
+            "values": values,
+            "times": times.astype(np.float32),
+            "mask": mask,
+            "end": np.where(np.isnan(index_time), last, index_time).astype(np.float32),
+        }
+
+
+def publish(
+    out: Path,
+    *,
+    sequences: Iterable[pl.DataFrame],
+    vocabulary: pl.DataFrame,
+    ratios: pl.DataFrame,
+    statistics: dict[str, Any],
+    options: dict[str, Any],
+    body: dict[str, Any],
+) -> None:
+    """Write a set of sequences, the manifest last; the caller holds the lock.
+
+    Args:
+        out: the folder of the set.
+        sequences: frames in the order of subject_id: subject_id, codes, times, split, age0_months, sex, y_<label> ..., t_index.
+        vocabulary: id, code, name, category, n_subjects_train, n_events_train.
+        ratios: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
+        statistics: funnel, prevalences, leak probe.
+        options: the resolved choices.
+        body: what else the manifest says: class_names, notices, findings ...
+    """
+    if (out / store.MANIFEST).exists():
+        store.os_unlink(out / store.MANIFEST)
+    files: dict[str, dict[str, Any]] = {}
+    shards: list[str] = []
+    for number, frame in enumerate(sequences):
+        name, sha256, size = store.write_named(out, f"sequences-{number:05d}", ".parquet", parquet(frame))
+        files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
+        shards.append(name)
+    for name, frame in (("vocab.parquet", vocabulary), ("ratios.parquet", ratios)):
+        sha256, size = store.write_file(out / name, parquet(frame))
+        files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
+    sha256, size = store.write_json(out / "statistics.json", statistics)
+    files["statistics.json"] = {"sha256": sha256, "size": size}
+    store.publish(out, {"format_version": FORMAT, "kind": "sequences", "options": options, "shards": shards, **body}, files, 1)
+    store.prune(out, SHARDS)
+
+
+def parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
+    """Writes a frame as Parquet, the same bytes for the same content."""
+    import pyarrow.parquet as pq
+
+    return lambda stream: pq.write_table(frame.to_arrow(), stream, compression="zstd", version="2.6", row_group_size=1 << 20)
+
+
+def open_sequences(folder: str | Path, verify: bool = True) -> Sequences:
+    """Open the sequences in `folder`. Raises UserError as `tokens.open_tokens`."""
+    import polars as pl
+
+    folder = Path(folder)
+    manifest = opened(folder, "sequences", verify)
+    labels = manifest["class_names"]
+    try:
+        parts = [pl.read_parquet(folder / name) for name in manifest["shards"]]
+        frame = pl.concat(parts).with_columns(pl.col("split").cast(pl.String))
+        vocabulary = pl.read_parquet(folder / "vocab.parquet").sort("id")
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise damaged(folder, "not readable", "expected sequences and their vocabulary in Parquet") from error
+    ids = vocabulary["id"].to_list()
+    if ids != list(range(len(SPECIAL), len(SPECIAL) + len(ids))):
+        raise damaged(folder / "vocab.parquet", "ids with gaps", f"expected {len(SPECIAL)} and on")
+    index = pl.DataFrame(
+        {
+            "window": pl.Series(range(frame.height), dtype=pl.Int64),
+            "subject_id": frame["subject_id"].cast(pl.String),
+            "recording_id": frame["subject_id"].cast(pl.String),
+            "start": pl.Series([0.0] * frame.height, dtype=pl.Float64),
+            "label": frame.select(
+                pl.concat_list([pl.when(pl.col(f"y_{name}") == 1).then(pl.lit(name)) for name in labels]).list.drop_nulls()
+                if labels
+                else pl.lit(None, dtype=pl.String)
+            ).to_series(),
+            "split": frame["split"],
+        }
+    )
+    check_subjects(index, manifest["options"]["split"], folder)
+    known = [frame[f"y_{name}"].cast(pl.Float32).to_numpy() for name in labels]
+    lengths = frame["codes"].list.len().to_numpy()
+    return Sequences(
+        folder=folder,
+        manifest=manifest,
+        statistics=json.loads((folder / "statistics.json").read_bytes()),
+        rows=np.arange(frame.height),
+        whole_index=index,
+        target=np.stack(known, axis=1) if labels else None,
+        flat=frame["codes"].explode().drop_nulls().to_numpy().astype(np.int32),
+        clock=frame["times"].explode().drop_nulls().to_numpy().astype(np.float32),
+        firsts=np.cumsum([0, *lengths]).astype(np.int64),
+        index_time=frame["t_index"].cast(pl.Float32).fill_null(float("nan")).to_numpy(),
+        vocabulary=(*SPECIAL, *vocabulary["code"].to_list()),
+    )

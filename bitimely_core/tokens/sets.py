@@ -1,0 +1,174 @@
+"""What windows and event sequences have in common: a folder that was checked, an index, splits, labels.
+
+Legend: n rows, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from bitimely_core import store
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.registry import Task, unknown
+from bitimely_core.tokens.splits import SHARED, SPLITS
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenSet:
+    """Training rows of one view: all of them, or those of one split (`rows["train"]`).
+
+    `rows` everywhere are positions in the whole index, the numbers in `index["window"]` and in `Batch.index`; None = all of this subset.
+    Reading a row that is not in the subset is an IndexError, so that a test row cannot slip into training.
+    """
+
+    folder: Path
+    manifest: dict[str, Any]
+    statistics: dict[str, Any]  # statistics.json
+    rows: np.ndarray  # [n] int64, ascending
+    whole_index: pl.DataFrame
+    target: np.ndarray | None  # of all rows
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The resolved choices that made the windows."""
+        return self.manifest["options"]
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return self.options["dataset"]
+
+    @property
+    def view(self) -> str:
+        """The view's name, "" for the data set's own."""
+        return self.options["view"]
+
+    @property
+    def task(self) -> Task:
+        """none, classification, multilabel or regression."""
+        return self.options["task"]
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The C names, in the order of the ids; () without classes."""
+        return tuple(self.manifest["class_names"])
+
+    @property
+    def classes(self) -> int:
+        """C; 1 for regression, 0 without labels."""
+        return 1 if self.task == "regression" else len(self.class_names)
+
+    @property
+    def split(self) -> str:
+        """How the splits were made: subject, official, time or random-window."""
+        return self.options["split"]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the split."""
+        return self.options["seed"]
+
+    @property
+    def notices(self) -> list[str]:
+        """What must stand beside every score on these windows."""
+        return list(self.manifest["notices"])
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the manifest, which holds those of all files: the name of this data in runs and reports."""
+        return self.manifest["manifest_sha256"]
+
+    @property
+    def index(self) -> pl.DataFrame:
+        """window, subject_id, recording_id, start (seconds), label, split of this subset's rows."""
+        return self.whole_index if len(self.rows) == self.whole_index.height else self.whole_index[self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, split: str) -> Self:
+        """The rows of this subset that belong to `split`. Raises UserError (unknown_name, exit 2)."""
+        if split not in SPLITS:
+            raise unknown("split", split, list(SPLITS))
+        return self.subset((self.index["split"] == split).to_numpy())
+
+    def subset(self, keep: np.ndarray) -> Self:
+        """The rows where `keep` [n] bool is true."""
+        return replace(self, rows=self.rows[keep])
+
+    def subjects(self) -> np.ndarray:
+        """The subject of each row [n] str."""
+        return self.index["subject_id"].to_numpy()
+
+    def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
+        """What a `Batch` of these rows holds besides labels, by the names of its fields; `draw` = (seed, epoch) of what is drawn anew."""
+        raise NotImplementedError
+
+    def targets(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
+        """Class ids [n] int64, indicators [n, C] float32, or numbers [n] float32; None without labels."""
+        return None if self.target is None else self.target[self._own(rows)]
+
+    def _own(self, rows: Sequence[int] | np.ndarray | None) -> np.ndarray:
+        if rows is None:
+            return self.rows
+        wanted = np.asarray(rows, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
+        if len(wanted) and (len(self.rows) == 0 or (self.rows[at] != wanted).any()):
+            raise IndexError("rows are positions in the whole index (windows.rows), and these are not all of this subset")
+        return wanted
+
+
+def opened(folder: Path, kind: str, verify: bool) -> dict[str, Any]:
+    """The manifest of tokens, checked. Raises UserError as `open_tokens`."""
+    manifest = store.manifest(folder)
+    found, version = manifest.get("kind"), manifest.get("format_version", 0)
+    if found != kind or version > FORMAT:
+        raise UserError(
+            Reason.UNSUPPORTED_FORMAT,
+            f"holds {safe_text(str(found))}, format version {safe_text(str(version))}",
+            wanted=f"expected {kind}, at most version {FORMAT}",
+            action="Use a newer bitimely, or tokenize again",
+            file=str(folder),
+        )
+    if verify:
+        store.check(folder, manifest)
+    return manifest
+
+
+def damaged(path: Path, text: str, wanted: str) -> UserError:
+    """The error (integrity, exit 5) for a file of a token set."""
+    return UserError(Reason.INTEGRITY, text, wanted=wanted, action="Tokenize again", file=str(path), exit_code=Exit.INTEGRITY)
+
+
+def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
+    """Raises UserError (subject_leakage, exit 4) when a subject stands in two splits, unless the split says so (time, random-window)."""
+    import polars as pl
+
+    if split in SHARED:
+        return
+    several = index.group_by("subject_id").agg(pl.col("split").n_unique()).filter(pl.col("split") > 1).height
+    if several:
+        raise UserError(
+            Reason.SUBJECT_LEAKAGE,
+            f"{several:,} subjects stand in more than one split",
+            wanted="expected every subject in one",
+            action="Tokenize again with --split subject",
+            file=str(folder),
+            found=str(several),
+            expected="0",
+        )

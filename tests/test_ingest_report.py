@@ -1,0 +1,226 @@
+"""The page of an ingest: what it shows is what is in the cache, it stands alone, it never fails an ingest, and it names nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitimely_cli.main import main
+from bitimely_core import cache, report, runs
+from bitimely_core.batch import Annotation, Figure, Page, Table
+from bitimely_core.errors import Finding, Reason, UserError
+from bitimely_core.formats import edf
+from bitimely_core.runs import ingesting
+
+DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+RATE, SECONDS = 200, 120
+HUM = 0.36  # of the power, see `recording`
+
+
+def recording(path: Path, gain: float = 1.0, seed: int = 0) -> np.ndarray:
+    """Two minutes of an EEG at 200 Hz, 10 Hz and 50 Hz of amplitudes 40 and 30 uV, with a spike of 200 uV at 90 s; digital values."""
+    t = np.arange(RATE * SECONDS) / RATE
+    x = 40 * np.sin(2 * np.pi * 10 * t + seed) + 30 * np.sin(2 * np.pi * 50 * t)
+    x[90 * RATE] = 200
+    eeg = np.round(x * 10).astype(np.int16)
+    limit = 3000.0 * gain
+    channels = [
+        edf.Channel("EEG C3", "uV", -limit, limit, -30000, 30000, RATE),
+        edf.Channel("Temp", "degC", -3000.0, 3000.0, -30000, 30000, 1),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    edf.write(path, channels, [eeg, np.arange(SECONDS, dtype=np.int16) + 370], duration=1.0, notes=[])
+    return eeg
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """Four recordings, the last a thousand times too large by its header, and a file that is none."""
+    for i in range(4):
+        recording(tmp_path / "raw" / f"rec{i}.edf", gain=1000.0 if i == 3 else 1.0, seed=i)
+    (tmp_path / "raw" / "rec9.edf").write_bytes(b"")
+    return tmp_path / "raw"
+
+
+def of(page: Page, name: str) -> Any:
+    return next(block for block in page.blocks if isinstance(block, Figure | Table) and block.name == name)
+
+
+def row(table: Table, first: str) -> dict[str, Any]:
+    return dict(zip(table.columns, next(row for row in table.rows if row[0] == first), strict=True))
+
+
+def test_the_page_stands_beside_the_report_and_alone(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = runs.ingest("edf", raw, out)
+    assert json.loads((out / "ingest_report.json").read_bytes()) == found
+    assert {path.name for path in out.iterdir() if path.suffix in {".html", ".svg"}} == {"report.html"}
+    text = (out / "report.html").read_text("utf-8")
+    assert len(text.encode()) < report.LIMIT
+    assert re.findall(r'(?:href|src)="(?!#|data:)[^"]*"', text) == []
+    assert cache.verify(out, deep=True) == []
+    for said in ("4 of 5 units were taken, 1 was left out", "empty file", "rec9.edf", "EEG C3"):
+        assert said in text
+
+
+def test_it_says_what_was_taken_and_how_the_channels_are(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    page = ingesting.page(out, cache.ingest("edf", raw, out))
+    assert of(page, "units").rows[2] == ["left out", 1]
+    assert sum(count for _, count in of(page, "units").rows) == 5
+    assert [unit for unit, _ in of(page, "left-out").rows] == ["rec9"]
+    assert of(page, "reasons").rows[0][:4] == ["left out", "empty file", 1, 1]
+    values = row(of(page, "values"), "EEG C3, uV")
+    assert (values["Hz"], values["recordings"]) == (RATE, 4)
+    assert values["highest"] == pytest.approx(200_000)
+    eeg = recording(tmp_path / "again.edf") / 10
+    assert values["middle half"] == pytest.approx(np.subtract(*np.percentile(eeg, [75, 25])), rel=0.02)
+    faults = row(of(page, "faults"), "EEG C3")
+    assert faults["line noise %"] == pytest.approx(100 * HUM, rel=0.02)
+    assert faults["mains, Hz"] == 50
+    spread = of(page, "spread-uV")
+    assert spread.data["hi"][0] == pytest.approx(1000 * spread.data["lo"][0], rel=0.2)
+    notices = "\n".join(page.notices)
+    assert "EEG C3: the values of 1 of 4 recordings spread more than 30 times wider or narrower" in notices
+    assert "--notch 50" in notices
+    assert "Temp" not in notices
+
+
+def test_the_picture_is_the_first_recording_in_physical_units(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    page = ingesting.page(out, cache.ingest("edf", raw, out))
+    eeg = recording(tmp_path / "again.edf") / 10
+    excerpt = of(page, "excerpt").data
+    assert excerpt["rate"] == RATE
+    first, slow = excerpt["signals"]
+    assert (first["name"], first["unit"]) == ("EEG C3", "uV")
+    np.testing.assert_allclose(first["values"], eeg[: 30 * RATE], atol=0.06)
+    np.testing.assert_allclose(slow["values"], np.repeat(np.arange(30) + 370, RATE) / 10, atol=0.06)  # held, not interpolated
+    overview = of(page, "overview").data
+    low, high = overview["signals"][0]["values"].reshape(-1, 2).T
+    assert high.argmax() == int(90 / SECONDS * ingesting.COLUMNS)
+    assert (high.max(), low.min()) == (pytest.approx(200, abs=0.1), pytest.approx(eeg.min(), abs=0.1))
+    assert overview["rate"] * SECONDS == 2 * ingesting.COLUMNS
+
+
+def test_the_hypnogram_stands_on_the_axis_of_the_signals(tmp_path: Path) -> None:
+    found = cache.ingest("synthetic", None, tmp_path / "out")
+    page = ingesting.page(tmp_path / "out", found)
+    record = next(cache.open_cache(tmp_path / "out").records())
+    overview = of(page, "overview")
+    lanes = overview.data["lanes"]
+    assert lanes["names"][:5] == ["W", "REM", "N1", "N2", "N3"]
+    stages = {"Sleep stage W": "W", "Sleep stage R": "REM", "Sleep stage 1": "N1", "Sleep stage 2": "N2", "Sleep stage 3": "N3"}
+    wanted = [(note.onset, note.onset + note.duration, stages[note.label]) for note in record.annotations if note.label in stages]
+    drawn = [(span["start"], span["stop"], span["name"]) for span in lanes["spans"] if span["name"] in stages.values()]
+    assert drawn == wanted
+    text = report.html(Page(title="", verdict="", blocks=["", overview]), alone=True)
+    assert all(f">{name}<" in text for name in ("W", "REM", "N3", "EEG Fpz-Cz"))
+
+
+def test_gaps_and_slow_channels_are_drawn_where_they_are() -> None:
+    from bitimely_core.batch import Signal
+
+    two = [Signal("x", 10.0, "", np.full(100, 1 + k, np.int16), 2.0, 0.5, onset) for k, onset in enumerate((0.0, 30.0))]
+    sampled = ingesting._sampled(two, 10.0, 0.0, 40.0)
+    assert np.array_equal(sampled[:100], np.full(100, 2.5))
+    assert np.isnan(sampled[100:300]).all()
+    assert np.array_equal(sampled[300:], np.full(100, 4.5))
+    high = ingesting._envelope(two, 40.0)[1::2]
+    assert [np.nanmin(high), np.nanmax(high)] == [2.5, 4.5]
+    assert np.isnan(high).sum() == pytest.approx(ingesting.COLUMNS / 2, abs=2)
+    once = ingesting._envelope([Signal("slow", 0.1, "", np.arange(4, dtype=np.int16))], 40.0)
+    assert [once[0], once[-1]] == [0, 3]
+
+
+def test_a_second_run_leaves_it_alone_and_a_change_makes_it_new(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    runs.ingest("edf", raw, out)
+    path = out / "report.html"
+    before = path.stat().st_mtime_ns, path.read_bytes()
+    runs.ingest("edf", raw, out)
+    assert (path.stat().st_mtime_ns, path.read_bytes()) == before
+    path.unlink()
+    runs.ingest("edf", raw, out)
+    assert path.read_bytes() == before[1]
+    (raw / "rec9.edf").unlink()
+    runs.ingest("edf", raw, out)
+    assert "All 4 units were taken" in path.read_text("utf-8")
+
+
+def test_a_page_that_fails_is_a_warning_and_the_cache_is_there(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    runs.ingest("edf", raw, out)
+
+    def broken(*_: Any, **__: Any) -> str:
+        raise ZeroDivisionError("Haagse")
+
+    monkeypatch.setattr(report, "html", broken)
+    (raw / "rec9.edf").unlink()
+    said: list[Finding] = []
+    found = runs.ingest("edf", raw, out, said=said.append)
+    assert (found["status"], found["generation"]) == ("published", 2)
+    assert [(fault.level, fault.text) for fault in said] == [("warning", "the page could not be written (ZeroDivisionError)")]
+    assert not (out / "report.html").exists(), "the former page would show another ingest"
+    assert runs.ingest("edf", raw, out) == found, "also without anyone who listens"
+
+
+def test_a_refused_ingest_says_why_and_a_mended_one_takes_that_back(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    runs.ingest("edf", raw, out)
+    with pytest.raises(UserError) as caught:
+        runs.ingest("edf", raw, out, strict=True)
+    assert caught.value.code == Reason.EMPTY_FILE
+    text = (out / "report.html").read_text("utf-8")
+    assert "Refused, nothing was published" in text
+    assert "a former generation, if there was one, is untouched" in text
+    assert "The first recording" not in text
+    runs.ingest("edf", raw, out)
+    assert "4 of 5 units were taken" in (out / "report.html").read_text("utf-8")
+
+
+def test_texts_that_can_hold_names_are_only_counted(tmp_path: Path) -> None:
+    recording(tmp_path / "raw" / "a.edf")
+    channels, samples = [edf.Channel("EEG", "uV", -100.0, 100.0, -1000, 1000, 100)], [np.arange(6000, dtype=np.int16) % 900]
+    edf.write(tmp_path / "raw" / "b.edf", channels, samples, duration=1.0, notes=[Annotation(2.0, 3.0, "Mrs Haagse moves")])
+    out = tmp_path / "out"
+    found = runs.ingest("edf", tmp_path / "raw", out, keep_phi=True)
+    labels = cache.open_cache(out).annotations()["label"].to_list()
+    text = (out / "report.html").read_text("utf-8")
+    assert "Haagse" not in text
+    assert "--keep-phi" in text
+    if labels:  # the reader kept the text
+        assert of(ingesting.page(out, found), "annotations").rows[0][:2] == ["other text", 1]
+
+
+def test_the_verb_writes_it_and_its_json_is_the_report(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ingest", "edf", str(raw), "-w", str(tmp_path), "--json"]) == 3
+    out, _ = capsys.readouterr()
+    folder = tmp_path / "cache" / "edf"
+    assert json.loads(out) == json.loads((folder / "ingest_report.json").read_bytes())
+    assert (folder / "report.html").is_file()
+    assert main(["verify", str(folder)]) == 0
+    assert main(["ingest", "edf", str(raw), "-w", str(tmp_path / "dry"), "--dry-run"]) == 0
+    assert not (tmp_path / "dry").exists()
+
+
+@pytest.mark.parametrize(("dataset", "folder"), [("sleep-edf", "sleep-edf"), ("ptb-xl", "ptb-xl"), ("bidmc", "bidmc"), ("emg", "emg")])
+def test_real_samples(dataset: str, folder: str, tmp_path: Path) -> None:
+    if not (DATA / folder).is_dir():
+        pytest.skip(f"the sample {folder} is not here (BITIMELY_TEST_DATA)")
+    said: list[Finding] = []
+    found = runs.ingest(dataset, DATA / folder, tmp_path / "out", said=said.append)
+    assert said == []
+    text = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert len(text.encode()) < report.LIMIT
+    assert re.search(r"19[89]\d-\d\d-\d\d|\d\d\.\d\d\.[89]\d", text) is None, "no dates"
+    shown = re.sub(r"<svg.*?</svg>|<script.*?</script>|<style.*?</style>|data:[^\"]*", "", text, flags=re.DOTALL)
+    units = {unit["unit"] for unit in found["units"]} | {word for unit in found["units"] for word in unit["files"]}
+    subjects = set(cache.open_cache(tmp_path / "out").subjects()["subject_id"].to_list()) - units
+    assert not [subject for subject in subjects if len(subject) > 3 and re.search(rf"\b{re.escape(subject)}\b", shown)]

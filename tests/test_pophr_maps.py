@@ -1,0 +1,294 @@
+"""PheCode maps: every layout and container, every kind of damage, repairs, overrides."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from bitimely_core.datasets.pophr import maps, rules
+from bitimely_core.errors import Exit, Reason, UserError
+
+DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "phecode"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no maps at {DATA}: set BITIMELY_TEST_DATA")
+
+CATALOG9 = """ICD9,ICD9 String,PheCode,Phenotype,Excl. Phecodes,Excl. Phenotypes,Rollup,Leaf,Ignore Bool
+001,Cholera,008,Intestinal infection,001-009.99,Intestinal infection,1,0,0
+250.00,Diabetes,250.2,Type 2 diabetes,"249-250.99, 648-649",Diabetes,1,0,0
+V70.0,Check-up,1010,Other tests,,,1,1,1
+999,Nothing,,,,,,,0
+"""
+CATALOG10 = """ICD10,ICD10 String,PheCode,Phenotype,Excl. Phecodes,Excl. Phenotypes
+A00,Cholera,008,Intestinal infection,001-009.99,x
+I13.0,Both,428.1,Failure,425-429.99,x
+I13.0,Both,401.2,Hypertensive heart disease,401-405.99,x
+"""
+PHETK12 = """phecode,ICD,flag,code_val,phecode_string,phecode_category,phecode_unrolled
+250.2,250.00,9,1,Type 2 diabetes,endocrine,250.2
+250.2,250.00,9,1,Type 2 diabetes,endocrine,250
+250.2,E11.9,10,1,Type 2 diabetes,endocrine,250.2
+250.2,E11.9,10,1,Type 2 diabetes,endocrine,250
+"""
+PHETKX = "phecode,ICD,flag,phecode_string,phecode_category,code_val\nEM_202.2,250.00,9,T2D,endo,202.2\nEM_202.2,E11.9,10,T2D,endo,202.2\n"
+R12 = "vocabulary_id,code,phecode\nICD9CM,001,008\nICD9CM,250.00,250.2\nICD10CM,I13.0,428.1\nICD10CM,I13.0,401.2\n"
+RX = "code,vocabulary_id,phecode\n250.00,ICD9CM,EM_202.2\n250.00,ICD9CM,EM_202\nE11.9,ICD10CM,EM_202.2\n"
+
+
+def written(folder: Path, text: str, name: str = "map.csv", encoding: str = "utf-8") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def refused(*paths: Path | str, **options: Any) -> UserError:
+    with pytest.raises(UserError) as error:
+        maps.read(paths, **options)
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("text", "layout", "tables"),
+    [
+        (CATALOG9, "catalog-icd9", {"icd9": {"001": ("008",), "250.00": ("250.2",)}}),
+        (CATALOG10, "catalog-icd10", {"icd10": {"A00": ("008",), "I13.0": ("401.2", "428.1")}}),
+        (PHETK12, "phetk-1.2", {"icd9": {"250.00": ("250.2",)}, "icd10cm": {"E11.9": ("250.2",)}}),
+        (PHETKX, "phetk-x", {"icd9": {"250.00": ("EM_202.2",)}, "icd10cm": {"E11.9": ("EM_202.2",)}}),
+        (R12, "r", {"icd9": {"001": ("008",), "250.00": ("250.2",)}, "icd10cm": {"I13.0": ("401.2", "428.1")}}),
+        (RX, "r", {"icd9": {"250.00": ("EM_202", "EM_202.2")}, "icd10cm": {"E11.9": ("EM_202.2",)}}),
+        ("icd9,phecode\n001,008\n", "plain", {"icd9": {"001": ("008",)}}),
+        (
+            "Code,PheCode,Vocab,more\n001,008,ICD9CM,x\nE119,250.2,icd10,\n",
+            "plain",
+            {"icd9": {"001": ("008",)}, "icd10": {"E11.9": ("250.2",)}},
+        ),
+        ("icd,phecode\n001,008\n", "plain", {"icd9": {"001": ("008",)}}),
+    ],
+)
+def test_layouts(tmp_path: Path, text: str, layout: str, tables: dict[str, Any]) -> None:
+    found = maps.read([written(tmp_path, text)])
+    assert found.tables == tables
+    assert found.facts[0]["layout"] == layout
+    assert maps.tables(found.frame().iter_rows()) == tables
+
+
+def test_what_the_catalog_says_besides(tmp_path: Path) -> None:
+    path = written(tmp_path, CATALOG9)
+    found = maps.read([path])
+    assert found.facts[0]["left_out"] == {"ignored": 1, "without_phecode": 1}
+    assert found.facts[0]["rows"] == sum(found.facts[0]["pairs"].values()) + 2
+    assert found.names["250.2"] == "Type 2 diabetes"
+    assert found.exclusions["250.2"] == ("249-250.99", "648-649")
+    assert maps.read([path], keep_ignored=True).tables["icd9"]["V70.0"] == ("1010",)
+
+
+def test_ranges_of_exclusions() -> None:
+    assert maps.excludes("250.99", ["249-250.99", "008"])
+    assert maps.excludes("008", ["249-250.99", "008"])
+    assert not maps.excludes("251", ["249-250.99", "008"])
+    assert not maps.excludes("EM_250", ["249-250.99"])
+
+
+def test_the_who_table_is_told_by_name_or_option(tmp_path: Path) -> None:
+    assert "icd10" in maps.read([written(tmp_path, PHETKX, "phecodeX_WHO.csv")]).tables
+    assert "icd10" in maps.read([written(tmp_path, PHETKX)], vocab="icd10").tables
+    assert "icd9" in maps.read([written(tmp_path, PHETKX)], vocab="icd10").tables
+    assert maps.read([written(tmp_path, "icd,phecode\nE11.9,250.2\n")], vocab="icd10cm").tables == {"icd10cm": {"E11.9": ("250.2",)}}
+
+
+def zipped(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def tarred(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+CONTAINERS: dict[str, Callable[[Path, bytes], Path | str]] = {
+    "csv.gz": lambda folder, data: (folder / "m.csv.gz").write_bytes(gzip.compress(data)) and folder / "m.csv.gz",
+    "csv.zip": lambda folder, data: zipped(folder / "m.csv.zip", {"m.csv": data}),
+    "wheel": lambda folder, data: zipped(
+        folder / "a-1-py3-none-any.whl", {"a/b.csv": b"x,y\n1,2\n", "a/m.csv": data, "a/__init__.py": b""}
+    ),
+    "member": lambda folder, data: str(zipped(folder / "two.zip", {"a/m.csv": data, "b/m.csv": data})) + "/b/m.csv",
+    "preferred": lambda folder, data: zipped(folder / "p.whl", {"p/phecode12.csv": data, "p/phecodeX.csv": PHETKX.encode()}),
+    "tar.gz": lambda folder, data: tarred(folder / "m.tar.gz", {"a/m.csv": data, "a/setup.py": b"raise SystemExit"}),
+    "latin-1": lambda folder, data: written(folder, data.decode().replace("Cholera", "Cholér\xe9"), encoding="latin-1"),
+    "bom": lambda folder, data: written(folder, "\ufeff" + data.decode().replace("\n", "\r\n")),
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_containers(tmp_path: Path, container: str) -> None:
+    place = CONTAINERS[container](tmp_path, CATALOG9.encode())
+    before = sorted(tmp_path.rglob("*"))
+    found = maps.read([place])
+    assert found.tables == {"icd9": {"001": ("008",), "250.00": ("250.2",)}}
+    assert len(found.facts[0]["sha256"]) == 64
+    assert sorted(tmp_path.rglob("*")) == before  # nothing is extracted
+
+
+def test_archives_that_do_not_say_which(tmp_path: Path) -> None:
+    two = zipped(tmp_path / "two.zip", {"a/m.csv": CATALOG9.encode(), "b/m.csv": CATALOG9.encode()})
+    assert refused(two).code == Reason.FORMAT
+    assert refused(zipped(tmp_path / "none.zip", {"a.csv": b"x,y\n"})).code == Reason.FORMAT
+    (tmp_path / "torn.zip").write_bytes(two.read_bytes()[:60])
+    assert refused(tmp_path / "torn.zip").code == Reason.CORRUPT
+    (tmp_path / "torn.csv.gz").write_bytes(gzip.compress(CATALOG9.encode())[:-20])
+    assert refused(tmp_path / "torn.csv.gz").code == Reason.CORRUPT
+
+
+def test_an_installed_package_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, facts = tmp_path / "phemapper", tmp_path / "phemapper-1.0.dist-info"
+    package.mkdir()
+    facts.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('imported')")
+    written(package, CATALOG9)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: phemapper\nVersion: 1.0\n")
+    (facts / "RECORD").write_text("phemapper/__init__.py,,\nphemapper/map.csv,,\nphemapper-1.0.dist-info/METADATA,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert maps.read(["pkg:phemapper"]).tables == maps.read(["pkg:phemapper/map.csv"]).tables != {}
+    assert "phemapper" not in sys.modules
+    assert refused("pkg:phemapper/other.csv").code == Reason.FORMAT
+    error = refused("pkg:no-such-package-at-all")
+    assert (error.code, error.exit_code) == (Reason.NOT_FOUND, Exit.USAGE)
+
+
+def test_what_is_missing_or_given_twice(tmp_path: Path) -> None:
+    assert refused().exit_code == Exit.USAGE
+    assert "pip download --no-deps phetk" in str(refused())
+    assert refused(tmp_path / "absent.csv").exit_code == Exit.USAGE
+    path = written(tmp_path, CATALOG9)
+    assert refused(path, path).code == Reason.DUPLICATE_KEY
+    assert set(maps.read([path, written(tmp_path, CATALOG10, "b.csv")]).tables) == {"icd9", "icd10"}
+    assert refused(written(tmp_path, "a,b\n1,2\n", "c.csv")).code == Reason.FORMAT
+    assert refused(path, repair="everything").exit_code == Exit.USAGE
+
+
+# --- damage: a good map, one line changed
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "shown"),
+    [
+        (R12, "ICD9CM,001,008", "ICD9CM,1,008", "'1'"),  # 1
+        (R12, "ICD9CM,001,008", "ICD9CM,38.9,038", "'38.9'"),
+        (R12, "ICD9CM,250.00,", "ICD9CM,25000,", "'25000'"),
+        (CATALOG9, "001,Cholera", "1,Cholera", "'1'"),
+        ("icd9,phecode\n001,008\n", "001,", "1,", "'1'"),
+        (CATALOG9, "001,Cholera", "250.00,Cholera", "'250.00'"),  # 2
+        (R12, "ICD9CM,001,008", "ICD9CM,250.00,250", "'250.00'"),
+        (CATALOG9, ",008,", ",8,", "'8'"),  # 3
+        (CATALOG10, "A00,Cholera,008", "A00,Cholera,38.1", "'38.1'"),
+        (R12, "ICD9CM,001,008", "ICD9CM,2.5E+02,008", "'2.5E+02'"),  # 5
+        (R12, "250.00,250.2", "250.00,2.502E+02", "'2.502E+02'"),
+        (R12, "250.00,250.2", "250.00,250.20", "'250.20'"),
+        (CATALOG10, "I13.0,Both,428.1", "I13.0,Both,428.10", "'428.10'"),
+    ],
+)
+def test_damage_is_refused_and_shown(tmp_path: Path, text: str, old: str, new: str, shown: str) -> None:
+    assert old in text
+    maps.read([written(tmp_path, text)])
+    error = refused(written(tmp_path, text.replace(old, new)))
+    assert (error.code, error.exit_code) == (Reason.MAP_DAMAGED, Exit.REFUSED)
+    assert shown in str(error)
+
+
+def full() -> list[tuple[str, str, str]]:
+    rows = [("ICD9CM", f"{n:03d}{dot}", "008" if n < 3 else "250") for n in range(1, 1000) for dot in ("", *(f".{d}" for d in range(10)))]
+    return [row for row in rows if row[1] != "999"]
+
+
+@pytest.mark.parametrize("gone", ["001", "001.0", "phecode 008"])
+def test_a_full_map_without_its_first_rows_is_refused(tmp_path: Path, gone: str) -> None:  # 4
+    rows = full()
+    assert len(rows) >= maps.FULL
+    header = "vocabulary_id,code,phecode\n"
+    maps.read([written(tmp_path, header + "".join(f"{','.join(row)}\n" for row in rows))])
+    rows = [(v, c, "250") for v, c, _ in rows] if gone == "phecode 008" else [row for row in rows if row[1] != gone]
+    error = refused(written(tmp_path, header + "".join(f"{','.join(row)}\n" for row in rows)))
+    assert (error.code, gone.split()[-1] in str(error)) == (Reason.MAP_DAMAGED, True)
+
+
+@pytest.mark.parametrize("column", ["code", "phecode"])
+def test_numbers_in_parquet_are_refused(tmp_path: Path, column: str) -> None:  # 6
+    frame = pl.DataFrame({"code": ["250.1"], "phecode": ["250.2"]})
+    path = tmp_path / "map.parquet"
+    frame.write_parquet(path)
+    assert maps.read([path]).tables == {"icd9": {"250.1": ("250.2",)}}
+    frame.with_columns(pl.col(column).cast(pl.Float64)).write_parquet(path)
+    assert refused(path).code == Reason.MAP_DAMAGED
+
+
+def test_in_a_plain_map_odd_phecodes_are_a_warning(tmp_path: Path) -> None:
+    found = maps.read([written(tmp_path, "icd9,phecode\n250.00,250.20\n")])
+    assert found.tables == {"icd9": {"250.00": ("250.20",)}}
+    assert [(one.code, one.level) for one in found.findings] == [(Reason.MAP_DAMAGED, "warning")]
+
+
+def test_zeros_of_phecodes_are_put_back_on_request_where_nothing_else_is_wrong(tmp_path: Path) -> None:
+    damaged = CATALOG10.replace("Cholera,008", "Cholera,8").replace("I13.0,Both,428.1", "I13.0,Both,38.1")
+    path = written(tmp_path, damaged)
+    assert "--map-repair phecode-zeros" in str(refused(path))
+    found = maps.read([path], repair="phecode-zeros")
+    assert found.tables == {"icd10": {"A00": ("008",), "I13.0": ("038.1", "401.2")}}
+    assert found.facts[0]["repaired"] == 2
+    assert found.names["008"] == "Intestinal infection"
+    worse = written(tmp_path, CATALOG9.replace(",008,", ",8,").replace("001,", "1,"))
+    assert "cannot be repaired" in str(refused(worse, repair="phecode-zeros"))
+
+
+def test_overrides(tmp_path: Path) -> None:
+    path = written(tmp_path, CATALOG9)
+    text = "code,vocab,phecode\n250.00,ICD9CM,250.1\n25000,icd9,250.3\n001,icd9,\nE119,icd10,250.2\n"
+    found = maps.read([path], overrides=written(tmp_path, text, "o.csv"))
+    assert found.tables == {"icd9": {"250.00": ("250.1", "250.3")}, "icd10": {"E11.9": ("250.2",)}}
+    assert found.facts[-1]["codes"] == 3
+    for wrong in ("code,phecode\n1,2\n", "code,vocab,phecode\nxx,icd9,250\n", "code,vocab,phecode\n250,icd8,250\n"):
+        assert refused(path, overrides=written(tmp_path, wrong, "o.csv")).code == Reason.FORMAT
+
+
+# --- the published files
+
+
+@needs_data
+def test_the_published_maps() -> None:
+    r, icd10 = DATA / "phecode_map_v1_2_icd9cm.csv", DATA / "variants" / "phecode_icd10.csv"
+    found = maps.read([r, icd10], repair="phecode-zeros")
+    assert [facts["pairs"] for facts in found.facts] == [{"icd9": 13707}, {"icd10": 9366}]
+    with icd10.open(encoding="latin-1") as stream:
+        assert set(found.tables["icd10"]) == {row["ICD10"] for row in csv.DictReader(stream) if row["PheCode"]}
+    assert len({p for own in found.tables["icd9"].values() for p in own}) == 1817
+    assert (found.names["008"], found.categories["008"]) == ("Intestinal infection", "infectious diseases")
+    near = maps.near(found, rules.defining(rules.parse(rules.load("ccdss")), {"icd9": found.tables["icd9"]}))
+    assert "250.1" in near["diabetes"]
+    assert "008" not in near["diabetes"]
+    with (DATA / "phecode_map_v1_2_icd9cm.csv").open() as stream:
+        assert all(found.tables["icd9"][row["code"]] == (row["phecode"],) for row in csv.DictReader(stream))
+
+
+@needs_data
+def test_the_spreadsheet_damaged_copies_are_refused() -> None:
+    rolled, icd10 = DATA / "variants" / "phecode_icd9_rolled.csv", DATA / "variants" / "phecode_icd10.csv"
+    for options in ({}, {"repair": "phecode-zeros"}):
+        error = refused(rolled, **options)
+        assert (error.code, error.exit_code) == (Reason.MAP_DAMAGED, Exit.REFUSED)
+        assert "cannot be repaired" in str(error)
+    assert "--map-repair phecode-zeros" in str(refused(icd10))
