@@ -28,16 +28,18 @@ class Shuffled:
     seed: int
     shuffle: bool
     ties: str = "canonical"
+    least: int = 1  # rows below which the short last one is left out: of another order, other rows
     steps: int = field(init=False)  # global batches an epoch, the short last one of each set included
 
     def __post_init__(self) -> None:
-        self.steps = sum(-(-len(one) // self.size) for one in self.sets)
+        self.steps = sum(len(one) // self.size + (len(one) % self.size >= max(self.least, 1)) for one in self.sets)
 
     def order(self, epoch: int) -> list[tuple[int, np.ndarray]]:
         """The batches of the epoch: which set, and the positions in it (int64)."""
         draw = np.random.Generator(np.random.PCG64([self.seed, epoch]))
         rows = [draw.permutation(len(one)) if self.shuffle else np.arange(len(one)) for one in self.sets]
-        cut = [(at, part[i : i + self.size]) for at, part in enumerate(rows) for i in range(0, len(part), self.size)]
+        whole = [(at, part[i : i + self.size]) for at, part in enumerate(rows) for i in range(0, len(part), self.size)]
+        cut = [(at, part) for at, part in whole if len(part) >= min(self.least, self.size)]
         return [cut[i] for i in draw.permutation(len(cut))] if self.shuffle and len(self.sets) > 1 else cut
 
     def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
@@ -53,7 +55,14 @@ class Shuffled:
 
 
 def batches(
-    windows: TokenSet, size: int, *, seed: int = 0, shuffle: bool = True, fraction: float = 1.0, ties: str = "canonical"
+    windows: TokenSet,
+    size: int,
+    *,
+    seed: int = 0,
+    shuffle: bool = True,
+    fraction: float = 1.0,
+    ties: str = "canonical",
+    least: int = 1,
 ) -> Batches:
     """`epoch -> iterator of Batch` over windows or event sequences.
 
@@ -64,18 +73,21 @@ def batches(
         shuffle: a new permutation each epoch (numpy's PCG64 seeded with (seed, epoch)); False = stored order.
         fraction: share of the training subjects, see `fraction_of`.
         ties: of events: `shuffle` puts those of equal times in a new order each epoch; the other settings are the model's matter.
+        least: a last batch of fewer rows is left out of the epoch, for objectives that compare the rows of a batch with each other.
     """
-    return Shuffled((fraction_of(windows, fraction, seed),), _positive(size), seed, shuffle, ties)
+    return Shuffled((fraction_of(windows, fraction, seed),), _positive(size), seed, shuffle, ties, least)
 
 
-def mixed(sets: Sequence[TokenSet], size: int, *, seed: int = 0, shuffle: bool = True, ties: str = "canonical") -> Batches:
+def mixed(
+    sets: Sequence[TokenSet], size: int, *, seed: int = 0, shuffle: bool = True, ties: str = "canonical", least: int = 1
+) -> Batches:
     """Batches over several sets of windows, of any shapes, without their labels; every batch is of one set (`Batch.source`).
 
     Each epoch takes every row of every set once: rows are shuffled within their set, and the batches of all sets with each other, so that
     a set has its share of the steps. `Batch.index` counts on from set to set: the row in the first index, or that plus the lengths of the
     whole indexes before.
     """
-    return Shuffled(tuple(sets), _positive(size), seed, shuffle, ties)
+    return Shuffled(tuple(sets), _positive(size), seed, shuffle, ties, least)
 
 
 def _positive(size: int) -> int:

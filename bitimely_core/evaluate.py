@@ -443,7 +443,7 @@ def _by_class(rows: _Rows, point: dict[str, Array], draws: dict[str, Array], boo
             "subjects": len(np.unique(rows.groups[positive[:, k]])),
             "base_rate": float(rows.support[k] / max(rows.support[k] + rows.others[k], 1)),
         }
-        if not rows.known[:, k].all():
+        if rows.task == "multilabel":
             entry["unknown"] = int((~rows.known[:, k]).sum())
         for metric in EACH:
             missing = absent

@@ -142,7 +142,7 @@ class DatasetFacts:
 class ModelFacts:
     """What is known about a model before it is built. `family` names the section of a preset that holds its dimensions."""
 
-    family: Literal["retention", "attention", "recurrent", "other"]
+    family: str  # retention, attention, recurrent, other, or of a model with dimensions of its own: its name
     objective: str  # the default for pre-training
     readout: str  # the default for fine-tuning
     directions: tuple[str, ...] = ()  # cycled over the layers
@@ -160,6 +160,7 @@ class ObjectiveFacts:
 
     leak_free: bool | str | None
     notice: str = ""  # one line on the screen when a run starts with it
+    rows: int = 1  # fewest rows of a micro-batch; 2: it compares rows with each other (contrastive)
 
 
 @dataclass(frozen=True, kw_only=True)

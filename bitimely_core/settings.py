@@ -59,6 +59,7 @@ class ModelConfig(Section):
     decay: Decay = Decay()
     xpos_scale: bool = False
     rotary: Literal["index", "time"] = "index"
+    clock: Literal["time", "index"] = "time"  # of events: decay by months, or by positions alone (the control for what times bring)
     ties: Literal["canonical", "shuffle", "group"] = "canonical"
     form: Literal["auto", "parallel", "chunkwise", "recurrent"] = "auto"
     chunk: int = Field(64, ge=1)
@@ -71,6 +72,17 @@ class ModelConfig(Section):
     connections: Literal["plain", "residual", "norm", "residual-norm"] = "plain"  # lstm and its kin: around each layer from the second on
     direction_width: Literal["full", "half"] = "full"  # bilstm: dim, or half of it, in each direction
     elmo_mix: Literal["last", "all"] = "last"  # elmo: its own vector from the last layer, or from a learned mix of all layers
+    moving_average: tuple[Annotated[int, Field(ge=1)], ...] = ()  # autoformer, fedformer: windows of the trend; several are mixed; () = own
+    lag_factor: float = Field(1.0, gt=0)  # autoformer: floor(factor * ln N) lags are used
+    per_sample: bool = True  # autoformer (lags), timesnet (periods): each window has its own; false: common ones, as in the references
+    modes: int = Field(64, ge=1)  # fedformer: frequencies that are read, at most N / 2
+    mode_select: Literal["random", "lowest"] = "random"  # fedformer: which ones
+    reference_layout: bool = False  # fedformer: the reference's frequencies and memory layout, both mistaken, to compare with its results
+    top_periods: int = Field(3, ge=1)  # timesnet: periods by which a window is folded
+    kernels: int = Field(6, ge=1)  # timesnet: convolutions of 1, 3, 5 ... side by side
+    first_kernel: int = Field(8, ge=1)  # ts-tcc, tf-c: samples that the first convolution reads at once
+    first_stride: int = Field(1, ge=1)  # ts-tcc, tf-c: and how far it moves on
+    ahead: int | None = Field(None, ge=1)  # ts-tcc: steps of the map that are predicted; None = two fifths of the map
 
 
 class ObjectiveConfig(Section):
@@ -83,6 +95,11 @@ class ObjectiveConfig(Section):
     concurrent: bool = False  # masked-runs: all channels together
     bernoulli: bool = False  # masked-runs: each value by itself, no runs
     dropped: float = Field(0.7, gt=0, lt=1)  # drop: largest share of dropped patches, reached over the training
+    temporal_unit: int = Field(0, ge=0)  # ts2vec: times are told apart from scale 2^n on; larger ones spare time and memory
+    jitter: float = Field(0.8, ge=0)  # ts-tcc, tf-c: standard deviation of added noise
+    scaling: float = Field(1.1, ge=0)  # ts-tcc, tf-c: standard deviation of the factor of each timestep, around 2
+    segments: int = Field(8, ge=2)  # ts-tcc, tf-c: a window is cut into fewer than so many pieces, in a new order
+    bank: bool = False  # tf-c: one of jitter, scaling, permutation and masking a window, not always jitter
 
 
 class TrainConfig(Section):
@@ -334,6 +351,7 @@ class Stage(Section):
     seed: int | None = Field(None, ge=0)
     ties: str | None = None
     rotary: str | None = None
+    clock: str | None = None
     readout: str | None = None
     layers: str | None = None
     freeze: bool | None = None
@@ -357,6 +375,7 @@ WHERE = {
     "objective": ("objective", "name"),
     "ties": ("model", "ties"),
     "rotary": ("model", "rotary"),
+    "clock": ("model", "clock"),
     "readout": ("finetune", "readout"),
     "layers": ("finetune", "layers"),
     "freeze": ("finetune", "freeze"),

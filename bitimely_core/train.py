@@ -142,7 +142,13 @@ def fit(
         stack.enter_context(_deterministic(where))
         scale = getattr(model, "target_scale", None)
         if former is None and total and isinstance(scale, Tensor) and bool(torch.isnan(scale).any()):
-            objectives.measure_scale(model, batches)
+            try:
+                objectives.measure_scale(model, batches)
+            except Exception as error:
+                fault = _out_of_memory(error, batches, settings, 1)
+                if fault is None:
+                    raise
+                raise fault from None
         stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
         stack.callback(model.train, model.training)
         model.to(where)
@@ -342,7 +348,7 @@ def _agree(run: _Run, numbers: list[float], fault: Exception | None, batch: int)
     flags = [float(fault is not None), float(run.stop == signal.SIGINT), float(run.stop == signal.SIGTERM)]
     *sums, faults, interrupts, terminations = _sum([*numbers, *flags])
     if faults:
-        own = None if fault is None else _out_of_memory(fault, run, batch) or fault
+        own = None if fault is None else _out_of_memory(fault, run.batches, run.config, batch) or fault
         raise _of_all(own) from (fault if own is not fault else None)
     return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)
 
@@ -397,7 +403,7 @@ def estimate(
     where = device(device_name)
     batch = batches if isinstance(batches, Batch) else next(iter(batches(0)))
     rows = max(1, batch.values.shape[0] // accumulate)
-    used = rows if where.type == "cuda" else min(rows, max(1, 8192 // batch.values.shape[1]))
+    used = rows if where.type == "cuda" else min(rows, max(2, 8192 // batch.values.shape[1]))  # two: some objectives compare rows
     before = {name: value.clone() for name, value in model.named_buffers()}
     kept: dict[int, int] = {}
 
@@ -730,7 +736,7 @@ def _interrupted(run: _Run, number: int, when: str, what: str) -> UserError:
     )
 
 
-def _out_of_memory(error: Exception, run: _Run, batch: int) -> UserError | None:
+def _out_of_memory(error: Exception, batches: Batches, config: TrainConfig, batch: int) -> UserError | None:
     """The UserError (resource_limit, exit 6) for an exception which says that memory is exhausted, else None."""
     words = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
     said = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
@@ -739,8 +745,8 @@ def _out_of_memory(error: Exception, run: _Run, batch: int) -> UserError | None:
     return UserError(
         Reason.RESOURCE_LIMIT,
         f"out of memory at batch {batch}",
-        wanted=f"expected room for {run.batches.size} rows in {run.config.accumulate} parts",
-        action=f"Try --batch-size {max(run.batches.size // 2, 1)}, or --accumulate {2 * run.config.accumulate} for the same gradient",
+        wanted=f"expected room for {batches.size} rows in {config.accumulate} parts",
+        action=f"Try --batch-size {max(batches.size // 2, 1)}, or --accumulate {2 * config.accumulate} for the same gradient",
         exit_code=Exit.RESOURCES,
     )
 

@@ -241,6 +241,38 @@ def figures(*signals: Signal) -> dict[str, float | None]:
     return quality.quality(signals)[-1]
 
 
+def test_columns_of_a_shard_are_those_that_pyarrow_makes() -> None:
+    import pyarrow as pa
+
+    for values, kind in (
+        (["a", "", "\u00e9\u8133", "long" * 100], pa.string()),
+        (["a", None, "b", None, None, "c", "d", "e", "f", None], pa.string()),
+        ([None, None], pa.string()),
+        ([], pa.string()),
+        ([1.5, -0.0, float("nan"), None], pa.float64()),
+        ([2**40, -1], pa.int64()),
+    ):
+        found = shards._array(values, kind)
+        found.validate(full=True)
+        assert repr(found.to_pylist()) == repr(pa.array(values, kind).to_pylist())
+        assert found.null_count == values.count(None)
+
+
+def test_writing_a_shard_does_not_import_pandas(tmp_path: Path) -> None:
+    """pyarrow would: half a second in every worker process."""
+    code = (
+        "import sys, pathlib, numpy as np\n"
+        "from bitimely_core.batch import Annotation, Record, Signal\n"
+        "from bitimely_core.cache import shards\n"
+        "signal = Signal('x', 1.0, 'mV', np.arange(9, dtype=np.int16))\n"
+        "record = Record(recording_id='r', subject_id='s', signals=[signal], annotations=[Annotation(0.0, 1.0, 'W')])\n"
+        "shards.write(pathlib.Path(sys.argv[1]), [record], 'toy'); shards.write_subjects(pathlib.Path(sys.argv[1]), [('r', 's', '{}')])\n"
+        "assert 'pyarrow' in sys.modules and 'pandas' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=HERE.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_quality_figures_against_a_plain_count() -> None:
     x = np.concatenate([np.arange(1000) % 97 - 48, np.full(300, 7), np.full(50, -48)]).astype(np.int16)
     found = figures(Signal("x", 100.0, "uV", x, -0.5, 1.0, rails=(-48, 47)))

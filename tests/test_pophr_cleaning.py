@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from typing import Any
 
 import polars as pl
 import pytest
 
-from bitimely_core.datasets.pophr import cleaning, dates
+from bitimely_core.datasets.pophr import cleaning, codes, dates, engines, labels, splits
 from bitimely_core.datasets.pophr.codes import Codebook
 from bitimely_core.datasets.pophr.rules import SOURCES
 
@@ -60,6 +61,7 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
     assert funnel["bad_code"] == {"missing": 1, "bad_format": 2, "ambiguous_short": 1}
     assert (funnel["bad_date"], funnel["before_birth"], funnel["after_death"], funnel["future"]) == (1, 1, 1, 1)
     assert (funnel["mapped"]["exact"], funnel["unmapped"]) == (2, 2)
+    assert account.unmapped == {"ICD9//999": 1}
 
 
 def test_examples_are_codes_or_row_numbers_and_five_at_most() -> None:
@@ -122,3 +124,25 @@ def test_the_future_of_the_data() -> None:
     assert cleaning.future(usual | {14000: 3}) is None  # less than ten years
     assert cleaning.future(usual | {300000: 300}) is None  # too many to be slips
     assert cleaning.future({}) is None
+
+
+def test_controls_near_the_disease_lose_their_label() -> None:
+    rows = pl.DataFrame(
+        {"subject": [0, 1, 1, 2], "day": [1, 1, 2, 3], "code": [1, 1, 0, 0], "source": [0, 0, 0, 0]},
+        schema={"subject": pl.Int32, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8},
+    )
+    people = pl.DataFrame({"y_x": [1, 0, 0, None, 0]}, schema={"y_x": pl.Int8})
+    found = [codes.Code("icd9", "790.2", ("250.4",), "exact"), codes.Code("icd9", "496", ("496",), "exact")]
+    with engines.opened("polars") as engine:
+        told = labels.exclude_controls(rows, found, {"x": frozenset({"250.4"})}, people, engine)
+        assert told["y_x"].to_list() == [1, None, None, None, 0]
+        assert labels.exclude_controls(rows, found, {"x": frozenset({"496"})}, people, engine)["y_x"].to_list() == [1, None, 0, None, 0]
+        assert labels.exclude_controls(rows, found, {"x": frozenset()}, people, engine)["y_x"].to_list() == [1, 0, 0, None, 0]
+
+
+def test_the_bins_of_the_cache_keep_the_splits() -> None:
+    names = [f"s{i}" for i in range(3000)]
+    for train, validation in ((0.8, 0.1), (0.1, 0.2), (0.333, 0.334)):
+        kept = [splits.place_bin(n, train, validation) for n in splits.bins(names, seed=3)]
+        assert kept == [splits.place(splits.share(name, 3), train, validation) for name in names]
+    assert splits.share("a") == int.from_bytes(sha256(b"0|a").digest()[:8], "big") / 2**64

@@ -78,6 +78,11 @@ def test_without_cases_there_is_no_score() -> None:
     assert (found["best"], found["length"]["train"], found["prevalence"]["test"], found["leak"]) == (None, None, None, False)
 
 
+def test_agreement_counts_where_both_are_known() -> None:
+    label, flag = np.array([1, 1, 0, 0, -1, 1]), np.array([1, 0, 1, 0, 1, -1])
+    assert probe.agreement(label, flag) == {"tp": 1, "fp": 1, "fn": 1, "tn": 1}
+
+
 def test_the_funnel_as_lines_adds_up() -> None:
     funnel = {
         "rows": 20,

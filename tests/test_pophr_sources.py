@@ -295,6 +295,23 @@ def test_dates_in_another_form_are_read_by_their_format_alone(tmp_path: Path, fo
     assert text not in error.finding.line()
     _, events = of(tmp_path, date_format=form)
     assert events["date"].to_list() == ["2009-12-31"] * 3 + ["2009-12-30", "?"]
+    assert refusal(tmp_path, date_format="%Y.%m.%d").code == "date"
+
+
+@pytest.mark.parametrize("options", [{}, {"date_format": "%d/%m/%Y"}, {"icd10_from": "2015-10-01", "col": ["vocab=icd9"]}])
+def test_columns_that_hold_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
+    folder(tmp_path, claims__csv="patient_id,date,icd,vocab,source,claim,position\na,,428,,,,\nb,,,,,,\n,,,,,,\n")
+    if "icd10_from" in options:
+        assert refusal(tmp_path, **options).exit_code == 2
+        (tmp_path / "claims.csv").write_text("patient_id,date,icd\na,,428\nb,,\n,,\n")
+        options = {"icd10_from": "2015-10-01"}
+    claims, events = of(tmp_path, **options)
+    assert cells(events, "subject_id", "date", "code", "vocab", "source", "position") == [
+        ("a", None, "428", None, None, None),
+        ("b", None, None, None, None, None),
+        (None, None, None, None, None, None),
+    ]
+    assert claims.rows[0].seen == 3
 
 
 def test_a_few_dates_in_another_form_are_left_to_the_row_checks(tmp_path: Path) -> None:
@@ -427,6 +444,10 @@ def test_labels_that_are_none(tmp_path: Path) -> None:
     (rows,) = [row for row in claims.rows if row.file == "labels.csv"]
     assert (rows.seen, rows.quarantined) == (4, {"label": 1})
     assert refusal(folder(tmp_path, labels__csv="patient_id,CHF,chf\na1,1,1\n")).code == "header"
+    claims, _ = of(folder(tmp_path, labels__csv=LABELS + "a3,1,1,2005-02-30\n"))
+    assert claims.labels is not None
+    assert claims.labels["subject_id"].to_list() == ["a1", "a2"]
+    assert {row.file: row.quarantined for row in claims.rows}["labels.csv"] == {"date": 1}
 
 
 def test_label_columns_by_option(tmp_path: Path) -> None:
@@ -763,7 +784,7 @@ def test_omop_takes_source_concepts_of_all_tables(tmp_path: Path) -> None:
         CONCEPT__csv=CONCEPT,
         visit_occurrence__csv="visit_occurrence_id,visit_concept_id\n10,9201\n11,0\n12,9203\n",
         condition_occurrence__csv=CONDITION
-        + "1,1,2001-01-01,4280,77,10\n2,1,2016-01-01,I50.9,78,11\n3,2,2001-01-02,496,0,12\n4,2,2001-01-03,84114007,80,\n",
+        + "1,1,2001-01-01,4280,77.0,10.0\n2,1,2016-01-01,I50.9,78,11\n3,2,2001-01-02,496,0,12\n4,2,2001-01-03,84114007,80,\n",
         observation__csv=OBSERVATION
         + "1,1,2001-01-04,V5867,79,10\n2,1,2001-01-05,12345,80,10\n3,2,2001-01-06,99213,0,\n4,2,2001-01-06,V5861,0,\n",
         observation_period__csv="person_id,observation_period_start_date,observation_period_end_date\n1,2001-01-01,2001-12-31\n1,2000-01-01,2000-06-30\n",

@@ -66,6 +66,8 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
 def mixings(model: nn.Module, batch: Batch) -> list[Mixing]:
     """The layers of a float64 model on a batch of one row, without special positions and padding.
 
+    Where the model reads channels one by one a map is the mean over the channels, and there are no queries and keys of it.
+
     Raises:
         UserError: config (exit 2), where the model has no attention maps.
     """
@@ -88,7 +90,8 @@ def mixings(model: nn.Module, batch: Batch) -> list[Mixing]:
         )
     kept = _tokens(encoded)
     parts = seen if len(seen) == len(encoded.attention) else [None] * len(encoded.attention)
-    return [_mixing(of_layer[0], part, kept) for of_layer, part in zip(encoded.attention, parts, strict=True)]
+    together = zip(encoded.attention, parts, strict=True)
+    return [_mixing(of_layer.mean(0), part if len(of_layer) == 1 else None, kept) for of_layer, part in together]
 
 
 def _given(batch: Batch) -> list[tuple[str, Tensor]]:
@@ -102,7 +105,7 @@ def _tokens(encoded: Encoded) -> Tensor:
     positions = encoded.attention[0].shape[-1]
     before = 1 if encoded.eos is not None else 0
     count = positions - (2 if encoded.eos is not None else 0)
-    real = torch.ones(count, dtype=torch.bool) if encoded.mask is None else encoded.mask[0].bool()
+    real = torch.ones(count, dtype=torch.bool) if encoded.mask is None else encoded.mask.bool().any(0)
     return torch.nonzero(real)[:, 0] + before + max(0, count - len(real))  # a class token, where a model has one, stands first
 
 

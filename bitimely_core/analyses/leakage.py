@@ -191,7 +191,8 @@ def _jacobian(config: ModelConfig, objective: Objective, seed: int, *, training:
 def _own_samples(model: Model, x: Tensor, result: dict[str, Any]) -> Tensor:
     """Which samples the target of each prediction is made of, bool [B, M, T, V]."""
     if model.config.target == "raw":  # targets are samples, and no two samples are equal
-        target, samples = torch.where(result["valid"], result["target"].detach(), torch.nan), x.detach()
+        target = torch.where(result["valid"], result["target"].detach(), torch.nan)
+        samples = getattr(model, "prepared", model.spread)(Batch(x.detach())).values  # PatchTST standardises them first
         return (target[:, :, None, None, :] == samples[:, None, :, :, None]).any(-1)
     tokens = model.adapter.tokenizer(Batch(x))[0]
     fields = [torch.autograd.grad(tokens[:, n].sum(), x, retain_graph=True)[0] != 0 for n in range(tokens.shape[1])]

@@ -44,6 +44,7 @@ PILE, RAW = ".piles", ".raw"
 SHARD_BYTES = 256 << 20  # of the source: at most about ten million rows a shard
 FILE = 40  # bits of a line number; those above say of which file
 KEY = 32  # bytes
+SPAN_DAYS = 1 << 19  # days, before and after 1970, are fewer than half of it
 NONE = int(np.iinfo(np.int32).max)  # first day of a subject without any valid row
 SPAN = {"birth": "birth_day", "obs_start": "obs_start", "obs_end": "obs_end", "death": "death_day"}
 DAYS = (*SPAN.values(), "index_day")
@@ -103,6 +104,7 @@ class First:
     accounts: dict[str, Account] = field(default_factory=dict)  # file -> what became of its rows
     days: Counter[int] = field(default_factory=Counter)  # valid day -> rows
     spoken: Counter[int] = field(default_factory=Counter)  # code -> valid rows
+    sources: Counter[int] = field(default_factory=Counter)  # kind of claim -> valid rows
     latest: int | None = None  # days after it are in the future of the data
 
     @property
@@ -268,7 +270,7 @@ def _made(job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     agreement: Counter[tuple[str, str, str]] = Counter()
 
     def keep(stem: str, frame: pl.DataFrame) -> str:
-        name, digest, size = store.write_named(attempt.out, stem, ".parquet", _parquet(frame))
+        name, digest, size = store.write_named(attempt.out, stem, ".parquet", parquet(frame))
         files[name] = {"sha256": digest, "size": size, "rows": frame.height}
         return name
 
@@ -338,7 +340,7 @@ def _first_pass(job: Job, heap: Piles) -> First:
 
     attempt, claims = job.attempt, job.claims
     found = First(known=pl.DataFrame(schema={"subject_id": pl.String, "number": pl.Int32}))
-    lives = pl.DataFrame(schema={"subject_id": pl.String, "birth_day": pl.Int32, "death_day": pl.Int32})
+    lives: pl.DataFrame | None = None
     if claims.subjects is not None:
         _meet(found, claims.subjects["subject_id"], job)
         lives = claims.subjects.select(
@@ -346,7 +348,7 @@ def _first_pass(job: Job, heap: Piles) -> First:
         )
     if claims.labels is not None and "index_date" in claims.labels.columns:
         ends = claims.labels.select("subject_id", index_day=dates.days(claims.labels["index_date"]))
-        lives = lives.join(ends, on="subject_id", how="full", coalesce=True)
+        lives = ends if lives is None else lives.join(ends, on="subject_id", how="full", coalesce=True)
     for frame in claims.events():
         attempt.stop.check()
         for (name,), part in frame.group_by("file", maintain_order=True):
@@ -360,6 +362,7 @@ def _first_pass(job: Job, heap: Piles) -> First:
             rows = rows.with_columns(pl.col("row") + (found.files.index(file) << FILE))
             found.days.update(dict(rows["day"].value_counts().iter_rows()))
             found.spoken.update(dict(rows["code"].value_counts().iter_rows()))
+            found.sources.update(dict(rows["source"].value_counts().iter_rows()))
             np.minimum.at(found.earliest, rows["number"].to_numpy(), rows["day"].to_numpy())
             heap.add(rows, np.array(found.shards, np.int32))
         if attempt.progress is not None:
@@ -402,7 +405,7 @@ class Piles:
             return
         for (shard,), part in rows.with_columns(shard=pl.Series(shard_of[rows["number"].to_numpy()])).group_by("shard"):
             path = self.folder / f"{shard}-{len(self.held[int(str(shard))])}.parquet"
-            store.write_file(path, _parquet(part.drop("shard")))
+            store.write_file(path, parquet(part.drop("shard")))
             self.held[int(str(shard))].append(path)
 
     def take(self, shard: int) -> pl.DataFrame:
@@ -517,17 +520,24 @@ def _settled(rows: pl.DataFrame, first: First, book: Codebook, people: pl.DataFr
     if first.latest is not None:
         gone = rows.filter(pl.col("day") > first.latest)
         rows = rows.filter(pl.col("day") <= first.latest)
-        for file, number, code in gone.select(pl.col("row") // (1 << FILE), pl.col("row") % (1 << FILE), "code").iter_rows():
+        for file, number, code in gone.select(
+            file=pl.col("row") // (1 << FILE), number=pl.col("row") % (1 << FILE), code="code"
+        ).iter_rows():
             account = first.accounts[first.files[file]]
             account.steps[book.codes[code].step] -= 1
             account.faults["future"] += 1
             _note(account, Reason.DATE_OUTSIDE_LIFE, 1, f"row {number}")
-    kept, _ = cleaning.settle(rows.rename({"number": "subject_id"}), book.codes)
-    kept = kept.rename({"subject_id": "number"})
+    copy = np.zeros(rows.height, bool)
+    suspects = np.flatnonzero(
+        pl.Series(_packed(rows["number"], rows["day"], rows["code"].to_numpy(), len(book.codes))).is_duplicated().to_numpy()
+    )  # the few that can be copies
+    twins = rows[suspects].select(~pl.struct("number", "day", "code", "twin").is_first_distinct()).to_series()
+    copy[suspects] = twins.to_numpy()
+    copies, kept = rows.filter(pl.Series(copy)), rows.filter(pl.Series(~copy))
     silent = pl.Series([not code.phecodes for code in book.codes], dtype=pl.Boolean).gather(kept["code"])
     late = kept["late"] if "late" in kept.columns else pl.repeat(value=False, n=kept.height, eager=True, dtype=pl.Boolean)
     for reason, lost in (
-        (Reason.DUPLICATES, rows.filter(~pl.struct("number", "day", "code", "twin").is_first_distinct())),
+        (Reason.DUPLICATES, copies),
         (Reason.UNMAPPED_CODE, kept.filter(silent)),
         (Reason.LABEL_LEAKAGE, kept.filter(late & ~silent)),
     ):
@@ -538,9 +548,15 @@ def _settled(rows: pl.DataFrame, first: First, book: Codebook, people: pl.DataFr
             else:
                 texts = [f"row {row % (1 << FILE)}" for row in shown["row"]]
             _note(first.accounts[first.files[int(str(file))]], reason, part.height, *texts)
-    numbers = people.select("number", subject=pl.int_range(pl.len(), dtype=pl.Int32))
-    kept = kept.with_columns(late=late).join(numbers, on="number", maintain_order="left")
-    return kept.select(*empty.columns, "late")
+    place = np.zeros(1 + int(people["number"].max() or 0), np.int32)  # type: ignore[arg-type]
+    place[people["number"].to_numpy()] = np.arange(people.height)
+    return kept.with_columns(late=late, subject=pl.Series(place[kept["number"].to_numpy()])).select(*empty.columns, "late")
+
+
+def _packed(subject: pl.Series, day: pl.Series, rest: np.ndarray | None = None, size: int = 1) -> np.ndarray:
+    """Subject, day and a number below `size` as one integer, in whose order they are sorted, int64."""
+    key = subject.to_numpy().astype(np.int64) * SPAN_DAYS + (day.to_numpy().astype(np.int64) + SPAN_DAYS // 2)
+    return key if rest is None else key * size + rest
 
 
 def _note(account: Account, reason: Reason, count: int, *examples: str) -> None:
@@ -595,7 +611,7 @@ def _events(shard: Shard) -> pl.DataFrame:
 
     from bitimely_core.datasets.pophr.rules import SOURCES
 
-    rows = shard.rows.sort("subject", "day", "row")
+    rows = shard.rows[np.argsort(_packed(shard.rows["subject"], shard.rows["day"]), kind="stable")]
     texts = pl.Series([code.text for code in shard.codes], dtype=pl.String)
     phecodes = pl.Series([list(code.phecodes) for code in shard.codes], dtype=pl.List(pl.String))
     return pl.DataFrame(
@@ -611,7 +627,7 @@ def _events(shard: Shard) -> pl.DataFrame:
     )
 
 
-def _parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
+def parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
     """Writes a frame as Parquet, the same bytes for the same content."""
     import pyarrow.parquet as pq
 
@@ -631,12 +647,14 @@ def _sorted(labels: pl.DataFrame) -> pl.DataFrame:
 
 def _contents(shard: Shard, names: list[str], ranks: np.ndarray) -> list[str]:
     """Of each subject the SHA-256 of its rows, in an order of their own, and of its labels; no id in it."""
+    from bitimely_core.datasets.pophr.rules import SOURCES
+
     rows, people = shard.rows, shard.people
-    subject, day, source = (rows[name].to_numpy() for name in ("subject", "day", "source"))
-    code = ranks[rows["code"].to_numpy()]
-    order = np.lexsort((source, code, day, subject))
-    packed = np.stack([day[order], code[order], source[order]], axis=1).astype("<i4")
-    bounds = np.searchsorted(subject[order], np.arange(people.height + 1))
+    size = max(len(ranks), 1) * len(SOURCES)
+    rank = ranks[rows["code"].to_numpy()] * len(SOURCES) + rows["source"].to_numpy()
+    packed = np.sort(_packed(rows["subject"], rows["day"], rank, size))
+    bounds = np.searchsorted(packed, np.arange(people.height + 1) * (SPAN_DAYS * size))
+    packed %= SPAN_DAYS * size
     known = people.select(*(f"{kind}_{name}" for name in names for kind in ("y", "onset"))).rows() if names else [()] * people.height
     return [hashlib.sha256(packed[bounds[i] : bounds[i + 1]].tobytes() + repr(known[i]).encode()).hexdigest() for i in range(people.height)]
 
@@ -689,6 +707,7 @@ def _account(job: Job, first: First, content: str) -> None:
                 if n
             )
         rows.append(table)
+    attempt.reasons += _silent_rules(job, first)
     attempt.rows = [accounting.rows_object(table) for table in rows]
     for table in rows:
         _unit(
@@ -697,6 +716,27 @@ def _account(job: Job, first: First, content: str) -> None:
             of_file.get(table.file, []),
             content if table.file in first.accounts else attempt.hashes.get(table.file, content),
         )
+
+
+def _silent_rules(job: Job, first: First) -> list[Finding]:
+    """Rules that look at kinds of claims of which the data have none."""
+    from bitimely_core.datasets.pophr.rules import SOURCES
+
+    there = {SOURCES[kind] for kind in first.sources}
+    if not job.ruled or not there:
+        return []
+    wanted = {rule.name: {kind for clause in rule.clauses for kind in clause.sources} for rule in job.rules}
+    return [
+        Finding(
+            code=Reason.CLASS_MISSING,
+            level="warning",
+            text=f"rule {safe_text(name)} looks at {' and '.join(sorted(kinds))} rows, and there are only {' and '.join(sorted(there))} ones",
+            wanted="nobody can have this label",
+            action="Name the kind of claims: --default-source, or --col source=COLUMN",
+        )
+        for name, kinds in wanted.items()
+        if not kinds & there
+    ]
 
 
 def _unit(attempt: Attempt, file: str, reasons: list[Finding], content: str | None) -> None:

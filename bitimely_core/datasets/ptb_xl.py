@@ -145,7 +145,7 @@ def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Ro
 
 def _table(source: Source) -> str:
     """The metadata table: the one nearest to the root."""
-    found = sorted((len(path.parts), rel) for rel in source.files if (path := PurePosixPath(rel)).name == TABLE)
+    found = sorted((rel.count("/"), rel) for rel in source.files if rel == TABLE or rel.endswith(f"/{TABLE}"))
     if not found:
         action = "Give the folder that holds it, with records100, records500 and scp_statements.csv"
         raise UserError(Reason.NO_INPUT, f"no {TABLE} among {len(source.files)} files", action=action)
@@ -421,8 +421,8 @@ def _unit(source: Source, table: str, name: str, entry: Entry, beside: dict[str,
 
 def _ignored(source: Source, claimed: set[str]) -> Iterator[Finding]:
     """Headers beside the records of this rate that no row names."""
-    folders = {PurePosixPath(rel).parent for rel in claimed}
-    left = [rel for rel in source.files if rel.endswith(".hea") and rel not in claimed and PurePosixPath(rel).parent in folders]
+    folders = {rel.rpartition("/")[0] for rel in claimed}
+    left = [rel for rel in source.files if rel.endswith(".hea") and rel not in claimed and rel.rpartition("/")[0] in folders]
     if left:
         shown = tuple(safe_text(PurePosixPath(rel).name) for rel in left[:5])
         text = f"records that no row of {TABLE} names, like this one: {len(left)}"

@@ -319,7 +319,9 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.adapter = self.adapter_type(config, self.reads)
-        self.others = nn.ModuleList(self.adapter_type(config.model_copy(update={"channels": channels}), self.reads) for channels in config.others)
+        self.others = nn.ModuleList(
+            self.adapter_type(config.model_copy(update={"channels": channels}), self.reads) for channels in config.others
+        )
         self.norms = nn.ModuleDict({name: nn.LayerNorm(self.reads) for name in self.adapter.output})
         self.register_buffer("target_scale", torch.tensor(torch.nan))
 
@@ -514,6 +516,8 @@ class Stack(Model):
         if len(plan) != len(self.layers):
             raise wrong(f"{len(plan)} directions", f"expected one a layer, {len(self.layers)}", "directions")
         batch, adapter = self.spread(batch), self.adapter_of(batch)
+        if self.config.clock == "index":
+            batch = batch._replace(times=None, end=None)
         tokens, targets, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens)
         if hide is not None:

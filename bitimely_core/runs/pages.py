@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitimely_core import registry
 from bitimely_core.batch import Figure, Page, Table
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.runs import folders
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 STAMP = {True: "leak-free", False: "not leak-free: the objective can see its targets", None: "has no target of its own"}
 CURVES = (
     "Each point is one logged step; rel is the loss divided by the variance of the target (or the entropy of the labels): 1.0 = no better than "
-    "predicting the mean. A validation curve that rises while the training curve falls would show overfitting."
+    "predicting the mean (contrastive objectives: divided by the loss of one and the same vector for everything). A validation curve that rises "
+    "while the training curve falls would show overfitting."
 )
 
 
@@ -93,9 +95,11 @@ def training(folder: Path) -> Path:
     final = body["final"]
     rel = (final.get("validation") or {}).get("rel", final.get("rel")) if final.get("validation") else final.get("rel")
     where = "validation" if final.get("validation") else "training"
+    compares = body["kind"] == "pretrain" and registry.objectives[body["settings"]["objective"]["name"]].facts.rows > 1
+    blind = "telling no window from another" if compares else "predicting the mean"
     verdict = (
         f"{body['run']}: {final['step']:,} steps"
-        + (f"; {where} loss is {rel:.3f} of that of predicting the mean" if rel is not None else "")
+        + (f"; {where} loss is {rel:.3f} of that of {blind}" if rel is not None else "")
         + "."
     )
     page = Page(

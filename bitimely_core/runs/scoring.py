@@ -198,12 +198,13 @@ def _held_out(
     from bitimely_core import data, objectives, train
 
     undefined = {"value": None, "se": None, "lo": None, "hi": None, "n_defined": 0, "undefined_reason": "the split has no windows"}
-    if not len(windows):
+    least = registry.objectives[body["settings"]["objective"]["name"]].facts.rows
+    if len(windows) < least:
         return {"loss": undefined, "rel": undefined}
     place = train.device(device)
     model = model.to(place).eval()
     objective = objectives.get(settings.ObjectiveConfig(**body["settings"]["objective"]))
-    batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False)
+    batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False, least=least)
     sums: dict[str, float] = {}
     seen = 0
     with torch.no_grad():

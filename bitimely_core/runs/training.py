@@ -49,8 +49,8 @@ def pretrain(
     budget = budget or (recipe.pretrain.budget if recipe else None) or "table"
     shipped = settings.preset(preset)
     asked = settings.merged(recipe.overrides("pretrain") if recipe else {}, flags or {}, settings.assignments(assignments or []))
-    name = asked.get("model", {}).get("name", "bitimelygpt")
-    facts = registry.models[name].facts
+    entry = registry.models[asked.get("model", {}).get("name", "bitimelygpt")]
+    name, facts = entry.name, entry.facts
     base = {
         "model": {**shipped.get(facts.family, {}), "name": name},
         "objective": {"name": facts.objective},
@@ -101,13 +101,17 @@ def pretrain(
         "seed": chosen.train.seed,
         "versions": folders.versions(),
         "verified": verify,
-        "notices": notices(chosen, windows, stamp),
+        "notices": [*notices(chosen, windows, stamp), *_divided(chosen)],
     }
     batches = data.mixed(
-        [w["train"] for w in windows], chosen.train.batch_size, seed=chosen.train.seed, ties=chosen.model.ties
+        [w["train"] for w in windows],
+        chosen.train.batch_size,
+        seed=chosen.train.seed,
+        ties=chosen.model.ties,
+        least=_least(chosen, chosen.train.accumulate * chosen.train.devices),
     )
     held = [w["validation"] for w in windows]
-    validation = data.mixed(held, chosen.train.batch_size, shuffle=False) if any(map(len, held)) else None
+    validation = data.mixed(held, chosen.train.batch_size, shuffle=False, least=_least(chosen, chosen.train.devices)) if any(map(len, held)) else None
     if dry_run:
         return planned(body, folder, model, objectives.get(chosen.objective), batches, chosen, first)
     if say:
@@ -483,6 +487,34 @@ def _options_of_tokenize(chosen: settings.Settings) -> None:
         raise UserError(
             Reason.CONFIG, "no data", wanted="expected --data", action="See: bitimely list datasets", exit_code=Exit.USAGE, field="--data"
         )
+
+
+def _divided(chosen: settings.Settings) -> list[str]:
+    """What accumulation and several devices do to an objective that compares the rows of a micro-batch with each other."""
+    parts, rows = chosen.train.accumulate * chosen.train.devices, chosen.train.batch_size
+    if parts == 1 or registry.objectives[chosen.objective.name].facts.rows == 1:
+        return []
+    return [f"{chosen.objective.name} compares each window with those of its own part of the batch: with {rows // parts}, not with {rows}."]
+
+
+def _least(chosen: settings.Settings, parts: int) -> int:
+    """Rows that a batch in `parts` parts needs for its objective; a last one of an epoch with fewer is left out.
+
+    Raises UserError (config, exit 2) where no batch has as many.
+    """
+    own = registry.objectives[chosen.objective.name].facts.rows
+    if own == 1:
+        return 1
+    if chosen.train.batch_size < own * parts:
+        raise UserError(
+            Reason.CONFIG,
+            f"{chosen.train.batch_size} windows in {parts} part{'s' if parts > 1 else ''}",
+            wanted=f"{chosen.objective.name} compares windows with each other: expected at least {own} in each part",
+            field="train.batch_size",
+            action=f"Use --batch-size {own * parts} or more",
+            exit_code=Exit.USAGE,
+        )
+    return own * parts
 
 
 def _decisive(body: dict[str, Any]) -> dict[str, Any]:

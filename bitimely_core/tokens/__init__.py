@@ -12,13 +12,36 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core import store
-from bitimely_core.tokens.building import build, plan
+from bitimely_core.batch import Progress
+from bitimely_core.cache import Cache, open_cache
+from bitimely_core.tokens import building, histories
+from bitimely_core.tokens.building import plan
 from bitimely_core.tokens.sequences import Sequences, open_sequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.tokens.splits import assign_splits
 from bitimely_core.tokens.windows import Windows, open_windows
 
 OPEN: dict[str, Callable[..., TokenSet]] = {"windows": open_windows, "sequences": open_sequences}
+
+
+def build(
+    cache: str | Path | Cache,
+    *,
+    out: str | Path,
+    verify: bool = True,
+    force_new: bool = False,
+    progress: Progress | None = None,
+    **choices: Any,
+) -> Any:
+    """Windows from a cache of recordings, with the choices of `building.build`, or sequences from one of claims, `histories.resolved`.
+
+    Raises UserError: as these.
+    """
+    opened = cache if isinstance(cache, Cache) else open_cache(cache, verify=False)
+    if opened.manifest.get("kind") == "events":
+        made = histories.resolved(opened, **{name: value for name, value in choices.items() if name != "view"})
+        return histories.build(made, Path(out), verify=verify, force_new=force_new, progress=progress)
+    return building.build(cache, out=out, verify=verify, force_new=force_new, progress=progress, **choices)
 
 
 def open_tokens(folder: str | Path, verify: bool = True) -> Any:

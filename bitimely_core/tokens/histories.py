@@ -311,7 +311,9 @@ def _shards(plan: Plan, people: pl.DataFrame, engine: Engine) -> Iterator[Shard]
         rest = rest.join(mine.select("subject_id"), on="subject_id", how="anti", maintain_order="left")
         day = (pl.col("time").cast(pl.Int64) // 86_400_000_000).cast(pl.Int32)
         events = events.sort("subject_id", "row").with_columns(day=day).drop("row")
-        shard = building.recall(events, _indexed(mine, events), rules, defining)
+        shard = building.recall(
+            events, _indexed(mine, events), dated=[rule.name for rule in rules if manifest["ruled"]], rules=rules, defining=defining
+        )
         yield building.mark(shard, plan.choices, manifest["data_end"], engine)
 
 
@@ -443,6 +445,8 @@ def findings(statistics: dict[str, Any], choices: Choices) -> list[Finding]:
         own = list(leak["own"])
         chance = leak["prevalence"]["all"]
         told_by_one = leak["leak"] and chance is not None and best["count"]["all"] > chance + 0.01
+        if not leak["cases"]["all"]:
+            continue
         if told_by_one or (choices.leakage == "keep" and choices.landmark is None and own):
             told = (
                 f"the count of PheCode {best['phecode']} alone scores {best['count']['all']:.3f}" if best and best["count"]["all"] else ""

@@ -141,9 +141,18 @@ def publish(
 
 def parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
     """Writes a frame as Parquet, the same bytes for the same content."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return lambda stream: pq.write_table(frame.to_arrow(), stream, compression="zstd", version="2.6", row_group_size=1 << 20)
+    def plain(kind: pa.DataType) -> pa.DataType:
+        """The type with 32-bit offsets, which every reader knows."""
+        if pa.types.is_large_list(kind):
+            return pa.list_(plain(kind.value_type))
+        return pa.string() if pa.types.is_large_string(kind) else kind
+
+    table = frame.to_arrow()
+    table = table.cast(pa.schema([(field.name, plain(field.type)) for field in table.schema]))
+    return lambda stream: pq.write_table(table, stream, compression="zstd", version="2.6", row_group_size=1 << 20)
 
 
 def open_sequences(folder: str | Path, verify: bool = True) -> Sequences:

@@ -44,6 +44,7 @@ class Account:
     faults: Counter[str] = field(default_factory=Counter)  # as the funnel names them: bad_date, before_birth, missing, bad_format ...
     reasons: Counter[Reason] = field(default_factory=Counter)  # as the ingest report names them
     steps: Counter[str] = field(default_factory=Counter)  # of valid rows: exact, trailing_zero, parent, unmapped
+    unmapped: Counter[str] = field(default_factory=Counter)  # valid rows by code without PheCode (`ICD9CM//V70.0`)
     examples: dict[Reason, list[str]] = field(default_factory=dict)  # the first 5: codes as written, or row numbers; never ids or dates
 
     def __iadd__(self, other: Account) -> Account:
@@ -51,6 +52,7 @@ class Account:
         self.faults.update(other.faults)
         self.reasons.update(other.reasons)
         self.steps.update(other.steps)
+        self.unmapped.update(other.unmapped)
         for reason, shown in other.examples.items():
             self.examples[reason] = [*self.examples.get(reason, []), *shown][:EXAMPLES]
         return self
@@ -115,7 +117,7 @@ def clean(
     table = table.join(_read(table, book), on=["vocab", "code"], how="left", nulls_equal=True, maintain_order="left")
     if lives is not None:
         table = table.join(lives, on="subject_id", how="left", maintain_order="left")
-    checks = _checks(set(table.columns), has_text=table.schema["subject_id"] == pl.String, latest=latest)
+    checks = _checks(set(table.columns), strict=book.strict, latest=latest)
     fault = pl.coalesce(*(pl.when(test).then(pl.lit(name)) for name, test in checks.items()), pl.col("code_fault"))
     table = table.with_columns(fault=fault).with_columns(
         reason=pl.col("fault").replace_strict(FAULTS, default=pl.col("code_reason"), return_dtype=pl.String)
@@ -141,13 +143,14 @@ def _read(table: pl.DataFrame, book: Codebook) -> pl.DataFrame:
     return pl.DataFrame(readings, schema=schema, orient="row")
 
 
-def _checks(columns: set[str], *, has_text: bool, latest: int | None) -> dict[str, pl.Expr]:
+def _checks(columns: set[str], *, strict: bool, latest: int | None) -> dict[str, pl.Expr]:
     """Fault -> test, in order. A test that is null, for instance because no birth is known, is passed."""
     import polars as pl
 
-    subject, day = pl.col("subject_id"), pl.col("day")
-    checks = {"identifier": subject.is_null() | (subject.str.strip_chars() == "") if has_text else subject.is_null()}
-    checks["bad_date"] = day.is_null()
+    day = pl.col("day")
+    checks = {"bad_date": day.is_null()}
+    if strict:
+        checks = {"identifier": pl.col("subject_id").cast(pl.String).str.strip_chars().fill_null("") == ""} | checks
     if "birth_day" in columns:
         checks["before_birth"] = day < pl.col("birth_day")
     if "death_day" in columns:
@@ -176,6 +179,8 @@ def _account(table: pl.DataFrame, kept: pl.DataFrame, codes: list[Code]) -> Acco
     account.reasons.update({Reason(reason): n for reason, n in left["reason"].value_counts().iter_rows()})
     for index, n in kept["code"].value_counts().iter_rows():
         account.steps[codes[index].step] += n
+        if not codes[index].phecodes:
+            account.unmapped[codes[index].text] += n
     for (reason,), rows in left.group_by("reason", maintain_order=True):
         shown = rows.head(EXAMPLES)
         by_row = Reason(reason) in FAULTS.values()

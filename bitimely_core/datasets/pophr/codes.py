@@ -162,7 +162,7 @@ class Reading(NamedTuple):
 class Codebook:
     """The distinct codes of a data set. Each spelling is read, and each code looked up, when it is first seen.
 
-    `strict` refuses what only the command refuses: ICD-9 E codes that do not exist.
+    `strict` refuses what only the command refuses: ICD-9 E codes that do not exist (and in `cleaning.clean` empty subject ids).
     """
 
     tables: Mapping[str, Table]

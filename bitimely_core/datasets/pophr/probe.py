@@ -147,6 +147,12 @@ def prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> dict[
     return told
 
 
+def agreement(label: NDArray[Any], flag: NDArray[Any]) -> dict[str, int]:
+    """A rule against a flag of the source, or another rule: tp, fp, fn, tn over the subjects where both are 0 or 1 [S]."""
+    cells = {"tp": (1, 1), "fp": (1, 0), "fn": (0, 1), "tn": (0, 0)}
+    return {name: int(((label == a) & (flag == b)).sum()) for name, (a, b) in cells.items()}
+
+
 def attrition(funnel: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The funnel as lines of a table: what was counted, how many, and how many of them left at which check."""
     lost = {name: funnel[name] for name in ("identifier", "bad_date", "before_birth", "after_death", "future") if funnel.get(name)}

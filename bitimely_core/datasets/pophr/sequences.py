@@ -226,5 +226,6 @@ def usage(sequences: Sequences, people: pl.DataFrame, size: int) -> tuple[NDArra
     train = (people["split"].gather(sequences.subjects) == "train").to_numpy()
     of_event = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))
     mine = train[of_event]
-    pairs = np.unique(of_event[mine] * size + sequences.ids[mine])
+    pairs = np.sort(of_event[mine] * size + sequences.ids[mine])  # faster than np.unique, which hashes
+    pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])] if len(pairs) else pairs
     return np.bincount(pairs % size, minlength=size), np.bincount(sequences.ids[mine], minlength=size)

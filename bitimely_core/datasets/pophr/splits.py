@@ -25,6 +25,12 @@ def bins(subjects: Iterable[str], seed: int = SEED) -> list[int]:
     return [int(share(subject, seed) * BINS) for subject in subjects]
 
 
+def place_bin(number: int, train: float = TRAIN, validation: float = VALIDATION) -> str:
+    """The split of a subject of whom the cache keeps floor(1000 u); the shares are multiples of 0.001."""
+    first, second = round(train * BINS), round((train + validation) * BINS)
+    return "train" if number < first else "validation" if number < second else "test"
+
+
 def shard(subject: str, shards: int) -> int:
     """Which of `shards` a subject lies in; another hash than that of the split."""
     return int.from_bytes(sha256(f"shard|{subject}".encode()).digest(), "big") % shards

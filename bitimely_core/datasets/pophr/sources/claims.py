@@ -15,7 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitimely_core.batch import Rows
+from bitimely_core.datasets.pophr import dates
 from bitimely_core.datasets.pophr.codes import FAMILIES
+from bitimely_core.datasets.pophr.rules import SOURCES as KINDS
 from bitimely_core.datasets.pophr.sources.reading import (
     Claims,
     Shaped,
@@ -128,7 +130,7 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     file = find(source, "claims")
     table, vocab, stated = _table(source.path(file), file, renamed, options, form)
     labels, labelled, told = _labels(source, renamed, options, form)
-    found = survey([table], vocab=vocab, stated=stated, form=form, listed=labels is not None)
+    found = survey([table], vocab=vocab, stated=stated, listed=labels is not None)
     patients, registered, more = _patients(source, renamed, form)
     facts: dict[str, Any] = {"tables": [row.file for row in (*found.rows, *registered, *labelled)]}
     if table.kind == "codes":
@@ -187,7 +189,7 @@ def _table(path: Path, file: str, renamed: Mapping[str, str], options: Mapping[s
         kind="codes" if wide else "rows",
         delimiter=mark,
     )
-    return kept, vocab, "surely" if constant else "by name" if named else "nowhere"
+    return kept, vocab, "surely" if constant or since is not None else "by name" if named else "nowhere"
 
 
 def _wide(every: tuple[str, ...], pattern: str | None) -> tuple[str, ...]:
@@ -210,7 +212,7 @@ def _kinds(options: Mapping[str, Any]) -> dict[str, str]:
     given = pairs(options, "source_value")
     for kind in given.values():
         default_kind({"default_source": kind})
-    return {kind: kind for kind in ("inpatient", "outpatient", "physician", "emergency", "other")} | given
+    return {kind: kind for kind in KINDS} | given
 
 
 # --- patients
@@ -274,8 +276,22 @@ def _labels(
     if odd:
         rows.quarantined[str(Reason.LABEL)] = odd
     if INDEX in kept.columns:
-        kept = kept.with_columns(civil(kept[INDEX], form))
+        kept, lost = _indexed(kept.with_columns(civil(kept[INDEX], form)), file)
+        if lost:
+            rows.quarantined[str(Reason.DATE)] = lost[0].count
+            more += lost
     return kept.drop("row"), [rows], [*findings, *more]
+
+
+def _indexed(labels: pl.DataFrame, file: str) -> tuple[pl.DataFrame, list[Finding]]:
+    """Without the rows whose index date cannot be read: what comes after it could not be told from what comes before."""
+    odd = labels[INDEX].is_not_null() & dates.days(labels[INDEX]).is_null()
+    rows = labels.filter(odd)["row"]
+    if not rows.len():
+        return labels, []
+    text, examples = f"{rows.len()} rows have an index date that cannot be read", tuple(map(str, rows.head(5)))
+    fault = Finding(code=Reason.DATE, text=text, wanted="they are left out", file=file, field=INDEX, count=rows.len(), examples=examples)
+    return labels.filter(~odd), [fault]
 
 
 def _unmatched(labels: pl.DataFrame | None, seen: set[str], rows: list[Rows]) -> list[Finding]:

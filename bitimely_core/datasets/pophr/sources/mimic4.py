@@ -71,7 +71,7 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
         found.append(table)
         rows.append(account)
         findings += told
-    seen = survey(found, vocab="icd9cm", form=form)
+    seen = survey(found, vocab="icd9cm")
     return Claims(
         events=stream(found),
         subjects=subjects(persons.with_columns(_near(persons, "death", form)), people, findings),

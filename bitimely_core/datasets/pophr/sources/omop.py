@@ -75,7 +75,7 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
             absent.append(name)
     if not found:
         raise UserError(Reason.NO_INPUT, f"none of {', '.join(EVENTS)} is there", action="Give the folder that holds the tables")
-    seen = survey(found, vocab="icd9cm", form=form, stated="nowhere")
+    seen = survey(found, vocab="icd9cm", stated="surely" if since is not None else "nowhere")
     persons, rows, findings = _persons(source, form)
     if absent:
         text = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there"
@@ -130,8 +130,15 @@ def _visits(source: Source) -> pl.DataFrame | None:
     path = source.path(file)
     mark = delimiter(path)
     columns = matched(path, {"claim": ("visit_occurrence_id",), "source": ("visit_concept_id",)}, mark=mark)
-    visits = whole(path, file, columns, mark).filter(pl.col("source").is_in(list(VISITS)))
+    visits = whole(path, file, columns, mark).select(number(key, key) for key in columns).filter(pl.col("source").is_in(list(VISITS)))
     return visits.select("claim", pl.col("source").replace_strict(VISITS, return_dtype=pl.String)).unique("claim", maintain_order=True)
+
+
+def number(name: str, key: str) -> pl.Expr:
+    """A column of numbers as text; tools that have no empty whole numbers write 10.0 for 10."""
+    import polars as pl
+
+    return bare(pl.col(name)).str.replace(r"\.0$", "").alias(key)
 
 
 def _table(source: Source, name: str, file: str, shape: Callable[..., Shaped]) -> Table:
@@ -164,7 +171,9 @@ def _shape(
     """The rows whose source concept is an ICD code, and those without one whose source value is."""
     import polars as pl
 
-    rows = frame.select("row", *(bare(pl.col(name)).alias(key) for key, name in columns.items()))
+    rows = frame.select(
+        "row", *(number(name, key) if key in {"claim", "concept"} else bare(pl.col(name)).alias(key) for key, name in columns.items())
+    )
     rows = rows.with_columns(civil(rows["date"], form))
     if "claim" in columns and visits is not None:
         rows = rows.join(visits, on="claim", how="left", maintain_order="left")

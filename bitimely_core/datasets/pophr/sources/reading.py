@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bitimely_core.batch import Rows
 from bitimely_core.datasets.pophr import codes, dates
+from bitimely_core.datasets.pophr.rules import SOURCES as KINDS
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, located
@@ -25,24 +26,15 @@ if TYPE_CHECKING:
     import polars as pl
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
-KINDS = ("inpatient", "outpatient", "physician", "emergency", "other")  # of a claim: its `source`
 DATES = ("birth", "death", "obs_start", "obs_end")  # of a subject
 SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other text: 0, unknown
 DATE = 10  # characters that hold a date in the forms that are read
 ODD_ID = r"^[=+@]|^-[^0-9]|[\x00-\x1f\x7f]"  # what a spreadsheet runs as a formula, or a terminal obeys
 SHORT = re.compile(r"\s*\d{1,2}\.\d{1,2}\s*", re.ASCII)  # 38.9: a category has three digits
-BOTH = {
-    "E850",
-    "E851",
-    "E852",
-    "E853",
-    "E854",
-    "E860",
-    "E861",
-}  # poisoning in ICD-9; without their dots amyloidosis and hypovolaemia in ICD-10
-
+BOTH = {f"E{number}" for number in (850, 851, 852, 853, 854, 860, 861)}  # poisoning in ICD-9; without their dots amyloidosis ... in ICD-10
 
 Stated = Literal["surely", "by name", "nowhere"]
+"""Who says which vocabulary the rows are in that carry none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +47,8 @@ class Claims:
     events: Callable[[], Iterator[pl.DataFrame]]
     """Frames of at most about a million rows, in file order: subject_id, date, code, vocab, source (String, nullable), claim (String,
     nullable), position (Int16, nullable), file (String), row (Int64: 1-based line of a text, number of the row in a Parquet file)."""
-    subjects: (
-        pl.DataFrame | None
-    )  # subject_id, birth, death, obs_start, obs_end (String, nullable), sex (UInt8 nullable: 0, 1 male, 2 female); unique
+    subjects: pl.DataFrame | None
+    """subject_id, unique; birth, death, obs_start, obs_end (String, nullable); sex (UInt8, nullable: 0 unknown, 1 male, 2 female)."""
     labels: pl.DataFrame | None  # subject_id, one Int8 column a label (nullable), optional index_date String; unique
     vocab: str  # of rows that carry none
     source: str  # of rows that carry none
@@ -154,7 +145,7 @@ def matched(path: Path, wanted: Mapping[str, Sequence[str]], optional: Collectio
 
 
 def typed(path: Path, file: str, columns: Mapping[str, str], codes: Collection[str] = ("code",)) -> None:
-    """Refuses columns whose stored type has lost what was written: codes that are no text, ids and dates with a fraction.
+    """Refuses columns whose stored type has lost what was written: codes that are no text, subjects and dates with a fraction.
 
     Args:
         path: table.
@@ -173,7 +164,7 @@ def typed(path: Path, file: str, columns: Mapping[str, str], codes: Collection[s
             raise UserError(
                 Reason.AMBIGUOUS_CODE, text, wanted="expected text", action="Write the table again from its origin", file=file, field=name
             )
-        if re.match(r"float|double|halffloat|decimal", kind):
+        if key in {"subject", "subject_id", "date", *DATES} and re.match(r"float|double|halffloat|decimal", kind):
             raise UserError(Reason.SCHEMA, f"is stored as {kind}", wanted="expected text", action="Write it as text", file=file, field=name)
 
 
@@ -352,16 +343,13 @@ def stream(found: Sequence[Table]) -> Callable[[], Iterator[pl.DataFrame]]:
     return partial(events, tuple(found))
 
 
-def survey(
-    found: Sequence[Table], *, vocab: str = "icd9", stated: Stated = "surely", form: str | None = None, listed: bool = False, hint: str = ""
-) -> Survey:
+def survey(found: Sequence[Table], *, vocab: str = "icd9", stated: Stated = "surely", listed: bool = False, hint: str = "") -> Survey:
     """Reads all tables of diagnoses once, and refuses what no check of a single row can find.
 
     Args:
         found: the tables.
         vocab: of rows that carry none.
         stated: whether that is sure, or by the name of a column, or nobody says so.
-        form: the user's format of dates: then their form is his affair.
         listed: also gather the subjects.
         hint: what to do where there is no diagnosis at all.
 
@@ -390,10 +378,9 @@ def survey(
             _known_words(frame, table.file)
             for (named,), rows in frame.group_by("vocab") if frame["vocab"].count() else [((None,), frame)]:
                 seen.update((named, code) for code in rows["code"].drop_nulls().unique())
-            if form is None:
-                good, other = _spelled(frame["date"])
-                readable += good
-                unread.update(other)
+            good, other = _spelled(frame["date"])
+            readable += good
+            unread.update(other)
             marked = frame.filter(pl.col("subject_id").str.contains(ODD_ID))["row"]
             strange += marked.len()
             odd += marked.head(5 - len(odd)).to_list()

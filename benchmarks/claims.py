@@ -1,0 +1,196 @@
+"""Claims to sequences: bitimely against the straightforward pandas pipeline, on the same made-up rows, in one run.
+
+    python benchmarks/claims.py                    # 10 million rows, polars and pandas
+    python benchmarks/claims.py --rows 100000000 --skip pandas
+    python benchmarks/claims.py --rows 800000 --engines polars duckdb spark
+
+Both do the same steps: read text, normalise ICD-9 codes, parse dates, count what is left out by reason, look codes up with their parents, label by
+rules (a stay, or two claims in 730 days), split by a hash, prevalence ratios on the training split, roll up, drop copies of a code on one day,
+leave out subjects with fewer than 10 codes, sort, sequences as lists, leak probe, Parquet. bitimely also checks the csv's structure, hashes what
+it reads and writes, makes pseudonyms and draws a page; pandas is not asked for these.
+Every contestant runs in a process of its own: CPU seconds with its children, and the peak of its resident memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+CODES = 400  # distinct ICD-9 codes; every fifth belongs to no PheCode
+PER_SUBJECT = 40
+
+
+def make(folder: Path, rows: int, seed: int = 0) -> None:
+    """claims.csv and icd9_phecode.csv: about 40 rows a subject over 16 years."""
+    import polars as pl
+
+    draw = np.random.default_rng(seed)
+    codes = np.array(
+        sorted({f"{n:03d}.{d}" for n, d in zip(draw.integers(1, 999, CODES * 2), draw.integers(0, 10, CODES * 2), strict=True)})[:CODES]
+    )
+    codes[:3] = ["250.0", "428.0", "496.0"]
+    mapped = [(code, f"{int(code[:3]) % 180 + 8:03d}") for i, code in enumerate(codes) if i % 5]
+    pl.DataFrame(mapped, schema=["icd9", "phecode"], orient="row").write_csv(folder / "icd9_phecode.csv")
+    weights = 1 / np.arange(1, CODES + 1) ** 0.9
+    days = np.array([str(np.datetime64("1998-01-01") + d) for d in range(16 * 365)])
+    with (folder / "claims.csv").open("wb") as out:
+        out.write(b"patient_id,date,icd9,source\n")
+        done = 0
+        while done < rows:
+            n = min(1_000_000, rows - done)
+            frame = pl.DataFrame(
+                {
+                    "patient_id": [f"P{i:09d}" for i in draw.integers(0, max(rows // PER_SUBJECT, 1), n)],
+                    "date": days[draw.integers(0, len(days), n)],
+                    "icd9": codes[draw.choice(CODES, n, p=weights / weights.sum())],
+                    "source": np.array(["physician", "inpatient", "outpatient"])[draw.choice(3, n, p=[0.8, 0.05, 0.15])],
+                }
+            )
+            out.write(frame.write_csv(include_header=False).encode())
+            done += n
+
+
+def by_pandas(folder: Path) -> int:
+    """The steps as one would write them with pandas, vectorised, distinct codes normalised once. Returns the sequences."""
+    import hashlib
+
+    import pandas as pd
+
+    frame = pd.read_csv(folder / "claims.csv", dtype=str)
+    phecodes = pd.read_csv(folder / "icd9_phecode.csv", dtype=str)
+    code = frame["icd9"].str.replace(r"[\s'\"]", "", regex=True).str.upper().str.rstrip(".")
+    missing = code.isna() | code.isin(["", "NA", "N/A", "NAN", "NULL", "NONE", "-", "UNK", "UNKNOWN", "OTHER"])
+    parts = code.str.extract(r"^(?:(E\d{3}|V\d{2}|\d{1,3})\.(\d{1,2})|(E\d{3}|V\d{2}|\d{3})(\d{0,2}))$")
+    head, tail = parts[0].fillna(parts[2]), parts[1].fillna(parts[3]).fillna("")
+    numeric = head.str.isdigit().fillna(value=False).astype(bool)
+    head = head.where(~numeric, head.str.zfill(3))
+    frame["code"] = head + ("." + tail).where(tail != "", "")
+    frame["date"] = pd.to_datetime(frame["date"], format="%Y-%m-%d", errors="coerce")
+    counts = {
+        "rows": len(frame),
+        "missing": int(missing.sum()),
+        "bad_format": int((frame["code"].isna() & ~missing).sum()),
+        "bad_date": int(frame["date"].isna().sum()),
+    }
+    frame = frame[frame["code"].notna() & frame["date"].notna()]
+    counts["duplicates"] = int(frame.duplicated(["patient_id", "date", "icd9", "source"]).sum())
+    frame = frame.drop_duplicates(["patient_id", "date", "icd9", "source"])
+    table = dict(phecodes.itertuples(index=False))
+
+    def lookup(text: str) -> str | None:
+        while text not in table and "." in text:
+            text = text[:-1].rstrip(".")
+        return table.get(text)
+
+    found = {text: lookup(text) for text in frame["code"].unique()}
+    frame["phecode"] = frame["code"].map(found)
+    counts["unmapped"] = int(frame["phecode"].isna().sum())
+    labels = {}
+    plain = frame["code"].str.replace(".", "", regex=False)
+    for name, prefixes in (("chf", ("428",)), ("copd", ("491", "492", "496")), ("diabetes", ("250",))):
+        own = frame[plain.str.startswith(prefixes)]
+        stays = own[own["source"] == "inpatient"].groupby("patient_id")["date"].min()
+        claims = own.loc[own["source"] == "physician", ["patient_id", "date"]].drop_duplicates().sort_values(["patient_id", "date"])
+        gap = claims.groupby("patient_id")["date"].diff()
+        twice = claims[gap <= pd.Timedelta(days=730)].groupby("patient_id")["date"].min()
+        labels[name] = pd.concat([stays, twice]).groupby(level=0).min()
+    subjects = frame["patient_id"].unique()
+    share = np.array([int.from_bytes(hashlib.sha256(f"0|{s}".encode()).digest()[:8], "big") / 2**64 for s in subjects])
+    split = pd.Series(np.select([share < 0.8, share < 0.9], ["train", "validation"], "test"), index=subjects)
+    frame = frame[frame["phecode"].notna()]
+    frame["phecode"] = frame["phecode"].str.split(".").str[0]
+    carried = frame[["patient_id", "phecode"]].drop_duplicates()
+    carried = carried[carried["patient_id"].map(split) == "train"]
+    n_train = int((split == "train").sum())
+    ratios = {}
+    for name, onset in labels.items():
+        case = carried["patient_id"].isin(onset.index)
+        n_case = int(split[split.index.isin(onset.index)].eq("train").sum())
+        ratios[name] = (carried[case].groupby("phecode").size() / n_case) / (carried.groupby("phecode").size() / n_train)
+    frame = frame.drop_duplicates(["patient_id", "date", "phecode"])
+    size = frame.groupby("patient_id")["phecode"].transform("size")
+    frame = frame[size >= 10].sort_values(["patient_id", "date", "phecode"])
+    ids = {text: i for i, text in enumerate(sorted(frame["phecode"].unique()), 5)}
+    frame["id"] = frame["phecode"].map(ids)
+    first = frame.groupby("patient_id")["date"].transform("min")
+    frame["months"] = (frame["date"] - first).dt.days / 30.4375
+    grouped = frame.groupby("patient_id")
+    sequences = grouped.agg(codes=("id", list), times=("months", list))
+    for name, onset in labels.items():
+        sequences[name] = sequences.index.isin(onset.index)
+    sequences["split"] = split.reindex(sequences.index)
+    once = pd.crosstab(frame["patient_id"], frame["phecode"])
+    from sklearn.metrics import average_precision_score
+
+    probe = {}
+    train = sequences["split"] == "train"
+    for name in labels:
+        y = sequences[name].to_numpy()
+        best = max(once.columns, key=lambda c: average_precision_score(y[train], once[c].to_numpy()[train]))
+        probe[name] = (best, average_precision_score(y, once[best]), average_precision_score(y, sequences["codes"].str.len()))
+    sequences.to_parquet(folder / "pandas.parquet")
+    (folder / "pandas.json").write_text(json.dumps({"funnel": counts, "probe": {k: [v[0], *map(float, v[1:])] for k, v in probe.items()}}))
+    return len(sequences)
+
+
+def by_bitimely(folder: Path, engine: str) -> int:
+    """`ingest pophr` with the sequences. Returns the sequences."""
+    from bitimely_core import runs
+
+    with tempfile.TemporaryDirectory(dir=folder) as home:
+        report = runs.ingest_claims(
+            "pophr", folder, Path(home) / "cache" / "pophr", options={"engine": engine}, build={"select": False, "engine": engine}
+        )
+    return int(report["tokens"]["windows"])
+
+
+def child(name: str, folder: Path) -> None:
+    """One contestant; prints its cost as JSON."""
+    begun = time.perf_counter()
+    n = by_pandas(folder) if name == "pandas" else by_bitimely(folder, name)
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = sum(usage.ru_utime + usage.ru_stime for usage in (own, children))
+    peak = max(own.ru_maxrss, children.ru_maxrss) / 2**20
+    print(json.dumps({"name": name, "sequences": n, "cpu": cpu, "wall": time.perf_counter() - begun, "peak_gib": peak}))
+
+
+def main() -> None:
+    """Run the contestants one after another and print their ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--engines", nargs="+", default=["polars"])
+    parser.add_argument("--skip", nargs="*", default=[])
+    parser.add_argument("--child")
+    parser.add_argument("--folder", type=Path)
+    asked = parser.parse_args()
+    if asked.child:
+        child(asked.child, asked.folder)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make(folder, asked.rows)
+        found = []
+        for one in [*asked.engines, *({"pandas"} - set(asked.skip))]:
+            run = subprocess.run([sys.executable, __file__, "--child", one, "--folder", name], check=True, capture_output=True, text=True)
+            found.append(json.loads(run.stdout.splitlines()[-1]))
+            print(
+                f"{asked.rows:,} rows, {one}: {found[-1]['sequences']:,} sequences, {found[-1]['cpu']:.1f} s CPU, {found[-1]['wall']:.1f} s, peak {found[-1]['peak_gib']:.2f} GiB",
+                flush=True,
+            )
+        base = found[0]
+        for other in found[1:]:
+            print(
+                f"{other['name']} / {base['name']}: CPU {other['cpu'] / base['cpu']:.2f}x, memory {other['peak_gib'] / base['peak_gib']:.2f}x"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Autoformer (Wu et al. 2021): layers that take the trend away and mix time by lags instead of by pairs of timesteps.
+
+Every timestep is a token. Encoder layer: s = seasonal(x + Drop(AC(x))), out = seasonal(s + FF(s)), FF = two linear maps without biases.
+seasonal(x) = x - moving average. AC, the auto-correlation: R(tau) = sum_t q[t + tau] k[t], mean over the width; the floor(c ln N) largest
+lags get the weights w = softmax(R), and out[t] = sum_i w_i v[t + tau_i], all around the window's end. Behind the last layer
+LN(x) - mean over time of LN(x).
+
+The method asks for the whole window at once (Fourier transforms, edges of moving averages, circular convolutions), where no mask of
+timesteps can be put in. So rows go through the layers without their padding, those of one length together: `Timesteps`, which FEDformer and
+TimesNet share.
+
+Legend: B batch, R rows of one length, V channels, N timesteps (n of a shorter row), D width, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.models.patchtst import refuse_directions
+from bitimely_core.models.stack import Adapter, Direction, Model, Which, wrong
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+from bitimely_core.tokenizers import Steps
+
+WINDOW = 25  # timesteps of the moving average
+
+# ---------------------------------------------------------------------------------------------------------------- models of timesteps
+
+
+class Circular(Adapter):
+    """Timesteps through a convolution of three, around the window's end, without bias; and the output projection."""
+
+    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+        nn.Module.__init__(self)
+        channels = 1 if config.channel_independent else config.channels
+        self.tokenizer = Steps(channels)
+        self.steps = nn.Conv1d(channels, config.dim, 3, padding=1, padding_mode="circular", bias=False)
+        nn.init.kaiming_normal_(self.steps.weight, nonlinearity="leaky_relu")
+        self.output = nn.ModuleDict({"next": nn.Linear(reads or config.dim, self.tokenizer.target_width)})
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Whole rows [R, n, V] -> [R, n, D]; each timestep sees its neighbours, the first one the last."""
+        return self.steps(tokens.transpose(1, 2)).transpose(1, 2)
+
+
+class Timesteps(Model):
+    """A model that reads whole rows of timesteps: rows of one length go through it together, and padding never does.
+
+    A subclass adds `climb`. Heads read Drop(GELU(state)), the output projection the state itself. States are behind the model's norm, which
+    may need to know where a row ends; those of padding are 0.
+    """
+
+    adapter_type = Circular
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.norms = nn.ModuleDict({"next": nn.Sequential(nn.GELU(), nn.Dropout(config.dropout))})
+
+    def climb(self, x: Tensor) -> tuple[Tensor, ...]:
+        """States [R, n, D] of each layer, behind the norm, from embedded rows [R, n, D]."""
+        raise NotImplementedError
+
+    def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
+        """Output projection: states [..., D] -> predictions [..., V]."""
+        return self.adapter_of(batch).output["next"](hidden)
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """Encode a batch.
+
+        Args:
+            batch: signals [B, T, V].
+            directions: None; the layers look both ways.
+            hide: bool [B, T]; these timesteps are read as 0 (nothing can be left out of a Fourier transform).
+            attention: without effect, there are no maps of pairs.
+
+        Raises:
+            UserError: directions (exit 2).
+        """
+        refuse_directions(self, directions)
+        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        tokens, targets, real = adapter.tokenizer(batch)
+        if hide is not None:
+            tokens = tokens.masked_fill(hide[..., None], 0.0)
+        states = each_length(tokens, None if batch.mask is None else real.sum(1), lambda x: self.climb(full(adapter.embed(x))))
+        return Encoded(tokens, targets, real, states)
+
+
+def each_length(x: Tensor, lengths: Tensor | None, function: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """What `function` makes of the rows of `x` [B, N, F], without their padding and those of one length together.
+
+    Args:
+        x: rows, padded on the right.
+        lengths: int64 [B], None: all N. Rows without any timestep are read as one timestep of 0.
+        function: rows [R, n, F] -> tensors [R, n, ...].
+
+    Returns:
+        Its tensors as [B, N, ...], 0 behind the end of each row.
+    """
+    if lengths is None:
+        return function(x)
+    groups, order = [], []
+    for length in lengths.unique().tolist():
+        rows = (lengths == length).nonzero().squeeze(1)
+        found = function(x[rows, : max(length, 1)])
+        keep = [part if length else part * 0.0 for part in found]
+        groups.append([F.pad(part, [0, 0] * (part.dim() - 2) + [0, x.shape[1] - part.shape[1]]) for part in keep])
+        order.append(rows)
+    back = torch.cat(order).argsort()
+    return tuple(torch.cat(parts)[back] for parts in zip(*groups, strict=True))
+
+
+def full(x: Tensor) -> Tensor:
+    """In float32 at least: Fourier transforms know no shorter numbers, and residual sums lose what is small."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def steps_only(config: ModelConfig) -> ModelConfig:
+    """The configuration as models of timesteps read it. Raises UserError (config, exit 2) for events."""
+    if config.codes is not None:
+        said = f"expected signals: {config.name} reads samples of a regular clock"
+        raise wrong("events", said, "model.name", "Use a model that reads events: bitimely list models")
+    own = {"tokenizer": "steps", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "ffn": "plain"}
+    return config.model_copy(update=own)
+
+
+# ---------------------------------------------------------------------------------------------------------------- layers
+
+
+class Decomposition(nn.Module):
+    """Seasonal part and trend: x - trend, and moving averages over windows w of which each end is repeated.
+
+    (w - 1) / 2 values stand in front, for an even window w / 2, and the rest of w - 1 behind. Several windows are mixed for each value by
+    softmax(Linear(1 -> windows)(x)) (FEDformer).
+    """
+
+    def __init__(self, windows: tuple[int, ...]) -> None:
+        super().__init__()
+        self.windows = windows
+        self.mix = nn.Linear(1, len(windows)) if len(windows) > 1 else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, n, D] -> seasonal part and trend, [R, n, D] each."""
+        means = [self._mean(x, window) for window in self.windows]
+        if self.mix is None:
+            return x - means[0], means[0]
+        trend = (torch.stack(means, -1) * self.mix(x[..., None]).softmax(-1)).sum(-1)
+        return x - trend, trend
+
+    @staticmethod
+    def _mean(x: Tensor, window: int) -> Tensor:
+        behind = (window - 1) // 2
+        wide = torch.cat((x[:, :1].expand(-1, window - 1 - behind, -1), x, x[:, -1:].expand(-1, behind, -1)), 1)
+        return F.avg_pool1d(wide.transpose(1, 2), window, 1).transpose(1, 2)
+
+
+class AutoCorrelation(nn.Module):
+    """Mixing by lags, O(N log N) in time and O(N) in memory; q, k, v and out are linear maps with biases.
+
+    The weights of the lags are common to all heads and the scores a mean over them, so heads play no part. The weighted sum of the rolled
+    values is one circular correlation with the weights, and so goes by the Fourier transform as well.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(config.dim, config.dim) for _ in range(4))
+        self.factor, self.per_sample = config.lag_factor, config.per_sample
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, n, D] -> [R, n, D] and the scores R(tau) of the lags 0 .. n - 1, [R, n]."""
+        n = x.shape[1]
+        q, k, v = (torch.fft.rfft(full(linear(x)), dim=1) for linear in (self.query, self.key, self.value))
+        scores = torch.fft.irfft((q * k.conj()).mean(-1), n=n, dim=1)
+        common = self.training and not self.per_sample
+        ranked = scores.mean(0, keepdim=True).expand_as(scores) if common else scores
+        lags = ranked.topk(min(max(int(self.factor * math.log(n)), 1), n), 1).indices
+        weights = torch.zeros_like(scores).scatter(1, lags, scores.gather(1, lags).softmax(1))
+        rolled = torch.fft.irfft(v * torch.fft.rfft(weights, dim=1).conj()[..., None], n=n, dim=1)
+        return self.out(rolled), scores
+
+
+class Layer(nn.Module):
+    """What a layer does around its mixing: s = seasonal(x + Drop(mixed)), seasonal(s + FF(s))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.first = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.second = nn.Linear(config.ffn_dim, config.dim, bias=False)
+        self.split_mix, self.split_ffn = Decomposition(config.moving_average), Decomposition(config.moving_average)
+        self.dropout = nn.Dropout(config.dropout)
+        self.act = F.silu if config.ffn_act == "silu" else F.gelu
+
+    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """[R, n, D] twice -> [R, n, D]."""
+        x, _ = self.split_mix(x + self.dropout(mixed))
+        inner = self.dropout(self.second(self.dropout(self.act(self.first(x)))))
+        return self.split_ffn(x + inner)[0]
+
+
+class Centred(nn.LayerNorm):
+    """LN(x) - mean over time of LN(x): a seasonal part has no level."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the name that torch gives it
+        """[R, n, D] -> [R, n, D]."""
+        x = super().forward(input)
+        return x - x.mean(1, keepdim=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the model
+
+
+class Autoformer(Timesteps):
+    """The encoder; without positions, which lags do not need."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.mixers = nn.ModuleList(AutoCorrelation(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.centred = Centred(config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def climb(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `Timesteps.climb`."""
+        return tuple(self.centred(state) for state, _ in self._layers(x))
+
+    @torch.no_grad()
+    def lags(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The scores of all lags in each layer, R(tau) [B, T], 0 from a row's length on: what this model has in place of attention maps."""
+        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        tokens, _, real = adapter.tokenizer(batch)
+        return each_length(tokens, real.sum(1), lambda x: tuple(scores for _, scores in self._layers(full(adapter.embed(x)))))
+
+    def _layers(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """State [R, n, D] and scores of the lags [R, n] of each layer."""
+        found, x = [], self.dropout(x)
+        for mixer, layer in zip(self.mixers, self.layers, strict=True):
+            mixed, scores = mixer(x)
+            x = layer(x, mixed)
+            found.append((x, scores))
+        return found
+
+
+@models(
+    ModelFacts(
+        family="attention",
+        objective="masked",
+        readout="flatten",
+        source="Wu et al. 2021, Autoformer: Decomposition Transformers with Auto-Correlation for Long-Term Series Forecasting",
+        known="A token a timestep; in the reference the lags of a training batch are common to its rows (model.per_sample=false)",
+        step=2,
+    )
+)
+def autoformer(config: ModelConfig) -> Autoformer:
+    """Autoformer: trends are taken away layer by layer, time is mixed by lags; 40 % of the timesteps are masked and reconstructed."""
+    return Autoformer(steps_only(config).model_copy(update={"moving_average": config.moving_average or (WINDOW,)}))

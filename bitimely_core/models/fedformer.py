@@ -1,0 +1,116 @@
+"""FEDformer (Zhou et al. 2022), the Fourier version: Autoformer's layers, whose mixing multiplies a few frequencies by learned matrices.
+
+FEB-f: q = W_q x, its Fourier transform over time, of M frequencies the coefficients of each head times a complex matrix of that frequency,
+and back. The matrices are the same in all layers, W_q and the output map are each layer's own. Positions are sinusoids.
+
+A frequency is f / T of the sampling rate, T the length of the windows that the model is made for. Rows of n timesteps use the bins
+floor(f n / T): the same physical frequency up to the resolution of the row; of two that meet in one bin the lower one counts. So rows may
+have any length, and `adapt` keeps the frequencies where windows of another length follow.
+
+Legend: R rows of one length, n timesteps, D width, H heads, E = D / H, M modes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bitimely_core.models.autoformer import Centred, Layer, Timesteps, full, steps_only
+from bitimely_core.models.patchtst import refuse_heads, sinusoid
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+
+WINDOW = 24  # timesteps of the moving average
+
+
+class Fourier(nn.Module):
+    """FEB-f behind its projection: the chosen frequencies of each head times a complex matrix, all others 0.
+
+    Attributes:
+        modes: int64 [M], ascending; bins of windows of `config.length`. In the checkpoint: they may be random.
+        weight: real and imaginary parts [2, H, E, E, M], at the start U[0, 1) / D^2.
+    """
+
+    modes: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.wrong = config.heads, config.reference_layout
+        bins = max(config.length // 2, 1)
+        chosen = torch.randperm(bins)[: config.modes].sort().values if config.mode_select == "random" else torch.arange(config.modes)
+        self.register_buffer("modes", chosen)
+        width = config.dim // config.heads
+        self.weight = nn.Parameter(torch.rand(2, config.heads, width, width, config.modes) / config.dim**2)
+
+    def bins(self, n: int, length: int) -> tuple[Tensor, Tensor]:
+        """Bins of rows of `n` timesteps, ascending, and the mode behind each; `length`: of the windows that the modes are bins of."""
+        at = self.modes * n // length
+        first = torch.ones_like(at, dtype=torch.bool)
+        first[1:] = at[1:] > at[:-1]
+        kept = first.nonzero().squeeze(1)
+        return at[kept], kept
+
+    def forward(self, q: Tensor, length: int) -> Tensor:
+        """Projected rows [R, n, D] -> [R, n, D]."""
+        n = q.shape[1]
+        bins, kept = self.bins(n, length)
+        spectrum = torch.fft.rfft(full(q), dim=1).unflatten(-1, (self.heads, -1))  # [R, n // 2 + 1, H, E]
+        matrices = torch.view_as_complex(full(self.weight[..., kept]).movedim(0, -1).contiguous())
+        mixed = torch.einsum("rmhi,hiom->rmho", spectrum[:, bins], matrices)
+        places = torch.arange(len(bins), device=bins.device) if self.wrong else bins
+        out = torch.fft.irfft(torch.zeros_like(spectrum).index_copy(1, places, mixed), n=n, dim=1)
+        return out.permute(0, 2, 3, 1).reshape(q.shape) if self.wrong else out.flatten(2)
+
+    @torch.no_grad()
+    def fit(self, old: int, length: int) -> None:
+        """Make the modes bins of windows of `length` instead of `old`; what two modes would share stays with the lower one."""
+        at, kept = self.bins(length, old)
+        self.modes = at
+        if len(kept) < self.weight.shape[-1]:
+            self.weight = nn.Parameter(self.weight[..., kept].clone())
+
+
+class FEDformer(Timesteps):
+    """The encoder."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        refuse_heads(config)
+        super().__init__(config)
+        self.fourier = Fourier(config)
+        self.queries = nn.ModuleList(nn.Linear(config.dim, config.dim) for _ in range(config.layers))
+        self.outs = nn.ModuleList(nn.Linear(config.dim, config.dim) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.centred = Centred(config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def climb(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `Timesteps.climb`."""
+        at = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
+        states, x = [], self.dropout(x + sinusoid(at, self.config.dim))
+        for query, out, layer in zip(self.queries, self.outs, self.layers, strict=True):
+            x = layer(x, out(self.fourier(query(x), self.config.length)))
+            states.append(self.centred(x))
+        return tuple(states)
+
+    @torch.no_grad()
+    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.adapt`; the frequencies stay, as bins of the other length. Shorter windows have fewer, the matrices of the others go."""
+        self.fourier.fit(self.config.length, length)
+        fresh = super().adapt(channels, length, codes, renew=renew)
+        self.config = self.config.model_copy(update={"modes": len(self.fourier.modes)})
+        return fresh
+
+
+@models(
+    ModelFacts(
+        family="attention",
+        objective="masked",
+        readout="flatten",
+        source="Zhou et al. 2022, FEDformer: Frequency Enhanced Decomposed Transformer for Long-term Series Forecasting",
+        known="In the reference results go to the wrong frequencies, in a scrambled layout, and a checkpoint does not hold its random frequencies",
+    )
+)
+def fedformer(config: ModelConfig) -> FEDformer:
+    """FEDformer: Autoformer's layers, mixed in a few frequencies; 40 % of the timesteps are masked and reconstructed."""
+    own = {"moving_average": config.moving_average or (WINDOW,), "modes": min(config.modes, max(config.length // 2, 1))}
+    return FEDformer(steps_only(config).model_copy(update=own))

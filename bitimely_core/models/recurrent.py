@@ -1,0 +1,306 @@
+"""Recurrent models: LSTM, LSTM-BAAR (forward and backward layers in turns), BiLSTM (both ways in each layer), ELMo (two stacks).
+
+A direction is the order in which a row is read; what comes out stands in forward time order. Backward reading starts at a row's own
+[EOS]: a plain flip would start in the padding. The order of events is read, their times are not.
+
+Depth of 8 to 12 layers, as the paper's table has it, trains badly in plain stacks: `dropout` (before each layer from the second on, as
+that of torch.nn.LSTM), residual connections and layer norms (`connections`) are there and off by default.
+
+Legend: B batch, N tokens, M = N + 2 positions, D width, H width of one direction, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.models.stack import ALTERNATING, PAPER, Direction, Model, Which, refuse_odd, standardised, surrounded, wrong
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+
+Plan = tuple[Direction, ...]  # one a layer
+
+# ---------------------------------------------------------------------------------------------------------------- layers
+
+
+def turned(x: Tensor, ends: Tensor | None) -> Tensor:
+    """The first `ends` [B] positions of each row in reverse order, [B, M, ...]; what stands behind them stays. Its own inverse."""
+    if ends is None:
+        return x.flip(1)
+    index = torch.arange(x.shape[1], device=x.device)
+    mirrored = ends[:, None] - 1 - index
+    return x.gather(1, torch.where(mirrored >= 0, mirrored, index)[..., None].expand_as(x))
+
+
+class Layer(nn.Module):
+    """One LSTM that reads either way, or one a direction side by side; from the second layer on with what `connections` says.
+
+    i, f, o = sigmoid(W x_t + U h_(t-1) + b), g = tanh(W x_t + U h_(t-1) + b), c_t = f * c_(t-1) + i * g, h_t = o * tanh(c_t).
+
+    Args:
+        config: of the model.
+        depth: number of the layer, from 0 on.
+        inputs: width of what it reads.
+        hidden: H of each of its LSTMs: one, or a forward and a backward one.
+    """
+
+    def __init__(self, config: ModelConfig, depth: int, inputs: int, *hidden: int) -> None:
+        super().__init__()
+        later = depth > 0
+        self.lstms = nn.ModuleList(nn.LSTM(inputs, size, batch_first=True) for size in hidden)
+        self.norm = nn.LayerNorm(inputs) if later and "norm" in config.connections else nn.Identity()
+        self.residual = later and "residual" in config.connections
+        self.dropout = nn.Dropout(config.dropout if later else 0.0)
+
+    def forward(self, x: Tensor, direction: Direction, ends: Tensor | None) -> Tensor:
+        """[B, M, inputs] -> [B, M, H of one direction, or of both]."""
+        inner = self.dropout(self.norm(x))
+        ways = ("forward", "backward") if direction == "both" else (direction,)
+        read = [self._read(lstm, inner, way, ends) for lstm, way in zip(self.lstms, ways, strict=True)]
+        y = torch.cat(read, -1)
+        return x + y if self.residual else y
+
+    @staticmethod
+    def _read(lstm: nn.Module, x: Tensor, way: str, ends: Tensor | None) -> Tensor:
+        out: Tensor = turned(lstm(turned(x, ends))[0], ends) if way == "backward" else lstm(x)[0]
+        return out
+
+
+def climb(layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], ends: Tensor | None) -> list[Tensor]:
+    """The states of each layer, L times [B, M, H]."""
+    states = []
+    for layer, direction in zip(layers, plan, strict=True):
+        x = layer(x, direction, ends)
+        states.append(x)
+    return states
+
+
+def outer(states: Tensor, lengths: Tensor) -> Tensor:
+    """Of states [forward ; backward] the forward one at a row's last token beside the backward one at its first, [B, M, W] -> [B, W]."""
+    forward, backward = states.chunk(2, -1)
+    last = forward.gather(1, lengths[:, None, None].expand(-1, 1, forward.shape[2]))[:, 0]
+    return torch.cat((last, backward[:, 1]), -1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- models
+
+
+class Recurrent(Model):
+    """A stack of LSTM layers between [SOS] and [EOS]; each layer has one LSTM, which reads the way that it is told."""
+
+    takes: tuple[Direction, ...] = ("forward", "backward")  # what may stand in `directions`
+
+    def __init__(self, config: ModelConfig) -> None:
+        refuse_odd(config)
+        super().__init__(config)
+        self.special = nn.Parameter(torch.randn(2, config.dim) * 0.02)  # [SOS], [EOS]
+        self.layers = self._made()
+
+    def _made(self) -> nn.ModuleList:
+        dim = self.config.dim
+        return nn.ModuleList(Layer(self.config, depth, dim, dim) for depth in range(self.config.layers))
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """Encode a batch.
+
+        Args:
+            batch: signals [B, T, V], or events [B, N], which are read in their order.
+            directions: one a layer, instead of the model's own.
+            hide: bool [B, N]; these tokens are replaced by a learned vector.
+            attention: recurrent layers have no maps: `Encoded.attention` is None.
+
+        Raises:
+            UserError: directions that the model cannot read in, or not one a layer (exit 2).
+        """
+        plan = self.directions if directions is None else tuple(directions)
+        self._check(plan)
+        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        tokens, targets, real = adapter.tokenizer(batch)
+        x = adapter.embed(tokens)
+        if hide is not None:
+            x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
+        lengths = real.sum(1)
+        x = surrounded(x, self.special, None if batch.mask is None else lengths)
+        states, pooled = self._states(x, plan, lengths, None if batch.mask is None else lengths + 2)
+        if self.config.target == "tokens" and self.config.tokenizer != "codes":
+            targets = standardised(tokens, real)
+        return Encoded(tokens, targets, real, tuple(states), None, pooled, lengths + 1)
+
+    def _check(self, plan: Plan) -> None:
+        if len(plan) != self.config.layers:
+            raise wrong(f"{len(plan)} directions", f"expected one a layer, {self.config.layers}", "directions")
+        if not set(plan) <= set(self.takes):
+            raise wrong(
+                f"{', '.join(sorted(set(plan)))} layers of {self.config.name}",
+                f"its layers read {' or '.join(self.takes)}",
+                "objective.name",
+                f"Use the objective {models[self.config.name].facts.objective}",
+            )
+
+    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
+        """States of each layer and the model's own vector, from embedded positions [B, M, D] of which `ends` [B] are no padding."""
+        return climb(self.layers, x, plan, ends), None
+
+
+class BiLSTM(Recurrent):
+    """Both ways in each layer: a layer reads what the one below says in both directions, so no position is blind to anything.
+
+    Each direction is as wide as the model, states 2 D (`direction_width` = half: half as wide, states D).
+    """
+
+    takes = ("both",)
+
+    def __init__(self, config: ModelConfig) -> None:
+        if config.direction_width == "half" and config.dim % 2:
+            raise wrong(f"{config.dim} in two halves", "expected an even number", "model.dim")
+        super().__init__(config)
+        self.pooled_width = self.width
+
+    @property
+    def width(self) -> int:
+        """Both directions side by side."""
+        return self.config.dim * (1 if self.config.direction_width == "half" else 2)
+
+    def _made(self) -> nn.ModuleList:
+        hidden = self.width // 2
+        inputs = [self.config.dim] + [self.width] * (self.config.layers - 1)
+        return nn.ModuleList(Layer(self.config, depth, size, hidden, hidden) for depth, size in enumerate(inputs))
+
+    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
+        states = climb(self.layers, x, plan, ends)
+        return states, outer(self.norm(states[-1]), lengths)
+
+
+class ELMo(Recurrent):
+    """Two stacks that never meet, one forward, one backward, with one embedding and one output projection.
+
+    One direction in all layers runs that stack alone (states D); `both` puts the two side by side (states 2 D), and what they predict
+    there is the mean of the two.
+
+    Its own vector: last forward and first backward state of layer L, behind the final norm; or with `elmo_mix` = all,
+    gamma * sum_j softmax(s)_j [forward_j ; backward_j] over the layers j = 0 .. L, where layer 0 is the embedded token twice.
+    """
+
+    takes = ("forward", "backward", "both")
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.backward_layers = self._made()
+        self.pooled_width = self.width
+        if config.elmo_mix == "all":
+            self.weights, self.scale = nn.Parameter(torch.zeros(config.layers + 1)), nn.Parameter(torch.ones(()))  # s, gamma
+
+    @property
+    def width(self) -> int:
+        """Both stacks side by side."""
+        return 2 * self.config.dim
+
+    @property
+    def reads(self) -> int:
+        """One stack."""
+        return self.config.dim
+
+    def _check(self, plan: tuple[Direction, ...]) -> None:
+        super()._check(plan)
+        if len(set(plan)) > 1:
+            said = "layers of different directions"
+            raise wrong(said, "the two stacks of elmo never meet", "objective.name", "Use the objective next-previous-strict")
+
+    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
+        forward = [] if plan[0] == "backward" else climb(self.layers, x, ["forward"] * len(plan), ends)
+        backward = [] if plan[0] == "forward" else climb(self.backward_layers, x, ["backward"] * len(plan), ends)
+        if not (forward and backward):
+            return forward or backward, None
+        pairs = list(zip(forward, backward, strict=True))
+        states = [torch.cat(pair, -1) for pair in pairs]
+        if self.config.elmo_mix == "last":
+            return states, outer(self.norm(states[-1]), lengths)
+        layers = torch.stack([outer(torch.cat(pair, -1), lengths) for pair in [(x, x), *pairs]], -1)
+        return states, self.scale * (layers * self.weights.softmax(0)).sum(-1)
+
+    def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
+        """The final norm of one stack's states, or of each half where the two stand side by side."""
+        if hidden.shape[-1] == self.reads:
+            return super().norm(hidden, which)
+        forward, backward = hidden.chunk(2, -1)
+        return torch.cat((super().norm(forward, "next"), super().norm(backward, "previous")), -1)
+
+    def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
+        """What one stack predicts, or the mean of what both do."""
+        if hidden.shape[-1] == self.reads:
+            return super().output(hidden, which, batch)
+        forward, backward = hidden.chunk(2, -1)
+        return (super().output(forward, "next", batch) + super().output(backward, "previous", batch)) / 2
+
+
+# ---------------------------------------------------------------------------------------------------------------- the registry
+
+LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"
+
+
+@models(
+    ModelFacts(
+        family="recurrent",
+        objective="next",
+        readout="last",
+        directions=("forward",),
+        input=("regular", "events"),
+        source=LSTM,
+        known="At the paper's depth of 8 to 12 layers plain stacks train badly: model.connections=residual-norm",
+    )
+)
+def lstm(config: ModelConfig) -> Recurrent:
+    """LSTM: every layer forward."""
+    return Recurrent(config)
+
+
+@models(
+    ModelFacts(
+        family="recurrent",
+        objective="next-previous",
+        readout="sos",
+        directions=ALTERNATING,
+        source=PAPER,
+        known="Its objective shows the targets to the model, as BiTimelyGPT's does",
+    )
+)
+def lstm_baar(config: ModelConfig) -> Recurrent:
+    """LSTM layers that read forward and backward in turns."""
+    return Recurrent(config)
+
+
+@models(
+    ModelFacts(
+        family="recurrent",
+        objective="masked",
+        readout="native",
+        directions=("both",),
+        source="Graves and Schmidhuber 2005, Framewise Phoneme Classification with Bidirectional LSTM",
+        known="Next tokens cannot be asked of it: every layer above the first has seen them",
+        matched=lambda config: {"direction_width": "half"},
+    )
+)
+def bilstm(config: ModelConfig) -> BiLSTM:
+    """BiLSTM: both directions in each layer, pre-trained by masking."""
+    return BiLSTM(config)
+
+
+@models(
+    ModelFacts(
+        family="recurrent",
+        objective="next-previous-strict",
+        readout="native",
+        directions=("both",),
+        source="Peters et al. 2018, Deep Contextualized Word Representations",
+        known="The original has residual connections and projections of 512 from cells of 4096",
+        matched=lambda config: {"layers": max(config.layers // 2, 1)},
+    )
+)
+def elmo(config: ModelConfig) -> ELMo:
+    """ELMo: a forward and a backward stack that never meet."""
+    return ELMo(config)

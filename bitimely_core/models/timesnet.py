@@ -1,0 +1,130 @@
+"""TimesNet (Wu et al. 2023): a window folded by its strongest periods, convolved in two dimensions, and unfolded.
+
+Every timestep is a token, through the circular convolution of Autoformer and sinusoidal positions. L layers x = LN(block(x)), one layer norm
+for all. Block: A = |rfft(x)|, mean over the width, without the frequency 0; of the k strongest frequencies f the periods p = n // f; for each
+the window, continued by zeros to a multiple of p, as an image of n / p rows of p, through two inception blocks with GELU between them, and
+unfolded; out = x + sum_f softmax(A)_f out_f.
+
+Periods are chosen for each window by itself; windows of one period are convolved together. `per_sample` = false chooses them for the rows
+of a batch (of one length) together, as the reference does, in evaluation too: then a prediction depends on its company.
+
+Legend: R rows of one length, n timesteps, D width, K kernels of an inception block, k periods.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.models.autoformer import Timesteps, full, steps_only
+from bitimely_core.models.patchtst import sinusoid
+from bitimely_core.models.stack import wrong
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+
+LARGEST = 10**9  # parameters; the paper's widths of transformers make four times as many
+
+
+class Inception(nn.Module):
+    """Mean of K convolutions with kernels of 1, 3, 5 ..: as they are linear, one convolution with the mean of the kernels."""
+
+    def __init__(self, inputs: int, outputs: int, kernels: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(inputs, outputs, 2 * i + 1) for i in range(kernels))
+        for conv in self.convs:
+            nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(conv.bias)
+
+    def merged(self) -> tuple[Tensor, Tensor]:
+        """Mean kernel [outputs, inputs, 2 K - 1, 2 K - 1] and mean bias [outputs]."""
+        most = len(self.convs) - 1
+        weights = [F.pad(conv.weight, [most - i] * 4) for i, conv in enumerate(self.convs)]
+        return torch.stack(weights).mean(0), torch.stack([conv.bias for conv in self.convs]).mean(0)
+
+
+class Block(nn.Module):
+    """One TimesBlock with its residual."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.top, self.per_sample = config.top_periods, config.per_sample
+        self.widen = Inception(config.dim, config.ffn_dim, config.kernels)
+        self.narrow = Inception(config.ffn_dim, config.dim, config.kernels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, n, D] -> [R, n, D]."""
+        n = x.shape[1]
+        frequencies, weights = strongest(x, self.top, per_sample=self.per_sample)
+        periods = n // frequencies
+        share = torch.zeros(len(x), n + 1, device=x.device, dtype=x.dtype).scatter_add(1, periods, weights)  # of equal periods the sum
+        widen, narrow = self.widen.merged(), self.narrow.merged()
+        out = x.clone()
+        for period in periods.unique().tolist():
+            rows = (share[:, period] > 0).nonzero().squeeze(1)  # a weight may round to 0
+            if len(rows):
+                image = F.pad(x[rows], (0, 0, 0, -n % period)).unflatten(1, (-1, period)).permute(0, 3, 1, 2)
+                image = F.conv2d(F.gelu(F.conv2d(image, *widen, padding="same")), *narrow, padding="same")
+                out.index_add_(0, rows, image.permute(0, 2, 3, 1).flatten(1, 2)[:, :n] * share[rows, period, None, None])
+        return out
+
+
+def strongest(x: Tensor, top: int, *, per_sample: bool = True) -> tuple[Tensor, Tensor]:
+    """The strongest frequencies of rows [R, n, D], as cycles a row, int64 [R, k], and softmax over their amplitudes, [R, k].
+
+    Amplitudes are means over the width. `per_sample`: of each row its own frequencies; else those of the mean over the rows. Rows of fewer
+    than 2 `top` timesteps have fewer, a single timestep has frequency 1.
+    """
+    amplitude = torch.fft.rfft(x, dim=1).abs().mean(-1)
+    if x.shape[1] == 1:
+        return torch.ones(len(x), 1, dtype=torch.int64, device=x.device), torch.ones_like(amplitude)
+    beyond = amplitude[:, 1:]
+    ranked = beyond if per_sample else beyond.mean(0, keepdim=True).expand_as(beyond)
+    chosen = ranked.topk(min(top, beyond.shape[1]), 1).indices
+    return chosen + 1, beyond.gather(1, chosen).softmax(1)
+
+
+def size(config: ModelConfig) -> int:
+    """Parameters of the blocks: 2 inceptions a layer of sum (2 i + 1)^2 weights for each pair of features, and K biases a feature."""
+    taps = sum((2 * i + 1) ** 2 for i in range(config.kernels))
+    return config.layers * (2 * taps * config.dim * config.ffn_dim + config.kernels * (config.dim + config.ffn_dim))
+
+
+class TimesNet(Timesteps):
+    """Blocks with one layer norm for all."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.layer_norm = nn.LayerNorm(config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def climb(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `Timesteps.climb`."""
+        at = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
+        states, x = [], self.dropout(x + sinusoid(at, self.config.dim))
+        for layer in self.layers:
+            x = full(self.layer_norm(layer(x)))
+            states.append(x)
+        return tuple(states)
+
+
+@models(
+    ModelFacts(
+        family="timesnet",
+        objective="masked",
+        readout="flatten",
+        source="Wu et al. 2023, TimesNet: Temporal 2D-Variation Modeling for General Time Series Analysis",
+        known="The table's widths would make 4 049 M parameters of it; its reference lets a prediction depend on the other rows of a batch",
+    )
+)
+def timesnet(config: ModelConfig) -> TimesNet:
+    """TimesNet: windows folded by their strongest periods and convolved in two dimensions; 40 % of the timesteps are masked and reconstructed."""
+    if size(config) > LARGEST:
+        raise wrong(
+            f"{config.layers} layers of {config.dim} and {config.ffn_dim} have {size(config) / 1e6:,.0f} million parameters",
+            f"expected at most {LARGEST / 1e6:,.0f} million",
+            "model.dim",
+            "Leave the preset's widths, or use --budget matched",
+        )
+    return TimesNet(steps_only(config))

@@ -1,0 +1,180 @@
+"""Telling things apart: the loss that the contrastive objectives share, and the augmentations of TS-TCC and TF-C.
+
+Of K things there are two views each. Every view is asked which of the other 2K - 1 is its partner; the loss is the mean cross-entropy.
+The others of the batch are the negatives, so the rows of a micro-batch matter, and one row alone has nothing to be told from.
+
+`rel` of a contrastive objective is its loss divided by that of one and the same vector for everything: 1 = nothing is told apart, the
+representation may have collapsed.
+
+Legend: B batch, T timesteps, V channels, G groups that are asked by themselves, K things in a group, D width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+from bitimely_core.batch import Batch
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.objectives.tokens import Result
+from bitimely_core.settings import ObjectiveConfig
+from bitimely_core.tokenizers import row_ends
+
+TEMPERATURE = 0.2
+BLOCK = 2**22  # scores that are held at once: 16 MB in float32
+
+
+def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of finding the partner among the 2K - 1 others of the group, by dot products.
+
+    Scores are computed in blocks, and again on the way back, so that never more than `BLOCK` of them are held.
+
+    Args:
+        first: one view of each thing [G, K, D].
+        second: the other view, aligned.
+        valid: bool [G, K]; what is not there is neither asked nor a negative. None: all are.
+
+    Returns:
+        The mean over all valid views, and its value where all vectors are the same (log(2K - 1) where all are valid), both scalars.
+    """
+    kind = torch.promote_types(first.dtype, torch.float32)
+    z = torch.cat((first, second), 1).to(kind)
+    there = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device) if valid is None else torch.cat((valid, valid), 1)
+    groups, views = there.shape
+    rows = max(1, min(views, BLOCK // max(views, 1)))
+    several = max(1, BLOCK // max(views * rows, 1))
+    total = z.sum() * 0.0
+    for at in range(0, groups, several):
+        own, here = z[at : at + several], there[at : at + several]
+        for start in range(0, views, rows):
+            if groups <= several and views <= rows:
+                total = total + _asked(own, here, start, rows)
+            else:
+                total = total + checkpoint(_asked, own, here, start, rows, use_reentrant=False, preserve_rng_state=False)
+    counts = there.sum(1)
+    blind = (counts * (counts - 1).clamp(min=1).to(kind).log()).sum()
+    asked = counts.sum().clamp(min=1)
+    return total / asked, blind / asked
+
+
+def _asked(z: Tensor, there: Tensor, start: int, rows: int) -> Tensor:
+    """Summed cross-entropy of the views `start` .. `start + rows` of each group, z [g, 2K, D]."""
+    with torch.autocast(z.device.type, enabled=False):
+        views = z.shape[1]
+        query, asks = z[:, start : start + rows], there[:, start : start + rows]
+        index = torch.arange(views, device=z.device)
+        itself = index[start : start + rows, None] == index
+        apart = itself | (asks[..., None] & ~there[:, None])  # of a view that is not asked nothing is left out, so that it stays finite
+        others = (query @ z.mT).masked_fill(apart, -torch.inf).logsumexp(-1)
+        partner = (query * z.roll(views // 2, 1)[:, start : start + rows]).sum(-1)
+        return torch.where(asks, others - partner, 0.0).sum()
+
+
+def nt_xent(first: Tensor, second: Tensor) -> Tensor:
+    """NT-Xent of two views of B rows, [B, D] each: `contrast` of cosines divided by the temperature 0.2."""
+    kind = torch.promote_types(first.dtype, torch.float32)
+    a, b = (F.normalize(view.to(kind), dim=-1) * TEMPERATURE**-0.5 for view in (first, second))
+    return contrast(a[None], b[None])[0]
+
+
+def compared(parts: dict[str, Tensor], blind: float | Tensor, rows: int) -> Result:
+    """The result of a contrastive objective: its loss is the sum of `parts`, `blind` that of one and the same vector for everything."""
+    loss = torch.stack(list(parts.values())).sum()
+    return {
+        "loss": loss,
+        "rel": loss.detach() / blind,
+        "parts": {name: value.detach() for name, value in parts.items()},
+        "prediction": None,
+        "target": None,
+        "valid": None,
+        "slices": {},
+        "count": rows,
+    }
+
+
+def refuse_alone(name: str, batch: Batch) -> None:
+    """One row has nothing to be told from. Raises UserError (config, exit 2)."""
+    if len(batch.values) < 2:
+        raise UserError(
+            Reason.CONFIG,
+            f"{name} with {len(batch.values)} row in a micro-batch",
+            wanted="expected at least 2: it tells each row from the others",
+            field="train.batch_size",
+            action="Use a larger --batch-size or a smaller --accumulate; of data.batches the option least=2",
+            exit_code=Exit.USAGE,
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------- augmentations
+
+
+def drawn(like: Tensor, generator: Generator | None, *, normal: bool = False) -> Tensor:
+    """Random numbers in the shape of `like`: U(0, 1), or N(0, 1)."""
+    draw = torch.randn if normal else torch.rand
+    return draw(like.shape, generator=generator).to(like)
+
+
+def jittered(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
+    """x + N(0, sigma^2), every value by itself."""
+    return batch._replace(values=batch.values + sigma * drawn(batch.values, generator, normal=True))
+
+
+def scaled(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
+    """x * N(2, sigma^2), one factor a row and timestep, the same for all channels."""
+    return batch._replace(values=batch.values * (2 + sigma * drawn(batch.values[..., :1], generator, normal=True)))
+
+
+def permuted(batch: Batch, segments: int, generator: Generator | None = None) -> Batch:
+    """Each row cut into 1 .. `segments` - 1 pieces at random places, in a new order; all channels together, padding stays where it is."""
+    order = torch.arange(batch.values.shape[1]).repeat(len(batch.values), 1)
+    for row, end in zip(order, row_ends(batch).tolist(), strict=True):
+        pieces = min(int(torch.randint(1, segments, (), generator=generator)), max(end, 1))
+        cuts = (torch.randperm(max(end, 1) - 1, generator=generator)[: pieces - 1] + 1).sort().values
+        parts = row[:end].tensor_split(cuts)
+        row[:end] = torch.cat([parts[at] for at in torch.randperm(pieces, generator=generator).tolist()])
+    order = order.to(batch.values.device)
+    mask = batch.mask
+    if mask is not None:
+        mask = mask.gather(1, order if mask.dim() == 2 else order[..., None].expand_as(mask))
+    return batch._replace(values=batch.values.gather(1, order[..., None].expand_as(batch.values)), mask=mask)
+
+
+def blanked(batch: Batch, kept: float, generator: Generator | None = None) -> Batch:
+    """Every value 0 unless drawn with probability `kept`."""
+    return batch._replace(values=batch.values * (drawn(batch.values, generator) < kept))
+
+
+def banked(batch: Batch, config: ObjectiveConfig, generator: Generator | None = None) -> Batch:
+    """One augmentation a row, of jitter, scaling, permutation and masking (nine tenths are kept)."""
+    views = [
+        jittered(batch, config.jitter, generator),
+        scaled(batch, config.scaling, generator),
+        permuted(batch, config.segments, generator),
+        blanked(batch, 0.9, generator),
+    ]
+    rows = torch.arange(len(batch.values), device=batch.values.device)
+    chosen = torch.randint(len(views), (len(rows),), generator=generator).to(rows.device)
+    values = torch.stack([view.values for view in views])[chosen, rows]
+    mask = None if batch.mask is None else torch.stack([view.mask for view in views if view.mask is not None])[chosen, rows]
+    return batch._replace(values=values, mask=mask)
+
+
+def perturbed(spectrum: Batch, generator: Generator | None = None, *, twice: bool = False) -> Batch:
+    """Amplitudes of which a tenth is removed, and to a tenth U(0, 0.1 * the largest of the row and channel) is added.
+
+    `twice`: the spectrum with bins removed plus the one with bins added, as the reference code sums them.
+    """
+    bins = spectrum.values
+    least = bins.amax(1, keepdim=True) * 0.1
+    removed = bins * (drawn(bins, generator) > 0.1)
+    added = (drawn(bins, generator) < 0.1) * drawn(bins, generator) * least
+    return spectrum._replace(values=removed + added + (bins if twice else 0.0))
+
+
+def told_apart(rows: int) -> float:
+    """NT-Xent of the same vector for all `rows`: log(2B - 1)."""
+    return math.log(2 * rows - 1)

@@ -1,0 +1,122 @@
+"""TS2Vec's objective: two crops of each window that overlap, random timesteps hidden; tell windows and times apart at all scales.
+
+Legend: B batch, T timesteps, N timesteps that both crops share, D width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch
+from bitimely_core.models.stack import Model, wrong
+from bitimely_core.models.ts2vec import TS2Vec
+from bitimely_core.objectives.contrast import compared, contrast, refuse_alone
+from bitimely_core.objectives.tokens import Result
+from bitimely_core.registry import ObjectiveFacts, objectives
+from bitimely_core.settings import ObjectiveConfig
+from bitimely_core.tokenizers import row_ends
+
+HIDDEN = 0.5  # share of hidden timesteps
+NOTICE = "ts2vec: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
+
+
+class Crops(NamedTuple):
+    """Two crops of each row; the last `shared` steps of the first are the first ones of the second."""
+
+    first: Tensor  # int64 [B], where a row's first crop starts
+    second: Tensor
+    lengths: tuple[int, int]
+    shared: int
+
+
+@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE, rows=2))
+def ts2vec(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """Two overlapping crops with half of the timesteps hidden: each timestep finds its partner among the rows, and among the times.
+
+    Raises:
+        UserError: another model than TS2Vec, or one row alone (config, exit 2).
+    """
+    if not isinstance(model, TS2Vec):
+        raise wrong(f"ts2vec for {model.config.name}", "expected ts2vec", "objective.name", "Use the model's own objective")
+    refuse_alone("ts2vec", batch)
+    ends = row_ends(batch)
+    crops = cropped(ends.cpu(), config.temporal_unit, generator)
+    first = _states(model, batch, crops.first, crops.lengths[0], generator)[:, -crops.shared :]
+    second = _states(model, batch, crops.second, crops.lengths[1], generator)[:, : crops.shared]
+    valid = None
+    if batch.mask is not None:
+        valid = crops.second.to(ends.device)[:, None] + torch.arange(crops.shared, device=ends.device) < ends[:, None]
+    instance, temporal, blind = hierarchical(first, second, valid, config.temporal_unit)
+    return compared({"instance": instance, "temporal": temporal}, blind, len(batch.values))
+
+
+def cropped(ends: Tensor, unit: int, generator: Generator | None = None) -> Crops:
+    """Crops of rows with `ends` [B] timesteps: N ~ U{2^(unit + 1) .. T} shared ones, [a, b), and each row moved by its own offset.
+
+    The first crop is [left, b) with left <= a, the second one [a, right) with right >= b. A row that is shorter than the two together
+    is not moved.
+    """
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    longest = max(int(ends.max()), 1)
+    shared = draw(min(2 ** (unit + 1), longest), longest)
+    a = draw(0, longest - shared)
+    b = a + shared
+    left, right = draw(0, a), draw(b, longest)
+    offsets = torch.tensor([draw(-left, max(int(end) - right, -left)) for end in ends.tolist()])
+    return Crops(left + offsets, a + offsets, (b - left, right - a), shared)
+
+
+def _states(model: TS2Vec, batch: Batch, starts: Tensor, length: int, generator: Generator | None) -> Tensor:
+    """States [B, length, D] of a crop, half of its timesteps hidden."""
+    index = (starts[:, None] + torch.arange(length)).to(batch.values.device)
+    values, mask = batch.values.gather(1, index[..., None].expand(-1, -1, batch.values.shape[2])), batch.mask
+    if mask is not None:
+        mask = mask.gather(1, index if mask.dim() == 2 else index[..., None].expand(-1, -1, mask.shape[2]))
+    hide = (torch.rand(index.shape, generator=generator) < HIDDEN).to(index.device)
+    states: Tensor = model(Batch(values, mask=mask, source=batch.source), hide=hide).hidden[-1]
+    return states
+
+
+def hierarchical(first: Tensor, second: Tensor, valid: Tensor | None = None, unit: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """The hierarchical loss of two views [B, N, D], `valid` bool [B, N] (None: all).
+
+    At each scale (the maximum over pairs of times makes the next one, down to one time) half of each of two questions: of every time
+    across the rows (instance), of every row across its times (temporal, from scale `unit` on, not of a single time).
+
+    Returns:
+        The instance and the temporal part, both divided by the number of scales, and their sum where all vectors are the same.
+    """
+    zero = first.sum() * 0.0
+    instance, temporal, blind = zero, zero, zero.detach()
+    scale = 0
+    while True:
+        across = contrast(first.transpose(0, 1), second.transpose(0, 1), None if valid is None else valid.T)
+        instance, blind = instance + across[0] / 2, blind + across[1] / 2
+        if scale >= unit and first.shape[1] > 1:
+            along = contrast(first, second, valid)
+            temporal, blind = temporal + along[0] / 2, blind + along[1] / 2
+        scale += 1
+        if first.shape[1] < 2:
+            return instance / scale, temporal / scale, blind / scale
+        first, second, valid = _halved(first, second, valid)
+
+
+def _halved(first: Tensor, second: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Maxima over pairs of times, of the valid ones where one of a pair is not; an odd last time is left out."""
+    if valid is not None:
+        pairs = valid.unfold(1, 2, 2)
+        usable = (valid | ~pairs.any(-1).repeat_interleave(2, 1)[:, : valid.shape[1]] if valid.shape[1] % 2 == 0 else None)
+        if usable is None:
+            usable = valid[:, :-1] | ~pairs.any(-1).repeat_interleave(2, 1)
+            first, second = first[:, :-1], second[:, :-1]
+        first, second = (view.masked_fill(~usable[..., None], -torch.inf) for view in (first, second))
+        valid = pairs.any(-1)
+    halves = [F.max_pool1d(view.transpose(1, 2), 2).transpose(1, 2) for view in (first, second)]
+    return halves[0], halves[1], valid

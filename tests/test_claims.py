@@ -1,0 +1,345 @@
+"""Claims from files to sequences: what is kept, what is told, who is recognisable, and that the command is the builder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from bitimely_core import cache, runs, store, tokens
+from bitimely_core.cache import claims
+from bitimely_core.datasets.pophr import build_sequences, maps, rules
+from bitimely_core.errors import UserError
+
+DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs"))
+MAP = DATA / "phecode" / "phecode_map_v1_2_icd9cm.csv"
+FLAGS = ("SP_CHF:chf:1", "SP_COPD:copd:1", "SP_DIABETES:diabetes:1")
+real = pytest.mark.skipif(not MAP.is_file(), reason="the real samples are not here (BITIMELY_TEST_DATA)")
+
+
+def ingested(home: Path, folder: Path, **options: Any) -> dict[str, Any]:
+    given = {key: options.pop(key) for key in ("keep_dates", "force_new") if key in options}
+    return cache.ingest("pophr", folder, home / "cache" / "pophr", options=options, **given)
+
+
+def built(home: Path, name: str = "pophr", **choices: Any) -> tokens.Sequences:
+    runs.tokenize("pophr", workspace=home, name=name, options=choices)
+    return tokens.open_tokens(home / "tokens" / name)
+
+
+@pytest.fixture(scope="module")
+def synpuf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("synpuf")
+    if MAP.is_file():
+        ingested(home, DATA / "de-synpuf", source="synpuf", phecode_map=(str(MAP),), rules="ccw", label_column=FLAGS)
+    return home
+
+
+# --- small claims of our own
+
+
+def write(folder: Path, rows: list[tuple[str, str, str]], patients: list[tuple[str, str]] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "claims.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("patient_id", "date", "icd9"), *rows])
+    if patients is not None:
+        with (folder / "patients.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("patient_id", "birth_date"), *patients])
+    with (folder / "icd9_phecode.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("icd9", "phecode"), ("428.0", "428.1"), ("250.00", "250.2"), ("401.9", "401.1"), ("496", "496"), ("008.5", "008")]
+        )
+    return folder
+
+
+def some(n: int = 40, seed: int = 0) -> list[tuple[str, str, str]]:
+    draw = np.random.default_rng(seed)
+    codes = ["428.0", "250.00", "401.9", "496", "008.5", "25000", "4280", "zzz", "V70.0"]
+    rows = []
+    for subject in range(n):
+        for _ in range(int(draw.integers(1, 14))):
+            day = np.datetime64("2004-01-01") + int(draw.integers(0, 3000))
+            rows.append((f"P{subject:04d}", str(day), codes[int(draw.integers(len(codes)))]))
+    return rows
+
+
+# --- the real sample against the published expectations
+
+
+@real
+def test_desynpuf_gives_the_expected_figures(synpuf: Path) -> None:
+    """Measured expectations of the builder's reference, section 14."""
+    manifest = cache.open_cache(synpuf / "cache" / "pophr").manifest
+    funnel = manifest["funnel"]
+    assert funnel["rows"] == 54_416
+    assert funnel["bad_code"] == {"missing": 29, "bad_format": 1, "ambiguous_short": 0}
+    assert funnel["mapped"] == {"exact": 49_237, "parent": 1_028, "trailing_zero": 165}
+    assert funnel["unmapped"] == 3_956
+    cells = {(c["rule"], c["cell"]): c["n"] for c in manifest["agreement"] if c["rule"] == c["flag"]}
+    told = {name: tuple(cells.get((name, cell), 0) for cell in ("tp", "fp", "fn")) for name in ("chf", "copd", "diabetes")}
+    assert told == {"chf": (179, 0, 3), "copd": (87, 23, 1), "diabetes": (178, 22, 4)}
+    one = built(synpuf, "all", select=False)
+    statistics = one.statistics
+    assert (len(one), statistics["funnel"]["events"], statistics["sequences"]["median_length"]) == (265, 41_305, 129)
+    assert statistics["sequences"]["median_positive_gap"] == pytest.approx(0.263, abs=5e-4)
+    leaks = {name: statistics["leaks"][f"{name}_source"] for name in ("chf", "copd", "diabetes")}
+    assert [round(leak["prevalence"]["all"], 3) for leak in leaks.values()] == [0.672, 0.332, 0.679]
+    assert [round(leak["length"]["all"], 3) for leak in leaks.values()] == [0.932, 0.675, 0.936]
+    own = {"chf": "428", "copd": "496", "diabetes": "250"}
+    assert [round(leak["own"][own[name]]["all"], 3) for name, leak in leaks.items()] == [0.985, 0.881, 0.981]
+
+
+@real
+def test_no_dropped_code_and_nothing_after_the_index_day_in_the_input(synpuf: Path) -> None:
+    dropped = built(synpuf, "dropped", select=False, leakage="drop-phecode")
+    assert not {"428", "496", "250", "249", "401"} & set(dropped.vocabulary)
+    assert "428" in built(synpuf, "kept", select=False).vocabulary
+    landmark = built(synpuf, "landmark", select=False, landmark="365,30,365", min_codes=1)
+    arrays = landmark.arrays()
+    assert (arrays["times"].max(1) <= arrays["end"] + 1e-4).all()
+    assert np.isnan(landmark.targets()).any(), "prevalent subjects have no label"
+    days = 365 / 30.4375
+    assert landmark.limited(10**6).arrays()["end"].max() <= days + 1e-4
+
+
+@real
+def test_nobody_is_recognisable(synpuf: Path) -> None:
+    """No raw id, claim id, date or birth date anywhere below cache/ and tokens/."""
+    built(synpuf, "seen", select=False)
+    with (DATA / "de-synpuf" / "DE1_0_2008_Beneficiary_Summary_File_Sample_1.csv").open() as file:
+        people = list(csv.DictReader(file))
+    secrets = {row["DESYNPUF_ID"] for row in people} | {row["BENE_BIRTH_DT"] for row in people}
+    dates = re.compile(r"(?<!\d)(19|20)\d\d-?[01]\d-?[0-3]\d(?!\d)")
+    for path in [*(synpuf / "cache").rglob("*"), *(synpuf / "tokens").rglob("*")]:
+        if path.suffix == ".parquet":
+            frame = pl.read_parquet(path)
+            texts = {str(v) for column in frame.select(pl.col(pl.String)) for v in column}
+            assert not texts & secrets, path.name
+            if "time" in frame.columns:
+                assert frame["time"].min().year in (1969, 1970)
+        elif path.suffix in {".json", ".html"}:
+            text = path.read_text()
+            assert not any(one in text for one in secrets), path.name
+            if path.suffix == ".json":
+                assert not dates.search(re.sub(r'"(sha256|\w*_sha256|meds_version|version|pseudonyms)":"[^"]*"', "", text)), path.name
+    assert (synpuf / "id.key").stat().st_mode & 0o777 == 0o600
+
+
+# --- caches
+
+
+def test_a_second_run_changes_nothing_and_a_mended_file_is_taken_up(tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw", some())
+    first = ingested(tmp_path, raw)
+    files = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "cache" / "pophr").glob("*.parquet")}
+    again = ingested(tmp_path, raw)
+    assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "cache" / "pophr").glob("*.parquet")} == files
+    assert (again["content_sha256"], again["generation"]) == (first["content_sha256"], 1)
+    assert again["reason_counts"] == first["reason_counts"]
+    write(raw, [row for row in some() if row[2] != "zzz"])
+    mended = ingested(tmp_path, raw)
+    assert (mended["generation"], mended["exit_code"], first["exit_code"]) == (2, 0, 3)
+    assert mended["content_sha256"] == first["content_sha256"], "what was left out was left out of the content"
+    with pytest.raises(UserError, match="keep_ignored") as caught:
+        ingested(tmp_path, raw, keep_ignored=True)
+    assert caught.value.exit_code == 2
+
+
+def test_pseudonyms_hang_on_the_key_and_splits_and_content_do_not(tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw", some(80))
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    reports = [ingested(tmp_path / str(i), raw, id_key=str(key)) for i in range(2)]
+    bytes_of = [{p.name: p.read_bytes() for p in (tmp_path / str(i) / "cache" / "pophr").glob("*.parquet")} for i in range(2)]
+    assert bytes_of[0] == bytes_of[1], "same input, same key: same bytes"
+    other = ingested(tmp_path / "other", raw)
+    assert other["content_sha256"] == reports[0]["content_sha256"]
+    people = [pl.read_parquet(next((tmp_path / w / "cache" / "pophr").glob("subjects-*.parquet"))) for w in ("0", "other")]
+    assert sorted(people[0]["split_bin"]) == sorted(people[1]["split_bin"])
+    assert people[0]["split_bin"].to_list() != people[1]["split_bin"].to_list()
+    (tmp_path / "short").write_bytes(b"x")
+    with pytest.raises(UserError, match="32 random bytes"):
+        ingested(tmp_path / "third", raw, id_key=str(tmp_path / "short"))
+
+
+@pytest.mark.parametrize("engine", ["polars", "duckdb"])
+def test_shards_and_engines_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    if engine == "duckdb":
+        pytest.importorskip("duckdb")
+    raw = write(tmp_path / "raw", some(120))
+    key = tmp_path / "key"
+    key.write_bytes(bytes(32))
+    whole = ingested(tmp_path / "whole", raw, id_key=str(key))
+    monkeypatch.setattr(claims, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 4)
+    parts = ingested(tmp_path / "parts", raw, id_key=str(key), engine=engine)
+    assert parts["content_sha256"] == whole["content_sha256"]
+    assert parts["reason_counts"] == whole["reason_counts"]
+    assert parts["rows"] == whole["rows"]
+    assert len(list((tmp_path / "parts" / "cache" / "pophr").glob("events-*.parquet"))) > 3
+    assert not (tmp_path / "parts" / "cache" / "pophr" / ".piles").exists()
+    frames = []
+    for home in ("whole", "parts"):
+        one = built(tmp_path / home, select=False, min_codes=2, engine=engine)
+        frame = pl.concat([pl.read_parquet(one.folder / name) for name in one.manifest["shards"]]).sort("subject_id")
+        frames.append(frame.with_columns(pl.col("split").cast(pl.String)))
+        assert one.statistics["leaks"] == tokens.open_tokens(tmp_path / "whole" / "tokens" / "pophr").statistics["leaks"]
+    assert frames[0].equals(frames[1])
+
+
+def test_the_command_is_the_builder(tmp_path: Path) -> None:
+    """Property 12: command and `build_sequences` give the same sequences, labels, splits and ratios."""
+    rows = some(150, seed=3)
+    raw = write(tmp_path / "raw", rows, [(f"P{i:04d}", f"{1930 + i % 40}-05-17") for i in range(150)])
+    ids = tmp_path / "ids.csv"
+    ingested(tmp_path / "home", raw, keep_ids=str(ids))
+    new = {row["subject_id"]: row["new"] for row in csv.DictReader(ids.read_text().splitlines())}
+    one = built(tmp_path / "home", select=False, min_codes=3, leakage="drop-icd")
+    frame = pl.DataFrame(rows, schema=["subject_id", "date", "code"], orient="row")
+    people = pl.DataFrame({"subject_id": list(new), "birth": [f"{1930 + int(i[1:]) % 40}-05-17" for i in new]})
+    wanted = build_sequences(
+        frame,
+        people,
+        maps.read([raw / "icd9_phecode.csv"]).frame(),
+        rules=rules.load("ccdss"),
+        select=False,
+        min_codes=3,
+        leakage="drop_icd",
+    )
+    arrays, index = one.arrays(), one.whole_index
+    assert set(index["subject_id"]) == {new[s] for s in wanted["sequences"]}
+    at = {subject: row for row, subject in enumerate(index["subject_id"])}
+    for raw_id, sequence in wanted["sequences"].items():
+        row = at[new[raw_id]]
+        n = len(sequence["codes"])
+        assert arrays["values"][row, :n].tolist() == sequence["codes"]
+        assert arrays["mask"][row].sum() == n
+        assert arrays["times"][row, :n] == pytest.approx(sequence["times"], abs=1e-5)
+        assert index["split"][row] == sequence["split"]
+        labels = [None if np.isnan(v) else int(v) for v in one.target[row]]
+        assert labels == [sequence["labels"][name] for name in one.class_names]
+
+
+def test_choices_that_do_not_fit_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    ingested(tmp_path, write(tmp_path / "raw", some()))
+    for choices, said in (
+        ({"time": "calendar-month"}, "--keep-dates"),
+        ({"landmark_date": "2008-01-01"}, "--keep-dates"),
+        ({"preset": "original"}, "--keep-ignored"),
+        ({"preset": "papr"}, "paper"),
+        ({"leakage": "drop"}, "leakage is one of"),
+        ({"seed": 3}, "--split-file"),
+        ({"landmark": "365,30"}, "DAYS"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)) as caught:
+            built(tmp_path, **choices)
+        assert caught.value.exit_code == 2
+    assert not (tmp_path / "tokens").exists()
+    built(tmp_path, select=False, min_codes=1)
+    with pytest.raises(UserError, match="was made with"):
+        built(tmp_path, select=False, min_codes=2)
+
+
+def test_a_meds_folder_that_meds_accepts(tmp_path: Path) -> None:
+    import meds
+    import pyarrow.parquet as pq
+
+    raw = write(tmp_path / "raw", some(80), [(f"P{i:04d}", "1950-05-17") for i in range(80)])
+    ingested(tmp_path, raw, keep_dates=True)
+    one = built(tmp_path, select=False, min_codes=2)
+    out = one.folder / "meds"
+    data = pq.read_table(out / "data" / "0.parquet")
+    meds.DataSchema.validate(data)
+    meds.CodeMetadataSchema.validate(pq.read_table(out / "metadata" / "codes.parquet"))
+    splits = pq.read_table(out / "metadata" / "subject_splits.parquet")
+    meds.SubjectSplitSchema.validate(splits)
+    for label in one.class_names:
+        meds.LabelSchema.validate(pq.read_table(out / "labels" / label / "0.parquet"))
+    times = data.column("time").to_pylist()
+    subjects = data.column("subject_id").to_pylist()
+    assert all(a < b or (a == b and s <= t) for a, b, s, t in zip(subjects, subjects[1:], times, times[1:], strict=False))
+    again = cache.ingest(
+        "pophr", out, tmp_path / "again" / "cache" / "pophr", options={"source": "meds", "phecode_map": (str(raw / "icd9_phecode.csv"),)}
+    )
+    assert again["exit_code"] == 0, "what is written is read again"
+    back = tokens.build(tmp_path / "again" / "cache" / "pophr", out=tmp_path / "again" / "tokens" / "pophr", select=False, min_codes=2)
+    assert sorted(back.lengths()) == sorted(one.lengths())
+    assert back.split == "official"
+
+
+def test_synthetic_claims_are_made_once(tmp_path: Path) -> None:
+    options = {"subjects": 300, "seed": 5}
+    first = runs.ingest_claims("synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False})
+    again = runs.ingest_claims("synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False})
+    assert again["generation"] == first["generation"] == 1
+    assert not (tmp_path / "cache" / "synthetic-claims" / ".raw").exists()
+    one = tokens.open_tokens(tmp_path / "tokens" / "synthetic-claims")
+    assert set(one.class_names) == {"chf", "copd", "diabetes", "tempo"}
+    assert (one.arrays()["end"] >= one.arrays()["times"].max(1) - 1e-4).all()
+    assert "timelines" in (one.folder / "report.html").read_text()
+
+
+# --- bad inputs
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    if not (BAD / "make_bad_inputs.py").is_file():
+        pytest.skip("the generator of bad inputs is not here (BITIMELY_BAD_INPUTS)")
+    out = tmp_path_factory.mktemp("bad")
+    subprocess.run([sys.executable, BAD / "make_bad_inputs.py", out, "--only", "CL"], check=True, capture_output=True)
+    return out, [case for case in json.loads((out / "manifest.json").read_bytes()) if case["id"].startswith("CL")]
+
+
+EXITS = {"accept": {0}, "accept_warn": {0}, "quarantine": {3, 4}, "fail": {2, 4}}
+
+
+def test_every_bad_input_behaves_as_its_manifest_says(
+    bad: tuple[Path, list[dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bitimely_cli.main import main
+
+    folder, cases = bad
+    content = {}
+    for case in cases:
+        home = tmp_path / case["id"]
+        before = {p: p.read_bytes() for p in (folder / case["command"]["dir"]).rglob("*") if p.is_file()}
+        code = main([part.format(dir=folder / case["command"]["dir"], workspace=home) for part in case["command"]["argv"]])
+        out, err = capsys.readouterr()
+        verdicts = [case["expect"], *case["alt"]]
+        assert code in case["exits"] or any(code in EXITS[v] for v in verdicts), (case["id"], code, err)
+        assert "Traceback" not in err
+        assert not any(text in out + err for text in case["forbid"]), case["id"]
+        report = json.loads((home / "cache" / "pophr" / "ingest_report.json").read_bytes())
+        assert report["exit_code"] == code
+        wanted = {case["reason"], *case["reason_alt"]}
+        assert case["reason"] == "-" or wanted & set(report["reason_counts"]), (case["id"], report["reason_counts"])
+        assert all(row["seen"] == row["used"] + row["dropped"] + row["quarantined"] for row in report["rows"]), case["id"]
+        assert code in (0, 3) or not (home / "cache" / "pophr" / "manifest.json").exists()
+        assert before == {p: p.read_bytes() for p in before}, "the source is left as it is"
+        if case["reason"] != "-":
+            assert any(name in err or name in json.dumps(report) for name in case["names"]), case["id"]
+        content[case["id"][:4]] = report["content_sha256"]
+    assert content["CL00"] == content["CL01"] == content["CL11"], "spelling and order of rows mean nothing"
+    assert content["CL00"] == content["CL03"]
+
+
+def test_a_named_subject_stays_out_of_every_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from bitimely_cli.main import main
+
+    raw = write(tmp_path / "raw", [("SECRET-PERSON", "2009-13-45", "428.0"), ("SECRET-PERSON", "2009-01-05", "xx"), *some()])
+    assert main(["ingest", "pophr", str(raw), "--no-select", "--min-codes", "1", "-w", str(tmp_path / "w")]) == 3
+    out, err = capsys.readouterr()
+    assert "SECRET" not in out + err
+    assert "SECRET" not in (tmp_path / "w" / "cache" / "pophr" / "ingest_report.json").read_text()
+    assert "SECRET" not in (tmp_path / "w" / "tokens" / "pophr" / "report.html").read_text()
+    assert store.manifest(tmp_path / "w" / "cache" / "pophr")["kind"] == "events"
