@@ -55,14 +55,7 @@ class Shuffled:
 
 
 def batches(
-    windows: TokenSet,
-    size: int,
-    *,
-    seed: int = 0,
-    shuffle: bool = True,
-    fraction: float = 1.0,
-    ties: str = "canonical",
-    least: int = 1,
+    windows: TokenSet, size: int, *, seed: int = 0, shuffle: bool = True, fraction: float = 1.0, ties: str = "canonical", least: int = 1
 ) -> Batches:
     """`epoch -> iterator of Batch` over windows or event sequences.
 
@@ -78,9 +71,7 @@ def batches(
     return Shuffled((fraction_of(windows, fraction, seed),), _positive(size), seed, shuffle, ties, least)
 
 
-def mixed(
-    sets: Sequence[TokenSet], size: int, *, seed: int = 0, shuffle: bool = True, ties: str = "canonical", least: int = 1
-) -> Batches:
+def mixed(sets: Sequence[TokenSet], size: int, *, seed: int = 0, shuffle: bool = True, ties: str = "canonical", least: int = 1) -> Batches:
     """Batches over several sets of windows, of any shapes, without their labels; every batch is of one set (`Batch.source`).
 
     Each epoch takes every row of every set once: rows are shuffled within their set, and the batches of all sets with each other, so that

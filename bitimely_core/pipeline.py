@@ -79,7 +79,10 @@ def run(
     def ingested(dataset: str) -> dict[str, Any]:
         options = recipe.ingest.options.get(dataset, {})
         out = workspace / "cache" / dataset
-        return cache.ingest(dataset, recipe.ingest.sources.get(dataset), out, options=options, jobs=recipe.ingest.jobs, progress=progress)
+        source = recipe.ingest.sources.get(dataset)
+        if runs.of_events(dataset):
+            return runs.ingest_claims(dataset, source, out, build=recipe.build, options=options, progress=progress)
+        return cache.ingest(dataset, source, out, options=options, jobs=recipe.ingest.jobs, progress=progress)
 
     def pretrained(run: str, flags: dict[str, Any]) -> dict[str, Any]:
         flags = settings.merged(recipe.overrides("pretrain"), flags, {"train": {"devices": devices}} if devices > 1 else {})
@@ -96,14 +99,17 @@ def run(
         )
 
     def finetuned(source: str, view: str, run: str, flags: dict[str, Any]) -> dict[str, Any]:
-        flags = settings.merged(recipe.overrides("finetune"), {"train": flags.get("train", {})}, {"data": {"names": (view,)}})
+        own: dict[str, Any] = {section: flags[section] for section in ("train", "finetune") if section in flags}
+        flags = settings.merged(recipe.overrides("finetune"), own, {"data": {"names": (view,)}})
         return runs.finetune(
             source, data=view, flags=flags, assignments=assignments, run=run, workspace=workspace, progress=progress, say=say
         )
 
-    def evaluated(run: str) -> dict[str, Any]:
+    def evaluated(run: str, compare: str | None = None) -> dict[str, Any]:
         wanted = recipe.evaluate
-        return runs.evaluate(run, split=wanted.split, bootstrap=wanted.bootstrap, by=wanted.by, workspace=workspace, progress=progress)
+        return runs.evaluate(
+            run, split=wanted.split, bootstrap=wanted.bootstrap, by=wanted.by, compare=compare, workspace=workspace, progress=progress
+        )
 
     def analyzed(analysis: settings.AnalyzeStage, run: str) -> dict[str, Any]:
         options = {key: str(value) for key, value in analysis.options.items()}
@@ -111,9 +117,13 @@ def run(
             analysis.kind, [run], data=analysis.data, sequences=analysis.sequences, options=options, workspace=workspace, progress=progress
         )
 
+    def base_of(values: dict[str, Any]) -> str:
+        """The name of a cell's pre-trained run."""
+        return "-".join([name, *map(str, values.values())])
+
     def cell(values: dict[str, Any]) -> list[str]:
         """All stages of one cell; the names of its evaluated runs."""
-        base = "-".join([name, *map(str, values.values())])
+        base = base_of(values)
         flags = settings.Stage.model_validate(values).flags()
         scored = []
         if stage(f"pretrain {base}", partial(pretrained, base, flags)) is None and not dry_run:
@@ -132,6 +142,12 @@ def run(
         stage(f"ingest {dataset}", partial(ingested, dataset))
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:  # cells spend their time inside torch, which releases the lock
         scored = list(itertools.chain.from_iterable(pool.map(cell, chosen)))
+    for values in chosen if recipe.evaluate.compare else ():
+        other = {key: next((v for v in recipe.matrix[key] if str(v) == recipe.evaluate.compare), value) for key, value in values.items()}
+        for run_name in scored if other != values else ():
+            if run_name.startswith(f"{base_of(values)}-"):
+                second = run_name.replace(base_of(values), base_of(other), 1)
+                stage(f"compare {run_name} with {second}", partial(evaluated, run_name, second))
     page = (
         stage("report", partial(runs.report, scored, out=workspace / "reports" / name, workspace=workspace)) if scored or dry_run else None
     )

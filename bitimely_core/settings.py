@@ -64,6 +64,8 @@ class ModelConfig(Section):
     form: Literal["auto", "parallel", "chunkwise", "recurrent"] = "auto"
     chunk: int = Field(64, ge=1)
     core_precision: Literal["fp32", "bf16"] = "fp32"  # set by train.core_precision
+    events: Literal["code-embed", "grid"] = "code-embed"  # events as embedded codes, or for models of signals as a grid of months, a channel a code
+    horizon: int = Field(240, ge=2)  # months: length of the grid; 1 on mtand's clock, the unit of gru-d's gaps, seft's and raindrop's slowest wave
     output_heads: Literal["shared", "separate"] = "shared"
     dropout: float = Field(0.0, ge=0, lt=1)
     revin: bool = True  # patchtst: each channel of each window standardised by its own mean and variance
@@ -84,6 +86,11 @@ class ModelConfig(Section):
     first_stride: int = Field(1, ge=1)  # ts-tcc, tf-c: and how far it moves on
     ahead: int | None = Field(None, ge=1)  # ts-tcc: steps of the map that are predicted; None = two fifths of the map
 
+    reference: int = Field(128, ge=2)  # mtand: reference points
+    latent: int = Field(20, ge=1)  # mtand: width of the latent at each of them
+    cell: Literal["paper", "concat"] = "paper"  # gru-d: concat also reads the state among the inputs, in torch's cell
+    message: Literal["paper", "self"] = "paper"  # raindrop: self = as its authors' code, no channel hears of another
+
 
 class ObjectiveConfig(Section):
     """The objective and its numbers. An empty name means the model's own."""
@@ -100,6 +107,8 @@ class ObjectiveConfig(Section):
     scaling: float = Field(1.1, ge=0)  # ts-tcc, tf-c: standard deviation of the factor of each timestep, around 2
     segments: int = Field(8, ge=2)  # ts-tcc, tf-c: a window is cut into fewer than so many pieces, in a new order
     bank: bool = False  # tf-c: one of jitter, scaling, permutation and masking a window, not always jitter
+
+    samples: int = Field(1, ge=1)  # vae: latents drawn for each row
 
 
 class TrainConfig(Section):
@@ -399,7 +408,7 @@ class EvaluateStage(Section):
     split: Literal["train", "validation", "test"] = "test"
     bootstrap: int = Field(1000, ge=0)
     by: Literal["subject", "window"] = "subject"
-    compare: str | None = None  # name of a model of the matrix, or "scratch"
+    compare: str | None = None  # a value of the matrix: every other run is compared with that of the cell which has this one
 
 
 class AnalyzeStage(Section):
@@ -418,6 +427,7 @@ class Recipe(Section):
     description: str = ""
     ingest: IngestStage = IngestStage()
     tokenize: DataConfig = DataConfig()
+    build: dict[str, Any] = {}  # choices of the sequences of claims, named as the options of `tokenize pophr`
     pretrain: Stage = Stage()
     finetune: Stage = Stage()
     evaluate: EvaluateStage = EvaluateStage()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import os
 import pickle
 import random
@@ -25,16 +24,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 instrumented: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 try:
-    import atheris  # type: ignore[import-not-found,unused-ignore]
+    import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 except ImportError:
     atheris = None
 else:
     sys.modules.pop("pickle", None)  # its reader is ours too: `pickles` interprets opcodes by it
     instrumented = atheris.instrument_imports(include=["bitimely_core", "pickle"])
-
-import numpy as np
 
 with instrumented:
     from bitimely_core.batch import Annotation
@@ -46,8 +45,35 @@ LONGEST = 4096  # bytes of an input
 SECONDS = 1.0  # of CPU time an input
 MEMORY = 256  # bytes a byte of input, beside
 SPARE = 8 << 20  # a header file is read into 4 MiB
-CALLS = {"os.system", "os.exec", "os.posix_spawn", "os.remove", "subprocess.Popen", "socket.connect", "pickle.find_class", "exec", "compile"}
-PIECES = [b"", b"-1", b"0", b"nan", b"inf", b"1e999", b"9999", b"99999999", b"\xff" * 8, b"\0" * 40, b"\x14", b"\x15", b"\x14\0", b"+", b"\n", b'"']
+CALLS = {
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.remove",
+    "subprocess.Popen",
+    "socket.connect",
+    "pickle.find_class",
+    "exec",
+    "compile",
+}
+PIECES = [
+    b"",
+    b"-1",
+    b"0",
+    b"nan",
+    b"inf",
+    b"1e999",
+    b"9999",
+    b"99999999",
+    b"\xff" * 8,
+    b"\0" * 40,
+    b"\x14",
+    b"\x15",
+    b"\x14\0",
+    b"+",
+    b"\n",
+    b'"',
+]
 
 watched: list[str] = []  # events of CALLS while a pickle is read
 watching = False
@@ -62,7 +88,7 @@ def note(event: str, arguments: tuple[Any, ...]) -> None:
 class Target(NamedTuple):
     """What is done with an input in a folder, the inputs to begin with, and files that lie beside."""
 
-    run: Callable[[bytes, Path], None]
+    run: Callable[[bytes, Path], object]
     seeds: Callable[[], Iterator[bytes]]
     sample: str = ""  # glob of real samples
 
@@ -115,7 +141,14 @@ def edf_annotations(data: bytes, folder: Path) -> None:
     body = np.concatenate([np.zeros((len(rows), 2), np.uint8), rows], axis=1)
     names = ("label", "physical_min", "physical_max", "digital_min", "digital_max", "samples_per_record")
     signals = [("EEG", "-1", "1", "-2048", "2047", "1")] + [("EDF Annotations", "-1", "1", "-32768", "32767", "12")] * 2
-    said = {"version": "0", "reserved": "EDF+C", "header_bytes": "1024", "n_records": str(len(rows)), "record_duration": "1", "n_signals": "3"}
+    said = {
+        "version": "0",
+        "reserved": "EDF+C",
+        "header_bytes": "1024",
+        "n_records": str(len(rows)),
+        "record_duration": "1",
+        "n_signals": "3",
+    }
     table = dict(zip(names, zip(*signals, strict=True), strict=True))
     text = "".join(said.get(name, "").ljust(width) for name, width in edf.FIELDS)
     text += "".join(value.ljust(width) for name, width in edf.SIGNAL_FIELDS for value in table.get(name, ("",) * 3))
@@ -168,7 +201,9 @@ def problems() -> Iterator[bytes]:
     rows = "1,2,3:4,?,6:{0}\n7,8,9:1,1,1:{0}\n\n# no case\n-1,.5,1e2:0,0,0:{0}\n"
     yield (head.format("false", "true") + "@seriesLength 3\n@targetlabel true\n@data\n" + rows.format("60.5")).encode()
     yield (head.format("false", "false") + "@classLabel true a b\n@data\n" + rows.format("a") + "1:2:b\n").encode()
-    yield (head.format("true", "false") + "@classLabel false\n@data\n(2013-03-01 00:00:00,4.0),(2013-03-02,5):(1,2)\n(1,2),(2,3):(1,1)\n").encode()
+    yield (
+        head.format("true", "false") + "@classLabel false\n@data\n(2013-03-01 00:00:00,4.0),(2013-03-02,5):(1,2)\n(1,2),(2,3):(1,1)\n"
+    ).encode()
     yield b"\xef\xbb\xbf@univariate true\r\n@TARGETLABEL TRUE\r\n@data\r\n1,2:3"
 
 
@@ -330,8 +365,17 @@ def by_coverage(name: str, seconds: float, out: Path) -> None:
     for data in seeds(name):
         (corpus / sha256(data).hexdigest()[:16]).write_bytes(data)
     folder = tempfile.mkdtemp()  # of a process that has no end of its own
-    flags = {"max_total_time": int(seconds), "max_len": LONGEST, "timeout": 60, "rss_limit_mb": 1024, "artifact_prefix": f"{out}/", "print_final_stats": 1}
-    atheris.Setup([sys.argv[0], *(f"-{key}={value}" for key, value in flags.items()), str(corpus)], lambda data: check(name, data, Path(folder)))
+    flags = {
+        "max_total_time": int(seconds),
+        "max_len": LONGEST,
+        "timeout": 60,
+        "rss_limit_mb": 1024,
+        "artifact_prefix": f"{out}/",
+        "print_final_stats": 1,
+    }
+    atheris.Setup(
+        [sys.argv[0], *(f"-{key}={value}" for key, value in flags.items()), str(corpus)], lambda data: check(name, data, Path(folder))
+    )
     atheris.Fuzz()
 
 

@@ -63,7 +63,7 @@ def read_toy(path: Path, gain: float) -> Record | Records:
     rng = np.random.default_rng(body["seed"])
     n = body.get("n", 400)
     signals = [
-        Signal("EEG", 100.0, "uV", rng.integers(-2048, 2048, n).astype(np.int16), gain, 0.1),
+        Signal("EEG", 100.0, "uV", rng.integers(-2048, 2048, n).astype(np.int16), gain, 0.1, rails=body.get("rails")),
         Signal("temperature", 1.0, "degC", np.float32(rng.normal(size=n // 100 + 1)), 1.0, 37.0),
     ]
     if fault == "inf":
@@ -181,6 +181,18 @@ def test_records_come_back_bit_for_bit_in_the_order_of_names(raw: Path, tmp_path
     assert opened.subjects().rows() == [(f"{x}1", f"{x}1", 40 + i, None) for i, x in enumerate("abc")]
     assert opened.signals()["n_samples"].to_list() == [400, 5] * 3
     assert opened.annotations().rows()[:2] == [("a1", 0.0, 2.0, "W"), ("a1", 2.0, 2.0, "N1")]
+
+
+def test_quality_figures_outlive_the_shard_they_were_written_to(raw: Path, tmp_path: Path) -> None:
+    put(raw, "a1", rails=[-100.0, 100.0])  # known to the reader alone
+    ingest(raw, tmp_path / "out")
+    figures = [json.loads(text) for text in cache.open_cache(tmp_path / "out").signals()["qc"]]
+    assert figures[0]["out_of_range"] > 0.9
+    assert figures[2]["out_of_range"] is None
+    put(raw, "d1", 3)
+    ingest(raw, tmp_path / "out")
+    wanted = clean(raw, tmp_path)
+    assert content(tmp_path / "out") == {name: wanted[name] for name in store.manifest(tmp_path / "out")["files"]}
 
 
 def test_channels_and_recordings_can_be_chosen(raw: Path, tmp_path: Path) -> None:

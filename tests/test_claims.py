@@ -196,6 +196,32 @@ def test_shards_and_engines_give_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     assert frames[0].equals(frames[1])
 
 
+def test_parts_of_a_job_array_make_the_same_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bitimely_core.formats import tables
+
+    raw = write(tmp_path / "raw", some(120), [(f"P{i:04d}", f"{1930 + i % 40}-05-17") for i in range(150)])
+    key = tmp_path / "key"
+    key.write_bytes(bytes(32))
+    options = {"id_key": str(key)}
+    whole = ingested(tmp_path / "whole", raw, **options)
+    monkeypatch.setattr(tables, "BLOCK", 2000)
+    monkeypatch.setattr(claims, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 3)
+    out = tmp_path / "parts" / "cache" / "pophr"
+    for k in (2, 3):
+        one = cache.ingest("pophr", raw, out, options=options, shard=(k, 3))
+        assert (one["published"], one["parts_missing"]) == (False, 4 - k)
+        assert not (out / "manifest.json").exists()
+    raw_ids = {row[0].encode() for row in some(120)}
+    assert not any(raw_id in path.read_bytes() for path in out.rglob("*") if path.is_file() for raw_id in raw_ids)
+    last = cache.ingest("pophr", raw, out, options=options, shard=(1, 3))
+    for field in ("content_sha256", "rows", "reason_counts", "exit_code"):
+        assert last[field] == whole[field]
+    assert not (out / ".parts").exists()
+    frames = [cache.open_cache(home).people() for home in (out, tmp_path / "whole" / "cache" / "pophr")]
+    assert frames[0].equals(frames[1])
+    assert cache.ingest("pophr", raw, out, options=options, shard=(2, 3))["generation"] == 1
+
+
 def test_the_command_is_the_builder(tmp_path: Path) -> None:
     """Property 12: command and `build_sequences` give the same sequences, labels, splits and ratios."""
     rows = some(150, seed=3)

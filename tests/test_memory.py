@@ -76,7 +76,9 @@ def child_that_trains(home: str) -> dict[str, int]:
     return {
         "tokenize": limited(LIMIT, lambda name: ["tokenize", "edf", "--window", str(WINDOW), *space[name]]),
         "pretrain": limited(LIMIT, lambda name: [*train, "--batch-size", "4", *space[name]]),
-        "too large": limited(LIMIT, lambda name: [*train, "--run", "large", "--batch-size", "4" if name == "small" else "4096", *space[name]]),
+        "too large": limited(
+            LIMIT, lambda name: [*train, "--run", "large", "--batch-size", "4" if name == "small" else "4096", *space[name]]
+        ),
     }
 
 

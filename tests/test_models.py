@@ -16,7 +16,11 @@ from bitimely_core.tokenizers import FIRST, Codes, Conv, Patch, row_ends
 torch.set_num_threads(1)
 
 REGULAR = sorted(name for name, entry in registry.models.items() if "regular" in entry.facts.input)
-EVENTS = sorted(name for name, entry in registry.models.items() if "events" in entry.facts.input and entry.facts.family != "other")
+EVENTS = sorted(  # of those whose tokens are the events
+    name
+    for name, entry in registry.models.items()
+    if "events" in entry.facts.input and entry.facts.family in {"retention", "attention", "recurrent"}
+)
 STACKS = ["bitimelygpt", "gpt", "gpt-baar", "timelybert", "timelygpt"]
 
 

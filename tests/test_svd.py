@@ -34,6 +34,9 @@ class Windows:
     def read(self, rows=None):
         return self.x[self.rows if rows is None else rows], None
 
+    def arrays(self, rows=None, draw=None):
+        return {"values": self.read(rows)[0]}
+
     def targets(self, rows=None):
         return np.asarray(self.rows if rows is None else rows) % 2
 

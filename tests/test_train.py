@@ -344,6 +344,24 @@ def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_
     assert former.step == 4
 
 
+@pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), ZeroDivisionError()])
+def test_memory_that_is_exhausted_while_the_scale_is_measured(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bitimely_core import objectives
+
+    def measure(model: nn.Module, batches: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(objectives, "measure_scale", measure)
+    model = Tiny()
+    model.register_buffer("target_scale", torch.tensor(math.nan, dtype=torch.float64))
+    with pytest.raises(ZeroDivisionError if isinstance(fault, ZeroDivisionError) else UserError) as stopped:
+        train.fit(model, Rows(), squares, config=config())
+    if isinstance(stopped.value, UserError):
+        assert stopped.value.exit_code == Exit.RESOURCES
+        assert "out of memory at batch 1" in stopped.value.text
+        assert "--batch-size 2" in stopped.value.action
+
+
 def test_other_exceptions_pass_through() -> None:
     def broken(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
         raise ZeroDivisionError

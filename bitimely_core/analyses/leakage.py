@@ -130,6 +130,8 @@ def _subject(runs: list[LoadedRun] | None, model: str, objective: str | None, pr
     else:
         entry = models[model]
         config = model_config(entry.name, entry.facts.family, preset, channels=CHANNELS)
+        with torch.device("meta"):
+            config = building.made(config).config  # as the model reads it
         settings = Settings(model=config, objective=validated(ObjectiveConfig, {"name": objective or ""}))
         name = preset
     if not settings.objective.name:

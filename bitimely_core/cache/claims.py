@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "bitimely.cache/1"
 NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
-PILE, RAW = ".piles", ".raw"
-SHARD_BYTES = 256 << 20  # of the source: at most about ten million rows a shard
+PILE, RAW, PARTS = ".piles", ".raw", ".parts"
+SHARD_BYTES = 96 << 20  # of the source: a shard is a few million rows, and what it takes in memory does not grow with the data
 FILE = 40  # bits of a line number; those above say of which file
 KEY = 32  # bytes
 SPAN_DAYS = 1 << 19  # days, before and after 1970, are fewer than half of it
@@ -114,8 +115,14 @@ class First:
         return (min(valid), max(valid)) if valid else None
 
 
-def ingest(attempt: Attempt, *, force_new: bool, former: dict[str, Any] | None) -> dict[str, Any]:
+def ingest(attempt: Attempt, *, force_new: bool, former: dict[str, Any] | None, parts: int = 1) -> dict[str, Any]:
     """Read claims, publish, report. The caller holds the lock and has compared the settings of a former cache.
+
+    Args:
+        attempt: what was asked for.
+        force_new: read everything again.
+        former: the published manifest.
+        parts: of these parts (`part`), all finished, the rows are taken.
 
     Raises:
         UserError: as `cache.ingest`.
@@ -130,7 +137,7 @@ def ingest(attempt: Attempt, *, force_new: bool, former: dict[str, Any] | None) 
             return report
         try:
             job = _job(attempt)
-            body, files = _made(job)
+            body, files = _made(job, parts)
         except UserError as error:
             name = next((name for name in attempt.sizes if error.file and (error.file == name or error.file.endswith(f"/{name}"))), None)
             if name and error.exit_code == Exit.REFUSED:
@@ -148,7 +155,61 @@ def ingest(attempt: Attempt, *, force_new: bool, former: dict[str, Any] | None) 
         report |= {"manifest_sha256": manifest["manifest_sha256"]}
         store.write_json(attempt.out / REPORT, report)
         store.prune(attempt.out, NAMES)
+        _clear(attempt.out / PARTS)
     return report
+
+
+def part(attempt: Attempt, shard: tuple[int, int], former: dict[str, Any] | None) -> dict[str, Any]:
+    """Part k of n of the first pass: every n-th block of rows, cleaned and laid down. It is noted, not published.
+
+    A part that was finished for the same source and options is not done again.
+    """
+    k, n = shard
+    if attempt.given_options["keep_ids"]:
+        text = "--keep-ids with --shard"
+        raise UserError(
+            Reason.CONFIG, text, wanted="raw ids are in several processes", action="Ingest without --shard", exit_code=Exit.USAGE
+        )
+    attempt.hash_rest()
+    if former is not None and _unchanged(attempt, former):
+        return {"parts_missing": 0}
+    home = store.make_folder(attempt.out / PARTS)
+    mark = _mark(attempt, n)
+    note = home / f"{mark}-{k}.json"
+    if not note.is_file():
+        job = _job(attempt)
+        found = _first_pass(job, Piles(home, job.shards, f"{mark}-{k}-"), (k, n))
+        people = _people_met(found)
+        name = f"{mark}-{k}-people.parquet"
+        store.write_file(home / name, parquet(people))
+        store.write_json(note, _noted(found, job.book))
+    missing = sum(not (home / f"{mark}-{i}.json").is_file() for i in range(1, n + 1))
+    return {
+        "schema": "bitimely.ingest_part/1",
+        "format_version": 1,
+        "status": "part",
+        "dataset": attempt.dataset.name,
+        "shard": f"{k}/{n}",
+        "exit_code": int(Exit.GOOD),
+        "published": False,
+        "parts_missing": missing,
+        **{key: attempt.report()[key] for key in ("units", "counts", "rows", "reasons", "reason_counts", "options")},
+    }
+
+
+def _mark(attempt: Attempt, parts: int) -> str:
+    """What the notes of parts are called: another source, other options or another number of parts, another name."""
+    return store.fingerprint([attempt.settings, attempt.report()["source"]["sha256"], parts])[:16]
+
+
+def _clear(folder: Path) -> None:
+    """Away with a folder of files."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            with suppress(OSError):
+                store.os_unlink(path)
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def pinned(options: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -258,7 +319,7 @@ def _job(attempt: Attempt) -> Job:
     )
 
 
-def _made(job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _made(job: Job, parts: int = 1) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """All files of the cache, and what its manifest says beside them."""
     from bitimely_core.datasets.pophr import building, engines, labels, rules
 
@@ -275,7 +336,7 @@ def _made(job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         return name
 
     with piles(attempt.out, job.shards) as heap, engines.opened(job.given["engine"]) as engine:
-        first = _first_pass(job, heap)
+        first = _first_pass(job, heap) if parts == 1 else _joined(job, heap, parts)
         everyone = _everyone(job, first)
         ranks = np.argsort(np.argsort([code.text for code in book.codes])) if book.codes else np.empty(0, np.int64)
         for number in range(job.shards):
@@ -332,8 +393,8 @@ def _made(job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 # ---- first pass: rows as integers, subjects as numbers
 
 
-def _first_pass(job: Job, heap: Piles) -> First:
-    """Clean all rows and lay them down by shard."""
+def _first_pass(job: Job, heap: Piles, only: tuple[int, int] = (1, 1)) -> First:
+    """Clean all rows, or every n-th block of them from the k-th on, and lay them down by shard."""
     import polars as pl
 
     from bitimely_core.datasets.pophr import cleaning, dates
@@ -349,8 +410,10 @@ def _first_pass(job: Job, heap: Piles) -> First:
     if claims.labels is not None and "index_date" in claims.labels.columns:
         ends = claims.labels.select("subject_id", index_day=dates.days(claims.labels["index_date"]))
         lives = ends if lives is None else lives.join(ends, on="subject_id", how="full", coalesce=True)
-    for frame in claims.events():
+    for number, frame in enumerate(claims.events()):
         attempt.stop.check()
+        if number % only[1] != only[0] - 1:
+            continue
         for (name,), part in frame.group_by("file", maintain_order=True):
             file = str(name)
             if file not in found.files:
@@ -389,11 +452,107 @@ def _meet(found: First, ids: pl.Series, job: Job) -> None:
     found.earliest = np.append(found.earliest, np.full(len(names), NONE, np.int32))
 
 
+def _people_met(found: First) -> pl.DataFrame:
+    """The subjects that a part has met, by their digests: no raw id goes to the disk."""
+    import polars as pl
+
+    return pl.DataFrame(
+        {
+            "digest": pl.Series(found.digests, dtype=pl.Binary),
+            "split_bin": pl.Series(found.bins, dtype=pl.UInt16),
+            "shard": pl.Series(found.shards, dtype=pl.Int32),
+            "earliest": pl.Series(found.earliest, dtype=pl.Int32),
+        }
+    )
+
+
+def _noted(found: First, book: Codebook) -> dict[str, Any]:
+    """What else a part leaves."""
+    accounts = {
+        file: {
+            "rows": account.rows,
+            "faults": dict(account.faults),
+            "reasons": {str(reason): n for reason, n in account.reasons.items()},
+            "steps": dict(account.steps),
+            "examples": {str(reason): shown for reason, shown in account.examples.items()},
+        }
+        for file, account in found.accounts.items()
+    }
+    return {
+        "files": found.files,
+        "accounts": accounts,
+        "days": [[day, n] for day, n in found.days.items()],
+        "spoken": [[code, n] for code, n in found.spoken.items()],
+        "sources": [[source, n] for source, n in found.sources.items()],
+        "codes": [list(code) for code in book.codes],
+    }
+
+
+def _joined(job: Job, heap: Piles, parts: int) -> First:
+    """The first pass from its finished parts: subjects and codes under one numbering."""
+    import polars as pl
+
+    from bitimely_core.datasets.pophr import cleaning
+    from bitimely_core.datasets.pophr.codes import Code
+
+    home, mark, book = job.attempt.out / PARTS, _mark(job.attempt, parts), job.book
+    found = First(known=pl.DataFrame(schema={"subject_id": pl.String, "number": pl.Int32}))
+    for table in (job.claims.subjects, job.claims.labels):
+        if table is not None:
+            _meet(found, table["subject_id"], job)
+    if job.claims.splits:
+        _meet(found, pl.Series(list(job.claims.splits), dtype=pl.String), job)
+    number_of = {digest: number for number, digest in enumerate(found.digests)}
+    code_of: dict[Code, int] = {}
+    for k in range(1, parts + 1):
+        note = json.loads((home / f"{mark}-{k}.json").read_bytes())
+        people = pl.read_parquet(home / f"{mark}-{k}-people.parquet")
+        fresh = people.filter(pl.Series([digest not in number_of for digest in people["digest"]], dtype=pl.Boolean))
+        number_of |= {digest: len(number_of) + i for i, digest in enumerate(fresh["digest"])}
+        found.digests += fresh["digest"].to_list()
+        found.bins += fresh["split_bin"].to_list()
+        found.shards += fresh["shard"].to_list()
+        found.earliest = np.append(found.earliest, np.full(fresh.height, NONE, np.int32))
+        numbers = np.array([number_of[digest] for digest in people["digest"]], np.int32)
+        np.minimum.at(found.earliest, numbers, people["earliest"].to_numpy())
+        codes = [Code(vocab, code, tuple(phecodes), step) for vocab, code, phecodes, step in note["codes"]]
+        for code in codes:
+            if code not in code_of:
+                code_of[code] = len(book.codes)
+                book.codes.append(code)
+        code_numbers = np.array([code_of[code] for code in codes], np.int32)
+        found.files += [file for file in note["files"] if file not in found.files]
+        file_numbers = np.array([found.files.index(file) for file in note["files"]], np.int64)
+        for file, told in note["accounts"].items():
+            account = cleaning.Account(rows=told["rows"], faults=Counter(told["faults"]), steps=Counter(told["steps"]))
+            account.reasons = Counter({Reason(reason): n for reason, n in told["reasons"].items()})
+            account.examples = {Reason(reason): shown for reason, shown in told["examples"].items()}
+            found.accounts.setdefault(file, cleaning.Account()).__iadd__(account)
+        found.days.update(dict(note["days"]))
+        found.spoken.update({int(code_numbers[code]): n for code, n in note["spoken"]})
+        found.sources.update(dict(note["sources"]))
+        for shard in range(job.shards):
+            for path in sorted(home.glob(f"{mark}-{k}-{shard}-*.parquet"), key=lambda path: int(path.stem.rsplit("-", 1)[1])):
+                rows = pl.read_parquet(path)
+                row = rows["row"].to_numpy()
+                again = rows.with_columns(
+                    number=pl.Series(numbers[rows["number"].to_numpy()]),
+                    code=pl.Series(code_numbers[rows["code"].to_numpy()]),
+                    row=pl.Series((file_numbers[row >> FILE] << FILE) + row % (1 << FILE)),
+                )
+                heap.keep(shard, again)
+    known = pl.DataFrame({"subject_id": pl.Series([None] * len(found.digests), dtype=pl.String), "number": range(len(found.digests))})
+    known = known.with_columns(pl.col("number").cast(pl.Int32)).join(found.known, on="number", how="left", maintain_order="left")
+    found.known = known.select(subject_id="subject_id_right", number="number")
+    found.latest = cleaning.future(found.days)
+    return found
+
+
 class Piles:
     """Cleaned rows by shard: in memory for one shard, else in files that go away at the end. They hold numbers, no ids."""
 
-    def __init__(self, folder: Path, shards: int) -> None:
-        self.folder, self.shards = folder, shards
+    def __init__(self, folder: Path, shards: int, stem: str = "") -> None:
+        self.folder, self.shards, self.stem = folder, shards, stem
         self.held: dict[int, list[pl.DataFrame | Path]] = {shard: [] for shard in range(shards)}
 
     def add(self, rows: pl.DataFrame, shard_of: np.ndarray) -> None:
@@ -401,12 +560,19 @@ class Piles:
         import polars as pl
 
         if self.shards == 1:
-            self.held[0].append(rows)
+            self.keep(0, rows)
             return
         for (shard,), part in rows.with_columns(shard=pl.Series(shard_of[rows["number"].to_numpy()])).group_by("shard"):
-            path = self.folder / f"{shard}-{len(self.held[int(str(shard))])}.parquet"
-            store.write_file(path, parquet(part.drop("shard")))
-            self.held[int(str(shard))].append(path)
+            self.keep(int(str(shard)), part.drop("shard"))
+
+    def keep(self, shard: int, rows: pl.DataFrame) -> None:
+        """Lay down rows of one shard."""
+        if self.shards == 1 and not self.stem:
+            self.held[shard].append(rows)
+            return
+        path = self.folder / f"{self.stem}{shard}-{len(self.held[shard])}.parquet"
+        store.write_file(path, parquet(rows))
+        self.held[shard].append(path)
 
     def take(self, shard: int) -> pl.DataFrame:
         """All rows of a shard, in the order of the source."""
@@ -420,22 +586,13 @@ class Piles:
 def piles(out: Path, shards: int) -> Iterator[Piles]:
     """Piles that do not outlive what is done with them."""
     folder = out / PILE
-
-    def clear() -> None:
-        if folder.is_dir():
-            for path in folder.iterdir():
-                with suppress(OSError):
-                    store.os_unlink(path)
-
-    clear()
+    _clear(folder)
     if shards > 1:
         store.make_folder(folder)
     try:
         yield Piles(folder, shards)
     finally:
-        clear()
-        with suppress(OSError):
-            folder.rmdir()
+        _clear(folder)
 
 
 # ---- between: who is there

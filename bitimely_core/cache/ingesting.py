@@ -101,9 +101,7 @@ def ingest(
         if dry_run:
             return _plan(attempt)
         if events:
-            with store.lock(folder, wait):
-                store.sweep(folder)
-                return claims.ingest(attempt, force_new=force_new, former=_former(attempt, force_new=force_new)[0])
+            return _events(attempt, shard, wait, force_new=force_new)
         if shard is not None and shard[1] > 1:
             with store.lock(folder, wait, shared=True):
                 part = _part(replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={}), shard, force_new=force_new)
@@ -427,6 +425,22 @@ def _tidy(out: Path, manifest: dict[str, Any], report: dict[str, Any]) -> None:
         store.write_bytes(out / COPY, subjects)
     store.prune(out, shards.NAMES)
     _clear(out / PROGRESS)
+
+
+def _events(attempt: Attempt, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
+    """Claims: a part of their first pass, or all that is left to do."""
+    parts = 1 if shard is None else shard[1]
+    if shard is not None and parts > 1:
+        with store.lock(attempt.out, wait, shared=True):
+            former = None if force_new else _former(attempt, force_new=force_new)[0]
+            fresh = replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={})
+            part = claims.part(fresh, shard, former)
+        if part["parts_missing"]:
+            return part
+    with store.lock(attempt.out, wait if parts == 1 else max(wait, PATIENCE)):
+        store.sweep(attempt.out)
+        former, _ = _former(attempt, force_new=force_new)
+        return claims.ingest(attempt, force_new=force_new, former=former, parts=parts)
 
 
 # ---- parts, beside other parts

@@ -113,10 +113,12 @@ def record_hash(record: Record) -> str:
 # ---- writing
 
 
-def write(folder: Path, records: Sequence[Record], dataset: str) -> tuple[Shard, dict[str, dict[str, Any]]]:
+def write(
+    folder: Path, records: Sequence[Record], dataset: str, known: dict[tuple[str, str, float], str] | None = None
+) -> tuple[Shard, dict[str, dict[str, Any]]]:
     """Write `records` (as `checked` returns them), in their order, as one shard.
 
-    Returns its names and, for each, `{"sha256", "size", "rows"}`. Raises UserError (exit 6).
+    `known`: quality figures of those that come out of a shard, see `figures`. Returns its names and, for each, `{"sha256", "size", "rows"}`. Raises UserError (exit 6).
     """
     files: dict[str, dict[str, Any]] = {}
 
@@ -135,7 +137,11 @@ def write(folder: Path, records: Sequence[Record], dataset: str) -> tuple[Shard,
     notes = [(record.recording_id, *note) for record in records for note in record.annotations]
     names = Shard(
         land(
-            "recordings", recordings, _row_groups(rows, recordings), len(rows), ["samples", "qc", "n_samples", "offset", "scale", "onset"]
+            "recordings",
+            recordings,
+            _row_groups(rows, recordings, known or {}),
+            len(rows),
+            ["samples", "qc", "n_samples", "offset", "scale", "onset"],
         ),
         land("annotations", annotations, [_table(notes, annotations)] if notes else [], len(notes), ["onset", "duration"]),
     )
@@ -217,7 +223,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), buffers)
 
 
-def _row_groups(rows: Sequence[tuple[Record, Signal]], schema: pa.Schema) -> Iterator[pa.Table]:
+def _row_groups(rows: Sequence[tuple[Record, Signal]], schema: pa.Schema, known: dict[tuple[str, str, float], str]) -> Iterator[pa.Table]:
     """Tables of whole rows with about ROW_GROUP bytes of samples each."""
     import pyarrow as pa
 
@@ -227,6 +233,8 @@ def _row_groups(rows: Sequence[tuple[Record, Signal]], schema: pa.Schema) -> Ite
         if size < ROW_GROUP and stop - start < ROWS and stop < len(rows):
             continue
         chosen = rows[start:stop]
+        told = [known.get((r.recording_id, s.channel, s.onset)) for r, s in chosen]
+        fresh = iter(quality([s for (_, s), text in zip(chosen, told, strict=True) if text is None]))
         columns = {
             "recording_id": [r.recording_id for r, _ in chosen],
             "subject_id": [r.subject_id for r, _ in chosen],
@@ -240,7 +248,7 @@ def _row_groups(rows: Sequence[tuple[Record, Signal]], schema: pa.Schema) -> Ite
             "onset": [s.onset for _, s in chosen],
             "start_time": [r.start_time for r, _ in chosen],
             "n_samples": [len(s.samples) for _, s in chosen],
-            "qc": [store.canonical(figures).decode() for figures in quality([s for _, s in chosen])],
+            "qc": [store.canonical(next(fresh)).decode() if text is None else text for text in told],
         }
         made = [column if isinstance(column, pa.Array) else _array(column, schema.field(name).type) for name, column in columns.items()]
         yield pa.Table.from_arrays(made, schema=schema)
@@ -337,6 +345,15 @@ def table(path: Path) -> pa.Table:
     """All rows and columns of a file but the samples. Raises OSError."""
     with _opened(path) as file:
         return file.read(columns=[name for name in file.schema_arrow.names if name != "samples"])
+
+
+def figures(folder: Path, shard: Shard, subjects: Collection[str]) -> dict[tuple[str, str, float], str]:
+    """Quality figures as text by recording, channel and onset. Signals that were read here cannot give them again: they have no rails.
+
+    Raises OSError.
+    """
+    rows = table(folder / shard.recordings).to_pylist() if shard.recordings else []
+    return {(row["recording_id"], row["channel"], row["onset"]): row["qc"] for row in rows if row["recording_id"] in subjects}
 
 
 def _notes(path: Path) -> dict[str, list[Annotation]]:

@@ -107,7 +107,7 @@ def work(task: Task, alive: Callable[[str], None]) -> dict[str, Any]:
     files = None if fresh else _complete(entries, task.files)
     if files is not None:
         return {"units": entries, "files": files}
-    kept = _cached([entry for name, entry in entries.items() if name not in fresh], task.out)
+    kept, figures = _cached([entry for name, entry in entries.items() if name not in fresh], task.out)
     records: list[Record] = []
     for unit in task.units:
         if unit.name in fresh:
@@ -117,7 +117,7 @@ def work(task: Task, alive: Callable[[str], None]) -> dict[str, Any]:
         else:
             records += [kept[row[0]] for row in entries[unit.name]["recordings"]]
     alive("")
-    names, files = shards.write(task.out, records, task.dataset)
+    names, files = shards.write(task.out, records, task.dataset, figures)
     for name, entry in entries.items():
         entries[name] = entry | {"shard": list(names) if entry["recordings"] else [None, None]}
     return {"units": entries, "files": files}
@@ -135,14 +135,16 @@ def _complete(entries: dict[str, dict[str, Any]], files: dict[str, dict[str, Any
     return {name: files[name] for name in pair if name is not None}
 
 
-def _cached(entries: list[dict[str, Any]], out: Path) -> dict[str, Record]:
-    """recording_id -> record, of units that are in the cache."""
+def _cached(entries: list[dict[str, Any]], out: Path) -> tuple[dict[str, Record], dict[tuple[str, str, float], str]]:
+    """recording_id -> record, of units that are in the cache; and their quality figures."""
     found: dict[str, Record] = {}
+    known: dict[tuple[str, str, float], str] = {}
     for pair in sorted({tuple(entry["shard"]) for entry in entries if entry["recordings"]}):
         here = [entry for entry in entries if tuple(entry["shard"]) == pair]
         subjects = {row[0]: row[2] for entry in here for row in entry["recordings"]}
         found |= {record.recording_id: record for record in shards.read(out, shards.Shard(*pair), subjects)}
-    return found
+        known |= shards.figures(out, shards.Shard(*pair), subjects)
+    return found, known
 
 
 def _hashed(unit: Unit, task: Task, stamps: dict[str, tuple[int, int]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bitimely_core import registry, settings
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.models.adapters import on_grid
 from bitimely_core.models.stack import FORMAT, Model
 from bitimely_core.settings import ModelConfig, model_config, validated
 
@@ -48,7 +49,7 @@ def build(name: str, *, preset: str | None = None, channels: int = 1, length: in
 
 def made(config: ModelConfig) -> Model:
     """The model of a configuration, with random weights."""
-    model: Model = registry.models[config.name](config)
+    model: Model = registry.models[config.name](on_grid(config))
     return model
 
 
@@ -68,16 +69,18 @@ def typical(preset: str) -> dict[str, Any]:
     return dict(TYPICAL.get(preset, {}))
 
 
-def matched(name: str, preset: str, *, channels: int = 1, length: int = 3000, codes: int | None = None) -> dict[str, Any]:
+def matched(
+    name: str, preset: str, *, channels: int = 1, length: int = 3000, codes: int | None = None, events: str = "code-embed"
+) -> dict[str, Any]:
     """The widths with which model `name` comes nearest to the parameters of BiTimelyGPT at `preset` (`--budget matched`).
 
-    Layers and heads stay; the width goes through multiples of 2 x heads, the other widths keep their ratio to it. What a model's facts
-    change first (two directions in halves) is among the values returned.
+    Layers and heads stay; the width goes through multiples of 2 x heads, the other widths keep their ratio to it, but for the feed-forward
+    width where that stays more than 5 % off. What a model's facts change first (two directions in halves) is among the values returned.
     """
     entry = registry.models[name]
-    data = {"channels": channels, "length": length, "codes": codes}
+    data = {"channels": channels, "length": length, "codes": codes, **({"tokenizer": "codes"} if codes else {})}
     goal = count(model_config("bitimelygpt", "retention", preset, **data))
-    base = model_config(entry.name, entry.facts.family, preset, **data)
+    base = model_config(entry.name, entry.facts.family, preset, **data, events=events)
     first = entry.facts.matched(base)
     base = base.model_copy(update=first)
 
@@ -94,7 +97,12 @@ def matched(name: str, preset: str, *, channels: int = 1, length: int = 3000, co
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if size(middle * step) < goal else (low, middle)
-    return {**first, **widths(min((low * step, high * step), key=lambda dim: abs(size(dim) - goal)))}
+    chosen = widths(min((low * step, high * step), key=lambda dim: abs(size(dim) - goal)))
+    now = count(base.model_copy(update=chosen))
+    if abs(now / goal - 1) > 0.05:  # the width goes in steps too large (raindrop: a width for each of many channels)
+        one = count(base.model_copy(update={**chosen, "ffn_dim": chosen["ffn_dim"] + 1})) - now
+        chosen["ffn_dim"] = max(1, chosen["ffn_dim"] + (round((goal - now) / one) if one else 0))
+    return {**first, **chosen}
 
 
 def load(folder: str | Path) -> Model:

@@ -1,4 +1,4 @@
-"""Autoformer (Wu et al. 2021): layers that take the trend away and mix time by lags instead of by pairs of timesteps.
+"""Autoformer: layers that take the trend away and mix time by lags instead of by pairs of timesteps. Source: Wu et al. 2021.
 
 Every timestep is a token. Encoder layer: s = seasonal(x + Drop(AC(x))), out = seasonal(s + FF(s)), FF = two linear maps without biases.
 seasonal(x) = x - moving average. AC, the auto-correlation: R(tau) = sum_t q[t + tau] k[t], mean over the width; the floor(c ln N) largest

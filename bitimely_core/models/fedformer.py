@@ -1,11 +1,11 @@
-"""FEDformer (Zhou et al. 2022), the Fourier version: Autoformer's layers, whose mixing multiplies a few frequencies by learned matrices.
+"""FEDformer, Fourier version: Autoformer's layers, whose mixing multiplies a few frequencies by matrices. Source: Zhou et al. 2022.
 
 FEB-f: q = W_q x, its Fourier transform over time, of M frequencies the coefficients of each head times a complex matrix of that frequency,
 and back. The matrices are the same in all layers, W_q and the output map are each layer's own. Positions are sinusoids.
 
 A frequency is f / T of the sampling rate, T the length of the windows that the model is made for. Rows of n timesteps use the bins
-floor(f n / T): the same physical frequency up to the resolution of the row; of two that meet in one bin the lower one counts. So rows may
-have any length, and `adapt` keeps the frequencies where windows of another length follow.
+floor(f n / T), the same physical frequencies up to the resolution of the row, or the next free ones where two would meet; of more than
+n / 2 modes every so many are used. So rows may have any length, and `adapt` keeps the frequencies for windows of another length.
 
 Legend: R rows of one length, n timesteps, D width, H heads, E = D / H, M modes.
 """
@@ -44,11 +44,11 @@ class Fourier(nn.Module):
 
     def bins(self, n: int, length: int) -> tuple[Tensor, Tensor]:
         """Bins of rows of `n` timesteps, ascending, and the mode behind each; `length`: of the windows that the modes are bins of."""
-        at = self.modes * n // length
-        first = torch.ones_like(at, dtype=torch.bool)
-        first[1:] = at[1:] > at[:-1]
-        kept = first.nonzero().squeeze(1)
-        return at[kept], kept
+        most, modes = max(n // 2, 1), len(self.modes)
+        order = torch.arange(min(modes, most), device=self.modes.device)
+        kept = order * modes // len(order)
+        apart = (self.modes[kept] * n // length - order).cummax(0).values
+        return apart.clamp(max=most - len(order)) + order, kept
 
     def forward(self, q: Tensor, length: int) -> Tensor:
         """Projected rows [R, n, D] -> [R, n, D]."""
@@ -63,9 +63,8 @@ class Fourier(nn.Module):
 
     @torch.no_grad()
     def fit(self, old: int, length: int) -> None:
-        """Make the modes bins of windows of `length` instead of `old`; what two modes would share stays with the lower one."""
-        at, kept = self.bins(length, old)
-        self.modes = at
+        """Make the modes bins of windows of `length` instead of `old`; matrices for which there are no bins go."""
+        self.modes, kept = self.bins(length, old)
         if len(kept) < self.weight.shape[-1]:
             self.weight = nn.Parameter(self.weight[..., kept].clone())
 
@@ -94,7 +93,7 @@ class FEDformer(Timesteps):
 
     @torch.no_grad()
     def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.adapt`; the frequencies stay, as bins of the other length. Shorter windows have fewer, the matrices of the others go."""
+        """As `Model.adapt`; the frequencies stay, as bins of the other length; short windows may have fewer bins than modes."""
         self.fourier.fit(self.config.length, length)
         fresh = super().adapt(channels, length, codes, renew=renew)
         self.config = self.config.model_copy(update={"modes": len(self.fourier.modes)})

@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch, Encoded
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.models.adapters import grid
 from bitimely_core.ops.retention import retention, retention_matrix
 from bitimely_core.ops.rotary import rotate, xpos
 from bitimely_core.registry import ModelFacts, models
@@ -351,7 +352,9 @@ class Model(nn.Module):
         return cast(Adapter, self.others[at - 1]) if at else self.adapter
 
     def spread(self, batch: Batch) -> Batch:
-        """One row a channel, [B, T, V] -> [B * V, T, 1], where the model reads channels one by one; else the batch as it is."""
+        """Events on a grid where the model reads them so; one row a channel, [B, T, V] -> [B * V, T, 1], where it reads channels one by one."""
+        if self.config.events == "grid" and self.config.codes is not None and batch.values.dim() == 2:
+            batch = grid(batch, self.config.codes, self.config.horizon)
         if not self.config.channel_independent or batch.values.shape[-1] == 1:
             return batch
         rows, steps, channels = batch.values.shape
@@ -440,7 +443,7 @@ class Model(nn.Module):
         self.config = old.model_copy(update=changes)
         if (old.channels == channels or old.channel_independent) and old.codes == self.config.codes and not (renew and old.codes):
             return []
-        like = next(self.adapter.parameters())
+        like = next(self.parameters())
         self.adapter = self.adapter_type(self.config, self.reads).to(like.device, like.dtype)
         self.target_scale.fill_(torch.nan)
         return [f"adapter.{name}" for name, _ in self.adapter.named_parameters()]

@@ -1,4 +1,4 @@
-"""TimesNet (Wu et al. 2023): a window folded by its strongest periods, convolved in two dimensions, and unfolded.
+"""TimesNet: windows folded by their strongest periods, convolved in two dimensions, and unfolded. Source: Wu et al. 2023.
 
 Every timestep is a token, through the circular convolution of Autoformer and sinusoidal positions. L layers x = LN(block(x)), one layer norm
 for all. Block: A = |rfft(x)|, mean over the width, without the frequency 0; of the k strongest frequencies f the periods p = n // f; for each
@@ -31,16 +31,16 @@ class Inception(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, kernels: int) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(inputs, outputs, 2 * i + 1) for i in range(kernels))
-        for conv in self.convs:
-            nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-            nn.init.zeros_(conv.bias)
+        self.weights = nn.ParameterList(torch.empty(outputs, inputs, 2 * i + 1, 2 * i + 1) for i in range(kernels))
+        self.biases = nn.Parameter(torch.zeros(kernels, outputs))
+        for weight in self.weights:
+            nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
 
     def merged(self) -> tuple[Tensor, Tensor]:
         """Mean kernel [outputs, inputs, 2 K - 1, 2 K - 1] and mean bias [outputs]."""
-        most = len(self.convs) - 1
-        weights = [F.pad(conv.weight, [most - i] * 4) for i, conv in enumerate(self.convs)]
-        return torch.stack(weights).mean(0), torch.stack([conv.bias for conv in self.convs]).mean(0)
+        most = len(self.weights) - 1
+        wide = [F.pad(weight, [most - i] * 4) for i, weight in enumerate(self.weights)]
+        return torch.stack(wide).mean(0), self.biases.mean(0)
 
 
 class Block(nn.Module):

@@ -119,12 +119,12 @@ def drawn(like: Tensor, generator: Generator | None, *, normal: bool = False) ->
 
 
 def jittered(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
-    """x + N(0, sigma^2), every value by itself."""
+    """Noise: x + N(0, sigma^2), every value by itself."""
     return batch._replace(values=batch.values + sigma * drawn(batch.values, generator, normal=True))
 
 
 def scaled(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
-    """x * N(2, sigma^2), one factor a row and timestep, the same for all channels."""
+    """Another size: x * N(2, sigma^2), one factor a row and timestep, the same for all channels."""
     return batch._replace(values=batch.values * (2 + sigma * drawn(batch.values[..., :1], generator, normal=True)))
 
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch
 from bitimely_core.models.stack import Model, wrong
@@ -109,14 +108,12 @@ def hierarchical(first: Tensor, second: Tensor, valid: Tensor | None = None, uni
 
 
 def _halved(first: Tensor, second: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Maxima over pairs of times, of the valid ones where one of a pair is not; an odd last time is left out."""
+    """Maxima over pairs of times, of the valid one where one of a pair is not; an odd last time is left out."""
+    even = first.shape[1] // 2 * 2
+    pairs = [view[:, :even].unflatten(1, (-1, 2)) for view in (first, second)]
     if valid is not None:
-        pairs = valid.unfold(1, 2, 2)
-        usable = (valid | ~pairs.any(-1).repeat_interleave(2, 1)[:, : valid.shape[1]] if valid.shape[1] % 2 == 0 else None)
-        if usable is None:
-            usable = valid[:, :-1] | ~pairs.any(-1).repeat_interleave(2, 1)
-            first, second = first[:, :-1], second[:, :-1]
-        first, second = (view.masked_fill(~usable[..., None], -torch.inf) for view in (first, second))
-        valid = pairs.any(-1)
-    halves = [F.max_pool1d(view.transpose(1, 2), 2).transpose(1, 2) for view in (first, second)]
-    return halves[0], halves[1], valid
+        of_pair = valid[:, :even].unflatten(1, (-1, 2))
+        valid = of_pair.any(-1)
+        other = valid[..., None] & ~of_pair
+        pairs = [pair.masked_fill(other[..., None], -torch.inf) for pair in pairs]
+    return pairs[0].amax(2), pairs[1].amax(2), valid

@@ -101,19 +101,33 @@ def report(names: list[str], *, out: Path | None = None, workspace: Path = Path(
     }
 
 
-def demonstration(workspace: Path, *, progress: Progress | None = None) -> dict[str, Any]:
-    """The last three commands of `bitimely demo`: spectra, maps, and one page of the two runs with data, scores, curves and these figures."""
+def demonstration(
+    workspace: Path,
+    *,
+    data: str = "synthetic-staging",
+    title: str = "Demonstration on a synthetic cohort",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """The last three commands of `bitimely demo`: spectra, maps, and one page of the two runs with data, scores, curves and these figures.
+
+    Args:
+        workspace: where `tiny` was pre-trained and fine-tuned on `data`, with and without its weights.
+        data: name of the tokens.
+        title: of the page.
+        progress: told about the analyses.
+    """
     from bitimely_core import report as rendering
     from bitimely_core import tokens
     from bitimely_core.runs.tokenizing import audit
 
     spectra = analyze("svd", ["tiny"], sequences=32, workspace=workspace, progress=progress)
     maps = analyze("attention", ["tiny"], workspace=workspace, progress=progress)
-    evaluated = [workspace / "runs" / name for name in ("tiny-staging", "tiny-staging-scratch")]
-    windows = tokens.open_tokens(workspace / "tokens" / "synthetic-staging")
+    names = [f"tiny-{data.removeprefix('synthetic-') if data == 'synthetic-staging' else data}{end}" for end in ("", "-scratch")]
+    evaluated = [workspace / "runs" / name for name in names]
+    windows = tokens.open_tokens(workspace / "tokens" / data)
     table = pages.audit_table(windows.name, audit(windows), list(windows.class_names))
-    page = pages.joined(pages.comparison(evaluated), [spectra["page"], maps["page"]], [table], "Demonstration on a synthetic cohort")
-    path = rendering.write(workspace / "reports" / "compare-tiny-staging-tiny-staging-scratch", page)
+    page = pages.joined(pages.comparison(evaluated), [spectra["page"], maps["page"]], [table], title)
+    path = rendering.write(workspace / "reports" / f"compare-{'-'.join(names)}", page)
     scores = [json.loads((folder / "scores.json").read_bytes()) for folder in evaluated]
     return {
         "format_version": folders.FORMAT,

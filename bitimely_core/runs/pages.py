@@ -98,9 +98,7 @@ def training(folder: Path) -> Path:
     compares = body["kind"] == "pretrain" and registry.objectives[body["settings"]["objective"]["name"]].facts.rows > 1
     blind = "telling no window from another" if compares else "predicting the mean"
     verdict = (
-        f"{body['run']}: {final['step']:,} steps"
-        + (f"; {where} loss is {rel:.3f} of that of {blind}" if rel is not None else "")
-        + "."
+        f"{body['run']}: {final['step']:,} steps" + (f"; {where} loss is {rel:.3f} of that of {blind}" if rel is not None else "") + "."
     )
     page = Page(
         title=f"Run {body['run']}", verdict=verdict, notices=body["notices"], blocks=[*curves(folder)], facts=facts(body), summary=final

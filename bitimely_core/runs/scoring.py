@@ -176,6 +176,9 @@ def _fitting(windows: Windows, body: dict[str, Any], folder: Path) -> int:
 def _notices(body: dict[str, Any], windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
     out = list(body["notices"])
     out += [line for line in windows.manifest.get("notices", []) if line not in out]
+    here, there = described(windows), body["data"][0]
+    told = {key: (there.get(key), here[key]) for key in ("rate", "reading") if key in there and there[key] != here[key]}
+    out += [f"The run was trained with {key} {before}; these were made with {now}." for key, (before, now) in told.items()]
     if by == "window":
         out.append(
             "Intervals are over windows, not subjects (--by window): windows of one subject are not independent, so they are too narrow."

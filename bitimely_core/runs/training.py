@@ -59,25 +59,23 @@ def pretrain(
     }
     chosen = settings.resolve("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
     registry.objectives[chosen.objective.name]
-    if chosen.objective.name == "none":
-        raise UserError(
-            Reason.CONFIG,
-            "objective none",
-            wanted="expected an objective that pre-trains",
-            exit_code=Exit.USAGE,
-            action="Train without pre-training with: bitimely finetune RUN --from-scratch",
-        )
+    supervised = _supervised_only(chosen, facts)
     _options_of_tokenize(chosen)
     windows = [folders.windows_for(one, workspace, chosen.data, verify=verify, progress=progress) for one in chosen.data.names]
     first = windows[0]
     if folders.vocabulary(first) and "tokenizer" not in asked.get("model", {}):  # a preset of signals, given events
         events = settings.preset("3m").get(facts.family, {})
         base["model"] |= {key: events[key] for key in ("tokenizer", "decay") if key in events}
+        base["model"] |= {} if "events" in facts.input else {"events": "grid"}
         chosen = settings.resolve("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
+    if supervised:  # the run holds the initial weights, for finetune
+        chosen = chosen.model_copy(update={"train": chosen.train.model_copy(update={"steps": 0})})
     shape = _shape(windows, chosen)
     dimensions = chosen.model.model_dump(by_alias=True, exclude={"name", *shape})
     if budget == "matched":
-        dimensions |= models.matched(name, preset, channels=first.channels, length=first.length, codes=shape.get("codes"))
+        dimensions |= models.matched(
+            name, preset, channels=shape["channels"], length=shape["length"], codes=shape.get("codes"), events=chosen.model.events
+        )
     seeded(chosen.train.seed)
     model = models.build(name, **shape, **dimensions)
     chosen = chosen.model_copy(update={"model": model.config})
@@ -85,7 +83,7 @@ def pretrain(
     parameters = models.parameters(model)
     run = run or folders.run_name(preset, name, chosen.objective.name, ("bitimelygpt", facts.objective))
     folder = workspace / "runs" / run
-    body = {
+    body: dict[str, Any] = {
         "format_version": folders.FORMAT,
         "run": run,
         "kind": "pretrain",
@@ -111,9 +109,13 @@ def pretrain(
         least=_least(chosen, chosen.train.accumulate * chosen.train.devices),
     )
     held = [w["validation"] for w in windows]
-    validation = data.mixed(held, chosen.train.batch_size, shuffle=False, least=_least(chosen, chosen.train.devices)) if any(map(len, held)) else None
+    validation = (
+        data.mixed(held, chosen.train.batch_size, shuffle=False, least=_least(chosen, chosen.train.devices))
+        if any(map(len, held))
+        else None
+    )
     if dry_run:
-        return planned(body, folder, model, objectives.get(chosen.objective), batches, chosen, first)
+        return planned(body, folder, model, None if supervised else objectives.get(chosen.objective), batches, chosen, first)
     if say:
         paper = f"; the paper says {shipped['paper_parameters'] / 1e6:g} M" if shipped.get("paper_parameters") else ""
         say(f"{name}: {parameters:,} parameters{paper}")
@@ -194,7 +196,7 @@ def finetune(
         )
     facts = registry.models[origin["model"]].facts
     seeded(chosen.train.seed)
-    scratch = chosen.finetune.from_scratch
+    scratch = chosen.finetune.from_scratch or chosen.objective.name == "none"
     model = models.build(**origin["settings"]["model"]) if scratch else models.load(folders.weights(parent, origin))
     at = folders.adapter(windows, origin)
     model.settle(at or 0)
@@ -215,7 +217,7 @@ def finetune(
     target = training.targets(None)
     assert target is not None, "a view with a task has targets"
     heads.standardise(head, target)
-    run = run or f"{origin['run']}-{names[0].partition('/')[2] or names[0]}" + ("-scratch" if scratch else "")
+    run = run or f"{origin['run']}-{names[0].partition('/')[2] or names[0]}" + ("-scratch" if chosen.finetune.from_scratch else "")
     folder = workspace / "runs" / run
     said = [
         _renewal(windows, origin, renewed) if renewed else "",
@@ -368,6 +370,7 @@ def described(windows: Windows) -> dict[str, Any]:
         "channel_names": list(windows.channel_names),
         "length": windows.length,
         "rate": windows.rate,
+        "reading": {key: windows.options.get(key) for key in ("normalise", "bandpass", "notch", "leakage", "landmark")},
         "split": windows.split,
         "windows": len(index),
         "audit": audit,
@@ -381,12 +384,14 @@ def _shape(windows: list[Any], chosen: Any) -> dict[str, Any]:
 
     Raises UserError (config, exit 2) for signals with codes, events without, or events of several vocabularies.
     """
+    from bitimely_core.models.adapters import grid_shape
     from bitimely_core.tokens import Sequences
 
     model = chosen if isinstance(chosen, dict) else chosen.model.model_dump()
     first = windows[0]
     shape: dict[str, Any] = {"channels": first.channels, "length": max(w.length for w in windows)}
-    if all(isinstance(w, Sequences) for w in windows) and model["tokenizer"] == "codes":
+    gridded = model.get("events") == "grid"
+    if all(isinstance(w, Sequences) for w in windows) and (gridded or model["tokenizer"] == "codes"):
         if len({folders.vocabulary(w) for w in windows}) > 1:
             raise UserError(
                 Reason.CONFIG,
@@ -396,7 +401,7 @@ def _shape(windows: list[Any], chosen: Any) -> dict[str, Any]:
                 action="Tokenize them together, or pre-train on one of them",
                 exit_code=Exit.USAGE,
             )
-        return {**shape, "codes": first.codes}
+        return grid_shape(first.codes, model["horizon"]) if gridded else {**shape, "codes": first.codes}
     if model["tokenizer"] == "codes" or any(isinstance(w, Sequences) for w in windows):
         kinds = {w.name: "events" if isinstance(w, Sequences) else "signals" for w in windows}
         raise UserError(
@@ -432,7 +437,7 @@ def notices(chosen: settings.Settings, windows: list[Windows], stamp: bool | str
     out: list[str] = []
     note = registry.objectives[chosen.objective.name].facts.notice
     if not pretrained:
-        out.append("Trained from scratch: the control for what pre-training brings.")
+        out.append(note if chosen.objective.name == "none" else "Trained from scratch: the control for what pre-training brings.")
     elif stamp is not True and note:
         out.append(note)
     elif isinstance(stamp, str):
@@ -515,6 +520,22 @@ def _least(chosen: settings.Settings, parts: int) -> int:
             exit_code=Exit.USAGE,
         )
     return own * parts
+
+
+def _supervised_only(chosen: settings.Settings, facts: registry.ModelFacts) -> bool:
+    """Whether the model has no pre-training. Raises UserError (config, exit 2) where objective and model disagree about that."""
+    asked, own = chosen.objective.name, facts.objective
+    if (asked == "none") == (own == "none"):
+        return own == "none"
+    name = chosen.model.name
+    raise UserError(
+        Reason.CONFIG,
+        f"objective {asked}",
+        wanted=f"{name} has no pre-training" if own == "none" else "expected an objective that pre-trains",
+        action="Leave --objective out" if own == "none" else "Train without pre-training with: bitimely finetune RUN --from-scratch",
+        field="objective.name",
+        exit_code=Exit.USAGE,
+    )
 
 
 def _decisive(body: dict[str, Any]) -> dict[str, Any]:

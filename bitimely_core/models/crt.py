@@ -1,0 +1,367 @@
+"""CRT, the Cross Reconstruction Transformer (Zhang et al. 2023): a window, its magnitudes and its phases in one sequence of patches.
+
+The spectrum X = FFT(x) / sqrt(T) of a window is read from its first T / 2 bins: log(1 + |X|), and the angle of X. 2K patches of time, K of
+magnitude and K of phase, each through the ResNet of its view to one token, with a learned position and a learned vector of its view. One
+[CLS] a view goes ahead of all: attention has no order but the positions, so the places do not matter, and a position for a [CLS] would
+only be added to another learned vector. The vector of a window is the mean of the three.
+
+In pre-training patches are dropped: the encoder never sees them, the decoder gets a mask token in their place.
+
+Legend: B batch, T timesteps, V channels, P patch, K patches of a half spectrum, N = 4K patches, D width, H heads, W width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.models.patchtst import BatchNorm, refuse_directions, refuse_longer
+from bitimely_core.models.stack import Adapter, Direction, Model, Which, wrong
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+from bitimely_core.tokenizers import Patch, row_ends
+
+VIEWS = {"time": 2, "magnitude": 1, "phase": 1}  # view -> its patches, in K
+HEAD_WIDTH = 64  # W, whatever D
+NOISE = 1e-6  # of a channel's largest magnitude: below it a phase is rounding
+
+# ---------------------------------------------------------------------------------------------------------------- tokens
+
+
+class Views(Patch):
+    """Patches of a window, of its magnitudes and of its phases, [B, 4K, P * V]; they are the targets, too.
+
+    The last sample is repeated up to a multiple of 2P, and each row has the spectrum of its own length: padding has no part in it.
+    """
+
+    def __init__(self, channels: int, patch: int) -> None:
+        super().__init__(channels, patch)
+
+    def blocks(self, length: int) -> int:
+        """K of windows of `length` samples."""
+        return max(1, -(-length // (2 * self.patch)))
+
+    def count(self, length: int) -> int:
+        """4K of windows of `length` samples."""
+        return 4 * self.blocks(length)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, 4K, P * V] (time 2K, magnitude K, phase K), targets (the same values), mask of real tokens [B, 4K]."""
+        seen = self._seen(batch)
+        ends = row_ends(batch)
+        blocks = -(-ends // (2 * self.patch))
+        most = self.blocks(batch.values.shape[1])
+        index = torch.arange(2 * self.patch * most, device=ends.device).expand(len(ends), -1)
+        index = torch.minimum(index, (ends - 1).clamp(min=0)[:, None])
+        x = torch.where(seen, batch.values, 0.0).gather(1, index[..., None].expand(-1, -1, seen.shape[2]))
+        parts = [x, *self._spectrum(x, blocks)]
+        tokens = torch.cat([part.unflatten(1, (-1, self.patch)).flatten(2) for part in parts], 1)
+        return tokens, tokens.detach(), _among(blocks, most)
+
+    def _spectrum(self, x: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Magnitudes and phases [B, T / 2, V] of the rows [B, T, V], each of its own 2P * blocks samples; 0 behind them."""
+        magnitude, phase = (x.new_zeros(len(x), x.shape[1] // 2, x.shape[2]) for _ in range(2))
+        for count in blocks.unique().tolist():
+            half = count * self.patch
+            if not half:
+                continue
+            rows = blocks == count
+            bins = torch.fft.rfft(x[rows, : 2 * half], dim=1, norm="ortho")[:, :half]
+            size = bins.abs()
+            quiet = size <= NOISE * size.amax(1, keepdim=True)  # 0 / 0 has neither an angle nor a derivative
+            real, imaginary = torch.where(quiet, 1.0, bins.real), torch.where(quiet, 0.0, bins.imag)
+            magnitude[rows, :half] = size.log1p()
+            phase[rows, :half] = torch.atan2(imaginary + 0.0, real)  # -0 + 0 = 0: a negative mean has the angle pi
+        return magnitude, phase
+
+    def _seen(self, batch: Batch) -> Tensor:
+        if batch.mask is None:
+            return torch.ones_like(batch.values, dtype=torch.bool)
+        return (batch.mask if batch.mask.dim() == 3 else batch.mask[..., None]).expand_as(batch.values)
+
+    def observed(self, batch: Batch) -> Tensor:
+        """Which target values count, bool [B, 4K, P * V]: observed samples, and all bins."""
+        ends, seen = row_ends(batch), self._seen(batch)
+        most = self.blocks(seen.shape[1])
+        long = F.pad(seen, (0, 0, 0, 2 * self.patch * most - seen.shape[1]))
+        time = long.unflatten(1, (-1, self.patch)).flatten(2)
+        bins = _among(-(-ends // (2 * self.patch)), most)[:, 2 * most :]
+        return torch.cat((time, bins[..., None].expand(-1, -1, self.width)), 1)
+
+    def erase(self, batch: Batch, chosen: Tensor) -> Batch:
+        """Raises UserError (config, exit 2): of a window without some patches the spectrum is another one."""
+        raise wrong("masked patches for crt", "its patches are dropped", "objective.name", "Use the objective drop")
+
+
+def _among(blocks: Tensor, most: int) -> Tensor:
+    """The real ones of 4K tokens of rows with `blocks` [B] of K, bool [B, 4K]."""
+    parts = [torch.arange(times * most, device=blocks.device) < times * blocks[:, None] for times in VIEWS.values()]
+    return torch.cat(parts, 1)
+
+
+class CrossAdapter(Adapter):
+    """What knows the channels: the patches, the first convolution and the output projection of each view."""
+
+    tokenizer: Views
+
+    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+        nn.Module.__init__(self)
+        self.tokenizer = Views(1 if config.channel_independent else config.channels, config.patch)
+        channels = self.tokenizer.width // config.patch
+        stem = config.dim // 8
+        self.stems = nn.ModuleDict({view: nn.Conv1d(channels, stem, 3, stride=2, padding=1, bias=False) for view in VIEWS})
+        self.output = nn.ModuleDict({view: nn.Linear(config.dim, self.tokenizer.width) for view in VIEWS})
+
+
+# ---------------------------------------------------------------------------------------------------------------- layers
+
+
+class Block(nn.Module):
+    """Two convolutions of width 3 with batch norm, and what they read added to what they say."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv1d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
+            BatchNorm(outputs),
+            nn.ReLU(),
+            nn.Conv1d(outputs, outputs, 3, padding=1, bias=False),
+            BatchNorm(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv1d(inputs, outputs, 1, stride=stride, bias=False), BatchNorm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, inputs, T] -> [n, outputs, T / stride]."""
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet(dim: int) -> nn.Sequential:
+    """ResNet-18 in one dimension behind its first convolution: widths D / 8, D / 4, D / 2, D of two blocks each."""
+    widths = [dim // 8, dim // 4, dim // 2, dim]
+    blocks = [nn.Sequential(Block(a, b, 1 if a == b else 2), Block(b, b, 1)) for a, b in zip([widths[0], *widths], widths, strict=False)]
+    return nn.Sequential(BatchNorm(widths[0]), nn.ReLU(), nn.MaxPool1d(3, stride=2, padding=1), *blocks)
+
+
+class Layer(nn.Module):
+    """Pre-norm residual: attention with heads of width 64 whatever D (no biases but that of the output), then an MLP with GELU."""
+
+    def __init__(self, config: ModelConfig, hidden: int) -> None:
+        super().__init__()
+        inner = config.heads * HEAD_WIDTH
+        self.heads = config.heads
+        self.norm_mix, self.norm_ffn = nn.LayerNorm(config.dim), nn.LayerNorm(config.dim)
+        self.qkv, self.merge = nn.Linear(config.dim, 3 * inner, bias=False), nn.Linear(inner, config.dim)
+        self.first, self.out = nn.Linear(config.dim, hidden), nn.Linear(hidden, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, keys: Tensor | None, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+        """[B, M, D] and usable keys [B, M] (None: all) -> [B, M, D] and the map [B, H, M, M] on request."""
+        q, k, v = self.qkv(self.norm_mix(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        allowed, maps = None if keys is None else keys[:, None, None], None
+        if attention:
+            logits = q @ k.transpose(-1, -2) * HEAD_WIDTH**-0.5
+            maps = (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).softmax(-1)
+            mixed = maps @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        x = x + self.dropout(self.merge(mixed.transpose(1, 2).flatten(-2)))
+        inner = self.dropout(F.gelu(self.first(self.norm_ffn(x))))
+        return x + self.dropout(self.out(inner)), maps
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+
+
+class Reconstruction(NamedTuple):
+    """What the model says of a batch of which it has not seen the dropped patches."""
+
+    prediction: Tensor  # [B, 4K, P * V], of all patches
+    before: Tensor  # [B, n, D] projected tokens of the kept patches, before the encoder
+    after: Tensor  # [B, n, D] behind it
+    kept: Tensor  # bool [B, n], rows that keep fewer are padded
+
+
+class CRT(Model):
+    """An encoder over the three views, and for pre-training a decoder that fills in what was dropped.
+
+    Of `model.layers` the decoder has half, or `model.decoder_layers`; its MLPs are as wide as the model, those of the encoder `ffn_dim`.
+    """
+
+    adapter_type = CrossAdapter
+    adapter: CrossAdapter
+
+    def __init__(self, config: ModelConfig) -> None:
+        decoders = config.layers // 2 if config.decoder_layers is None else config.decoder_layers
+        _fitting(config, decoders)
+        super().__init__(config)
+        dim, blocks = config.dim, self.adapter.tokenizer.blocks(config.length)
+        self.norms = nn.ModuleDict({"next": nn.Identity()})
+        self.nets = nn.ModuleDict({view: resnet(dim) for view in VIEWS})
+        self.classes, self.views = nn.Parameter(torch.randn(3, dim) * 0.02), nn.Parameter(torch.randn(3, dim) * 0.02)
+        self.positions = nn.ParameterDict({view: _learned(times * blocks, dim) for view, times in VIEWS.items()})
+        self.layers = nn.ModuleList(Layer(config, config.ffn_dim) for _ in range(config.layers - decoders))
+        self.masks = nn.Parameter(torch.randn(3, dim) * 0.02)
+        self.decoder_positions = nn.ParameterDict({view: _learned(times * blocks, dim) for view, times in VIEWS.items()})
+        self.decoder = nn.ModuleList(Layer(config, dim) for _ in range(decoders))
+        self.project_before, self.project_after = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.pooled_width = dim
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """Encode a batch: the states of its patches (time, magnitude, phase), its vector the mean of the three [CLS].
+
+        Args:
+            batch: signals [B, T, V].
+            directions: None; the layers look both ways.
+            hide: None; the objective `drop` has its own way (`reconstruct`).
+            attention: also return the maps [B, H, 3 + 4K, 3 + 4K] of the encoder's layers; the [CLS] stand first.
+
+        Raises:
+            UserError: directions, hidden tokens, or more patches than there are learned positions (exit 2).
+        """
+        refuse_directions(self, directions)
+        if hide is not None:
+            raise wrong("hidden tokens for crt", "its patches are dropped", "objective.name", "Use the objective drop")
+        batch, adapter = self.spread(batch), self._adapter_of(batch)
+        tokens, targets, real = adapter.tokenizer(batch)
+        placed = self.embedded(adapter, tokens, real) + self._placed(self.positions, self.views, real)
+        x = F.dropout(placed, self.config.dropout, self.training)
+        states, maps = self._encoded(x, None if batch.mask is None else real, attention=attention)
+        hidden = tuple(state[:, 3:] for state in states)
+        return Encoded(tokens, targets, real, hidden, tuple(maps) if attention else None, states[-1][:, :3].mean(1))
+
+    def reconstruct(self, batch: Batch, dropped: Tensor) -> Reconstruction:
+        """Predict all patches from those that are not `dropped`, bool [B, 4K]: the dropped ones from the decoder, the others from the encoder.
+
+        Nothing of a dropped patch is computed, batch statistics included.
+        """
+        batch, adapter = self.spread(batch), self._adapter_of(batch)
+        tokens, _, real = adapter.tokenizer(batch)
+        keep, gone = real & ~dropped, real & dropped
+        embedded = self.embedded(adapter, tokens, keep)
+        placed = F.dropout(embedded + self._placed(self.positions, self.views, real), self.config.dropout, self.training)
+        masks = self._placed(self.decoder_positions, self.masks, real).expand_as(embedded)
+        (before, _), (x, kept), (blank, filled) = _gathered(embedded, keep), _gathered(placed, keep), _gathered(masks, gone)
+        states, _ = self._encoded(x, kept)
+        decoded = torch.cat((states[-1], blank), 1)
+        keys = torch.cat((F.pad(kept, (3, 0), value=True), filled), 1)
+        for layer in self.decoder:
+            decoded, _ = layer(decoded, keys)
+        after = states[-1][:, 3:]
+        full = torch.zeros_like(embedded, dtype=decoded.dtype)
+        full[keep], full[gone] = after[kept], decoded[:, states[-1].shape[1] :][filled]
+        return Reconstruction(self.output(full, batch=batch), self.project_before(before), self.project_after(after), kept)
+
+    def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
+        """States of all 4K patches [B, 4K, D] -> patches [B, 4K, P * V]; each view has a projection of its own."""
+        parts = self._split(self.norm(hidden), 1)
+        return torch.cat([self._adapter_of(batch).output[view](part) for view, part in parts.items()], 1)
+
+    def embedded(self, adapter: CrossAdapter, tokens: Tensor, keep: Tensor) -> Tensor:
+        """The patches [B, 4K, P * V] that are kept, each through the ResNet of its view; 0 for the others, [B, 4K, D].
+
+        In float32 on the CPU: there the weights' gradient of a bf16 convolution over a single sample is not finite (oneDNN).
+        """
+        out = []
+        precision = torch.autocast("cpu", enabled=False) if tokens.device.type == "cpu" else nullcontext()
+        for (view, part), where in zip(self._split(tokens, 1).items(), self._split(keep, 1).values(), strict=True):
+            patches = part[where].unflatten(-1, (self.config.patch, -1)).transpose(1, 2)  # [n, V, P]
+            states = part.new_zeros(*where.shape, self.config.dim)
+            if len(patches):
+                with precision:
+                    found = self.nets[view](adapter.stems[view](patches)).mean(-1)
+                states = states.to(found.dtype)
+                states[where] = found
+            out.append(states)
+        return torch.cat(out, 1)
+
+    def _encoded(self, x: Tensor, real: Tensor | None, *, attention: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+        """States [B, 3 + n, D] of the encoder's layers, and their maps on request; `real` [B, n] says which patches are."""
+        keys = None if real is None else F.pad(real, (3, 0), value=True)
+        starts = F.dropout(self.classes + self.views, self.config.dropout, self.training)
+        x = torch.cat((starts.expand(len(x), -1, -1).to(x.dtype), x), 1)
+        states, maps = [], []
+        for layer in self.layers:
+            x, of_layer = layer(x, keys, attention=attention)
+            states.append(x)
+            maps += [] if of_layer is None else [of_layer]
+        return states, maps
+
+    def _placed(self, positions: nn.ParameterDict, views: Tensor, real: Tensor) -> Tensor:
+        """Position and view of each patch [4K, D]; of shorter windows the first positions of each view."""
+        blocks = real.shape[1] // 4
+        refuse_longer(4 * blocks, sum(len(learned) for learned in positions.values()))
+        return torch.cat([positions[view][: times * blocks] + views[at] for at, (view, times) in enumerate(VIEWS.items())])
+
+    def _split(self, x: Tensor, dim: int) -> dict[str, Tensor]:
+        """The patches of each view."""
+        blocks = x.shape[dim] // 4
+        return dict(zip(VIEWS, x.split([times * blocks for times in VIEWS.values()], dim), strict=True))
+
+    def _adapter_of(self, batch: Batch | None) -> CrossAdapter:
+        adapter = self.adapter_of(batch)
+        assert isinstance(adapter, CrossAdapter)
+        return adapter
+
+    @torch.no_grad()
+    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.adapt`; learned positions are cut, or continued by random ones (then they are among the names)."""
+        fresh = super().adapt(channels, length, codes, renew=renew)
+        blocks = self.adapter.tokenizer.blocks(length)
+        for name in ("positions", "decoder_positions"):
+            held: nn.ParameterDict = getattr(self, name)
+            for view, times in VIEWS.items():
+                before = held[view]
+                more = _learned(max(0, times * blocks - len(before)), self.config.dim).to(before)
+                held[view] = nn.Parameter(torch.cat((before.detach(), more))[: times * blocks])
+                fresh += [f"{name}.{view}"] if len(more) else []
+        return fresh
+
+
+def _gathered(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The chosen ones of [B, N, D] in their order, [B, n, D] with n the most of any row, and which of these are (bool [B, n])."""
+    most = int(chosen.sum(1).max()) if len(chosen) else 0
+    order = (~chosen).to(torch.int8).argsort(stable=True, dim=1)[:, :most]
+    return x.gather(1, order[..., None].expand(-1, -1, x.shape[2])), chosen.gather(1, order)
+
+
+def _learned(count: int, dim: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(count, dim) * 0.02)
+
+
+def _fitting(config: ModelConfig, decoders: int) -> None:
+    """Raises UserError (config, exit 2) where the numbers do not fit together."""
+    if config.tokenizer == "codes":
+        raise wrong("codes for crt", "expected signals: events have no spectrum", "model.tokenizer", "Choose another model")
+    if config.dim % 8:
+        raise wrong(f"width {config.dim}", "expected a multiple of 8, its ResNets start with an eighth of it", "model.dim")
+    if not 0 < decoders < config.layers:
+        raise wrong(
+            f"{decoders} of {config.layers} layers decode", "expected at least one layer to encode and one to decode", "model.layers"
+        )
+
+
+@models(
+    ModelFacts(
+        family="attention",
+        objective="drop",
+        readout="native",
+        attention=True,
+        step=8,  # its heads do not divide the width
+        source="Zhang et al. 2023, Self-Supervised Time Series Representation Learning via Cross Reconstruction Transformer",
+        known="Its targets hold spectra of the whole window, so the loss is no forecast; the table's 6 + 6 layers are three times its own decoder",
+    )
+)
+def crt(config: ModelConfig) -> CRT:
+    """CRT: time, magnitude and phase of a window in one encoder; dropped patches are reconstructed."""
+    own = {"ffn": "plain", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "crop": "pad", "stride": None}
+    return CRT(config.model_copy(update={**own, **({} if config.tokenizer == "codes" else {"tokenizer": "patch"})}))

@@ -1,0 +1,285 @@
+"""PatchTST (Nie et al. 2023): patches of each channel by itself through an encoder of post-norm layers with batch norm.
+
+Each channel of a window is a sequence of its own and all share the weights. RevIN first: a window's channel is standardised by its own
+mean and variance over its observed samples. Then patches, a linear map, learned positions, L layers
+z = BN(z + Drop(MHA(z))), z = BN(z + Drop(FF(z))). The batch statistics of a feature run over the rows and the real tokens together.
+
+`Encoder` is what TST shares: there a token is a timestep of all channels.
+
+Legend: B batch, R rows of the encoder (B * V where channels are independent), T timesteps, V channels, N tokens, P patch, D width, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.models.stack import Adapter, Attention, Direction, Model, Places, wrong
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+
+BOUND = 0.02  # of learned positions at the start, uniform
+EPSILON = 1e-5  # of RevIN
+
+# ---------------------------------------------------------------------------------------------------------------- layers
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm that takes its running statistics where one value a feature has no spread."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the name that torch gives it
+        """[n, D] or [n, D, T], as it came."""
+        if self.training and input.numel() <= input.shape[1]:
+            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps)
+        return super().forward(input)
+
+
+class TokenNorm(nn.Module):
+    """Batch norm of tokens, each feature over the rows and the real tokens together; padding has no part in it and becomes 0."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.batch = BatchNorm(dim)
+
+    def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """[R, N, D] and the real tokens [R, N] (None: all) -> [R, N, D]."""
+        if real is None:
+            return self.batch(x.flatten(0, 1)).view_as(x)
+        normed = torch.zeros_like(x)
+        normed[real] = self.batch(x[real]).to(x.dtype)
+        return normed
+
+
+class Layer(nn.Module):
+    """Post-norm residual: z = BN(x + Drop(MHA(x))); BN(z + Drop(FF(z))) with FF = Linear, activation, dropout, Linear."""
+
+    def __init__(self, config: ModelConfig, attention_dropout: float) -> None:
+        super().__init__()
+        self.mix = Attention(config.model_copy(update={"dropout": attention_dropout}))
+        self.first, self.out = nn.Linear(config.dim, config.ffn_dim), nn.Linear(config.ffn_dim, config.dim)
+        self.norm_mix, self.norm_ffn = TokenNorm(config.dim), TokenNorm(config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.act = F.silu if config.ffn_act == "silu" else F.gelu
+
+    def forward(self, x: Tensor, places: Places, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+        """[R, N, D] -> [R, N, D] and the map [R, H, N, N] on request."""
+        mixed, maps = self.mix(x, places, "both", attention=attention)
+        x = self.norm_mix(x + self.dropout(mixed), places.real)
+        inner = self.dropout(self.act(self.first(x)))
+        return self.norm_ffn(x + self.dropout(self.out(inner)), places.real), maps
+
+
+def sinusoid(at: Tensor, dim: int) -> Tensor:
+    """Fixed encoding of places or times [..., N] -> [..., N, D]: sin(t / 10000^(2i / D)) beside cos of the same, in turns."""
+    rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=at.device, dtype=at.dtype) / dim)
+    angle = at[..., None] * rates
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., :dim]
+
+
+# ---------------------------------------------------------------------------------------------------------------- models
+
+
+class PlainAdapter(Adapter):
+    """The adapter with torch's own initial weights: post-norm layers undo the scale of an embedding, so it must not start below the positions."""
+
+    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+        super().__init__(config, reads)
+        for part in (self.embedding, *self.output.values()):
+            part.reset_parameters()  # type: ignore[operator]
+
+
+class Encoder(Model):
+    """Tokens, positions, post-norm layers in both directions; no [SOS] and [EOS].
+
+    Attributes:
+        scale: of the embedded tokens, before the positions are added.
+        attention_dropout: share of the attention weights that is dropped.
+        positions: learned [N, D], None where they are computed (`model.positions = sinusoid`, and events: of their months).
+    """
+
+    adapter_type = PlainAdapter
+    scale = 1.0
+    attention_dropout = 0.0
+
+    def __init__(self, config: ModelConfig) -> None:
+        refuse_heads(config)
+        super().__init__(config)
+        self.positions: nn.Parameter | None = None
+        if config.positions == "learned" and config.tokenizer != "codes":
+            self.positions = nn.Parameter(uniform(self.adapter.tokenizer.count(config.length), config.dim))
+        self.layers = nn.ModuleList(Layer(config, self.attention_dropout) for _ in range(config.layers))
+
+    def prepared(self, batch: Batch) -> Batch:
+        """What the tokenizer reads of a batch."""
+        return self.spread(batch)
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """Encode a batch.
+
+        Args:
+            batch: signals [B, T, V], or events [B, N] with times in months.
+            directions: None; the layers look both ways.
+            hide: bool [R, N]; these tokens are read as 0 (codes: as [MASK]), behind the normalisation.
+            attention: also return the maps [R, H, N, N] of each layer.
+
+        Raises:
+            UserError: directions, or more tokens than there are learned positions (exit 2).
+        """
+        refuse_directions(self, directions)
+        adapter, rows = self.adapter_of(batch), len(batch.values)
+        batch = self.prepared(batch)
+        tokens, targets, real = adapter.tokenizer(batch)
+        x = adapter.embed(tokens)
+        if hide is not None:
+            x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
+        inside = None if batch.mask is None else real
+        index = torch.arange(x.shape[1], device=x.device)
+        x = F.dropout(x * self.scale + self._placed(batch, index, real).to(x.dtype), self.config.dropout, self.training)
+        states, maps = [], []
+        for layer in self.layers:
+            x, of_layer = layer(x, Places(index, None, inside, inside), attention=attention)
+            states.append(x)
+            maps.append(of_layer)
+        return Encoded(tokens, targets, real, tuple(states), tuple(maps) if attention else None, self.pooled(x, real, rows))
+
+    def pooled(self, x: Tensor, real: Tensor, rows: int) -> Tensor | None:
+        """The method's own vector of each of the `rows` windows, from the last states [R, N, D]."""
+        return None
+
+    def _placed(self, batch: Batch, index: Tensor, real: Tensor) -> Tensor:
+        """Encodings of the places [N, D], of events those of their months [B, N, D]."""
+        if self.positions is not None:
+            refuse_longer(len(index), len(self.positions))
+            return self.positions[: len(index)]
+        at = index if batch.times is None else torch.where(real, batch.times, 0.0)
+        return sinusoid(at.to(next(self.parameters()).dtype), self.config.dim)
+
+    @torch.no_grad()
+    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.adapt`; learned positions are cut, or continued by random ones (then `positions` is among the names)."""
+        fresh = super().adapt(channels, length, codes, renew=renew)
+        if self.positions is not None:
+            before = len(self.positions)
+            self.positions = continued(self.positions, self.adapter.tokenizer.count(length))
+            fresh += ["positions"] if len(self.positions) > before else []
+        return fresh
+
+
+class PatchTST(Encoder):
+    """The patches of each channel by itself, standardised a window; its own vector: the mean over the tokens, channels side by side."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.norms = nn.ModuleDict({"next": nn.Dropout(config.dropout)})  # post-norm layers end in a norm; the heads' dropout stands here
+        self.pooled_width = self._pooled_width()
+
+    def _pooled_width(self) -> int:
+        return self.config.dim * (self.config.channels if self.config.channel_independent else 1)
+
+    def prepared(self, batch: Batch) -> Batch:
+        """Rows of one channel each, by RevIN unless it is off."""
+        return self.standardised(self.spread(batch))
+
+    def standardised(self, batch: Batch) -> Batch:
+        """RevIN: each row by its own mean and biased variance over what was observed. `batch` as `spread` returns it."""
+        if not self.config.revin or self.config.tokenizer == "codes":
+            return batch
+        seen = torch.ones_like(batch.values, dtype=torch.bool) if batch.mask is None else batch.mask.reshape(batch.values.shape)
+        count = seen.sum(1, keepdim=True).clamp(min=1)
+        x = torch.where(seen, batch.values, 0.0)
+        centred = torch.where(seen, x - x.sum(1, keepdim=True) / count, 0.0)
+        return batch._replace(values=centred * torch.rsqrt(centred.square().sum(1, keepdim=True) / count + EPSILON))
+
+    @torch.no_grad()
+    def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As `Model.targets`, of the standardised window: nothing is put back to the former scale."""
+        return super().targets(self.prepared(batch))
+
+    def erase(self, batch: Batch, chosen: Tensor) -> Batch:
+        """As `Model.erase`. Raises UserError (config, exit 2) under RevIN: what is erased before it would change the statistics."""
+        if self.config.revin and self.config.tokenizer != "codes":
+            raise wrong(
+                "masked before RevIN",
+                "expected masked-patches, which masks behind it",
+                "objective.name",
+                "Use masked-patches, or model.revin=false",
+            )
+        return super().erase(batch, chosen)
+
+    def pooled(self, x: Tensor, real: Tensor, rows: int) -> Tensor:
+        """[R, N, D] -> [B, V * D]: mean over the real tokens of each channel, 0 for a channel that was never observed."""
+        mean = torch.where(real[..., None], x, 0.0).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+        return F.dropout(mean.reshape(rows, -1), self.config.dropout, self.training)
+
+    @torch.no_grad()
+    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Encoder.adapt`; one adapter serves any number of channels, the vector becomes as wide as they are many."""
+        fresh = super().adapt(channels, length, codes, renew=renew)
+        self.pooled_width = self._pooled_width()
+        return fresh
+
+
+# ---------------------------------------------------------------------------------------------------------------- shared with other encoders
+
+
+def uniform(*shape: int) -> Tensor:
+    """Learned positions at the start, U(-0.02, 0.02)."""
+    return torch.empty(shape).uniform_(-BOUND, BOUND)
+
+
+def continued(positions: nn.Parameter, count: int) -> nn.Parameter:
+    """Learned positions [N, D] for `count` places: the first ones, continued by random ones where there are more."""
+    more = uniform(max(0, count - len(positions)), positions.shape[1]).to(positions)
+    return nn.Parameter(torch.cat((positions.detach(), more))[:count])
+
+
+def refuse_heads(config: ModelConfig) -> None:
+    """A width that the heads do not divide. Raises UserError (config, exit 2)."""
+    if config.dim % config.heads:
+        raise wrong(f"{config.dim} for {config.heads} heads", "expected a multiple of the heads", "model.dim")
+
+
+def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> None:
+    """Directions asked of a model whose layers look both ways. Raises UserError (config, exit 2)."""
+    if directions is not None:
+        own = models[model.config.name].facts.objective
+        said = f"its layers look both ways, the next token is no question for {model.config.name}"
+        raise wrong("layers of one direction", said, "objective.name", f"Use the objective {own}")
+
+
+def refuse_longer(count: int, learned: int) -> None:
+    """More places than positions were learned. Raises UserError (shapes_differ, exit 2)."""
+    if count > learned:
+        raise UserError(
+            Reason.SHAPES_DIFFER,
+            f"{count} positions",
+            wanted=f"this model has learned {learned}",
+            action="Cut shorter windows, or build it with their length",
+            exit_code=Exit.USAGE,
+        )
+
+
+@models(
+    ModelFacts(
+        family="attention",
+        objective="masked-patches",
+        readout="native",
+        attention=True,
+        input=("regular", "events"),
+        source="Nie et al. 2023, A Time Series is Worth 64 Words: Long-term Forecasting with Transformers",
+        known="RevIN removes the level and the size of each window and channel: turn it off where they say something (model.revin=false)",
+    )
+)
+def patchtst(config: ModelConfig) -> PatchTST:
+    """PatchTST: the patches of each channel by itself, standardised a window; masked patches are reconstructed."""
+    own = {"ffn": "plain", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "ties": "canonical", "others": ()}
+    if config.tokenizer != "codes":  # an odd length loses its first samples
+        own |= {"tokenizer": "patch", "crop": "start", "channel_independent": True}
+    return PatchTST(config.model_copy(update=own))

@@ -1,0 +1,69 @@
+"""CRT's objective: patches of the window and of its spectrum are dropped, all are reconstructed, and tokens must stay apart."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch
+from bitimely_core.models.crt import CRT
+from bitimely_core.models.stack import Model, wrong
+from bitimely_core.objectives.tokens import Part, Result, result, share
+from bitimely_core.registry import ObjectiveFacts, objectives
+from bitimely_core.settings import ObjectiveConfig
+
+LEAST = 0.3  # share of dropped patches at the start
+WEIGHT = 1e-4  # of the instance constraint
+
+NOTICE = "drop: magnitudes and phases are of the whole window, dropped patches included; its loss measures reconstruction, not forecasting."
+
+
+@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE))
+def drop(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """Up to 70 % of the patches dropped, of phase those of magnitude; reconstruct all, with CRT's instance constraint.
+
+    The share rises with the training, clip(progress, 0.3, `dropped`); outside training it is the largest. Every row drops its own.
+
+    Raises:
+        UserError: another model than CRT (config, exit 2).
+    """
+    if not isinstance(model, CRT):
+        raise wrong(f"drop for {model.config.name}", "expected crt", "objective.name", "Use the model's own objective")
+    target, valid = model.targets(batch)
+    with torch.no_grad():
+        real = model.adapter_of(batch).tokenizer(batch)[2].cpu()
+    ratio = min(max(model.progress if model.training else 1.0, LEAST), config.dropped)
+    dropped = torch.stack([chosen(row, ratio, generator) for row in real]).to(target.device)
+    said = model.reconstruct(batch, dropped)
+    out = result(model, batch, [Part("reconstruction", said.prediction, target, valid)])
+    apart = WEIGHT * constraint(said.before, said.after, said.kept)
+    return {**out, "loss": out["loss"] + apart, "parts": {**out["parts"], "constraint": apart.detach()}}
+
+
+def chosen(real: Tensor, ratio: float, generator: Generator | None = None) -> Tensor:
+    """Dropped patches of a row, bool [4K]: floor(ratio * 2k) of time, and floor(ratio * k) of magnitude and phase at the same places.
+
+    `real` [4K] marks the row's own 2k, k and k patches.
+    """
+    most = len(real) // 4
+    blocks = int(real[2 * most : 3 * most].sum())
+    time, bins = (torch.randperm(count, generator=generator)[: share(ratio, count)] for count in (2 * blocks, blocks))
+    out = torch.zeros_like(real)
+    for start, places in zip((0, 2 * most, 3 * most), (time, bins, bins), strict=True):
+        out[start + places] = True
+    return out
+
+
+def constraint(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
+    """Instance discrimination: mean over the rows of log sum_(i != j) exp(a_i . b_j), with a, b = [B, n, D] scaled to length 1.
+
+    i and j are kept patches of one row; rows with fewer than two are left out.
+    """
+    before, after = F.normalize(before.float(), dim=-1), F.normalize(after.float(), dim=-1)
+    pairs = kept[:, :, None] & kept[:, None] & ~torch.eye(kept.shape[1], dtype=torch.bool, device=kept.device)
+    enough = pairs.flatten(1).any(1)
+    if not bool(enough.any()):
+        return before.sum() * 0.0
+    scores = (before @ after.mT)[enough].masked_fill(~pairs[enough], -torch.inf)
+    return scores.flatten(1).logsumexp(1).mean()

@@ -1,0 +1,26 @@
+"""PatchTST's masking: of each row so many patches are kept, the others are read as 0 behind the normalisation and reconstructed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator
+
+from bitimely_core.batch import Batch
+from bitimely_core.models.stack import Model
+from bitimely_core.objectives.tokens import Result, each_row, hidden_part, refuse_overlap, result, share
+from bitimely_core.registry import ObjectiveFacts, objectives
+from bitimely_core.settings import ObjectiveConfig
+
+
+@objectives(ObjectiveFacts(leak_free=True))
+def masked_patches(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """40 % of the patches of each row masked, in each channel others where it reads them one by one; reconstruct them.
+
+    floor(N (1 - ratio)) patches are kept, so of 8 patches at 40 % four are masked. The error is the mean over the masked patches.
+    """
+    refuse_overlap(model.config)
+    target, valid = model.targets(batch)
+    kept = 1 - config.ratio
+    chosen = each_row(model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[share(kept, count) :])
+    encoded = model(batch, hide=chosen)
+    return result(model, batch, [hidden_part(model, batch, encoded, target, valid, chosen, "masked")])

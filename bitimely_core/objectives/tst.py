@@ -1,0 +1,62 @@
+"""TST's masking: single values, in runs of geometric length, each channel by itself; set to 0 and reconstructed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch
+from bitimely_core.models.stack import Model, wrong
+from bitimely_core.objectives.tokens import Result, hidden_part, result
+from bitimely_core.registry import ObjectiveFacts, objectives
+from bitimely_core.settings import ObjectiveConfig
+from bitimely_core.tokenizers import Codes, Steps
+
+MEAN_RUN = 3.0  # lm, timesteps
+
+
+@objectives(ObjectiveFacts(leak_free=True))
+def masked_runs(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """40 % of the values masked in runs of 3 timesteps on average, each channel by itself; reconstruct them.
+
+    `concurrent`: all channels together. `bernoulli`: no runs, each value by itself. Padding and missing values are no targets.
+
+    Raises:
+        UserError: a model whose tokens are not timesteps (config, exit 2).
+    """
+    tokenizer = model.adapter_of(batch).tokenizer
+    if not isinstance(tokenizer, Steps | Codes):
+        raise wrong(f"masked-runs for tokens of {model.config.tokenizer}", "expected timesteps", "objective.name", "Use masked")
+    target, valid = model.targets(batch)
+    width = 1 if config.concurrent or isinstance(tokenizer, Codes) else target.shape[2]
+    with torch.no_grad():
+        lengths = tokenizer(batch)[2].sum(1).tolist()
+    rows = [runs(count, width, config, generator) for count in lengths]
+    chosen = torch.stack([F.pad(row, (0, 0, 0, target.shape[1] - len(row))) for row in rows]).to(target.device)
+    if isinstance(tokenizer, Codes):
+        chosen = chosen[..., 0]
+        erased = model.erase(batch, chosen)
+    else:
+        chosen = chosen.expand_as(target)
+        erased = batch._replace(values=batch.values.masked_fill(chosen, 0.0))
+    return result(model, batch, [hidden_part(model, batch, model(erased), target, valid, chosen, "masked")])
+
+
+def runs(count: int, width: int, config: ObjectiveConfig, generator: Generator | None = None) -> Tensor:
+    """Masked values of a row, bool [count, width], on the CPU.
+
+    Two states that take turns: a masked run goes on with probability 1 - 1 / lm, a kept one ends with p = r / (1 - r) / lm, and the row
+    starts masked with probability r: the share r is masked everywhere. Where p would pass 1 (r > 3/4), masked runs are longer instead.
+    """
+    ratio = config.ratio
+    if config.bernoulli:
+        return torch.rand(count, width, generator=generator) < ratio
+    mean = max(MEAN_RUN, ratio / (1 - ratio))
+    masked = torch.rand(width, 1, generator=generator) < ratio
+    turn = masked ^ (torch.arange(count) % 2 == 1)  # the state of each run, [width, runs]; no row has more runs than timesteps
+    ends = torch.where(turn, 1 / mean, ratio / (1 - ratio) / mean).double().clamp(max=1 - 1e-12)
+    uniform = torch.rand(width, count, generator=generator, dtype=torch.float64).clamp(min=1e-300)
+    lengths = 1 + (uniform.log() / torch.log1p(-ends)).floor().clamp(max=count)  # geometric: P(length > n) = (1 - p)^n
+    passed = torch.searchsorted(lengths.cumsum(1), torch.arange(count, dtype=torch.float64).expand(width, -1).contiguous(), right=True)
+    return (masked ^ (passed % 2 == 1)).T

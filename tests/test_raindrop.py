@@ -1,0 +1,152 @@
+"""RAINDROP's messages against a slow loop, and what must not depend on the order of sensors."""
+
+import math
+
+import pytest
+import torch
+
+from bitimely_core import models
+from bitimely_core.batch import Batch
+from bitimely_core.errors import UserError
+from bitimely_core.models.raindrop import Message, pruned
+from bitimely_core.models.supervised import clock
+
+torch.set_num_threads(1)
+
+
+def tiny(**options):
+    torch.manual_seed(0)
+    return models.build("raindrop", **{"preset": "tiny", "channels": 3, "length": 20, **options}).double().eval()
+
+
+def sampled(channels=3):
+    draw = torch.Generator().manual_seed(0)
+    mask = torch.rand(2, 20, channels, generator=draw) > 0.5
+    mask[:, -1] = True
+    return Batch(torch.randn(2, 20, channels, generator=draw, dtype=torch.float64), mask=mask)
+
+
+def messages(message, h, nodes, code, edges, observed):
+    """One pass for one sample: who says what to whom at which row, with the edges of the pass before."""
+    rows, sensors, width = h.shape
+    matrix = message.query.weight
+    out, means = torch.zeros_like(h), torch.zeros(sensors, sensors, dtype=h.dtype)
+    for v in range(sensors):
+        for t in range(rows):
+            got = torch.zeros(width, dtype=h.dtype)
+            for u in range(sensors):
+                alpha = torch.relu(h[t, u] @ (matrix @ torch.cat((nodes[v], code[t]))))
+                got = got + (h[t, u] @ message.send[u]) * message.receive[v] * alpha * edges[u, v]
+                if observed[t, u]:
+                    means[u, v] += alpha / observed[:, u].sum()
+            out[t, v] = torch.relu(got)
+    return out, edges * means
+
+
+def test_messages_equal_the_formulas():
+    model, batch = tiny(dim=4), sampled()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.7)
+    rows = model.adapter.tokenizer.rows(batch)
+    code = clock(rows.times, 20.0, 16)
+    found, edges = model.exchanged(rows, code)
+    for row in range(2):
+        h = torch.relu(rows.values[row, ..., None] * model.observation)
+        wanted = torch.ones(3, 3, dtype=torch.float64)
+        for at, message in enumerate(model.messages):
+            h, wanted = messages(message, h, model.nodes, code[row], wanted, rows.mask[row])
+            if at == 0:
+                cut = wanted.flatten().sort().values[4]  # of 9 edges 5 stay
+                wanted = torch.where(wanted >= cut, wanted, 0.0)
+        assert h.any()
+        torch.testing.assert_close(found[row], h, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(edges[row], wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_half_of_the_edges_stay():
+    edges = torch.tensor([[[4.0, 1.0], [3.0, 2.0]], [[1.0, 1.0], [1.0, 0.0]]])
+    assert pruned(edges).tolist() == [[[4, 0], [3, 0]], [[1, 1], [1, 0]]]
+
+
+def test_sensors_have_no_order():
+    """Their own vectors follow them, and so do what they say and the edges."""
+    torch.manual_seed(0)
+    message, order = Message(5, 4).double(), torch.tensor([3, 0, 4, 1, 2])
+    turned = Message(5, 4).double()
+    turned.load_state_dict(message.state_dict())
+    with torch.no_grad():
+        turned.send.copy_(message.send[order])
+        turned.receive.copy_(message.receive[order])
+    h, nodes, code = (torch.rand(*s, dtype=torch.float64) for s in ((2, 6, 5, 4), (5, 4), (2, 6, 16)))
+    observed, edges = torch.rand(2, 6, 5) > 0.5, torch.rand(2, 5, 5, dtype=torch.float64)
+    a, edges_a = message(h, nodes, code, edges, observed)
+    b, edges_b = turned(h[:, :, order], nodes[order], code, edges[:, order][:, :, order], observed[:, :, order])
+    torch.testing.assert_close(a[:, :, order], b)
+    torch.testing.assert_close(edges_a[:, order][:, :, order], edges_b)
+
+
+def test_a_sensor_hears_of_the_others_unless_messages_stay_at_home():
+    batch = sampled()
+    for option, heard in (("paper", True), ("self", False)):
+        model = tiny(message=option)
+        for weight in (model.observation, model.nodes, *model.messages.parameters()):
+            torch.nn.init.uniform_(weight, 0.1, 1.0)
+        values = batch.values.abs().requires_grad_()
+        rows = model.adapter.tokenizer.rows(batch._replace(values=values))
+        found, _ = model.exchanged(rows, clock(rows.times, 20.0, 16))
+        (slope,) = torch.autograd.grad(found[:, :, 0].sum(), values)
+        assert bool((slope[..., 0][batch.mask[..., 0]] != 0).any())
+        assert bool((slope[..., 1:] != 0).any()) is heard
+
+
+def test_the_vector_is_the_mean_over_the_rows_and_maps_are_rows_of_attention():
+    model, batch = tiny(), sampled()
+    batch.mask[1, 12:] = False
+    encoded = model(batch, attention=True)
+    end = int(batch.mask[1].any(1).nonzero().max()) + 1
+    torch.testing.assert_close(encoded.pooled[1], encoded.hidden[-1][1, :end].mean(0))
+    assert [tuple(maps.shape) for maps in encoded.attention] == [(2, 2, 20, 20)] * 2
+    for maps in encoded.attention:
+        torch.testing.assert_close(maps.sum(-1), torch.ones(2, 2, 20, dtype=torch.float64))
+        assert not maps[1, :, :, end:].any()
+    torch.testing.assert_close(encoded.hidden[-1], model(batch).hidden[-1])
+
+
+def test_the_transformer_equals_torchs():
+    """Post-norm layers with ReLU over [h; p], padding no key."""
+    model, batch = tiny(), sampled()
+    batch.mask[1, 12:] = False
+    rows = model.adapter.tokenizer.rows(batch)
+    code = clock(rows.times, 20.0, 16)
+    x = torch.cat((model.exchanged(rows, code)[0].flatten(2), code), -1)
+    for layer in model.layers:
+        theirs = torch.nn.TransformerEncoderLayer(28, 2, 56, batch_first=True).double().train()
+        for dropout in (theirs.dropout, theirs.dropout1, theirs.dropout2):
+            dropout.p = 0.0
+        theirs.self_attn.dropout = 0.0
+        with torch.no_grad():
+            for name, source in (
+                ("self_attn.in_proj_weight", layer.mix.qkv.weight),
+                ("self_attn.in_proj_bias", layer.mix.qkv.bias),
+                ("self_attn.out_proj.weight", layer.mix.out.weight),
+                ("self_attn.out_proj.bias", layer.mix.out.bias),
+            ):
+                theirs.get_parameter(name).copy_(source)
+        for own, other in ((layer.first, theirs.linear1), (layer.out, theirs.linear2), (layer.norm_mix, theirs.norm1), (layer.norm_ffn, theirs.norm2)):
+            other.load_state_dict(own.state_dict())
+        x = theirs(x, src_key_padding_mask=~rows.real)
+    torch.testing.assert_close(model(batch).hidden[-1][rows.real], x[rows.real], rtol=1e-10, atol=1e-10)
+
+
+def test_widths_that_the_heads_do_not_divide_are_refused():
+    with pytest.raises(UserError, match="multiple of the heads") as caught:
+        tiny(dim=3)
+    assert (caught.value.exit_code, caught.value.field) == (2, "model.dim")
+
+
+def test_47_codes_give_the_width_of_the_paper():
+    model = models.build("raindrop", preset="3m", codes=52)
+    assert model.pooled_width == 47 * 4 + 16
+    assert model.layers[0].first.out_features == 2 * 204
+    assert model.config.dropout == 0.2
+    assert math.isclose(float(model.nodes.detach().std()), math.sqrt(2 / (47 + 4)), rel_tol=0.15)  # Glorot
