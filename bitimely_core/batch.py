@@ -129,7 +129,8 @@ class Figure:
     kind `lines`: data = {"series": [{"name", "x", "y", "lo"?, "hi"?}], "xlabel", "ylabel", "logx"?, "logy"?}; `matrix`: {"values": [R, C] array,
     "xlabel", "ylabel", "diverging": bool, "mark"?: [lo, hi], "row_names"?, "column_names"?}; `bars`: {"names": [...], "values": [...], "lo"?, "hi"?, "ylabel"}; `traces`: {"rate", "signals":
     [{"name", "unit", "values"}], "spans"?: [{"start", "stop", "name"}]} (seconds); `hypnogram`: {"epoch", "tracks": [{"name", "stages"}], "classes"};
-    `timelines`: {"lanes": [{"name", "times", "groups": [index]}], "groups": [names, the first for the background], "xlabel"}.
+    `timelines`: {"lanes": [{"name", "times", "groups": [index]}], "groups": [names, the first for the background], "xlabel"};
+    `scatter`: {"panels": [{"name", "x", "y", "group": [index, -1 for none]}], "groups": [names], "xlabel", "ylabel", "ticks"?: bool}.
     """
 
     name: str

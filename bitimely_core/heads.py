@@ -128,13 +128,26 @@ def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", mer
     last: Literal["next", "previous"] = "previous" if model.directions[-1:] == ("backward",) else "next"  # they differ with separate heads
     vectors = [POOLS[readout](model.norm(encoded.hidden[-1], last), encoded)]
     if layers == "last-two":
+        if len(encoded.hidden) < 2:
+            raise UserError(
+                Reason.CONFIG,
+                "layers last-two",
+                wanted=f"{model.config.name} has the states of one layer",
+                action="Use --layers last",
+                field="finetune.layers",
+                exit_code=Exit.USAGE,
+            )
         vectors.insert(0, POOLS[readout](model.norm(encoded.hidden[-2], "next"), encoded))
     return torch.cat(vectors, -1) if merge == "concat" else torch.stack(vectors).mean(0)
 
 
 def vectors(model: Model, batch: Batch, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
-    """One vector a row of the batch, as `pool`; where the model reads channels one by one their mean, over the channels that were observed."""
-    found = pool(model(batch), model, readout, layers, merge)
+    """One vector a row of the batch, as `pool`; where the model reads channels one by one their mean (`over_channels`)."""
+    return over_channels(pool(model(batch), model, readout, layers, merge), batch)
+
+
+def over_channels(found: Tensor, batch: Batch) -> Tensor:
+    """One vector a row of the batch from one a row, or from one a row and channel (their mean over the channels that were observed)."""
     rows = len(batch.values)
     if len(found) == rows:
         return found

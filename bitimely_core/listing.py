@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from bitimely_core import __version__, registry, settings
 COLUMNS = {
     "datasets": ["name", "title", "views", "licence", "paper"],
     "views": ["name", "task", "channels", "rate", "window", "classes", "split"],
-    "models": ["name", "family", "input", "objective", "readout", "attention", "source"],
+    "models": ["name", "family", "input", "objective", "readout", "attention", "at 18m", "train s", "infer s", "paper claims", "paper"],
     "objectives": ["name", "leak_free", "help"],
     "presets": ["name", "layers", "heads", "dim", "value_dim", "ffn_dim", "data", "parameters", "paper_parameters", "models"],
     "analyses": ["name", "takes", "options", "help"],
@@ -91,11 +92,36 @@ def _views() -> list[dict[str, Any]]:
     ]
 
 
+CLAIMS = {  # the paper's table of key advantages: data preserved, bidirectional, full rank
+    "patchtst": (False, True, False),
+    "crt": (False, True, False),
+    "timelygpt": (True, False, True),
+    "timelybert": (False, True, False),
+    "bitimelygpt": (True, True, True),
+}
+ADVANTAGES = ("data kept", "both ways", "full rank")
+COSTS = Path(__file__).with_name("models") / "costs.toml"
+
+
 def _models() -> list[dict[str, Any]]:
+    """Every model, its true parameters in each preset, the paper's claims, and CPU seconds for 1,000 windows where they were measured."""
     registry.members("bitimely_core.models")
+    costs = settings.read_toml(COSTS) if COSTS.is_file() else {}
+    sizes: dict[str, dict[str, int]] = {name: {} for name in registry.models}
+    for preset in _presets():
+        for name, count in preset["models"].items():
+            sizes[name][preset["name"]] = count
     return [
         {
             "name": name,
+            "at 18m": f"{sizes[name]['18m'] / 1e6:.1f} M" if "18m" in sizes[name] else None,
+            "parameters": sizes[name],
+            "train s": costs.get("models", {}).get(name, {}).get("train"),  # CPU seconds for 1,000 windows
+            "infer s": costs.get("models", {}).get(name, {}).get("infer"),
+            "measured": {key: value for key, value in costs.items() if key != "models"},
+            "claims": dict(zip(ADVANTAGES, CLAIMS[name], strict=True)) if name in CLAIMS else None,
+            "paper claims": ", ".join(word for word, said in zip(ADVANTAGES, CLAIMS.get(name, ()), strict=False) if said),
+            "paper": " ".join(re.split(r"(?<=\d{4})", e.facts.source)[:1]),
             "family": e.facts.family,
             "input": list(e.facts.input),
             "objective": e.facts.objective,

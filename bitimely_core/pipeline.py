@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import cache, registry, runs, settings
+from bitimely_core import registry, runs, settings
 from bitimely_core.batch import Progress
 from bitimely_core.errors import Exit, UserError
 
@@ -82,7 +82,7 @@ def run(
         source = recipe.ingest.sources.get(dataset)
         if runs.of_events(dataset):
             return runs.ingest_claims(dataset, source, out, build=recipe.build, options=options, progress=progress)
-        return cache.ingest(dataset, source, out, options=options, jobs=recipe.ingest.jobs, progress=progress)
+        return runs.ingest(dataset, source, out, options=options, jobs=recipe.ingest.jobs, progress=progress)
 
     def pretrained(run: str, flags: dict[str, Any]) -> dict[str, Any]:
         flags = settings.merged(recipe.overrides("pretrain"), flags, {"train": {"devices": devices}} if devices > 1 else {})

@@ -135,7 +135,9 @@ class DatasetFacts:
     clinical: bool = True  # folders 0700, files 0600
     options: dict[str, Any] | None = None  # option -> default, beyond those of every data set
     needs_source: bool = True
-    kind: Literal["recordings", "events"] = "recordings"  # events: claims, whose function returns nothing; cache and tokens know the builder
+    kind: Literal["recordings", "events"] = (
+        "recordings"  # events: claims, whose function returns nothing; cache and tokens know the builder
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +170,7 @@ class AnalysisFacts:
     """`takes` says what the analysis needs: runs, a data set, or a model by name."""
 
     takes: Literal["runs", "run", "data", "model"]
+    scores: bool = False  # compares with labels of held-out subjects: refused where the run was trained on them
     help: str = ""
 
 

@@ -234,6 +234,14 @@ def figure_data(figure: Figure) -> Columns:
             "time": np.concatenate([np.empty(0), *(times for _, times, _ in lanes)]),
             "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(which, dtype=np.int64)] for _, _, which in lanes)]),
         }
+    if figure.kind == "scatter":
+        groups = np.array([*(text(g) for g in data["groups"]), ""], str)  # -1 is the last: no group
+        return {
+            "panel": np.concatenate([np.empty(0, str), *(np.full(len(p["x"]), text(p["name"])) for p in data["panels"])]),
+            "x": np.concatenate([np.empty(0), *(_array(p["x"]) for p in data["panels"])]),
+            "y": np.concatenate([np.empty(0), *(_array(p["y"]) for p in data["panels"])]),
+            "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(p["group"], dtype=np.int64)] for p in data["panels"])]),
+        }
     raise ValueError(f"figure {figure.name!r} has kind {figure.kind!r}, expected {', '.join(DRAWN)}")
 
 
@@ -632,7 +640,9 @@ def _timelines(figure: Figure) -> Canvas:
     for k, group in enumerate(data["groups"]):  # the first is the background
         at = [(x, y) for y, lane in enumerate(lanes) for x, of in zip(lane["times"], lane["groups"], strict=True) if of == k]
         colour, size = (MUTED, 5.0) if k == 0 else (SERIES[(k - 1) % 8], 8.0)
-        handles += axes.plot([x for x, _ in at], [y for _, y in at], linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1)
+        handles += axes.plot(
+            [x for x, _ in at], [y for _, y in at], linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1
+        )
     axes.set_yticks(range(len(lanes)), [text(lane["name"], 32) for lane in lanes], color=INK)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -644,7 +654,79 @@ def _timelines(figure: Figure) -> Canvas:
     return canvas
 
 
+_CIRCLE = [(math.cos(a), math.sin(a)) for a in np.linspace(0, 2 * math.pi, 9).tolist()]
+GLYPHS: list[list[tuple[float, float]]] = [  # strokes that tell groups apart without colour; (nan, nan) lifts the pen
+    [(0, 0), (0, 0)],
+    [(-1, 0), (1, 0), (math.nan, math.nan), (0, -1), (0, 1)],
+    [(-0.8, -0.7), (0.8, -0.7), (0, 0.9), (-0.8, -0.7)],
+    [(-0.8, -0.8), (0.8, 0.8), (math.nan, math.nan), (-0.8, 0.8), (0.8, -0.8)],
+    [(-0.7, -0.7), (0.7, -0.7), (0.7, 0.7), (-0.7, 0.7), (-0.7, -0.7)],
+    [(x * 0.9, y * 0.9) for x, y in _CIRCLE],
+    [(0, -1), (0, 1)],
+    [(-1, 0), (1, 0)],
+]
+
+
+def _scatter(figure: Figure) -> Canvas:
+    """Points in panels, a colour and a glyph a group; each group is one path, so that thousands of points stay small."""
+    from matplotlib.figure import Figure as Canvas
+
+    data = figure.data
+    panels, groups = data["panels"], list(data["groups"])
+    across = min(max(len(panels), 1), 3)
+    down = -(-max(len(panels), 1) // across)
+    wide = WIDTH if across > 1 else 4.8
+    canvas = Canvas(figsize=(wide, down * (wide / across * 0.95 + 0.25) + 0.45), layout="constrained")
+    grid = canvas.subplots(down, across, squeeze=False)
+    handles: dict[int, Any] = {}
+    for axes, panel in itertools.zip_longest(grid.flat, panels):
+        if panel is None:
+            axes.set_visible(False)
+            continue
+        x, y, of = _array(panel["x"]), _array(panel["y"]), np.asarray(panel["group"], dtype=np.int64)
+        spans = [float(np.nanmax(v) - np.nanmin(v)) or 1.0 if len(v) and np.isfinite(v).any() else 1.0 for v in (x, y)]
+        for k in [-1, *range(len(groups))]:
+            here = of == k
+            glyph = np.array(GLYPHS[k % len(GLYPHS)] if k >= 0 else GLYPHS[0])
+            pen = np.vstack([glyph, [[np.nan, np.nan]]]) * 0.011 * np.array(spans)
+            size = 2.6 if (len(glyph) == 2 and k % len(GLYPHS) == 0) or k < 0 else 0.8
+            colour = MUTED if k < 0 else SERIES[k % len(SERIES)]
+            drawn = axes.plot(
+                (x[here, None] + pen[:, 0]).ravel(),
+                (y[here, None] + pen[:, 1]).ravel(),
+                color=colour,
+                linewidth=size,
+                alpha=0.35 if k < 0 else 0.9,
+                solid_capstyle="round",
+            )
+            if k >= 0:
+                handles.setdefault(k, drawn[0])
+        axes.set_title(text(panel["name"], 60), loc="left", color=INK)
+        if not data.get("ticks"):
+            axes.set_xticks([])
+            axes.set_yticks([])
+        else:
+            _ticks(axes)
+        axes.set_xlabel(text(data.get("xlabel", "")))
+        axes.set_ylabel(text(data.get("ylabel", "")))
+    if groups and handles:
+        from matplotlib.lines import Line2D
+
+        marks = ["o", "+", "^", "x", "s", "o", "|", "_"]
+        keys = [
+            Line2D(
+                [], [], linestyle="", marker=marks[k % 8], markersize=4.5, color=SERIES[k % 8], fillstyle="full" if k % 8 == 0 else "none"
+            )
+            for k in range(len(groups))
+        ]
+        canvas.legend(
+            keys, [" " + text(g, 40) for g in groups], loc="outside upper left", ncols=6, frameon=False, handlelength=1.2, columnspacing=1.4
+        )
+    return canvas
+
+
 DRAWN: dict[str, Callable[[Figure], Any]] = {
+    "scatter": _scatter,
     "lines": _lines,
     "matrix": _matrix,
     "bars": _bars,

@@ -64,8 +64,8 @@ class ModelConfig(Section):
     form: Literal["auto", "parallel", "chunkwise", "recurrent"] = "auto"
     chunk: int = Field(64, ge=1)
     core_precision: Literal["fp32", "bf16"] = "fp32"  # set by train.core_precision
-    events: Literal["code-embed", "grid"] = "code-embed"  # events as embedded codes, or for models of signals as a grid of months, a channel a code
-    horizon: int = Field(240, ge=2)  # months: length of the grid; 1 on mtand's clock, the unit of gru-d's gaps, seft's and raindrop's slowest wave
+    events: Literal["code-embed", "grid"] = "code-embed"  # grid: events as months in a row, a channel a code, for models of signals
+    horizon: int = Field(240, ge=2)  # months of events: length of the grid; what mtand, gru-d, seft and raindrop take for a time of 1
     output_heads: Literal["shared", "separate"] = "shared"
     dropout: float = Field(0.0, ge=0, lt=1)
     revin: bool = True  # patchtst: each channel of each window standardised by its own mean and variance

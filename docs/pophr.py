@@ -1,6 +1,6 @@
 """The table of docs/pophr.md, measured: the DE-SynPUF sample under each leakage policy, through the command line.
 
-    BITIMELY_TEST_DATA=FOLDER python docs/pophr.py
+BITIMELY_TEST_DATA=FOLDER python docs/pophr.py
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def shown(metric: dict[str, Any]) -> str:
 def main() -> None:
     """Measure and write the table."""
     data = Path(os.environ["BITIMELY_TEST_DATA"])
-    rows = ["| input | label | test subjects (cases) | chance | length alone | best single code | model (95 % over subjects) |", "|---|---|---|---|---|---|---|"]
+    rows = [
+        "| input | label | test subjects (cases) | chance | length alone | best single code | model (95 % over subjects) |",
+        "|---|---|---|---|---|---|---|",
+    ]
     with tempfile.TemporaryDirectory() as home:
         source = f"{data / 'de-synpuf'} --source synpuf --phecode-map {data / 'phecode' / 'phecode_map_v1_2_icd9cm.csv'}"
         command(f"ingest pophr {source} --rules ccw --no-select", home)
@@ -61,9 +64,14 @@ def main() -> None:
                 entry, leak = scores["by_class"][label], baselines[label]
                 n = leak["subjects"]["test"]
                 alone, best = leak["length"]["test"], leak["best"]
-                lines = [f"{v:.2f}" if v is not None else "not defined" for v in (entry["base_rate"], alone, best["count"]["test"] if best else None)]
+                lines = [
+                    f"{v:.2f}" if v is not None else "not defined"
+                    for v in (entry["base_rate"], alone, best["count"]["test"] if best else None)
+                ]
                 code = f" ({best['phecode']})" if best else ""
-                rows.append(f"| {name} | {label} | {n} ({entry['support']}) | {lines[0]} | {lines[1]} | {lines[2]}{code} | {shown(entry['auprc'])} |")
+                rows.append(
+                    f"| {name} | {label} | {n} ({entry['support']}) | {lines[0]} | {lines[1]} | {lines[2]}{code} | {shown(entry['auprc'])} |"
+                )
     head, _, rest = PAGE.read_text().partition(MARK)
     _, _, tail = rest.partition(MARK)
     PAGE.write_text(f"{head}{MARK}\n\n" + "\n".join(rows) + f"\n\n{MARK}{tail}")

@@ -120,8 +120,9 @@ def check_report(case: dict[str, Any], code: int, report: dict[str, Any], err: s
     """Verdict, reason, file name, units and accounting of an ingest."""
     allowed = {case["expect"], *case["alt"]}
     found = verdict(code, report)
-    if code == 4 and 4 in case["exits"]:  # nothing is left: the one unit was quarantined
-        found = case["expect"]
+    if code == 4 and case["expect"] == "quarantine" and 4 in case["exits"]:  # the only unit is quarantined: nothing is left
+        assert report["counts"]["quarantined"] == report["counts"]["units_seen"] > 0
+        found = "quarantine"
     assert found in (allowed | {"accept_warn"} if "accept" in allowed else allowed), err
     assert report["exit_code"] == code
     if found == case["expect"] and found not in {"quarantine", "accept"}:

@@ -142,6 +142,10 @@ def test_states_equal_those_of_pypots():
         adapter.value_bias.copy_(theirs.temp_decay_x.b)
     rows = adapter.tokenizer.rows(batch)
     theirs_last = theirs(
-        rows.values, rows.mask.double(), gaps(rows) / 20, torch.zeros(3, dtype=torch.float64), carried(rows, torch.zeros(3, dtype=torch.float64))
+        rows.values,
+        rows.mask.double(),
+        gaps(rows) / 20,
+        torch.zeros(3, dtype=torch.float64),
+        carried(rows, torch.zeros(3, dtype=torch.float64)),
     )[1]
     torch.testing.assert_close(model(batch).pooled, theirs_last, rtol=1e-6, atol=1e-6)  # it starts from a float32 state

@@ -52,10 +52,7 @@ def test_codes_of_one_month_share_a_row():
     batch = Batch(codes, times, torch.tensor([[True] * 6, [True, True] + [False] * 4]))
     config = ModelConfig(tokenizer="codes", codes=9)
     rows = Table(config).rows(batch)
-    assert rows.values.tolist() == [
-        [[2, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]],
-        [[0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]],
-    ]
+    assert rows.values.tolist() == [[[2, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]], [[0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]]]
     assert rows.times.tolist() == [[0, 3, 7], [0, 1, 1]]
     assert rows.real.tolist() == [[True] * 3, [True, True, False]]
     assert torch.equal(rows.mask, rows.values > 0)
@@ -236,7 +233,11 @@ def test_another_length_or_other_channels(name, tmp_path):
     x = torch.randn(2, 80, 3, dtype=torch.float64)
     torch.testing.assert_close(heads.vectors(model, Batch(x), "native"), heads.vectors(_copied(model, tmp_path), Batch(x), "native"))
     fresh = model.adapt(channels=4, length=80)
-    wholly = {key for key, _ in model.named_parameters()} if name == "raindrop" else {f"adapter.{k}" for k, _ in model.adapter.named_parameters()}
+    wholly = (
+        {key for key, _ in model.named_parameters()}
+        if name == "raindrop"
+        else {f"adapter.{k}" for k, _ in model.adapter.named_parameters()}
+    )
     assert set(fresh) == wholly
     x = torch.randn(2, 80, 4, dtype=torch.float64)
     torch.testing.assert_close(heads.vectors(model, Batch(x), "native"), heads.vectors(_copied(model, tmp_path), Batch(x), "native"))
@@ -324,7 +325,10 @@ def test_a_model_without_pre_training_is_fine_tuned_from_its_initial_weights(nam
 
 def test_objectives_and_models_without_one_do_not_mix(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr")
-    for model, objective, hint in (("gru-d", "masked", "no pre-training"), ("bitimelygpt", "none", "expected an objective that pre-trains")):
+    for model, objective, hint in (
+        ("gru-d", "masked", "no pre-training"),
+        ("bitimelygpt", "none", "expected an objective that pre-trains"),
+    ):
         flags = {"model": {"name": model}, "objective": {"name": objective}, "data": {"names": ("pophr",)}}
         with pytest.raises(UserError, match=hint) as caught:
             runs.pretrain(preset="tiny", flags=flags, workspace=tmp_path)

@@ -1,7 +1,7 @@
 """Memory and descriptors have a limit of their own: caches ten times as large are tokenized and trained on, thousands of files ingested.
 
-The limit is on what this process alone can hold (RLIMIT_DATA, over what it holds once everything is imported); windows are read through
-memory maps, whose pages the system takes back whenever it needs them.
+The limit is on what a process alone can hold (RLIMIT_DATA) or on its whole address space (RLIMIT_AS), over what it takes once everything is
+imported. Windows are read through memory maps, whose pages the system takes back whenever it needs them; under RLIMIT_AS without maps.
 """
 
 from __future__ import annotations
@@ -47,26 +47,30 @@ def run(*arguments: object) -> list[str]:
     return [*done.stderr.splitlines(), done.stdout.splitlines()[-1]]
 
 
-def held() -> int:
-    """MiB that this process can write to and shares with nobody."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
+LIMITS = {"data": (resource.RLIMIT_DATA, "VmData"), "address": (resource.RLIMIT_AS, "VmSize")}
+
+
+def held(name: str) -> int:
+    """MiB of this process, by what the system calls it."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) >> 10
 
 
-def limited(limit: int, command: Callable[[str], list[str]]) -> int:
+def limited(kind: str, limit: int, command: Callable[[str], list[str]]) -> int:
     """Exit code of a command on `big` with `limit` MiB more than are held once it has run on `small`."""
     from bitimely_cli.main import main
 
     assert main(command("small")) == 0
-    free = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, ((held() + limit) << 20, free[1]))
+    which, name = LIMITS[kind]
+    free = resource.getrlimit(which)
+    resource.setrlimit(which, ((held(name) + limit) << 20, free[1]))
     try:
         return main(command("big"))
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, free)
+        resource.setrlimit(which, free)
 
 
-def child_that_trains(home: str) -> dict[str, int]:
+def child_that_trains(home: str, kind: str) -> dict[str, int]:
     """Tokenize, train, and train with a batch that cannot fit; files and pieces are scaled down with the limit."""
     from bitimely_core.tokens import building, cutting
 
@@ -74,10 +78,10 @@ def child_that_trains(home: str) -> dict[str, int]:
     space = {name: ["--workspace", f"{home}/{name}"] for name in ("small", "big")}
     train = ["pretrain", "--data", "edf", "--preset", "tiny", "--device", "cpu", "--steps", "3"]
     return {
-        "tokenize": limited(LIMIT, lambda name: ["tokenize", "edf", "--window", str(WINDOW), *space[name]]),
-        "pretrain": limited(LIMIT, lambda name: [*train, "--batch-size", "4", *space[name]]),
+        "tokenize": limited(kind, LIMIT, lambda name: ["tokenize", "edf", "--window", str(WINDOW), *space[name]]),
+        "pretrain": limited(kind, LIMIT, lambda name: [*train, "--batch-size", "4", *space[name]]),
         "too large": limited(
-            LIMIT, lambda name: [*train, "--run", "large", "--batch-size", "4" if name == "small" else "4096", *space[name]]
+            kind, LIMIT, lambda name: [*train, "--run", "large", "--batch-size", "4" if name == "small" else "4096", *space[name]]
         ),
     }
 
@@ -92,13 +96,14 @@ def child_with_few_files(raw: str, out: str) -> dict[str, float]:
     return {"exit": report["exit_code"], "accepted": report["counts"]["accepted"], "seconds": time.process_time() - before}
 
 
-def test_a_cache_of_ten_times_the_memory_is_tokenized_and_trained_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", list(LIMITS))
+def test_a_cache_of_ten_times_the_memory_is_tokenized_and_trained_on(tmp_path: Path, kind: str) -> None:
     from bitimely_core import cache
 
     for name, count, size in (("small", 3, FILE >> 4), ("big", FILES, FILE)):
         recordings(tmp_path / f"raw-{name}", count, size)
         cache.ingest("edf", tmp_path / f"raw-{name}", tmp_path / name / "cache" / "edf")
-    *said, last = run("child_that_trains", tmp_path)
+    *said, last = run("child_that_trains", tmp_path, kind)
     windows = sum(path.stat().st_size for path in (tmp_path / "big" / "tokens").rglob("windows-*"))
     assert windows > 10 * (LIMIT << 20)
     assert json.loads(last) == {"tokenize": 0, "pretrain": 0, "too large": 6}

@@ -132,7 +132,12 @@ def test_the_transformer_equals_torchs():
                 ("self_attn.out_proj.bias", layer.mix.out.bias),
             ):
                 theirs.get_parameter(name).copy_(source)
-        for own, other in ((layer.first, theirs.linear1), (layer.out, theirs.linear2), (layer.norm_mix, theirs.norm1), (layer.norm_ffn, theirs.norm2)):
+        for own, other in (
+            (layer.first, theirs.linear1),
+            (layer.out, theirs.linear2),
+            (layer.norm_mix, theirs.norm1),
+            (layer.norm_ffn, theirs.norm2),
+        ):
             other.load_state_dict(own.state_dict())
         x = theirs(x, src_key_padding_mask=~rows.real)
     torch.testing.assert_close(model(batch).hidden[-1][rows.real], x[rows.real], rtol=1e-10, atol=1e-10)

@@ -126,7 +126,9 @@ def test_the_line_from_sequences_to_scores(tmp_path: Path) -> None:
     assert stored["settings"]["model"]["tokenizer"] == "codes"
     assert stored["settings"]["model"]["decay"]["kind"] == "half-life"
     assert stored["settings"]["model"]["codes"] == 5 + CODES
-    fine = runs.finetune("tiny", data="pophr", flags={"train": {"steps": 60, "batch_size": 32, "lr": 3e-3}, "data": {"fraction": 1.0}}, workspace=tmp_path)
+    fine = runs.finetune(
+        "tiny", data="pophr", flags={"train": {"steps": 60, "batch_size": 32, "lr": 3e-3}, "data": {"fraction": 1.0}}, workspace=tmp_path
+    )
     scores = runs.evaluate(fine["run"], workspace=tmp_path, bootstrap=50)
     assert set(scores["metrics"]) >= {"auprc", "auroc"}
     assert set(scores["by_class"]) == set(LABELS)

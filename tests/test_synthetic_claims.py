@@ -396,7 +396,9 @@ def test_without_a_vocab_column_the_day_tells(tmp_path: Path) -> None:
 def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -> None:
     recipe = settings.recipe(registry.RECIPES / "demo_claims.toml")
     shipped = recipe.ingest.options["synthetic-claims"]
-    assert {name: shipped[name] for name in ("subjects", "seed")} == {name: (module.FACTS.options or {})[name] for name in ("subjects", "seed")}
+    assert {name: shipped[name] for name in ("subjects", "seed")} == {
+        name: (module.FACTS.options or {})[name] for name in ("subjects", "seed")
+    }
     assert resolved({}) == shipped["config"]
     tidy = {name: 0 for name in shipped["config"]["mess"] if name != "dotted"} | {"dotted": 1.0}
     ledger = write(tmp_path, subjects=200, config={"mess": tidy, "visits": {"preventive": 0.0}})

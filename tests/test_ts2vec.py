@@ -342,6 +342,8 @@ def test_heads_read_the_contrastive_models(name, readout):
     assert head(batch).shape == (3, 4)
     heads.losses["classification"](head, batch)["loss"].backward()
     assert heads.Classifier(model, outputs=4).readout == registry.models[name].facts.readout
+    with pytest.raises(UserError, match="one layer"):
+        heads.Classifier(model, outputs=4, readout="mean", layers="last-two")(batch)
 
 
 @pytest.mark.parametrize("name", ["ts2vec", "ts-tcc", "tf-c"])

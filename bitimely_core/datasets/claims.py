@@ -60,4 +60,3 @@ RULES = {
 def pophr(source: Source | None, options: dict[str, Any]) -> Iterator[Unit]:
     """Diagnoses with dates -> canonical events, subjects and labels."""
     return iter(())
-

@@ -29,8 +29,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from bitimely_core import registry, store
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
 from bitimely_core.datasets.claims import LABELS, OPTIONS
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
 from bitimely_core.registry import DatasetFacts, View, datasets
 
 NAME = "synthetic-claims"

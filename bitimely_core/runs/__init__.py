@@ -9,4 +9,17 @@ from bitimely_core.runs.scoring import embed, evaluate
 from bitimely_core.runs.tokenizing import tokenize
 from bitimely_core.runs.training import finetune, pretrain
 
-__all__ = ["analyze", "demonstration", "embed", "evaluate", "finetune", "ingest", "ingest_claims", "of_events", "pretrain", "report", "tokenize", "verify"]
+__all__ = [
+    "analyze",
+    "demonstration",
+    "embed",
+    "evaluate",
+    "finetune",
+    "ingest",
+    "ingest_claims",
+    "of_events",
+    "pretrain",
+    "report",
+    "tokenize",
+    "verify",
+]

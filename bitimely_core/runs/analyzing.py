@@ -11,7 +11,7 @@ from bitimely_core import registry, settings
 from bitimely_core.batch import Page, Progress
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
 from bitimely_core.runs import folders, pages
-from bitimely_core.runs.scoring import load
+from bitimely_core.runs.scoring import leaked, load
 from bitimely_core.runs.training import finished
 
 
@@ -61,9 +61,9 @@ def analyze(
         return {"kind": kind, "runs": names, "options": given, "report": str(target / "report.html")}
     if takes == "data":
         windows = folders.windows_for(_needed(data, kind), workspace, settings.DataConfig(), verify=verify, progress=progress)
-        page: Page = entry.function(windows, seed=seed, **given)
+        page: Page = entry.function(windows, seed=seed, **given, **_progress(entry, progress))
     else:
-        runs = [_loaded(n, data, workspace, verify, progress) for n in names]
+        runs = [_loaded(n, data, workspace, verify, progress, scores=entry.facts.scores) for n in names]
         extra = {"model": model or "bitimelygpt", "objective": objective, "preset": preset} if takes == "model" else {}
         page = (
             entry.function(runs or None, **extra, seed=seed, **given, **_progress(entry, progress))
@@ -139,16 +139,17 @@ def demonstration(
     }
 
 
-def _loaded(name: str, data: str | None, workspace: Path, verify: bool, progress: Progress | None) -> Any:
+def _loaded(name: str, data: str | None, workspace: Path, verify: bool, progress: Progress | None, *, scores: bool) -> Any:
     from bitimely_core.analyses import LoadedRun
 
     folder = folders.run_folder(name, workspace)
     body = folders.read(folder)
     finished(folder, body)
     windows = folders.windows_for(data or body["data"][0]["name"], workspace, settings.DataConfig(), verify=verify, progress=progress)
-    model: Any = load(folder, body, windows)
-    backbone = model.model if body["kind"] == "finetune" else model
-    return LoadedRun(body["run"], backbone.eval(), windows, body)
+    shared = leaked(folder, windows, "test") if scores else 0
+    model: Any = load(folder, body, windows).eval()
+    tuned = body["kind"] == "finetune"
+    return LoadedRun(body["run"], model.model if tuned else model, windows, body, model if tuned else None, folder, shared)
 
 
 def _options(entry: registry.Entry[Any], given: dict[str, str]) -> dict[str, Any]:

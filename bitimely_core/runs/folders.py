@@ -122,7 +122,7 @@ def _asked(config: DataConfig) -> bool:
 
 def cached(dataset: str, workspace: Path, *, progress: Progress | None = None) -> Path:
     """The cache folder of `dataset`; data sets that need no source are ingested when they are missing."""
-    from bitimely_core import cache
+    from bitimely_core.runs import claims, ingesting
 
     folder = workspace / "cache" / dataset
     if (folder / "manifest.json").is_file():
@@ -135,7 +135,10 @@ def cached(dataset: str, workspace: Path, *, progress: Progress | None = None) -
             action=f"Run: bitimely ingest {dataset} SOURCE",
             file=str(folder),
         )
-    cache.ingest(dataset, None, folder, progress=progress)
+    if of_events(dataset):
+        claims.ingest(dataset, None, folder, progress=progress)
+    else:
+        ingesting.ingest(dataset, None, folder, progress=progress)
     return folder
 
 

@@ -127,8 +127,8 @@ def page(folder: str | Path, report: dict[str, Any]) -> Page:
     """
     blocks: Blocks = ["## What was taken, what was left", *_taken(report)]
     notices, facts = _notices(report), _facts(report)
-    if report["published"]:
-        opened = cache.open_cache(folder, verify=False)  # every page of Parquet has a checksum of its own
+    opened = cache.open_cache(folder, verify=False) if report["published"] else None  # pages of Parquet have checksums of their own
+    if opened is not None and opened.manifest["kind"] == "recordings":  # of claims: what was taken, and the rows
         rows = opened.signals().to_dicts()
         channels = _channels(rows)
         subjects = opened.subjects()

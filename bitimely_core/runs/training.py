@@ -421,7 +421,10 @@ def _renewal(windows: Windows, origin: dict[str, Any], renewed: list[str]) -> st
     """The line that says what of a pre-trained model is random again."""
     before = " and ".join(str(n) for n in folders.channels(origin))
     why = "another vocabulary" if folders.vocabulary(windows) else f"{windows.channels} channels here, {before} in the pre-training"
-    return f"{why}: re-initialised the adapter ({len(renewed)} tensors: tokenizer, input and output projection)"
+    inside = [name for name in renewed if name.startswith("adapter.")]
+    other = sorted(set(renewed) - set(inside))
+    said = [f"{why}: re-initialised the adapter ({len(inside)} tensors: tokenizer, input and output projection)"] if inside else []
+    return "; ".join(said + ([f"windows of another length: random, or continued by random values: {', '.join(other)}"] if other else []))
 
 
 def leak_stamp(chosen: settings.Settings, windows: list[Windows]) -> bool | str | None:

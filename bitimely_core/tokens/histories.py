@@ -262,9 +262,8 @@ def _people(plan: Plan) -> pl.DataFrame:
     from bitimely_core.datasets.pophr import labels, splits
 
     people = plan.cache.people()
-    edges = [round(splits.TRAIN * splits.BINS), round((splits.TRAIN + splits.VALIDATION) * splits.BINS)]
-    placed: pl.Expr = pl.when(pl.col("split_bin") < edges[0]).then(pl.lit("train")).when(pl.col("split_bin") < edges[1]).then(pl.lit("validation"))
-    placed = placed.otherwise(pl.lit("test"))
+    bins = sorted(people["split_bin"].unique().to_list())
+    placed = pl.col("split_bin").replace_strict(bins, [splits.place_bin(number) for number in bins], return_dtype=pl.String)
     people = people.with_columns(split=pl.col("split").fill_null(placed) if "split" in people.columns else placed)
     if plan.split_file:
         people = people.drop("split").join(_given_split(Path(plan.split_file)), on="subject_id", how="left", maintain_order="left")
@@ -438,7 +437,9 @@ def findings(statistics: dict[str, Any], choices: Choices) -> list[Finding]:
     if lost:
         least = f"fewer than {choices.min_codes} {choices.min_codes_unit} of the selected PheCodes"
         text = f"{lost} of {funnel['subjects_in']} subjects have no sequence"
-        many = "The few PheCodes selected are rare: see --no-select, --min-case-support, --min-codes" if lost > funnel["subjects_out"] else ""
+        many = (
+            "The few PheCodes selected are rare: see --no-select, --min-case-support, --min-codes" if lost > funnel["subjects_out"] else ""
+        )
         found.append(Finding(code=Reason.MIN_CODES, level="warning", text=text, wanted=least, action=many, count=lost))
     for name, leak in statistics["leaks"].items():
         best = leak["best"]

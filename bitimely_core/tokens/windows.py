@@ -5,7 +5,11 @@ Legend: n windows, T samples a window, V channels, C classes.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import resource
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core.errors import safe_text
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
 from bitimely_core.tokens.moments import spread
 from bitimely_core.tokens.sets import TokenSet, check_subjects, damaged, opened
 
@@ -23,11 +27,35 @@ if TYPE_CHECKING:
 RUN = 128  # samples that are normalised in one go: long inner loops and a small table
 
 
+@dataclass(frozen=True)
+class Unmapped:
+    """The windows of one file, open but not mapped: data of any size needs no address space. It stays readable when it is replaced."""
+
+    path: Path
+    file: int  # descriptor, closed with this object
+    dtype: np.dtype[Any]
+    start: int  # byte of the first window
+    shape: tuple[int, int, int]  # n, T, V
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, os.close, self.file)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        """The window at `row` [T, V]. Raises UserError (integrity, exit 5) when the file has shrunk."""
+        held = np.empty(self.shape[1:], dtype=self.dtype)
+        if os.preadv(self.file, [held.data.cast("B")], self.start + row * held.nbytes) != held.nbytes:
+            raise damaged(self.path, f"ends before window {row}", f"expected {len(self)}")
+        return held
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Windows(TokenSet):
     """Windows of a biosignal view, see `TokenSet`."""
 
-    shards: tuple[np.ndarray, ...]  # memory maps [rows of the file, T, V] int16 or float32
+    shards: tuple[np.ndarray | Unmapped, ...]  # memory maps [rows of the file, T, V] int16 or float32
     firsts: np.ndarray  # [shards + 1] int64: the first row of each, and the number of rows
     recording: np.ndarray  # [all rows] int32: position in the tables below
     centre: np.ndarray  # [recordings, V] float32: what is read becomes (value - centre) * factor
@@ -161,17 +189,33 @@ def targets(label: pl.Series, task: str, class_names: list[str]) -> np.ndarray |
     return label.replace_strict(pl.Series(class_names), ids, return_dtype=pl.Int64).to_numpy()
 
 
-def mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.ndarray:
-    """The windows of one Arrow file [n, T, V], in place. Raises UserError (integrity, exit 5) when the file has another layout."""
+def mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.ndarray | Unmapped:
+    """The windows of one Arrow file [n, T, V], in place.
+
+    Under a limit of the address space (RLIMIT_AS) the file is mapped only to find its windows, which are then read one by one: maps of a
+    large set would use up what the limit leaves.
+
+    Raises:
+        UserError: integrity (exit 5) when the file has another layout, resource_limit (exit 6) when not even one file can be mapped.
+    """
     import pyarrow as pa
 
     try:
-        file = pa.ipc.open_file(pa.memory_map(str(path), "r"))
+        raw = pa.memory_map(str(path), "r")
+        begin = raw.read_buffer().address
+        file = pa.ipc.open_file(raw)
         array = file.get_batch(0).column(0)
-        flat = np.frombuffer(array.buffers()[1], dtype=dtype.newbyteorder("<"), count=len(array) * shape[0] * shape[1])
+        buffer = array.buffers()[1]
+        flat = np.frombuffer(buffer, dtype=dtype.newbyteorder("<"), count=len(array) * shape[0] * shape[1])
         whole = file.num_record_batches == 1 and array.offset == 0 and array.type.byte_width == shape[0] * shape[1] * dtype.itemsize
     except (OSError, pa.ArrowException, ValueError) as error:
+        if getattr(error, "errno", None) == errno.ENOMEM:
+            text = "cannot be mapped: no address space left"
+            action = "Raise the limit (ulimit -v)"
+            raise UserError(Reason.RESOURCE_LIMIT, text, action=action, file=str(path), exit_code=Exit.RESOURCES) from error
         raise damaged(path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows") from error
     if not whole:
         raise damaged(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return Unmapped(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC), flat.dtype, buffer.address - begin, (len(array), *shape))
     return flat.reshape(len(array), *shape)

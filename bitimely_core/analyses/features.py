@@ -1,0 +1,222 @@
+"""What probing and embedding read of a model: vectors of every readout and layer, and of the raw input as the control.
+
+Legend: n rows, V channels, T samples, D width of a vector, K classes or labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bitimely_core import data, evaluate
+from bitimely_core.analyses.attention import facts_of, notices_of, untrained
+from bitimely_core.batch import Progress
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.heads import POOLS, over_channels, pool
+from bitimely_core.registry import models, unknown
+
+if TYPE_CHECKING:
+    from bitimely_core.analyses import LoadedRun
+    from bitimely_core.tokens import Windows
+
+Array = npt.NDArray[Any]
+
+ROWS = 32  # of a batch
+BANDS = 16  # of a spectrum, of equal width in the logarithm of the frequency
+LIMIT = 4096  # widest vector that is probed
+WORDS = {
+    "sos": "[SOS]",
+    "eos": "[EOS]",
+    "sos+eos": "[SOS] + [EOS]",
+    "mean": "average pooling",
+    "last": "last token",
+    "max": "maximum",
+    "flatten": "all tokens",
+    "native": "the method's own",
+}
+
+
+class Cell(NamedTuple):
+    """One way to read a vector."""
+
+    readout: str  # a key of `heads.POOLS`
+    layers: str  # last, last-two, or the number of a layer before the last
+
+    def words(self) -> str:
+        """As the paper's table calls it."""
+        where = {"last": "l = L", "last-two": "l = {L − 1, L}"}.get(self.layers, f"l = {self.layers}")
+        return WORDS[self.readout] if self.readout == "native" else f"{WORDS[self.readout]} ({where})"
+
+
+def labelled(run: LoadedRun, kind: str) -> Windows:
+    """The windows of a run with labels. Raises UserError (config, exit 2) where they have none."""
+    if run.windows.task == "none":
+        raise UserError(
+            Reason.CONFIG,
+            f"{run.windows.name} has no labels",
+            wanted="expected a labelled view",
+            action=f"Name one: bitimely analyze {kind} {run.name} --data synthetic/staging",
+            field="--data",
+            exit_code=Exit.USAGE,
+        )
+    return run.windows
+
+
+def drawn(windows: Windows, split: str, count: int, seed: int) -> Array:
+    """Positions in the index of up to `count` rows of a split, drawn without replacement, ascending; () where the split is empty."""
+    rows = windows[split].rows
+    return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False)) if len(rows) else rows
+
+
+def default_cell(run: LoadedRun) -> Cell:
+    """What fine-tuning reads: the head's own readout, else the model's."""
+    head: Any = run.head
+    if head is not None:
+        return Cell(head.readout, head.layers)
+    return Cell(models[str(run.model.config.name)].facts.readout, "last")  # type: ignore[union-attr]
+
+
+def cells_of(model: Any, windows: Windows, row: int, readouts: Sequence[str] | None = None) -> list[Cell]:
+    """Every readout of every layer that the model has; without `readouts` those that need no more than one vector a layer.
+
+    Raises UserError: unknown_name (exit 2) for a readout that is not known.
+    """
+    for name in readouts or ():
+        if name not in POOLS:
+            raise unknown("readout", name, list(POOLS))
+    out = []
+    with torch.inference_mode():
+        batch = data.collate(windows, [row])
+        encoded = model(batch)
+        depth = len(encoded.hidden)
+        for readout in readouts or [name for name in POOLS if name != "flatten"]:
+            layers = ["last"] if readout == "native" else ["last", *(["last-two"] if depth > 1 else []), *map(str, range(1, depth))]
+            try:
+                width = pool(encoded, model, readout, "last").shape[-1]
+            except UserError:  # the model has no such vector
+                if readouts:
+                    raise
+                continue
+            if width <= LIMIT or readouts:
+                out += [Cell(readout, at) for at in layers]
+    return out
+
+
+def vectors(
+    model: Any,
+    windows: Windows,
+    rows: Array,
+    cells: Sequence[Cell],
+    *,
+    merge: str = "concat",
+    progress: Progress | None = None,
+    what: str = "",
+) -> dict[Cell, Array]:
+    """The vectors of `rows` in every way of `cells`, [n, D] float32 each, from one pass through the model."""
+    out: dict[Cell, list[Array]] = {cell: [] for cell in cells}
+    model = model.eval()
+    with torch.inference_mode():
+        for start in range(0, len(rows), ROWS):
+            batch = data.collate(windows, rows[start : start + ROWS])
+            encoded = model(batch)
+            for cell in cells:
+                upto = encoded if not cell.layers.isdigit() else encoded._replace(hidden=encoded.hidden[: int(cell.layers)])
+                found = pool(upto, model, cell.readout, "last-two" if cell.layers == "last-two" else "last", merge)
+                out[cell].append(over_channels(found, batch).float().numpy())
+            if progress is not None:
+                progress(what or "vectors", min(start + ROWS, len(rows)), len(rows))
+    return {cell: np.concatenate(parts) if parts else np.zeros((0, 1), np.float32) for cell, parts in out.items()}
+
+
+def random_weights(model: Any, seed: int) -> Any:
+    """The same architecture with random weights, in float32."""
+    return untrained(model, seed).float()
+
+
+def raw(windows: Windows, rows: Array) -> Array:
+    """What needs no model, float32.
+
+    Signals: mean, logarithm of the standard deviation and logarithm of the power in 16 bands of frequency of each channel, [n, 18 V].
+    Events: log(1 + count) of every code that is read, and of all, [n, codes + 1].
+    """
+    out = []
+    for start in range(0, len(rows), 256):
+        arrays = windows.arrays(rows[start : start + 256])
+        values, mask = arrays["values"], arrays["mask"]
+        assert values is not None
+        if hasattr(windows, "vocabulary"):
+            counts = np.zeros((len(values), len(windows.vocabulary)), np.float32)
+            assert mask is not None
+            np.add.at(counts, (np.nonzero(mask)[0], values[mask]), 1.0)
+            out.append(np.log1p(np.hstack([counts, counts.sum(1, keepdims=True)])))
+            continue
+        x = values.astype(np.float64)
+        power = np.abs(np.fft.rfft(x - x.mean(1, keepdims=True), axis=1)[:, 1:]) ** 2
+        bins = power.shape[1]
+        edges = np.unique(np.round(np.geomspace(1, bins + 1, min(BANDS, bins) + 1)).astype(int)) - 1
+        bands = np.add.reduceat(power, edges[:-1], axis=1) / np.diff(edges)[None, :, None]
+        parts = [x.mean(1), np.log(x.std(1) + 1e-6), *np.moveaxis(np.log(bands + 1e-6), 1, 0)]
+        out.append(np.hstack(parts).astype(np.float32))
+    return np.concatenate(out) if out else np.zeros((0, 1), np.float32)
+
+
+def standardised(train: Array, *others: Array) -> list[Array]:
+    """Each column less its mean over `train`, over its standard deviation there (1 where it is constant), float64."""
+    mean, std = train.mean(0, dtype=np.float64), train.std(0, dtype=np.float64)
+    return [(part - mean) / np.where(std > 1e-12, std, 1.0) for part in (train, *others)]
+
+
+def interval(values: Array, draws: Array, units: int, bootstrap: int) -> dict[str, Any]:
+    """A metric object as those of `evaluate`: value, se, lo, hi, n_defined, undefined_reason. Below 5 subjects there is no interval."""
+    kept = draws[np.isfinite(draws)]
+    value = float(values) if np.isfinite(values) else None
+    out: dict[str, Any] = {"value": value, "se": None, "lo": None, "hi": None, "n_defined": len(kept), "undefined_reason": None}
+    if value is None:
+        return {**out, "undefined_reason": "not defined by these rows"}
+    if units < evaluate.MINIMUM_UNITS or bootstrap < 2 or len(kept) < evaluate.MINIMUM_DEFINED * bootstrap:
+        few = units < evaluate.MINIMUM_UNITS
+        why = f"{units} subjects, an interval needs at least {evaluate.MINIMUM_UNITS}" if few else "too few replicates define it"
+        return {**out, "undefined_reason": f"no interval: {why}"}
+    lo, hi = np.percentile(kept, [2.5, 97.5])
+    return {**out, "se": float(kept.std(ddof=1)), "lo": float(lo), "hi": float(hi)}
+
+
+def numbered(subjects: Array, seed: int) -> tuple[Array, int]:
+    """Subjects as numbers from 0 in an order that tells nothing of their names, [n], and how many they are."""
+    names, codes = np.unique(subjects.astype(str), return_inverse=True)
+    return np.random.default_rng([seed, len(names)]).permutation(len(names))[codes], len(names)
+
+
+def said(value: dict[str, Any] | None, digits: int = 3) -> str:
+    """A metric object in words: 0.842 (95 % 0.801 to 0.880)."""
+    if value is None or value.get("value", value.get("difference")) is None:
+        return "undefined"
+    number = value.get("value", value.get("difference"))
+    sign = "+" if "difference" in value else ""
+    text = f"{number:{sign}.{digits}f}"
+    return text + (
+        f" (95 % {value['lo']:{sign}.{digits}f} to {value['hi']:{sign}.{digits}f})" if value["lo"] is not None else " (no interval)"
+    )
+
+
+def notices(run: LoadedRun, split: str, n_subjects: int) -> list[str]:
+    """What must stand above scores of one run."""
+    out = notices_of([run], [split])
+    out += [line for line in run.windows.manifest.get("notices", []) if line not in out]
+    if run.shared:
+        out.append(f"{run.shared} subjects of the test split were also in the training (split: {run.windows.split}).")
+    if n_subjects < evaluate.MINIMUM_UNITS:
+        out.append(
+            f"The {split} split has {n_subjects} subject{'s' * (n_subjects != 1)}: there are no intervals, and nothing here can be "
+            "told from the difference between one person and another."
+        )
+    return out
+
+
+def facts(run: LoadedRun, seed: int, more: dict[str, str]) -> dict[str, str]:
+    """The table at the top of a page about one run."""
+    return {**facts_of([run], seed), **more}

@@ -1,0 +1,145 @@
+"""Events for models that read signals, and rows for models that read irregular times.
+
+* `grid`: months in a row, a channel a code, 1 where the code was there. Any model of signals reads it (`model.events = "grid"`):
+  `Model.spread` turns events into it before anything else looks at them.
+* `rows`: only the months (signals: timesteps) that hold something, with their times and with what was observed; for models that know gaps.
+
+Codes of one month share one row. A month is 1 / 12 year, counted from the first event that is read: month(t) = floor(t).
+
+Legend: B batch, N events, M months, T rows, V channels (events: codes).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.settings import ModelConfig
+from bitimely_core.tokenizers import FIRST, Steps
+
+
+def on_grid(config: ModelConfig) -> ModelConfig:
+    """The configuration of a model that reads events as a grid: a channel a code, `horizon` months long; others as they are."""
+    if config.events != "grid" or config.codes is None:
+        return config
+    return config.model_copy(
+        update=grid_shape(config.codes, config.horizon) | ({"tokenizer": "conv"} if config.tokenizer == "codes" else {})
+    )
+
+
+def grid_shape(codes: int, horizon: int) -> dict[str, int]:
+    """Channels and length of a grid of events, beside the size of their vocabulary."""
+    return {"channels": codes - FIRST, "length": horizon, "codes": codes}
+
+
+def _counted(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes from 0 on int64, which events have one, which are no padding (bool), and months of all (0 for padding), each [B, N]."""
+    ids = batch.values.long()
+    real = torch.ones_like(ids, dtype=torch.bool) if batch.mask is None else batch.mask.bool()
+    times = (
+        torch.arange(ids.shape[1], device=ids.device).expand_as(ids).to(torch.get_default_dtype()) if batch.times is None else batch.times
+    )
+    return ids - FIRST, real & (ids >= FIRST), real, torch.where(real, times, 0.0)
+
+
+def grid(batch: Batch, codes: int, months: int) -> Batch:
+    """Events on a grid of months: 1 where a code was there, else 0.
+
+    The last month is that of the end (under a landmark the index day), else of the last event. Of longer rows the last `months` are kept.
+
+    Args:
+        batch: values [B, N] ids, times [B, N] months.
+        codes: size of the vocabulary, special ids included; those have no channel.
+        months: M.
+
+    Returns:
+        values [B, M, V] in the dtype of the times, mask [B, M]: the months of the row, the earliest first; a row without events has none.
+    """
+    code, counted, real, times = _counted(batch)
+    last = times.amax(1) if batch.end is None else torch.maximum(times.amax(1), batch.end.to(times))
+    shift = (last.floor().long() + 1 - months).clamp(min=0)
+    month = times.floor().long() - shift[:, None]
+    kept = counted & (month >= 0)
+    values = times.new_zeros(len(code), months, codes - FIRST)
+    row = torch.arange(len(code), device=code.device)[:, None].expand_as(code)
+    values[row[kept], month[kept], code[kept]] = 1.0
+    inside = torch.arange(months, device=code.device) <= (last.floor().long() - shift)[:, None]
+    return batch._replace(values=values, times=None, mask=inside & real.any(1, keepdim=True), end=None)
+
+
+def span(config: ModelConfig) -> float:
+    """The time that models of irregular times take for 1: `horizon` months, of signals the length of a window in samples."""
+    return float(config.horizon if config.tokenizer == "codes" else config.length)
+
+
+class Rows(NamedTuple):
+    """A batch as rows that stand at their own times."""
+
+    values: Tensor  # [B, T, V] float, 0 where nothing was observed
+    mask: Tensor  # [B, T, V] bool, what was observed
+    times: Tensor  # [B, T] months; signals: number of the sample; padding stands at the last row's
+    real: Tensor  # [B, T] bool, the rows of the sample; padding is on the right
+
+
+class Table(Steps):
+    """Rows as tokens: of events the months that hold any, with the count of each code; of signals the timesteps.
+
+    A code is observed where it occurs; with `absent` all codes are observed in each of these months, those that do not occur as 0.
+
+    Attributes:
+        width, target_width: V.
+    """
+
+    def __init__(self, config: ModelConfig, *, absent: bool = False) -> None:
+        self.events = config.tokenizer == "codes"
+        if self.events and (config.codes is None or config.codes <= FIRST):
+            raise UserError(
+                Reason.CONFIG,
+                f"{config.codes} codes",
+                wanted=f"expected the size of the input vocabulary, above {FIRST}",
+                field="model.codes",
+                exit_code=Exit.USAGE,
+            )
+        super().__init__((config.codes or 0) - FIRST if self.events else 1 if config.channel_independent else config.channels)
+        self.absent = absent
+
+    def rows(self, batch: Batch) -> Rows:
+        """The batch as rows."""
+        return self._months(batch) if self.events else self._timesteps(batch)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Values [B, T, V], targets (the same), mask of real rows [B, T]."""
+        found = self.rows(batch)
+        return found.values, found.values.detach(), found.real
+
+    def observed(self, batch: Batch) -> Tensor:
+        """Which values were observed, bool [B, T, V]."""
+        return self.rows(batch).mask
+
+    def _timesteps(self, batch: Batch) -> Rows:
+        values, _, real = super().forward(batch)
+        times = torch.arange(values.shape[1], device=values.device, dtype=values.dtype).expand(len(values), -1)
+        times = times if batch.times is None else torch.where(real, batch.times, 0.0).to(values).cummax(1).values
+        return Rows(values, super().observed(batch) & real[..., None], times, real)
+
+    def _months(self, batch: Batch) -> Rows:
+        code, counted, _, times = _counted(batch)
+        month = times.floor()
+        latest = torch.where(counted, month, -1.0).cummax(1).values
+        new = counted & (month > F.pad(latest, (1, 0), value=-1.0)[:, :-1])  # the first event of each month
+        group = (new.cumsum(1) - 1).clamp(min=0)
+        counts = new.sum(1)
+        most = max(int(counts.max()), 1) if len(counts) else 1
+        row = torch.arange(len(code), device=code.device)[:, None].expand_as(code)
+        values = times.new_zeros(len(code), most, self.width)
+        values.index_put_((row[counted], group[counted], code[counted]), times.new_ones(()), accumulate=True)
+        at = times.new_zeros(len(code), most)
+        at[row[new], group[new]] = month[new]
+        real = torch.arange(most, device=code.device) < counts[:, None]
+        mask = real[..., None].expand_as(values) if self.absent else values > 0
+        return Rows(values, mask, at.cummax(1).values, real)

@@ -1,0 +1,136 @@
+"""What the contrastive models share: no targets, and for TS-TCC and TF-C three blocks of convolutions.
+
+Legend: B batch, T timesteps, V channels, F steps of the map behind the convolutions, D width.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch
+from bitimely_core.models.patchtst import BatchNorm
+from bitimely_core.models.stack import Adapter, Model, Which, wrong
+from bitimely_core.registry import models
+from bitimely_core.settings import ModelConfig
+from bitimely_core.tokenizers import Steps
+
+KERNEL = 8  # of the second and third convolution
+
+Count = TypeVar("Count", int, Tensor)
+
+
+class Contrastive(Model):
+    """A model that is pre-trained by telling windows apart: it predicts no tokens, so it has no output projection and no final norm."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        if config.tokenizer == "codes":
+            raise wrong(f"codes for {config.name}", "expected signals", "model.tokenizer", "Choose another model")
+        super().__init__(config)
+        self.norms = nn.ModuleDict({"next": nn.Identity()})
+
+    def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
+        """Raises UserError (config, exit 2): there are no predictions."""
+        own = models[self.config.name].facts.objective
+        raise wrong(f"predicted tokens of {self.config.name}", "it predicts none", "objective.name", f"Use the objective {own}")
+
+    def measure(self, batches: Iterable[Batch]) -> float:
+        """1: nothing is compared with a target."""
+        return 1.0
+
+
+# ---------------------------------------------------------------------------------------------------------------- convolutions
+
+
+def behind_convolution(count: Count, kernel: int, stride: int) -> Count:
+    """Steps behind a convolution of `count` samples, padded by half its kernel on both sides."""
+    return (count + 2 * (kernel // 2) - kernel) // stride + 1
+
+
+def mapped(count: Count, kernel: int, stride: int) -> Count:
+    """F of `count` samples: three convolutions, each with a pooling of two behind it."""
+    for of, step in ((kernel, stride), (KERNEL, 1), (KERNEL, 1)):
+        count = behind_convolution(count, of, step) // 2 + 1
+    return count
+
+
+def filters(dim: int) -> tuple[int, int, int]:
+    """Of the three convolutions: D / 4, D / 2 and D."""
+    return max(1, dim // 4), max(1, dim // 2), dim
+
+
+class Maps(Steps):
+    """The samples, as `Steps`; behind the convolutions F steps are left of them."""
+
+    def __init__(self, channels: int, kernel: int, stride: int) -> None:
+        super().__init__(channels)
+        self.kernel, self.stride = kernel, stride
+
+    def count(self, length: int) -> int:
+        """F of windows of `length` samples."""
+        return mapped(length, self.kernel, self.stride)
+
+
+class ConvolutionAdapter(Adapter):
+    """What knows the channels: the first convolution of the model's encoder, or of each of its encoders."""
+
+    tokenizer: Maps
+    encoders: tuple[str, ...] = ("time",)
+
+    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+        nn.Module.__init__(self)
+        kernel, stride = config.first_kernel, config.first_stride
+        self.tokenizer = Maps(1 if config.channel_independent else config.channels, kernel, stride)
+        first, channels = filters(config.dim)[0], self.tokenizer.width
+        self.first = nn.ModuleDict({name: nn.Conv1d(channels, first, kernel, stride, kernel // 2, bias=False) for name in self.encoders})
+        self.output = nn.ModuleDict()
+
+
+class Trunk(nn.Module):
+    """Batch norm, ReLU and pooling behind each of three convolutions of D / 4, D / 2 and D filters; the first is the adapter's.
+
+    Batch statistics run over the rows and their own steps; behind its end a row is 0, as if it stood alone.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        widths = filters(config.dim)
+        self.convs = nn.ModuleList(nn.Conv1d(a, b, KERNEL, padding=KERNEL // 2, bias=False) for a, b in itertools.pairwise(widths))
+        self.norms = nn.ModuleList(BatchNorm(width) for width in widths)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, first: nn.Module, ends: Tensor | None) -> Tensor:
+        """Samples [B, T, V], of which `ends` [B] are a row's own (None: all), through the convolution `first` to the map [B, F, D]."""
+        assert isinstance(first, nn.Conv1d)
+        y, counts = x.transpose(1, 2), ends
+        for at, (conv, norm) in enumerate(zip([first, *self.convs], self.norms, strict=True)):
+            y = conv(y)
+            if counts is not None:
+                counts = behind_convolution(counts, conv.kernel_size[0], conv.stride[0])
+            y = F.max_pool1d(F.relu(_normed(norm, y, counts)), 2, 2, padding=1)
+            counts = None if counts is None else counts // 2 + 1
+            y = self.dropout(y) if at == 0 else y
+        return y.transpose(1, 2)
+
+
+def _normed(norm: nn.Module, y: Tensor, counts: Tensor | None) -> Tensor:
+    """[B, C, n] -> [B, C, n], 0 from `counts` [B] on."""
+    if counts is None:
+        return norm(y)
+    real = torch.arange(y.shape[2], device=y.device) < counts[:, None]
+    steps = y.transpose(1, 2)
+    normed = torch.zeros_like(steps)
+    normed[real] = norm(steps[real]).to(y.dtype)
+    return normed.transpose(1, 2)
+
+
+def refuse_hidden(model: Model, hide: Tensor | None) -> None:
+    """Hidden tokens asked of a model without tokens. Raises UserError (config, exit 2)."""
+    if hide is not None:
+        own = models[model.config.name].facts.objective
+        raise wrong(f"hidden tokens for {model.config.name}", "it has none to hide", "objective.name", f"Use the objective {own}")

@@ -1,0 +1,241 @@
+"""mTAND (Shukla and Marlin 2021): attention from reference points to the times of the observations, then recurrent layers.
+
+mTAN: scores of a query time r and an observation time t are (phi(r) W_q) . (phi(t) W_k) / sqrt(d), with phi(t) = [w t + b, sin(W t + b)].
+Each channel has a softmax of its own, over the times at which it was observed; its value at r is the mean of its observations under it.
+
+* `mtand` (mTAND-Full): mTAN of [x, m] at R points on [0, 1] -> GRU in both directions -> mean and log variance of a latent z a point;
+  z -> GRU in both directions -> mTAN back to the times of the observations -> x^. Objective `vae`. Its vector: the last state of a GRU that
+  reads the latent means.
+* `mtand-enc` (mTAND-Enc): mTAN -> GRU, its vector the last state; no objective.
+
+Of events all codes are observed in every month that holds any (0 where a code does not occur): with occurrences alone each mean is a mean
+of ones, and no time would be seen.
+
+Legend: B batch, T rows, V channels (events: codes), R reference points, H heads, D width, Z latent width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.models.adapters import Rows, Table, span
+from bitimely_core.models.stack import Direction, Model, wrong
+from bitimely_core.models.supervised import Supervised, TableAdapter
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+
+CODE = 128  # width of phi
+GENERATOR = 50  # width of each direction of the decoder's GRU
+INNER = 50  # hidden width of the small nets
+
+
+class TimeCode(nn.Module):
+    """phi: one linear and 127 periodic functions of a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.periodic = nn.Linear(1, 1), nn.Linear(1, CODE - 1)
+
+    def forward(self, times: Tensor) -> Tensor:
+        """[..., n] -> [..., n, 128]."""
+        times = times[..., None].to(self.linear.weight.dtype)
+        return torch.cat((self.linear(times), self.periodic(times).sin()), -1)
+
+
+class TimeAttention(nn.Module):
+    """mTAN without its output map, which depends on the channels."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key = nn.Linear(CODE, CODE), nn.Linear(CODE, CODE)
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, *, attention: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Weighted means of each channel.
+
+        exp(score) is weighed by the mask, so that one map serves all channels: memory is R * T, not R * T * V.
+
+        Args:
+            queries: phi of the query times [1 or B, n, 128].
+            keys: phi of the key times [1 or B, T, 128].
+            values: [B, T, C].
+            mask: bool [B, T, C], what was observed; None: all.
+            attention: also return the weights [B, H, n, T], under a mask their mean over the channels that were observed at all.
+
+        Returns:
+            [B, n, H * C] (without an observation 0), and the weights.
+        """
+        q, k = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query(queries), self.key(keys)))
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).expand(len(values), -1, -1, -1)
+        if mask is None:
+            weights = scores.softmax(-1)
+            return (weights @ values[:, None]).transpose(1, 2).flatten(2), weights if attention else None
+        seen = mask.any(-1)[:, None, None]
+        top = scores.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
+        raised = torch.where(seen, (scores - torch.where(top.isfinite(), top, 0.0)).clamp(max=0.0).exp(), 0.0)
+        weight = mask.to(raised.dtype)[:, None]
+        total = raised @ weight  # [B, H, n, C]
+        known = total > 0
+        mean = torch.where(known, raised @ (weight * values[:, None]) / torch.where(known, total, 1.0), 0.0)
+        maps = None
+        if attention:
+            share = torch.where(known, 1 / torch.where(known, total, 1.0), 0.0) / known.sum(-1, keepdim=True).clamp(min=1)
+            maps = raised * (share @ weight.transpose(-1, -2))
+        return mean.transpose(1, 2).flatten(2), maps
+
+
+class TimeAdapter(TableAdapter):
+    """What knows the channels: the map behind the encoder's attention, and the last one of the decoder."""
+
+    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+        super().__init__(config)
+        self.tokenizer = Table(config, absent=True)
+        self.enter = nn.Linear(config.heads * 2 * self.tokenizer.width, config.dim)
+        if config.name == "mtand":
+            self.output = nn.ModuleDict({"next": nn.Linear(INNER, self.tokenizer.width)})
+
+
+class Posterior(NamedTuple):
+    """What the encoder says of a batch."""
+
+    rows: Rows
+    entered: Tensor  # [B, R, D], behind mTAN
+    mean: Tensor  # [B, R, Z]
+    log_variance: Tensor  # [B, R, Z]
+    attention: Tensor | None  # [B, H, R, T]
+
+
+class Encoder(Supervised):
+    """mTAN at the reference points, and a GRU whose last state is the vector: mTAND-Enc."""
+
+    adapter_type = TimeAdapter
+    points: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        if CODE % config.heads:
+            raise wrong(f"{config.heads} heads", f"expected a divisor of {CODE}", "model.heads")
+        super().__init__(config)
+        self.register_buffer("points", torch.linspace(0, 1, config.reference))
+        self.code, self.attend = TimeCode(), TimeAttention(config.heads)
+        self._made()
+
+    def _made(self) -> None:
+        self.reader = nn.GRU(self.config.dim, self.config.dim, batch_first=True)
+        self.pooled_width = self.config.dim
+
+    def entered(self, batch: Batch, *, attention: bool = False) -> tuple[Rows, Tensor, Tensor | None]:
+        """The rows of a batch and what mTAN says of them at the reference points, [B, R, D]; with its weights [B, H, R, T] on request."""
+        adapter = cast(TimeAdapter, self.adapter_of(batch))
+        rows = adapter.tokenizer.rows(batch)
+        mask = torch.cat((rows.mask, rows.mask), -1)
+        values = torch.cat((rows.values, rows.mask.to(rows.values)), -1).to(self.points.dtype)
+        keys = self.code(rows.times / span(self.config))
+        found, maps = self.attend(self.code(self.points)[None], keys, values, mask, attention=attention)
+        return rows, adapter.enter(found), maps
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """States at the reference points, [B, R, D] behind mTAN and behind the GRU.
+
+        Args:
+            batch: signals [B, T, V] with missing values, or events [B, N].
+            directions: None.
+            hide: None.
+            attention: also return the weights of mTAN [B, H, R, T], their mean over the channels.
+
+        Raises:
+            UserError: directions or hidden tokens (exit 2).
+        """
+        batch = self.begun(batch, directions, hide)
+        _, entered, maps = self.entered(batch, attention=attention)
+        return self._read(entered, entered, maps)
+
+    def _read(self, entered: Tensor, inputs: Tensor, maps: Tensor | None) -> Encoded:
+        states, last = self.reader(inputs)
+        pooled = F.dropout(last[-1], self.config.dropout, self.training)
+        return Encoded(None, None, None, (entered, states), None if maps is None else (maps,), pooled)
+
+
+class Full(Encoder):
+    """mTAND-Full: a variational autoencoder over the reference points."""
+
+    def _made(self) -> None:
+        config = self.config
+        self.encoder = nn.GRU(config.dim, config.dim, batch_first=True, bidirectional=True)
+        self.to_latent = nn.Sequential(nn.Linear(2 * config.dim, INNER), nn.ReLU(), nn.Linear(INNER, 2 * config.latent))
+        self.reader = nn.GRU(config.latent, config.dim, batch_first=True)
+        self.decoder = nn.GRU(config.latent, GENERATOR, batch_first=True, bidirectional=True)
+        self.code_back, self.attend_back = TimeCode(), TimeAttention(config.heads)
+        self.out = nn.Sequential(nn.Linear(config.heads * 2 * GENERATOR, 2 * GENERATOR), nn.Linear(2 * GENERATOR, INNER), nn.ReLU())
+        self.pooled_width = config.dim
+
+    def posterior(self, batch: Batch, *, attention: bool = False) -> Posterior:
+        """q(z | x), a diagonal Gaussian at each reference point."""
+        rows, entered, maps = self.entered(batch, attention=attention)
+        mean, log_variance = self.to_latent(self.encoder(entered)[0]).chunk(2, -1)
+        return Posterior(rows, entered, mean, log_variance, maps)
+
+    def decode(self, z: Tensor, rows: Rows, batch: Batch) -> Tensor:
+        """x^ [B, T, V] at the times of the rows, from latents [B, R, Z]."""
+        adapter = cast(TimeAdapter, self.adapter_of(batch))
+        states, _ = self.decoder(z)
+        found, _ = self.attend_back(self.code_back(rows.times / span(self.config)), self.code_back(self.points)[None], states)
+        said: Tensor = adapter.output["next"](self.out(found))
+        return said
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """As `Encoder.forward`; the GRU reads the means of the latents, nothing is drawn."""
+        batch = self.begun(batch, directions, hide)
+        found = self.posterior(batch, attention=attention)
+        return self._read(found.entered, found.mean, found.attention)
+
+    @torch.no_grad()
+    def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The observations themselves and which there are, [B, T, V]."""
+        rows = cast(TimeAdapter, self.adapter_of(batch)).tokenizer.rows(self.spread(batch))
+        return rows.values, rows.mask
+
+    def measure(self, batches: Iterable[Batch]) -> float:
+        """Var(target) around the mean of each channel."""
+        return Model.measure(self, batches)
+
+
+SOURCE = "Shukla and Marlin 2021, Multi-Time Attention Networks for Irregularly Sampled Time Series"
+
+
+@models(
+    ModelFacts(
+        family="mtand",
+        objective="vae",
+        readout="native",
+        input=("regular", "events"),
+        step=2,
+        source=SOURCE,
+        known="An autoencoder: its loss says how well a sample is kept, not what follows; fine-tuning leaves its decoder aside",
+    )
+)
+def mtand(config: ModelConfig) -> Full:
+    """mTAND-Full: attention from reference points to irregular times, a variational autoencoder."""
+    return Full(config)
+
+
+@models(
+    ModelFacts(
+        family="mtand", objective="none", readout="native", input=("regular", "events"), step=2, source=SOURCE, known="Supervised only"
+    )
+)
+def mtand_enc(config: ModelConfig) -> Encoder:
+    """mTAND-Enc: attention from reference points to irregular times, then a GRU; trained with its head alone."""
+    return Encoder(config)

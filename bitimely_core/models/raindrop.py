@@ -1,0 +1,199 @@
+"""RAINDROP (Zhang et al. 2022): sensors pass what they observe to each other on a graph of the sample, then attention over time.
+
+Channel u at row t: h_ut = max(0, x_ut R_u). Twice, over a complete directed graph whose edges e_uv start at 1:
+
+    alpha_uv,t = max(0, h_ut D [r_v; p_t])
+    h_vt <- max(0, sum_u (h_ut . w_u) alpha_uv,t e_uv w_v)
+    e_uv <- e_uv * mean of alpha_uv,t over the rows where u was observed
+
+and after the first pass the lower half of each sample's edges is cut. [h_1t .. h_Vt; p_t] goes through a transformer over the rows, and
+the vector of the sample is the mean over its rows.
+
+`message = "self"` is what the authors' code does by default: no channel hears of another one, h_v <- max(0, h_v W).
+
+Legend: B batch, T rows, V channels (events: codes), d width of a channel's observation (`model.dim`), D = V d + 16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.models.adapters import Rows, span
+from bitimely_core.models.stack import Attention, Direction, Places, wrong
+from bitimely_core.models.supervised import Supervised, TableAdapter, clock
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+
+CODE = 16  # width of p_t
+PASSES = 2  # of messages
+KEPT = 0.5  # share of the edges that the first pass leaves
+
+
+class Message(nn.Module):
+    """One pass of messages between channels."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(width + CODE, width, bias=False)  # D
+        self.send, self.receive = (nn.init.xavier_uniform_(nn.Parameter(torch.empty(channels, width))) for _ in range(2))  # w_u, w_v
+
+    def forward(self, h: Tensor, nodes: Tensor, code: Tensor, edges: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """New observations and edges.
+
+        Args:
+            h: [B, T, V, d].
+            nodes: r_v [V, d].
+            code: p_t [B, T, 16].
+            edges: [B, V, V], from the row to the column.
+            observed: bool [B, T, V].
+        """
+        by_node, by_time = self.query.weight.split([nodes.shape[1], CODE], 1)
+        alpha = F.relu(h @ (nodes @ by_node.T).T + (h @ (code @ by_time.T)[..., None]))  # [B, T, u, v]
+        sent = (h * self.send).sum(-1)
+        got = torch.einsum("btu,btuv,buv->btv", sent, alpha, edges)
+        active = observed.to(h.dtype)
+        mean = torch.einsum("btuv,btu->buv", alpha, active) / active.sum(1).clamp(min=1)[..., None]
+        return F.relu(got[..., None] * self.receive), edges * mean
+
+
+def pruned(edges: Tensor) -> Tensor:
+    """Edges [B, V, V] without the lower half of each sample's; what ties with the last one that stays, stays."""
+    flat = edges.flatten(1)
+    kept = math.ceil(KEPT * flat.shape[1])
+    return torch.where(edges >= flat.topk(kept, dim=1).values[:, -1, None, None], edges, 0.0)
+
+
+class Layer(nn.Module):
+    """Post-norm residual: y = norm(x + attention(x)); norm(y + W_2 max(0, y W_1))."""
+
+    def __init__(self, config: ModelConfig, hidden: int) -> None:
+        super().__init__()
+        self.mix = Attention(config)
+        self.norm_mix, self.norm_ffn = nn.LayerNorm(config.dim), nn.LayerNorm(config.dim)
+        self.first, self.out = nn.Linear(config.dim, hidden), nn.Linear(hidden, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, places: Places, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+        """[B, T, D] -> [B, T, D] and the map [B, H, T, T] on request."""
+        mixed, maps = self.mix(x, places, "both", attention=attention)
+        x = self.norm_mix(x + self.dropout(mixed))
+        return self.norm_ffn(x + self.dropout(self.out(self.dropout(F.relu(self.first(x)))))), maps
+
+
+class Raindrop(Supervised):
+    """Messages between channels, then a transformer over the rows. All of it depends on the channels.
+
+    Attributes:
+        width: D. The feed-forward part is ffn_dim / dim times as wide.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self._made()
+
+    def _made(self) -> None:
+        config, width = self.config, self.width
+        channels = self.adapter.tokenizer.width
+        if width % config.heads:
+            raise wrong(
+                f"{channels} channels of {config.dim} and {CODE} are {width} for {config.heads} heads",
+                "expected a multiple of the heads",
+                "model.dim",
+                "Choose a model.dim that is a multiple of the heads",
+            )
+        self.observation, self.nodes = (nn.init.xavier_uniform_(nn.Parameter(torch.empty(channels, config.dim))) for _ in range(2))  # R, r
+        if config.message == "self":
+            self.messages = nn.ModuleList(nn.Linear(config.dim, config.dim, bias=False) for _ in range(PASSES))
+        else:
+            self.messages = nn.ModuleList(Message(channels, config.dim) for _ in range(PASSES))
+        inner = config.model_copy(update={"dim": width})
+        self.layers = nn.ModuleList(Layer(inner, width * config.ffn_dim // config.dim) for _ in range(config.layers))
+        self.pooled_width = width
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.adapter.tokenizer.width * self.config.dim + CODE
+
+    @property
+    def reads(self) -> int:
+        """Nothing reads the states but the readouts."""
+        return CODE
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """States of the rows behind each layer [B, T, D].
+
+        Args:
+            batch: signals [B, T, V] with missing values, or events [B, N].
+            directions: None.
+            hide: None.
+            attention: also return the maps of the transformer [B, H, T, T], a layer each.
+
+        Raises:
+            UserError: directions or hidden tokens (exit 2).
+        """
+        batch = self.begun(batch, directions, hide)
+        rows = cast(TableAdapter, self.adapter).tokenizer.rows(batch)
+        code = clock(rows.times, span(self.config), CODE).to(self.nodes.dtype)
+        x = torch.cat((self.exchanged(rows, code)[0].flatten(2), code), -1)
+        places = Places(torch.arange(x.shape[1], device=x.device), None, rows.real, rows.real)
+        states, maps = [], []
+        for layer in self.layers:
+            x, of_layer = layer(x, places, attention=attention)
+            states.append(x)
+            maps.append(of_layer)
+        real = rows.real[..., None]
+        pooled = torch.where(real, x, 0.0).sum(1) / real.sum(1).clamp(min=1)
+        return Encoded(rows.values, None, rows.real, tuple(states), tuple(maps) if attention else None, pooled)
+
+    def exchanged(self, rows: Rows, code: Tensor) -> tuple[Tensor, Tensor]:
+        """Observations [B, T, V, d] behind both passes, and the edges of each sample [B, V, V] (1 where no messages are passed)."""
+        h = F.relu(rows.values[..., None].to(self.nodes.dtype) * self.observation)
+        edges = h.new_ones(len(h), h.shape[2], h.shape[2])
+        for at, message in enumerate(self.messages):
+            if self.config.message == "self":
+                h = F.relu(message(h))
+                continue
+            h, edges = message(h, self.nodes, code, edges, rows.mask)
+            edges = pruned(edges) if at == 0 else edges
+        return h, edges
+
+    @torch.no_grad()
+    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.adapt`; other channels make the whole model random."""
+        if not (self._other(channels, codes) or (renew and self.config.codes)):
+            return super().adapt(channels, length, codes, renew=renew)
+        like = self.nodes
+        super().adapt(channels, length, codes, renew=True)
+        self._made()
+        self.to(like.device, like.dtype).train(self.training)
+        return [name for name, _ in self.named_parameters()]
+
+    def _other(self, channels: int, codes: int | None) -> bool:
+        return self.config.channels != channels or (codes is not None and codes != self.config.codes)
+
+
+@models(
+    ModelFacts(
+        family="raindrop",
+        objective="none",
+        readout="native",
+        attention=True,
+        input=("regular", "events"),
+        step=2,
+        source="Zhang et al. 2022, Graph-Guided Network for Irregularly Sampled Multivariate Time Series",
+        known="Supervised only; by default the authors' code passes no message between sensors; its score on PhysioNet-2012 is disputed",
+    )
+)
+def raindrop(config: ModelConfig) -> Raindrop:
+    """RAINDROP: observations pass between sensors on a graph of the sample; trained with its head alone."""
+    return Raindrop(config)

@@ -1,0 +1,170 @@
+"""SeFT (Horn et al. 2020): a sample is a set of observations; attention of learned queries sums them up.
+
+An element is s = [p(t), value, one-hot of its channel]. phi(s) is what it says. A head's weights are the softmax over the set of
+k_i . q / sqrt(D), and the vector is, head beside head, sum_i a_i phi(s_i). The queries start at 0: all elements count alike.
+
+In the paper a key also knows the whole set, k_i = [s_i; c] W with c = rho'(mean_i psi(s_i)). The map is linear, so c adds the same number
+to all scores of a head, and the softmax takes it away again: psi, rho' and their part of W can change nothing and learn nothing. They are
+left out, k_i = s_i W. Nor is the size of the set seen: the weights sum to 1.
+
+A linear map of s is a linear map of [p(t), value] plus one learned vector a channel: the one-hot is never built.
+
+Legend: B batch, N elements, V channels (events: codes), D width of phi and of the keys, H heads. phi is three layers of `ffn_dim` and one of D.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.models.adapters import Table, span
+from bitimely_core.models.stack import Direction
+from bitimely_core.models.supervised import Supervised, TableAdapter, clock
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+from bitimely_core.tokenizers import FIRST
+
+POSITIONS = 4  # n_pos, width of p(t)
+DROPPED = 0.1  # share of the elements that training hides from the attention
+
+
+class Elements(NamedTuple):
+    """The set of each sample; the order says nothing."""
+
+    times: Tensor  # [B, N] months; signals: number of the sample
+    values: Tensor  # [B, N]; events: 1
+    channels: Tensor  # [B, N] int64
+    real: Tensor  # [B, N] bool
+
+
+class Sets(Table):
+    """Observations as tokens: every event, or every observed value of a signal."""
+
+    def count(self, length: int) -> int:
+        """N of windows of `length` samples without gaps (events: sequences of `length` events)."""
+        return length if self.events else length * self.width
+
+    def elements(self, batch: Batch) -> Elements:
+        """The observations of each sample, those of signals packed to the left."""
+        if self.events:
+            ids = batch.values.long()
+            real = ids >= FIRST if batch.mask is None else batch.mask.bool() & (ids >= FIRST)
+            times = torch.zeros_like(ids).float() if batch.times is None else batch.times
+            return Elements(torch.where(real, times, 0.0), real.to(times), (ids - FIRST).clamp(min=0), real)
+        rows = self.rows(batch)
+        real = rows.mask.flatten(1)
+        order = (~real).to(torch.int8).argsort(stable=True, dim=1)[:, : max(int(real.sum(1).max()), 1) if len(real) else 1]
+        times = rows.times[..., None].expand_as(rows.values).flatten(1).gather(1, order)
+        return Elements(times, rows.values.flatten(1).gather(1, order), order % self.width, real.gather(1, order))
+
+
+class First(nn.Module):
+    """A linear map of [p(t), value, one-hot of the channel], without the one-hot."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        bound = math.sqrt(6 / (POSITIONS + 1 + channels))  # He-uniform, of the whole map
+        self.weight = nn.Parameter(torch.empty(POSITIONS + 1, out).uniform_(-bound, bound))
+        self.channel = nn.Parameter(torch.empty(channels, out).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(out))
+
+    def forward(self, plain: Tensor, channels: Tensor) -> Tensor:
+        """[p(t), value] [B, N, 5] and channels [B, N] -> [B, N, out]."""
+        return plain @ self.weight + self.channel[channels] + self.bias
+
+
+class SetAdapter(TableAdapter):
+    """What knows the channels: the first layer of phi, and the keys W [5 + V, H, D]."""
+
+    tokenizer: Sets
+
+    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+        super().__init__(config)
+        self.tokenizer = Sets(config)
+        channels = self.tokenizer.width
+        self.phi = First(channels, config.ffn_dim)
+        size = (POSITIONS + 1 + channels, config.heads, config.dim)
+        bound = math.sqrt(6 / (size[0] + config.dim))  # the fan-in counts the part that is left out
+        self.key = nn.Parameter(torch.empty(size).uniform_(-bound, bound))
+
+
+def dense(*widths: int, dropout: float = 0.0) -> nn.Sequential:
+    """Linear, ReLU (and dropout) for each pair of widths, He-uniform weights, biases 0."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        linear = nn.Linear(inputs, outputs)
+        nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.ReLU()] + ([nn.Dropout(dropout)] if dropout else [])
+    return nn.Sequential(*layers)
+
+
+class SeFT(Supervised):
+    """A set of observations under H learned queries."""
+
+    adapter_type = SetAdapter
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        dim = config.dim
+        hidden = config.ffn_dim
+        self.phi = nn.Sequential(dense(hidden, hidden, hidden, dropout=config.dropout), dense(hidden, dim))
+        self.queries = nn.Parameter(torch.zeros(config.heads, dim))
+        self.pooled_width = config.heads * dim
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """Vectors phi of each element [B, N, D], and the vector of the set [B, H D].
+
+        Args:
+            batch: signals [B, T, V] with missing values, or events [B, N].
+            directions: None.
+            hide: None.
+            attention: also return the weights of the elements [B, H, 1, N].
+
+        Raises:
+            UserError: directions or hidden tokens (exit 2).
+        """
+        batch = self.begun(batch, directions, hide)
+        adapter = cast(SetAdapter, self.adapter_of(batch))
+        found = adapter.tokenizer.elements(batch)
+        plain = torch.cat((clock(found.times, span(self.config), POSITIONS), found.values[..., None]), -1).to(self.queries.dtype)
+        said = self.phi(F.dropout(F.relu(adapter.phi(plain, found.channels)), self.config.dropout, self.training))
+        weights = self._weights(adapter, plain, found)
+        pooled = (weights @ torch.where(found.real[..., None], said, 0.0)).flatten(1)
+        return Encoded(found.values, None, found.real, (said,), (weights[:, :, None],) if attention else None, pooled)
+
+    def _weights(self, adapter: SetAdapter, plain: Tensor, found: Elements) -> Tensor:
+        """[B, H, N], each row sums to 1; 0 for an empty set."""
+        folded = (adapter.key * self.queries).sum(-1)  # k . q = s (W q), [5 + V, H]: no key is ever built
+        scores = (plain @ folded[: POSITIONS + 1] + folded[POSITIONS + 1 :][found.channels]).transpose(1, 2)
+        usable = found.real
+        if self.training:
+            kept = usable & (torch.rand(usable.shape, device=usable.device) >= DROPPED)
+            usable = torch.where(kept.any(1, keepdim=True), kept, usable)
+        scores = (scores / math.sqrt(self.config.dim)).masked_fill(~usable[:, None], torch.finfo(scores.dtype).min)
+        return torch.where(usable[:, None], scores.softmax(-1), 0.0)
+
+
+@models(
+    ModelFacts(
+        family="seft",
+        objective="none",
+        readout="native",
+        input=("regular", "events"),
+        step=2,
+        source="Horn et al. 2020, Set Functions for Time Series",
+        known="Supervised only; its weights sum to 1, so how many observations there are is not seen",
+    )
+)
+def seft(config: ModelConfig) -> SeFT:
+    """SeFT: observations as a set under learned queries; trained with its head alone."""
+    return SeFT(config)

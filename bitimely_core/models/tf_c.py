@@ -1,0 +1,149 @@
+"""TF-C, by Zhang and others (2022): an encoder of the window and one of its spectrum, whose vectors are to agree.
+
+Both encoders are three blocks of convolutions as TS-TCC has them; each map, flattened, goes through a projector of its own. The vector of
+a window is z_t beside z_f. The spectrum is |FFT(x)| / sqrt(T), two-sided, of the row's own samples.
+
+Legend: B batch, T timesteps, V channels, F steps of a map, D width of a map and of z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, Trunk, mapped, refuse_hidden
+from bitimely_core.models.patchtst import BatchNorm, refuse_directions
+from bitimely_core.models.stack import Direction
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+from bitimely_core.tokenizers import row_ends
+
+ENCODERS = ("time", "frequency")
+
+
+class View(NamedTuple):
+    """What one encoder says."""
+
+    map: Tensor  # [B, F, D]
+    real: Tensor  # bool [B, F]
+    flat: Tensor  # [B, F * D], h
+    vector: Tensor  # [B, D], z
+
+
+class PairAdapter(ConvolutionAdapter):
+    """The first convolution of both encoders."""
+
+    encoders = ENCODERS
+
+
+class TFC(Contrastive):
+    """Two encoders and two projectors."""
+
+    adapter_type = PairAdapter
+    adapter: PairAdapter
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.trunks = nn.ModuleDict({name: Trunk(config) for name in ENCODERS})
+        self.projectors = nn.ModuleDict({name: self._projector() for name in ENCODERS})
+        self.pooled_width = 2 * config.dim
+
+    @property
+    def steps(self) -> int:
+        """F that the projectors read."""
+        return self.adapter.tokenizer.count(self.config.length)
+
+    def _projector(self) -> nn.Sequential:
+        dim = self.config.dim
+        return nn.Sequential(nn.Linear(dim * self.steps, 2 * dim), BatchNorm(2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """Encode a batch: states are the map of the time encoder, the vector is z_t beside z_f.
+
+        Args:
+            batch: signals [B, T, V].
+            directions: None; convolutions look both ways.
+            hide: None; there are no tokens to hide.
+            attention: convolutions have no maps: `Encoded.attention` is None.
+
+        Raises:
+            UserError: directions, hidden tokens, or longer windows than the projectors know (exit 2).
+        """
+        refuse_directions(self, directions)
+        refuse_hidden(self, hide)
+        batch = self.spread(batch)
+        time, frequency = self.view("time", batch), self.view("frequency", self.spectrum(batch))
+        return Encoded(None, None, time.real, (time.map,), None, torch.cat((time.vector, frequency.vector), -1), None)
+
+    def view(self, encoder: str, batch: Batch) -> View:
+        """What the encoder `time` says of samples, or `frequency` of a spectrum. `batch` as `spread` or `spectrum` returns it."""
+        adapter = self.adapter_of(batch)
+        assert isinstance(adapter, PairAdapter)
+        tokenizer, ends = adapter.tokenizer, row_ends(batch)
+        x, _, _ = tokenizer(batch)
+        z = self.trunks[encoder](x, adapter.first[encoder], None if batch.mask is None else ends)
+        counts = torch.where(ends > 0, mapped(ends, tokenizer.kernel, tokenizer.stride), 0)
+        real = torch.arange(z.shape[1], device=z.device) < counts[:, None]
+        missing = self.steps - z.shape[1]
+        if missing < 0:
+            raise UserError(
+                Reason.SHAPES_DIFFER,
+                f"windows of {x.shape[1]} samples",
+                wanted=f"the projectors of this model read {self.config.length}",
+                action="Cut shorter windows, or build it with their length",
+                exit_code=Exit.USAGE,
+            )
+        flat = F.pad(z * real[..., None], (0, 0, 0, missing)).flatten(1)
+        return View(z, real, flat, self.projectors[encoder](flat))
+
+    def spectrum(self, batch: Batch) -> Batch:
+        """|FFT(x)| / sqrt(n) over the n samples of each row, as a batch of n bins. Missing samples count as 0."""
+        x, _, _ = self.adapter_of(batch).tokenizer(batch)
+        if batch.mask is None:
+            return Batch(torch.fft.fft(x, dim=1, norm="ortho").abs(), source=batch.source)
+        ends, bins = row_ends(batch), torch.zeros_like(x)
+        for length in ends.unique().tolist():
+            if length:
+                rows = ends == length
+                bins[rows, :length] = torch.fft.fft(x[rows, :length], dim=1, norm="ortho").abs()
+        return Batch(bins, mask=torch.arange(x.shape[1], device=x.device) < ends[:, None], source=batch.source)
+
+    @torch.no_grad()
+    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.adapt`; of windows of another length the projectors' first maps are random, too."""
+        before = self.steps
+        fresh = super().adapt(channels, length, codes, renew=renew)
+        if self.steps != before:
+            for name, projector in self.projectors.items():
+                assert isinstance(projector, nn.Sequential)
+                like = next(projector.parameters())
+                projector[0] = self._projector()[0].to(like.device, like.dtype)
+                fresh += [f"projectors.{name}.0.weight", f"projectors.{name}.0.bias"]
+        return fresh
+
+
+@models(
+    ModelFacts(
+        family="tf-c",
+        objective="tf-c",
+        readout="native",
+        step=1,
+        source="Zhang et al. 2022, Self-Supervised Contrastive Pre-Training for Time Series via Time-Frequency Consistency",
+        known='"TS-T" of the paper\'s PopHR table is read as TF-C (alias ts-t); the projectors grow with the window and know its length',
+    )
+)
+def tf_c(config: ModelConfig) -> TFC:
+    """TF-C, alias ts-t: a window and its spectrum, encoded side by side; their vectors are to agree."""
+    own = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
+    return TFC(config if config.tokenizer == "codes" else config.model_copy(update=own))
+
+
+models.aliases["ts-t"] = "tf-c"

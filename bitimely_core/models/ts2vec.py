@@ -1,0 +1,121 @@
+"""TS2Vec, by Yue and others (2022): a vector for every timestep from dilated convolutions; windows and times are told apart at all scales.
+
+A linear map of each timestep to H channels; L residual blocks of H channels and one of D, block i with dilation 2^i:
+y = x + Conv(GELU(Conv(GELU(x)))), dropout behind the last one. A timestep of which any channel is missing is 0 behind the linear map, as
+are those that the objective hides. The vector of a window is the maximum over its timesteps.
+
+Legend: B batch, T timesteps, V channels, H hidden channels (`ffn_dim`), L blocks of them (`layers`), D width of the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.models.contrast import Contrastive
+from bitimely_core.models.patchtst import refuse_directions
+from bitimely_core.models.stack import Adapter, Direction
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+from bitimely_core.tokenizers import Steps
+
+KERNEL = 3
+
+
+class StepAdapter(Adapter):
+    """What knows the channels: the linear map of each timestep."""
+
+    tokenizer: Steps
+    embedding: nn.Linear
+
+    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+        nn.Module.__init__(self)
+        self.tokenizer = Steps(1 if config.channel_independent else config.channels)
+        self.embedding = nn.Linear(self.tokenizer.width, config.ffn_dim)
+        self.output = nn.ModuleDict()
+
+
+class Block(nn.Module):
+    """Two convolutions of one dilation, and what they read (through a convolution of width 1 where `widen`) added to what they say."""
+
+    def __init__(self, inputs: int, outputs: int, dilation: int, *, widen: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(inputs, outputs, KERNEL, padding=dilation, dilation=dilation)
+        self.second = nn.Conv1d(outputs, outputs, KERNEL, padding=dilation, dilation=dilation)
+        self.shortcut: nn.Module = nn.Conv1d(inputs, outputs, 1) if widen else nn.Identity()
+
+    def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """[B, inputs, T] -> [B, outputs, T]; what is not `real` [B, 1, T] (None: all) is read as 0, so that padding looks like none."""
+
+        def own(y: Tensor) -> Tensor:
+            return y if real is None else y * real
+
+        y = self.second(own(F.gelu(self.first(own(F.gelu(x))))))
+        return y + self.shortcut(x)
+
+
+class TS2Vec(Contrastive):
+    """Residual blocks of dilated convolutions over every timestep."""
+
+    adapter_type = StepAdapter
+    adapter: StepAdapter
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        widths = [config.ffn_dim] * config.layers + [config.dim]
+        inputs = [config.ffn_dim, *widths]
+        last = len(widths) - 1
+        self.blocks = nn.ModuleList(Block(inputs[at], width, 2**at, widen=at == last) for at, width in enumerate(widths))
+        self.dropout = nn.Dropout(config.dropout)
+        self.pooled_width = config.dim
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """Encode a batch: the state of every timestep, and their maximum.
+
+        Args:
+            batch: signals [B, T, V].
+            directions: None; the convolutions look both ways.
+            hide: bool [B, T]; these timesteps are 0 behind the linear map.
+            attention: convolutions have no maps: `Encoded.attention` is None.
+
+        Raises:
+            UserError: directions (exit 2).
+        """
+        refuse_directions(self, directions)
+        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        tokens, _, real = adapter.tokenizer(batch)
+        x = adapter.embed(tokens)
+        if batch.mask is not None:  # any missing channel makes a timestep missing
+            x = x.masked_fill(~(batch.mask.all(-1) if batch.mask.dim() == 3 else batch.mask)[..., None], 0.0)
+        if hide is not None:
+            x = x.masked_fill(hide[..., None], 0.0)
+        inside = None if batch.mask is None else real[:, None].to(x.dtype)
+        y = x.transpose(1, 2)
+        for block in self.blocks:
+            y = block(y, inside)
+        states = self.dropout(y.transpose(1, 2))
+        highest = torch.where(real[..., None], states, -torch.inf).amax(1)
+        pooled = torch.where(real.any(1)[:, None], highest, 0.0)
+        return Encoded(tokens, None, real, (states,), None, pooled, None)
+
+
+@models(
+    ModelFacts(
+        family="ts2vec",
+        objective="ts2vec",
+        readout="max",
+        step=5,  # H is a fifth of it
+        source="Yue et al. 2022, TS2Vec: Towards Universal Representation of Time Series",
+        known="Telling times apart costs the square of the window: raise objective.temporal_unit for long ones; its own size is 0.64 M",
+    )
+)
+def ts2vec(config: ModelConfig) -> TS2Vec:
+    """TS2Vec: dilated convolutions; windows and times are told apart at all scales."""
+    own = {"tokenizer": "steps", "value_dim": config.dim, "output_heads": "shared", "target": "raw"}
+    return TS2Vec(config if config.tokenizer == "codes" else config.model_copy(update=own))

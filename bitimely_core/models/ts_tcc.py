@@ -1,0 +1,137 @@
+"""TS-TCC, by Eldele and others (2021): three blocks of convolutions; in pre-training a transformer sums up the map's past to tell its future.
+
+The vector of a window is its map, flattened. The transformer and the maps W_k serve the pre-training alone.
+
+Legend: B batch, T timesteps, V channels, F steps of the map, D width of the map, C width of the context (`value_dim`), K steps ahead, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch, Encoded
+from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, Trunk, filters, mapped, refuse_hidden
+from bitimely_core.models.patchtst import BatchNorm, refuse_directions
+from bitimely_core.models.stack import Direction, wrong
+from bitimely_core.registry import ModelFacts, models
+from bitimely_core.settings import ModelConfig
+from bitimely_core.tokenizers import row_ends
+
+DROPOUT = 0.1  # of the context
+
+
+class Layer(nn.Module):
+    """Pre-norm residual: attention (logits divided by sqrt(C), no biases but that of the output), then an MLP with ReLU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.value_dim
+        self.heads = config.heads
+        self.norm_mix, self.norm_ffn = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.merge = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.first, self.out = nn.Linear(width, config.ffn_dim), nn.Linear(config.ffn_dim, width)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """[B, M, C] and usable keys [B, M] (None: all) -> [B, M, C]."""
+        q, k, v = self.qkv(self.norm_mix(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        allowed = None if keys is None else keys[:, None, None]
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=x.shape[-1] ** -0.5)
+        x = x + self.dropout(self.merge(mixed.transpose(1, 2).flatten(-2)))
+        return x + self.dropout(self.out(self.dropout(F.relu(self.first(self.norm_ffn(x))))))
+
+
+class Context(nn.Module):
+    """A learned [CLS] before the steps of the map, layers without positions; the context is the state of [CLS]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(config.dim, config.value_dim)
+        self.start = nn.Parameter(torch.randn(config.value_dim))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+
+    def forward(self, z: Tensor, real: Tensor | None = None) -> Tensor:
+        """Steps [B, n, D], of which `real` [B, n] are no padding (None: all) -> [B, C]."""
+        x = self.embedding(z)
+        x = torch.cat((self.start.to(x.dtype).expand(len(x), 1, -1), x), 1)
+        keys = None if real is None else F.pad(real, (1, 0), value=True)
+        for layer in self.layers:
+            x = layer(x, keys)
+        return x[:, 0]
+
+
+class TSTCC(Contrastive):
+    """The convolutions, and what the objective asks: `context`, `predict` (the maps W_k side by side) and `project`."""
+
+    adapter_type = ConvolutionAdapter
+    adapter: ConvolutionAdapter
+
+    def __init__(self, config: ModelConfig) -> None:
+        if config.value_dim % config.heads:
+            raise wrong(f"{config.value_dim} for {config.heads} heads", "expected a multiple of the heads", "model.value_dim")
+        if config.ahead is None:
+            ahead = max(1, 2 * mapped(config.length, config.first_kernel, config.first_stride) // 5)
+            config = config.model_copy(update={"ahead": ahead})
+        super().__init__(config)
+        dim, width, (quarter, half, _) = config.dim, config.value_dim, filters(config.dim)
+        assert config.ahead is not None
+        self.trunk, self.context = Trunk(config), Context(config)
+        self.predict = nn.Linear(width, config.ahead * dim)
+        self.project = nn.Sequential(nn.Linear(width, half), BatchNorm(half), nn.ReLU(), nn.Linear(half, quarter))
+        self.pooled_width = self._pooled_width()
+
+    def _pooled_width(self) -> int:
+        return self.config.dim * self.adapter.tokenizer.count(self.config.length)
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """Encode a batch: the F steps of the map, and the map in one vector [B, F * D].
+
+        Args:
+            batch: signals [B, T, V].
+            directions: None; convolutions look both ways.
+            hide: None; there are no tokens to hide.
+            attention: `Encoded.attention` is None; the context's layers are no part of the vector.
+
+        Raises:
+            UserError: directions or hidden tokens (exit 2).
+        """
+        refuse_directions(self, directions)
+        refuse_hidden(self, hide)
+        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        assert isinstance(adapter, ConvolutionAdapter)
+        tokenizer, ends = adapter.tokenizer, row_ends(batch)
+        x, _, _ = tokenizer(batch)
+        z = self.trunk(x, adapter.first["time"], None if batch.mask is None else ends)
+        counts = torch.where(ends > 0, mapped(ends, tokenizer.kernel, tokenizer.stride), 0)
+        real = torch.arange(z.shape[1], device=z.device) < counts[:, None]
+        pooled = (z * real[..., None]).flatten(1)
+        return Encoded(None, None, real, (z,), None, pooled, None)
+
+    @torch.no_grad()
+    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.adapt`; the vector is as long as the map of the new windows."""
+        fresh = super().adapt(channels, length, codes, renew=renew)
+        self.pooled_width = self._pooled_width()
+        return fresh
+
+
+@models(
+    ModelFacts(
+        family="ts-tcc",
+        objective="ts-tcc",
+        readout="native",
+        step=8,  # the heads divide the context, half as wide
+        source="Eldele et al. 2021, Time-Series Representation Learning via Temporal and Contextual Contrasting",
+        known="Its augmentations are tuned to each data set (objective.jitter, scaling, segments); its own size is below 1 M",
+    )
+)
+def ts_tcc(config: ModelConfig) -> TSTCC:
+    """TS-TCC: convolutions; two augmented views tell each other's future, and windows are told apart."""
+    own = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
+    return TSTCC(config if config.tokenizer == "codes" else config.model_copy(update=own))

@@ -1,0 +1,82 @@
+"""TF-C's objectives: each encoder knows a window and its augmentation again, and what both say of one window agrees.
+
+h are flattened maps, z projected vectors, ~ marks the augmented window or spectrum; d is NT-Xent (cosine, temperature 0.2).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Generator, Tensor
+
+from bitimely_core.batch import Batch
+from bitimely_core.models.stack import Model, wrong
+from bitimely_core.models.tf_c import TFC, View
+from bitimely_core.objectives.contrast import banked, compared, jittered, nt_xent, perturbed, refuse_alone, told_apart
+from bitimely_core.objectives.tokens import Result
+from bitimely_core.registry import ObjectiveFacts, objectives
+from bitimely_core.settings import ObjectiveConfig
+
+BALANCE = 0.5  # lambda
+MARGIN = 1.0  # delta
+CODE = 0.2  # weight of L_T and L_F in the reference code
+NOTICE = "tf-c: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
+
+
+class Four(NamedTuple):
+    """A window and its spectrum, each as it is and augmented."""
+
+    time: View
+    time_other: View
+    frequency: View
+    frequency_other: View
+
+
+@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE, rows=2))
+def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """The paper's: lambda (L_T + L_F) + (1 - lambda) L_C, with lambda 0.5.
+
+    L_T = d(h_t, h_t~), L_F = d(h_f, h_f~), L_C = sum over pairs of d(z_t, z_f) - d(pair) + 1 with the pairs (z_t, z_f~), (z_t~, z_f),
+    (z_t~, z_f~): the pair that nothing was done to is to be the closest.
+
+    Raises:
+        UserError: another model than TF-C, or one row alone (config, exit 2).
+    """
+    four = _views("tf-c", model, batch, generator, config)
+    a, b, c, d = (view.vector for view in four)
+    closest = nt_xent(a, c)
+    consistency = sum((closest - nt_xent(x, y) + MARGIN for x, y in ((a, d), (b, c), (b, d))), start=closest.new_zeros(()))
+    own = _own(four)
+    parts = {name: BALANCE * value for name, value in own.items()} | {"consistency": (1 - BALANCE) * consistency}
+    rows = len(batch.values)
+    return compared(parts, 2 * BALANCE * told_apart(rows) + (1 - BALANCE) * 3 * MARGIN, rows)
+
+
+@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE, rows=2))
+def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """The reference code's: 0.2 (L_T + L_F) + d(z_t, z_f); its spectra are augmented to twice their size, and L_C is not used.
+
+    Raises:
+        UserError: another model than TF-C, or one row alone (config, exit 2).
+    """
+    four = _views("tf-c-code", model, batch, generator, config)
+    parts = {name: CODE * value for name, value in _own(four).items()} | {"cross": nt_xent(four.time.vector, four.frequency.vector)}
+    rows = len(batch.values)
+    return compared(parts, (2 * CODE + 1) * told_apart(rows), rows)
+
+
+def _views(name: str, model: Model, batch: Batch, generator: Generator | None, config: ObjectiveConfig) -> Four:
+    if not isinstance(model, TFC):
+        raise wrong(f"{name} for {model.config.name}", "expected tf-c", "objective.name", "Use the model's own objective")
+    refuse_alone(name, batch)
+    other = banked(batch, config, generator) if config.bank else jittered(batch, config.jitter, generator)
+    spectrum = model.spectrum(batch)
+    spectrum_other = perturbed(spectrum, generator, twice=name == "tf-c-code")
+    return Four(
+        model.view("time", batch), model.view("time", other), model.view("frequency", spectrum), model.view("frequency", spectrum_other)
+    )
+
+
+def _own(four: Four) -> dict[str, Tensor]:
+    """L_T and L_F."""
+    return {"time": nt_xent(four.time.flat, four.time_other.flat), "frequency": nt_xent(four.frequency.flat, four.frequency_other.flat)}

@@ -1,0 +1,68 @@
+"""TS-TCC's objective: a weak and a strong augmentation tell each other's future from their own past, and windows are told apart.
+
+Legend: B batch, F steps of the map, D its width, K steps ahead, C width of the context.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.batch import Batch
+from bitimely_core.models.stack import Model, wrong
+from bitimely_core.models.ts_tcc import TSTCC
+from bitimely_core.objectives.contrast import compared, jittered, nt_xent, permuted, refuse_alone, scaled, told_apart
+from bitimely_core.objectives.tokens import Result
+from bitimely_core.registry import ObjectiveFacts, objectives
+from bitimely_core.settings import ObjectiveConfig
+
+CONTEXTUAL = 0.7  # weight of the NT-Xent part
+NOTICE = "ts-tcc: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
+
+
+@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE, rows=2))
+def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """Two augmented views: the past of each finds its own row's future in the other; the pasts of a row find each other.
+
+    Loss = L1 + L2 + 0.7 NT-Xent of the projected contexts. Weak: scaling; strong: permutation, then jitter. New views in each batch.
+
+    Raises:
+        UserError: another model than TS-TCC, or one row alone (config, exit 2).
+    """
+    if not isinstance(model, TSTCC):
+        raise wrong(f"ts-tcc for {model.config.name}", "expected ts-tcc", "objective.name", "Use the model's own objective")
+    refuse_alone("ts-tcc", batch)
+    weak = scaled(batch, config.scaling, generator)
+    strong = jittered(permuted(batch, config.segments, generator), config.jitter, generator)
+    views = [model(view) for view in (weak, strong)]
+    maps = [F.normalize(view.hidden[-1], dim=-1) for view in views]
+    real = None if batch.mask is None else views[0].mask
+    ahead = min(model.config.ahead or 1, maps[0].shape[1] - 1)
+    told, contexts = [], []
+    for own, other in (maps, maps[::-1]):
+        now = int(torch.randint(maps[0].shape[1] - ahead, (), generator=generator))
+        context = model.context(own[:, : now + 1], None if real is None else real[:, : now + 1])
+        there = None if real is None else real[:, now + 1 : now + 1 + ahead]
+        predicted = model.predict(context).unflatten(-1, (-1, maps[0].shape[2]))[:, :ahead]
+        told.append(foretold(other[:, now + 1 : now + 1 + ahead], predicted, there))
+        contexts.append(model.project(context))
+    rows = len(batch.values)
+    parts = {"temporal": told[0] + told[1], "contextual": CONTEXTUAL * nt_xent(contexts[0], contexts[1])}
+    return compared(parts, 2 * math.log(rows) + CONTEXTUAL * told_apart(rows), rows)
+
+
+def foretold(future: Tensor, predicted: Tensor, there: Tensor | None = None) -> Tensor:
+    """-1 / (B K) sum_(i, k) log softmax_j( future[i, k] . predicted[j, k] )[j = i], of [B, K, D] each.
+
+    `there` [B, K] (None: all) says which steps a row has; the mean is over these.
+    """
+    kind = torch.promote_types(future.dtype, torch.float32)
+    with torch.autocast(future.device.type, enabled=False):
+        scores = torch.einsum("ikd,jkd->kij", future.to(kind), predicted.to(kind)).log_softmax(-1)
+    own = -scores.diagonal(dim1=1, dim2=2).T  # [B, K]
+    if there is None:
+        return own.mean()
+    return torch.where(there, own, 0.0).sum() / there.sum().clamp(min=1)

@@ -1,0 +1,80 @@
+"""The variational bound of mTAND: observations from a latent sequence, with a weight on the divergence that grows with the training."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from bitimely_core.batch import Batch
+from bitimely_core.models.mtand import Full
+from bitimely_core.models.stack import Model, wrong
+from bitimely_core.objectives.tokens import Result
+from bitimely_core.registry import ObjectiveFacts, objectives
+from bitimely_core.settings import ObjectiveConfig
+
+STD = 0.01  # of an observation around its reconstruction
+EPOCHS, WAIT, RATE = 300, 10, 0.99  # the authors' training: beta is 0 for 10 of 300 epochs, then 1 - 0.99^(epoch - 10)
+
+NOTICE = "vae: the model sees what it reconstructs; its loss says how well a sample is kept, not what follows."
+
+
+def weight(progress: float) -> float:
+    """The weight of the divergence, beta, at a share of the training."""
+    return 1 - RATE ** max(EPOCHS * progress - WAIT, 0.0)
+
+
+def log_likelihood(values: Tensor, said: Tensor, mask: Tensor) -> Tensor:
+    """Sum of log N(x; x^, 0.01^2) over the observed entries of a row: values and mask [B, T, V], said [..., B, T, V] -> [..., B]."""
+    each = -0.5 * ((values - said) / STD).square() - math.log(STD * math.sqrt(2 * math.pi))
+    return torch.where(mask, each, 0.0).sum((-1, -2))
+
+
+def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL(N(mean, exp(log_variance)) || N(0, 1)) summed over points and dimensions, [B, R, Z] -> [B]."""
+    return 0.5 * (log_variance.exp() + mean.square() - 1 - log_variance).sum((-1, -2))
+
+
+@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE))
+def vae(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+    """-mean over the rows of [logsumexp_k (log p(x | z_k) - beta KL) - log K] / number of observed entries, with K = `samples`.
+
+    beta follows the training as in the authors' 300 epochs; outside training it is what it ends with. `rel` is the squared error of the
+    reconstructions over Var(target).
+
+    Raises:
+        UserError: another model than mtand (config, exit 2).
+    """
+    if not isinstance(model, Full):
+        raise wrong(f"vae for {model.config.name}", "expected mtand", "objective.name", "Use the model's own objective")
+    found = model.posterior(batch)
+    rows = found.rows
+    mean, log_variance = (part if part.dtype == torch.float64 else part.float() for part in (found.mean, found.log_variance))
+    shape = (len(mean), config.samples, *mean.shape[1:])
+    noise = torch.randn(shape, generator=generator).transpose(0, 1).to(mean)
+    said = torch.stack([model.decode(z, rows, batch) for z in mean + (0.5 * log_variance).exp() * noise]).to(mean)
+    values = rows.values.to(mean)
+    observed = rows.mask.sum((-1, -2))
+    per = observed.clamp(min=1)
+    beta = weight(model.progress if model.training else 1.0)
+    likelihood, kl = log_likelihood(values, said, rows.mask) / per, divergence(mean, log_variance) / per
+    bound = torch.logsumexp(likelihood - beta * kl, 0) - math.log(config.samples)
+    real = observed > 0
+    count = real.sum()
+    loss = -torch.where(real, bound, 0.0).sum() / count.clamp(min=1)
+    error = torch.where(rows.mask, (values - said).square(), 0.0).sum() / (observed.sum() * config.samples).clamp(min=1)
+    scale = model.target_scale if bool(torch.isfinite(model.target_scale)) else model.measure([batch])
+    return {
+        "loss": loss,
+        "rel": error.detach() / scale,
+        "parts": {
+            "likelihood": (torch.where(real, likelihood, 0.0).mean(0).sum() / count.clamp(min=1)).detach(),
+            "kl": (torch.where(real, kl, 0.0).sum() / count.clamp(min=1)).detach(),
+        },
+        "prediction": said.mean(0),
+        "target": values,
+        "valid": rows.mask,
+        "slices": {"reconstruction": slice(0, values.shape[1])},
+        "count": count,
+    }
