@@ -29,7 +29,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,duckdb,spark]"
 	touch $@
 
 clean:

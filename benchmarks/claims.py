@@ -168,12 +168,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--engines", nargs="+", default=["polars"])
     parser.add_argument("--skip", nargs="*", default=[])
+    parser.add_argument("--quick", action="store_true", help="300,000 rows: whether it runs, not how fast")
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("--child")
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
     if asked.child:
         child(asked.child, asked.folder)
         return
+    if asked.quick:
+        asked.rows = 300_000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder, asked.rows)
@@ -184,7 +188,11 @@ def main() -> None:
             print(
                 f"{asked.rows:,} rows, {one}: {found[-1]['sequences']:,} sequences, {found[-1]['cpu']:.1f} s CPU, {found[-1]['wall']:.1f} s, peak {found[-1]['peak_gib']:.2f} GiB",
                 flush=True,
+                file=sys.stderr if asked.json else sys.stdout,
             )
+        if asked.json:
+            print(json.dumps(found))
+            return
         base = found[0]
         for other in found[1:]:
             print(

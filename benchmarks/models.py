@@ -86,6 +86,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="three models, two rows")
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("--child")
     asked = parser.parse_args()
     if asked.child:
@@ -93,6 +95,8 @@ def main() -> None:
         return
     from bitimely_core import models, registry  # noqa: F401  registers the models
 
+    if asked.quick:
+        asked.models, asked.rows, asked.rounds = asked.models or ["bitimelygpt", "patchtst", "lstm"], 2, 1
     names = asked.models or list(registry.models)
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(["gpt", *names]):
@@ -119,7 +123,10 @@ def main() -> None:
             f"{name:12} {one['parameters']:>10,} parameters  train {one['train']:8.1f} s ({one['train'] / gpt['train']:5.2f}x gpt)  "
             f"infer {one['infer']:7.1f} s  per 1,000 {what}, {one['mib']:7.0f} MiB ({one['mib'] / max(gpt['mib'], 1):5.2f}x)",
             flush=True,
+            file=sys.stderr if asked.json else sys.stdout,
         )
+    if asked.json:
+        print(json.dumps(found))
     if asked.write:
         day = datetime.datetime.now(tz=datetime.UTC).date()
         head = f"""# CPU seconds for 1,000 windows ({LENGTH} samples x {CHANNELS} channels; event models: 254 codes), one thread, float32.

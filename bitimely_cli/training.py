@@ -315,10 +315,10 @@ def analyze(
         list[str] | None, typer.Argument(help="Names or folders of runs, and options of the kind.", metavar="[RUN...] [--OPTION VALUE...]")
     ] = None,
     data: OneData = None,
-    model: Annotated[str | None, typer.Option("--model", help="In the place of a run (leakage).")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="In the place of a run (leakage, complexity).")] = None,
     objective: Annotated[str | None, typer.Option("--objective", help="In the place of a run (leakage).")] = None,
-    preset: Annotated[str, typer.Option("--preset", help="In the place of a run (leakage).")] = "tiny",
-    sequences: Annotated[int | None, typer.Option("--sequences", min=1, help="Held-out sequences.")] = None,
+    preset: Annotated[str, typer.Option("--preset", help="In the place of a run (leakage, complexity).")] = "tiny",
+    sequences: Annotated[int | None, typer.Option("--sequences", min=1, help="Sequences that are looked at, at most.")] = None,
     seed: Seed = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the report.")] = None,
     out: Out = None,

@@ -126,7 +126,7 @@ class Batches(Protocol):
 class Figure:
     """A figure as data; the report draws it. Every array lands beside the page as Parquet.
 
-    kind `lines`: data = {"series": [{"name", "x", "y", "lo"?, "hi"?}], "xlabel", "ylabel", "logx"?, "logy"?}; `matrix`: {"values": [R, C] array,
+    kind `lines`: data = {"series": [{"name", "x", "y", "lo"?, "hi"?, "reference"?: bool}], "xlabel", "ylabel", "logx"?, "logy"?}; `matrix`: {"values": [R, C] array,
     "xlabel", "ylabel", "diverging": bool, "mark"?: [lo, hi], "row_names"?, "column_names"?}; `bars`: {"names": [...], "values": [...], "lo"?, "hi"?, "ylabel"}; `traces`: {"rate", "signals":
     [{"name", "unit", "values"}], "spans"?: [{"start", "stop", "name"}]} (seconds); `hypnogram`: {"epoch", "tracks": [{"name", "stages"}], "classes"};
     `timelines`: {"lanes": [{"name", "times", "groups": [index]}], "groups": [names, the first for the background], "xlabel"};

@@ -200,6 +200,8 @@ def _ranked(score: Array, positive: Array, units: Array) -> Callable[[Array], tu
     Returns:
         `f(counts [R, U]) -> (auroc [R], ap [R])`, NaN where a side has no weight.
     """
+    if not len(score):  # labels that are known of no row
+        return lambda counts: (np.full(len(counts), np.nan), np.full(len(counts), np.nan))
     order = np.argsort(score, kind="stable")
     s, y, u = score[order], positive[order].astype(np.float64), units[order]
     starts = np.flatnonzero(np.concatenate([[True], s[1:] != s[:-1]]))

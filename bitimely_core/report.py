@@ -375,11 +375,11 @@ def _lines(figure: Figure) -> Canvas:
     handles = []
     for k, s in enumerate(series):
         x, y = _array(s["x"]), _array(s["y"])
-        colour, dash = SERIES[k % 8], DASHES[k // 8 % 4]
+        colour, dash = (MUTED, DASHES[1]) if s.get("reference") else (SERIES[k % 8], DASHES[k // 8 % 4])
         index, _ = envelope(y)
         if s.get("lo") is not None:
             axes.fill_between(x[index], _array(s["lo"])[index], _array(s["hi"])[index], color=colour, alpha=0.16, linewidth=0)
-        marker = "o" if len(x) <= 12 else ""
+        marker = "o" if len(x) <= 12 and not s.get("reference") else ""
         handles += axes.plot(x[index], y[index], color=colour, linestyle=dash, linewidth=1.3, marker=marker, markersize=3.2)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -393,6 +393,9 @@ def _lines(figure: Figure) -> Canvas:
     axes.margins(x=0.02)
     _ticks(axes, logx=logx, logy=logy)
     every = np.concatenate([np.empty(0), *(_array(s["x"]) for s in series)])
+    if logx and len(np.unique(every)) <= 10:  # a handful of lengths: each by its number
+        axes.set_xticks(np.unique(every), [_tick(v) for v in np.unique(every)])
+        axes.set_xticks([], minor=True)
     if every.size and not logx and (every % 1 == 0).all():
         axes.locator_params(axis="x", integer=True)
     if len(series) > 1 or (series and series[0]["name"]):
@@ -637,7 +640,7 @@ def _timelines(figure: Figure) -> Canvas:
     canvas = Canvas(figsize=(WIDTH, 0.9 + 0.24 * max(len(lanes), 1)), layout="constrained")
     axes = canvas.add_subplot()
     handles = []
-    for k, group in enumerate(data["groups"]):  # the first is the background
+    for k in range(len(data["groups"])):  # the first is the background
         at = [(x, y) for y, lane in enumerate(lanes) for x, of in zip(lane["times"], lane["groups"], strict=True) if of == k]
         colour, size = (MUTED, 5.0) if k == 0 else (SERIES[(k - 1) % 8], 8.0)
         handles += axes.plot(
@@ -678,7 +681,6 @@ def _scatter(figure: Figure) -> Canvas:
     wide = WIDTH if across > 1 else 4.8
     canvas = Canvas(figsize=(wide, down * (wide / across * 0.95 + 0.25) + 0.45), layout="constrained")
     grid = canvas.subplots(down, across, squeeze=False)
-    handles: dict[int, Any] = {}
     for axes, panel in itertools.zip_longest(grid.flat, panels):
         if panel is None:
             axes.set_visible(False)
@@ -689,9 +691,9 @@ def _scatter(figure: Figure) -> Canvas:
             here = of == k
             glyph = np.array(GLYPHS[k % len(GLYPHS)] if k >= 0 else GLYPHS[0])
             pen = np.vstack([glyph, [[np.nan, np.nan]]]) * 0.011 * np.array(spans)
-            size = 2.6 if (len(glyph) == 2 and k % len(GLYPHS) == 0) or k < 0 else 0.8
+            size = 2.6 if k < 0 or k % len(GLYPHS) == 0 else 0.8
             colour = MUTED if k < 0 else SERIES[k % len(SERIES)]
-            drawn = axes.plot(
+            axes.plot(
                 (x[here, None] + pen[:, 0]).ravel(),
                 (y[here, None] + pen[:, 1]).ravel(),
                 color=colour,
@@ -699,8 +701,6 @@ def _scatter(figure: Figure) -> Canvas:
                 alpha=0.35 if k < 0 else 0.9,
                 solid_capstyle="round",
             )
-            if k >= 0:
-                handles.setdefault(k, drawn[0])
         axes.set_title(text(panel["name"], 60), loc="left", color=INK)
         if not data.get("ticks"):
             axes.set_xticks([])
@@ -709,7 +709,7 @@ def _scatter(figure: Figure) -> Canvas:
             _ticks(axes)
         axes.set_xlabel(text(data.get("xlabel", "")))
         axes.set_ylabel(text(data.get("ylabel", "")))
-    if groups and handles:
+    if groups and panels:
         from matplotlib.lines import Line2D
 
         marks = ["o", "+", "^", "x", "s", "o", "|", "_"]
@@ -720,7 +720,13 @@ def _scatter(figure: Figure) -> Canvas:
             for k in range(len(groups))
         ]
         canvas.legend(
-            keys, [" " + text(g, 40) for g in groups], loc="outside upper left", ncols=6, frameon=False, handlelength=1.2, columnspacing=1.4
+            keys,
+            [" " + text(g, 40) for g in groups],
+            loc="outside upper left",
+            ncols=len(groups) if len(groups) <= 6 else 4,
+            frameon=False,
+            handlelength=1.2,
+            columnspacing=1.4,
         )
     return canvas
 

@@ -467,3 +467,8 @@ def test_nothing_here_warns():
     never = scores["by_class"]["R"]["precision"]
     assert never["value"] is None
     assert "never predicted" in never["undefined_reason"]
+
+
+def test_labels_that_are_known_of_no_row_are_undefined_not_an_error():
+    found = score("multilabel", np.full((6, 2), np.nan), np.full((6, 2), 0.4), np.arange(6), class_names=("a", "b"), bootstrap=20)
+    assert all(metric["value"] is None and metric["undefined_reason"] for metric in found["metrics"].values())

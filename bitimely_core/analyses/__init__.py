@@ -19,7 +19,6 @@ class LoadedRun(NamedTuple):
     model: nn.Module  # the backbone, in eval mode
     windows: Windows  # all splits
     settings: dict[str, Any]  # run.json
-    head: nn.Module | None = None  # of a fine-tuned run: the model with its head, in eval mode
     head: nn.Module | None = None  # a fine-tuned run whole, with its head, in eval mode
     folder: Path | None = None  # the run's, for what stands beside it
     shared: int = 0  # test subjects that were in its training (possible where windows of one subject are in several splits)

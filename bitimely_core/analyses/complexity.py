@@ -1,7 +1,7 @@
 """How do time and memory grow with the length of a sequence? Retention in its three forms, softmax attention, and a whole model, measured.
 
 One call is a forward and a backward pass on one sequence of N tokens. All candidates of all lengths are measured in rounds, each once a
-round, so that a busy machine slows all of them alike; the medians over the rounds are shown. A slope is that of a line through the
+round, in CPU time of one thread, so that a busy machine changes little and slows all of them alike; the medians over the rounds are shown. A slope is that of a line through the
 logarithms: 1 = linear, 2 = quadratic. Memory is counted, not sampled: the largest number of bytes in tensors that are alive at one time,
 beyond the inputs (parameters and their gradients of the whole model included); what a kernel keeps inside itself is not seen.
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Call = Callable[[], Any]
 
-LENGTHS = "128,256,512,1024"
+LENGTHS = "256,512,1024,2048"
 ROUNDS = 5
 SLOWEST = 4.0  # seconds of one call; longer ones, and longer sequences of the same candidate, are left out
 CHANNELS = 1
@@ -54,7 +54,7 @@ class Live(TorchDispatchMode):
     """Counts the bytes of tensors that operations make and that are still alive, and their largest sum."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}
 
@@ -90,12 +90,13 @@ def peak_bytes(call: Call) -> int:
 
 
 def timed(
-    calls: Mapping[Any, Call], rounds: int, clock: Callable[[], float] = time.perf_counter, tell: Callable[[int], None] | None = None
+    calls: Mapping[Any, Call], rounds: int, clock: Callable[[], float] = time.process_time, tell: Callable[[int], None] | None = None
 ) -> dict[Any, list[float]]:
-    """Seconds of each call in each round; in a round every call runs once, one after the other."""
+    """CPU seconds of each call in each round; in a round every call runs twice, one after the other; the second is timed."""
     taken: dict[Any, list[float]] = {name: [] for name in calls}
     for number in range(rounds):
         for name, call in calls.items():
+            call()  # not timed: caches and the allocator still hold what the call before it left
             begin = clock()
             call()
             taken[name].append(clock() - begin)
@@ -199,7 +200,7 @@ def complexity(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Page:
-    """Measured seconds and bytes of a forward and backward pass against the number of tokens, with fitted log-log slopes.
+    """Measured CPU seconds and bytes of a forward and backward pass against the number of tokens, with fitted log-log slopes.
 
     Args:
         runs: one run, whose model is measured with the widths that it was trained at; None = that of the next two.
@@ -222,9 +223,14 @@ def complexity(
     if rounds < 1:
         raise UserError(Reason.CONFIG, f"{rounds} rounds", wanted="expected at least 1", field="--rounds", exit_code=Exit.USAGE)
     config, name = _config(runs, model, preset)
-    calls, left = _calls(config, numbers, slowest, seed, progress)
-    taken = timed(calls, rounds, tell=None if progress is None else lambda r: progress("rounds", r, rounds))
-    memory = {key: peak_bytes(call) for key, call in calls.items()}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        calls, left = _calls(config, numbers, slowest, seed, progress)
+        taken = timed(calls, rounds, tell=None if progress is None else lambda r: progress("rounds", r, rounds))
+        memory = {key: peak_bytes(call) for key, call in calls.items()}
+    finally:
+        torch.set_num_threads(threads)
     found: dict[str, dict[str, Any]] = {}
     for candidate in dict.fromkeys(c for c, _ in calls):
         at = [n for n in numbers if (candidate, n) in calls]
@@ -389,9 +395,9 @@ def _page(
         notices.append(
             f"The machine was busy ({load:.0f} processes on {cores} cores): compare times of one page only, never those of two pages."
         )
-    if lengths[-1] < 2048:
+    if lengths[-1] < 4096:
         notices.append(
-            f"The longest sequence is {lengths[-1]:,} tokens, so fixed costs still weigh; --lengths 512,1024,2048,4096 asks further."
+            f"The longest sequence is {lengths[-1]:,} tokens, so fixed costs still weigh; --lengths 1024,2048,4096,8192 asks further."
         )
     widths = f"{config.heads} heads; retention K = {config.dim // config.heads}, V = {(config.value_dim or config.dim) // config.heads}; softmax {config.dim // config.heads}"
     return Page(
@@ -404,7 +410,7 @@ def _page(
             "Operators": widths,
             "Rows": "1 sequence, float32, CPU, causal",
             "Rounds": f"{rounds}, interleaved",
-            "Threads": str(torch.get_num_threads()),
+            "Clock": "CPU time of one thread",
             "Machine": f"{platform.machine()}, {cores} cores",
             "Versions": f"torch {torch.__version__}, python {platform.python_version()}",
             "Seed": str(seed),
@@ -414,12 +420,11 @@ def _page(
 
 
 def _verdict(found: dict[str, dict[str, Any]]) -> str:
-    parts = []
-    for candidate in (CHUNKWISE, PARALLEL, SOFTMAX):
-        if candidate in found and found[candidate]["slope"]["last"] is not None:
-            parts.append(
-                f"{candidate} {found[candidate]['slope']['last']:.2f} in time and {found[candidate]['memory_slope']['last']:.2f} in memory"
-            )
+    parts = [
+        f"{candidate} {found[candidate]['slope']['last']:.2f} in time and {found[candidate]['memory_slope']['last']:.2f} in memory"
+        for candidate in (CHUNKWISE, PARALLEL, SOFTMAX)
+        if candidate in found and found[candidate]["slope"]["last"] is not None
+    ]
     if not parts:
         return "Too few lengths were fast enough to fit a slope."
     longest = found[CHUNKWISE]["lengths"][-1] if CHUNKWISE in found else 0

@@ -129,7 +129,7 @@ def _subject(runs: list[LoadedRun] | None, model: str, objective: str | None, pr
         name = run.name
     else:
         entry = models[model]
-        config = model_config(entry.name, entry.facts.family, preset, channels=CHANNELS)
+        config = model_config(entry.name, entry.facts.family, preset, channels=CHANNELS, codes=building.typical(preset).get("codes"))
         with torch.device("meta"):
             config = building.made(config).config  # as the model reads it
         settings = Settings(model=config, objective=validated(ObjectiveConfig, {"name": objective or ""}))

@@ -13,7 +13,7 @@ Legend: S windows, B rows of a batch, T samples, V channels, N tokens, D width, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,10 +22,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 from bitimely_core import data, evaluate, heads, objectives
-from bitimely_core.analyses.attention import held_out, spread, untrained
-from bitimely_core.analyses.shapelets import Shapelet, distances
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.analyses.attention import facts_of, held_out, notices_of, spread, untrained
+from bitimely_core.analyses.shapelets import Shapelet, distances, mine, named, read, seconds
+from bitimely_core.batch import Batch, Encoded, Figure, Page, Progress, Table
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.settings import ObjectiveConfig, validated
 
 if TYPE_CHECKING:
@@ -52,23 +53,25 @@ class Slopes(NamedTuple):
 
     layers: list[Tensor]  # L times [B, N, D]
     input: Tensor  # [B, T, V]
-    losses: Tensor | None  # [B, N] error of each token's prediction, None where there is no such thing
+    losses: dict[
+        str, Tensor
+    ]  # part of the loss -> [B, N] error of the prediction that each token's state makes; {} where none is of tokens
     drawn: bool  # the loss has random masks
 
 
 def slopes(model: nn.Module, ask: Ask, batch: Batch, generator: Generator) -> Slopes:
-    """|dL / dh| of every layer's states and |dL / dx|, L = ask(batch, generator)["loss"].
+    """|dL / dh| of every layer's states and |dL / dx|, L = ask(batch, generator)["loss"]. Targets that are made of x are held fixed.
 
     States are those of the real positions without [SOS] and [EOS]; where an objective reads the model twice the sizes are added, and where
     the model reads channels one by one they are averaged. Models that predict without `forward` are read where they predict (`output`).
     """
     seen: list[Encoded] = []
     read_out: list[Tensor] = []
-    whole = model.output if hasattr(model, "output") else None
+    whole: Any = getattr(model, "output", None)
 
     def output(hidden: Tensor, *args: Any, **named: Any) -> Any:
         read_out.append(hidden)
-        return whole(hidden, *args, **named)  # type: ignore[misc]
+        return whole(hidden, *args, **named)
 
     hook = model.register_forward_hook(lambda module, args, out: seen.append(out))
     if whole is not None:
@@ -78,7 +81,8 @@ def slopes(model: nn.Module, ask: Ask, batch: Batch, generator: Generator) -> Sl
     try:
         result = ask(batch._replace(values=x), generator)
         drawn = not torch.equal(before, generator.get_state())
-        passes = [[(state, one) for state in one.hidden] for one in seen] or [[(state, None)] for state in read_out[:1]]
+        passes: list[list[tuple[Tensor, Encoded | None]]] = [[(state, one) for state in one.hidden] for one in seen]
+        passes = passes or [[(state, None)] for state in read_out[:1]]
         flat = [state for one in passes for state, _ in one]
         found = torch.autograd.grad(result["loss"], [x, *flat], allow_unused=True)
     finally:
@@ -87,12 +91,9 @@ def slopes(model: nn.Module, ask: Ask, batch: Batch, generator: Generator) -> Sl
             del model.output
     sizes = iter(torch.zeros_like(state) if part is None else part.abs() for part, state in zip(found[1:], flat, strict=True))
     rows, count = len(x), _tokens(model, x)
-    layers: list[Tensor] = []
-    for one in passes:
-        cut = [_rows(_inner(next(sizes), encoded), rows) for _, encoded in one]
-        layers = cut if not layers else [a + b for a, b in zip(layers, cut, strict=True)]
-    if any(len(state) != rows or state.shape[1] != count for state in layers):
-        layers = []  # crops or views of the window: their tokens are not its tokens
+    cut = [[_rows(_inner(next(sizes), encoded), rows) for _, encoded in one] for one in passes]
+    whole_windows = all(state.shape[:2] == (rows, count) for one in cut for state in one)  # else crops or views of them
+    layers = [torch.stack(of_layer).sum(0) for of_layer in zip(*cut, strict=True)] if whole_windows else []
     gradient = torch.zeros_like(x) if found[0] is None else found[0].abs()
     return Slopes(layers, gradient, _losses(result, rows, count), drawn)
 
@@ -119,18 +120,21 @@ def _rows(values: Tensor, rows: int) -> Tensor:
     return values.unflatten(0, (rows, -1)).mean(1)
 
 
-def _losses(result: dict[str, Any], rows: int, count: int) -> Tensor | None:
-    """Squared error of each token's prediction, sum over the parts, [B, N]."""
+def _losses(result: dict[str, Any], rows: int, count: int) -> dict[str, Tensor]:
+    """Squared errors of the predictions, [B, N] a part, at the token that makes them: it predicts its neighbour, or itself."""
     target = result["target"]
-    if "slices" not in result or target.dim() != 3 or not target.is_floating_point():
-        return None
+    if not result.get("slices") or target is None or target.dim() != 3:
+        return {}
     valid = result["valid"]
     error = torch.where(valid, result["prediction"].detach() - target, 0.0).square().sum(-1) / valid.sum(-1).clamp(min=1)
-    parts = [error[:, part] for part in result["slices"].values()]
-    if any(part.shape[1] != count for part in parts):
-        return None
-    found = _rows(torch.stack(parts).sum(0), rows)
-    return found if len(found) == rows else None
+    out = {}
+    for name, part in result["slices"].items():
+        of_part = _rows(error[:, part], rows)
+        if of_part.shape == (rows, count):
+            before, after = torch.zeros_like(of_part[:, :1]), torch.zeros_like(of_part[:, :1])
+            shifted = {"next": torch.cat((of_part[:, 1:], after), 1), "previous": torch.cat((before, of_part[:, :-1]), 1)}
+            out[name] = shifted.get(name, of_part)
+    return out
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------------------------------
@@ -165,7 +169,7 @@ class Seen(NamedTuple):
 
     layers: list[Array]  # L times [S, T], each row sums to 1 (NaN: no gradient at all)
     input: Array  # [S, T], likewise
-    losses: Array | None  # [S, T] error of the token that stands for each sample
+    losses: dict[str, Array]  # part of the loss -> [S, T] error of what the token predicts that stands for each sample
     heat: list[Array]  # L times [N, D] of the case, before normalising
     masks: int
 
@@ -179,7 +183,7 @@ def look(
     config: Any = run.model.config
     layers: list[list[Array]] = []
     inputs: list[Array] = []
-    losses: list[Array] | None = []
+    losses: list[dict[str, Array]] = []
     heat: list[Array] = []
     used = 1
     for part in np.array_split(np.arange(len(rows)), -(-len(rows) // ROWS)):
@@ -195,17 +199,17 @@ def look(
         assert total is not None
         layers.append([_over(state.mean(-1), samples, config) for state in total.layers])
         inputs.append(_shares(total.input.mean(-1).double().numpy()))
-        if losses is not None:
-            losses = None if total.losses is None else [*losses, _over(total.losses, samples, config, normalised=False)]
+        losses.append({name: _over(one, samples, config, normalised=False) for name, one in total.losses.items()})
         if case in part:
             heat = [state[list(part).index(case)].double().numpy() for state in total.layers]
         told(int(part[-1]) + 1)
     joined = [np.concatenate(of_layer) for of_layer in zip(*layers, strict=True)]
-    return Seen(joined, np.concatenate(inputs), None if losses is None else np.concatenate(losses), heat, used)
+    wrong = {name: np.concatenate([one[name] for one in losses]) for name in losses[0]}
+    return Seen(joined, np.concatenate(inputs), wrong, heat, used)
 
 
 def _added(a: Slopes, b: Slopes) -> Slopes:
-    losses = None if a.losses is None or b.losses is None else a.losses + b.losses
+    losses = {name: value + b.losses[name] for name, value in a.losses.items()}
     return Slopes([x + y for x, y in zip(a.layers, b.layers, strict=True)], a.input + b.input, losses, b.drawn)
 
 
@@ -239,6 +243,8 @@ class Chosen(NamedTuple):
 
 def present(windows: Windows, found: Sequence[Shapelet], count: int, seed: int, but: npt.NDArray[Any]) -> Chosen:
     """Up to `count` held-out windows among the tenth that is closest to some shapelet: elsewhere the closest stretch is an arbitrary place.
+
+    Distances are those of standardised stretches, whatever the shapelets were mined with.
 
     Args:
         windows: all splits.
@@ -337,3 +343,466 @@ def _ranks(x: Array) -> Array:
     _, whose, counts = np.unique(x, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return np.asarray((ends - (counts - 1) / 2)[whose], np.float64)
+
+
+# --- the analysis -------------------------------------------------------------------------------------------------------------------------
+
+
+@analyses(
+    AnalysisFacts(takes="runs", help="Is the loss sensitive where the shapelets are? Gradients at the output embeddings and the input")
+)
+def saliency(
+    runs: list[LoadedRun],
+    *,
+    sequences: int = 64,
+    shapelets: str = "",
+    lengths: str = "0.5,1,2",
+    layer: int = 0,
+    masks: int = 8,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Page:
+    """Saliency inside shapelets against outside, run by run on the same held-out windows, with three controls.
+
+    Args:
+        runs: pre-trained or fine-tuned, on the same windows of signals.
+        sequences: held-out windows in which a shapelet is present.
+        shapelets: folder of a report of `analyze shapelets`; empty = mined here from the training split.
+        lengths: of the shapelets that are mined here, seconds, with commas between.
+        layer: from 1, whose states stand for the output embeddings; 0 = the last one whose tokens have a gradient.
+        masks: draws that random masks are averaged over.
+        bootstrap: replicates of the intervals over subjects.
+        seed: of windows, masks, random weights and random places.
+        progress: told about windows.
+
+    Returns:
+        A page; its summary is keyed by run, then `embeddings` and `input`.
+
+    Raises:
+        UserError: runs on different windows, events, a layer that does not exist, windows without classes and no --shapelets (exit 2).
+    """
+    windows = _common(runs, layer)
+    if not shapelets and windows.task != "classification":
+        action = "Give --data a view with classes, or --shapelets a report of analyze shapelets"
+        raise _refused(f"{windows.name} has no classes", "shapelets tell classes apart", "--data", action)
+    if shapelets:
+        known, but, chance = read(shapelets), np.array([], np.int64), None
+        but = np.array([one.window for one in known])
+    else:
+        mined = mine(windows, lengths=seconds(lengths), permutations=99, seed=seed, progress=progress)
+        known, but, chance = mined.shapelets, mined.drawn.rows, mined.shapelets[0].p
+    chosen = present(windows, known, sequences, seed, but)
+    case = int(np.argmin(chosen.distance))
+    batch = data.collate(windows, chosen.rows)
+    found: dict[str, Found] = {}
+    for run in runs:
+        both: list[Seen] = []
+        for what, (model, head) in {"": (run.model, run.head), " with random weights": randomised(run, seed)}.items():
+
+            def told(done: int, label: str = f"saliency {run.name}{what}") -> None:
+                if progress is not None:
+                    progress(label, done, len(chosen.rows))
+
+            both.append(look(run, model, head, chosen.rows, case, masks, seed, told))
+        found[run.name] = _measured(run, both[0], both[1], chosen, layer, bootstrap, seed)
+    loud = _loudness(batch.values.double().numpy(), windows, known, chosen)
+    size = over_subjects(ratios(loud, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
+    subjects = len(set(chosen.subjects.tolist()))
+    about = {
+        "windows": len(chosen.rows),
+        "subjects": subjects,
+        "looked_through": chosen.looked,
+        "split": chosen.split,
+        "seed": seed,
+        "bootstrap": bootstrap,
+        "shapelets": [{"name": name, "present_in": int((chosen.which == k).sum())} for k, name in enumerate(named(known))],
+        "shapelets_p": chance,
+    }
+    return Page(
+        title="Saliency of " + " and ".join(found),
+        verdict=_verdict(found, size),
+        notices=_notices(runs, found, chosen, chance),
+        blocks=list(_blocks(runs, found, known, chosen, batch, case, size, bootstrap, seed)),
+        facts={
+            **facts_of(runs, seed),
+            "Windows": f"{len(chosen.rows)} of {subjects} subject{'s' * (subjects != 1)}, the same for all runs: of {chosen.looked} looked "
+            f"through ({chosen.split} split) those among the closest tenth to a shapelet",
+            "Shapelets": f"from {shapelets}" if shapelets else f"{len(known)}, mined from {len(but)} training windows",
+            "Tokens": ", ".join(f"{name}: {one.step} samples each" for name, one in found.items()),
+        },
+        summary={**{name: one.summary for name, one in found.items()}, "signal_size": size, "options": about},
+    )
+
+
+def _common(runs: list[LoadedRun], layer: int) -> Windows:
+    """The windows of all runs. Raises UserError (exit 2) where they differ, or are no signals."""
+    for run in runs:
+        config: Any = run.model.config
+        if config.tokenizer == "codes" or not hasattr(run.windows, "channel_names"):
+            raise _refused(f"{run.name} reads events", "shapelets are stretches of signals", "RUN")
+        if not 0 <= layer <= config.layers:
+            raise _refused(f"layer {layer}", f"{run.name} has {config.layers}", "--layer")
+    if len({run.windows.fingerprint for run in runs}) > 1:
+        raise _refused(
+            "runs on different windows", "expected the same, to compare them", "--data", "Give --data the windows that all can read"
+        )
+    return runs[0].windows
+
+
+def _refused(text: str, wanted: str, where: str, action: str = "") -> UserError:
+    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, field=where, exit_code=Exit.USAGE)
+
+
+class Found(NamedTuple):
+    """What was measured of one run."""
+
+    seen: Seen
+    random: Seen
+    at: int | None  # number of the layer that stands for the output embeddings, from 0
+    step: int  # samples of a token
+    ratio: dict[str, Array]  # "embeddings" and "input": [S]
+    summary: dict[str, Any]
+
+    @property
+    def main(self) -> str:
+        """What stands for the run: its embeddings, where they have a map."""
+        return "embeddings" if "embeddings" in self.summary else "input"
+
+    def maps(self, wrt: str, *, random: bool = False) -> Array | None:
+        """[S, T] of the embeddings or the input."""
+        seen = self.random if random else self.seen
+        if wrt == "input":
+            return seen.input
+        return None if self.at is None or self.at >= len(seen.layers) else seen.layers[self.at]
+
+
+def _measured(run: LoadedRun, seen: Seen, random: Seen, chosen: Chosen, layer: int, bootstrap: int, seed: int) -> Found:
+    config: Any = run.model.config
+    live = [k for k, maps in enumerate(seen.layers) if np.isfinite(maps).any()]
+    at = layer - 1 if layer and layer <= len(seen.layers) else live[-1] if live else None
+    step = {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)
+    out = Found(seen, random, at, step, {}, {})
+    out.summary.update({"layer": None if at is None else at + 1, "layers": len(seen.layers), "masks": seen.masks, "samples_a_token": step})
+    for wrt in ("embeddings", "input"):
+        maps, control = out.maps(wrt), out.maps(wrt, random=True)
+        if maps is None or control is None:
+            continue
+        values = ratios(maps, chosen.start, chosen.length)
+        outside = _outside(values, chosen.length, maps.shape[1])
+        places = elsewhere(maps, chosen.length, PLACES, seed)
+        mean = over_subjects(values, chosen.subjects, bootstrap, seed)
+        reached = places >= mean["value"] - 1e-12 if mean["value"] is not None else np.array([])
+        out.ratio[wrt] = values
+        untrained_values = ratios(control, chosen.start, chosen.length)
+        out.summary[wrt] = {
+            "ratio": mean,
+            "inside_over_outside": over_subjects(outside, chosen.subjects, bootstrap, seed),
+            "random_weights": over_subjects(untrained_values, chosen.subjects, bootstrap, seed),
+            "beyond_random_weights": over_subjects(values - untrained_values, chosen.subjects, bootstrap, seed),
+            "random_places": {"lo": float(np.quantile(places, 0.025)), "hi": float(np.quantile(places, 0.975))} if len(places) else None,
+            "p_places": float(1 + reached.sum()) / (1 + len(places)) if len(places) else None,
+            "correlation_with_random_weights": agreement(maps, control),
+            "correlation_with_loss": {name: agreement(maps, wrong) for name, wrong in seen.losses.items()},
+        }
+    out.summary["by_layer"] = {
+        str(k + 1): {
+            name: over_subjects(ratios(maps, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
+            for name, maps in (("trained", seen.layers[k]), ("random_weights", random.layers[k]))
+        }
+        for k in range(min(len(seen.layers), len(random.layers)))
+    }
+    return out
+
+
+def _outside(ratio: Array, length: Ints, samples: int) -> Array:
+    """Mean saliency inside over that outside, from the ratio to the length's share; inf where nothing is outside."""
+    part = length / samples
+    rest = 1 - ratio * part
+    return np.asarray(np.divide(ratio * (1 - part), rest, out=np.full_like(ratio, np.nan), where=rest > 1e-12))
+
+
+def _loudness(values: Array, windows: Windows, known: Sequence[Shapelet], chosen: Chosen) -> Array:
+    """Share of the signal's own size |x - mean| at each sample of the shapelet's channel, [S, T]."""
+    names = list(windows.channel_names)
+    channel = np.array([names.index(known[k].channel) for k in chosen.which])
+    x = values[np.arange(len(values)), :, channel]
+    return _shares(np.abs(x - x.mean(1, keepdims=True)))
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------------------------
+
+WORDS = {"embeddings": "output embeddings", "input": "input"}
+MAIN = (
+    "Share of saliency inside the shapelets over their share of the length, mean over windows: 1 is no preference. It speaks for a model "
+    "only where it is above the same model with random weights, above shapelets at random places (bar: 95 % of {places:,} draws), and "
+    "above the plain size of the signal. Where it is not, the preference is no finding about pre-training."
+)
+HOW_TO_READ = (
+    "The gradient at the output embeddings of the last layer is the paper's measure, but there each token's gradient comes from its own "
+    "prediction alone: it maps where the loss is large, not what the model used (see the correlation with the loss below). Lower layers "
+    "and the input are attributions. A fine-tuned run that reads [SOS] or [EOS] has no gradient at the tokens of the last layer, so the "
+    "last layer that has one stands for it. Maps sum to 1 over a window; tokens are spread evenly over their samples. Random masks are "
+    "averaged over several draws. A map that correlates with that of random weights shows the architecture and the signal, not what was "
+    "learnt."
+)
+WINDOWS = (
+    "Share of the windows whose ratio is no more than the value below. The paper shows this distribution as higher for its own model; "
+    "curves that cross, or that lie on that of random weights, refute it here."
+)
+LAYERS = (
+    "The same ratio at every layer; bands are 95 % intervals over subjects where there are enough of them. If training had moved "
+    "saliency to the shapelets, the curve would leave that of random weights."
+)
+TABLE = (
+    "Ratio: share of saliency inside over share of length; beyond random weights: the ratio less that of random weights, window by window. "
+    "95 % intervals by bootstrap over subjects; p: share of random places that reach the ratio. A finding about training needs an interval "
+    "beyond random weights that leaves out 0."
+)
+CHECKS = (
+    "Rank correlations of the maps, window by window. Near 1 with random weights: the map explains nothing that was learnt. Near 1 with the "
+    "errors of what the tokens predict (of the part of the loss where it is nearest): it only tells where predictions are wrong; a dash "
+    "where the loss is not one of tokens. Long tokens cannot follow the edges of a shapelet."
+)
+DIFFERENCES = "Ratio of the first run less that of the second on the same windows; an interval that holds 0 shows no difference."
+CASE = (
+    "The held-out window that is closest to its shapelet, and below it saliency in units of an even share (1), with the error of what each "
+    "token predicts. One window shows what the numbers mean and proves nothing: it was picked for its shapelet, not for a model."
+)
+HEAT = (
+    "|dL / dh| of each dimension (rows) at each token, each panel on the scale of its largest entry, the shapelet between the dashed "
+    "lines. Left: trained; right: random weights. Stripes at the same tokens in both are places that the signal makes loud."
+)
+KINDS = (
+    "The same window as three kinds of pre-training read it: whole (generative), {masked} % of its patches of {patch} samples set to zero "
+    "(masking), {dropped} % of them left out (dropping). Of the shapelet masking leaves {left} % and dropping {kept} % in this draw, on "
+    "average {usual} % and {rest} %. The choice is drawn anew in every step, so over a training every part of every window is seen: the "
+    "figure shows what one step reads, and is no evidence that a model cannot learn the shapelet."
+)
+
+
+def _blocks(
+    runs: list[LoadedRun],
+    found: dict[str, Found],
+    known: Sequence[Shapelet],
+    chosen: Chosen,
+    batch: Batch,
+    case: int,
+    size: dict[str, Any],
+    bootstrap: int,
+    seed: int,
+) -> Iterator[Figure | Table | str]:
+    bars = [(name, one.summary[one.main]["ratio"]) for name, one in found.items()]
+    bars += [(f"{name}, random weights", one.summary[one.main]["random_weights"]) for name, one in found.items()]
+    bars.append(("size of the signal", size))
+    first = next(iter(found.values()))
+    places = first.summary[first.main]["random_places"]
+    if places is not None:
+        bars.append(("random places", {"value": 1.0, **places}))
+    yield Figure(
+        name="main-score",
+        title="Saliency inside shapelets",
+        caption=MAIN.format(places=PLACES),
+        kind="bars",
+        data={
+            "names": [name for name, _ in bars],
+            "values": [one["value"] for _, one in bars],
+            "lo": [one["lo"] for _, one in bars],
+            "hi": [one["hi"] for _, one in bars],
+            "ylabel": "share of saliency / share of length",
+        },
+    )
+    yield HOW_TO_READ
+    yield from _tables(found)
+    if len(found) > 1:
+        yield _differences(found, chosen, bootstrap, seed)
+    series = []
+    for name, one in found.items():
+        for wrt, words in WORDS.items():
+            if wrt in one.ratio:
+                values = np.sort(one.ratio[wrt][np.isfinite(one.ratio[wrt])])
+                series.append({"name": f"{name}, {words}", "x": values, "y": np.arange(1, len(values) + 1) / max(1, len(values))})
+    axes = {"xlabel": "share of saliency / share of length", "ylabel": "share of the windows"}
+    yield Figure(name="windows", title="Window by window", caption=WINDOWS, kind="lines", data={"series": series, **axes})
+    deep = {name: one for name, one in found.items() if len(one.summary["by_layer"]) > 1}
+    if deep:
+        yield _layers(deep)
+    yield "## A case"
+    yield from _case(runs, found, known, chosen, batch, case)
+    yield "## What pre-training reads"
+    yield _kinds(runs[0].windows, known, chosen, batch, case, max(8, first.step), seed)
+
+
+def _tables(found: dict[str, Found]) -> Iterator[Table]:
+    measured: list[list[Any]] = []
+    checks: list[list[Any]] = []
+    for name, one in found.items():
+        for wrt, words in WORDS.items():
+            if wrt in one.summary:
+                about, whole = one.summary[wrt], one.summary
+                where = f"layer {whole['layer']} of {whole['layers']}" if wrt == "embeddings" else words
+                keys = ("ratio", "inside_over_outside", "random_weights", "beyond_random_weights", "p_places")
+                measured.append([name, where, *(about[key] for key in keys)])
+                places = about["random_places"]
+                told = None if places is None else f"{places['lo']:.2f} to {places['hi']:.2f}"
+                with_loss = [value for value in about["correlation_with_loss"].values() if value is not None]
+                correlations = [about["correlation_with_random_weights"], max(with_loss, default=None)]
+                checks.append([name, where, *correlations, told, one.step if wrt == "embeddings" else 1, whole["masks"]])
+    columns = ["run", "gradient at", "ratio", "inside / outside", "random weights", "beyond random weights", "p, random places"]
+    yield Table(name="table", title="Inside and outside", caption=TABLE, columns=columns, rows=measured)
+    columns = ["run", "gradient at", "correlation, random weights", "correlation, loss", "random places, 95 %", "samples a token", "masks"]
+    yield Table(name="checks", title="What else makes such a map", caption=CHECKS, columns=columns, rows=checks)
+
+
+def _differences(found: dict[str, Found], chosen: Chosen, bootstrap: int, seed: int) -> Table:
+    rows: list[list[Any]] = []
+    first, *others = found
+    for other in others:
+        for wrt, words in WORDS.items():
+            if wrt in found[first].ratio and wrt in found[other].ratio:
+                gap = over_subjects(found[first].ratio[wrt] - found[other].ratio[wrt], chosen.subjects, bootstrap, seed)
+                rows.append([first, other, words, gap])
+    columns = ["run", "against", "gradient at", "difference of the ratios"]
+    return Table(name="differences", title="The first run against the others", caption=DIFFERENCES, columns=columns, rows=rows)
+
+
+def _layers(found: dict[str, Found]) -> Figure:
+    series = []
+    for name, one in found.items():
+        for key, words in (("trained", name), ("random_weights", f"{name}, random weights")):
+            cells = [of_layer[key] for of_layer in one.summary["by_layer"].values()]
+            y, lo, hi = (np.array([np.nan if c[k] is None else c[k] for c in cells]) for k in ("value", "lo", "hi"))
+            band = {"lo": lo, "hi": hi} if np.isfinite(lo).any() else {}
+            series.append({"name": words, "x": np.arange(1, len(cells) + 1), "y": y, **band})
+    axes = {"xlabel": "layer", "ylabel": "share of saliency / share of length"}
+    return Figure(name="layers", title="Layer by layer", caption=LAYERS, kind="lines", data={"series": series, **axes})
+
+
+def _case(
+    runs: list[LoadedRun], found: dict[str, Found], known: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int
+) -> Iterator[Figure]:
+    windows = runs[0].windows
+    samples = batch.values.shape[1]
+    start, stop = int(chosen.start[case]), int(chosen.start[case] + chosen.length[case])
+    signals: list[dict[str, Any]] = [_signal(windows, known, chosen, batch, case)]
+    for name, one in found.items():
+        for wrt, words in WORDS.items():
+            maps = one.maps(wrt)
+            if maps is not None and np.isfinite(maps[case]).all():
+                signals.append({"name": name, "unit": words.split()[-1], "values": maps[case] * samples, "accent": True})
+        if one.seen.losses:
+            share = _shares(np.sum([wrong[case : case + 1] for wrong in one.seen.losses.values()], 0))[0] * samples
+            signals.append({"name": name, "unit": "its loss", "values": share})
+    span = {"start": start / windows.rate, "stop": stop / windows.rate, "name": f"shapelet {chosen.which[case] + 1}"}
+    label = windows.class_names[int(batch.target[case])] if batch.target is not None and windows.task == "classification" else ""
+    yield Figure(
+        name="case",
+        title=f"Window {chosen.rows[case]}" + (f", class {label}" if label else ""),
+        caption=CASE,
+        kind="traces",
+        data={"rate": windows.rate, "signals": signals, "spans": [span]},
+    )
+    for run in runs:
+        one, config = found[run.name], _config(run)
+        if one.at is None or one.at >= len(one.random.heat):
+            continue
+        first = samples % config.patch if config.tokenizer == "patch" and config.crop == "start" else 0
+        count = -(-(samples - first) // one.step)  # tokens of spectra follow those of samples
+        panels = [seen.heat[one.at][:count].T for seen in (one.seen, one.random)]
+        values = np.stack([panel / (panel.max() or 1.0) for panel in panels]).astype(np.float32)
+        edges = [(edge - first) / one.step - 0.5 for edge in (start, stop)]
+        axes = {"xlabel": "token", "ylabel": "dimension", "diverging": False, "mark": edges}
+        yield Figure(
+            name=f"heat-{run.name}",
+            title=f"{run.name}: saliency of the embeddings of layer {one.at + 1}",
+            caption=HEAT,
+            kind="matrix",
+            data={"values": values, "names": [run.name, "random weights"], **axes},
+        )
+
+
+def _config(run: LoadedRun) -> Any:
+    return run.model.config
+
+
+def _signal(windows: Windows, known: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int) -> dict[str, Any]:
+    """The channel of the shapelet that is present in the case."""
+    channel = known[chosen.which[case]].channel
+    return {"name": channel, "unit": "", "values": batch.values[case, :, list(windows.channel_names).index(channel)].double().numpy()}
+
+
+def _kinds(windows: Windows, known: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int, patch: int, seed: int) -> Figure:
+    """The panel of the paper's first figure: one window under generative, masking and dropping pre-training."""
+    signal = _signal(windows, known, chosen, batch, case)
+    x = signal["values"]
+    start, stop = int(chosen.start[case]), int(chosen.start[case] + chosen.length[case])
+    rng = np.random.default_rng([seed, 6])
+    which = np.arange(len(x)) // patch
+    order = rng.permutation(which[-1] + 1)
+    masked, dropped = (np.isin(which, order[: int(share * len(order))]) for share in (MASKED, DROPPED))
+    left, kept = (round(100 * float(1 - gone[start:stop].mean())) for gone in (masked, dropped))
+    usual = {"masked": MASKED, "dropped": DROPPED, "usual": 1 - MASKED, "rest": 1 - DROPPED}
+    return Figure(
+        name="kinds",
+        title="One window in three kinds of pre-training",
+        caption=KINDS.format(patch=patch, left=left, kept=kept, **{name: round(100 * share) for name, share in usual.items()}),
+        kind="traces",
+        data={
+            "rate": windows.rate,
+            "signals": [
+                {"name": "generative", "unit": "", "values": x},
+                {"name": "masking", "unit": "", "values": np.where(masked, 0.0, x)},
+                {"name": "dropping", "unit": "", "values": np.where(dropped, np.nan, x)},
+            ],
+            "spans": [{"start": start / windows.rate, "stop": stop / windows.rate, "name": "shapelet"}],
+        },
+    )
+
+
+def _notices(runs: list[LoadedRun], found: dict[str, Found], chosen: Chosen, chance: float | None) -> list[str]:
+    out = list(dict.fromkeys([*runs[0].windows.notices, *notices_of(runs, [chosen.split] * len(runs))]))
+    stamps = [run.settings.get("leak_free") for run in runs if run.head is None]
+    if False in stamps and not any(stamp is True or isinstance(stamp, str) for stamp in stamps):
+        out.append(
+            "No run here is leak-free: where an objective can copy its targets, input saliency shows the copy. Add a run of a leak-free "
+            "objective, for instance next-previous-strict."
+        )
+    subjects = len(set(chosen.subjects.tolist()))
+    if subjects < evaluate.MINIMUM_UNITS:
+        out.append(f"No interval: {subjects} subject{'s' * (subjects != 1)}, an interval needs at least {evaluate.MINIMUM_UNITS}.")
+    if len(chosen.rows) < ENOUGH:
+        out.append(f"Means over {len(chosen.rows)} windows; {ENOUGH} or more are advised.")
+    if chance is not None and chance > 0.05:
+        out.append(f"The shapelets tell the classes apart no better than chance would (p = {chance:.2g}): saliency in them means little.")
+    steps = {one.step for one in found.values()}
+    if len(steps) > 1:
+        out.append("The runs have tokens of different lengths; a coarser one cannot follow the edges of a shapelet as closely.")
+    out += [
+        f"{name}: its objective reads no states of whole windows, so only the input has a map."
+        for name, one in found.items()
+        if one.at is None
+    ]
+    return out
+
+
+def _verdict(found: dict[str, Found], size: dict[str, Any]) -> str:
+    name, one = next(iter(found.items()))
+    about = one.summary[one.main]
+    mean, random, gap = about["ratio"], about["random_weights"], about["beyond_random_weights"]
+    if mean["value"] is None or random["value"] is None:
+        return f"The loss of {name} has no gradient on these windows, so there is nothing to compare."
+    spread = (
+        f"95 % {mean['lo']:.2f} to {mean['hi']:.2f} over {mean['n_subjects']} subjects"
+        if mean["lo"] is not None
+        else mean["undefined_reason"]
+    )
+    places = "more than" if about["p_places"] <= 0.05 else "no more than"
+    if gap["lo"] is None:
+        trained = "against"
+    else:
+        trained = "more than" if gap["lo"] > 0 else "less than" if gap["hi"] < 0 else "not to be told from that"
+    return (
+        f"Inside shapelets {name} has {mean['value']:.2f} times the saliency at its {WORDS[one.main]} that their length alone would give "
+        f"({spread}): {places} at random places, {trained} with random weights ({random['value']:.2f}); the plain size of the signal has "
+        f"{size['value']:.2f}."
+    )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +39,7 @@ FLAT = 1e-3  # a stretch whose deviation is below this share of its series' own 
 ALIKE = 0.9  # correlation, at the best shift, from which two shapelets of a channel are one
 OVERLAP = 0.75  # of the shorter one, that a shift must leave
 BLOCK = 1 << 22  # entries of a matrix of distances, or of counts, at a time
+FEW_ORDERS = 100  # of the labels, below which a p says so
 FEW = 5  # subjects below which nothing is said about subjects at large
 
 
@@ -142,19 +143,33 @@ SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"f": f_statistic, "info
 # --- chance -------------------------------------------------------------------------------------------------------------------------------
 
 
+def of_subjects(labels: Ints, subjects: npt.NDArray[Any]) -> Ints | None:
+    """The class of each subject, in the order of their names, where every one of several has one class; else None."""
+    _, first, whose = np.unique(subjects, return_index=True, return_inverse=True)
+    return labels[first] if len(first) > 1 and (labels[first][whose] == labels).all() else None
+
+
 def permuted(labels: Ints, subjects: npt.NDArray[Any], rng: np.random.Generator) -> Ints:
     """Labels [n] in another order that chance could have made: what windows of one subject share stays together.
 
     Where every subject has one class, the classes of the subjects are permuted; else labels are, within each subject.
     """
     names, whose = np.unique(subjects, return_inverse=True)
-    first = np.array([labels[whose == k][0] for k in range(len(names))])
-    if len(names) > 1 and (first[whose] == labels).all():
-        return np.asarray(rng.permutation(first)[whose])
+    whole = of_subjects(labels, subjects)
+    if whole is not None:
+        return np.asarray(rng.permutation(whole)[whose])
     out = labels.copy()
     for k in range(len(names)):
         out[whose == k] = rng.permutation(labels[whose == k])
     return out
+
+
+def orders(labels: Ints, subjects: npt.NDArray[Any]) -> float:
+    """How many different orders `permuted` can give: no p below its inverse is possible."""
+    whole = of_subjects(labels, subjects)
+    groups = [whole] if whole is not None else [labels[subjects == name] for name in np.unique(subjects)]
+    log = sum(math.lgamma(len(g) + 1) - sum(math.lgamma(c + 1) for c in np.unique(g, return_counts=True)[1]) for g in groups)
+    return round(math.exp(log)) if log < 30 else math.inf
 
 
 def p_value(observed: float, null: Array) -> float:
@@ -188,7 +203,6 @@ class Shapelet(NamedTuple):
     rate: float  # Hz
     start: int  # samples
     window: int  # position in the index of its windows
-    subject: str
     klass: str  # the class that is closest to it
     f: float
     gain: float  # bits
@@ -219,7 +233,6 @@ class Mined(NamedTuple):
     candidates: int
     null: Array  # [R]
     notices: list[str]
-    distances: Array  # [k, n] of the shapelets to the windows they were mined from
 
 
 def drawn(windows: Windows, splits: Sequence[str], count: int, seed: int) -> Drawn | None:
@@ -324,13 +337,22 @@ def mine(
     labels = torch.from_numpy(train.labels)
     scores = SCORES[score](d, labels).nan_to_num(0.0)
     null = best_by_chance(d, train.labels, train.subjects, score, permutations, seed, progress)
-    shapelets, kept = [], []
-    for row, v, m, start, at in _best(train.values, tried, scores, f_statistic(d, labels).nan_to_num(0.0), count):
+    shapelets: list[Shapelet] = []
+    taken: list[tuple[int, int, Array]] = []
+    for at in np.lexsort((-f_statistic(d, labels).nan_to_num(0.0).numpy(), -scores.numpy())).tolist():
+        row, v, m, start = tried[at].tolist()
+        if len(shapelets) == count:
+            break
+        if _known(taken, row, v, train.values[row, start : start + m, v]):
+            continue
         step = _step(m)
         near = np.array([[row, v, m, s] for s in range(max(0, start - step + 1), min(windows.length - m, start + step - 1) + 1)])
         around = _to_all(train.values, near, normalised)
         best = int(SCORES[score](around, labels).nan_to_num(0.0).argmax())
         one, begin = around[best : best + 1], int(near[best, 3])
+        if _known(taken, row, v, train.values[row, begin : begin + m, v]):
+            continue
+        taken.append((row, v, train.values[row, begin : begin + m, v].double().numpy()))
         gain, threshold = information_gain(one, labels)
         means = {int(c): float(one[0, labels == c].mean()) for c in labels.unique()}
         shapelets.append(
@@ -340,7 +362,6 @@ def mine(
                 rate=windows.rate,
                 start=begin,
                 window=int(train.rows[row]),
-                subject=str(train.subjects[row]),
                 klass=windows.class_names[min(means, key=lambda c: means[c])],
                 f=float(f_statistic(one, labels)),
                 gain=float(gain),
@@ -348,13 +369,16 @@ def mine(
                 p=p_value(float(scores[at]), null),  # of the candidate before its start was moved: that move knew the labels
             )
         )
-        kept.append(one[0].double().numpy())
+    shapelets.sort(key=lambda one: -(one.f if score == "f" else one.gain))  # a better start may have changed the order
     left = [f"{s:g} s" for s in lengths if round(s * windows.rate) not in fit]
     notices = [f"Left out, for they do not fit a window twice or are shorter than {SHORTEST} samples: {', '.join(left)}."] if left else []
     subjects = len(set(train.subjects.tolist()))
     if subjects < FEW:
         notices.append(f"Mined from {subjects} subject{'s' * (subjects != 1)}: what is found may be theirs alone.")
-    return Mined(shapelets, train, len(tried), null, notices, np.array(kept))
+    possible = orders(train.labels, train.subjects)
+    if possible < FEW_ORDERS:
+        notices.append(f"Chance has {possible:,.0f} orders of these labels only: no p below {1 / possible:.2g} is possible.")
+    return Mined(shapelets, train, len(tried), null, notices)
 
 
 def _step(m: int) -> int:
@@ -392,18 +416,10 @@ def _to_all(values: Tensor, tried: Ints, normalised: bool, progress: Progress | 
     return out
 
 
-def _best(values: Tensor, tried: Ints, scores: Tensor, ties: Tensor, count: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Row, channel, length, start and number of the best candidates: one a window, none like a better one; F decides between equals."""
-    taken: list[tuple[int, int, Array]] = []
-    for at in np.lexsort((-ties.numpy(), -scores.numpy())).tolist():
-        row, v, m, start = tried[at].tolist()
-        shape = values[row, start : start + m, v].double().numpy()
-        if any(row == r or (v == w and alike(shape, other) >= ALIKE) for r, w, other in taken):
-            continue
-        taken.append((row, v, shape))
-        yield row, v, m, start, at
-        if len(taken) == count:
-            return
+def _known(taken: list[tuple[int, int, Array]], row: int, v: int, stretch: Tensor) -> bool:
+    """Is there a better one of the same window, or one that looks like it?"""
+    shape = stretch.double().numpy()
+    return any(row == r or (v == w and alike(shape, other) >= ALIKE) for r, w, other in taken)
 
 
 def alike(a: Array, b: Array) -> float:
@@ -649,12 +665,11 @@ def _blocks(
         blocks.append(
             Figure(name="chance", title="What chance finds", caption=NULL, kind="lines", data={"series": [chance_line, line], **axes})
         )
-    columns = ["shapelet", "class", "channel", "length, s", "window", "start, s", "F", "gain, bits", "p", "F, held out", "gain, held out"]
+    columns = ["shapelet", "window", "start, s", "F", "gain, bits", "p", "F, held out", "gain, held out"]
     rows: list[list[Any]] = []
     for k, one in enumerate(found.shapelets):
         also = [None, None, None] if held is None else [held[k].f, held[k].gain, held[k].p]
-        about = [k + 1, one.klass, one.channel, one.seconds, one.window, one.start / one.rate]
-        rows.append([*about, one.f, one.gain, one.p, *also])
+        rows.append([names[k], one.window, one.start / one.rate, one.f, one.gain, one.p, *also])
     blocks.append(Table(name="table", title="Shapelets, best first", caption=TABLE, columns=[*columns, "p, held out"], rows=rows))
     return blocks
 
@@ -693,8 +708,7 @@ def _facts(found: Mined, check: Drawn | None, windows: Windows, score: str, norm
 
 
 def _exchanged(part: Drawn) -> str:
-    one_class = all(len(set(part.labels[part.subjects == s].tolist())) == 1 for s in set(part.subjects.tolist()))
-    return "the classes of subjects" if one_class and len(set(part.subjects.tolist())) > 1 else "labels within each subject"
+    return "labels within each subject" if of_subjects(part.labels, part.subjects) is None else "the classes of subjects"
 
 
 def _summary(

@@ -39,7 +39,11 @@ def facts(body: dict[str, Any]) -> dict[str, str]:
     tokenizer = body["settings"]["model"]["tokenizer"]
     out = {
         "Data": ", ".join(d["name"] for d in body["data"])
-        + f" ({data['channels']} channels, {data['length']} samples at {data['rate']:g} Hz)",
+        + (
+            f" (code sequences, the last {data['length']} events)"
+            if data.get("vocabulary")
+            else f" ({data['channels']} channels, {data['length']} samples at {data['rate']:g} Hz)"
+        ),
         "Split": f"by {data['split']}: {per_split}; 0 shared"
         if data["split"] in {"subject", "official"}
         else f"{data['split']}: {per_split}",
@@ -177,9 +181,17 @@ def verdict_of(scores: dict[str, Any]) -> str:
     if metric["value"] is None:
         return f"{scores['run']}: {words} is undefined on {scores['data']} ({metric['undefined_reason']})."
     interval = f" (95 % interval {metric['lo']:.3f} to {metric['hi']:.3f})" if metric["lo"] is not None else " (no interval)"
-    base = (scores["baselines"].get("majority") or {}).get(name) or {}
-    beside = f"; the majority baseline reaches {base['value']:.3f}" if base.get("value") is not None else ""
+    told = baselines(scores, name)
+    beside = f"; {' and '.join(f'the {base} baseline reaches {value:.3f}' for base, value in told.items())}" if told else ""
     return f"{words.capitalize()} {metric['value']:.3f}{interval} on {scores['n']:,} {scores['split']} windows of {scores['n_subjects']} subjects{beside}."
+
+
+def baselines(scores: dict[str, Any], metric: str) -> dict[str, float]:
+    """What needs no model, for the one metric: majority class; of claims the length of the history and the best single code."""
+    found = {
+        name: ((scores["baselines"].get(name) or {}).get(metric) or {}).get("value") for name in ("majority", "length_only", "single_code")
+    }
+    return {name.replace("_", "-"): value for name, value in found.items() if value is not None}
 
 
 def metric_table(scores: dict[str, Any]) -> Table:
@@ -254,11 +266,11 @@ def comparison(found: list[Path]) -> Page:
         entries.append((folders.read(folder), json.loads(path.read_bytes()), folder))
     name = main_metric(entries[0][1])
     bars = [(s["run"], s["metrics"].get(name) or {}) for _, s, _ in entries]
-    base = ((entries[0][1]["baselines"].get("majority") or {}).get(name) or {}).get("value")
+    told = baselines(entries[0][1], name)
     defined = [(n, m) for n, m in bars if m.get("value") is not None]
     blocks: list[Figure | Table | str] = []
     if defined:
-        shown = [*defined, *([("majority baseline", {"value": base, "lo": None, "hi": None})] if base is not None else [])]
+        shown = [*defined, *((f"{base} baseline", {"value": value, "lo": None, "hi": None}) for base, value in told.items())]
         blocks.append(
             Figure(
                 name="scores",
@@ -294,13 +306,13 @@ def comparison(found: list[Path]) -> Page:
         if best
         else f"{words} is undefined for all runs"
     )
-    verdict += f"; the majority baseline reaches {base:.3f}." if base is not None else "."
+    verdict += f"; {' and '.join(f'the {base} baseline reaches {value:.3f}' for base, value in told.items())}." if told else "."
     for _, scores, _ in entries:
         other = scores.get("comparison")
         d = (other or {}).get("metrics", {}).get(name)
         if other and d and d["lo"] is not None:
-            told = "the interval excludes 0" if d["lo"] > 0 or d["hi"] < 0 else "the interval holds 0, so the two are not told apart"
-            verdict += f" {scores['run']} minus {other['run']}: {d['difference']:+.3f} (95 % {d['lo']:+.3f} to {d['hi']:+.3f}); {told}."
+            apart = "the interval excludes 0" if d["lo"] > 0 or d["hi"] < 0 else "the interval holds 0, so the two are not told apart"
+            verdict += f" {scores['run']} minus {other['run']}: {d['difference']:+.3f} (95 % {d['lo']:+.3f} to {d['hi']:+.3f}); {apart}."
     notices = list(dict.fromkeys(line for _, s, _ in entries for line in s["notices"]))
     summary = {s["run"]: {m: v["value"] for m, v in s["metrics"].items()} for _, s, _ in entries}
     return Page(

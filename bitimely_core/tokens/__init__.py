@@ -37,7 +37,7 @@ def build(
 
     Raises UserError: as these.
     """
-    opened = cache if isinstance(cache, Cache) else open_cache(cache, verify=False)
+    opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
     if opened.manifest.get("kind") == "events":
         made = histories.resolved(opened, **{name: value for name, value in choices.items() if name != "view"})
         return histories.build(made, Path(out), verify=verify, force_new=force_new, progress=progress)

@@ -1,0 +1,40 @@
+"""A model of your own: one class and one line of facts. Pre-trains with the masked objective and is fine-tuned like any other."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import nn
+
+from bitimely_core import runs
+from bitimely_core.batch import Encoded
+from bitimely_core.models.stack import Model
+from bitimely_core.registry import ModelFacts, models
+
+
+class Neighbours(Model):
+    """Each token sees five tokens around it, and nothing more."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.mix = nn.Conv1d(config.dim, config.dim, 5, padding=2)
+
+    def forward(self, batch, *, directions=None, hide=None, attention=False):
+        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        tokens, targets, real = adapter.tokenizer(batch)
+        x = adapter.embed(tokens) * real[..., None]
+        x = x + torch.relu(self.mix(x.transpose(1, 2))).transpose(1, 2)
+        return Encoded(tokens, targets, real, (x,))
+
+
+@models(ModelFacts(family="attention", objective="masked", readout="mean", source="this example"))
+def neighbours(config):
+    """Neighbours: one convolution over tokens."""
+    return Neighbours(config)
+
+
+with TemporaryDirectory() as home:  # a package does the same in a module that its entry point `bitimely.plugins` names
+    flags = {"model": {"name": "neighbours", "tokenizer": "patch"}, "data": {"names": ("synthetic/staging",)}, "train": {"steps": 5}}
+    run = runs.pretrain(preset="tiny", flags=flags, workspace=Path(home))
+    tuned = runs.finetune(run["run"], data="synthetic/staging", flags={"train": {"steps": 5}}, workspace=Path(home))
+    print(runs.evaluate(tuned["run"], workspace=Path(home), bootstrap=20)["metrics"]["accuracy"]["value"])
