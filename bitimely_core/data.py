@@ -99,6 +99,18 @@ def collate(windows: TokenSet, rows: Sequence[int] | np.ndarray | None = None, *
     return Batch(**{name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()})  # type: ignore[arg-type]
 
 
+def limited(windows: Rows, limit: int | None, seed: int) -> Rows:
+    """`windows` with at most `limit` windows of each split, drawn by `seed`; None: all."""
+    if limit is None:
+        return windows
+    keep = np.zeros(len(windows), dtype=bool)
+    split = windows.index["split"].to_numpy()
+    draw = np.random.Generator(np.random.PCG64([seed, limit]))
+    for name in ("train", "validation", "test"):
+        keep[draw.permutation(np.flatnonzero(split == name))[:limit]] = True
+    return windows.subset(keep)
+
+
 def fraction_of(windows: Rows, fraction: float, seed: int) -> Rows:
     """`windows` with the windows of a share of the training subjects alone; rows of other splits stay (method notes, section 12, row 16).
 

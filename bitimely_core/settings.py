@@ -148,6 +148,7 @@ class DataConfig(Section):
 
     names: tuple[str, ...] = ()
     fraction: float = Field(1.0, gt=0, le=1)  # of the training subjects
+    limit: int | None = Field(None, ge=1)  # windows of each split that a training sees, drawn by its seed
     window: int | None = Field(None, ge=1)
     stride: int | None = Field(None, ge=1)
     rate: float | None = Field(None, gt=0)

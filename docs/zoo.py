@@ -1,6 +1,6 @@
 """The table of docs/models/README.md, from the runs of `bitimely run zoo`.
 
-    bitimely run zoo -w FOLDER && python docs/zoo.py FOLDER
+bitimely run zoo -w FOLDER && python docs/zoo.py FOLDER
 """
 
 from __future__ import annotations

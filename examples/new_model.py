@@ -20,6 +20,7 @@ class Neighbours(Model):
         self.mix = nn.Conv1d(config.dim, config.dim, 5, padding=2)
 
     def forward(self, batch, *, directions=None, hide=None, attention=False):
+        """Tokens, targets and states of a batch."""
         batch, adapter = self.spread(batch), self.adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens) * real[..., None]

@@ -170,6 +170,15 @@ def test_fraction_in_batches_and_refused_fractions() -> None:
             data.fraction_of(one, wrong, 0)
 
 
+def test_a_limit_draws_so_many_windows_of_each_split() -> None:
+    one = windows(40, subjects=10, train=0.7)
+    part = data.limited(one, 5, seed=1)
+    assert (len(part["train"]), len(part["test"])) == (5, 5)
+    assert part.rows.tolist() == data.limited(one, 5, seed=1).rows.tolist() != data.limited(one, 5, seed=2).rows.tolist()
+    assert data.limited(one, None, seed=1) is one
+    assert len(data.limited(one, 1000, seed=1)) == 40
+
+
 def test_mixed_sets_take_turns_and_every_row_comes_once() -> None:
     first, second = windows(7), windows(12, missing=True, train=0.5)["test"]
     batches = data.mixed([first, second], 3, seed=2)

@@ -219,4 +219,6 @@ def notices(run: LoadedRun, split: str, n_subjects: int) -> list[str]:
 
 def facts(run: LoadedRun, seed: int, more: dict[str, str]) -> dict[str, str]:
     """The table at the top of a page about one run."""
-    return {**facts_of([run], seed), **more}
+    codes = getattr(run.windows, "vocabulary", ())
+    events = {"Data": f"{run.windows.name} (events of {len(codes):,} codes, the last {run.windows.length} of a subject)"} if codes else {}
+    return {**facts_of([run], seed), **events, **more}

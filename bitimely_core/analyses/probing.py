@@ -418,7 +418,7 @@ def _verdict(
     better = [c for c, d in told if _excludes(d) == "yes" and sign * d["difference"] > 0]
     text += f" The best of the {len(told)} others is {best.words()}, {features.said(difference)}."
     if all(d["lo"] is None for _, d in told):
-        return text + " There are too few subjects to tell any apart."
+        return text + " Without intervals (the table of controls says why) none can be told apart."
     return (
         text
         + f" {len(apart)} of the {len(told)} differ from the default by more than chance ({len(better)} of them better; about {len(told) / 20:.1g} would by chance)."

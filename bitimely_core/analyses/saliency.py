@@ -560,8 +560,8 @@ TABLE = (
     "beyond random weights that leaves out 0."
 )
 CHECKS = (
-    "Rank correlations of the maps, window by window. Near 1 with random weights: the map explains nothing that was learnt. Near 1 with the "
-    "errors of what the tokens predict (of the part of the loss where it is nearest): it only tells where predictions are wrong; a dash "
+    "Rank correlations of the maps, window by window. Near 1 with random weights: the map explains nothing that was learnt. Near 1 with "
+    "the errors of what the tokens predict (of the part of the loss where it is nearest): it only tells where predictions are wrong; a dash "
     "where the loss is not one of tokens. Long tokens cannot follow the edges of a shapelet."
 )
 DIFFERENCES = "Ratio of the first run less that of the second on the same windows; an interval that holds 0 shows no difference."

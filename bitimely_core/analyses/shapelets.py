@@ -6,7 +6,8 @@ A candidate s [m] is a stretch of a training window. Its distance to a window x 
 
 with z the standardisation of a stretch (without it loudness decides, not shape). A candidate is good when the distances of the classes
 differ: one-way F, or the information gain of the best threshold on d. The best of thousands looks good on noise too, so its score is
-held against the best score of all candidates when the labels are permuted, and measured again on held-out windows, where nothing was chosen.
+held against the best score of all candidates when the labels are permuted, and measured again on held-out windows, where nothing was
+chosen.
 
 Legend: n windows, T samples, V channels, m samples of a shapelet, C candidates, K classes, R permutations.
 """
@@ -107,7 +108,8 @@ def information_gain(d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """What the best threshold on distances [C, n] says about labels [n] int64, in bits.
 
     Returns:
-        Gain [C] float64 = H(labels) - mean entropy of the two sides; threshold [C], half way between two distances (NaN where all are equal).
+        Gain [C] float64 = H(labels) - mean entropy of the two sides; threshold [C], half way between two distances (NaN where all are
+            equal).
     """
     onehot = _onehot(labels)
     n, k = onehot.shape
@@ -569,7 +571,8 @@ def named(shapelets: Sequence[Shapelet]) -> list[str]:
 
 CHANCE = (
     "Score of each shapelet on the windows it was mined from, with the best score that any of the same candidates gets when the labels are "
-    "permuted. A shapelet below the last bar is what a search this wide finds in labels that mean nothing."
+    "permuted (its start was then moved by less than a tenth of its length, which p leaves out). A shapelet below the last bar is what a "
+    "search this wide finds in labels that mean nothing."
 )
 SHAPES = (
     "The shapelets, standardised, as they stand in their training windows. They are examples that lie close to many windows of one class, "

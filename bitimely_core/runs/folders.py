@@ -117,7 +117,7 @@ def adapter(windows: Windows, body: dict[str, Any]) -> int | None:
 
 def _asked(config: DataConfig) -> bool:
     """Whether any option of the windows differs from its default: then `build` must compare."""
-    return config.model_copy(update={"names": (), "fraction": 1.0}) != DataConfig()
+    return config.model_copy(update={"names": (), "fraction": 1.0, "limit": None}) != DataConfig()
 
 
 def cached(dataset: str, workspace: Path, *, progress: Progress | None = None) -> Path:

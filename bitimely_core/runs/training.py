@@ -62,6 +62,7 @@ def pretrain(
     supervised = _supervised_only(chosen, facts)
     _options_of_tokenize(chosen)
     windows = [folders.windows_for(one, workspace, chosen.data, verify=verify, progress=progress) for one in chosen.data.names]
+    windows = [data.limited(one, chosen.data.limit, chosen.train.seed) for one in windows]
     first = windows[0]
     if folders.vocabulary(first) and "tokenizer" not in asked.get("model", {}):  # a preset of signals, given events
         events = settings.preset("3m").get(facts.family, {})
@@ -189,6 +190,7 @@ def finetune(
             field="--data",
             action="See: bitimely list views",
         )
+    windows = loading.limited(windows, chosen.data.limit, chosen.train.seed)
     training = loading.fraction_of(windows["train"], chosen.data.fraction, seed=chosen.train.seed)
     if len(training) == 0:
         raise UserError(

@@ -1,0 +1,113 @@
+"""Windows and runs whose vectors are known, for the tests of the analyses that score them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from bitimely_core.analyses import LoadedRun
+from bitimely_core.batch import Encoded
+
+
+class Windows:
+    """Rows of 16 subjects: 10 train, 2 validation, 4 test by default; `values` and `target` are given."""
+
+    name, dataset, view, channels, rate, split = "planted", "planted", "staging", 1, 10.0, "subject"
+    channel_names = ("C3",)
+    fingerprint = "f"
+
+    def __init__(self, values, target, subjects, task="classification", class_names=("a", "b"), cuts=(0.6, 0.75), rows=None):
+        self.values, self.target, self.of = np.asarray(values, np.float32), np.asarray(target), np.asarray(subjects)
+        self.task, self.class_names, self.cuts = task, class_names, cuts
+        self.rows = np.arange(len(self.target)) if rows is None else rows
+        self.length = self.values.shape[1]
+        self.manifest = {"notices": []}
+
+    @property
+    def classes(self):
+        return 1 if self.task == "regression" else len(self.class_names)
+
+    @property
+    def whole_index(self):
+        import polars as pl
+
+        order = np.unique(self.of)
+        place = np.searchsorted(order, self.of) / len(order)
+        split = np.where(place < self.cuts[0], "train", np.where(place < self.cuts[1], "validation", "test"))
+        start = np.array([np.flatnonzero(np.flatnonzero(self.of == s) == i)[0] for i, s in enumerate(self.of)]) * self.length / self.rate
+        return pl.DataFrame(
+            {"subject_id": [f"p-{s}" for s in self.of], "recording_id": [f"r-{s}" for s in self.of], "start": start, "split": split}
+        )
+
+    @property
+    def index(self):
+        return self.whole_index[self.rows]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, split):
+        keep = (self.index["split"] == split).to_numpy()
+        return Windows(self.values, self.target, self.of, self.task, self.class_names, self.cuts, self.rows[keep])
+
+    def subjects(self):
+        return self.index["subject_id"].to_numpy()
+
+    def arrays(self, rows=None, draw=None):
+        return {"values": self.values[self.rows if rows is None else np.asarray(rows)], "mask": None}
+
+    def targets(self, rows=None):
+        return self.target[self.rows if rows is None else np.asarray(rows)]
+
+
+class Reader(torch.nn.Module):
+    """Two layers of states that are the window itself: layer 2 all of it in [SOS] (column 0), layer 1 noise there."""
+
+    directions = ("forward", "backward")
+
+    def __init__(self, width=4):
+        super().__init__()
+        from bitimely_core.settings import ModelConfig
+
+        self.config = ModelConfig(name="bitimelygpt", layers=2, heads=1, dim=width, value_dim=width, ffn_dim=width, tokenizer="steps")
+
+    def norm(self, hidden, which="next"):
+        return hidden
+
+    def forward(self, batch, **_):
+        x = batch.values  # [B, T, 1]
+        inner = x.expand(-1, -1, self.config.dim)
+        vector = x[:, : self.config.dim, 0]
+        noise = torch.sin(1e4 * vector)
+        first = torch.cat((noise[:, None], inner, noise[:, None]), 1)
+        last = torch.cat((vector[:, None], inner, noise[:, None]), 1)
+        eos = torch.full((len(x),), x.shape[1] + 1)
+        return Encoded(None, None, None, (first, last), None, None, eos)
+
+
+class Head(torch.nn.Module):
+    """Says what the window holds: probabilities, or a value."""
+
+    readout, layers = "sos", "last"
+
+    def __init__(self, columns):
+        super().__init__()
+        self.columns = columns
+
+    def predict(self, batch):
+        out = batch.values[:, : self.columns, 0]
+        return out[:, 0] if self.columns == 1 else out
+
+
+def run(windows, head=None, name="planted", folder=None, settings=None):
+    return LoadedRun(name, Reader(), windows, settings or {"seed": 0, "notices": ["leak_free is false."]}, head, folder)
+
+
+def classes(n_subjects=16, each=20, length=12, spread=0.3, seed=0):
+    """Two classes that the first two samples tell; every subject has both."""
+    rng = np.random.default_rng(seed)
+    subjects = np.repeat(np.arange(n_subjects), each)
+    target = np.tile(np.arange(2), len(subjects) // 2)
+    values = rng.normal(size=(len(subjects), length, 1))
+    values[:, 0, 0] = (2.0 * target - 1) + spread * rng.normal(size=len(subjects))
+    return Windows(values, target, subjects)
