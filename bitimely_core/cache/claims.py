@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SCHEMA = "bitimely.cache/1"
 NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
 PILE, RAW, PARTS = ".piles", ".raw", ".parts"
-SHARD_BYTES = 96 << 20  # of the source: a shard is a few million rows, and what it takes in memory does not grow with the data
+SHARD_BYTES = 48 << 20  # of the source: a shard is a million rows or two, and what it takes in memory does not grow with the data
 FILE = 40  # bits of a line number; those above say of which file
 KEY = 32  # bytes
 SPAN_DAYS = 1 << 19  # days, before and after 1970, are fewer than half of it
