@@ -46,7 +46,7 @@ def cohort(out: Path, n: int = 60, seed: int = 0, names: list[str] | None = None
     vocabulary = pl.DataFrame({"id": range(5, 5 + CODES), "code": names or [f"{100 + c}" for c in range(CODES)]})
     sequences.publish(
         out,
-        sequences=[frame[:40], frame[40:]],
+        shards=sequences.shard(out, 0, frame[:40]) | sequences.shard(out, 1, frame[40:]),
         vocabulary=vocabulary,
         ratios=pl.DataFrame({"target": ["chf"]}),
         statistics={},

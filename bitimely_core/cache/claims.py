@@ -327,7 +327,7 @@ def _made(job: Job, parts: int = 1) -> tuple[dict[str, Any], dict[str, dict[str,
     files: dict[str, dict[str, Any]] = {}
     events: list[str] = []
     tables: dict[str, list[pl.DataFrame]] = {"subjects": [], "labels": []}
-    hashes: list[str] = []
+    hashes: list[bytes] = []
     agreement: Counter[tuple[str, str, str]] = Counter()
 
     def keep(stem: str, frame: pl.DataFrame) -> str:
@@ -802,7 +802,7 @@ def _sorted(labels: pl.DataFrame) -> pl.DataFrame:
 # ---- what it was
 
 
-def _contents(shard: Shard, names: list[str], ranks: np.ndarray) -> list[str]:
+def _contents(shard: Shard, names: list[str], ranks: np.ndarray) -> list[bytes]:
     """Of each subject the SHA-256 of its rows, in an order of their own, and of its labels; no id in it."""
     from bitimely_core.datasets.pophr.rules import SOURCES
 
@@ -813,13 +813,16 @@ def _contents(shard: Shard, names: list[str], ranks: np.ndarray) -> list[str]:
     bounds = np.searchsorted(packed, np.arange(people.height + 1) * (SPAN_DAYS * size))
     packed %= SPAN_DAYS * size
     known = people.select(*(f"{kind}_{name}" for name in names for kind in ("y", "onset"))).rows() if names else [()] * people.height
-    return [hashlib.sha256(packed[bounds[i] : bounds[i + 1]].tobytes() + repr(known[i]).encode()).hexdigest() for i in range(people.height)]
+    return [hashlib.sha256(packed[bounds[i] : bounds[i + 1]].tobytes() + repr(known[i]).encode()).digest() for i in range(people.height)]
 
 
-def _content(hashes: list[str], book: Codebook, ranks: np.ndarray) -> str:
+def _content(hashes: list[bytes], book: Codebook, ranks: np.ndarray) -> str:
     """SHA-256 over the sorted hashes of the subjects and over the codes that their rows speak of."""
-    codes = sorted((code.text, code.phecodes) for code in book.codes)
-    return hashlib.sha256("".join([*(f"{line}\n" for line in sorted(hashes)), repr(codes)]).encode()).hexdigest()
+    whole = hashlib.sha256()
+    for digest in sorted(hashes):
+        whole.update(f"{digest.hex()}\n".encode())
+    whole.update(repr(sorted((code.text, code.phecodes) for code in book.codes)).encode())
+    return whole.hexdigest()
 
 
 def _total(first: First) -> Account:

@@ -17,7 +17,8 @@ from bitimely_core import store
 from bitimely_core.batch import Progress
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.registry import unknown
-from bitimely_core.tokens.sequences import Sequences, open_sequences, publish
+from bitimely_core.tokens.sequences import Files, Sequences, open_sequences, publish
+from bitimely_core.tokens.sequences import shard as shard_of
 from bitimely_core.tokens.sets import FORMAT
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from bitimely_core.datasets.pophr.probe import Tally
     from bitimely_core.datasets.pophr.ratios import Selection
 
+SAMPLED = 2000  # sequences of a shard whose gaps are looked at
 SMALL = 20  # carriers among the cases below which a selected code is marked
 PLACES = {"tuning": "validation", "held_out": "test"}  # MEDS names of splits
 CALENDAR = {"time": ("calendar_month",), "dedupe": ("month",)}  # choices that need true dates
@@ -213,7 +215,9 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
         size = len(sequences.SPECIAL) + len(selection.phecodes)
         usage = (np.zeros(size, np.int64), np.zeros(size, np.int64))
         tallies: list[Tally] = []
-        frames: list[pl.DataFrame] = []
+        kept: list[pl.DataFrame] = []  # what the statistics need of each sequence: not its events, which are on the disk by then
+        gaps: list[float] = []
+        files: Files = {}
         unborn = 0
         import polars as pl
 
@@ -222,14 +226,18 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
             unborn += built.no_birth
             frame = pl.from_arrow(sequences.table(built, shard.people, names))
             assert isinstance(frame, pl.DataFrame)
-            frames.append(frame)
+            if frame.height:
+                files |= shard_of(out, len(files), frame)
+            gaps += [gap for times in frame["times"].head(SAMPLED) for gap in np.diff(times.to_numpy()).tolist() if gap > 0]
+            labels_of = (pl.col(f"y_{name}") for name in names)
+            kept.append(frame.select(pl.col("split").cast(pl.String), pl.col("codes").list.len().alias("length"), *labels_of))
             of_subjects, of_events = sequences.usage(built, shard.people, size)
             usage = usage[0] + of_subjects, usage[1] + of_events
             own = shard.people[built.subjects]
             tallies.append(probe.tally(built.offsets, built.ids, _values(own, names), own["split"].to_numpy()))
             tell("sequences", number + 1, total)
-    kept = sum(frame.height for frame in frames)
-    if not kept:
+    after = pl.concat(kept)
+    if after.is_empty():
         raise UserError(
             Reason.NO_INPUT,
             "no subject has a sequence",
@@ -237,10 +245,10 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
             action="Lower --min-codes, or give --no-select",
             file=str(cache.folder),
         )
-    statistics = _statistics(plan, selection, probe.merged(tallies), pl.concat(before), frames, unborn)
+    statistics = _statistics(plan, selection, probe.merged(tallies), pl.concat(before), after, gaps, unborn)
     publish(
         out,
-        sequences=[frame for frame in frames if frame.height],
+        shards=files,
         vocabulary=_vocabulary(cache, selection, usage),
         ratios=_ratios(selection),
         statistics=statistics,
@@ -378,17 +386,14 @@ def _ratios(selection: Selection) -> pl.DataFrame:
 
 
 def _statistics(
-    plan: Plan, selection: Selection, tally: Tally, before: pl.DataFrame, frames: list[pl.DataFrame], unborn: int
+    plan: Plan, selection: Selection, tally: Tally, before: pl.DataFrame, after: pl.DataFrame, gaps: list[float], unborn: int
 ) -> dict[str, Any]:
     """The honesty table and the funnel."""
-    import polars as pl
-
     from bitimely_core.datasets.pophr import codes, probe, sequences
 
     manifest, choices = plan.cache.manifest, plan.choices
     names = manifest["names"]
-    after = pl.concat([frame.select(pl.col("split").cast(pl.String), *(f"y_{name}" for name in names)) for frame in frames])
-    lengths = np.concatenate([frame["codes"].list.len().to_numpy() for frame in frames])
+    lengths = after["length"].to_numpy()
     own = {
         name: sorted(
             {codes.rollup(phecode, choices.level) for phecode in manifest["defining"].get(name.removesuffix("_source"), ())},
@@ -397,7 +402,6 @@ def _statistics(
         for name in names
     }
     first = len(sequences.SPECIAL)
-    gaps = [gap for frame in frames for times in frame["times"].head(2000) for gap in np.diff(times.to_numpy()).tolist() if gap > 0]
     funnel = dict(manifest["funnel"])
     known = funnel.pop("subjects")
     return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -101,10 +101,20 @@ class Sequences(TokenSet):
         }
 
 
+Files = dict[str, dict[str, Any]]
+"""Name -> sha256, size, rows."""
+
+
+def shard(out: Path, number: int, frame: pl.DataFrame) -> Files:
+    """Write the sequences of some subjects: subject_id, codes, times, split, age0_months, sex, y_<label> ..., t_index."""
+    name, sha256, size = store.write_named(out, f"sequences-{number:05d}", ".parquet", parquet(frame))
+    return {name: {"sha256": sha256, "size": size, "rows": frame.height}}
+
+
 def publish(
     out: Path,
     *,
-    sequences: Iterable[pl.DataFrame],
+    shards: Files,
     vocabulary: pl.DataFrame,
     ratios: pl.DataFrame,
     statistics: dict[str, Any],
@@ -115,7 +125,7 @@ def publish(
 
     Args:
         out: the folder of the set.
-        sequences: frames in the order of subject_id: subject_id, codes, times, split, age0_months, sex, y_<label> ..., t_index.
+        shards: what `shard` wrote, in order.
         vocabulary: id, code, name, category, n_subjects_train, n_events_train.
         ratios: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
         statistics: funnel, prevalences, leak probe.
@@ -124,18 +134,13 @@ def publish(
     """
     if (out / store.MANIFEST).exists():
         store.os_unlink(out / store.MANIFEST)
-    files: dict[str, dict[str, Any]] = {}
-    shards: list[str] = []
-    for number, frame in enumerate(sequences):
-        name, sha256, size = store.write_named(out, f"sequences-{number:05d}", ".parquet", parquet(frame))
-        files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
-        shards.append(name)
+    files: Files = dict(shards)
     for name, frame in (("vocab.parquet", vocabulary), ("ratios.parquet", ratios)):
         sha256, size = store.write_file(out / name, parquet(frame))
         files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
     sha256, size = store.write_json(out / "statistics.json", statistics)
     files["statistics.json"] = {"sha256": sha256, "size": size}
-    store.publish(out, {"format_version": FORMAT, "kind": "sequences", "options": options, "shards": shards, **body}, files, 1)
+    store.publish(out, {"format_version": FORMAT, "kind": "sequences", "options": options, "shards": list(shards), **body}, files, 1)
     store.prune(out, SHARDS)
 
 
