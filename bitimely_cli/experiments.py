@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from bitimely_cli.options import Debug, Devices, DryRun, Json, Out, Set, Workspace, shard
+from bitimely_cli.options import Debug, Devices, DryRun, ForceNew, Json, NoVerify, Out, Run, Set, Workspace, shard
 from bitimely_cli.screen import screen
+from bitimely_core.errors import Exit
 
 
 def run(
@@ -120,4 +121,52 @@ def demo(
     return 0
 
 
-VERBS = (run, demo)
+def reproduce(
+    run: Run,
+    no_verify: NoVerify = False,
+    force_new: ForceNew = False,
+    dry_run: DryRun = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Train a run again from what it says about itself, and compare weights and loss, or say what differs.
+
+    Example: bitimely reproduce tiny-staging
+    """
+    from bitimely_core import runs
+
+    with screen.progress() as progress:
+        result = runs.reproduce(run, workspace=workspace, verify=not no_verify, dry_run=dry_run, force_new=force_new, progress=progress)
+    lines = [f"differs: {line}" for line in result["differences"]] or ["data and versions are as they were"]
+    if dry_run:
+        screen.result(result, lines)
+        return Exit.GOOD
+    verdict = (
+        "the weights are the same, bit for bit" if result["same_weights"] else f"last loss {result['loss'][1]}, it was {result['loss'][0]}"
+    )
+    screen.result(result, [*lines, verdict])
+    return int(Exit.GOOD if result["reproduced"] else Exit.INTEGRITY)
+
+
+def export(
+    run: Run,
+    out: Out = None,
+    push: Annotated[str | None, typer.Option("--push", metavar="REPO", help="Repository of a model hub (extra hub).")] = None,
+    dry_run: DryRun = False,
+    workspace: Workspace = Path("workspace"),
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Weights, settings, card and scores of a run in one folder for others; nothing in it is about a person.
+
+    Example: bitimely export tiny --out ./tiny
+    """
+    from bitimely_core import runs
+
+    result = runs.export(run, out=out, push=push, workspace=workspace, dry_run=dry_run)
+    screen.result(result, [f"{len(result['files'])} files in {result['out']}", f"next: bitimely pretrain --init {result['out']}"])
+    return Exit.GOOD
+
+
+VERBS = (run, demo, reproduce, export)

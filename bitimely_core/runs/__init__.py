@@ -6,6 +6,7 @@ from bitimely_core.runs.claims import ingest as ingest_claims
 from bitimely_core.runs.folders import of_events
 from bitimely_core.runs.ingesting import ingest
 from bitimely_core.runs.scoring import embed, evaluate
+from bitimely_core.runs.sharing import export, reproduce
 from bitimely_core.runs.tokenizing import tokenize
 from bitimely_core.runs.training import finetune, pretrain
 
@@ -14,12 +15,14 @@ __all__ = [
     "demonstration",
     "embed",
     "evaluate",
+    "export",
     "finetune",
     "ingest",
     "ingest_claims",
     "of_events",
     "pretrain",
     "report",
+    "reproduce",
     "tokenize",
     "verify",
 ]
