@@ -42,11 +42,17 @@ def recordings(folder: Path, count: int, size: int) -> None:
 def run(*arguments: object) -> list[str]:
     """Lines of `child` in a process of its own; the last is JSON."""
     command = [sys.executable, __file__, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-2000:]
     return [*done.stderr.splitlines(), done.stdout.splitlines()[-1]]
 
 
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "POLARS_MAX_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+}  # a thread's arena takes 64 MiB of addresses
 LIMITS = {"data": (resource.RLIMIT_DATA, "VmData"), "address": (resource.RLIMIT_AS, "VmSize")}
 
 

@@ -209,7 +209,7 @@ def mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.ndarr
         flat = np.frombuffer(buffer, dtype=dtype.newbyteorder("<"), count=len(array) * shape[0] * shape[1])
         whole = file.num_record_batches == 1 and array.offset == 0 and array.type.byte_width == shape[0] * shape[1] * dtype.itemsize
     except (OSError, pa.ArrowException, ValueError) as error:
-        if getattr(error, "errno", None) == errno.ENOMEM:
+        if getattr(error, "errno", None) == errno.ENOMEM or isinstance(error, MemoryError):
             text = "cannot be mapped: no address space left"
             action = "Raise the limit (ulimit -v)"
             raise UserError(Reason.RESOURCE_LIMIT, text, action=action, file=str(path), exit_code=Exit.RESOURCES) from error
