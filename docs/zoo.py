@@ -10,18 +10,18 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parent / "models" / "README.md"
-MARK = "<!-- measured by docs/zoo.py -->"
+MARK = "<!-- measured by docs/zoo.py: {} -->"
 
 
-def main(home: Path) -> None:
+def main(home: Path, recipe: str = "zoo", view: str = "staging") -> None:
     """Read the scores and write the table."""
     from bitimely_core import pipeline
 
     rows = ["| model | parameters | objective | accuracy (95 % over subjects) | macro AUROC |", "|---|---|---|---|---|"]
     baseline = ""
-    for cell in pipeline.cells(pipeline.load("zoo")):
-        base = f"zoo-{cell['model']}"
-        tuned = home / "runs" / f"{base}-staging"
+    for cell in pipeline.cells(pipeline.load(recipe)):
+        base = f"{recipe}-{cell['model']}"
+        tuned = home / "runs" / f"{base}-{view}"
         if not (tuned / "scores.json").is_file():
             rows.append(f"| {cell['model']} | not run | | | |")
             continue
@@ -32,10 +32,11 @@ def main(home: Path) -> None:
         area = "not defined" if auroc["value"] is None else f"{auroc['value']:.3f}"
         rows.append(f"| {cell['model']} | {run['parameters']:,} | {run['settings']['objective']['name']} | {held} | {area} |")
         baseline = f"Majority class: {scores['baselines']['majority']['accuracy']['value']:.3f}; {scores['n']:,} windows of {scores['n_subjects']} test subjects."
-    head, _, rest = PAGE.read_text().partition(MARK)
-    _, _, tail = rest.partition(MARK)
-    PAGE.write_text(f"{head}{MARK}\n\n" + "\n".join(rows) + f"\n\n{baseline}\n\n{MARK}{tail}")
+    mark = MARK.format(recipe)
+    head, _, rest = PAGE.read_text().partition(mark)
+    _, _, tail = rest.partition(mark)
+    PAGE.write_text(f"{head}{mark}\n\n" + "\n".join(rows) + f"\n\n{baseline}\n\n{mark}{tail}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
