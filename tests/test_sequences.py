@@ -138,6 +138,23 @@ def test_the_line_from_sequences_to_scores(tmp_path: Path) -> None:
     assert scores["n_subjects"] == 40
 
 
+def test_a_split_without_subjects_has_no_scores_and_more_heads_more_half_lives(tmp_path: Path) -> None:
+    out = cohort(tmp_path / "tokens" / "pophr", n=4)
+    assert len(tokens.open_tokens(out)["test"]) == 0
+    flags = {"data": {"names": ("pophr",)}, "train": {"steps": 1, "batch_size": 2}, "model": {"heads": 8, "dim": 64}}
+    runs.pretrain(preset="tiny", flags=flags, workspace=tmp_path)
+    stored = json.loads((tmp_path / "runs" / "tiny" / "run.json").read_bytes())["settings"]["model"]
+    months = stored["decay"]["months"]
+    assert (len(months), months[0], months[-1]) == (8, 6.0, 384.0)
+    assert np.diff(np.log(months)) == pytest.approx(np.log(64) / 7, abs=1e-3)
+    fine = runs.finetune(
+        "tiny", data="pophr", flags={"train": {"steps": 1, "batch_size": 2}, "data": {"fraction": 1.0}}, workspace=tmp_path
+    )
+    scores = runs.evaluate(fine["run"], workspace=tmp_path, bootstrap=10)
+    assert scores["n"] == 0
+    assert all(metric["value"] is None and metric["undefined_reason"] for metric in scores["metrics"].values())
+
+
 def test_other_codes_renew_the_adapter_though_they_are_as_many(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr")
     cohort(tmp_path / "tokens" / "others", names=[f"{300 + c}" for c in range(CODES)])

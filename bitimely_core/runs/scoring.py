@@ -240,7 +240,8 @@ def _scored(
     from bitimely_core import evaluate as scoring
 
     prediction = predict(model, chosen, batch_size=batch_size, device=device, progress=progress)
-    target = chosen.targets(None) if len(chosen) else np.zeros(0, np.int64)
+    target = chosen.targets(None)
+    assert target is not None, "a view with a task has targets"
     columns |= {"target": target, "prediction": prediction}
     train_target = windows["train"].targets(None) if len(windows["train"]) else None
     return scoring.score(

@@ -67,6 +67,10 @@ def pretrain(
     if folders.vocabulary(first) and "tokenizer" not in asked.get("model", {}):  # a preset of signals, given events
         events = settings.preset("3m").get(facts.family, {})
         base["model"] |= {key: events[key] for key in ("tokenizer", "decay") if key in events}
+        if "decay" in events:  # as many half-lives as heads, over the same span
+            span, heads = events["decay"]["months"], {**base["model"], **asked.get("model", {})}.get("heads", settings.ModelConfig().heads)
+            months = [span[0] * (span[-1] / span[0]) ** (i / max(heads - 1, 1)) for i in range(heads)]
+            base["model"]["decay"] = {**events["decay"], "months": [round(month, 3) for month in months]}
         base["model"] |= {} if "events" in facts.input else {"events": "grid"}
         chosen = settings.resolve("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
     if supervised:  # the run holds the initial weights, for finetune
