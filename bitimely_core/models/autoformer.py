@@ -15,6 +15,7 @@ Legend: B batch, R rows of one length, V channels, N timesteps (n of a shorter r
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
 import torch
@@ -49,7 +50,7 @@ class Circular(Adapter):
         return self.steps(tokens.transpose(1, 2)).transpose(1, 2)
 
 
-class Timesteps(Model):
+class Timesteps(Model, ABC):
     """A model that reads whole rows of timesteps: rows of one length go through it together, and padding never does.
 
     A subclass adds `climb`. Heads read Drop(GELU(state)), the output projection the state itself. States are behind the model's norm, which
@@ -62,9 +63,9 @@ class Timesteps(Model):
         super().__init__(config)
         self.norms = nn.ModuleDict({"next": nn.Sequential(nn.GELU(), nn.Dropout(config.dropout))})
 
+    @abstractmethod
     def climb(self, x: Tensor) -> tuple[Tensor, ...]:
         """States [R, n, D] of each layer, behind the norm, from embedded rows [R, n, D]."""
-        raise NotImplementedError
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
         """Output projection: states [..., D] -> predictions [..., V]."""

@@ -5,6 +5,7 @@ Legend: n rows, C classes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TokenSet:
+class TokenSet(ABC):
     """Training rows of one view: all of them, or those of one split (`rows["train"]`).
 
     `rows` everywhere are positions in the whole index, the numbers in `index["window"]` and in `Batch.index`; None = all of this subset.
@@ -115,9 +116,9 @@ class TokenSet:
         """The subject of each row [n] str."""
         return self.index["subject_id"].to_numpy()
 
+    @abstractmethod
     def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
         """What a `Batch` of these rows holds besides labels, by the names of its fields; `draw` = (seed, epoch) of what is drawn anew."""
-        raise NotImplementedError
 
     def targets(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
         """Class ids [n] int64, indicators [n, C] float32, or numbers [n] float32; None without labels."""
