@@ -36,6 +36,7 @@ FULL = {errno.ENOSPC: "disk full", errno.EDQUOT: "disk quota used up", errno.EFB
 SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
 OLD = re.compile(r"manifest-(\d+)\.json")
+ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps would make one a call
 
 
 def os_open(path: Path, flags: int) -> int:
@@ -87,7 +88,7 @@ def os_mkdir(path: Path) -> None:
 
 def canonical(obj: Any) -> bytes:
     """`obj` as JSON with one possible spelling: sorted keys, no blanks, UTF-8. Raises ValueError for NaN and infinities."""
-    return json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return ENCODER.encode(obj).encode()
 
 
 def fingerprint(obj: Any) -> str:
@@ -187,15 +188,27 @@ class _Sink(io.RawIOBase):
         return done
 
 
-def _write(path: Path, fill: Callable[[BinaryIO], object]) -> tuple[str, int]:
-    """A new file, on the disk and read back; its SHA-256 and size."""
+Content = Callable[[BinaryIO], object] | bytes | memoryview
+"""Of a file: its bytes, or what writes them to the stream that it is given (not seekable)."""
+
+
+def _write(path: Path, content: Content) -> tuple[str, int]:
+    """A new file, on the disk and read back; its SHA-256 and size.
+
+    What is still in memory is compared byte by byte with what is read back, which is both stronger and cheaper than a second SHA-256.
+    """
     fd = os_open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
     sink = _Sink(fd)
     try:
-        stream = io.BufferedWriter(sink, CHUNK)
-        fill(cast("BinaryIO", stream))
-        stream.flush()
-        stream.detach()
+        if callable(content):
+            stream = io.BufferedWriter(sink, CHUNK)
+            content(cast("BinaryIO", stream))
+            stream.flush()
+            stream.detach()
+        else:
+            left = memoryview(content).cast("B")
+            while left:
+                left = left[sink.write(left) :]
         os_fsync(fd)
     except Exception:
         if sink.error is not None:  # serialisers wrap it into errors of their own
@@ -204,7 +217,7 @@ def _write(path: Path, fill: Callable[[BinaryIO], object]) -> tuple[str, int]:
     finally:
         os.close(fd)
     wanted = sink.total.hexdigest(), sink.size
-    if digest(path) != wanted:
+    if digest(path) != wanted if callable(content) else not _holds(path, memoryview(content).cast("B")):
         raise UserError(
             Reason.INTEGRITY,
             "what was read back differs from what was written",
@@ -213,6 +226,19 @@ def _write(path: Path, fill: Callable[[BinaryIO], object]) -> tuple[str, int]:
             exit_code=Exit.INTEGRITY,
         )
     return wanted
+
+
+def _holds(path: Path, data: memoryview) -> bool:
+    """Whether the bytes of a file are `data` and nothing else."""
+    fd, at = os_open(path, os.O_RDONLY), 0
+    try:
+        while block := os_read(fd, CHUNK):
+            if data[at : at + len(block)].tobytes() != block:
+                return False
+            at += len(block)
+    finally:
+        os.close(fd)
+    return at == len(data)
 
 
 @contextmanager
@@ -239,12 +265,12 @@ def _sync(folder: Path) -> None:
         os.close(fd)
 
 
-def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> tuple[str, int]:
+def write_file(path: Path, content: Content) -> tuple[str, int]:
     """Write a file whole or not at all.
 
     Args:
         path: where; a file that is there is replaced.
-        fill: writes the content to the stream it is given (not seekable).
+        content: its bytes, or what writes them to the stream that it is given (not seekable).
 
     Returns:
         SHA-256 in hex and size in bytes.
@@ -254,19 +280,19 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> tuple[str, int
             is intact.
     """
     with _temporary(path) as temporary:
-        found = _write(temporary, fill)
+        found = _write(temporary, content)
         os_replace(temporary, path)
         _sync(path.parent)
     return found
 
 
-def write_named(folder: Path, stem: str, suffix: str, fill: Callable[[BinaryIO], object]) -> tuple[str, str, int]:
+def write_named(folder: Path, stem: str, suffix: str, content: Content) -> tuple[str, str, int]:
     """As `write_file`, under the name `<stem>-<first 16 hex digits of its SHA-256><suffix>`, hence never over other content.
 
     Returns the name, SHA-256 in hex and size in bytes.
     """
     with _temporary(folder / f"{stem}{suffix}") as temporary:
-        found, size = _write(temporary, fill)
+        found, size = _write(temporary, content)
         name = f"{stem}-{found[:16]}{suffix}"
         os_replace(temporary, folder / name)
         _sync(folder)
@@ -275,7 +301,7 @@ def write_named(folder: Path, stem: str, suffix: str, fill: Callable[[BinaryIO],
 
 def write_bytes(path: Path, data: bytes | memoryview) -> tuple[str, int]:
     """`write_file` of `data`."""
-    return write_file(path, lambda stream: stream.write(data))
+    return write_file(path, data)
 
 
 def write_json(path: Path, obj: Any) -> tuple[str, int]:
@@ -290,7 +316,7 @@ def secret(path: Path, size: int) -> None:
             return
         make_folder(path.parent)
         with _temporary(path) as temporary:
-            _write(temporary, lambda stream: stream.write(secrets.token_bytes(size)))
+            _write(temporary, secrets.token_bytes(size))
             with suppress(FileExistsError):  # another process was faster
                 os_link(temporary, path)
         _sync(path.parent)
@@ -454,7 +480,7 @@ def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]]
             raise damaged(Finding(code=Reason.INTEGRITY, text="is not as it was written", file=str(folder / name), action=AGAIN))
     path = folder / MANIFEST
     with _temporary(path) as temporary:
-        _write(temporary, lambda stream: stream.write(canonical(whole) + b"\n"))
+        _write(temporary, canonical(whole) + b"\n")
         found = manifest(folder)["generation"] if path.exists() else 0
         if found != generation - 1:
             raise UserError(

@@ -299,6 +299,15 @@ def test_quality_figures_against_a_plain_count() -> None:
     assert figures(Signal("y", 1.0, "", y))["median"] == 1.5
     assert figures(Signal("y", 1.0, "", y[:1]))["max"] is None
     assert figures(Signal("y", 1.0, "", y[:0]))["missing"] is None
+    long = np.random.default_rng(0).normal(0, 3000, 70_001).clip(-32768, 32767).astype(np.int16)  # long enough to be counted, not sorted
+    found = figures(Signal("x", 100.0, "uV", long, -0.5, 1.0))
+    assert found["median"] == pytest.approx(1 - 0.5 * np.median(long), rel=1e-5)
+    assert found["iqr"] == pytest.approx(0.5 * np.subtract(*np.percentile(long, [75, 25])), rel=1e-5)
+    rest = np.arange(1017, dtype=np.int16)
+    rest[300:400] = rest[950:1017] = 7  # a whole second, and the shorter one at the end with some of the second before
+    rest[[500, 550]] = 9  # equal where one looks first, moving between
+    found = figures(Signal("x", 100.0, "", rest))
+    assert (found["flat"], found["flat_longest"]) == (pytest.approx(117 / 1017, rel=1e-5), 1.0)
     constant = figures(Signal("z", 100.0, "", np.zeros(1000, np.int16), rails=(-(2**31), 2**31)))
     assert (constant["flat"], constant["flat_longest"], constant["clipped"]) == (1.0, 10.0, 0.0)
 

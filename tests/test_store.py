@@ -164,13 +164,24 @@ def test_tables_can_be_written_to_the_stream(tmp_path: Path) -> None:
     assert pl.read_parquet(tmp_path / "t.parquet").equals(frame)
 
 
-def test_what_reads_back_differently_never_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = store.os_read
-    monkeypatch.setattr(store, "os_read", lambda fd, size: read(fd, size).replace(b"a", b"b"))
+@pytest.mark.parametrize("content", [b"aaa", memoryview(b"aaa"), lambda stream: stream.write(b"aaa")], ids=["bytes", "view", "stream"])
+@pytest.mark.parametrize("found", [[b"aab"], [b"aa"], [b"aaa", b"a"], []], ids=["differs", "shorter", "longer", "empty"])
+def test_what_reads_back_differently_never_gets_its_name(
+    content: store.Content, found: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = iter([*found, b""])
+    monkeypatch.setattr(store, "os_read", lambda fd, size: next(blocks))
     with pytest.raises(UserError) as caught:
-        store.write_bytes(tmp_path / "f", b"aaa")
+        store.write_file(tmp_path / "f", content)
     assert caught.value.exit_code == Exit.INTEGRITY
     assert names(tmp_path) == []
+
+
+def test_bytes_of_any_format_land_as_they_are(tmp_path: Path) -> None:
+    data = memoryview(bytes(range(256)) * 8192)
+    for content in (data, data.cast("b"), data.cast("i"), lambda stream: stream.write(data)):
+        assert store.write_file(tmp_path / "f", content) == (hashlib.sha256(data).hexdigest(), len(data))
+        assert (tmp_path / "f").read_bytes() == data
 
 
 def test_space_is_asked_for_before(tmp_path: Path) -> None:

@@ -376,7 +376,7 @@ def _publish(attempt: Attempt, former: dict[str, Any] | None, parts: list[Part])
         files |= part["files"]
     table, files_of_table = shards.write_subjects(out, list(subjects.values()))
     known = store.canonical({"units": attempt.entries}) + b"\n"
-    units, digest, size = store.write_named(out, "units", ".json", lambda stream: stream.write(known))
+    units, digest, size = store.write_named(out, "units", ".json", known)
     files |= files_of_table | {units: {"sha256": digest, "size": size, "rows": len(attempt.entries)}}
     report = attempt.report()
     content = shards.joined_hash(unit["report"]["content_sha256"] for unit in attempt.entries.values() if unit["report"]["content_sha256"])
@@ -434,7 +434,7 @@ def _events(attempt: Attempt, shard: tuple[int, int] | None, wait: float, *, for
         with store.lock(attempt.out, wait, shared=True):
             former = None if force_new else _former(attempt, force_new=force_new)[0]
             fresh = replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={})
-            part = claims.part(fresh, shard, former)
+            part = claims.part(fresh, shard, former, force_new=force_new)
         if part["parts_missing"]:
             return part
     with store.lock(attempt.out, wait if parts == 1 else max(wait, PATIENCE)):

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def write(
             return None
         data = _parquet(schema, tables, plain)
         store.require_space(folder, len(data))
-        name, digest, size = store.write_named(folder, stem, ".parquet", _filler(data))
+        name, digest, size = store.write_named(folder, stem, ".parquet", data)
         files[name] = {"sha256": digest, "size": size, "rows": rows}
         return name
 
@@ -154,15 +154,8 @@ def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[
 
     schema = pa.schema([("recording_id", pa.string()), ("subject_id", pa.string()), ("attributes", pa.string())])
     data = _parquet(schema.with_metadata(_metadata("subjects", {})), [_table(rows, schema)], [])
-    name, digest, size = store.write_named(folder, "subjects", ".parquet", _filler(data))
+    name, digest, size = store.write_named(folder, "subjects", ".parquet", data)
     return name, {name: {"sha256": digest, "size": size, "rows": len(rows)}}
-
-
-def _filler(data: memoryview) -> Any:
-    def fill(stream: BinaryIO) -> None:
-        stream.write(data)
-
-    return fill
 
 
 def _metadata(kind: str, facts: dict[str, Any]) -> dict[bytes, bytes]:
@@ -341,10 +334,10 @@ def _rows(
         yield row, Signal(row["channel"], row["rate"], row["unit"], values, row["scale"], row["offset"], row["onset"])
 
 
-def table(path: Path) -> pa.Table:
-    """All rows and columns of a file but the samples. Raises OSError."""
+def table(path: Path, columns: Collection[str] | None = None) -> pa.Table:
+    """All rows of a file: all columns but the samples, or those of `columns` that are there. Raises OSError."""
     with _opened(path) as file:
-        return file.read(columns=[name for name in file.schema_arrow.names if name != "samples"])
+        return file.read(columns=[name for name in file.schema_arrow.names if (name != "samples" if columns is None else name in columns)])
 
 
 def figures(folder: Path, shard: Shard, subjects: Collection[str]) -> dict[tuple[str, str, float], str]:

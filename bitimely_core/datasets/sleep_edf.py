@@ -41,6 +41,7 @@ STAGES = {
 UNSCORED = ("Sleep stage ?", "Movement time")
 MICROVOLTS = {"nv": 1e-3, "uv": 1.0, "\u00b5v": 1.0, "\u03bcv": 1.0, "mv": 1e3, "v": 1e6}
 FLAT = 60.0  # s of one and the same value on a needed channel are reported
+BLOCK = 1 << 17  # samples looked at together: they stay in the processor's cache
 CLIPPED = 0.01  # share of the samples at the smallest or largest value that is reported
 LISTED = 50  # odd files named one by one
 
@@ -289,7 +290,9 @@ def _signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
 def _quality(name: str, parts: list[Signal]) -> list[Finding]:
     """Constant runs and saturation of a needed channel (one part a segment), from its digital values."""
     arrays = [part.samples for part in parts]
-    low, high = min(int(x.min()) for x in arrays), max(int(x.max()) for x in arrays)
+    blocks = [x[at : at + BLOCK] for x in arrays for at in range(0, len(x), BLOCK)]
+    ends = [(int(x.min()), int(x.max())) for x in blocks]
+    low, high = min(least for least, _ in ends), max(most for _, most in ends)
     total = sum(len(x) for x in arrays)
     if low == high:
         return [_warning(Reason.FLAT_CHANNEL, "is constant", field=name)]
@@ -297,7 +300,7 @@ def _quality(name: str, parts: list[Signal]) -> list[Finding]:
     longest = max((_longest_run(x) for x in arrays if _may_rest(x, int(FLAT * RATE))), default=0) / RATE
     if longest >= FLAT:
         findings.append(_warning(Reason.FLAT_CHANNEL, f"does not change for {longest:g} s", field=name))
-    rail = max(sum(int(np.count_nonzero(x == edge)) for x in arrays) for edge in (low, high))
+    rail = max(sum(int(np.count_nonzero(x == edge)) for x, held in zip(blocks, ends, strict=True) if edge in held) for edge in (low, high))
     if rail > max(CLIPPED * total, 100):
         text = f"{rail / total:.1%} of the samples are at one end of the range"
         findings.append(_warning(Reason.CLIPPED, text, field=name, count=rail))
@@ -316,8 +319,8 @@ def _may_rest(x: np.ndarray, run: int) -> bool:
 def _longest_run(x: np.ndarray) -> int:
     """Length of the longest run of equal values, block by block: the whole night at once would leave the processor's cache."""
     best, edge = 0, -1
-    for at in range(0, len(x) - 1, 1 << 16):
-        part = x[at : at + (1 << 16) + 1]
+    for at in range(0, len(x) - 1, BLOCK):
+        part = x[at : at + BLOCK + 1]
         changes = np.flatnonzero(part[1:] != part[:-1]) + at
         if len(changes):
             best = max(best, int(changes[0]) - edge, int(np.diff(changes).max(initial=0)))
