@@ -1,16 +1,12 @@
-"""The options of claims: each written once, and given to the verbs that take them (builder's reference, section 16)."""
+"""The options of claims, in two groups, and what they are called in the library (builder's reference, section 16)."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
-Group = dict[str, tuple[Any, Any]]
-"""Parameter -> its annotation and default."""
+from bitimely_cli.options import Group
 
 
 def _text(name: str, help_: str, metavar: str | None = None) -> tuple[Any, Any]:
@@ -77,38 +73,19 @@ BUILD: Group = {
     "min_codes": _whole("--min-codes", "Leave out subjects with fewer."),
     "min_codes_unit": _text("--min-codes-unit", "events, records or unique."),
     "max_events": _whole("--max-events", "Keep the last so many events.", 1),
-    "split_file": _text("--split-file", "Table of subject_id (as in subjects.parquet) and split.", "FILE"),
+    "split_file": _text(
+        "--split-file", "Table of subject_id (in ingest the source's own, in tokenize as in subjects.parquet) and split.", "FILE"
+    ),
     "engine": _text("--engine", "polars, duckdb or spark: the same result."),
 }
 
 
-def taking(**groups: Group) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of groups; each arrives as one dict of what was given, under the name of its keyword here."""
-
-    def decorated(command: Callable[..., int]) -> Callable[..., int]:
-        signature = inspect.signature(command)
-        own = [p for p in signature.parameters.values() if p.name not in groups]
-        more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for group in groups.values()
-            for name, (annotation, default) in group.items()
-        ]
-
-        @functools.wraps(command)
-        def whole(**given: Any) -> int:
-            taken = {
-                into: {name: value for name in group if (value := given.pop(name)) not in (None, False, [])}
-                for into, group in groups.items()
-            }
-            return command(**given, **taken)
-
-        hints = get_type_hints(command, include_extras=True)
-        named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in own]
-        whole.__signature__ = signature.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
-        whole.__annotations__ = {**{p.name: hints[p.name] for p in own}, **{p.name: p.annotation for p in more}, "return": int}
-        return whole
-
-    return decorated
+TASK: Group = {
+    "task": _text(
+        "--task", "Folder of MEDS labels: one sequence up to each prediction time, of the codes that are tokenized already.", "DIR"
+    ),
+    "ids": _text("--ids", "Table of ingest --keep-ids, where labels speak of raw ids (--task).", "FILE"),
+}
 
 
 def reading(given: dict[str, Any]) -> dict[str, Any]:

@@ -8,23 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from bitimely_cli import claims
-from bitimely_cli.options import Debug, DryRun, ForceNew, Json, NoVerify, Workspace, shard
+from bitimely_cli.options import HOME, MAKING, shard, taking
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.errors import Exit
 
 
-@claims.taking(read=claims.READ, build=claims.BUILD)
+@taking(making=MAKING, read=claims.READ, build=claims.BUILD)
 def ingest(
-    read: dict[str, Any],
-    build: dict[str, Any],
     dataset: Annotated[str, typer.Argument(help="Data set, see: bitimely list datasets.", metavar="DATASET")],
+    *,
     source: Annotated[Path | None, typer.Argument(help="Folder in the official layout, or files.", metavar="[SOURCE]")] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Worker processes.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse the data set when anything is quarantined.")] = False,
     max_bad: Annotated[float, typer.Option("--max-bad", min=0.0, max=1.0, help="Largest share of quarantined units.")] = 0.5,
     part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes.")] = None,
-    size: Annotated[str | None, typer.Option("--size", help="small or large (synthetic).")] = None,
+    size: Annotated[str | None, typer.Option("--size", help="small, large or planted (synthetic).")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed (synthetic).")] = None,
     rate: Annotated[int | None, typer.Option("--rate", help="Hz of the files to read, 100 or 500 (ptb-xl).")] = None,
     map_: Annotated[
@@ -35,12 +34,9 @@ def ingest(
     keep_dates: Annotated[bool, typer.Option("--keep-dates", help="Keep start times of recordings.")] = False,
     quarantine: Annotated[Path | None, typer.Option("--quarantine", help="Write the list of quarantined units to this file.")] = None,
     wait: Annotated[float, typer.Option("--wait", help="Seconds to wait for another process.")] = 0.0,
-    no_verify: NoVerify = False,
-    force_new: ForceNew = False,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    making: dict[str, Any],
+    read: dict[str, Any],
+    build: dict[str, Any],
 ) -> int:
     """Read raw files into the Parquet cache; bad units are left out and named.
 
@@ -59,6 +55,7 @@ def ingest(
         options["engine"] = build["engine"]
     extra: dict[str, Any] = {"build": claims.choices(build)} if events else {}
     undrawn: list[Finding] = []
+    workspace, dry_run = making.pop("workspace"), "dry_run" in making
     with screen.progress() as progress:
         report: dict[str, Any] = (runs.ingest_claims if events else runs.ingest)(
             dataset,
@@ -74,11 +71,9 @@ def ingest(
             follow_symlinks=follow_symlinks,
             keep_phi=keep_phi,
             keep_dates=keep_dates,
-            verify=not no_verify,
-            force_new=force_new,
             wait=wait,
             progress=progress,
-            dry_run=dry_run,
+            **making,
         )
     if quarantine is not None and not dry_run:
         from bitimely_core import store
@@ -134,10 +129,10 @@ def _next(dataset: str, report: dict[str, Any], where: Path, *, drawn: bool) -> 
     return [*page, f"next: bitimely tokenize {dataset}"]
 
 
-@claims.taking(build=claims.BUILD)
+@taking(making=MAKING, build=claims.BUILD, task=claims.TASK)
 def tokenize(
-    build: dict[str, Any],
     data: Annotated[str, typer.Argument(help="Data set or view, for example sleep-edf/staging.", metavar="DATA")],
+    *,
     window: Annotated[int | None, typer.Option("--window", min=1, help="Samples a window.")] = None,
     stride: Annotated[int | None, typer.Option("--stride", min=1, help="Samples between windows.")] = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0.0, help="Hz; other rates are resampled with an anti-alias filter.")] = None,
@@ -154,12 +149,9 @@ def tokenize(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the split.")] = 0,
     name: Annotated[str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")] = None,
-    no_verify: NoVerify = False,
-    force_new: ForceNew = False,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    making: dict[str, Any],
+    build: dict[str, Any],
+    task: dict[str, Any],
 ) -> int:
     """Cut the cache into training windows, split by subject, normalised with the training split.
 
@@ -181,23 +173,14 @@ def tokenize(
         "notch": filters.notch,
     }
     if events := runs.of_events(data):
-        options = {**claims.choices(build), **({"seed": seed} if seed else {})}
-    elif build:
+        options = {**claims.choices(build), **task, **({"seed": seed} if seed else {})}
+    elif build or task:
         raise registry.unknown(
-            f"option of {data}", f"--{next(iter(build)).replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in options]
+            f"option of {data}", f"--{next(iter({**build, **task})).replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in options]
         )
     with screen.progress() as progress:
-        result = runs.tokenize(
-            data,
-            workspace=workspace,
-            name=name,
-            options=options,
-            verify=not no_verify,
-            force_new=force_new,
-            progress=progress,
-            dry_run=dry_run,
-        )
-    if dry_run:
+        result = runs.tokenize(data, name=name, options=options, progress=progress, **making)
+    if "dry_run" in making:
         screen.result(result, screen.lines(result))
         return Exit.GOOD
     screen.findings(result.pop("findings", []))
@@ -207,14 +190,15 @@ def tokenize(
         [[s, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])] for s, a in result["audit"].items()],
     )
     if events:
-        screen.table(*claims.shown(result))
+        if not task:
+            screen.table(*claims.shown(result))
         screen.result(
             result,
             [
                 *result["notices"],
                 f"{result['windows']:,} sequences, {result['events']:,} events of {result['codes']} PheCodes in {result['folder']}",
-                f"page: {result['report']}",
-                f"next: bitimely pretrain --preset 3m --data {name or data}",
+                *([f"page: {result['report']}"] if "report" in result else []),
+                f"next: bitimely {'finetune RUN' if task else 'pretrain --preset 3m'} --data {name or data}",
             ],
         )
         return Exit.GOOD
@@ -229,15 +213,15 @@ def tokenize(
     return Exit.GOOD
 
 
+@taking(home=HOME)
 def verify(
     path: Annotated[
         Path | None,
         typer.Argument(help="Cache, tokens, run, model folder, checkpoint or raw folder (default: the workspace).", metavar="[PATH]"),
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Hash the sources again, too.")] = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    *,
+    home: dict[str, Any],
 ) -> int:
     """Compare everything stored with its checksums.
 
@@ -246,7 +230,7 @@ def verify(
     from bitimely_core import runs
 
     with screen.progress() as progress:
-        result = runs.verify(path or workspace, deep=deep, progress=progress)
+        result = runs.verify(path or home["workspace"], deep=deep, progress=progress)
     findings = result.pop("findings")
     screen.findings(findings)
     screen.table(["what", "kind", "files", "state"], [[c["path"], c["kind"], c["files"], c["state"]] for c in result["checked"]])
@@ -254,11 +238,10 @@ def verify(
     return int(result["exit_code"])
 
 
+@taking(home=HOME)
 def list_(
     kind: Annotated[str, typer.Argument(help="datasets, views, models, objectives, presets, analyses, pipelines or runs.", metavar="KIND")],
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    home: dict[str, Any],
 ) -> int:
     """What there is: data sets, views, models, objectives, presets, analyses, pipelines, runs.
 
@@ -266,20 +249,22 @@ def list_(
     """
     from bitimely_core import listing
 
-    rows = listing.rows(kind, workspace)
-    screen.table(listing.COLUMNS[kind], [[row.get(column) for column in listing.COLUMNS[kind]] for row in rows])
-    screen.result({kind: rows, "format_version": 1})
+    rows = listing.rows(kind, **home)
+    for columns in (listing.COLUMNS[kind], listing.CLAIMED) if kind == "models" else (listing.COLUMNS[kind],):
+        screen.table(columns, [[row.get(column) for column in columns] for row in rows])
+    screen.result({kind: rows, "format_version": 1}, listing.notes(kind))
     return Exit.GOOD
 
 
-def doctor(workspace: Workspace = Path("workspace"), json: Json = False, debug: Debug = False) -> int:
+@taking(home=HOME)
+def doctor(home: dict[str, Any]) -> int:
     """Versions, devices, memory and optional extras; what is missing and how to get it.
 
     Example: bitimely doctor
     """
     from bitimely_core import listing
 
-    report = listing.doctor(workspace)
+    report = listing.doctor(**home)
     screen.table(["what", "found", "note"], [[row["what"], row["found"], row["note"]] for row in report["checks"]])
     screen.result(report)
     return Exit.GOOD if report["good"] else Exit.REFUSED

@@ -4,50 +4,78 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from bitimely_cli.options import Debug, Devices, DryRun, ForceNew, Json, NoVerify, Out, Run, Set, Workspace, shard
-from bitimely_cli.screen import screen
+from bitimely_cli.options import MAKING, WRITING, Devices, Out, Run, Set, shard, taking
+from bitimely_cli.screen import screen, span
 from bitimely_core.errors import Exit
 
 
+@taking(writing=WRITING)
 def run(
     pipeline: Annotated[str, typer.Argument(help="Name of a shipped recipe or path of a TOML file.", metavar="PIPELINE")],
+    *,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Only cells that hold this text, for example a model or a data set; may be repeated.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Cells at a time.")] = 1,
     devices: Devices = None,
     part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")] = None,
+    honest: Annotated[
+        bool, typer.Option("--honest", help="The recipe's honest variant (split by subject, strict objective) in the place of the paper's.")
+    ] = False,
     set_: Set = None,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    writing: dict[str, Any],
 ) -> int:
-    """Run a whole experiment; finished stages are skipped, stopped ones continue.
+    """Run a whole experiment; finished stages are skipped, stopped ones continue. Several calls on one workspace share the work.
 
     Example: bitimely run smoke
     """
     from bitimely_core import pipeline as recipes
 
-    with screen.progress() as progress:
+    with screen.stages() as (progress, watch):
         result = recipes.run(
             pipeline,
-            workspace=workspace,
             only=only or [],
             jobs=jobs,
             devices=devices or 1,
             shard=shard(part),
+            honest=honest,
             assignments=set_ or [],
-            dry_run=dry_run,
             progress=progress,
             say=screen.note,
+            watch=watch,
+            **writing,
         )
-    screen.table(["stage", "state", "detail"], [[s["stage"], s["state"], s["detail"]] for s in result["stages"]])
+    if "total" in result:
+        screen.table(
+            ["stage", "parameters", "windows", "TFLOP", "time"],
+            [
+                [
+                    s["stage"],
+                    s.get("parameters"),
+                    s.get("windows"),
+                    round(s["flops"] / 1e12, 2) if s.get("flops") else None,
+                    span(s.get("seconds")),
+                ]
+                for s in result["stages"]
+            ],
+        )
+        total = result["total"]
+        screen.result(
+            result,
+            [
+                f"{total['stages']} stages, {total['trainings']} trainings: about {span(total['seconds'])} on this device, {total['bytes'] / 2**30:.1f} GiB of runs"
+                + (f"; {total['unknown']} not counted, their data is not here" if total["unknown"] else ""),
+                f"rough: {result['assumptions']}",
+            ],
+        )
+        return Exit.GOOD
+    screen.table(
+        ["stage", "state", "time", "detail"], [[s["stage"], s["state"], span(s["seconds"]), s["detail"]] for s in result["stages"]]
+    )
     screen.result(result, [f"report: {result['report']}"] if result.get("report") else [])
     return int(result["exit_code"])
 
@@ -80,13 +108,12 @@ CLAIMS = (
 )
 
 
+@taking(writing=WRITING)
 def demo(
+    *,
     claims: Annotated[bool, typer.Option("--claims", help="Claims histories in the place of sleep recordings.")] = False,
     out: Out = None,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    writing: dict[str, Any],
 ) -> int:
     """All verbs on data that it makes itself, to a report, in a few minutes on two cores. Prints the commands that it runs.
 
@@ -94,11 +121,11 @@ def demo(
     """
     from bitimely_cli.main import app
 
-    home = out or workspace / "demo"
+    home = out or writing["workspace"] / "demo"
     commands = CLAIMS if claims else DEMO
     about = {"data": "synthetic-claims", "title": "Demonstration on made-up claims"} if claims else {}
     lines = [f"bitimely {command} -w {home}" for command in commands]
-    if dry_run:
+    if "dry_run" in writing:
         screen.result({"format_version": 1, "commands": lines}, lines)
         return 0
     verbs = typer.main.get_command(app)
@@ -121,15 +148,8 @@ def demo(
     return 0
 
 
-def reproduce(
-    run: Run,
-    no_verify: NoVerify = False,
-    force_new: ForceNew = False,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
-) -> int:
+@taking(making=MAKING)
+def reproduce(run: Run, making: dict[str, Any]) -> int:
     """Train a run again from what it says about itself, and compare weights and loss, or say what differs.
 
     Example: bitimely reproduce tiny-staging
@@ -137,9 +157,9 @@ def reproduce(
     from bitimely_core import runs
 
     with screen.progress() as progress:
-        result = runs.reproduce(run, workspace=workspace, verify=not no_verify, dry_run=dry_run, force_new=force_new, progress=progress)
+        result = runs.reproduce(run, progress=progress, **making)
     lines = [f"differs: {line}" for line in result["differences"]] or ["data and versions are as they were"]
-    if dry_run:
+    if "dry_run" in making:
         screen.result(result, lines)
         return Exit.GOOD
     verdict = (
@@ -149,14 +169,13 @@ def reproduce(
     return int(Exit.GOOD if result["reproduced"] else Exit.INTEGRITY)
 
 
+@taking(writing=WRITING)
 def export(
     run: Run,
+    *,
     out: Out = None,
     push: Annotated[str | None, typer.Option("--push", metavar="REPO", help="Repository of a model hub (extra hub).")] = None,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    writing: dict[str, Any],
 ) -> int:
     """Weights, settings, card and scores of a run in one folder for others; nothing in it is about a person.
 
@@ -164,7 +183,7 @@ def export(
     """
     from bitimely_core import runs
 
-    result = runs.export(run, out=out, push=push, workspace=workspace, dry_run=dry_run)
+    result = runs.export(run, out=out, push=push, **writing)
     screen.result(result, [f"{len(result['files'])} files in {result['out']}", f"next: bitimely pretrain --init {result['out']}"])
     return Exit.GOOD
 

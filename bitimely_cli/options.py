@@ -1,9 +1,12 @@
-"""The options that verbs share, each written once: name, type, help."""
+"""The options that verbs share, each written once, and the groups in which verbs take them."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -42,6 +45,14 @@ Steps = Annotated[int | None, typer.Option("--steps", help="Stop after so many o
 BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Windows a step, over all processes.")]
 Accumulate = Annotated[int | None, typer.Option("--accumulate", help="Parts that a batch is split into to save memory.")]
 Lr = Annotated[float | None, typer.Option("--lr", help="Largest learning rate.")]
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        "--tune",
+        metavar="N|LR,LR...",
+        help="Try N learning rates around the preset's, or these, in short trainings; the best on the validation split is used.",
+    ),
+]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32 or bf16.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 Devices = Annotated[int | None, typer.Option("--devices", help="Processes that train together.")]
@@ -53,15 +64,84 @@ NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not compare chec
 Out = Annotated[Path | None, typer.Option("--out", help="Where to write.")]
 
 
-def given(**flags: Any) -> dict[str, Any]:
-    """The flags that were given: `{"train.lr": 1e-3}` for `given(**{"train.lr": 1e-3, "train.seed": None})`, nested."""
-    out: dict[str, Any] = {}
-    for name, value in flags.items():
-        if value is None or value is False:
-            continue
-        section, key = name.split("__")
-        out.setdefault(section, {})[key] = value
-    return out
+Group = dict[str, tuple[Any, Any]]
+"""Parameter -> its annotation and default."""
+
+HOME: Group = {"workspace": (Workspace, Path("workspace")), "json": (Json, False), "debug": (Debug, False)}
+WRITING: Group = {"dry_run": (DryRun, False), **HOME}
+READING: Group = {"no_verify": (NoVerify, False), **WRITING}
+SCORING: Group = {"batch_size": (BatchSize, None), "device": (Device, None), **READING}
+MAKING: Group = {"no_verify": (NoVerify, False), "force_new": (ForceNew, False), **WRITING}
+TRAINING: Group = {
+    "epochs": (Epochs, None),
+    "steps": (Steps, None),
+    "batch_size": (BatchSize, None),
+    "accumulate": (Accumulate, None),
+    "lr": (Lr, None),
+    "tune": (Tune, None),
+    "precision": (Precision, None),
+    "device": (Device, None),
+    "devices": (Devices, None),
+    "compile": (Compile, False),
+    "seed": (Seed, None),
+}
+STARTING: Group = {
+    "config": (Config, None),
+    "assignments": (Set, None),
+    "run": (RunName, None),
+    "resume": (Resume, False),
+    "force_new": (ForceNew, False),
+    "no_verify": (NoVerify, False),
+    **WRITING,
+}
+HEARD = ("json", "debug", "resume")  # their callbacks have acted; an unfinished run is continued anyway
+
+
+def told(value: Any) -> bool:
+    """Whether an option was given; 0 is."""
+    return value is not None and value is not False and value != []
+
+
+def taking(**groups: Group) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of groups, each where the command has the parameter of the group's name.
+
+    What was given arrives there as one dict under the names of the library: `no_verify` as `verify=False`; what was not given is absent.
+    """
+
+    def decorated(command: Callable[..., int]) -> Callable[..., int]:
+        hints = get_type_hints(command, include_extras=True)
+        shown = {
+            name: (annotation, default)
+            for parameter in inspect.signature(command).parameters.values()
+            for name, (annotation, default) in groups.get(
+                parameter.name, {parameter.name: (hints[parameter.name], parameter.default)}
+            ).items()
+        }
+
+        @functools.wraps(command)
+        def whole(**given: Any) -> int:
+            taken = {
+                into: {name: value for name in group if told(value := given.pop(name)) and name not in HEARD}
+                for into, group in groups.items()
+            }
+            for options in taken.values():
+                if options.pop("no_verify", False):
+                    options["verify"] = False
+            return command(**given, **taken)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [inspect.Parameter(name, keyword, default=d, annotation=a) for name, (a, d) in shown.items()]
+        whole.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+        whole.__annotations__ = {**{name: annotation for name, (annotation, _) in shown.items()}, "return": int}
+        return whole
+
+    return decorated
+
+
+def settings_of(**sections: dict[str, Any]) -> dict[str, Any]:
+    """The sections without what was not given: `{"train": {"lr": 1e-3}}` for `settings_of(train={"lr": 1e-3, "seed": None}, model={})`."""
+    given = {name: {key: value for key, value in section.items() if told(value)} for name, section in sections.items()}
+    return {name: section for name, section in given.items() if section}
 
 
 def shard(text: str | None) -> tuple[int, int] | None:

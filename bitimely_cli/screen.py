@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +84,7 @@ class Screen:
             elif key == "bytes":
                 out.append(f"size: {value / 2**20:,.1f} MiB")
             elif key in {"seconds", "seconds_per_step"} and value is not None:
-                out.append(
-                    f"{name}: " + (f"{value / 3600:.1f} h" if value > 5400 else f"{value / 60:.1f} min" if value > 90 else f"{value:.2f} s")
-                )
+                out.append(f"{name}: {span(value)}")
             elif isinstance(value, dict):
                 out.append(f"{name}: " + ", ".join(f"{part} {show(item)}" for part, item in value.items()))
             elif isinstance(value, (list, tuple)):
@@ -148,6 +146,38 @@ class Screen:
 
             yield report
 
+    @contextmanager
+    def stages(self) -> Iterator[tuple[Progress, Callable[[dict[str, Any]], None]]]:
+        """A progress callback and one for the stages of an experiment: on a terminal a table that changes, elsewhere a line for each stage."""
+        if self.silent or not sys.stderr.isatty():
+            yield self._lines(), self._stage_lines()
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        shown: dict[str, Any] = {"bar": "", "stages": [], "left": None}
+        with Live(console=Console(file=sys.stderr), get_renderable=lambda: _stage_table(shown), refresh_per_second=2, transient=True):
+
+            def report(what: str, done: int, total: int | None) -> None:
+                name, _, detail = what.partition("\t")
+                shown["bar"] = (
+                    f"{clean(name, 60)}: {done:,}" + (f" of {total:,}" if total else "") + (f", {clean(detail, 40)}" if detail else "")
+                )
+
+            yield report, shown.update
+
+    def _stage_lines(self) -> Callable[[dict[str, Any]], None]:
+        seen: set[tuple[str, str]] = set()
+
+        def watch(now: dict[str, Any]) -> None:
+            for row in now["stages"]:
+                if row["state"] != "waiting" and (row["stage"], row["state"]) not in seen:
+                    seen.add((row["stage"], row["state"]))
+                    left = f"; about {span(now['left'])} left" if now["left"] else ""
+                    self.note(f"{row['state']}: {row['stage']}" + (f": {row['detail']}" if row["detail"] else "") + left)
+
+        return watch
+
     def _lines(self) -> Progress:
         last: dict[str, float] = {}
         start = time.monotonic()
@@ -163,6 +193,41 @@ class Screen:
             )
 
         return report
+
+
+def span(seconds: float | None) -> str:
+    """A length of time for people."""
+    if seconds is None:
+        return "-"
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:,.0f} d"
+    return (
+        f"{seconds / 3600:.1f} h"
+        if seconds > 5400
+        else f"{seconds / 60:.1f} min"
+        if seconds > 90
+        else f"{seconds:.{1 if seconds >= 10 else 2}f} s"
+    )
+
+
+def _stage_table(shown: dict[str, Any], around: int = 5) -> Any:
+    """The stages around the running one, then how many are done and the time left."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = shown["stages"]
+    ended = [row for row in rows if row["state"] not in {"waiting", "running"}]
+    running = [row for row in rows if row["state"] == "running"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("stage", "state", "time"):
+        table.add_column(name)
+    for row in [*ended[-around:], *running, *[row for row in rows if row["state"] == "waiting"][:around]]:
+        table.add_row(Text(show(row["stage"])), Text(row["state"]), Text(span(row["seconds"]) if row["seconds"] else ""))
+    failed = sum(row["state"] == "failed" for row in rows)
+    left = f"; about {span(shown['left'])} left" if shown["left"] else ""
+    return Group(table, Text(f"{len(ended)} of {len(rows)} stages" + (f", {failed} failed" if failed else "") + left), Text(shown["bar"]))
 
 
 def show(cell: Any) -> str:

@@ -9,33 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bitimely_cli.options import (
-    Accumulate,
-    BatchSize,
-    Compile,
-    Config,
-    Data,
-    Debug,
-    Device,
-    Devices,
-    DryRun,
-    Epochs,
-    ForceNew,
-    Json,
-    Lr,
-    NoVerify,
-    OneData,
-    Out,
-    Precision,
-    Resume,
-    Run,
-    RunName,
-    Seed,
-    Set,
-    Steps,
-    Workspace,
-    given,
-)
+from bitimely_cli.options import READING, SCORING, STARTING, TRAINING, WRITING, Data, OneData, Out, Run, Seed, settings_of, taking
 from bitimely_cli.screen import screen
 from bitimely_core.errors import Exit
 
@@ -47,7 +21,9 @@ class Unit(StrEnum):
     window = "window"
 
 
+@taking(training=TRAINING, starting=STARTING)
 def pretrain(
+    *,
     preset: Annotated[
         str | None, typer.Option("--preset", help="18m, 7.5m, 7.5m-regression, 3m or tiny (default: the recipe file's, else tiny).")
     ] = None,
@@ -57,75 +33,33 @@ def pretrain(
         str | None, typer.Option("--budget", help="table (the paper's dimensions) or matched (as many parameters as bitimelygpt).")
     ] = None,
     objective: Annotated[str | None, typer.Option("--objective", help="See: bitimely list objectives.")] = None,
-    init: Annotated[Path | None, typer.Option("--init", help="Start from the weights of this run or model folder.")] = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    batch_size: BatchSize = None,
-    accumulate: Accumulate = None,
-    lr: Lr = None,
-    precision: Precision = None,
-    device: Device = None,
-    devices: Devices = None,
-    compile_: Compile = False,
-    seed: Seed = None,
+    init: Annotated[
+        Path | None, typer.Option("--init", help="Start from the weights of this run, model folder or OWNER/NAME[@REVISION] of a hub.")
+    ] = None,
+    training: dict[str, Any],
     ties: Annotated[str | None, typer.Option("--ties", help="Events at one time: canonical, shuffle or group.")] = None,
     rotary: Annotated[str | None, typer.Option("--rotary", help="Rotation by token index or by time.")] = None,
-    config: Config = None,
-    set_: Set = None,
-    run: RunName = None,
-    resume: Resume = False,
-    force_new: ForceNew = False,
-    no_verify: NoVerify = False,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    starting: dict[str, Any],
 ) -> int:
     """Pre-train a model on unlabelled windows. The same command again continues a stopped run exactly.
 
     Example: bitimely pretrain --preset 18m
     """
-    flags = given(
-        model__name=model,
-        model__ties=ties,
-        model__rotary=rotary,
-        objective__name=objective,
-        data__names=data,
-        train__epochs=epochs,
-        train__steps=steps,
-        train__batch_size=batch_size,
-        train__accumulate=accumulate,
-        train__lr=lr,
-        train__precision=precision,
-        train__device=device,
-        train__devices=devices,
-        train__compile=compile_,
-        train__seed=seed,
+    flags = settings_of(
+        model={"name": model, "ties": ties, "rotary": rotary}, objective={"name": objective}, data={"names": data}, **_of_training(training)
     )
-    _together(devices)
+    _together(training.get("devices"))
     from bitimely_core import runs
 
     with screen.progress() as progress:
-        result = runs.pretrain(
-            preset=preset,
-            budget=budget,
-            config=config,
-            assignments=set_ or [],
-            flags=flags,
-            init=init,
-            run=run,
-            workspace=workspace,
-            force_new=force_new,
-            verify=not no_verify,
-            dry_run=dry_run,
-            progress=progress,
-            say=screen.note,
-        )
-    return _trained(result, dry_run, "finetune")
+        result = runs.pretrain(preset=preset, budget=budget, flags=flags, init=init, progress=progress, say=screen.note, **starting)
+    return _trained(result, "dry_run" in starting, "finetune")
 
 
+@taking(training=TRAINING, starting=STARTING)
 def finetune(
     source: Run,
+    *,
     data: OneData = None,
     readout: Annotated[
         str | None, typer.Option("--readout", help="sos, eos, sos+eos, mean, last, max, flatten or native (default: the model's own).")
@@ -137,83 +71,41 @@ def finetune(
         float | None,
         typer.Option("--fraction", help="Share of the training subjects (default: 0.2 on the data set of the pre-training, else 1)."),
     ] = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    batch_size: BatchSize = None,
-    accumulate: Accumulate = None,
-    lr: Lr = None,
-    precision: Precision = None,
-    device: Device = None,
-    devices: Devices = None,
-    compile_: Compile = False,
-    seed: Seed = None,
-    config: Config = None,
-    set_: Set = None,
-    run: RunName = None,
-    resume: Resume = False,
-    force_new: ForceNew = False,
-    no_verify: NoVerify = False,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    training: dict[str, Any],
+    starting: dict[str, Any],
 ) -> int:
     """Fine-tune a run on a labelled view.
 
     Example: bitimely finetune 18m --data sleep-edf/staging
     """
-    flags = given(
-        finetune__readout=readout,
-        finetune__layers=layers,
-        finetune__freeze=freeze,
-        finetune__from_scratch=from_scratch,
-        data__fraction=fraction,
-        train__epochs=epochs,
-        train__steps=steps,
-        train__batch_size=batch_size,
-        train__accumulate=accumulate,
-        train__lr=lr,
-        train__precision=precision,
-        train__device=device,
-        train__devices=devices,
-        train__compile=compile_,
-        train__seed=seed,
+    flags = settings_of(
+        finetune={"readout": readout, "layers": layers, "freeze": freeze, "from_scratch": from_scratch},
+        data={"fraction": fraction},
+        **_of_training(training),
     )
-    _together(devices)
+    _together(training.get("devices"))
     from bitimely_core import runs
 
     with screen.progress() as progress:
-        result = runs.finetune(
-            source,
-            data=data,
-            config=config,
-            assignments=set_ or [],
-            flags=flags,
-            run=run,
-            workspace=workspace,
-            force_new=force_new,
-            verify=not no_verify,
-            dry_run=dry_run,
-            progress=progress,
-            say=screen.note,
-        )
-    return _trained(result, dry_run, "evaluate")
+        result = runs.finetune(source, data=data, flags=flags, progress=progress, say=screen.note, **starting)
+    return _trained(result, "dry_run" in starting, "evaluate")
 
 
+@taking(scoring=SCORING)
 def evaluate(
     run: Run,
+    *,
     data: OneData = None,
     split: Annotated[str, typer.Option("--split", help="train, validation or test.")] = "test",
     bootstrap: Annotated[int, typer.Option("--bootstrap", min=0, help="Resamples.")] = 1000,
     by: Annotated[Unit, typer.Option("--by", help="subject, or window (to reproduce papers; stamped).")] = Unit.subject,
     compare: Annotated[str | None, typer.Option("--compare", metavar="RUN2", help="Paired differences to this run.")] = None,
-    batch_size: BatchSize = None,
-    device: Device = None,
-    no_verify: NoVerify = False,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    predictions: Annotated[
+        Path | None,
+        typer.Option("--predictions", metavar="FILE", help="Write predictions as MEDS-evaluation reads them (tokenize --task)."),
+    ] = None,
+    ids: Annotated[Path | None, typer.Option("--ids", metavar="FILE", help="Table of ingest --keep-ids, for --predictions.")] = None,
+    scoring: dict[str, Any],
 ) -> int:
     """Score a run on its test split: metrics with 95 % intervals, baselines, paired comparison, report.
 
@@ -229,14 +121,12 @@ def evaluate(
             bootstrap=bootstrap,
             by=by.value,
             compare=compare,
-            batch_size=batch_size,
-            device=device or "auto",
-            workspace=workspace,
-            verify=not no_verify,
-            dry_run=dry_run,
+            predictions=predictions,
+            ids=ids,
             progress=progress,
+            **scoring,
         )
-    if dry_run:
+    if "dry_run" in scoring:
         return _planned(result)
     screen.findings(result.pop("findings", []))
     rows = [
@@ -267,20 +157,16 @@ def evaluate(
     return Exit.GOOD
 
 
+@taking(scoring=SCORING)
 def embed(
     run: Run,
+    *,
     data: OneData = None,
     readout: Annotated[str | None, typer.Option("--readout", help="As for finetune.")] = None,
     layers: Annotated[str, typer.Option("--layers", help="last or last-two.")] = "last",
     split: Annotated[str, typer.Option("--split", help="train, validation, test or all.")] = "all",
     out: Out = None,
-    batch_size: BatchSize = None,
-    device: Device = None,
-    no_verify: NoVerify = False,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    scoring: dict[str, Any],
 ) -> int:
     """Write the embeddings of a run as Parquet, one row a sequence.
 
@@ -289,31 +175,20 @@ def embed(
     from bitimely_core import runs
 
     with screen.progress() as progress:
-        result = runs.embed(
-            run,
-            data=data,
-            readout=readout,
-            layers=layers,
-            split=split,
-            out=out,
-            batch_size=batch_size,
-            device=device or "auto",
-            workspace=workspace,
-            verify=not no_verify,
-            dry_run=dry_run,
-            progress=progress,
-        )
-    if dry_run:
+        result = runs.embed(run, data=data, readout=readout, layers=layers, split=split, out=out, progress=progress, **scoring)
+    if "dry_run" in scoring:
         return _planned(result)
     screen.result(result, [f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"])
     return Exit.GOOD
 
 
+@taking(reading=READING)
 def analyze(
     kind: Annotated[str, typer.Argument(help="See: bitimely list analyses.", metavar="KIND")],
     run: Annotated[
         list[str] | None, typer.Argument(help="Names or folders of runs, and options of the kind.", metavar="[RUN...] [--OPTION VALUE...]")
     ] = None,
+    *,
     data: OneData = None,
     model: Annotated[str | None, typer.Option("--model", help="In the place of a run (leakage, complexity).")] = None,
     objective: Annotated[str | None, typer.Option("--objective", help="In the place of a run (leakage).")] = None,
@@ -322,11 +197,7 @@ def analyze(
     seed: Seed = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the report.")] = None,
     out: Out = None,
-    no_verify: NoVerify = False,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    reading: dict[str, Any],
 ) -> int:
     """Answer a question about runs with figures, their data and controls.
 
@@ -350,25 +221,22 @@ def analyze(
             seed=seed or 0,
             name=name,
             out=out,
-            workspace=workspace,
-            verify=not no_verify,
-            dry_run=dry_run,
             progress=progress,
+            **reading,
         )
-    if dry_run:
+    if "dry_run" in reading:
         return _planned(result)
     result.pop("page")
     screen.result(result, [result["verdict"], *result["notices"], f"report: {result['report']}"])
     return int(result["exit_code"])
 
 
+@taking(writing=WRITING)
 def report(
     run: Annotated[list[str], typer.Argument(help="Names or folders of runs.", metavar="RUN...")],
+    *,
     out: Out = None,
-    dry_run: DryRun = False,
-    workspace: Workspace = Path("workspace"),
-    json: Json = False,
-    debug: Debug = False,
+    writing: dict[str, Any],
 ) -> int:
     """One comparison page of several runs: scores with intervals, paired differences, curves.
 
@@ -376,11 +244,16 @@ def report(
     """
     from bitimely_core import runs
 
-    result: dict[str, Any] = runs.report(run, out=out, workspace=workspace, dry_run=dry_run)
-    if dry_run:
+    result: dict[str, Any] = runs.report(run, out=out, **writing)
+    if "dry_run" in writing:
         return _planned(result)
     screen.result(result, [result["verdict"], f"report: {result['report']}"])
     return Exit.GOOD
+
+
+def _of_training(training: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The options of a training by the sections of the settings."""
+    return {"train": {key: value for key, value in training.items() if key != "tune"}, "tune": {"rates": training.get("tune")}}
 
 
 def _together(devices: int | None) -> None:

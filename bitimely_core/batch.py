@@ -130,7 +130,9 @@ class Figure:
     "xlabel", "ylabel", "diverging": bool, "mark"?: [lo, hi], "row_names"?, "column_names"?}; `bars`: {"names": [...], "values": [...], "lo"?, "hi"?, "ylabel"}; `traces`: {"rate", "signals":
     [{"name", "unit", "values"}], "spans"?: [{"start", "stop", "name"}]} (seconds); `hypnogram`: {"epoch", "tracks": [{"name", "stages"}], "classes"};
     `timelines`: {"lanes": [{"name", "times", "groups": [index]}], "groups": [names, the first for the background], "xlabel"};
-    `scatter`: {"panels": [{"name", "x", "y", "group": [index, -1 for none]}], "groups": [names], "xlabel", "ylabel", "ticks"?: bool}.
+    `scatter`: {"panels": [{"name", "x", "y", "group": [index, -1 for none]}], "groups": [names], "xlabel", "ylabel", "ticks"?: bool};
+    `forest`: {"names": [...], "panels": [{"name", "values", "lo"?, "hi"?, "other"?, "zero"?: bool}], "xlabel", "ours"?, "other"?: words for the legend};
+    `ranks`: {"names", "ranks": mean ranks, "critical": difference below which a bar joins two}.
     """
 
     name: str

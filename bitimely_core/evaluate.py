@@ -599,7 +599,8 @@ def score(
 
     Returns:
         `{task, main, n, n_subjects, metrics, by_class, confusion, baselines, resampling, remarks}`. Rows of `confusion` are true classes.
-        A baseline is `{about, <metric>: {...}}`; each of its metrics also has `difference`, the paired one, run minus baseline.
+        A baseline is `{about, <metric>: {...}}`, of labels with `by_class`; each of its metrics also has `difference`, the paired one, run
+        minus baseline.
 
     Raises:
         UserError: non_finite, where a prediction is NaN or infinite.
@@ -620,6 +621,10 @@ def score(
             metric["difference"] = _difference(
                 points["run"][m] - points[name][m], draws["run"][m] - draws[name][m], _uncertain(r, m, bootstrap)
             )
+    labels = {
+        name: {k: {m: each[m] for m in ("auroc", "auprc")} for k, each in _by_class(r, points[name], draws[name], bootstrap).items()}
+        for name in (about if task == "multilabel" else ())
+    }
     confusion = None
     if task == "classification":
         confusion = np.zeros((len(r.names), len(r.names)), dtype=np.int64)
@@ -632,7 +637,10 @@ def score(
         "metrics": metrics.pop("run"),
         "by_class": {} if task == "regression" else _by_class(r, points["run"], draws["run"], bootstrap),
         "confusion": None if confusion is None else confusion.tolist(),
-        "baselines": {name: {"about": about[name], **found} for name, found in metrics.items()},
+        "baselines": {
+            name: {"about": about[name], **found, **({"by_class": labels[name]} if name in labels else {})}
+            for name, found in metrics.items()
+        },
         "resampling": _resampling(r, bootstrap, by, seed),
         "remarks": _remarks(r, _too_few(r, bootstrap)),
     }
@@ -663,6 +671,29 @@ def _difference(value: Array, drawn: Array, why: str | None) -> Metric:
     return {"difference": out.pop("value"), **out, "share_above_zero": None, "share_below_zero": None, **sides}
 
 
+def aligned(runs: Mapping[str, Predictions]) -> tuple[Array, Array, Array, dict[str, Array]]:
+    """Target, subjects and identity of the rows that all runs share, and the predictions of each in that order.
+
+    Raises UserError (settings_differ, exit 4) where the windows, their targets or their subjects differ.
+    """
+    orders = {name: np.argsort(np.asarray(p.rows).astype(str), kind="stable") for name, p in runs.items()}
+    first = next(iter(runs))
+    common = {field: np.asarray(getattr(runs[first], field))[orders[first]] for field in ("rows", "target", "groups")}
+    for name, p in runs.items():
+        for field, a in common.items():
+            b = np.asarray(getattr(p, field))[orders[name]]
+            kind, nan = (np.float64, True) if field == "target" else (str, False)
+            if a.shape != b.shape or not np.array_equal(a.astype(kind), b.astype(kind), equal_nan=nan):
+                raise UserError(
+                    Reason.SETTINGS_DIFFER,
+                    f"the runs differ in the {field if field != 'groups' else 'subjects'} of their windows ({len(a)} and {len(b)} rows)",
+                    wanted="a paired comparison needs the same windows",
+                    action="Evaluate both runs on the same tokens and split",
+                )
+    predictions = {name: np.asarray(p.prediction)[orders[name]] for name, p in runs.items()}
+    return common["target"], common["groups"], common["rows"], predictions
+
+
 def compare(
     task: str,
     first: Predictions,
@@ -691,19 +722,7 @@ def compare(
     Raises:
         UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
     """
-    orders = [np.argsort(np.asarray(p.rows).astype(str), kind="stable") for p in (first, second)]
-    for field in ("rows", "target", "groups"):
-        a, b = (np.asarray(getattr(p, field))[o] for p, o in zip((first, second), orders, strict=True))
-        kind, nan = (np.float64, True) if field == "target" else (str, False)
-        if a.shape != b.shape or not np.array_equal(a.astype(kind), b.astype(kind), equal_nan=nan):
-            raise UserError(
-                Reason.SETTINGS_DIFFER,
-                f"the two runs differ in the {field if field != 'groups' else 'subjects'} of their windows ({len(a)} and {len(b)} rows)",
-                wanted="a paired comparison needs the same windows",
-                action="Evaluate both runs on the same tokens and split",
-            )
-    target, groups, ids = (np.asarray(getattr(first, f))[orders[0]] for f in ("target", "groups", "rows"))
-    both = {"run": np.asarray(first.prediction)[orders[0]], "other": np.asarray(second.prediction)[orders[1]]}
+    target, groups, ids, both = aligned({"run": first, "other": second})
     out: dict[str, Any] = {"task": task, "main": MAIN[task], "n": len(target), "n_subjects": len(np.unique(groups.astype(str)))}
     if not len(target):
         nothing = {"first": None, "second": None, **_difference(np.array(np.nan), np.empty(0), None), "undefined_reason": EMPTY}
@@ -718,6 +737,39 @@ def compare(
     return {**out, "metrics": metrics, "resampling": _resampling(r, bootstrap, by, seed)}
 
 
+def frame(index: Any, task: str, class_names: Sequence[str], target: Array, prediction: Array) -> Any:
+    """A data frame as `predictions.parquet`, of rows of a tokens' index with their targets and predictions, as `score` takes them."""
+    import polars as pl
+
+    prediction = np.asarray(prediction)
+    if task == "regression":
+        said = {"target": target, "prediction": prediction.reshape(-1)}
+    elif task == "classification":
+        said = {"target": target, "prediction": prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64)}
+    else:
+        said = {f"target_{name}": target[:, k] for k, name in enumerate(class_names)}
+    if task != "regression":
+        said |= {f"p_{name}": prediction[:, k] for k, name in enumerate(class_names)}
+    return index.select("window", "subject_id", *IDENTITY[:2]).with_columns(**{k: pl.Series(v) for k, v in said.items()})
+
+
+def predictions(task: str, frame: Any, class_names: Sequence[str] = ()) -> Predictions:
+    """A `predictions.parquet` as a data frame, with the columns that `compare_frames` names."""
+
+    def matrix(prefix: str) -> Array:
+        return np.stack([np.asarray(frame[f"{prefix}_{name}"]) for name in class_names], axis=1)
+
+    ids = [f"{recording}:{start}:{window}" for recording, start, window in zip(*(frame[c] for c in IDENTITY), strict=True)]
+    target = matrix("target") if task == "multilabel" else np.asarray(frame["target"])
+    prediction = np.asarray(frame["prediction"]) if task == "regression" else matrix("p")
+    return Predictions(np.array(ids, dtype=str), target, prediction, np.asarray(frame["subject_id"]).astype(str))
+
+
+def classes_of(frame: Any) -> list[str]:
+    """The classes or labels of a `predictions.parquet` in the order of their ids; [] for numbers."""
+    return [name.removeprefix("p_") for name in frame.columns if name.startswith("p_")]
+
+
 def compare_frames(
     task: str, first: Any, second: Any, class_names: Sequence[str] = (), *, bootstrap: int = 1000, by: Unit = "subject", seed: int = 0
 ) -> dict[str, Metric]:
@@ -726,18 +778,197 @@ def compare_frames(
     Columns: window, subject_id, recording_id, start, then `target` and `p_<class>` (classification), `target_<label>` and `p_<label>`
     (multi-label), or `target` and `prediction` (regression). Raises as `compare`.
     """
-
-    def table(frame: Any) -> Predictions:
-        def matrix(prefix: str) -> Array:
-            return np.stack([np.asarray(frame[f"{prefix}_{name}"]) for name in class_names], axis=1)
-
-        ids = [f"{recording}:{start}:{window}" for recording, start, window in zip(*(frame[c] for c in IDENTITY), strict=True)]
-        target = matrix("target") if task == "multilabel" else np.asarray(frame["target"])
-        prediction = np.asarray(frame["prediction"]) if task == "regression" else matrix("p")
-        return Predictions(np.array(ids, dtype=str), target, prediction, np.asarray(frame["subject_id"]).astype(str))
-
-    result = compare(task, table(first), table(second), class_names=class_names, bootstrap=bootstrap, by=by, seed=seed)
+    result = compare(
+        task,
+        predictions(task, first, class_names),
+        predictions(task, second, class_names),
+        class_names=class_names,
+        bootstrap=bootstrap,
+        by=by,
+        seed=seed,
+    )
     return dict(result["metrics"])
+
+
+# --- several runs -------------------------------------------------------------------------------------------------------------------------
+
+
+class Replicates(NamedTuple):
+    """One metric of several runs on the same windows and the same draws."""
+
+    values: dict[str, float]  # by run
+    draws: dict[str, Array]  # [R] by run
+    units: int
+    n_subjects: int
+    undefined: str | None  # why there is no value
+    uncertain: str | None  # why there is no interval
+
+
+def replicates(
+    task: str,
+    runs: Mapping[str, Predictions],
+    *,
+    class_names: Sequence[str] = (),
+    metric: str | None = None,
+    label: str | None = None,
+    bootstrap: int = 1000,
+    by: Unit = "subject",
+    seed: int = 0,
+) -> Replicates:
+    """One metric of all `runs`, with its replicates: what `contrast` pairs. Draws are those of `score` and `compare`.
+
+    Args:
+        task: classification, multilabel or regression.
+        runs: by name, on the same windows.
+        class_names: as for `score`.
+        metric: None: the main one of the task.
+        label: the average precision of this class or label, in the place of a metric.
+        bootstrap: replicates.
+        by: what is resampled.
+        seed: of the draws.
+
+    Raises:
+        UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
+    """
+    target, groups, ids, predictions = aligned(runs)
+    if not len(target):
+        return Replicates(dict.fromkeys(runs, np.nan), dict.fromkeys(runs, np.empty(0)), 0, 0, EMPTY, None)
+    rows = _rows(task, target, predictions, groups, class_names, by, ids)
+    name = metric or MAIN[task]
+    k = None if label is None else rows.names.index(label)
+    points, draws = _bootstrap({run: _single(rows, values, name, k) for run, values in rows.predictions.items()}, rows, bootstrap, seed)
+    undefined = _absent(rows, k) if k is not None else "not defined by these rows"
+    uncertain = _uncertain(rows, name, bootstrap) if k is None else _too_few(rows, bootstrap) or _rare(rows, k)
+    values = {run: float(point["value"]) for run, point in points.items()}
+    return Replicates(values, {run: d["value"] for run, d in draws.items()}, rows.n_units, rows.n_subjects, undefined, uncertain)
+
+
+def _single(rows: _Rows, prediction: Array, metric: str, label: int | None) -> Statistic:
+    """One metric as `value`; accuracy and a label alone without the cost of all the others."""
+    if label is not None:
+        kept = rows.known[:, label]
+        areas = _ranked(prediction[kept, label], rows.positive[kept, label], rows.units[kept])
+        return lambda counts: {"value": areas(counts)[1]}
+    if rows.task == "classification" and metric == "accuracy":
+        hits, total = (np.bincount(rows.units, w, rows.n_units) for w in (prediction.argmax(1) == rows.target, np.ones(len(prediction))))
+        return lambda counts: {"value": (counts @ hits) / (counts @ total)}
+    every = STATISTICS[rows.task](rows, prediction, None)
+    return lambda counts: {"value": every(counts)[metric]}
+
+
+def average(found: Replicates, runs: Sequence[str]) -> Metric:
+    """The metric object of the mean over `runs`, such as a run a seed, on the same draws."""
+    drawn = np.mean([found.draws[run] for run in runs], axis=0)
+    return _metric(float(np.mean([found.values[run] for run in runs])), drawn, found.undefined, found.uncertain)
+
+
+def contrast(found: Replicates, first: Sequence[str], second: Sequence[str], spread: tuple[float, float] | None = None) -> Metric:
+    """The paired difference of the means of two sets of runs, such as one model and another, a run a seed each.
+
+    `se`, `lo` and `hi` are those of the mean difference on the same draws of subjects, as `compare` has them for one pair. `total_se` adds what
+    another training would change, `sqrt(se^2 U / (U - 1) + variance)`, where it is known. `p` is two-sided, of the difference over `total_se` against
+    Student's t with the degrees of freedom of Welch and Satterthwaite: the replicates themselves do not reach as far into the tails as a
+    correction for many comparisons asks.
+
+    Args:
+        found: of all runs in question.
+        first: runs of the first.
+        second: runs of the second.
+        spread: variance of the mean difference over seeds, and its degrees of freedom; None: not known (one training each).
+
+    Returns:
+        `{difference, se, lo, hi, n_defined, undefined_reason, share_above_zero, share_below_zero, total_se, df, p}`; `total_se`, `df` and `p`
+        are null where there is no interval.
+    """
+    from scipy import stats
+
+    (value, drawn), (other, others) = (
+        (np.mean([found.values[run] for run in runs]), np.mean([found.draws[run] for run in runs], axis=0)) for runs in (first, second)
+    )
+    out = {**_difference(np.asarray(value - other), drawn - others, found.uncertain), "total_se": None, "df": None, "p": None}
+    if out["se"] is None:
+        return out
+    units = found.units  # the variance of a mean over replicates is too small by (U - 1) / U
+    variances = [(out["se"] ** 2 * units / (units - 1), float(units - 1)), *([spread] if spread is not None and spread[1] > 0 else [])]
+    total = sum(v for v, _ in variances)
+    if total == 0:  # the runs say the same of every row that counts
+        return {**out, "total_se": 0.0, "df": float(found.units - 1), "p": 1.0 if out["difference"] == 0 else None}
+    df = total**2 / sum(v**2 / n for v, n in variances)
+    p = 2 * float(stats.t.sf(abs(out["difference"]) / np.sqrt(total), df))
+    return {**out, "total_se": float(np.sqrt(total)), "df": float(df), "p": p}
+
+
+def holm(p: Sequence[float | None], level: float = LEVEL) -> list[tuple[float, float] | None]:
+    """Holm's step-down correction of a family of comparisons; None stands for one that has no p and does not count.
+
+    Returns:
+        For each `(adjusted, alpha)`: the adjusted p, to be compared with 1 - level, and the error rate at which the procedure decides on
+        this one. An interval of level 1 - alpha excludes zero exactly where the adjusted p is at most 1 - level.
+    """
+    out: list[tuple[float, float] | None] = [None] * len(p)
+    known = sorted((value, k) for k, value in enumerate(p) if value is not None)
+    highest, kept = 0.0, None
+    for place, (value, k) in enumerate(known):
+        left = len(known) - place
+        highest = max(highest, min(1.0, left * value))
+        alpha = (1 - level) / left
+        if kept is None and value > alpha:
+            kept = alpha  # from the first that is not told apart on, nothing is
+        out[k] = (highest, alpha if kept is None else kept)
+    return out
+
+
+def corrected(differences: Sequence[Metric], level: float = LEVEL) -> list[Metric]:
+    """Differences of `contrast` as one family: each with `p_holm` and the interval `corrected_lo` to `corrected_hi`, null without p."""
+    from scipy import stats
+
+    out = []
+    for d, found in zip(differences, holm([d["p"] for d in differences], level), strict=True):
+        if found is None:
+            out.append({**d, "p_holm": None, "corrected_lo": None, "corrected_hi": None})
+            continue
+        reach = float(stats.t.isf(found[1] / 2, d["df"])) * d["total_se"]
+        out.append({**d, "p_holm": found[0], "corrected_lo": d["difference"] - reach, "corrected_hi": d["difference"] + reach})
+    return out
+
+
+def apart(difference: Mapping[str, Any]) -> int:
+    """1 or -1 where the corrected interval lies above or below zero, else 0."""
+    lo, hi = difference.get("corrected_lo"), difference.get("corrected_hi")
+    return 0 if lo is None or hi is None else int(lo > 0) - int(hi < 0)
+
+
+def ranks(values: Sequence[float | None], *, lower_is_better: bool = False) -> list[float | None]:
+    """Rank of each value, 1 the best, equal ones their mean rank; None has none."""
+    from scipy import stats
+
+    known = [k for k, value in enumerate(values) if value is not None]
+    found = stats.rankdata([values[k] if lower_is_better else -values[k] for k in known])  # type: ignore[operator]
+    out: list[float | None] = [None] * len(values)
+    for k, rank in zip(known, found.tolist(), strict=True):
+        out[k] = rank
+    return out
+
+
+def nemenyi(table: Any, level: float = LEVEL) -> dict[str, Any]:
+    """Mean ranks over data sets and how far two must lie apart (Nemenyi's test; Demsar 2006, section 3.2.2).
+
+    Args:
+        table: [N data sets, k rows] ranks.
+        level: one less the error rate over all pairs.
+
+    Returns:
+        `{mean_ranks [k], critical, friedman_p, data_sets, rows}`; critical = q sqrt(k (k + 1) / 6 N), q = the studentised range at infinite
+        degrees of freedom over sqrt(2). `friedman_p` of the hypothesis that all rows are equal; null below three rows.
+    """
+    from scipy import stats
+
+    x = np.asarray(table, dtype=np.float64)
+    n, k = x.shape
+    q = float(stats.studentized_range.ppf(level, k, np.inf)) / np.sqrt(2)
+    p = float(stats.friedmanchisquare(*x.T).pvalue) if k > 2 and n > 1 else None
+    critical = float(q * np.sqrt(k * (k + 1) / (6 * n)))
+    return {"mean_ranks": x.mean(0).tolist(), "critical": critical, "friedman_p": p, "data_sets": n, "rows": k}
 
 
 def headline(scores: Mapping[str, Any], metric: str | None = None) -> Figure | None:

@@ -6,6 +6,8 @@ Field defaults <- preset <- recipe file (`--config`) <- command line (`--set sec
 from __future__ import annotations
 
 import difflib
+import itertools
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -89,6 +91,7 @@ class ModelConfig(Section):
     reference: int = Field(128, ge=2)  # mtand: reference points
     latent: int = Field(20, ge=1)  # mtand: width of the latent at each of them
     cell: Literal["paper", "concat"] = "paper"  # gru-d: concat also reads the state among the inputs, in torch's cell
+    graph_distance: float = Field(0.02, ge=0)  # raindrop: weight of the distance between the graphs of two samples in the training loss
     message: Literal["paper", "self"] = "paper"  # raindrop: self = as its authors' code, no channel hears of another
 
 
@@ -170,6 +173,31 @@ class FinetuneConfig(Section):
     from_scratch: bool = False
 
 
+def learning_rates(value: Any) -> Any:
+    """How many rates to try (2 to 9), or which: numbers, or text as `--tune` takes it (`"4"`, `"1e-4,1e-3"`). Raises ValueError."""
+    try:
+        found = [
+            float(part) for part in (value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value or ())
+        ]
+    except (TypeError, ValueError):
+        found = [math.nan]
+    if value is None or (len(found) == 1 and found[0] in range(2, 10)):
+        return None if value is None else int(found[0])
+    if len(set(found)) == len(found) > 1 and all(0 < rate < math.inf for rate in found):
+        return tuple(found)
+    raise ValueError("expected how many learning rates to try, 2 to 9, or two or more different ones above 0, separated by commas")
+
+
+Rates = Annotated[int | tuple[float, ...] | None, BeforeValidator(learning_rates)]
+
+
+class TuneConfig(Section):
+    """How the learning rate is chosen, on the validation split alone (`runs.tuning`)."""
+
+    rates: Rates = None  # how many around train.lr, half a decade apart, or which; None: train.lr is taken as it is
+    steps: int | None = Field(None, ge=1)  # of each trial; None = a tenth of the training, at least 50
+
+
 class Settings(Section):
     """All sections of one run, resolved. Stored in `run.json`."""
 
@@ -178,6 +206,7 @@ class Settings(Section):
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     finetune: FinetuneConfig = FinetuneConfig()
+    tune: TuneConfig = TuneConfig()
 
 
 S = TypeVar("S", bound=Section)
@@ -354,6 +383,7 @@ class Stage(Section):
     batch_size: int | None = Field(None, ge=1)
     accumulate: int | None = Field(None, ge=1)
     lr: float | None = Field(None, gt=0)
+    tune: Rates = None
     precision: str | None = None
     device: str | None = None
     devices: int | None = Field(None, ge=1)
@@ -383,6 +413,7 @@ WHERE = {
     "data": ("data", "names"),
     "model": ("model", "name"),
     "objective": ("objective", "name"),
+    "tune": ("tune", "rates"),
     "ties": ("model", "ties"),
     "rotary": ("model", "rotary"),
     "clock": ("model", "clock"),
@@ -413,12 +444,38 @@ class EvaluateStage(Section):
 
 
 class AnalyzeStage(Section):
-    """One `[[analyze]]`: the kind and its options."""
+    """One `[[analyze]]`: the kind, the runs that it reads and its options."""
 
     kind: str
+    of: Literal["pretrain", "finetune"] = "pretrain"
+    together: bool = False  # one page about all rows in the place of one for each
     data: str | None = None
     sequences: int | None = Field(None, ge=1)
     options: dict[str, Any] = {}
+
+
+class Block(Section):
+    """One `[[block]]`: a pre-training and the columns of the table that come out of it. What it leaves open is the recipe's own."""
+
+    name: str = ""
+    tokenize: DataConfig = DataConfig()
+    build: dict[str, Any] = {}
+    pretrain: Stage = Stage()
+    finetune: Stage = Stage()
+
+
+class Arm(Stage):
+    """One `[[arm]]`: a row that is no point of a product. `set` holds settings that have no flag, by section."""
+
+    name: str
+    set: dict[str, dict[str, Any]] = {}
+
+
+class LeaveOut(Section):
+    """One `[[leave_out]]`: points of the matrix that cannot be, key -> values, and why."""
+
+    where: dict[str, tuple[Any, ...]]
+    why: str
 
 
 class Recipe(Section):
@@ -434,25 +491,46 @@ class Recipe(Section):
     evaluate: EvaluateStage = EvaluateStage()
     analyze: tuple[AnalyzeStage, ...] = ()
     matrix: dict[str, tuple[Any, ...]] = {}
-    paper: dict[str, Any] = {}
+    block: tuple[Block, ...] = ()
+    arm: tuple[Arm, ...] = ()
+    leave_out: tuple[LeaveOut, ...] = ()
+    paper: dict[str, Any] = {}  # row -> column -> value, or [value, standard error], in the paper's units
+    statistics: tuple[str, ...] = ()  # views whose windows are counted beside the paper's table
+    objectives: dict[str, str] = {}  # a model's own objective -> the one in its place
+    literal: dict[str, Any] = {}  # laid over the recipe unless `run --honest`: what the paper does and a fair evaluation would not
     model: dict[str, Any] = {}
     objective: dict[str, Any] = {}
     data: dict[str, Any] = {}
     train: dict[str, Any] = {}
 
-    def overrides(self, stage: Literal["pretrain", "finetune"]) -> dict[str, Any]:
-        """Nested settings of one stage: the general sections, then the stage's own flags."""
+    def overrides(self, stage: str, *, tokenize: bool = True) -> dict[str, Any]:
+        """Nested settings of one stage (pretrain, finetune): how windows are made if they are missing, the general sections, the stage's own flags."""
         general = {name: getattr(self, name) for name in ("model", "objective", "data", "train") if getattr(self, name)}
-        tokenize = self.tokenize.model_dump(exclude_unset=True)
-        return merged({"data": tokenize} if tokenize else {}, general, getattr(self, stage).flags())
+        windows = self.tokenize.model_dump(exclude_unset=True) if tokenize else {}
+        return merged({"data": windows} if windows else {}, general, getattr(self, stage).flags())
 
 
-def recipe(path: Path) -> Recipe:
-    """A recipe file. Raises UserError (config, exit 2) naming the key, with the nearest right one."""
+def recipe(path: Path, *, honest: bool = False, changes: dict[str, Any] | None = None) -> Recipe:
+    """A recipe file with `changes` laid over it, and before them its section `[literal]` unless `honest`.
+
+    Raises UserError (config, exit 2) naming the key, with the nearest right one.
+    """
     values = read_toml(path)
-    read = validated(Recipe, values, str(path))
-    for stage in ("pretrain", "finetune"):  # the free sections are checked against the settings they will become
-        validated(Settings, merged(Settings().model_dump(by_alias=True), read.overrides(stage)), str(path))
+    if honest and not values.get("literal"):
+        raise UserError(
+            Reason.CONFIG,
+            "no section [literal]",
+            wanted="expected one for --honest to leave out",
+            action="Leave --honest out: there is one variant",
+            file=str(path),
+            exit_code=Exit.USAGE,
+        )
+    read = validated(Recipe, merged(values, {} if honest else values.get("literal", {}), changes or {}), str(path))
+    free: list[dict[str, Any]] = [{}, *(arm.set for arm in read.arm)]
+    for stage, more in itertools.product(
+        ("pretrain", "finetune"), free
+    ):  # the free sections are checked against the settings they will become
+        validated(Settings, merged(Settings().model_dump(by_alias=True), read.overrides(stage), more), str(path))
     return read
 
 

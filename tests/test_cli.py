@@ -255,3 +255,32 @@ def test_data_sets_of_other_channels_share_a_trunk(workspace: Path, capsys: pyte
     assert said["renewed"]
     assert all(name.startswith("adapter.") for name in said["renewed"]), "exactly the adapter is new"
     assert any("7 and 2 in the pre-training: re-initialised the adapter" in line for line in said["notices"])
+
+
+def test_options_arrive_under_the_names_of_the_library() -> None:
+    """0 is a value, a flag that is not given is absent, `--no-verify` is `verify=False`; what callbacks have heard goes no further."""
+    import typer
+
+    from bitimely_cli import claims, options
+
+    heard: list[dict[str, Any]] = []
+
+    @options.taking(build=claims.BUILD, training=options.TRAINING, starting=options.STARTING)
+    def verb(*, build: dict[str, Any], other: int = 3, training: dict[str, Any], starting: dict[str, Any]) -> int:
+        heard.extend([build, {"other": other}, training, starting])
+        return 0
+
+    own = typer.Typer()
+    own.command()(verb)
+    command = typer.main.get_command(own)
+    names = [parameter.name for parameter in command.params]
+    assert names[: len(claims.BUILD)] == list(claims.BUILD), "options stand where the group stands in the signature"
+    assert names.index("other") == len(claims.BUILD)
+    given = ["--top-k", "0", "--min-codes", "0", "--seed", "0", "--no-verify", "--resume", "--set", "a.b=1", "-w", "here"]
+    assert command.main(given, standalone_mode=False) == 0
+    assert heard == [
+        {"top_k": 0, "min_codes": 0},
+        {"other": 3},
+        {"seed": 0},
+        {"assignments": ["a.b=1"], "verify": False, "workspace": Path("here")},
+    ]

@@ -359,6 +359,8 @@ def test_baselines_of_labels_and_values():
     labels = score("multilabel", y, p, g, class_names=("CHF", "DM"), train_target=y, bootstrap=0)["baselines"]
     assert labels["prior"]["auprc"]["value"] == pytest.approx(y.mean())  # base rates
     assert labels["prior"]["auroc"]["value"] == pytest.approx(0.5)
+    for k, name in enumerate(("CHF", "DM")):
+        assert labels["prior"]["by_class"][name]["auprc"]["value"] == pytest.approx(y[:, k].mean())
     t = rng.normal(size=100)
     numbers = score("regression", t, np.zeros(100), g, train_target=np.array([1.0, 1.0, 4.0]), bootstrap=0)["baselines"]
     assert numbers["mean"]["mae"]["value"] == pytest.approx(np.abs(t - 2).mean())

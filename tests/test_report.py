@@ -124,6 +124,32 @@ def figures(names=("EEG Fpz-Cz", "EOG")):
                 "tracks": [{"name": n, "stages": rng.integers(-1, 5, 200) if n == names[0] else ["W", None, "N2"] * 66} for n in names],
             },
         ),
+        Figure(
+            name="forest",
+            title="Forest",
+            caption="Intervals.",
+            kind="forest",
+            data={
+                "names": names,
+                "xlabel": names[0],
+                "panels": [
+                    {
+                        "name": names[0],
+                        "values": [1.0, None] + [2.0] * (others - 1),
+                        "lo": [0.5] + [None] * others,
+                        "hi": [1.5] + [None] * others,
+                    },
+                    {"name": names[1], "values": [0.1] * (others + 1), "other": [0.2] * (others + 1), "zero": True},
+                ],
+            },
+        ),
+        Figure(
+            name="ranks",
+            title="Ranks",
+            caption="Mean ranks.",
+            kind="ranks",
+            data={"names": names, "ranks": [1.0 + k for k in range(others + 1)], "critical": 1.2},
+        ),
     ]
 
 
@@ -189,7 +215,7 @@ def test_verdict_score_notices_facts_come_first(tmp_path):
         )
     ]
     assert order == sorted(order)
-    for words in ("Figure 1", "Figure 7", "Table 1", "Loss.", "0.700–0.900", "–"):
+    for words in ("Figure 1", "Figure 9", "Table 1", "Loss.", "0.700–0.900", "–"):
         assert words in said
 
 
@@ -293,6 +319,8 @@ def test_a_page_without_anything(tmp_path):
         Figure(name="b", title="b", caption="", kind="bars", data={"names": [], "values": []}),
         Figure(name="h", title="h", caption="", kind="hypnogram", data={"epoch": 30, "classes": ["W"], "tracks": []}),
         Figure(name="t", title="t", caption="", kind="traces", data={"rate": 1, "signals": []}),
+        Figure(name="f", title="f", caption="", kind="forest", data={"names": [], "panels": []}),
+        Figure(name="r", title="r", caption="", kind="ranks", data={"names": [], "ranks": [], "critical": 1.0}),
         Table(name="e", title="e", caption="", columns=["a"], rows=[]),
     ]
     assert write(tmp_path, Page(title="", verdict="", blocks=empty)).is_file()
@@ -320,6 +348,10 @@ def test_files_hold_the_numbers_of_the_figures(tmp_path):
     assert eog["seconds"][1] == 0.01
     stages = shown["night"].data["tracks"][0]["stages"]
     assert read["night"]["stage EEG Fpz-Cz"].to_list() == [(["W", "N1", "N2", "N3", "R", ""])[s] for s in stages]
+    assert read["forest"].columns == ["panel", "name", "value", "lo", "hi", "other"]
+    assert read["forest"].drop("lo", "hi").row(2) == ("EOG", "EEG Fpz-Cz", 0.1, 0.2)
+    assert np.isnan(read["forest"]["lo"][2])
+    assert read["ranks"].row(1) == ("EOG", 2.0, 1.2)
     scores = pl.read_parquet(tmp_path / "scores-2.parquet")
     assert scores["value"].to_list()[0] == 0.81
     assert scores["value lo"][0] == 0.7
@@ -374,6 +406,29 @@ def test_large_matrices_keep_their_strongest_entries():
 )
 def test_numbers_for_people(value, shown):
     assert number(value) == shown
+
+
+def test_bars_join_ranks_within_the_critical_difference():
+    """Demsar's figure: ranks 1.0 1.5 2.4 4.0 with 1.0 between them: two bars, from 1.0 to 1.5 and from 1.5 to 2.4; 4.0 stands alone."""
+    data = {"names": list("abcd"), "ranks": [1.0, 2.4, 1.5, 4.0], "critical": 1.0}
+    svg, _ = report.draw(Figure(name="r", title="", caption="", kind="ranks", data=data))
+    blue = [e for e in svg.iter() if report.kinds.SERIES[0] in e.get("style", "")]
+    ends = [[float(v) for v in e.get("d").split()[1::3]] for e in blue]
+    assert len(ends) == 2
+    assert ends[0][0] < ends[1][0] < ends[0][1] < ends[1][1]
+
+
+def test_a_cell_may_be_shown_as_a_text_with_a_note(tmp_path):
+    cells = [
+        {"value": 90.4, "text": "90.4 (2.5)", "note": "88.1 (2.0)", "paper": 88.1},
+        {"value": None, "text": "–", "note": "", "paper": None},
+    ]
+    path = write(
+        tmp_path,
+        Page(title="t", verdict="v", blocks=[Table(name="x", title="x", caption="x", columns=["a", "b"], rows=[["r", c] for c in cells])]),
+    )
+    assert 'data-v="90.4">90.4 (2.5) <span class="ci">88.1 (2.0)</span>' in path.read_text("utf-8")
+    assert pl.read_parquet(tmp_path / "x.parquet").row(0) == ("r", 90.4, 88.1)
 
 
 # --- whole or not at all ------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -63,3 +66,116 @@ def test_what_differs_is_said(home: Path) -> None:
         path.write_bytes(whole)
     assert any(line.startswith("torch") and line.endswith("1.0") for line in told)
     assert any("fingerprint" in line for line in told)
+
+
+COMMIT = "0123456789" * 4
+
+
+class Hub:
+    """What bitimely uses of huggingface_hub, over a folder; remembers the calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, remote: Path | None = None, fault: Exception | None = None) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.remote, self.fault, self.head = remote, fault, COMMIT
+        module = ModuleType("huggingface_hub")
+        module.HfApi = lambda: self  # type: ignore[attr-defined]
+        module.snapshot_download = self.snapshot_download  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+
+    def _note(self, name: str, **given: Any) -> None:
+        self.calls.append((name, given))
+        if self.fault is not None:
+            raise self.fault
+
+    def model_info(self, repo: str, revision: str | None = None) -> SimpleNamespace:
+        self._note("model_info", repo=repo, revision=revision)
+        return SimpleNamespace(sha=self.head)
+
+    def snapshot_download(self, repo_id: str, revision: str, allow_patterns: list[str]) -> str:
+        self._note("snapshot_download", repo_id=repo_id, revision=revision, allow_patterns=allow_patterns)
+        return str(self.remote)
+
+    def create_repo(self, repo_id: str, repo_type: str, private: bool, exist_ok: bool) -> None:
+        self._note("create_repo", repo_id=repo_id, repo_type=repo_type, private=private, exist_ok=exist_ok)
+
+    def upload_folder(self, repo_id: str, folder_path: str, repo_type: str, allow_patterns: list[str]) -> SimpleNamespace:
+        sent = sorted(path.name for path in Path(folder_path).iterdir() if path.name in allow_patterns)
+        self._note("upload_folder", repo_id=repo_id, repo_type=repo_type, sent=sent)
+        return SimpleNamespace(oid=COMMIT)
+
+
+def begun(home: Path, init: str, run: str, **more: Any) -> dict[str, Any]:
+    return runs.pretrain(
+        preset="tiny", flags={**SMALL, "data": {"names": ("synthetic/staging",)}}, init=init, run=run, workspace=home, **more
+    )
+
+
+def test_a_run_is_pushed_to_a_private_repository(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(monkeypatch)
+    assert runs.export("tiny", out=tmp_path / "dry", push="lab/tiny", workspace=home, dry_run=True)["pushed"] == "lab/tiny"
+    assert hub.calls == []
+    assert not (tmp_path / "dry").exists()
+    told = runs.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
+    (made, repo), (sent, upload) = hub.calls
+    assert (made, sent, told["revision"]) == ("create_repo", "upload_folder", COMMIT)
+    assert repo == {"repo_id": "lab/tiny", "repo_type": "model", "private": True, "exist_ok": True}
+    assert upload["sent"] == ["config.json", "model.safetensors", "model_card.md", "run.json"]
+    Hub(monkeypatch, fault=ConnectionError("no route\nto host"))
+    with pytest.raises(UserError, match="lab/tiny: ConnectionError: no route") as caught:
+        runs.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
+    assert (caught.value.exit_code, caught.value.field) == (4, "--push")
+
+
+def test_a_run_starts_from_a_model_of_the_hub_and_keeps_its_commit(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = runs.export("tiny", out=tmp_path / "remote", workspace=home)
+    hub = Hub(monkeypatch, tmp_path / "remote")
+    begun(home, "lab/tiny", "dry", dry_run=True)
+    assert hub.calls == []
+    begun(home, "lab/tiny", "from-hub")
+    assert hub.calls == [
+        ("model_info", {"repo": "lab/tiny", "revision": None}),
+        ("snapshot_download", {"repo_id": "lab/tiny", "revision": COMMIT, "allow_patterns": ["*.safetensors", "*.json", "*.md"]}),
+    ]
+    body = json.loads((home / "runs" / "from-hub" / "run.json").read_bytes())
+    assert body["init_from"] == {"repo": "lab/tiny", "revision": COMMIT}
+    assert body["init"] == exported["sha256"]["model.safetensors"]
+    begun(home, "tiny", "from-run")
+    local = json.loads((home / "runs" / "from-run" / "run.json").read_bytes())
+    assert (local["init_from"], local["weights"]) == ({"run": "tiny"}, body["weights"])
+    hub.head, hub.calls = "f" * 40, []
+    assert begun(home, "lab/tiny", "from-hub")["trained"] is False, "the branch moved on, the run did not"
+    assert [call[1]["revision"] for call in hub.calls] == [COMMIT]
+    for run in ("from-hub", "from-run"):
+        assert runs.reproduce(run, workspace=home)["same_weights"]
+    hub.calls = []
+    begun(home, "lab/tiny@v1", "tagged", force_new=True)
+    assert hub.calls[0] == ("model_info", {"repo": "lab/tiny", "revision": "v1"})
+
+
+def test_a_hub_that_cannot_be_used_is_one_clear_line(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.export("tiny", out=tmp_path / "remote", workspace=home)
+    Hub(monkeypatch, fault=OSError("offline"))
+    with pytest.raises(UserError, match="lab/tiny: OSError: offline") as caught:
+        begun(home, "lab/tiny", "never")
+    assert caught.value.exit_code == 4
+    weights = tmp_path / "remote" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    Hub(monkeypatch, tmp_path / "remote")
+    with pytest.raises(UserError, match=r"run\.json says") as caught:
+        begun(home, "lab/tiny", "never")
+    assert caught.value.exit_code == 5
+    (tmp_path / "remote" / "run.json").unlink()
+    with pytest.raises(UserError, match="no weights with their hash") as caught:
+        begun(home, "lab/tiny", "never")
+    assert caught.value.exit_code == 5
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"bitimely\[hub\]") as caught:
+        begun(home, "lab/tiny", "never")
+    assert (caught.value.exit_code, caught.value.field) == (2, "--init")
+    with pytest.raises(UserError, match=r"bitimely\[hub\]") as caught:
+        runs.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="OWNER/NAME") as caught:
+        begun(home, "a/b/c", "never")
+    assert caught.value.exit_code == 2
+    assert not (home / "runs" / "never").exists()

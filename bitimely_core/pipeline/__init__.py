@@ -1,39 +1,33 @@
-"""Whole experiments: a recipe is data, `run` is the verbs in order, and a finished stage is skipped because its verb finds it finished."""
+"""Whole experiments: a recipe is data, its stages are a graph, `run` goes through it: finished stages are skipped, stopped ones continue."""
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import registry, runs, settings
+from bitimely_core import registry, settings
 from bitimely_core.batch import Progress
-from bitimely_core.errors import Exit, UserError
+from bitimely_core.errors import Exit
+from bitimely_core.pipeline import costs, graph, workers
+from bitimely_core.pipeline.plan import Plan, cells, planned
 
+__all__ = ["cells", "load", "run"]
 Say = Callable[[str], None]
 
 
-def load(name: str) -> settings.Recipe:
+def load(name: str, *, honest: bool = False, changes: dict[str, Any] | None = None) -> settings.Recipe:
     """A shipped recipe by name, or a TOML file by path. Raises UserError (unknown_name or config, exit 2)."""
     shipped = {p.stem: p for p in registry.RECIPES.glob("*.toml")}
     path = Path(name)
     if name in shipped:
-        return settings.recipe(shipped[name])
-    if path.suffix == ".toml" or os.sep in name:
-        return settings.recipe(path)
-    raise registry.unknown("pipeline", name, list(shipped))
-
-
-def cells(recipe: settings.Recipe) -> Iterator[dict[str, Any]]:
-    """The product of `[matrix]`: one dict of flags a cell; a recipe without a matrix is one cell."""
-    names = list(recipe.matrix)
-    for values in itertools.product(*(recipe.matrix[n] for n in names)):
-        yield dict(zip(names, values, strict=True))
+        path = shipped[name]
+    elif path.suffix != ".toml" and os.sep not in name:
+        raise registry.unknown("pipeline", name, list(shipped))
+    return settings.recipe(path, honest=honest, changes=changes)
 
 
 def run(
@@ -44,119 +38,111 @@ def run(
     jobs: int = 1,
     devices: int = 1,
     shard: tuple[int, int] | None = None,
+    honest: bool = False,
     assignments: list[str] | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     say: Say | None = None,
+    watch: Callable[[dict[str, Any]], object] | None = None,
+    began: float | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe: ingest, then for each cell pretrain, finetune, evaluate, then the analyses and one comparison page.
+    """Run a recipe: ingest, tokenize, then for each cell pretrain, finetune, evaluate, then the analyses and the page of results.
 
-    A stage that fails is reported, what hangs on it is left out, the others go on. Returns stages (stage, state, detail), report, exit_code: 0, 3 when a
-    data set was partly quarantined, else that of the first failed stage.
+    A stage that fails is reported, what hangs on it is left out, the others go on; the next call tries it again. Several calls may work on one
+    workspace at once: each stage is run by one of them.
+
+    Args:
+        pipeline: name of a shipped recipe, or path of a TOML file.
+        workspace: folder of caches, tokens, runs and reports.
+        only: cells that hold one of these texts in a value of the matrix, an arm, a block or a data set; the page shows all.
+        jobs: processes that share the work; each has a GPU of its own where there are several.
+        devices: of each training, data-parallel.
+        shard: (k, n), part k of n of the cells, for a job array.
+        honest: leave the recipe's section `[literal]` out; names end in -honest.
+        assignments: `section.key=value`; sections of a recipe (ingest, tokenize, build, evaluate, matrix) change the recipe, the others all trainings.
+        dry_run: only say what would be done, with estimates of parameters, operations, hours and disk.
+        progress: called with what is counted, how far, of how many.
+        say: called with one line about what is to be known.
+        watch: called whenever a stage changes: states, and `left`, the estimated seconds to the end.
+        began: seconds since the epoch, of processes that share the work; what failed since is not tried again. None: now.
+
+    Returns:
+        stages (stage, state, detail, exit_code, seconds), report, exit_code: 0, 3 when a data set was partly quarantined, else that of the first
+        failed stage; of a dry run stages (stage, and of trainings parameters, flops, seconds, bytes) and totals.
+
+    Raises:
+        UserError: unknown_name, config (2).
     """
-    recipe = load(pipeline)
-    name = Path(pipeline).stem
-    chosen = [c for c in cells(recipe) if not only or any(text in " ".join(map(str, c.values())) for text in only)]
-    if shard is not None:
-        k, n = shard
-        chosen = [c for c in chosen if int(sha256(repr(sorted(c.items())).encode()).hexdigest(), 16) % n == k - 1]
-    stages: list[dict[str, Any]] = []
-
-    def stage(label: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """Run one verb and note how it ended; None when it failed or is only planned."""
-        if dry_run:
-            stages.append({"stage": label, "state": "planned", "detail": "", "exit_code": 0})
-            return None
-        try:
-            result = call()
-        except UserError as error:
-            stages.append({"stage": label, "state": "failed", "detail": error.finding.line(), "exit_code": int(error.exit_code)})
-            return None
-        state = "partial" if result.get("exit_code") == Exit.PARTIAL else "already done" if result.get("trained") is False else "done"
-        stages.append({"stage": label, "state": state, "detail": "", "exit_code": 3 if state == "partial" else 0})
-        return result
-
-    def ingested(dataset: str) -> dict[str, Any]:
-        options = recipe.ingest.options.get(dataset, {})
-        out = workspace / "cache" / dataset
-        source = recipe.ingest.sources.get(dataset)
-        if runs.of_events(dataset):
-            return runs.ingest_claims(dataset, source, out, build=recipe.build, options=options, progress=progress)
-        return runs.ingest(dataset, source, out, options=options, jobs=recipe.ingest.jobs, progress=progress)
-
-    def pretrained(run: str, flags: dict[str, Any]) -> dict[str, Any]:
-        flags = settings.merged(recipe.overrides("pretrain"), flags, {"train": {"devices": devices}} if devices > 1 else {})
-        stage = recipe.pretrain
-        return runs.pretrain(
-            preset=stage.preset,
-            budget=stage.budget,
-            flags=flags,
-            assignments=assignments,
-            run=run,
-            workspace=workspace,
-            progress=progress,
-            say=say,
-        )
-
-    def finetuned(source: str, view: str, run: str, flags: dict[str, Any]) -> dict[str, Any]:
-        own: dict[str, Any] = {section: flags[section] for section in ("train", "finetune") if section in flags}
-        flags = settings.merged(recipe.overrides("finetune"), own, {"data": {"names": (view,)}})
-        return runs.finetune(
-            source, data=view, flags=flags, assignments=assignments, run=run, workspace=workspace, progress=progress, say=say
-        )
-
-    def evaluated(run: str, compare: str | None = None) -> dict[str, Any]:
-        wanted = recipe.evaluate
-        return runs.evaluate(
-            run, split=wanted.split, bootstrap=wanted.bootstrap, by=wanted.by, compare=compare, workspace=workspace, progress=progress
-        )
-
-    def analyzed(analysis: settings.AnalyzeStage, run: str) -> dict[str, Any]:
-        options = {key: str(value) for key, value in analysis.options.items()}
-        return runs.analyze(
-            analysis.kind, [run], data=analysis.data, sequences=analysis.sequences, options=options, workspace=workspace, progress=progress
-        )
-
-    def base_of(values: dict[str, Any]) -> str:
-        """The name of a cell's pre-trained run."""
-        return "-".join([name, *map(str, values.values())])
-
-    def cell(values: dict[str, Any]) -> list[str]:
-        """All stages of one cell; the names of its evaluated runs."""
-        base = base_of(values)
-        flags = settings.Stage.model_validate(values).flags()
-        scored = []
-        if stage(f"pretrain {base}", partial(pretrained, base, flags)) is None and not dry_run:
-            return []
-        views = recipe.finetune.data or ()
-        for view in (views,) if isinstance(views, str) else views:
-            tuned = f"{base}-{view.partition('/')[2] or view}"
-            done = stage(f"finetune {tuned}", partial(finetuned, base, view, tuned, flags))
-            if (done is not None or dry_run) and stage(f"evaluate {tuned}", partial(evaluated, tuned)) is not None:
-                scored.append(tuned)
-        for analysis in recipe.analyze:
-            stage(f"analyze {analysis.kind} {base}", partial(analyzed, analysis, base))
-        return scored
-
-    for dataset in recipe.ingest.datasets:
-        stage(f"ingest {dataset}", partial(ingested, dataset))
-    with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:  # cells spend their time inside torch, which releases the lock
-        scored = list(itertools.chain.from_iterable(pool.map(cell, chosen)))
-    for values in chosen if recipe.evaluate.compare else ():
-        other = {key: next((v for v in recipe.matrix[key] if str(v) == recipe.evaluate.compare), value) for key, value in values.items()}
-        for run_name in scored if other != values else ():
-            if run_name.startswith(f"{base_of(values)}-"):
-                second = run_name.replace(base_of(values), base_of(other), 1)
-                stage(f"compare {run_name} with {second}", partial(evaluated, run_name, second))
-    page = (
-        stage("report", partial(runs.report, scored, out=workspace / "reports" / name, workspace=workspace)) if scored or dry_run else None
+    began = time.time() if began is None else began
+    whole, each = _changes(assignments or [])
+    recipe = load(pipeline, honest=honest, changes=whole)
+    name = Path(pipeline).stem + ("-honest" if honest else "")
+    plan = planned(recipe, name, workspace, assignments=each, devices=devices, honest=honest, progress=progress, say=say)
+    mine = graph.closure(plan.nodes, _mine(plan, only or [], shard))
+    if dry_run:
+        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **costs.table(plan, mine, workspace)}
+    helpers = workers.start(
+        jobs,
+        pipeline=pipeline,
+        workspace=workspace,
+        only=only,
+        devices=devices,
+        shard=shard,
+        honest=honest,
+        assignments=assignments,
+        began=began,
     )
+    with workers.share(jobs), helpers:
+        states = graph.execute(
+            plan.nodes, workspace / "pipelines" / name, mine=mine, began=began, watch=_watched(plan, mine, workspace, watch)
+        )
+    stages = [{"stage": label, **state} for label, state in states.items() if state["state"] != "not run"]
     failed = [s["exit_code"] for s in stages if s["state"] == "failed"]
-    quarantined = any(s["state"] == "partial" for s in stages)
+    page = workspace / "reports" / name / "report.html"
     return {
         "format_version": 1,
         "pipeline": pipeline,
         "stages": stages,
-        "report": page["report"] if page else None,
-        "exit_code": int(failed[0] if failed else Exit.PARTIAL if quarantined else Exit.GOOD),
+        "report": str(page) if page.is_file() else None,
+        "exit_code": int(failed[0] if failed else Exit.PARTIAL if any(s["state"] == "partial" for s in stages) else Exit.GOOD),
     }
+
+
+def _changes(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """`--set`: what changes the recipe itself, and the pairs that every training gets."""
+    own = ("ingest", "tokenize", "build", "evaluate", "matrix")
+    return settings.assignments([p for p in pairs if p.split(".")[0] in own]), [p for p in pairs if p.split(".")[0] not in own]
+
+
+def _mine(plan: Plan, only: list[str], shard: tuple[int, int] | None) -> set[str]:
+    """The labels of the stages that this call wants."""
+    wanted = {label for label in plan.nodes if label not in plan.owner}
+    for label, owner in plan.owner.items():
+        part = shard is None or int(sha256(owner.encode()).hexdigest(), 16) % shard[1] == shard[0] - 1
+        if part and (not only or any(text in plan.words[label] for text in only)):
+            wanted.add(label)
+    return wanted
+
+
+def _watched(
+    plan: Plan, mine: set[str], workspace: Path, watch: Callable[[dict[str, Any]], object] | None
+) -> Callable[[graph.States], object] | None:
+    """`watch` with the estimated time left: operations to do at the speed of those that were done here."""
+    if watch is None:
+        return None
+    work: dict[str, float] = {}
+
+    def report(states: graph.States) -> None:
+        done = [label for label in plan.trainings if states.get(label, {}).get("state") == "done"]
+        if done and not work:
+            work.update(costs.operations(plan, workspace))
+        spent, made = sum(states[label]["seconds"] for label in done), sum(work[label] for label in done)
+        left = sum(work.get(label, 0.0) for label in mine if label not in states or states[label]["state"] == "running")
+        rows = [
+            {"stage": label, **states.get(label, {"state": "waiting", "detail": "", "seconds": 0.0})}
+            for label in plan.nodes
+            if label in mine
+        ]
+        watch({"stages": rows, "left": left * spent / made if made else None})
+
+    return report

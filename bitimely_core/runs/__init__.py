@@ -5,8 +5,10 @@ from bitimely_core.runs.checking import verify
 from bitimely_core.runs.claims import ingest as ingest_claims
 from bitimely_core.runs.folders import of_events
 from bitimely_core.runs.ingesting import ingest
+from bitimely_core.runs.results import results
 from bitimely_core.runs.scoring import embed, evaluate
 from bitimely_core.runs.sharing import export, reproduce
+from bitimely_core.runs.statistics import statistics
 from bitimely_core.runs.tokenizing import tokenize
 from bitimely_core.runs.training import finetune, pretrain
 
@@ -23,6 +25,8 @@ __all__ = [
     "pretrain",
     "report",
     "reproduce",
+    "results",
+    "statistics",
     "tokenize",
     "verify",
 ]

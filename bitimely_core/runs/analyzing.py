@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import registry, settings
+from bitimely_core import registry, settings, store
 from bitimely_core.batch import Page, Progress
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
 from bitimely_core.runs import folders, pages
 from bitimely_core.runs.scoring import leaked, load
 from bitimely_core.runs.training import finished
+
+LONGEST = 150  # characters of a report's name
 
 
 def analyze(
@@ -53,14 +55,12 @@ def analyze(
     if takes == "run" and len(names) > 1:
         raise UserError(Reason.CONFIG, f"{len(names)} runs", wanted=f"{kind} takes one", exit_code=Exit.USAGE)
     given = _options(entry, {**(options or {}), **({} if sequences is None else {"sequences": str(sequences)})})
-    label = (
-        name or "-".join([kind, *(Path(n).name for n in names)]) if names else name or "-".join([kind, *filter(None, (model, objective))])
-    )
-    target = out or workspace / "reports" / label
+    needed = _needed(data, kind) if takes == "data" else None
+    target = out or workspace / "reports" / (name or _label(kind, names, needed, model, objective, preset))
     if dry_run:
         return {"kind": kind, "runs": names, "options": given, "report": str(target / "report.html")}
-    if takes == "data":
-        windows = folders.windows_for(_needed(data, kind), workspace, settings.DataConfig(), verify=verify, progress=progress)
+    if needed is not None:
+        windows = folders.windows_for(needed, workspace, settings.DataConfig(), verify=verify, progress=progress)
         page: Page = entry.function(windows, seed=seed, **given, **_progress(entry, progress))
     else:
         runs = [_loaded(n, data, workspace, verify, progress, scores=entry.facts.scores) for n in names]
@@ -89,7 +89,10 @@ def report(names: list[str], *, out: Path | None = None, workspace: Path = Path(
     from bitimely_core import report as rendering
 
     found = [folders.run_folder(n, workspace) for n in names]
-    target = out or workspace / "reports" / ("compare-" + "-".join(p.name for p in found))
+    label = "compare-" + "-".join(p.name for p in found)
+    if len(label) > LONGEST:
+        label = f"compare-{found[0].name[: LONGEST // 2]}-and-{len(found) - 1}-more-{store.fingerprint([p.name for p in found])[:8]}"
+    target = out or workspace / "reports" / label
     if dry_run:
         return {"runs": [p.name for p in found], "report": str(target / "report.html")}
     page = pages.comparison(found)
@@ -194,6 +197,17 @@ def _literal(text: str) -> Any:
 
 def _progress(entry: registry.Entry[Any], progress: Progress | None) -> dict[str, Any]:
     return {"progress": progress} if "progress" in inspect.signature(entry.function).parameters else {}
+
+
+def _label(kind: str, names: list[str], data: str | None, model: str | None, objective: str | None, preset: str) -> str:
+    """The name of a report: its kind, and what was looked at."""
+    if names:
+        parts = [Path(n).name for n in names]
+    elif data is not None:
+        parts = [data.strip("/").replace("/", "-")]
+    else:
+        parts = [part for part in (model, objective, None if preset == "tiny" else preset) if part]
+    return "-".join([kind, *parts])
 
 
 def _needed(data: str | None, kind: str) -> str:

@@ -36,7 +36,7 @@ def ingest(
         dataset: pophr or synthetic-claims.
         source: raw folder.
         out: folder of the cache, `<workspace>/cache/<dataset>`.
-        build: choices of the sequences (`tokens.histories.resolved`).
+        build: choices of the sequences (`tokens.histories.resolved`); but `split_file` goes by the ids of the source, and into the cache.
         name: of the sequences.
         said: called with a warning where the sequences could not be made though the cache is whole.
         **given: the other arguments of `cache.ingest`.
@@ -47,6 +47,8 @@ def ingest(
     from bitimely_core.datasets.pophr import building
 
     build = dict(build or {})
+    if "split_file" in build:
+        given["options"] = {**(given.get("options") or {}), "split_file": build.pop("split_file")}
     if (preset := build.get("preset")) and preset not in building.PRESETS:
         from bitimely_core.registry import unknown
 
@@ -87,33 +89,65 @@ def tokenize(
 ) -> dict[str, Any]:
     """Sequences of cached claims under `tokens/<name>`, with `report.html`; returns folder, counts, honesty table and audit of the split.
 
+    With `options["task"]`, a folder of MEDS labels (and `ids`): sequences up to its prediction times, of the codes of `tokens/<data>`.
+
     Raises UserError: settings_differ, config (2), incomplete, no_input (4), integrity (5).
     """
     from bitimely_core import report as pages
-    from bitimely_core.runs.tokenizing import audit
     from bitimely_core.tokens import histories
 
     dataset, _ = folders.dataset_and_view(data)
     opened = cache.open_cache(folders.cached(dataset, workspace, progress=progress), verify=False)
+    if "task" in (options or {}):
+        return _of_task(
+            data, opened, workspace, name, options or {}, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress
+        )
     plan = histories.resolved(opened, **(options or {}))
     out = workspace / "tokens" / (name or folders.tokens_name(data))
     if dry_run:
         return {"folder": str(out), "options": plan.options, "subjects": opened.people().height}
-    sequences = histories.build(plan, out, verify=verify, force_new=force_new, progress=progress)
+    histories.make(plan, out, verify=verify, force_new=force_new, progress=progress)
+    sequences = _some(out)
     statistics = sequences.statistics
     shown = page(sequences)
     store.write_bytes(out / "report.html", pages.html(shown, alone=True).encode())
     if opened.manifest["clock"] == "calendar":
         from bitimely_core.tokens import meds
+        from bitimely_core.tokens.sequences import open_sequences
 
-        meds.write(out / "meds", opened, sequences)
+        meds.write(out / "meds", opened, open_sequences(out, verify=False))
+    return {
+        **_built(data, sequences),
+        "honesty": honesty(statistics),
+        "selected": statistics["selected"],
+        "report": str(out / "report.html"),
+    }
+
+
+def _some(out: Path) -> Sequences:
+    """As many shards of sequences as are needed to draw some of the training split: not all of them fit into memory."""
+    from bitimely_core.tokens.sequences import open_sequences
+
+    shards = 1
+    while True:
+        found = open_sequences(out, verify=False, shards=shards)
+        if len(found["train"]) >= DRAWN or shards >= len(found.manifest["shards"]):
+            return found
+        shards *= 2
+
+
+def _built(data: str, sequences: Sequences) -> dict[str, Any]:
+    """What a build of sequences says on the screen; of them some of the shards may be open."""
+    from bitimely_core.tokens.sequences import counted
+
+    audit = counted(sequences.folder)
     return {
         "format_version": folders.FORMAT,
         "name": sequences.name,
         "data": data,
-        "folder": str(out),
-        "windows": len(sequences),
-        "events": statistics["funnel"]["events"],
+        "folder": str(sequences.folder),
+        "windows": sum(split["windows"] for split in audit.values()),
+        "events": int(sequences.manifest["events"]),
         "codes": sequences.codes - 5,
         "task": sequences.task,
         "class_names": list(sequences.class_names),
@@ -121,11 +155,36 @@ def tokenize(
         "fingerprint": sequences.fingerprint,
         "notices": list(sequences.manifest["notices"]),
         "findings": list(sequences.manifest["findings"]),
-        "honesty": honesty(statistics),
-        "selected": statistics["selected"],
-        "report": str(out / "report.html"),
-        "audit": audit(sequences),
+        "audit": audit,
     }
+
+
+def _of_task(
+    data: str,
+    opened: cache.Cache,
+    workspace: Path,
+    name: str | None,
+    options: dict[str, Any],
+    *,
+    verify: bool,
+    force_new: bool,
+    dry_run: bool,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Sequences up to the prediction times of a MEDS label folder. Raises UserError (config, exit 2) for other options or no name."""
+    from bitimely_core.tokens import open_tokens, tasks
+
+    base = workspace / "tokens" / folders.tokens_name(data)
+    out = workspace / "tokens" / (name or base.name)
+    wrong = next((f"--{key.replace('_', '-')}" for key in options if key not in {"task", "ids"}), "" if out != base else "no --name")
+    if wrong:
+        wanted = f"the choices of --task are those of {base.name}, and its sequences have a name of their own"
+        raise UserError(Reason.CONFIG, wrong, wanted=wanted, field="--task", action="Give --name alone", exit_code=Exit.USAGE)
+    if dry_run:
+        return {"folder": str(out), "base": str(base), "rows": tasks.labels(options["task"]).height}
+    codes = open_tokens(base, verify=verify)
+    made = tasks.build(opened, codes, options["task"], out, ids=options.get("ids"), verify=verify, force_new=force_new, progress=progress)
+    return {**_built(data, made), "honesty": []}
 
 
 def honesty(statistics: dict[str, Any]) -> list[dict[str, Any]]:
@@ -160,7 +219,7 @@ def page(sequences: Sequences) -> Page:
     columns = list(rows[0]) if rows else ["label"]
     attained = statistics["leaks"]
     worst = max(attained, key=lambda name: _leak(attained[name]), default=None)
-    verdict = f"{len(sequences):,} sequences of {statistics['selected']} PheCodes."
+    verdict = f"{statistics['sequences']['n']:,} sequences of {statistics['selected']} PheCodes."
     if worst is not None and attained[worst]["best"]:
         one = attained[worst]
         verdict += (
@@ -211,7 +270,7 @@ def page(sequences: Sequences) -> Page:
             "Leakage policy": options["leakage"],
             "Landmark": str(options["landmark"]) if options["landmark"] else "none",
             "Split": f"{sequences.split}, seed {sequences.seed}",
-            "Sequences": f"{len(sequences):,}, median length {statistics['sequences']['median_length']:g}",
+            "Sequences": f"{statistics['sequences']['n']:,}, median length {statistics['sequences']['median_length']:g}",
             "Events": f"{statistics['funnel']['events']:,}",
             "Fingerprint": sequences.fingerprint[:16],
         },

@@ -37,6 +37,12 @@ def of_events(data: str) -> bool:
     return registry.datasets[data.partition("/")[0]].facts.kind == "events"
 
 
+def dataset_of(data: str, workspace: Path) -> str:
+    """The data set of `DATASET[/VIEW]`, or of the tokens that are called `data`."""
+    path = workspace / "tokens" / data / "manifest.json"
+    return str(json.loads(path.read_bytes())["options"]["dataset"]) if "/" not in data and path.is_file() else data.partition("/")[0]
+
+
 def tokens_name(data: str) -> str:
     """The name that tokens of `DATASET[/VIEW]` get by default."""
     return data.replace("/", "-")

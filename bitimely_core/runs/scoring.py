@@ -13,6 +13,7 @@ from bitimely_core.batch import Progress
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.runs import folders, pages
 from bitimely_core.runs.training import described, finished, subject_marks
+from bitimely_core.tokens import tasks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +34,8 @@ def evaluate(
     compare: str | None = None,
     batch_size: int | None = None,
     device: str = "auto",
+    predictions: Path | None = None,
+    ids: Path | None = None,
     workspace: Path = Path("workspace"),
     verify: bool = True,
     dry_run: bool = False,
@@ -41,7 +44,8 @@ def evaluate(
     """Score `run` on one split: scores.json, predictions.parquet and report.html in its folder; returns the scores.
 
     A fine-tuned run is scored by its task; a pre-trained one by the held-out loss and loss / Var(target) of its objective. Intervals
-    come from a bootstrap over subjects (`by="window"` is stamped). A split without windows gives null metrics that say why.
+    come from a bootstrap over subjects (`by="window"` is stamped). A split without windows gives null metrics that say why. Of sequences up
+    to prediction times `predictions` is written in the schema of MEDS-evaluation, `ids` is the table of the ingest (`tokens.tasks`).
 
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
     """
@@ -55,6 +59,8 @@ def evaluate(
     name = data or body["data"][0]["name"]
     windows = folders.windows_for(name, workspace, settings.DataConfig(), verify=verify, progress=progress)
     _fitting(windows, body, folder)
+    if predictions is not None:
+        tasks.refuse_others(windows, body["kind"])
     shared = leaked(folder, windows, split)
     chosen = windows[split]
     if dry_run:
@@ -95,6 +101,8 @@ def evaluate(
     else:
         scores |= _scored(model, windows, chosen, body, bootstrap, by, batch_size, device, progress, columns)
         _write_predictions(folder / "predictions.parquet", chosen, windows, columns)
+        if predictions is not None:
+            tasks.write_predictions(predictions, chosen, columns["prediction"], ids)
     if compare is not None:
         scores["comparison"] = _compared(folder, compare, workspace, windows, split, bootstrap, by)
     store.write_json(folder / "scores.json", scores)
@@ -277,20 +285,9 @@ def _of_events(windows: Any, chosen: Any) -> dict[str, np.ndarray]:
 
 def _write_predictions(path: Path, chosen: Windows, windows: Windows, columns: dict[str, Any]) -> None:
     """One row a window: window, subject_id, recording_id, start, target, prediction, and one probability a class."""
-    import polars as pl
+    from bitimely_core import evaluate as scoring
 
-    frame = chosen.index.select("window", "subject_id", "recording_id", "start")
-    prediction, target = columns["prediction"], columns["target"]
-    if windows.task in {"classification", "multilabel"}:
-        scores = {f"p_{name}": prediction[:, k] for k, name in enumerate(windows.class_names)}
-        labels = (
-            {"target": target, "prediction": prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64)}
-            if windows.task == "classification"
-            else {f"target_{name}": target[:, k] for k, name in enumerate(windows.class_names)}
-        )
-        frame = frame.with_columns(**{k: pl.Series(v) for k, v in (labels | scores).items()})
-    else:
-        frame = frame.with_columns(target=pl.Series(target), prediction=pl.Series(np.asarray(prediction).reshape(-1)))
+    frame = scoring.frame(chosen.index, windows.task, windows.class_names, columns["target"], columns["prediction"])
     store.write_file(path, lambda out: frame.write_parquet(out, compression="zstd"))
 
 

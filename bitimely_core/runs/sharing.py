@@ -8,7 +8,7 @@ from typing import Any
 from bitimely_core import settings, store
 from bitimely_core.batch import Progress
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.runs import folders
+from bitimely_core.runs import folders, hub
 from bitimely_core.runs.training import finetune, finished, pretrain
 
 PARTS = ("run.json", "model_card.md", "scores.json")
@@ -26,12 +26,12 @@ def export(
     Args:
         run: name or folder.
         out: the folder, `export-<run>` beside the workspace's runs when not given; must not exist with something else in it.
-        push: repository of a model hub (extra `hub`); uses the credentials that are set up there.
+        push: `OWNER/NAME` of a model hub (extra `hub`): the folder is uploaded, to a repository that is made private where there is none.
         workspace: where runs lie.
         dry_run: say what would be written.
 
     Raises:
-        UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is missing.
+        UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is missing; not_found (4): no way to the hub.
     """
     folder = folders.run_folder(run, workspace)
     body = folders.read(folder)
@@ -42,32 +42,16 @@ def export(
     files |= {name: folder / name for name in PARTS if (folder / name).is_file()}
     told = {"format_version": folders.FORMAT, "run": body["run"], "out": str(target), "files": sorted(files)}
     if dry_run:
-        return told
+        return {**told, "pushed": push}
     if push is not None:
-        _hub()
+        hub.library("--push")
     if target.is_dir() and (foreign := {path.name for path in target.iterdir()} - set(files)):
         text = f"holds {len(foreign)} other files"
         raise UserError(Reason.CONFIG, text, wanted="expected an empty folder", file=str(target), field="--out", exit_code=Exit.USAGE)
     store.make_folder(target)
     hashes = {name: store.write_bytes(target / name, path.read_bytes())[0] for name, path in files.items()}
-    if push is not None:
-        _hub().upload_folder(repo_id=push, folder_path=str(target), repo_type="model")
-    return {**told, "sha256": hashes, "pushed": push}
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise UserError(
-            Reason.CONFIG,
-            "huggingface_hub is not installed",
-            wanted="--push needs the extra hub",
-            action="Install it with: pip install 'bitimely[hub]'",
-            field="--push",
-            exit_code=Exit.USAGE,
-        ) from error
-    return huggingface_hub.HfApi()
+    revision = None if push is None else hub.push(target, push, sorted(files))
+    return {**told, "sha256": hashes, "pushed": push, "revision": revision}
 
 
 def reproduce(
@@ -99,7 +83,14 @@ def reproduce(
     if body["kind"] == "pretrain":
         sections["model"] = {key: value for key, value in sections["model"].items() if key not in DATA}
         done = pretrain(
-            preset=body["preset"], flags=sections, run=name, workspace=workspace, verify=verify, force_new=force_new, progress=progress
+            preset=body["preset"],
+            flags=sections,
+            init=_begun(body),
+            run=name,
+            workspace=workspace,
+            verify=verify,
+            force_new=force_new,
+            progress=progress,
         )
     else:
         del sections["model"]
@@ -113,6 +104,15 @@ def reproduce(
     near = None not in losses and abs(losses[0] - losses[1]) <= LOSS * max(abs(losses[0]), 1e-12)
     same = body["weights"] == again["weights"]
     return {**told, "loss": losses, "same_loss": losses[0] == losses[1] or near, "same_weights": same, "reproduced": same or near}
+
+
+def _begun(body: dict[str, Any]) -> str | None:
+    """What `--init` was, as far as the run says it. Raises UserError (config, exit 2) where it was a folder elsewhere."""
+    origin = body.get("init_from") or {}
+    if body["init"] and not origin:
+        text = "the run started from the weights of a folder, and does not say which"
+        raise UserError(Reason.CONFIG, text, action="Train it again with --init", file=str(body["run"]), exit_code=Exit.USAGE)
+    return origin.get("run") or (f"{origin['repo']}@{origin['revision']}" if origin else None)
 
 
 def _differences(body: dict[str, Any], workspace: Path, verify: bool) -> list[str]:

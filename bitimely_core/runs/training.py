@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core import registry, settings, store
 from bitimely_core.batch import Progress
 from bitimely_core.errors import Exit, Finding, Reason, UserError
-from bitimely_core.runs import folders, pages
+from bitimely_core.runs import folders, hub, pages, tuning
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +29,7 @@ def pretrain(
     config: Path | None = None,
     assignments: list[str] | None = None,
     flags: dict[str, Any] | None = None,
-    init: Path | None = None,
+    init: str | Path | None = None,
     run: str | None = None,
     workspace: Path = Path("workspace"),
     force_new: bool = False,
@@ -58,7 +59,7 @@ def pretrain(
         "train": shipped.get("train", {}),
     }
     chosen = settings.resolve("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
-    registry.objectives[chosen.objective.name]
+    objectives.refuse_pair(name, chosen.objective.name)
     supervised = _supervised_only(chosen, facts)
     _options_of_tokenize(chosen)
     windows = [folders.windows_for(one, workspace, chosen.data, verify=verify, progress=progress) for one in chosen.data.names]
@@ -73,8 +74,9 @@ def pretrain(
             base["model"]["decay"] = {**events["decay"], "months": [round(month, 3) for month in months]}
         base["model"] |= {} if "events" in facts.input else {"events": "grid"}
         chosen = settings.resolve("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
+    untuned = supervised and chosen.tune.rates is not None
     if supervised:  # the run holds the initial weights, for finetune
-        chosen = chosen.model_copy(update={"train": chosen.train.model_copy(update={"steps": 0})})
+        chosen = chosen.model_copy(update={"train": chosen.train.model_copy(update={"steps": 0}), "tune": settings.TuneConfig()})
     shape = _shape(windows, chosen)
     dimensions = chosen.model.model_dump(by_alias=True, exclude={"name", *shape})
     if budget == "matched":
@@ -84,10 +86,12 @@ def pretrain(
     seeded(chosen.train.seed)
     model = models.build(name, **shape, **dimensions)
     chosen = chosen.model_copy(update={"model": model.config})
+    objectives.refuse_unfit(model.config, chosen.objective.name)
     stamp = leak_stamp(chosen, windows)
     parameters = models.parameters(model)
     run = run or folders.run_name(preset, name, chosen.objective.name, ("bitimelygpt", facts.objective))
     folder = workspace / "runs" / run
+    start, origin = _start(init, workspace, folder, dry_run=dry_run)
     body: dict[str, Any] = {
         "format_version": folders.FORMAT,
         "run": run,
@@ -95,7 +99,8 @@ def pretrain(
         "model": name,
         "preset": preset,
         "source": None,
-        "init": None if init is None else _weights_hash(init, workspace),
+        "init": None if start is None else store.sha256(start / "model.safetensors"),
+        **({"init_from": origin} if origin else {}),
         "settings": chosen.model_dump(mode="json", by_alias=True),
         "data": [described(w) for w in windows],
         "parameters": parameters,
@@ -104,35 +109,42 @@ def pretrain(
         "seed": chosen.train.seed,
         "versions": folders.versions(),
         "verified": verify,
-        "notices": [*notices(chosen, windows, stamp), *_divided(chosen)],
+        "notices": [
+            *notices(chosen, windows, stamp),
+            *_divided(chosen),
+            *([f"{name} has no pre-training, so there is no learning rate to choose here."] if untuned else []),
+        ],
     }
+    views = [tuning.seen(w) for w in windows]
     batches = data.mixed(
-        [w["train"] for w in windows],
+        [view["train"] for view in views],
         chosen.train.batch_size,
         seed=chosen.train.seed,
         ties=chosen.model.ties,
         least=_least(chosen, chosen.train.accumulate * chosen.train.devices),
     )
-    held = [w["validation"] for w in windows]
+    held = [view["validation"] for view in views]
     validation = (
         data.mixed(held, chosen.train.batch_size, shuffle=False, least=_least(chosen, chosen.train.devices))
         if any(map(len, held))
         else None
     )
+    trials = tuning.plan(chosen, batches, validation, " and ".join(w.name for w in windows))
     if dry_run:
-        return planned(body, folder, model, None if supervised else objectives.get(chosen.objective), batches, chosen, first)
+        return planned(body, folder, model, None if supervised else objectives.get(chosen.objective), batches, chosen, first, trials)
     if say:
         paper = f"; the paper says {shipped['paper_parameters'] / 1e6:g} M" if shipped.get("paper_parameters") else ""
         say(f"{name}: {parameters:,} parameters{paper}")
         say(extent(chosen, batches))
         for line in body["notices"]:
             say(line)
-    if init is not None:
-        _initialise(model, init, workspace)
-    identity = {"data": [w.fingerprint for w in windows], "settings": _decisive(body)}
+    if start is not None:
+        _initialise(model, start)
+    identity = {"data": [w.fingerprint for w in windows]}
     objective = objectives.get(chosen.objective)
-    result = _fit(model, batches, objective, chosen, folder, body, identity, validation, progress, force_new, say)
-    if result["trained"] and result["writer"]:
+    tune = partial(tuning.choose, views=views, **trials) if trials else None
+    result = _fit(model, batches, objective, chosen, folder, body, identity, validation, tune, progress, force_new, say)
+    if result["writer"] and (result["trained"] or not (folder / "train_subjects.json").is_file()):  # or a call was killed in between
         _train_subjects(folder, windows)
         pages.training(folder)
     return result
@@ -175,7 +187,7 @@ def finetune(
             field="--data",
         )
     shipped = settings.preset(origin["preset"]) if origin["preset"] in settings.presets() else {}
-    same = names[0].partition("/")[0] in {d["dataset"] for d in origin["data"]}
+    same = folders.dataset_of(names[0], workspace) in {d["dataset"] for d in origin["data"]}
     base = settings.merged(
         {k: origin["settings"][k] for k in ("model", "objective")},
         {"data": {"names": names, "fraction": 0.2 if same else 1.0}, "train": {"epochs": 5, "lr": 1e-4, **shipped.get("finetune", {})}},
@@ -195,7 +207,8 @@ def finetune(
             action="See: bitimely list views",
         )
     windows = loading.limited(windows, chosen.data.limit, chosen.train.seed)
-    training = loading.fraction_of(windows["train"], chosen.data.fraction, seed=chosen.train.seed)
+    view = tuning.Seen(loading.fraction_of(windows["train"], chosen.data.fraction, seed=chosen.train.seed), windows["validation"])
+    training = view["train"]
     if len(training) == 0:
         raise UserError(
             Reason.NO_INPUT, f"{windows.name} has no training windows", wanted="expected at least one", action="Ingest more recordings"
@@ -238,7 +251,7 @@ def finetune(
         "kind": "finetune",
         "model": origin["model"],
         "preset": origin["preset"],
-        "source": {"run": origin["run"], "weights": None if scratch else _weights_hash(parent, workspace)},
+        "source": {"run": origin["run"], "weights": None if scratch else store.sha256(parent / "model" / "model.safetensors")},
         "init": None,
         "settings": chosen.model_dump(mode="json", by_alias=True),
         "data": [described(windows)],
@@ -256,19 +269,21 @@ def finetune(
         "train_label_counts": _label_counts(training),
     }
     batches = loading.batches(training, chosen.train.batch_size, seed=chosen.train.seed, ties=chosen.model.ties)
-    validation = (
-        loading.batches(windows["validation"], chosen.train.batch_size, seed=0, shuffle=False) if len(windows["validation"]) else None
-    )
+    held = view["validation"]
+    validation = loading.batches(held, chosen.train.batch_size, seed=0, shuffle=False) if len(held) else None
+    trials = tuning.plan(chosen, batches, validation, windows.name)
     if dry_run:
-        return planned(body, folder, head, heads.losses[task], batches, chosen, windows)
+        return planned(body, folder, head, heads.losses[task], batches, chosen, windows, trials)
     if say:
         say(f"{origin['model']} with a head on {chosen.finetune.readout}: {body['parameters']:,} parameters")
         say(extent(chosen, batches))
         for line in body["notices"]:
             say(line)
-    identity = {"data": [windows.fingerprint], "settings": _decisive(body), "source": body["source"]}
-    result = _fit(head, batches, heads.losses[windows.task], chosen, folder, body, identity, validation, progress, force_new, say)
-    if result["trained"] and result["writer"]:
+    identity = {"data": [windows.fingerprint], "source": body["source"]}
+    measure = partial(tuning.task_metric, device=chosen.train.device)
+    tune = partial(tuning.choose, views=[view], measure=measure, **trials) if trials else None
+    result = _fit(head, batches, heads.losses[windows.task], chosen, folder, body, identity, validation, tune, progress, force_new, say)
+    if result["writer"] and (result["trained"] or not (folder / "train_subjects.json").is_file()):
         _train_subjects(folder, [windows], parent=None if scratch else parent)
         pages.training(folder)
     return result
@@ -283,10 +298,16 @@ def _fit(
     body: dict[str, Any],
     identity: dict[str, Any],
     validation: Any,
+    tune: Callable[..., dict[str, Any]] | None,
     progress: Progress | None,
     force_new: bool,
     say: Say | None,
 ) -> dict[str, Any]:
+    """Claim `folder`, choose the learning rate where `tune` is given, train, and write what was found.
+
+    The settings of the run hold the rate that was chosen, `tuning.around` the one that was asked for, so that the same command knows its
+    run again.
+    """
     from bitimely_core import train
 
     result = {
@@ -296,9 +317,12 @@ def _fit(
         "leak_free": body["leak_free"],
         "format_version": folders.FORMAT,
     }
-    writer = train.rank() == 0
+    writer, anew = train.rank() == 0, force_new and not train.resuming()
+    former = {} if anew or not (folder / "run.json").is_file() else folders.read(folder).get("tuning") or {}
+    if tune and former.get("around") == chosen.train.lr:
+        chosen, body, tune = *_tuned(chosen, body, former), None
     if writer:
-        folders.claim(folder, body, force_new=force_new and not train.resuming())
+        folders.claim(folder, body, force_new=anew)
     train.barrier()
     done = folders.read(folder)
     if done.get("finished"):
@@ -310,18 +334,32 @@ def _fit(
             "final": done["final"],
             "notices": done["notices"],
         }
-    label = f"{body['kind']} {body['run']}"
-    seen: list[dict[str, Any]] = []
 
-    def log(line: dict[str, Any]) -> None:
-        seen.append(line)
+    def log(line: dict[str, Any], what: str = "") -> None:
         if progress is not None and line.get("split") == "train":
-            progress(f"{label}\tloss {line['loss']:.4g}", line["step"], line.get("of"))
+            progress(f"{body['kind']} {body['run']}{what}\tloss {line['loss']:.4g}", line["step"], line.get("of"))
 
     def notice(finding: Finding) -> None:
         if say is not None and writer:
             say(finding.line())
 
+    if tune:
+        record = tune(
+            model,
+            batches,
+            objective,
+            validation,
+            chosen=chosen,
+            folder=folder / "tuning",
+            identity={**identity, "settings": _decisive(body)},
+            log=lambda rate, line: log(line, f", rate {rate:g}"),
+        )
+        chosen, body = _tuned(chosen, body, record)
+        if writer:
+            store.write_json(folder / "run.json", {**body, "finished": False})
+            if say is not None:
+                say(f"learning rate {tuning.told(record)}")
+    identity |= {"settings": _decisive(body)}
     fitted = train.fit(
         model, batches, objective, config=chosen.train, validation=validation, folder=folder, identity=identity, log=log, notice=notice
     )
@@ -339,6 +377,12 @@ def _fit(
         store.write_json(folder / "run.json", body)
         store.write_bytes(folder / "model_card.md", pages.model_card(body).encode())
     return {**result, "trained": True, "writer": writer, "steps": fitted["steps"], "final": body.get("final"), "notices": body["notices"]}
+
+
+def _tuned(chosen: settings.Settings, body: dict[str, Any], record: dict[str, Any]) -> tuple[settings.Settings, dict[str, Any]]:
+    """Settings and description of the run with the rate that was chosen."""
+    chosen = chosen.model_copy(update={"train": chosen.train.model_copy(update={"lr": record["lr"]})})
+    return chosen, {**body, "settings": chosen.model_dump(mode="json", by_alias=True), "tuning": record}
 
 
 def finished(folder: Path, body: dict[str, Any]) -> None:
@@ -475,12 +519,21 @@ def extent(chosen: settings.Settings, batches: Any) -> str:
 
 
 def planned(
-    body: dict[str, Any], folder: Path, model: nn.Module, objective: Any, batches: Any, chosen: settings.Settings, windows: Windows
+    body: dict[str, Any],
+    folder: Path,
+    model: nn.Module,
+    objective: Any,
+    batches: Any,
+    chosen: settings.Settings,
+    windows: Windows,
+    trials: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """What `--dry-run` says: sizes, parameters, memory and time."""
+    """What `--dry-run` says: sizes, parameters, memory and time, that of the trials of a learning rate apart."""
     from bitimely_core import train
 
     steps = chosen.train.epochs * batches.steps if chosen.train.steps is None else chosen.train.steps
+    cost = train.estimate(model, batches, steps, objective=objective, precision=chosen.train.precision, accumulate=chosen.train.accumulate)
+    tried = {} if trials is None else {**trials, "seconds": cost["seconds_per_step"] * trials["steps"] * len(trials["rates"])}
     return {
         "format_version": folders.FORMAT,
         "run": body["run"],
@@ -492,7 +545,8 @@ def planned(
         "steps": steps,
         "windows": {split: len(windows[split]) for split in ("train", "validation", "test")},
         "notices": body["notices"],
-        **train.estimate(model, batches, steps, objective=objective, precision=chosen.train.precision, accumulate=chosen.train.accumulate),
+        **cost,
+        **({"tuning": tried} if tried else {}),
     }
 
 
@@ -532,19 +586,17 @@ def _least(chosen: settings.Settings, parts: int) -> int:
 
 
 def _supervised_only(chosen: settings.Settings, facts: registry.ModelFacts) -> bool:
-    """Whether the model has no pre-training. Raises UserError (config, exit 2) where objective and model disagree about that."""
-    asked, own = chosen.objective.name, facts.objective
-    if (asked == "none") == (own == "none"):
-        return own == "none"
-    name = chosen.model.name
-    raise UserError(
-        Reason.CONFIG,
-        f"objective {asked}",
-        wanted=f"{name} has no pre-training" if own == "none" else "expected an objective that pre-trains",
-        action="Leave --objective out" if own == "none" else "Train without pre-training with: bitimely finetune RUN --from-scratch",
-        field="objective.name",
-        exit_code=Exit.USAGE,
-    )
+    """Whether the model has no pre-training. Raises UserError (config, exit 2) where it has and is asked for none."""
+    if chosen.objective.name == "none" != facts.objective:
+        raise UserError(
+            Reason.CONFIG,
+            "objective none",
+            wanted="expected an objective that pre-trains",
+            action="Train without pre-training with: bitimely finetune RUN --from-scratch",
+            field="objective.name",
+            exit_code=Exit.USAGE,
+        )
+    return facts.objective == "none"
 
 
 def _decisive(body: dict[str, Any]) -> dict[str, Any]:
@@ -562,25 +614,26 @@ def _label_counts(windows: Windows) -> dict[str, int]:
     return {name: int(n) for name, n in zip(windows.class_names, counts, strict=True)}
 
 
-def _weights_hash(path: Path, workspace: Path) -> str:
-    return store.sha256(_weights(path, workspace) / "model.safetensors")
+def _start(init: str | Path | None, workspace: Path, run: Path, *, dry_run: bool) -> tuple[Path | None, dict[str, str] | None]:
+    """The model folder that `--init` names, and where it is from: the run, or repository and commit, which a continued run keeps.
 
-
-def _weights(path: Path, workspace: Path) -> Path:
-    """The model folder of a run name, run folder or model folder."""
-    for folder in (workspace / "runs" / path / "model", path / "model", path):
+    `init` is a run, its folder, a model folder, else a name on the hub, which a dry run does not download.
+    """
+    if init is None:
+        return None, None
+    for folder in (workspace / "runs" / init / "model", Path(init) / "model", Path(init)):
         if (folder / "model.safetensors").is_file():
-            return folder
-    raise UserError(
-        Reason.NOT_FOUND, "no model.safetensors there", wanted="expected a run or a model folder", file=str(path), exit_code=Exit.USAGE
-    )
+            return folder, {"run": folder.parent.name} if folder.parent.parent == workspace / "runs" else None
+    if dry_run:
+        return None, None
+    return hub.fetch(str(init), folders.read(run).get("init_from") if (run / "run.json").is_file() else None)
 
 
-def _initialise(model: Any, init: Path, workspace: Path) -> None:
-    """Copy the weights of `init`; adapters stay new where the channels differ, and those of further data sets."""
+def _initialise(model: Any, start: Path) -> None:
+    """Copy the weights of the model folder `start`; adapters stay new where the channels differ, and those of further data sets."""
     from bitimely_core import models
 
-    other = models.load(_weights(init, workspace))
+    other = models.load(start)
     other.settle(0)
     other.adapt(channels=model.config.channels, length=model.config.length)
     wanted, found = {k: v for k, v in model.state_dict().items() if not k.startswith("others.")}, other.state_dict()
@@ -591,7 +644,7 @@ def _initialise(model: Any, init: Path, workspace: Path) -> None:
             f"{len(differing)} tensors differ: {', '.join(differing[:5])}",
             wanted="expected the same architecture",
             action="Use the preset and model of the other run",
-            file=str(init),
+            file=str(start),
         )
     model.load_state_dict({**model.state_dict(), **found})
     model.target_scale.fill_(math.nan)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bitimely_core.cache import Cache
     from bitimely_core.datasets.pophr.building import Choices, Shard
     from bitimely_core.datasets.pophr.engines import Engine
-    from bitimely_core.datasets.pophr.probe import Tally
+    from bitimely_core.datasets.pophr.probe import Prevalence, Tally
     from bitimely_core.datasets.pophr.ratios import Selection
 
 SAMPLED = 2000  # sequences of a shard whose gaps are looked at
@@ -148,17 +148,23 @@ def build(plan: Plan, out: Path, *, verify: bool = True, force_new: bool = False
     Raises:
         UserError: settings_differ (exit 2), no_input (exit 4) when no subject is left, integrity (exit 5).
     """
-    if not force_new and _current(plan, out):
-        return open_sequences(out, verify=verify)
-    if verify:
-        store.check(plan.cache.folder, plan.cache.manifest)
-    store.make_folder(out)
-    with store.lock(out):
-        if not force_new and _current(plan, out):
-            return open_sequences(out, verify=verify)
-        store.sweep(out)
-        _write(plan, out, progress)
+    make(plan, out, verify=verify, force_new=force_new, progress=progress)
     return open_sequences(out, verify=False)
+
+
+def make(plan: Plan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None) -> None:
+    """`build` without opening, for which everything has to fit into memory."""
+    if force_new or not _current(plan, out):
+        if verify:
+            store.check(plan.cache.folder, plan.cache.manifest)
+        store.make_folder(out)
+        with store.lock(out):
+            if force_new or not _current(plan, out):
+                store.sweep(out)
+                _write(plan, out, progress)
+                return
+    if verify:
+        store.check(out, store.manifest(out))
 
 
 def _current(plan: Plan, out: Path) -> bool:
@@ -202,42 +208,43 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
     total = len(cache.manifest["shards"])
     with ExitStack() as stack:
         engine = stack.enter_context(engines.opened(plan.engine))
-        people = _people(plan)
+        people = everyone(plan)
         held: list[Shard] = []
         counts = ratios.Counts()
-        before: list[pl.DataFrame] = []
-        for number, shard in enumerate(_shards(plan, people, engine)):
+        before: list[Prevalence] = []
+        for number, shard in enumerate(marked(plan, people, engine)):
             counts = counts + building.count(shard, choices, engine)
-            before.append(shard.people.select("split", *(f"y_{name}" for name in names)))
+            before.append(probe.prevalence(_values(shard.people, names), shard.people["split"].to_numpy()))
             held = [shard] if total == 1 else []
             tell("count codes", number + 1, total)
         selection = building.select(counts, names, choices)
         size = len(sequences.SPECIAL) + len(selection.phecodes)
         usage = (np.zeros(size, np.int64), np.zeros(size, np.int64))
-        tallies: list[Tally] = []
-        kept: list[pl.DataFrame] = []  # what the statistics need of each sequence: not its events, which are on the disk by then
-        gaps: list[float] = []
+        tally: Tally = {}
+        after: list[Prevalence] = []
+        lengths: list[np.ndarray] = []  # what else the statistics need of each sequence: its events are on the disk by then
+        gaps: list[np.ndarray] = []
         files: Files = {}
         unborn = 0
         import polars as pl
 
-        for number, shard in enumerate(held or _shards(plan, people, engine)):
+        for number, shard in enumerate(held or marked(plan, people, engine)):
             built = building.build(shard, choices, selection, engine)
             unborn += built.no_birth
             frame = pl.from_arrow(sequences.table(built, shard.people, names))
             assert isinstance(frame, pl.DataFrame)
             if frame.height:
                 files |= shard_of(out, len(files), frame)
-            gaps += [gap for times in frame["times"].head(SAMPLED) for gap in np.diff(times.to_numpy()).tolist() if gap > 0]
-            labels_of = (pl.col(f"y_{name}") for name in names)
-            kept.append(frame.select(pl.col("split").cast(pl.String), pl.col("codes").list.len().alias("length"), *labels_of))
+            gaps += [gap[gap > 0] for times in frame["times"].head(SAMPLED) if len(gap := np.diff(times.to_numpy()))]
+            lengths.append(frame["codes"].list.len().to_numpy())
+            after.append(probe.prevalence(_values(frame, names), frame["split"].cast(pl.String).to_numpy()))
             of_subjects, of_events = sequences.usage(built, shard.people, size)
             usage = usage[0] + of_subjects, usage[1] + of_events
             own = shard.people[built.subjects]
-            tallies.append(probe.tally(built.offsets, built.ids, _values(own, names), own["split"].to_numpy()))
+            tally = probe.merged([tally, probe.tally(built.offsets, built.ids, _values(own, names), own["split"].to_numpy())])
             tell("sequences", number + 1, total)
-    after = pl.concat(kept)
-    if after.is_empty():
+    whole = np.concatenate(lengths)
+    if not len(whole):
         raise UserError(
             Reason.NO_INPUT,
             "no subject has a sequence",
@@ -245,7 +252,8 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
             action="Lower --min-codes, or give --no-select",
             file=str(cache.folder),
         )
-    statistics = _statistics(plan, selection, probe.merged(tallies), pl.concat(before), after, gaps, unborn)
+    prevalence = {"before": probe.added(before), "after": probe.added(after)}
+    statistics = _statistics(plan, selection, tally, prevalence, whole, np.concatenate([np.empty(0, np.float32), *gaps]), unborn)
     publish(
         out,
         shards=files,
@@ -263,22 +271,31 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
     )
 
 
-def _people(plan: Plan) -> pl.DataFrame:
-    """Every subject with its split and labels."""
+def everyone(plan: Plan) -> pl.DataFrame:
+    """Every subject with its split and labels, row i the subject i: some 40 bytes each."""
     import polars as pl
 
-    from bitimely_core.datasets.pophr import labels, splits
+    from bitimely_core.datasets.pophr import splits
 
-    people = plan.cache.people()
+    people = plan.cache.people(("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split"))
     bins = sorted(people["split_bin"].unique().to_list())
-    placed = pl.col("split_bin").replace_strict(bins, [splits.place_bin(number) for number in bins], return_dtype=pl.String)
-    people = people.with_columns(split=pl.col("split").fill_null(placed) if "split" in people.columns else placed)
+    places = pl.Enum(splits.SPLITS)
+    placed = pl.col("split_bin").replace_strict(bins, [splits.place_bin(number) for number in bins], return_dtype=places)
+    people = people.with_columns(split=pl.col("split").cast(places).fill_null(placed) if "split" in people.columns else placed)
+    people = people.drop("split_bin")
     if plan.split_file:
-        people = people.drop("split").join(_given_split(Path(plan.split_file)), on="subject_id", how="left", maintain_order="left")
+        given = _given_split(Path(plan.split_file)).with_columns(pl.col("split").cast(places))
+        people = people.drop("split").join(given, on="subject_id", how="left", maintain_order="left")
         if missing := people["split"].null_count():
             text = f"misses {missing} of {people.height} subjects"
             raise UserError(Reason.CONFIG, text, wanted="expected all", file=plan.split_file, field="--split-file", exit_code=Exit.USAGE)
-    return labels.wide(people, plan.cache.labels())
+    table, names = plan.cache.labels(("value", "onset_day")), sorted(plan.cache.manifest["names"])  # by subject and name
+    columns = {
+        f"{kind}_{name}": table[of][i :: len(names)]
+        for i, name in enumerate(names)
+        for kind, of in (("y", "value"), ("onset", "onset_day"))
+    }
+    return people.with_columns(**columns)
 
 
 def _given_split(path: Path) -> pl.DataFrame:
@@ -300,7 +317,7 @@ def _given_split(path: Path) -> pl.DataFrame:
     return frame
 
 
-def _shards(plan: Plan, people: pl.DataFrame, engine: Engine) -> Iterator[Shard]:
+def marked(plan: Plan, people: pl.DataFrame, engine: Engine) -> Iterator[Shard]:
     """The cache's shards, labels marked; subjects without any event come with the last."""
     import polars as pl
 
@@ -310,12 +327,12 @@ def _shards(plan: Plan, people: pl.DataFrame, engine: Engine) -> Iterator[Shard]
     manifest = plan.cache.manifest
     rules = parse(manifest["rules"])
     defining = {phecode for own in manifest["defining"].values() for phecode in own}
-    rest = people
+    silent = np.ones(people.height, bool)
     for number, events in enumerate(plan.cache.events()):
-        mine = rest.join(events.select("subject_id").unique(), on="subject_id", how="semi", maintain_order="left")
-        if number == len(manifest["shards"]) - 1:
-            mine = rest
-        rest = rest.join(mine.select("subject_id"), on="subject_id", how="anti", maintain_order="left")
+        ids = events["subject_id"].unique().to_numpy()
+        silent[ids] = False
+        last = number == len(manifest["shards"]) - 1
+        mine = people[np.union1d(ids, np.flatnonzero(silent) if last else ids)].with_columns(pl.col("split").cast(pl.String))
         day = (pl.col("time").cast(pl.Int64) // 86_400_000_000).cast(pl.Int32)
         events = events.sort("subject_id", "row").with_columns(day=day).drop("row")
         shard = building.recall(
@@ -386,14 +403,13 @@ def _ratios(selection: Selection) -> pl.DataFrame:
 
 
 def _statistics(
-    plan: Plan, selection: Selection, tally: Tally, before: pl.DataFrame, after: pl.DataFrame, gaps: list[float], unborn: int
+    plan: Plan, selection: Selection, tally: Tally, prevalence: dict[str, Prevalence], lengths: np.ndarray, gaps: np.ndarray, unborn: int
 ) -> dict[str, Any]:
     """The honesty table and the funnel."""
     from bitimely_core.datasets.pophr import codes, probe, sequences
 
     manifest, choices = plan.cache.manifest, plan.choices
     names = manifest["names"]
-    lengths = after["length"].to_numpy()
     own = {
         name: sorted(
             {codes.rollup(phecode, choices.level) for phecode in manifest["defining"].get(name.removesuffix("_source"), ())},
@@ -411,12 +427,9 @@ def _statistics(
             "n": len(lengths),
             "median_length": float(np.median(lengths)),
             "longest": int(lengths.max(initial=0)),
-            "median_positive_gap": float(np.median(gaps)) if gaps else None,
+            "median_positive_gap": float(np.median(gaps.astype(np.float64))) if len(gaps) else None,
         },
-        "prevalence": {
-            "before": probe.prevalence(_values(before, names), before["split"].to_numpy()),
-            "after": probe.prevalence(_values(after, names), after["split"].to_numpy()),
-        },
+        "prevalence": prevalence,
         "leaks": probe.leaks(tally, dict(enumerate(selection.phecodes, first)), own),
         "own": own,
         "max_attainable": {name: None if value is None or np.isinf(value) else value for name, value in selection.max_attainable.items()},

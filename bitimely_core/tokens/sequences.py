@@ -160,15 +160,37 @@ def parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
     return lambda stream: pq.write_table(table, stream, compression="zstd", version="2.6", row_group_size=1 << 20)
 
 
-def open_sequences(folder: str | Path, verify: bool = True) -> Sequences:
-    """Open the sequences in `folder`. Raises UserError as `tokens.open_tokens`."""
+def counted(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of each split subjects, windows and cases of each label, with a column of a shard in memory at a time. A subject is in one shard."""
+    import polars as pl
+
+    manifest = store.manifest(folder)
+    labels = [f"y_{name}" for name in manifest["class_names"]]
+    sums = [pl.col("subject_id").n_unique().alias("subjects"), pl.len().alias("windows"), *(pl.col(label).sum() for label in labels)]
+    parts = []
+    for name in manifest["shards"]:
+        part = pl.read_parquet(folder / name, columns=["subject_id", "split", *labels])
+        parts.append(part.group_by(pl.col("split").cast(pl.String)).agg(one.cast(pl.Int64) for one in sums))
+    found = {row["split"]: row for row in pl.concat(parts).group_by("split").sum().iter_rows(named=True)}
+    none = dict.fromkeys(("subjects", "windows"), 0)
+    return {
+        split: {
+            **{key: found.get(split, none)[key] for key in none},
+            "classes": {label[2:]: found[split][label] for label in labels} if split in found else {},
+        }
+        for split in ("train", "validation", "test")
+    }
+
+
+def open_sequences(folder: str | Path, verify: bool = True, shards: int | None = None) -> Sequences:
+    """Open the sequences in `folder`, or those of its first so many shards. Raises UserError as `tokens.open_tokens`."""
     import polars as pl
 
     folder = Path(folder)
     manifest = opened(folder, "sequences", verify)
     labels = manifest["class_names"]
     try:
-        parts = [pl.read_parquet(folder / name) for name in manifest["shards"]]
+        parts = [pl.read_parquet(folder / name) for name in manifest["shards"][:shards]]
         frame = pl.concat(parts).with_columns(pl.col("split").cast(pl.String))
         vocabulary = pl.read_parquet(folder / "vocab.parquet").sort("id")
     except (OSError, pl.exceptions.PolarsError) as error:

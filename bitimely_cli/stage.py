@@ -1,0 +1,26 @@
+"""`python -m bitimely_cli.stage VERB WORKSPACE JSON`: one training of a recipe in one of several processes under torchrun."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from bitimely_core import train
+from bitimely_core.errors import UserError
+from bitimely_core.pipeline.plan import training
+
+
+def main(verb: str, workspace: str, call: str) -> int:
+    """Run the training; 0, or the exit code of what went wrong, said on stderr by the first process."""
+    try:
+        training(verb, json.loads(call), workspace=Path(workspace))
+    except UserError as error:
+        if train.rank() == 0:
+            sys.stderr.write(error.finding.line() + "\n")
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

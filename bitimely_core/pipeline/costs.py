@@ -1,0 +1,204 @@
+"""What a recipe will take, before anything runs: parameters, floating-point operations, hours on the present device, disk. Rough, and said so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import registry, settings, store
+from bitimely_core.errors import UserError
+from bitimely_core.listing import COSTS
+from bitimely_core.pipeline.plan import Plan
+from bitimely_core.runs import folders
+
+REACHED = 0.3  # share of the speed of a large matrix product that a training step reaches: an estimate
+TRAINED = 0.8  # of all windows, where nothing has been cut yet
+STATES = 3  # a checkpoint holds the weights and the two moments of AdamW
+PASSES = {"next-previous-strict": 2, "crt": 2, "ts2vec": 2, "ts-tcc": 2, "tf-c": 4}  # forward passes of one step, where it is not one
+QUADRATIC = {"attention"}  # families whose maps grow with the square of the length
+
+
+def table(plan: Plan, mine: set[str], workspace: Path) -> dict[str, Any]:
+    """The plan as rows, with the estimates of every training and their sum; `assumptions` says what they rest on."""
+    speed = measured_speed() if plan.trainings else None
+    rows: list[dict[str, Any]] = []
+    for label in plan.nodes:
+        if label not in mine:
+            continue
+        row: dict[str, Any] = {"stage": label, "state": "planned", "detail": "", "exit_code": 0}
+        if label in plan.trainings:
+            found = training(plan, label, workspace)
+            row |= (
+                {**found, "seconds": None if found["flops"] is None else found["flops"] * found["slow"] / (REACHED * speed)}
+                if speed
+                else found
+            )
+        rows.append(row)
+    known = [row for row in rows if row.get("flops") is not None]
+    total = {key: sum(row[key] for row in known) for key in ("flops", "seconds", "bytes")}
+    trainings = sum(row["stage"] in plan.trainings for row in rows)
+    return {
+        "stages": rows,
+        "report": None,
+        "total": {**total, "stages": len(rows), "trainings": trainings, "unknown": trainings - len(known)},
+        "assumptions": f"6 operations a parameter, token and pass; {REACHED:.0%} of this device's speed in a matrix product ({(speed or 0) / 1e9:,.0f} "
+        "GFLOP/s); sizes of data that is not here as the paper gives them",
+    }
+
+
+def operations(plan: Plan, workspace: Path) -> dict[str, float]:
+    """Estimated operations of each training, in units that let them be compared; 0 where nothing is known."""
+    found = {label: training(plan, label, workspace) for label in plan.trainings}
+    return {label: (row["flops"] or 0.0) * row["slow"] for label, row in found.items()}
+
+
+def training(plan: Plan, label: str, workspace: Path) -> dict[str, Any]:
+    """`parameters`, `windows` seen in all, `flops`, `bytes` on the disk, and `slow`: measured time for an operation beside that of GPT."""
+    asked = plan.trainings[label]
+    first = plan.trainings[f"pretrain {asked['source']}"] if asked["verb"] == "finetune" else asked
+    preset = first["preset"] or "tiny"
+    unknown = {"parameters": None, "windows": None, "flops": None, "bytes": None, "slow": 1.0}
+    data = {entry["name"]: entry for entry in (_data(name, plan, workspace) for name in asked["flags"]["data"]["names"])}
+    pairs = settings.assignments(asked["assignments"])
+    flags = settings.merged(asked["flags"], pairs)
+    wide = max((_data(name, plan, workspace) for name in first["flags"]["data"]["names"]), key=lambda entry: entry["length"])
+    model = {**first["flags"].get("model", {}), **pairs.get("model", {})}
+    entry = registry.models[model.get("name", "bitimelygpt")]
+    try:
+        config, parameters = _counted(
+            store.canonical({**model, "name": entry.name}).decode(),
+            preset,
+            first["budget"] or "table",
+            wide["channels"],
+            wide["length"],
+            wide["codes"],
+        )
+    except UserError:
+        return unknown
+    shipped = settings.preset(preset).get("train" if asked["verb"] == "pretrain" else "finetune", {})
+    chosen = {**shipped, **flags.get("train", {})}
+    steps = chosen.get("steps")
+    if steps is not None:
+        seen = steps * chosen.get("batch_size", 64)
+    elif any(entry["windows"] is None for entry in data.values()):
+        return {**unknown, "parameters": parameters}
+    else:
+        windows = sum(entry["windows"] for entry in data.values()) * flags.get("data", {}).get("fraction", 1.0)
+        seen = min(windows, flags.get("data", {}).get("limit") or windows) * chosen.get("epochs", 20)
+    tokens = max(_tokens(config, entry["length"]) for entry in data.values())
+    objective = flags.get("objective", {}).get("name") or entry.facts.objective
+    passes = PASSES.get(objective, 1) if asked["verb"] == "pretrain" else 1
+    flops = 6.0 * parameters * tokens + (12.0 * config.layers * tokens**2 * config.dim if entry.facts.family in QUADRATIC else 0.0)
+    weights = 4 * parameters
+    return {
+        "parameters": parameters,
+        "windows": int(seen),
+        "flops": flops * passes * seen,
+        "bytes": weights + 2 * STATES * weights,
+        "slow": _slow(entry.name),
+    }
+
+
+def _data(name: str, plan: Plan, workspace: Path) -> dict[str, Any]:
+    """Training windows, channels, length and codes of tokens: their own where they exist, else what the view and the paper say."""
+    from bitimely_core import models
+
+    made = workspace / "tokens" / name / "manifest.json"
+    node = plan.nodes.get(f"tokenize {name}")
+    dataset, view = folders.dataset_and_view(str(node.settings["data"]) if node else name)
+    facts = registry.datasets[dataset].facts
+    if made.is_file():
+        opened = _opened(made.parent)
+        return {
+            "name": name,
+            "windows": len(opened["train"]),
+            "channels": opened.channels,
+            "length": opened.length,
+            "codes": getattr(opened, "codes", None),
+        }
+    if facts.kind == "events":
+        shape = models.typical("3m")
+        return {
+            "name": name,
+            "windows": facts.paper.get("subjects", 0) * TRAINED or None,
+            "channels": 1,
+            "length": 254,
+            "codes": shape.get("codes"),
+        }
+    stated = facts.paper.get(view, {})
+    cut = facts.views.get(view)
+    length = (node.settings.get("window") if node else None) or (cut.window if cut else 0) or stated.get("length")
+    count = stated.get("sequences")
+    return {
+        "name": name,
+        "windows": count * TRAINED if count else None,
+        "channels": len(cut.channels) if cut and cut.channels else stated.get("channels", 1),
+        "length": length if isinstance(length, int) else 3000,
+        "codes": None,
+    }
+
+
+@cache
+def _opened(folder: Path) -> Any:
+    from bitimely_core import tokens
+
+    return tokens.open_tokens(folder, verify=False)
+
+
+@cache
+def _counted(model: str, preset: str, budget: str, channels: int, length: int, codes: int | None) -> tuple[settings.ModelConfig, int]:
+    import json
+
+    from bitimely_core import models
+    from bitimely_core.models.adapters import grid_shape
+
+    own = json.loads(model)
+    name = own.pop("name")
+    entry = registry.models[name]
+    family = settings.preset(preset).get(entry.facts.family, {})
+    shape = {"channels": channels, "length": length, **({"codes": codes, "tokenizer": "codes"} if codes else {})}
+    reads = shape
+    if codes and "grid" in {own.get("events"), family.get("events"), None if "events" in entry.facts.input else "grid"}:
+        reads = {**grid_shape(codes, own.get("horizon", settings.ModelConfig().horizon)), "events": "grid"}
+    config = settings.model_config(name, entry.facts.family, preset, **settings.merged(reads, own))
+    if budget == "matched":
+        return config, models.count(settings.model_config("bitimelygpt", "retention", preset, **shape))
+    return config, models.count(config)
+
+
+def _tokens(config: settings.ModelConfig, length: int) -> float:
+    """Tokens of a window of `length` samples."""
+    return {"patch": length / max(config.patch, 1), "conv": length / 4}.get(config.tokenizer, length)
+
+
+@cache
+def _slow(model: str) -> float:
+    """Measured time of `model` for an operation beside GPT's, at the preset of the measurement (`models/costs.toml`); 1 where nobody measured."""
+    measured: Mapping[str, Any] = settings.read_toml(COSTS) if COSTS.is_file() else {}
+    costs = measured.get("models", {})
+    if model not in costs or "gpt" not in costs:
+        return 1.0
+    sizes = [_counted(f'{{"name": "{name}"}}', measured["preset"], "table", 7, 1000, None)[1] for name in (model, "gpt")]
+    return float(max(1.0, costs[model]["train"] / costs["gpt"]["train"] * sizes[1] / sizes[0]))
+
+
+@cache
+def measured_speed(size: int = 1024, seconds: float = 0.2) -> float:
+    """Operations a second of a matrix product in float32 on the device that a training would take."""
+    import torch
+
+    from bitimely_core import train
+
+    where = train.device("auto")
+    a = torch.ones(size, size, device=where)
+    best = 0.0
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        start = time.perf_counter()
+        value = (a @ a)[0, 0].item()  # waits for the device
+        best = max(best, 2.0 * size**3 / (time.perf_counter() - start))
+        assert value == size
+    return best

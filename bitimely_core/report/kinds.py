@@ -1,0 +1,588 @@
+"""The kinds of figures: each draws its data on a canvas of matplotlib, without global state and without a display."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core.batch import Figure
+from bitimely_core.report.numbers import Array, array, panels_of, stages_of
+from bitimely_core.report.text import number, text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure as Canvas
+
+PIXELS = 240  # rows and columns of a drawn matrix
+COLUMNS = 620  # pixel columns of a drawn trace
+WIDTH = 7.5  # inches of a drawing
+
+# Colours on white; in the page each becomes a variable of that name, which the dark scheme sets to the second one.
+COLOURS = {
+    "ink": ("#1d2329", "#e7e3da"),
+    "muted": ("#5a636b", "#a3a8ac"),
+    "rule": ("#dcd8ce", "#363b40"),
+    "paper": ("#fdfcf9", "#15181b"),
+    "s1": ("#1f5f8b", "#74b3e2"),
+    "s2": ("#b5532a", "#f0a079"),
+    "s3": ("#3f7d55", "#83c99a"),
+    "s4": ("#7d5ba6", "#c0a3e8"),
+    "s5": ("#a77f12", "#dfbd5c"),
+    "s6": ("#2b8a8a", "#73cfcb"),
+    "s7": ("#a03a5d", "#e98bab"),
+    "s8": ("#6b747b", "#b3bbc0"),
+}
+INK, MUTED, RULE, PAPER = (COLOURS[name][0] for name in ("ink", "muted", "rule", "paper"))
+SERIES = [COLOURS[f"s{k}"][0] for k in range(1, 9)]
+DASHES: list[Any] = ["-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5))]
+SEQUENTIAL = ["#f7f5ef", "#cfdde6", "#8fb3cc", "#3f7fa8", "#123f63"]
+DIVERGING = ["#8c3b16", "#d9926a", "#f7f5ef", "#7fa9c6", "#123f63"]
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a channel may be called "$x_1"
+    "font.family": ["DejaVu Sans"],
+    "font.size": 7.5,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.5,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "axes.unicode_minus": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "path.simplify": False,
+}
+
+
+def tick(value: float, _: int = 0) -> str:
+    """The label of a tick: plain text."""
+    return f"{value:.6g}".replace("-", "−")
+
+
+def _decade(value: float, _: int = 0) -> str:
+    exponent = math.log10(value) if value > 0 else math.nan
+    if abs(exponent - round(exponent)) > 1e-6:
+        return ""
+    return tick(value) if -3 <= exponent <= 4 else "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _ticks(axes: Axes, *, logx: bool = False, logy: bool = False) -> None:
+    """Tick labels as plain text: the library's own would be mathematics."""
+    _plain_ticks(axes.xaxis, log=logx)
+    _plain_ticks(axes.yaxis, log=logy)
+
+
+def _plain_ticks(axis: Axis, *, log: bool = False) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(_decade if log else tick))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def envelope(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
+    """Where a long trace is to be drawn: the smallest and the largest sample of each pixel column, in order of time. Spikes stay.
+
+    Args:
+        values: [n], NaN where nothing was measured.
+        columns: pixel columns.
+
+    Returns:
+        Indices [m] (m = n up to 2 columns) and the values there.
+    """
+    n = len(values)
+    if n <= 2 * columns:
+        return np.arange(n), values
+    edges = np.linspace(0, n, columns + 1).astype(int)
+    low, high = np.where(np.isnan(values), np.inf, values), np.where(np.isnan(values), -np.inf, values)
+    index = np.unique(np.concatenate([[a + low[a:b].argmin(), a + high[a:b].argmax()] for a, b in itertools.pairwise(edges)]))
+    return index, values[index]
+
+
+def blocks_of(values: Array, limit: int = PIXELS) -> Array:
+    """A matrix [R, C] at no more than `limit` rows and columns: each block by its entry of largest magnitude, with its sign."""
+    for axis in (0, 1):
+        n = values.shape[axis]
+        if n > limit:
+            size = -(-n // limit)
+            values = np.moveaxis(values, axis, 0)
+            padded = np.concatenate([values, np.full((-n % size, *values.shape[1:]), np.nan)])
+            grouped = padded.reshape(-1, size, *values.shape[1:])
+            strongest = np.where(np.isnan(grouped), -1.0, np.abs(grouped)).argmax(1)
+            values = np.moveaxis(np.take_along_axis(grouped, strongest[:, None], 1)[:, 0], 0, axis)
+    return values
+
+
+def _lines(figure: Figure) -> Canvas:
+    from matplotlib.figure import Figure as Canvas
+
+    data, series = figure.data, figure.data["series"]
+    canvas = Canvas(figsize=(WIDTH, 3.3 if len(series) <= 8 else 3.8), layout="constrained")
+    axes = canvas.add_subplot()
+    handles = []
+    for k, s in enumerate(series):
+        x, y = array(s["x"]), array(s["y"])
+        colour, dash = (MUTED, DASHES[1]) if s.get("reference") else (SERIES[k % 8], DASHES[k // 8 % 4])
+        index, _ = envelope(y)
+        if s.get("lo") is not None:
+            axes.fill_between(x[index], array(s["lo"])[index], array(s["hi"])[index], color=colour, alpha=0.16, linewidth=0)
+        marker = "o" if len(x) <= 12 and not s.get("reference") else ""
+        handles += axes.plot(x[index], y[index], color=colour, linestyle=dash, linewidth=1.3, marker=marker, markersize=3.2)
+    axes.grid(axis="y", color=RULE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    logx, logy = (bool(data.get(f"log{k}")) and any((array(s[k]) > 0).any() for s in series) for k in "xy")
+    if logx:
+        axes.set_xscale("log")
+    if logy:
+        axes.set_yscale("log")
+    axes.set_xlabel(text(data.get("xlabel", "")))
+    axes.set_ylabel(text(data.get("ylabel", "")))
+    axes.margins(x=0.02)
+    _ticks(axes, logx=logx, logy=logy)
+    every = np.concatenate([np.empty(0), *(array(s["x"]) for s in series)])
+    if logx and len(np.unique(every)) <= 10:  # a handful of lengths: each by its number
+        axes.set_xticks(np.unique(every), [tick(v) for v in np.unique(every)])
+        axes.set_xticks([], minor=True)
+    if every.size and not logx and (every % 1 == 0).all():
+        axes.locator_params(axis="x", integer=True)
+    if len(series) > 1 or (series and series[0]["name"]):
+        labels = [" " + text(s["name"], 60) for s in series]  # a leading underscore would hide it
+        canvas.legend(
+            handles, labels, loc="outside upper left", ncols=min(len(labels), 4), frameon=False, handlelength=2.2, columnspacing=1.6
+        )
+    return canvas
+
+
+def _matrix(figure: Figure) -> tuple[Canvas, str]:
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure as Canvas
+
+    data = figure.data
+    values, names = panels_of(data)
+    m, r, c = values.shape
+    finite = values[np.isfinite(values)]
+    size = np.abs(finite)
+    diverging, named = bool(data.get("diverging")), max(r, c) <= 16 and ("row_names" in data or "column_names" in data)
+    largest = float(size.max(initial=0.0)) or 1.0
+    top = (float(np.quantile(size, 0.995)) or largest) if size.size >= 100 and not named else largest  # one spike must not bleach the rest
+    low = -top if diverging else float(finite.min(initial=0.0))
+    # an odd number of colours, so that zero has its own; few of them, so that the picture is small
+    palette = LinearSegmentedColormap.from_list("bitimely", DIVERGING if diverging else SEQUENTIAL, N=63)
+    palette.set_bad(RULE)
+    across = min(m, 4)
+    down = -(-m // across)
+    wide = WIDTH if m > 1 else min(WIDTH, 1.4 + 0.5 * c) if named else 4.8
+    shape = min(max(r / c, 0.35), 1.4) if not named else r / c
+    canvas = Canvas(figsize=(wide, down * ((wide - 1.0) / across * shape + 0.3) + 0.5), layout="compressed")
+    grid = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    for k, axes in enumerate(grid.flat):
+        if k >= m:
+            axes.set_visible(False)
+            continue
+        picture = axes.imshow(
+            blocks_of(values[k]),
+            cmap=palette,
+            vmin=low,
+            vmax=top,
+            interpolation="none",
+            extent=(-0.5, c - 0.5, r - 0.5, -0.5),
+            aspect="equal" if named or 0.35 <= r / c <= 1.4 else "auto",
+        )
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(True)
+        if m > 1:
+            axes.set_title(names[k], loc="left", color=INK)
+        for edge in () if data.get("mark") is None else data["mark"]:
+            axes.axvline(edge, color=INK, linewidth=0.7, linestyle=DASHES[1])
+        if named:
+            _cells(axes, values[k], low, top, data)
+        else:
+            _ticks(axes)
+            axes.locator_params(nbins=4 if m > 1 else 6, integer=True)
+        if k >= m - across:
+            axes.set_xlabel(text(data.get("xlabel", "")))
+            axes.tick_params(labelbottom=True)
+        if k % across == 0:
+            axes.set_ylabel(text(data.get("ylabel", "")))
+    if named or not size.size:
+        return canvas, ""
+    ticks = [low, (low + top) / 2, top]
+    bar = canvas.colorbar(picture, ax=grid, shrink=0.6, aspect=24, pad=0.02, ticks=ticks)
+    if bar.solids is not None:
+        bar.solids.set_rasterized(True)
+    bar.outline.set_visible(False)
+    clipped = largest > top
+    ends = [tick(float(f"{v:.3g}")) for v in ticks]
+    bar.ax.set_yticklabels([("≤ " if clipped and diverging else "") + ends[0], ends[1], ("≥ " if clipped else "") + ends[2]])
+    bar.ax.tick_params(length=0)
+    note = f"Colours saturate at {ends[2]}, the 99.5th percentile of magnitudes." if clipped else ""
+    if max(r, c) > PIXELS:
+        note += f" Drawn by the strongest entry of each block; the file holds all {r:,} × {c:,} values."
+    return canvas, note.strip()
+
+
+def _cells(axes: Axes, values: Array, low: float, top: float, data: Mapping[str, Any]) -> None:
+    """Names along a small matrix and the number in every cell, light on dark."""
+    r, c = values.shape
+    axes.set_xticks(range(c), [text(n, 24) for n in data.get("column_names", range(c))], rotation=0 if c <= 8 else 60)
+    axes.set_yticks(range(r), [text(n, 24) for n in data.get("row_names", range(r))])
+    axes.tick_params(length=0)
+    whole = bool((values[np.isfinite(values)] % 1 == 0).all())
+    for i in range(r):
+        for j in range(c):
+            value = float(values[i, j])
+            share = abs(value) / top if low < 0 else (value - low) / (top - low or 1.0)
+            shown = f"{int(value):,}" if whole and math.isfinite(value) else number(value, 2 if top <= 10 else None)
+            axes.text(j, i, shown, ha="center", va="center", color=PAPER if share > 0.55 else INK, fontsize=7)
+
+
+def _bars(figure: Figure) -> Canvas:
+    from matplotlib.figure import Figure as Canvas
+
+    data = figure.data
+    values, n = array(data["values"]), len(data["values"])
+    canvas = Canvas(figsize=(WIDTH, 0.62 + 0.25 * max(n, 1)), layout="constrained")
+    axes = canvas.add_subplot()
+    y = np.arange(n)
+    axes.barh(y, np.nan_to_num(values), height=0.5, color=SERIES[0], linewidth=0)
+    if data.get("lo") is not None and data.get("hi") is not None:
+        axes.hlines(y, array(data["lo"]), array(data["hi"]), color=INK, linewidth=1.1)
+    axes.set_yticks(y, [text(name, 48) for name in data["names"]], color=INK)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(not (values < 0).any())
+    axes.axvline(0, color=MUTED, linewidth=0.6)
+    axes.grid(axis="x", color=RULE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(text(data.get("ylabel", "")))
+    _plain_ticks(axes.xaxis)
+    return canvas
+
+
+def _clock(seconds: float) -> tuple[float, str]:
+    """The unit in which a stretch of so many seconds is read."""
+    return (3600.0, "hours") if seconds > 2 * 3600 else (60.0, "minutes") if seconds > 300 else (1.0, "seconds")
+
+
+def _traces(figure: Figure) -> Canvas:
+    from matplotlib.figure import Figure as Canvas
+
+    data, signals = figure.data, figure.data["signals"]
+    n, rate = max(len(signals), 1), float(data["rate"])
+    length = max((len(s["values"]) for s in signals), default=1) / rate
+    per, unit = _clock(length)
+    lanes = data.get("lanes")
+    tall = [0.85 if n <= 8 else 0.6] * n + ([0.2 + 0.17 * max(len(lanes["names"]), 2)] if lanes else [])
+    canvas = Canvas(figsize=(WIDTH, 0.5 + sum(tall)), layout="constrained")
+    canvas.get_layout_engine().set(hspace=0.0, h_pad=0.02)  # type: ignore[union-attr, call-arg]
+    grid = canvas.subplots(len(tall), 1, squeeze=False, sharex=True, height_ratios=tall)[:, 0]
+    if lanes:
+        _lanes(grid[-1], lanes, per)
+    for axes, s in zip(grid[:n], signals, strict=False):
+        index, drawn = envelope(array(s["values"]))
+        for span in data.get("spans") or ():
+            axes.axvspan(span["start"] / per, span["stop"] / per, color=SERIES[1], alpha=0.16, linewidth=0)
+        axes.plot(index / rate / per, drawn, color=INK if not s.get("accent") else SERIES[0], linewidth=0.6)
+        measured = text(s["name"], 24) + (f"\n{text(s['unit'], 12)}" if s.get("unit") else "")
+        axes.set_ylabel(measured, rotation=0, ha="right", va="center", color=INK)
+        axes.locator_params(axis="y", nbins=3)
+        axes.margins(x=0, y=0.08)
+        _ticks(axes)
+        if axes is not grid[-1]:
+            axes.spines["bottom"].set_visible(False)
+            axes.tick_params(axis="x", length=0)
+    for span in data.get("spans") or ():
+        middle = (span["start"] + span["stop"]) / 2 / per
+        grid[0].annotate(
+            text(span.get("name", ""), 32), (middle, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=SERIES[1]
+        )
+    grid[-1].set_xlabel(unit)
+    canvas.align_ylabels(grid[:n])
+    return canvas
+
+
+def _lanes(axes: Axes, lanes: Mapping[str, Any], per: float) -> None:
+    """Spans of time, a line a name; those without length as ticks."""
+    names = list(lanes["names"])
+    for k, name in enumerate(names):
+        spans = [(s["start"] / per, s["stop"] / per) for s in lanes["spans"] if s["name"] == name]
+        colour = SERIES[k % 8]
+        long = [(a, b) for a, b in spans if b > a]
+        axes.plot([v for a, b in long for v in (a, b, np.nan)], [-k] * 3 * len(long), color=colour, linewidth=4, solid_capstyle="butt")
+        points = [a for a, b in spans if b <= a]
+        axes.plot(points, [-k] * len(points), linestyle="", marker="|", markersize=5, markeredgewidth=0.8, color=colour)
+    axes.set_yticks([-k for k in range(len(names))], [text(name, 24) for name in names], color=INK)
+    axes.set_ylim(0.6 - max(len(names), 2), 0.6)
+    axes.grid(axis="y", color=RULE, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.margins(x=0)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    _plain_ticks(axes.xaxis)
+
+
+def _hypnogram(figure: Figure) -> Canvas:
+    from matplotlib.figure import Figure as Canvas
+
+    data = figure.data
+    classes, epoch = list(data["classes"]), float(data["epoch"])
+    depth = ["W", "R", "REM", "N1", "N2", "N3", "N4"]  # as hypnograms are drawn; other classes keep their order
+    order = sorted(range(len(classes)), key=lambda k: depth.index(classes[k])) if set(classes) <= set(depth) else list(range(len(classes)))
+    height = {k: -place for place, k in enumerate(order)}
+    tracks = [(text(t["name"], 24), stages_of(t, classes)) for t in data["tracks"]]
+    length = max((len(s) for _, s in tracks), default=1)
+    per, unit = _clock(length * epoch)
+    pair = len(tracks) == 2
+    heights = [1.0] * max(len(tracks), 1)
+    if pair:
+        heights.insert(1, 0.13)
+    canvas = Canvas(figsize=(WIDTH, 0.5 + 0.19 * max(len(classes), 3) * len(tracks) + (0.2 if pair else 0.0)), layout="constrained")
+    grid = canvas.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    panels = [grid[0], grid[-1]] if pair else list(grid[: len(tracks)])
+    gap = [np.nan]  # breaks a line: one path a class keeps the drawing small
+    for axes, (name, stages) in zip(panels, tracks, strict=True):
+        edges = [0, *(np.flatnonzero(np.diff(stages)) + 1).tolist(), len(stages)]
+        held = [(a * epoch / per, b * epoch / per, int(stages[a])) for a, b in itertools.pairwise(edges) if a < b and stages[a] >= 0]
+        jumps = [(stop, height[k], height[following]) for (_, stop, k), (start, _, following) in itertools.pairwise(held) if stop == start]
+        axes.plot(
+            [v for x, _, _ in jumps for v in (x, x, *gap)], [v for _, y, z in jumps for v in (y, z, *gap)], color=MUTED, linewidth=0.5
+        )
+        for k in range(len(classes)):
+            x = [v for a, b, which in held if which == k for v in (a, b, *gap)]
+            colour = SERIES[order.index(k) % 8]
+            axes.plot(x, [height[k]] * len(x), color=colour, linewidth=2.6, solid_capstyle="butt")
+        axes.set_yticks([height[k] for k in order], [text(classes[k], 12) for k in order])
+        axes.set_ylim(0.6 - len(classes), 0.6)
+        axes.grid(axis="y", color=RULE, linewidth=0.5)
+        axes.set_axisbelow(True)
+        axes.set_ylabel(name, color=INK)
+        axes.tick_params(axis="y", length=0)
+        for side in ("left", "bottom") if axes is not panels[-1] else ("left",):
+            axes.spines[side].set_visible(False)
+        if axes is not panels[-1]:
+            axes.tick_params(axis="x", length=0)
+    if pair:
+        first, second = tracks[0][1], tracks[1][1]
+        both = min(len(first), len(second))
+        differ = (first[:both] != second[:both]) & (first[:both] >= 0) & (second[:both] >= 0)
+        steps = np.flatnonzero(np.diff(np.concatenate([[0], differ.astype(int), [0]]))).tolist()
+        x = [v * epoch / per for a, b in zip(steps[::2], steps[1::2], strict=True) for v in (a, b, *gap)]
+        grid[1].plot(x, [0.0] * len(x), color=SERIES[1], linewidth=7, solid_capstyle="butt")
+        grid[1].set_yticks([])
+        grid[1].set_ylabel("differ", rotation=0, ha="right", va="center")
+        for side in ("left", "bottom"):
+            grid[1].spines[side].set_visible(False)
+        grid[1].tick_params(axis="x", length=0)
+    grid[-1].set_xlim(0, length * epoch / per)
+    _plain_ticks(grid[-1].xaxis)
+    grid[-1].set_xlabel(unit)
+    canvas.align_ylabels(panels)
+    return canvas
+
+
+def _timelines(figure: Figure) -> Canvas:
+    from matplotlib.figure import Figure as Canvas
+
+    data, lanes = figure.data, figure.data["lanes"]
+    canvas = Canvas(figsize=(WIDTH, 0.9 + 0.24 * max(len(lanes), 1)), layout="constrained")
+    axes = canvas.add_subplot()
+    handles = []
+    for k in range(len(data["groups"])):  # the first is the background
+        at = [(x, y) for y, lane in enumerate(lanes) for x, of in zip(lane["times"], lane["groups"], strict=True) if of == k]
+        colour, size = (MUTED, 5.0) if k == 0 else (SERIES[(k - 1) % 8], 8.0)
+        handles += axes.plot(
+            [x for x, _ in at], [y for _, y in at], linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1
+        )
+    axes.set_yticks(range(len(lanes)), [text(lane["name"], 32) for lane in lanes], color=INK)
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", color=RULE, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(text(data.get("xlabel", "")))
+    _plain_ticks(axes.xaxis)
+    canvas.legend(handles, [" " + text(g, 60) for g in data["groups"]], loc="outside upper left", ncols=4, frameon=False, columnspacing=1.6)
+    return canvas
+
+
+_CIRCLE = [(math.cos(a), math.sin(a)) for a in np.linspace(0, 2 * math.pi, 9).tolist()]
+GLYPHS: list[list[tuple[float, float]]] = [  # strokes that tell groups apart without colour; (nan, nan) lifts the pen
+    [(0, 0), (0, 0)],
+    [(-1, 0), (1, 0), (math.nan, math.nan), (0, -1), (0, 1)],
+    [(-0.8, -0.7), (0.8, -0.7), (0, 0.9), (-0.8, -0.7)],
+    [(-0.8, -0.8), (0.8, 0.8), (math.nan, math.nan), (-0.8, 0.8), (0.8, -0.8)],
+    [(-0.7, -0.7), (0.7, -0.7), (0.7, 0.7), (-0.7, 0.7), (-0.7, -0.7)],
+    [(x * 0.9, y * 0.9) for x, y in _CIRCLE],
+    [(0, -1), (0, 1)],
+    [(-1, 0), (1, 0)],
+]
+
+
+def _scatter(figure: Figure) -> Canvas:
+    """Points in panels, a colour and a glyph a group; each group is one path, so that thousands of points stay small."""
+    from matplotlib.figure import Figure as Canvas
+
+    data = figure.data
+    panels, groups = data["panels"], list(data["groups"])
+    across = min(max(len(panels), 1), 3)
+    down = -(-max(len(panels), 1) // across)
+    wide = WIDTH if across > 1 else 4.8
+    canvas = Canvas(figsize=(wide, down * (wide / across * 0.95 + 0.25) + 0.45), layout="constrained")
+    grid = canvas.subplots(down, across, squeeze=False)
+    for axes, panel in itertools.zip_longest(grid.flat, panels):
+        if panel is None:
+            axes.set_visible(False)
+            continue
+        x, y, of = array(panel["x"]), array(panel["y"]), np.asarray(panel["group"], dtype=np.int64)
+        spans = [float(np.nanmax(v) - np.nanmin(v)) or 1.0 if len(v) and np.isfinite(v).any() else 1.0 for v in (x, y)]
+        for k in [-1, *range(len(groups))]:
+            here = of == k
+            glyph = np.array(GLYPHS[k % len(GLYPHS)] if k >= 0 else GLYPHS[0])
+            pen = np.vstack([glyph, [[np.nan, np.nan]]]) * 0.011 * np.array(spans)
+            size = 2.6 if k < 0 or k % len(GLYPHS) == 0 else 0.8
+            colour = MUTED if k < 0 else SERIES[k % len(SERIES)]
+            axes.plot(
+                (x[here, None] + pen[:, 0]).ravel(),
+                (y[here, None] + pen[:, 1]).ravel(),
+                color=colour,
+                linewidth=size,
+                alpha=0.35 if k < 0 else 0.9,
+                solid_capstyle="round",
+            )
+        axes.set_title(text(panel["name"], 60), loc="left", color=INK)
+        if not data.get("ticks"):
+            axes.set_xticks([])
+            axes.set_yticks([])
+        else:
+            _ticks(axes)
+        axes.set_xlabel(text(data.get("xlabel", "")))
+        axes.set_ylabel(text(data.get("ylabel", "")))
+    if groups and panels:
+        from matplotlib.lines import Line2D
+
+        marks = ["o", "+", "^", "x", "s", "o", "|", "_"]
+        keys = [
+            Line2D(
+                [], [], linestyle="", marker=marks[k % 8], markersize=4.5, color=SERIES[k % 8], fillstyle="full" if k % 8 == 0 else "none"
+            )
+            for k in range(len(groups))
+        ]
+        canvas.legend(
+            keys,
+            [" " + text(g, 40) for g in groups],
+            loc="outside upper left",
+            ncols=len(groups) if len(groups) <= 6 else 4,
+            frameon=False,
+            handlelength=1.2,
+            columnspacing=1.4,
+        )
+    return canvas
+
+
+def _forest(figure: Figure) -> Canvas:
+    """A dot and an interval a name, in panels that share the names; hollow marks for what they are set against."""
+    from matplotlib.figure import Figure as Canvas
+
+    data = figure.data
+    panels, names = data["panels"], [text(n, 32) for n in data["names"]]
+    across = min(max(len(panels), 1), 4)
+    down = -(-max(len(panels), 1) // across)
+    canvas = Canvas(figsize=(WIDTH, 0.35 + down * (0.55 + 0.19 * max(len(names), 2))), layout="constrained")
+    grid = canvas.subplots(down, across, squeeze=False, sharey=True)
+    y = np.arange(len(names))
+    handles = {}
+    for axes, panel in itertools.zip_longest(grid.flat, panels):
+        if panel is None:
+            axes.set_visible(False)
+            continue
+        values, lo, hi = (array(panel.get(k) or [None] * len(names)) for k in ("values", "lo", "hi"))
+        if panel.get("zero"):
+            axes.axvline(0, color=MUTED, linewidth=0.8)
+        axes.hlines(y, lo, hi, color=SERIES[0], linewidth=1.3)
+        handles["ours"] = axes.plot(values, y, linestyle="", marker="o", markersize=3.6, color=SERIES[0])[0]
+        if panel.get("other"):
+            handles["other"] = axes.plot(
+                array(panel["other"]), y, linestyle="", marker="D", markersize=3.6, color=SERIES[1], fillstyle="none", markeredgewidth=0.9
+            )[0]
+        axes.set_yticks(y, names, color=INK)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", color=RULE, linewidth=0.5)
+        axes.set_axisbelow(True)
+        axes.spines["left"].set_visible(False)
+        axes.set_title(text(panel["name"], 28), loc="left", color=INK)
+        axes.locator_params(axis="x", nbins=4)
+        axes.margins(x=0.08)
+        _plain_ticks(axes.xaxis)
+    for axes in grid[-1]:
+        axes.set_xlabel(text(data.get("xlabel", "")))
+    if "other" in handles:
+        labels = [" " + text(data.get(k, k), 40) for k in ("ours", "other")]
+        canvas.legend([handles["ours"], handles["other"]], labels, loc="outside upper left", ncols=2, frameon=False)
+    return canvas
+
+
+def _ranks(figure: Figure) -> Canvas:
+    """Mean ranks on a line, the best on the left; bars join groups that differ by less than the critical difference (Demsar 2006)."""
+    from matplotlib.figure import Figure as Canvas
+
+    data = figure.data
+    order = np.argsort(array(data["ranks"]), kind="stable")
+    ranks, names = array(data["ranks"])[order], [text(data["names"][k], 32) for k in order]
+    k, half = len(names), -(-len(names) // 2)
+    near = [np.flatnonzero(ranks <= r + data["critical"]).max(initial=i) for i, r in enumerate(ranks.tolist())]
+    joined = [(i, j) for i, j in enumerate(near) if j > i and not any(a < i and b >= j for a, b in enumerate(near))]
+    top = 0.5 + 0.3 * len(joined)  # below the bars begin the names
+    canvas = Canvas(figsize=(WIDTH, 0.9 + 0.2 * (top + half)), layout="constrained")
+    axes = canvas.add_subplot()
+    low, high = 1.0, float(max(k, 2))
+    pad = 0.42 * (high - low)
+    axes.set_xlim(low - pad, high + pad)
+    axes.set_ylim(top + half, -1.9)
+    axes.plot([low, high], [0, 0], color=INK, linewidth=0.9)
+    for mark in range(1, int(high) + 1):
+        axes.plot([mark, mark], [0, -0.25], color=INK, linewidth=0.8)
+        axes.text(mark, -0.4, str(mark), ha="center", va="bottom", color=MUTED, fontsize=7)
+    axes.plot([low, low + data["critical"]], [-1.5, -1.5], color=INK, linewidth=1.4, clip_on=False)
+    axes.text(
+        low - 0.02 * (high - low), -1.5, f"critical difference {number(float(data['critical']), 2)}", ha="right", va="center", fontsize=7
+    )
+    for i, (rank, name) in enumerate(zip(ranks.tolist(), names, strict=True)):
+        left = i < half
+        depth = top + (i if left else k - 1 - i)
+        edge = low - 0.04 * (high - low) if left else high + 0.04 * (high - low)
+        axes.plot([rank, rank, edge], [0, depth, depth], color=MUTED, linewidth=0.7)
+        axes.text(edge, depth, f" {name} {number(rank, 2)} ", ha="right" if left else "left", va="center", fontsize=7)
+    for level, (i, j) in enumerate(joined):
+        reach = 0.012 * (high - low)
+        axes.plot([ranks[i] - reach, ranks[j] + reach], [0.35 + 0.3 * level] * 2, color=SERIES[0], linewidth=2.6, solid_capstyle="butt")
+    axes.set_axis_off()
+    return canvas
+
+
+DRAWN: dict[str, Callable[[Figure], Any]] = {
+    "forest": _forest,
+    "ranks": _ranks,
+    "scatter": _scatter,
+    "lines": _lines,
+    "matrix": _matrix,
+    "bars": _bars,
+    "traces": _traces,
+    "hypnogram": _hypnogram,
+    "timelines": _timelines,
+}

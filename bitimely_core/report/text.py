@@ -1,0 +1,79 @@
+"""Text and numbers for people, names for files, values for JSON."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bitimely_core.errors import clean
+
+
+def text(value: object, limit: int = 2000) -> str:
+    """Foreign text on one line, without what XML, a terminal or a spreadsheet would act upon other than by showing it."""
+    return clean(re.sub(r"[\n\r\t]+", " ", str(value)).replace("\ufffe", "?").replace("\uffff", "?"), limit)
+
+
+def number(value: float | None, digits: int | None = None) -> str:
+    """A number for people: three decimals where that says enough, a dash for what is not defined.
+
+    >>> number(0.8421), number(12345), number(3.2e-7), number(None)
+    ('0.842', '12,345', '3.2×10⁻⁷', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return "–" if value is None or math.isnan(value) else ("∞" if value > 0 else "−∞")
+    if isinstance(value, int | np.integer):
+        return f"{value:,}".replace("-", "−")
+    size = abs(value)
+    if digits is None and size and not 1e-3 <= size < 1e6:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}×10".replace("-", "−") + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    places = (3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0) if digits is None else digits
+    return f"{value:,.{places}f}".replace("-", "−")
+
+
+def slug(name: str, taken: set[str]) -> str:
+    """`name` as the name of a file and an anchor, unlike those `taken`; it is added to them."""
+    base = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "figure"
+    found, k = base, 2
+    while found in taken:
+        found, k = f"{base}-{k}", k + 1
+    taken.add(found)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON knows it: arrays as lists, NaN and infinities as null, keys as text."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+def numeric(values: Sequence[Any]) -> bool:
+    """Whether a column holds numbers alone, and at least one."""
+    return all(v is None or (isinstance(v, int | float | np.number) and not isinstance(v, bool)) for v in values) and any(
+        v is not None for v in values
+    )
+
+
+def markdown_text(value: object) -> str:
+    """Foreign text as Markdown shows it, in a cell of a table too."""
+    return re.sub(r"([\\`*_{}\[\]#|<>~&])", r"\\\1", text(value))
+
+
+def tex_text(value: object) -> str:
+    """Foreign text as LaTeX prints it, every special character written out."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$"}
+    special |= {c: f"\\{c}" for c in "&%$#_{}"} | {c: f"{{{c}}}" for c in "<>|\"'`[]"}
+    return "".join(special.get(c, c) for c in text(value))

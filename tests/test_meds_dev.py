@@ -1,0 +1,273 @@
+"""Tasks in the form of MEDS: sequences up to prediction times, predictions that MEDS-evaluation reads, the commands for MEDS-DEV."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from bitimely_cli.main import main
+from bitimely_core import runs, tokens
+from bitimely_core.tokens import tasks
+
+ROOT = Path(__file__).parent.parent
+CODES = {"428.0": "428", "250.00": "250", "401.9": "401", "496": "496", "008.5": "008"}  # ICD-9 -> whole PheCode
+SUBJECTS = 40
+SCHEMA = {  # of MEDS-evaluation
+    "subject_id": pl.Int64,
+    "prediction_time": pl.Datetime("us"),
+    "boolean_value": pl.Boolean,
+    "predicted_boolean_value": pl.Boolean,
+    "predicted_boolean_probability": pl.Float64,
+}
+
+
+def history(seed: int = 0) -> list[tuple[int, datetime, str]]:
+    """Subject, day, code; subjects 7001, 7002 ..."""
+    draw = np.random.default_rng(seed)
+    codes = list(CODES)
+    return [
+        (7001 + subject, datetime(2004, 1, 1) + timedelta(days=int(draw.integers(0, 3000))), codes[int(draw.integers(len(codes)))])
+        for subject in range(SUBJECTS)
+        for _ in range(int(draw.integers(3, 14)))
+    ]
+
+
+def meds(folder: Path, rows: list[tuple[int, datetime, str]]) -> Path:
+    """A MEDS data set, its split, and the map of its codes beside it."""
+    (folder / "data" / "train").mkdir(parents=True)
+    (folder / "metadata").mkdir()
+    frame = pl.DataFrame(
+        [(s, t, f"ICD9CM//{c}", None) for s, t, c in rows] + [(7999, datetime(2005, 1, 1), "LAB//1", 1.0)],
+        schema={"subject_id": pl.Int64, "time": pl.Datetime("us"), "code": pl.String, "numeric_value": pl.Float32},
+        orient="row",
+    )
+    frame.sort("subject_id", "time").write_parquet(folder / "data" / "train" / "0.parquet")
+    subjects = frame["subject_id"].unique().sort()
+    names = ["held_out" if i % 4 == 0 else "tuning" if i % 4 == 1 else "train" for i in range(len(subjects))]
+    pl.DataFrame({"subject_id": subjects, "split": names}).write_parquet(folder / "metadata" / "subject_splits.parquet")
+    with (folder.parent / "map.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("icd9", "phecode"), *((icd, code) for icd, code in CODES.items())])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with the cache and the sequences of a MEDS data set; beside it the raw folder, labels and ids."""
+    folder = tmp_path_factory.mktemp("meds")
+    rows = history()
+    meds(folder / "raw", rows)
+    draw = np.random.default_rng(1)
+    asked = [
+        (subject, datetime(2003, 6, 1) + timedelta(days=int(draw.integers(0, 3600)), hours=13), bool(draw.random() < 0.4))
+        for subject in sorted({s for s, _, _ in rows})
+        for _ in range(2)
+    ]
+    at = next(t for s, t, _ in rows if s == 7003)
+    asked.append((7003, at + timedelta(hours=5), True))  # on the day of an event
+    (folder / "labels" / "shards").mkdir(parents=True)
+    schema = {"subject_id": pl.Int64, "prediction_time": pl.Datetime("us"), "boolean_value": pl.Boolean}
+    for number, part in enumerate((asked[:50], asked[50:])):
+        pl.DataFrame(part, schema=schema, orient="row").write_parquet(folder / "labels" / "shards" / f"{number}.parquet")
+    argv = ["ingest", "pophr", folder / "raw", "--source", "meds", "--keep-dates", "--keep-ids", folder / "ids.csv", "--no-select"]
+    argv += ["--phecode-map", folder / "map.csv", "--min-codes", "2", "-w", folder / "w"]
+    assert main([str(word) for word in argv]) == 0
+    return folder
+
+
+def tokenized(home: Path, name: str = "task", *more: str) -> int:
+    argv = ["tokenize", "pophr", "--task", home / "labels", "--ids", home / "ids.csv", "--name", name, *more, "-w", home / "w"]
+    return main([str(word) for word in argv])
+
+
+def raw_ids(home: Path) -> dict[int, int]:
+    with (home / "ids.csv").open() as file:
+        return {int(new): int(old) for old, new in list(csv.reader(file))[1:]}
+
+
+def test_every_prediction_reads_what_was_coded_on_the_days_before_it(home: Path) -> None:
+    assert tokenized(home) == 0
+    made = tokens.open_tokens(home / "w" / "tokens" / "task")
+    base = tokens.open_tokens(home / "w" / "tokens" / "pophr")
+    assert made.vocabulary == base.vocabulary
+    asked = tasks.labels(home / "labels")
+    assert len(made) == asked.height == 2 * SUBJECTS + 1
+    old = raw_ids(home)
+    split = dict(pl.read_parquet(home / "raw" / "metadata" / "subject_splits.parquet").iter_rows())
+    names = {"train": "train", "validation": "tuning", "test": "held_out"}
+    stored = pl.concat([pl.read_parquet(made.folder / name) for name in made.manifest["shards"]])
+    seen, silent = [], 0
+    for row, (pseudonym, when, label, place) in enumerate(stored.select("subject_id", "prediction_time", "y_task", "split").iter_rows()):
+        subject = old[pseudonym]
+        told = sorted({(t, CODES[c]) for s, t, c in history() if s == subject and t.date() < when.date()}, key=lambda one: one[0])
+        own = made.arrays([row])
+        codes = [made.vocabulary[i] for i in own["values"][0][own["mask"][0]]]
+        months = own["times"][0][own["mask"][0]]
+        silent += not told
+        assert sorted(codes) == (sorted(code for _, code in told) or ["[UNK]"])
+        assert months == pytest.approx([(t - told[0][0]).days / 30.4375 for t, _ in told] or [0.0], abs=1e-3)
+        assert names[place] == split[subject]
+        seen.append((subject, when, bool(label)))
+    assert sorted(seen) == sorted(asked.iter_rows())
+    assert silent > 0
+    assert any(f"{silent:,} of" in line for line in made.notices)
+    assert not re.search(r"\b7\d{3}\b", stored["subject_id"].cast(pl.String).str.join(" ").item()), "no raw id is in the workspace"
+
+
+def test_predictions_are_those_of_the_run_in_the_schema_of_meds_evaluation(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import meds as standard
+    import pyarrow.parquet as pq
+
+    w = ["-w", str(home / "w")]
+    assert tokenized(home) == 0
+    assert main(["pretrain", "--preset", "tiny", "--data", "pophr", "--run", "base", "--steps", "2", "--batch-size", "8", *w]) == 0
+    assert main(["finetune", "base", "--data", "task", "--run", "tuned", "--steps", "2", "--batch-size", "8", *w]) == 0
+    out = home / "predictions.parquet"
+    predict = ["evaluate", "tuned", "--bootstrap", "0", "--predictions", str(out), *w]
+    assert main([*predict, "--ids", str(home / "ids.csv")]) == 0
+    found = pl.read_parquet(out)
+    assert dict(found.schema) == SCHEMA
+    held = {s for s, place in pl.read_parquet(home / "raw" / "metadata" / "subject_splits.parquet").iter_rows() if place == "held_out"}
+    asked = tasks.labels(home / "labels").filter(pl.col("subject_id").is_in(list(held)))
+    assert sorted(found.select("subject_id", "prediction_time", "boolean_value").iter_rows()) == sorted(asked.iter_rows())
+    assert found["predicted_boolean_probability"].is_between(0, 1).all()
+    assert (found["predicted_boolean_value"] == (found["predicted_boolean_probability"] > 0.5)).all()
+    standard.LabelSchema.validate(pq.read_table(out, columns=["subject_id", "prediction_time", "boolean_value"]))
+    ours = pl.read_parquet(home / "w" / "runs" / "tuned" / "predictions.parquet")
+    assert found["predicted_boolean_probability"].to_list() == pytest.approx(ours["p_task"].to_list())
+    old = raw_ids(home)
+    assert found["subject_id"].to_list() == [old[int(subject)] for subject in ours["subject_id"]]
+    capsys.readouterr()
+    for wrong, said in (
+        (["evaluate", "base", "--predictions", str(out), *w], "without a head"),
+        (["evaluate", "tuned", "--data", "pophr", "--predictions", str(out), *w], "no prediction times"),
+        ([*predict, "--ids", str(home / "map.csv")], "--keep-ids"),
+    ):
+        assert main(wrong) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_told(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tokenized(home, "again") == 0
+    before = (home / "w" / "tokens" / "again" / "manifest.json").stat().st_mtime_ns
+    assert tokenized(home, "again") == 0
+    assert (home / "w" / "tokens" / "again" / "manifest.json").stat().st_mtime_ns == before, "the same labels: nothing to do"
+    capsys.readouterr()
+
+    def asked(rows: list[tuple[Any, ...]], names: tuple[str, ...] = ("subject_id", "prediction_time", "boolean_value")) -> Path:
+        folder = tmp_path / f"labels-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        pl.DataFrame(rows, schema=list(names), orient="row").write_parquet(folder / "0.parquet")
+        return folder
+
+    one = (7001, datetime(2010, 1, 1), True)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    ids, w = ["--ids", str(home / "ids.csv")], ["-w", str(home / "w")]
+    for code, said, argv in (
+        (2, "made of other labels", ["--task", str(asked([one])), *ids, "--name", "again"]),
+        (2, "no --name", ["--task", str(asked([one])), *ids]),
+        (2, "--leakage", ["--task", str(asked([one])), *ids, "--name", "x", "--leakage", "drop-icd"]),
+        (2, "no such folder", ["--task", str(tmp_path / "nowhere"), *ids, "--name", "x"]),
+        (4, "no .parquet", ["--task", str(empty), *ids, "--name", "x"]),
+        (4, "boolean_value", ["--task", str(asked([one], ("subject_id", "prediction_time", "value"))), *ids, "--name", "x"]),
+        (4, "no subject of the labels", ["--task", str(asked([(1234567, one[1], True)])), *ids, "--name", "x"]),
+    ):
+        assert main(["tokenize", "pophr", *argv, *w]) == code
+        assert said in capsys.readouterr().err
+    assert main(["tokenize", "pophr", "--task", str(asked([one, (1234567, one[1], True)])), *ids, "--name", "y", *w]) == 0
+    assert "1 subjects of the labels are not in the cache" in capsys.readouterr().err
+    assert main(["tokenize", "synthetic", "--task", str(empty), *w]) == 2
+    assert "--task" in capsys.readouterr().err
+
+
+def commands() -> dict[str, str]:
+    """The command blocks of model.yaml, by the key before them and its parent: `unsupervised train` ..."""
+    found: dict[str, list[str]] = {}
+    path: list[str] = []
+    for line in (ROOT / "pipelines" / "meds-dev" / "model.yaml").read_text().splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        if path[:1] == ["commands"] and len(path) == 3 and depth >= 3:
+            found[" ".join(path[1:])].append(line.strip())
+        elif key := re.match(r" *(\w+):", line):
+            path = [*path[:depth], key[1]]
+            found.setdefault(" ".join(path[1:]), [])
+    return {name: "\n".join(lines) for name, lines in found.items() if lines}
+
+
+def test_the_commands_of_meds_dev_are_verbs_with_their_options() -> None:
+    import typer
+
+    from bitimely_cli.main import app
+
+    verbs: dict[str, Any] = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    found = commands()
+    assert list(found) == ["unsupervised train", "supervised train", "supervised predict"]
+    known = {"dataset_dir", "output_dir", "demo", "labels_dir", "model_initialization_dir", "split"}
+    for text in found.values():
+        assert set(re.findall(r"\{(\w+)\}", text)) <= known
+        for line in re.findall(r"^bitimely (.*)", text, flags=re.M):
+            options = {name for parameter in verbs[line.split()[0]].params for name in parameter.opts}
+            assert {word for word in line.split() if re.match(r"--?[a-z]", word)} - {"-eq"} <= options, line
+
+
+@pytest.mark.slow
+def test_meds_dev_runs_end_to_end_on_a_folder_that_bitimely_wrote(home: Path, tmp_path: Path) -> None:
+    """claims -> MEDS out -> the three commands as MEDS-DEV runs them, each in a folder of its own -> predictions of its held-out subjects."""
+    raw = tmp_path / "claims"
+    raw.mkdir()
+    with (raw / "claims.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("patient_id", "date", "icd9"), *((f"P{s}", t.date(), c) for s, t, c in history(3))])
+    argv = [
+        "ingest",
+        "pophr",
+        raw,
+        "--keep-dates",
+        "--no-select",
+        "--min-codes",
+        "2",
+        "--default-source",
+        "inpatient",
+        "--phecode-map",
+        home / "map.csv",
+    ]
+    assert main([str(word) for word in [*argv, "-w", tmp_path / "own"]]) == 0
+    dataset = tmp_path / "own" / "tokens" / "pophr" / "meds"
+    labels = dataset / "labels" / "chf"
+    tool = tmp_path / "bin" / "bitimely"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bitimely_cli "$@"\n')
+    tool.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tool.parent}:{os.environ['PATH']}",
+        "PHECODE_MAP": str(home / "map.csv"),
+        "OMP_NUM_THREADS": "1",
+    }
+    environment["PYTHONPATH"] = str(ROOT)
+    before = ""
+    for name, text in commands().items():
+        out = tmp_path / "bench" / name.replace(" ", "-")
+        out.mkdir(parents=True)
+        filled = text.format(
+            dataset_dir=dataset, output_dir=out, demo=True, labels_dir=labels, model_initialization_dir=before, split="held_out"
+        )
+        done = subprocess.run(["bash", "-c", filled], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        before = str(out)
+    found = pl.read_parquet(Path(before) / "predictions.parquet")
+    assert dict(found.schema) == SCHEMA
+    held = pl.read_parquet(dataset / "metadata" / "subject_splits.parquet").filter(pl.col("split") == "held_out")["subject_id"]
+    asked = tasks.labels(labels).filter(pl.col("subject_id").is_in(held.implode()))
+    assert asked.height > 0
+    assert sorted(found.select("subject_id", "prediction_time", "boolean_value").iter_rows()) == sorted(asked.iter_rows())
+    assert runs.verify(Path(before) / "workspace")["exit_code"] == 0
