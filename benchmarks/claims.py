@@ -1,14 +1,14 @@
 """Claims to sequences: bitimely against the straightforward pandas pipeline, on the same made-up rows, in one run.
 
-    python benchmarks/claims.py                    # 10 million rows, polars and pandas
-    python benchmarks/claims.py --rows 100000000 --skip pandas
-    python benchmarks/claims.py --rows 800000 --engines polars duckdb spark
+    python benchmarks/claims.py                                               # 10 million rows, polars and pandas
+    python benchmarks/claims.py --rows 10000000 100000000 --skip pandas       # does memory grow with the rows?
+    python benchmarks/claims.py --rows 800000 --engines polars duckdb spark --skip pandas
 
 Both do the same steps: read text, normalise ICD-9 codes, parse dates, count what is left out by reason, look codes up with their parents, label by
 rules (a stay, or two claims in 730 days), split by a hash, prevalence ratios on the training split, roll up, drop copies of a code on one day,
 leave out subjects with fewer than 10 codes, sort, sequences as lists, leak probe, Parquet. bitimely also checks the csv's structure, hashes what
 it reads and writes, makes pseudonyms and draws a page; pandas is not asked for these.
-Every contestant runs in a process of its own: CPU seconds with its children, and the peak of its resident memory.
+Every contestant runs in a process of its own: CPU seconds with its children (Spark's Java too), and the peak of the larger one's resident memory.
 """
 
 from __future__ import annotations
@@ -152,10 +152,27 @@ def by_bitimely(folder: Path, engine: str) -> int:
     return int(report["tokens"]["windows"])
 
 
+def _end_spark() -> None:
+    """End the Java process: what it cost is known when it is gone."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    gateway = SparkContext._gateway
+    assert session is not None
+    assert gateway is not None
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
+
+
 def child(name: str, folder: Path) -> None:
     """One contestant; prints its cost as JSON."""
     begun = time.perf_counter()
     n = by_pandas(folder) if name == "pandas" else by_bitimely(folder, name)
+    if name == "spark":
+        _end_spark()
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = sum(usage.ru_utime + usage.ru_stime for usage in (own, children))
     peak = max(own.ru_maxrss, children.ru_maxrss) / 2**20
@@ -165,7 +182,7 @@ def child(name: str, folder: Path) -> None:
 def main() -> None:
     """Run the contestants one after another and print their ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000_000], help="one after another, each made anew")
     parser.add_argument("--engines", nargs="+", default=["polars"])
     parser.add_argument("--skip", nargs="*", default=[])
     parser.add_argument("--quick", action="store_true", help="300,000 rows: whether it runs, not how fast")
@@ -176,28 +193,29 @@ def main() -> None:
     if asked.child:
         child(asked.child, asked.folder)
         return
-    if asked.quick:
-        asked.rows = 300_000
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make(folder, asked.rows)
-        found = []
-        for one in [*asked.engines, *({"pandas"} - set(asked.skip))]:
-            run = subprocess.run([sys.executable, __file__, "--child", one, "--folder", name], check=True, capture_output=True, text=True)
-            found.append(json.loads(run.stdout.splitlines()[-1]))
-            print(
-                f"{asked.rows:,} rows, {one}: {found[-1]['sequences']:,} sequences, {found[-1]['cpu']:.1f} s CPU, {found[-1]['wall']:.1f} s, peak {found[-1]['peak_gib']:.2f} GiB",
-                flush=True,
-                file=sys.stderr if asked.json else sys.stdout,
-            )
-        if asked.json:
-            print(json.dumps(found))
-            return
-        base = found[0]
-        for other in found[1:]:
-            print(
-                f"{other['name']} / {base['name']}: CPU {other['cpu'] / base['cpu']:.2f}x, memory {other['peak_gib'] / base['peak_gib']:.2f}x"
-            )
+    found = []
+    for rows in [300_000] if asked.quick else asked.rows:
+        with tempfile.TemporaryDirectory() as name:
+            make(Path(name), rows)
+            for one in [*asked.engines, *({"pandas"} - set(asked.skip))]:
+                run = subprocess.run(
+                    [sys.executable, __file__, "--child", one, "--folder", name], check=True, capture_output=True, text=True
+                )
+                found.append({"rows": rows, **json.loads(run.stdout.splitlines()[-1])})
+                print(
+                    "{rows:,} rows, {name}: {sequences:,} sequences, {cpu:.1f} s CPU, {wall:.1f} s, peak {peak_gib:.2f} GiB".format(
+                        **found[-1]
+                    ),
+                    flush=True,
+                    file=sys.stderr if asked.json else sys.stdout,
+                )
+    if asked.json:
+        print(json.dumps(found))
+        return
+    base = found[0]
+    for other in found[1:]:
+        ratios = {key: other[key] / base[key] for key in ("rows", "cpu", "peak_gib")}
+        print(f"{other['name']} / {base['name']}: rows {ratios['rows']:g}x, CPU {ratios['cpu']:.2f}x, memory {ratios['peak_gib']:.2f}x")
 
 
 if __name__ == "__main__":

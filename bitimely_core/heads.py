@@ -384,10 +384,11 @@ def _with_labels(head: Head, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _supervised(head: Head, loss: Tensor, parts: dict[str, Tensor], prediction: Tensor, target: Tensor, valid: Tensor) -> dict[str, Any]:
+    penalty, head.model.penalty = head.model.penalty, None
     return {
-        "loss": loss,
+        "loss": loss if penalty is None else loss + penalty,
         "rel": loss.detach() / head.target_scale,
-        "parts": parts,
+        "parts": parts if penalty is None else {**parts, "penalty": penalty.detach()},
         "prediction": prediction,
         "target": target,
         "valid": valid,

@@ -17,13 +17,21 @@ from bitimely_core import __version__, registry, settings
 COLUMNS = {
     "datasets": ["name", "title", "views", "licence", "paper"],
     "views": ["name", "task", "channels", "rate", "window", "classes", "split"],
-    "models": ["name", "family", "input", "objective", "readout", "attention", "at 18m", "train s", "infer s", "paper claims", "paper"],
+    "models": ["name", "alias", "family", "input", "objective", "readout", "attention", "18m", "7.5m", "3m", "tiny", "train s", "infer s"],
     "objectives": ["name", "leak_free", "help"],
     "presets": ["name", "layers", "heads", "dim", "value_dim", "ffn_dim", "data", "parameters", "paper_parameters", "models"],
     "analyses": ["name", "takes", "options", "help"],
     "pipelines": ["name", "title", "description"],
     "runs": ["name", "kind", "model", "data", "finished", "step", "leak_free"],
 }
+CLAIMED = [
+    "name",
+    "data kept",
+    "both ways",
+    "full rank",
+    "known",
+    "paper",
+]  # the second table of models: what the paper claims, what is known
 
 
 def rows(kind: str, workspace: Path) -> list[dict[str, Any]]:
@@ -42,6 +50,20 @@ def rows(kind: str, workspace: Path) -> list[dict[str, Any]]:
     if kind not in kinds:
         raise registry.unknown("kind", kind, [*kinds, "runs"])
     return kinds[kind]()
+
+
+def notes(kind: str) -> list[str]:
+    """What a reader of `bitimely list KIND` must know of its columns."""
+    if kind != "models":
+        return []
+    costs = settings.read_toml(COSTS) if COSTS.is_file() else {}
+    measured = (
+        f"train s, infer s: CPU seconds for 1,000 windows, preset {costs['preset']}, {costs['device']}, {costs['date']}." if costs else ""
+    )
+    return [
+        *([measured] if measured else []),
+        *(f"{claim}: what the paper says of a model. Known: {known}." for claim, known in KNOWN.items()),
+    ]
 
 
 def _datasets() -> list[dict[str, Any]]:
@@ -99,12 +121,18 @@ CLAIMS = {  # the paper's table of key advantages: data preserved, bidirectional
     "timelybert": (False, True, False),
     "bitimelygpt": (True, True, True),
 }
-ADVANTAGES = ("data kept", "both ways", "full rank")
+KNOWN = {
+    "data kept": "nothing is hidden in pre-training; next-previous shows the model its targets instead, gap hides tokens and alters none that is seen",
+    "both ways": "a layer of an alternating stack reads one way, the stack both; the same holds of any encoder and of TimelyBERT in every layer",
+    "full rank": "any triangular map with a non-zero diagonal has it, with random weights too: compare effective ranks (bitimely analyze svd)",
+}
 COSTS = Path(__file__).with_name("models") / "costs.toml"
 
 
 def _models() -> list[dict[str, Any]]:
     """Every model, its true parameters in each preset, the paper's claims, and CPU seconds for 1,000 windows where they were measured."""
+    from bitimely_core import objectives
+
     registry.members("bitimely_core.models")
     costs = settings.read_toml(COSTS) if COSTS.is_file() else {}
     sizes: dict[str, dict[str, int]] = {name: {} for name in registry.models}
@@ -114,17 +142,19 @@ def _models() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "at 18m": f"{sizes[name]['18m'] / 1e6:.1f} M" if "18m" in sizes[name] else None,
+            "alias": [alias for alias, of in registry.models.aliases.items() if of == name],
+            **{preset: _size(sizes[name].get(preset)) for preset in ("18m", "7.5m", "3m", "tiny")},
             "parameters": sizes[name],
             "train s": costs.get("models", {}).get(name, {}).get("train"),  # CPU seconds for 1,000 windows
             "infer s": costs.get("models", {}).get(name, {}).get("infer"),
             "measured": {key: value for key, value in costs.items() if key != "models"},
-            "claims": dict(zip(ADVANTAGES, CLAIMS[name], strict=True)) if name in CLAIMS else None,
-            "paper claims": ", ".join(word for word, said in zip(ADVANTAGES, CLAIMS.get(name, ()), strict=False) if said),
+            "claims": dict(zip(KNOWN, CLAIMS[name], strict=True)) if name in CLAIMS else None,
+            **dict(zip(KNOWN, CLAIMS.get(name, (None,) * len(KNOWN)), strict=True)),
             "paper": " ".join(re.split(r"(?<=\d{4})", e.facts.source)[:1]),
             "family": e.facts.family,
             "input": list(e.facts.input),
             "objective": e.facts.objective,
+            "objectives": objectives.fitting(name),
             "readout": e.facts.readout,
             "attention": e.facts.attention,
             "directions": list(e.facts.directions),
@@ -134,6 +164,10 @@ def _models() -> list[dict[str, Any]]:
         }
         for name, e in registry.models.items()
     ]
+
+
+def _size(count: int | None) -> str | None:
+    return None if count is None else f"{count / 1e6:.2f} M"
 
 
 def _objectives() -> list[dict[str, Any]]:
@@ -219,7 +253,7 @@ def _runs(workspace: Path) -> list[dict[str, Any]]:
 EXTRAS = {
     "duckdb": ("duckdb", "claims builder on DuckDB"),
     "spark": ("pyspark", "claims builder on Spark; needs Java 17"),
-    "hub": ("huggingface_hub", "export --push"),
+    "hub": ("huggingface_hub", "export --push, pretrain --init OWNER/NAME"),
     "track": ("tensorboard", "training curves in TensorBoard"),
     "fla": ("fla", "optional GPU kernels"),
 }

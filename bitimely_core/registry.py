@@ -152,6 +152,7 @@ class ModelFacts:
     input: tuple[str, ...] = ("regular",)
     source: str = ""  # the method's own paper
     known: str = ""  # what is known about the paper's claims
+    answers: tuple[str, ...] | None = None  # what objectives may ask of it (`ObjectiveFacts.asks`); None: unknown, anything is tried
     matched: Callable[[Any], dict[str, Any]] = lambda config: {}  # what `--budget matched` changes in a configuration before the width
     step: int | None = None  # widths that it tries are multiples of this; None: of 2 x heads
 
@@ -161,6 +162,9 @@ class ObjectiveFacts:
     """`leak_free`: true, false, null (no target of its own) or a text that names the condition."""
 
     leak_free: bool | str | None
+    asks: str = (
+        ""  # of a model: layers that read one-way, or alternating, as they are told; tokens that can be hidden; or a method of its own
+    )
     notice: str = ""  # one line on the screen when a run starts with it
     rows: int = 1  # fewest rows of a micro-batch; 2: it compares rows with each other (contrastive)
 

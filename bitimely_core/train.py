@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bitimely_core import __version__, checkpoints, objectives, store
+from bitimely_core import __version__, checkpoints, objectives, registry, store
 from bitimely_core.batch import Batch, Batches
 from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.settings import TrainConfig, merged, validated
@@ -145,7 +145,7 @@ def fit(
             try:
                 objectives.measure_scale(model, batches)
             except Exception as error:
-                fault = _out_of_memory(error, batches, settings, 1)
+                fault = _out_of_memory(error, batches, settings, 1, alike=_divisible(model, objective))
                 if fault is None:
                     raise
                 raise fault from None
@@ -348,7 +348,11 @@ def _agree(run: _Run, numbers: list[float], fault: Exception | None, batch: int)
     flags = [float(fault is not None), float(run.stop == signal.SIGINT), float(run.stop == signal.SIGTERM)]
     *sums, faults, interrupts, terminations = _sum([*numbers, *flags])
     if faults:
-        own = None if fault is None else _out_of_memory(fault, run.batches, run.config, batch) or fault
+        own = (
+            None
+            if fault is None
+            else _out_of_memory(fault, run.batches, run.config, batch, alike=_divisible(run.model, run.objective)) or fault
+        )
         raise _of_all(own) from (fault if own is not fault else None)
     return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)
 
@@ -736,8 +740,19 @@ def _interrupted(run: _Run, number: int, when: str, what: str) -> UserError:
     )
 
 
-def _out_of_memory(error: Exception, batches: Batches, config: TrainConfig, batch: int) -> UserError | None:
-    """The UserError (resource_limit, exit 6) for an exception which says that memory is exhausted, else None."""
+def _divisible(model: nn.Module, objective: Objective) -> bool:
+    """Whether a batch in parts has the gradient of the whole: no row is compared with others, nor read by their statistics."""
+    own = getattr(getattr(objective, "config", None), "name", "")
+    compared = bool(own) and registry.objectives[own].facts.rows > 1
+    shared = (isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "per_sample", True) is False for part in model.modules())
+    return not (compared or any(shared))
+
+
+def _out_of_memory(error: Exception, batches: Batches, config: TrainConfig, batch: int, *, alike: bool) -> UserError | None:
+    """The UserError (resource_limit, exit 6) for an exception which says that memory is exhausted, else None.
+
+    `alike`: a batch in parts has the gradient of the whole.
+    """
     words = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
     said = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
     if not (said or isinstance(error, MemoryError)):
@@ -746,7 +761,8 @@ def _out_of_memory(error: Exception, batches: Batches, config: TrainConfig, batc
         Reason.RESOURCE_LIMIT,
         f"out of memory at batch {batch}",
         wanted=f"expected room for {batches.size} rows in {config.accumulate} parts",
-        action=f"Try --batch-size {max(batches.size // 2, 1)}, or --accumulate {2 * config.accumulate} for the same gradient",
+        action=f"Try --batch-size {max(batches.size // 2, 1)}, or --accumulate {2 * config.accumulate}"
+        + (" for the same gradient" if alike else ""),
         exit_code=Exit.RESOURCES,
     )
 

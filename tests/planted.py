@@ -1,12 +1,41 @@
-"""Windows and runs whose vectors are known, for the tests of the analyses that score them."""
+"""What tests share: small models with weights that all count, and windows and runs whose vectors are known."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
+from torch import nn
 
+from bitimely_core import models
 from bitimely_core.analyses import LoadedRun
 from bitimely_core.batch import Encoded
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def tiny(name, **options):
+    """A model of preset tiny with the same random weights each time, in eval mode."""
+    torch.manual_seed(0)
+    return models.build(name, **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
+
+
+def lively(model, std=0.15):
+    """Weights and running statistics that all count: biases, scales and means do not stay 0 or 1. In float64."""
+    torch.manual_seed(1)
+    for name, weight in model.named_parameters():
+        nn.init.normal_(weight, std=std if weight.dim() < 3 else 1 / math.sqrt(weight[0].numel()))
+        if "norm" in name and name.endswith("weight"):
+            nn.init.uniform_(weight, 0.5, 1.5)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            nn.init.normal_(buffer, std=0.3)
+        if name.endswith("running_var"):
+            nn.init.uniform_(buffer, 0.5, 2.0)
+    return model.double().eval()
 
 
 class Windows:

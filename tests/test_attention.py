@@ -3,21 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from test_saliency import run as labelled
+from test_shapelets import Labelled
 from test_svd import Windows, run
 
 from bitimely_core import models, report
-from bitimely_core.analyses.attention import (
-    attention,
-    column_share,
-    half_on,
-    in_float64,
-    inside,
-    last_map,
-    mixings,
-    pair,
-    spread,
-    untrained,
-)
+from bitimely_core.analyses.attention import attention, column_share, half_on, in_float64, inside, last_map, mixings, pair, untrained
+from bitimely_core.analyses.regions import known, present, spread
 from bitimely_core.batch import Batch, Figure, Table
 from bitimely_core.errors import UserError
 
@@ -172,13 +164,70 @@ def test_page_shows_signal_maps_and_random_weights(tmp_path):
     assert report.write(tmp_path, page).stat().st_size < report.LIMIT
 
 
+def sleepers(*names, n=180):
+    """Runs on windows with a planted wave, half of the twelve subjects held out."""
+    windows = Labelled(n=n, subjects=12)
+    windows.of_split = np.where(np.isin(windows.who, [f"s{k}" for k in range(6)]), "test", "train")
+    return [labelled(name, windows) for name in names], windows
+
+
+def test_share_on_shapelets_has_intervals_and_controls(tmp_path):
+    told = []
+    runs, windows = sleepers("bitimelygpt", "patchtst")
+    page = attention(runs, sequences=2, windows=12, lengths="1", bootstrap=50, progress=lambda *said: told.append(said))
+    assert {what for what, *_ in told} >= {"shapelets bitimelygpt", "shapelets patchtst", "attention bitimelygpt"}
+    for name in ("bitimelygpt", "patchtst"):
+        about = page.summary[name]["shapelets"]
+        assert about["ratio"]["lo"] <= about["ratio"]["value"] <= about["ratio"]["hi"]
+        assert about["random_places"]["lo"] < 1.3
+        assert 0 < about["p_places"] <= 1
+        assert about["beyond_random_weights"]["value"] == pytest.approx(about["ratio"]["value"] - about["random_weights"]["value"])
+        assert set(about["heads"]) == {"1", "2"}
+    assert page.summary["bitimelygpt"]["shapelets"]["heads"]["1"]["ratio"]["lo"] is not None
+    figures = {block.name: block for block in page.blocks if isinstance(block, Figure)}
+    assert next(iter(figures)) == "main-score"
+    assert figures["main-score"].data["names"][-2:] == ["size of the signal", "random places"]
+    assert figures["signal-1"].data["spans"][0]["stop"] - figures["signal-1"].data["spans"][0]["start"] == pytest.approx(1.0)
+    tables = {block.name: block for block in page.blocks if isinstance(block, Table)}
+    assert [row[0] for row in tables["shapelets"].rows] == ["bitimelygpt", "patchtst"]
+    assert tables["differences"].rows[0][:2] == ["bitimelygpt", "patchtst"]
+    assert len(tables["shapelets-heads"].rows) == 4
+    assert "times the attention of their length" in page.verdict
+    assert windows.of_split[page.summary["bitimelygpt"]["1"]["window"]] == "test"
+    assert report.write(tmp_path, page).stat().st_size < report.LIMIT
+
+
+def test_the_ratio_on_shapelets_is_that_of_the_maps_by_hand():
+    (one,), windows = sleepers("bitimelygpt")
+    page = attention([one], windows=5, lengths="1", bootstrap=10)
+    stretches, but, _ = known(windows, "", "1", 0, None)
+    chosen = present(windows, stretches, 5, 0, but)
+    found = []
+    for row, start, length in zip(chosen.rows, chosen.start, chosen.length, strict=True):
+        maps = last_map(mixings(in_float64(one.model), Batch(values=torch.from_numpy(windows.x[row : row + 1]))))[0]
+        share = np.repeat(np.abs(maps).sum(1).mean(0), 4)  # four samples a patch
+        found.append(share[start : start + length].mean() / share.mean())
+    assert page.summary["bitimelygpt"]["shapelets"]["ratio"]["value"] == pytest.approx(np.mean(found))
+    assert page.summary["bitimelygpt"]["shapelets"]["ratio"]["n"] == len(chosen.rows) == 5
+
+
+def test_where_there_are_no_shapelets_it_says_so():
+    (one,), windows = sleepers("timelygpt", n=60)
+    windows.task = "none"
+    page = attention([one])
+    assert any("Nothing is said about shapelets: planted has no classes" in notice for notice in page.notices)
+    assert "shapelets" not in page.summary["timelygpt"]
+    with pytest.raises(UserError, match="no report"):
+        attention([one], shapelets="/nowhere/at/all")
+
+
 def test_half_a_region_is_refused():
     with pytest.raises(UserError, match="--stop"):
         attention([run()], start=1.0)
 
 
 def test_mean_distance_grows_with_memory():
-    page = attention([run(windows=Windows(480), heads=2, decay={"from": 2.0, "to": 512.0})])
+    page = attention([run(windows=Windows(480), heads=2, decay={"from": 2.0, "to": 512.0})], windows=0)
     table = next(block for block in page.blocks if isinstance(block, Table))
     distance = {(row[2], row[3]): row[6] for row in table.rows}
     assert distance[3, 1] < distance[3, 2]

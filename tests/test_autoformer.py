@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from planted import seeded
 from torch import nn
 
 from bitimely_core import heads, models, objectives, registry
@@ -28,10 +29,6 @@ def lively(model):
     for weight in model.parameters():
         nn.init.normal_(weight, std=0.3)
     return model.double()
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def waves(rows=16, length=50, channels=3, seed=0):

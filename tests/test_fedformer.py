@@ -2,7 +2,9 @@
 
 import cmath
 import math
+from functools import partial
 
+import planted
 import pytest
 import torch
 from torch import nn
@@ -17,9 +19,7 @@ from bitimely_core.settings import model_config
 torch.set_num_threads(1)
 
 
-def tiny(**options):
-    torch.manual_seed(0)
-    return models.build("fedformer", **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
+tiny = partial(planted.tiny, "fedformer")
 
 
 def config(**options):

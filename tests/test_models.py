@@ -96,6 +96,19 @@ def test_nothing_is_forward_in_time_only_in_name(name):
 
 
 @pytest.mark.parametrize("name", REGULAR)
+def test_directions_that_its_layers_cannot_take_are_refused(name):
+    model = tiny(name)
+    for answer, plan in (("one-way", ["forward"]), ("alternating", ["forward", "backward"])):
+        plan = (plan * model.config.layers)[: model.config.layers]
+        if answer in registry.models[name].facts.answers:
+            assert len(model(Batch(torch.randn(2, 50, 3)), directions=plan).hidden) == len(plan)
+            continue
+        with pytest.raises(UserError) as caught:
+            model(Batch(torch.randn(2, 50, 3)), directions=plan)
+        assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", REGULAR)
 def test_counted_without_memory(name):
     model = tiny(name)
     assert models.count(model.config) == models.parameters(model) > 0

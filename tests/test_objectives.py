@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bitimely_core import models, objectives, registry
+from bitimely_core import models, objectives, registry, runs
 from bitimely_core.batch import Batch
 from bitimely_core.errors import UserError
 from bitimely_core.settings import ObjectiveConfig, Settings, model_config
@@ -395,6 +395,45 @@ def test_what_cannot_be_asked_is_refused():
         objectives.get("next-prevous")
     with pytest.raises(UserError, match="ratio"):
         objectives.get("masked", ratio=1.5)
+
+
+@pytest.mark.parametrize("name", list(registry.models))
+def test_each_objective_trains_a_step_or_is_refused_before_it(name):
+    """The whole grid: nothing is found out in the first step. A refusal is one line that names what the model can be asked."""
+    model = tiny(name, length=64).train()
+    batch = Batch(torch.randn(4, 64, 3))
+    fit = objectives.fitting(name)
+    for objective in registry.objectives:
+        model.zero_grad()
+        refused = refusal(model.config, objective)
+        if refused is not None:
+            assert (refused.code, refused.exit_code) == ("config", 2)
+            assert refused.field in {"objective.name", "model.layers"}
+            assert "\n" not in str(refused)
+            assert objective in {"masked", "masked-runs"} if objective in fit else all(one in str(refused) for one in fit)
+            with pytest.raises(UserError):
+                objectives.get(objective)(model, batch, seeded())
+        elif objective != "none":  # which `pretrain` refuses, but for models that have no other
+            assert objective in fit
+            objectives.get(objective)(model, batch, seeded())["loss"].backward()
+            slopes = [p.grad for p in model.parameters() if p.grad is not None]
+            assert all(torch.isfinite(slope).all() for slope in slopes)
+            assert any(slope.any() for slope in slopes)
+
+
+def refusal(config, objective):
+    try:
+        objectives.refuse_unfit(config, objective)
+    except UserError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(("name", "objective"), [("bilstm", "next"), ("elmo", "next-previous"), ("gpt", "vae"), ("seft", "masked")])
+def test_what_a_model_cannot_be_asked_leaves_nothing_behind(name, objective, tmp_path):
+    with pytest.raises(UserError, match=f"{objective} for {name}"):
+        runs.pretrain(flags={"model": {"name": name}, "objective": {"name": objective}}, workspace=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 # -------------------------------------------------------------------------------------------------------------- learning

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from planted import Windows, classes, run
+import torch
+from planted import Head, Windows, classes, run
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
 
-from bitimely_core import models, report
+from bitimely_core import data, models, report
 from bitimely_core.analyses import features
 from bitimely_core.analyses.features import Cell, cells_of, raw, standardised, vectors
 from bitimely_core.analyses.probing import PENALTIES, negated, probe, probing
@@ -98,7 +99,7 @@ def test_vectors_are_those_of_the_readouts():
 
 @pytest.mark.parametrize("name", ["bitimelygpt", "lstm", "patchtst", "timesnet"])
 def test_every_cell_of_a_real_model_is_what_a_head_would_read(name):
-    from bitimely_core import data, heads
+    from bitimely_core import heads
 
     windows = classes(length=48)
     model = models.build(name, preset="tiny", channels=1, length=48).eval()
@@ -175,3 +176,41 @@ def test_subjects_are_numbered_without_telling_their_order():
     assert count == 20
     assert sorted(numbers) == list(range(20))
     assert list(numbers) != list(range(20))
+
+
+def test_fine_tuned_runs_stand_beside_the_frozen_probe():
+    windows = classes(n_subjects=40)
+    windows.cuts = (0.5, 0.6)
+    good, poor = Head(2), Head(2)
+    poor.readout, poor.layers = "mean", "last-two"
+    good.predict = lambda batch: torch.stack([-batch.values[:, 0, 0], batch.values[:, 0, 0]], 1).softmax(1)
+    poor.predict = lambda batch: torch.full((len(batch.values), 2), 0.5)
+    told = []
+    runs = [run(windows, name="base"), run(windows, good, "tuned"), run(windows, poor, "tuned-mean")]
+    page = probing(runs, bootstrap=100, control=False, progress=lambda *said: told.append(said[0]))
+    found = page.summary["fine_tuned"]
+    assert list(found) == ["tuned", "tuned-mean"]
+    target = windows["test"].targets()
+    accuracy = (good.predict(data.collate(windows["test"])).argmax(1).numpy() == target).mean()
+    assert found["tuned"]["value"] == pytest.approx(accuracy)
+    assert (found["tuned"]["readout"], found["tuned"]["difference"]) == ("sos", None)
+    assert found["tuned-mean"]["difference"]["difference"] == pytest.approx(found["tuned-mean"]["value"] - accuracy)
+    assert found["tuned"]["frozen"] == page.summary["cells"]["sos"]["last"]["value"]
+    assert found["tuned"]["beyond_frozen"]["value"] == pytest.approx(accuracy - found["tuned"]["frozen"])
+    assert found["tuned-mean"]["frozen"] == page.summary["cells"]["mean"]["last-two"]["value"]
+    table = next(b for b in page.blocks if isinstance(b, Table) and b.name == "fine-tuned")
+    assert [row[:2] for row in table.rows] == [["tuned", "[SOS] (l = L)"], ["tuned-mean", "average pooling (l = {L − 1, L})"]]
+    assert "predict tuned-mean" in told
+    alone = probing([run(windows, good, "tuned")], bootstrap=10, control=False)
+    assert list(alone.summary["fine_tuned"]) == ["tuned"]
+    assert "fine_tuned" not in probing([run(windows)], bootstrap=10, control=False).summary
+
+
+def test_only_the_first_run_is_probed():
+    windows = classes()
+    with pytest.raises(UserError, match="only pre-trained"):
+        probing([run(windows), run(windows, name="other")])
+    other = classes(seed=1)
+    other.fingerprint = "g"
+    with pytest.raises(UserError, match="other windows"):
+        probing([run(windows), run(other, Head(2))])

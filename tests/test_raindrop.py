@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from bitimely_core import models
+from bitimely_core import heads, models
 from bitimely_core.batch import Batch
 from bitimely_core.errors import UserError
-from bitimely_core.models.raindrop import Message, pruned
+from bitimely_core.models.raindrop import Message, apart, pruned
 from bitimely_core.models.supervised import clock
 
 torch.set_num_threads(1)
@@ -155,3 +155,29 @@ def test_47_codes_give_the_width_of_the_paper():
     assert model.layers[0].first.out_features == 2 * 204
     assert model.config.dropout == 0.2
     assert math.isclose(float(model.nodes.detach().std()), math.sqrt(2 / (47 + 4)), rel_tol=0.15)  # Glorot
+
+
+def test_graphs_of_a_batch_are_drawn_together_in_training_alone():
+    """graph_distance times the mean over pairs of samples of the distance between their edges."""
+    edges = torch.randn(4, 3, 3, dtype=torch.float64)
+    pairs = [math.dist(edges[i].flatten(), edges[j].flatten()) for i in range(4) for j in range(i)]
+    assert float(apart(edges)) == pytest.approx(sum(pairs) / 6)
+    assert float(apart(edges[:1])) == 0
+    batch = sampled()._replace(target=torch.tensor([0, 1]))
+    for options, weight in (
+        ({"dropout": 0.0}, 0.02),
+        ({"dropout": 0.0, "graph_distance": 0.0}, 0.0),
+        ({"dropout": 0.0, "message": "self"}, 0.0),
+    ):
+        torch.manual_seed(3)
+        head = heads.Classifier(tiny(**options), outputs=2).double()
+        rows = head.model.adapter.tokenizer.rows(batch)
+        _, found = head.model.exchanged(rows, clock(rows.times, 20.0, 16).double())
+        plain = heads.cross_entropy(head.eval(), batch)["loss"]
+        trained = heads.cross_entropy(head.train(), batch)
+        assert float((trained["loss"] - plain).detach()) == pytest.approx(weight * float(apart(found).detach()), abs=1e-12)
+        assert ("penalty" in trained["parts"]) == (weight > 0)
+        trained["loss"].backward()
+        slopes = [p.grad for p in head.parameters() if p.grad is not None]
+        assert all(torch.isfinite(slope).all() for slope in slopes)
+        assert "penalty" not in heads.cross_entropy(head.eval(), batch)["parts"]

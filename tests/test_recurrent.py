@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from planted import seeded, tiny
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,15 +21,6 @@ torch.set_num_threads(1)
 
 NAMES = ["lstm", "lstm-baar", "bilstm", "elmo"]
 CONNECTIONS = ["plain", "residual", "norm", "residual-norm"]
-
-
-def tiny(name, **options):
-    torch.manual_seed(0)
-    return models.build(name, **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def ragged(lengths=(50, 37, 22)):
@@ -266,20 +258,6 @@ def test_next_previous_of_lstm_baar_reads_layers_l_minus_1_and_l():
     result, hidden = objectives.get()(model, batch), model(batch, directions=["forward", "backward"] * 2).hidden
     assert torch.equal(result["prediction"], torch.cat((model.output(hidden[-2][:, :-2]), model.output(hidden[-1][:, 2:])), 1))
     assert torch.equal(result["target"], torch.cat((batch.values[:, ::4],) * 2, 1))
-
-
-@pytest.mark.parametrize(
-    ("name", "objective", "said"),
-    [
-        ("bilstm", "next", "Use the objective masked"),
-        ("bilstm", "next-previous-strict", "its layers read both"),
-        ("elmo", "next-previous", "never meet"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(name, objective, said):
-    with pytest.raises(UserError, match=said) as caught:
-        objectives.get(objective)(tiny(name), Batch(torch.randn(1, 50, 3)))
-    assert (caught.value.code, caught.value.exit_code) == ("config", 2)
 
 
 def test_dimensions_that_do_not_fit_are_refused():

@@ -10,7 +10,8 @@ from torch import Generator, nn
 
 from bitimely_core import data, evaluate, heads, models, objectives, report
 from bitimely_core.analyses import LoadedRun
-from bitimely_core.analyses.saliency import agreement, asked, elsewhere, look, over_subjects, present, randomised, ratios, saliency, slopes
+from bitimely_core.analyses.regions import agreement, elsewhere, over_subjects, present, ratios, told_apart
+from bitimely_core.analyses.saliency import asked, look, randomised, saliency, slopes
 from bitimely_core.analyses.shapelets import mine, shapelets
 from bitimely_core.batch import Batch, Encoded, Figure, Table
 from bitimely_core.errors import UserError
@@ -31,7 +32,7 @@ class Linear(nn.Module):
     """y = sum w x + 1 of one channel: model and head at once."""
 
     task, adapter = "regression", SimpleNamespace(tokenizer=SimpleNamespace(count=lambda length: length))
-    config = SimpleNamespace(tokenizer="steps", stride=None, patch=1, crop="end")
+    config, penalty = SimpleNamespace(tokenizer="steps", stride=None, patch=1, crop="end"), None
     target_mean, target_std, target_scale = torch.zeros(1), torch.ones(1), torch.ones(())
 
     def __init__(self, length):
@@ -320,7 +321,7 @@ def test_page_compares_runs_on_the_same_windows(tmp_path):
     options = {"sequences": 12, "lengths": "1", "masks": 2, "bootstrap": 50}
     page = saliency(runs, **options, progress=lambda *said: told.append(said))
     assert page.summary == saliency(runs, **options).summary
-    assert told[-1] == ("saliency tuned with random weights", told[-1][2], told[-1][2])
+    assert told[-1] == ("saliency tuned with random weights 3", told[-1][2], told[-1][2])
     about = page.summary["options"]
     assert about["subjects"] >= 5
     for name in ("bitimelygpt", "timelybert", "tuned"):
@@ -408,3 +409,29 @@ def test_hooks_are_gone_after_an_error():
     assert not one.model._forward_hooks
     assert "output" not in vars(one.model)
     assert objectives.get("next")(one.model, batch)["loss"] > 0
+
+
+def test_fine_tuning_moves_saliency_to_the_planted_wave():
+    """The planted cohort: beyond every draw of random weights, with an interval; random weights themselves are not beyond one another."""
+    windows = Labelled(n=360, subjects=12)
+    windows.of_split = np.where(np.isin(windows.who, [f"s{k}" for k in range(6)]), "test", "train")
+    one = run(windows=windows, tuned=True, readout="max", label="tuned", dim=16, value_dim=16, ffn_dim=16)
+    model, head = randomised(one, 7)
+    before = LoadedRun("before", model, windows, one.settings, head)
+    optimiser = torch.optim.Adam(one.head.parameters(), lr=5e-3)
+    rng = np.random.default_rng(0)
+    for _ in range(120):
+        batch = data.collate(windows, rng.choice(windows["train"].rows, 48, replace=False))
+        optimiser.zero_grad()
+        heads.losses["classification"](one.head, batch, None)["loss"].backward()
+        optimiser.step()
+    page = saliency([one, before], sequences=18, lengths="1", bootstrap=200)
+    tuned, random = page.summary["tuned"]["input"], page.summary["before"]["input"]
+    assert tuned["ratio"]["lo"] > 1
+    assert tuned["beyond_random_weights"]["lo"] > 0
+    assert tuned["ratio"]["value"] > max(tuned["random_draws"])
+    assert len(tuned["random_draws"]) == 3
+    assert tuned["p_places"] < 0.01
+    assert random["ratio"]["value"] <= max(random["random_draws"]) or random["beyond_random_weights"]["lo"] <= 0
+    assert told_apart(tuned).startswith("more than at random places, more than with random weights")
+    assert "more than with random weights" not in told_apart(random)

@@ -122,6 +122,25 @@ def test_values_without_planting_differ_only_there() -> None:
     assert np.abs(night.values[0]).max() < 250  # inside the range of the file
 
 
+def test_in_the_planted_cohort_only_the_waveforms_tell_the_stages_apart() -> None:
+    """Between the planted waveforms every stage has the same loudness; in the small cohort N3 is far louder than W."""
+    ratio = {}
+    for alike in (False, True):
+        level: dict[int, list[float]] = {module.W: [], module.N3: []}
+        for subject in range(6):
+            night = make_night(20, 0, subject, 1, alike=alike)
+            own = night.values[0].copy()
+            for note in night.planted:
+                own[int(note.onset * 100) : int((note.onset + note.duration) * 100)] = np.nan
+            for epoch, stage in enumerate(night.stages):
+                if int(stage) in level:
+                    level[int(stage)].append(float(np.nanstd(own[3000 * epoch : 3000 * (epoch + 1)])))
+            assert night.planted
+        ratio[alike] = np.mean(level[module.N3]) / np.mean(level[module.W])
+    assert ratio[False] > 1.8
+    assert 0.85 < ratio[True] < 1.15
+
+
 def test_cohort_on_disk_is_sleep_edf(tmp_path: Path, cohort: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.SIZES, "small", (2, 20))
     files = write_cohort(tmp_path, "small", 0)

@@ -2,9 +2,12 @@
 
 import cmath
 import math
+from functools import partial
 
+import planted
 import pytest
 import torch
+from planted import seeded
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,13 +21,7 @@ from bitimely_core.settings import ObjectiveConfig
 torch.set_num_threads(1)
 
 
-def tiny(**options):
-    torch.manual_seed(0)
-    return models.build("tf-c", **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+tiny = partial(planted.tiny, "tf-c")
 
 
 # -------------------------------------------------------------------------------------------------------------- the model
@@ -35,6 +32,8 @@ def test_the_alias_of_the_papers_table():
     assert models.build("ts-t", preset="tiny").config.name == "tf-c"
     row = next(row for row in listing.rows("models", None) if row["name"] == "tf-c")
     assert "ts-t" in row["known"]
+    assert row["alias"] == ["ts-t"]
+    assert row["objectives"] == ["tf-c", "tf-c-code"]
 
 
 def test_the_spectrum_equals_the_sum_of_its_definition():

@@ -344,6 +344,35 @@ def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_
     assert former.step == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "alike"), [("gpt", True), ("ts2vec", False), ("tf-c", False), ("patchtst", False), ("autoformer", True), ("timesnet", True)]
+)
+def test_parts_of_a_batch_are_said_to_have_its_gradient_only_where_they_have(name: str, alike: bool) -> None:
+    """Not where rows are compared with each other, and not where they are read by statistics of the batch."""
+    from bitimely_core import models, objectives, registry
+
+    torch.manual_seed(0)
+    model = models.build(name, preset="tiny", channels=2, length=48, dropout=0.0)
+    objective = objectives.get(registry.models[name].facts.objective)
+    x = torch.randn(4, 48, 2)
+
+    def gradient(parts: int) -> torch.Tensor:
+        model.train().zero_grad()
+        draw, counts = torch.Generator().manual_seed(0), []
+        for rows in x.chunk(parts):
+            out = objective(model, Batch(rows), draw)
+            (out["loss"] * out["count"]).backward()
+            counts.append(int(out["count"]))
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]) / sum(counts)
+
+    whole, divided = gradient(1), gradient(2)
+    assert torch.allclose(whole, divided, rtol=1e-3, atol=1e-5) == alike
+    told = train._out_of_memory(MemoryError(), Rows(), config(), 1, alike=train._divisible(model, objective))
+    assert told is not None
+    assert "--accumulate 2" in told.action
+    assert ("same gradient" in told.action) == alike
+
+
 @pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), ZeroDivisionError()])
 def test_memory_that_is_exhausted_while_the_scale_is_measured(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     from bitimely_core import objectives

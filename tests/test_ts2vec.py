@@ -6,9 +6,12 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 
+import planted
 import pytest
 import torch
+from planted import seeded
 from torch import nn
 
 from bitimely_core import data, heads, models, objectives, registry, settings, train
@@ -21,13 +24,7 @@ from bitimely_core.settings import Settings, TrainConfig, model_config
 torch.set_num_threads(1)
 
 
-def tiny(**options):
-    torch.manual_seed(0)
-    return models.build("ts2vec", **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+tiny = partial(planted.tiny, "ts2vec")
 
 
 # -------------------------------------------------------------------------------------------------------------- the encoder
@@ -281,18 +278,21 @@ def test_everything_the_same_has_rel_1():
 
 
 def test_a_long_window_stays_within_memory():
-    """T = 3000, 2 rows: the scores of the finest scale alone are 0.29 GB, and a plain softmax keeps several such tensors."""
+    """A step on 8 rows of T = 3,000: the scores of the finest scale alone would be 1.15 GB, and a plain softmax keeps several such tensors."""
     script = """
 import resource, torch
+from bitimely_core import models
+from bitimely_core.batch import Batch
 from bitimely_core.objectives.ts2vec import hierarchical
 torch.set_num_threads(1)
+model = models.build("ts2vec", preset="tiny", length=3000, layers=2, dim=16, ffn_dim=8).train()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-views = [torch.randn(2, 3000, 8, requires_grad=True) for _ in range(2)]
-sum(hierarchical(*views, None, 0)[:2]).backward()
+views = [model(Batch(torch.randn(8, 3000, 1))).hidden[-1] for _ in range(2)]
+sum(hierarchical(*views)[:2]).backward()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 0.25  # GB
+    assert float(done.stdout) < 0.5  # GB
 
 
 # -------------------------------------------------------------------------------------------------------------- the form of a result
@@ -322,12 +322,6 @@ def test_what_cannot_be_asked_is_refused(objective):
     with pytest.raises(UserError, match="at least 2") as caught:
         objectives.get(objective)(model, Batch(torch.randn(1, 50, 3)), seeded())
     assert (caught.value.code, caught.value.exit_code) == ("config", 2)
-    with pytest.raises(UserError, match=objective):
-        objectives.get(objective)(models.build("gpt", preset="tiny", channels=3, length=50), Batch(torch.randn(2, 50, 3)), seeded())
-    for asked in ("masked", "next", "gap", "next-previous-strict"):
-        with pytest.raises(UserError) as caught:
-            objectives.get(asked)(model, Batch(torch.randn(2, 50, 3)), seeded())
-        assert caught.value.exit_code == 2
     with pytest.raises(UserError, match="signals"):
         models.build(own, preset="tiny", tokenizer="codes", codes=52)
 

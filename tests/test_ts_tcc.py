@@ -1,9 +1,12 @@
 """TS-TCC: its formulas, augmentations, and the two contrasts against slow loops."""
 
 import math
+from functools import partial
 
+import planted
 import pytest
 import torch
+from planted import seeded
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,13 +21,7 @@ from bitimely_core.settings import ObjectiveConfig
 torch.set_num_threads(1)
 
 
-def tiny(**options):
-    torch.manual_seed(0)
-    return models.build("ts-tcc", **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+tiny = partial(planted.tiny, "ts-tcc")
 
 
 # -------------------------------------------------------------------------------------------------------------- the encoder

@@ -2,9 +2,12 @@
 
 import itertools
 import math
+from functools import partial
 
+import planted
 import pytest
 import torch
+from planted import lively, seeded
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,26 +22,7 @@ from bitimely_core.tokenizers import FIRST
 torch.set_num_threads(1)
 
 
-def tiny(**options):
-    torch.manual_seed(0)
-    return models.build("tst", **{"preset": "tiny", "channels": 3, "length": 20, **options}).eval()
-
-
-def lively(model):
-    """Weights and running statistics that all count."""
-    torch.manual_seed(1)
-    for weight in model.parameters():
-        nn.init.normal_(weight, std=0.15)
-    for name, buffer in model.named_buffers():
-        if name.endswith("running_mean"):
-            nn.init.normal_(buffer)
-        if name.endswith("running_var"):
-            nn.init.uniform_(buffer, 0.5, 2.0)
-    return model.double().eval()
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+tiny = partial(planted.tiny, "tst", length=20)
 
 
 # -------------------------------------------------------------------------------------------------------------- formulas

@@ -2,7 +2,7 @@
 
 Maps are R [N, N], row = query, column = key, in forward time order, without [SOS], [EOS] and padding. Retention maps are signed and have
 no scale of their own; softmax rows sum to 1. So models are compared by the share a_m = sum_n |R_nm|, averaged over heads and normalised to
-sum 1 over the sequence. An alternating model mixes both sides in a pair of layers, shown as tril(R_forward) + triu(R_backward, 1): forward
+sum 1 over the sequence, and by what part of it falls on shapelets of held-out windows, over what part of the length they are. An alternating model mixes both sides in a pair of layers, shown as tril(R_forward) + triu(R_backward, 1): forward
 layer L - 1, backward layer L, with the diagonal once.
 
 Legend: H heads, N tokens, K key width of a head, T samples, L layers.
@@ -21,6 +21,23 @@ import torch
 from torch import Tensor, nn
 
 from bitimely_core import data
+from bitimely_core.analyses.regions import (
+    CONTROLS,
+    PLACES,
+    Chosen,
+    against_first,
+    headline,
+    held_out,
+    interval,
+    known,
+    loudness,
+    measured,
+    over_subjects,
+    present,
+    ratios,
+    spread,
+    told_apart,
+)
 from bitimely_core.batch import Batch, Encoded, Figure, Page, Progress, Table
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.models.stack import Attention, Retention
@@ -74,12 +91,22 @@ def mixings(model: nn.Module, batch: Batch) -> list[Mixing]:
     seen: list[tuple[nn.Module, Tensor, Any, str]] = []
     mixers = [m for m in model.modules() if isinstance(m, Retention | Attention)]
     hooks = [m.register_forward_pre_hook(lambda module, args: seen.append((module, *args[:3]))) for m in mixers]
-    wide = batch._replace(**{name: part.double() for name, part in _given(batch) if part.is_floating_point()})
     try:
-        encoded: Encoded = model(wide, attention=True)
+        encoded = _mapped(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
+    assert encoded.attention is not None
+    kept = _tokens(encoded)
+    parts = seen if len(seen) == len(encoded.attention) else [None] * len(encoded.attention)
+    together = zip(encoded.attention, parts, strict=True)
+    return [_mixing(of_layer.mean(0), part if len(of_layer) == 1 else None, kept) for of_layer, part in together]
+
+
+def _mapped(model: nn.Module, batch: Batch) -> Encoded:
+    """What a float64 model makes of a batch, with its maps. Raises UserError (config, exit 2) where it has none."""
+    wide = batch._replace(**{name: part.double() for name, part in _given(batch) if part.is_floating_point()})
+    encoded: Encoded = model(wide, attention=True)
     if encoded.attention is None:
         raise UserError(
             Reason.CONFIG,
@@ -88,10 +115,7 @@ def mixings(model: nn.Module, batch: Batch) -> list[Mixing]:
             action="`bitimely list models` says which have them",
             exit_code=Exit.USAGE,
         )
-    kept = _tokens(encoded)
-    parts = seen if len(seen) == len(encoded.attention) else [None] * len(encoded.attention)
-    together = zip(encoded.attention, parts, strict=True)
-    return [_mixing(of_layer.mean(0), part if len(of_layer) == 1 else None, kept) for of_layer, part in together]
+    return encoded
 
 
 def _given(batch: Batch) -> list[tuple[str, Tensor]]:
@@ -154,29 +178,28 @@ def column_share(maps: Array) -> Array:
     return mass / mass.sum() if mass.sum() > 0 else np.full(len(mass), 1 / len(mass))
 
 
+@torch.no_grad()
+def last_shares(model: nn.Module, batch: Batch) -> Array:
+    """`column_share` of the `last_map` of a float64 model on one row: over all heads, then head by head, [1 + H, N]."""
+    encoded = _mapped(model, batch)
+    assert encoded.attention is not None
+    maps, _ = last_map([_mixing(of_layer.mean(0), None, _tokens(encoded)) for of_layer in encoded.attention[-2:]])
+    return np.stack([column_share(maps), *(column_share(one[None]) for one in maps)])
+
+
 # --- sequences ----------------------------------------------------------------------------------------------------------------------------
-
-
-def held_out(windows: Windows, count: int, seed: int) -> tuple[npt.NDArray[np.int64], str]:
-    """Positions in the index of up to `count` windows of the first split of test, validation, train that has any, and which one it is.
-
-    They are drawn without replacement, so that runs on the same windows see the same ones.
-
-    Raises:
-        UserError: no_input, where there are no windows at all.
-    """
-    for split in ("test", "validation", "train"):
-        rows = windows[split].rows
-        if len(rows):
-            return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False)), split
-    raise UserError(Reason.NO_INPUT, f"{windows.name} has no windows", action="Tokenize it again with a shorter --window")
 
 
 def batches_of(windows: Windows, count: int, seed: int) -> tuple[list[Batch], npt.NDArray[np.int64], str]:
     """`held_out` windows as batches of one row each, their positions and their split."""
     rows, split = held_out(windows, count, seed)
+    return one_by_one(windows, rows), rows, split
+
+
+def one_by_one(windows: Windows, rows: npt.NDArray[np.int64]) -> list[Batch]:
+    """Windows as batches of one row each."""
     whole = data.collate(windows, rows)
-    return [whole._replace(**{name: part[i : i + 1] for name, part in _given(whole)}) for i in range(len(rows))], rows, split
+    return [whole._replace(**{name: part[i : i + 1] for name, part in _given(whole)}) for i in range(len(rows))]
 
 
 def notices_of(runs: Sequence[LoadedRun], splits: Sequence[str]) -> list[str]:
@@ -210,87 +233,219 @@ def facts_of(runs: Sequence[LoadedRun], seed: int) -> dict[str, str]:
     return out
 
 
-def spread(share: Array, samples: int, config: Any) -> Array:
-    """Shares of tokens spread over the samples that they stand for, [T], sum kept: a patch its own samples, a convolution 4 each."""
-    step = {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)
-    first = samples % config.patch if config.tokenizer == "patch" and config.crop == "start" else 0
-    token = (np.arange(samples) - first) // step
-    inside = (token >= 0) & (token < len(share))
-    counts = np.bincount(token[inside], minlength=len(share))
-    out = np.zeros(samples)
-    out[inside] = share[token[inside]] / counts[token[inside]]
-    return out
-
-
 # --- the analysis -------------------------------------------------------------------------------------------------------------------------
 
 
-@analyses(AnalysisFacts(takes="runs", help="Where the layers look: maps of the last layers, head by head, and the share each token gets"))
+@analyses(
+    AnalysisFacts(takes="runs", help="Where the layers look: maps of the last layers, head by head, and the share that shapelets get of it")
+)
 def attention(
     runs: list[LoadedRun],
     *,
     sequences: int = 1,
+    windows: int = 64,
+    shapelets: str = "",
+    lengths: str = "0.5,1,2",
     start: float | None = None,
     stop: float | None = None,
+    bootstrap: int = 1000,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Page:
-    """Where the last layers look in a few held-out sequences, beside the same architecture with random weights.
+    """Where the last layers look in a few held-out sequences, and how much of it is on shapelets, beside random weights.
 
     Args:
         runs: any models with attention maps; those on the same windows see the same sequences.
-        sequences: how many sequences are drawn.
-        start: seconds; with `stop` a region of interest, for instance a shapelet, whose share of attention is compared with its length.
+        sequences: how many sequences are shown: those closest to their shapelets, without shapelets drawn at random.
+        windows: held-out windows in which a shapelet is present, over which the share on shapelets is averaged; 0 = no shapelets.
+        shapelets: folder of a report of `analyze shapelets`; empty = mined from the training split, where the windows have classes.
+        lengths: of the shapelets that are mined here, seconds, with commas between.
+        start: seconds; with `stop` a region of interest in the place of shapelets, whose share of attention is compared with its length.
         stop: seconds.
+        bootstrap: replicates of the intervals over subjects.
         seed: of the choice of sequences and of the random weights.
         progress: told about the sequences.
 
     Returns:
-        A page; its summary is keyed by run and sequence.
+        A page; its summary is keyed by run and sequence, and `shapelets` of each run.
 
     Raises:
-        UserError: config (exit 2) for a model without maps or half a region; no_input without windows.
+        UserError: config (exit 2) for a model without maps, half a region or --shapelets that fit no window; no_input without windows.
     """
     if (start is None) != (stop is None):
         raise UserError(
             Reason.CONFIG, "half a region", wanted="--start goes with --stop, in seconds", field="--start", exit_code=Exit.USAGE
         )
-    blocks: list[Figure | Table | str] = [HOW_TO_READ]
+    region, told = (None, []) if start is not None else _region(runs, windows, shapelets, lengths, seed, progress)
     summary: dict[str, Any] = {}
     rows: list[list[Any]] = []
     splits: list[str] = []
-    found: list[tuple[_Shown, dict[str, Any]]] = []
+    found: list[_Shown] = []
+    on: dict[str, _On] = {}
     for run in runs:
-        batches, positions, split = batches_of(run.windows, sequences, seed)
-        splits.append(split)
         trained, random = in_float64(run.model), untrained(run.model, seed)
+        if region is None:
+            positions, split = held_out(run.windows, sequences, seed)
+        else:
+            positions, split = region.chosen.rows[np.argsort(region.chosen.distance, kind="stable")[:sequences]], region.chosen.split
+            untaught = [random, *(untrained(run.model, seed + k) for k in range(1, CONTROLS))]
+            on[run.name] = _on_shapelets(run, trained, untaught, region.chosen, bootstrap, seed, progress)
+        splits.append(split)
         summary[run.name] = {}
-        for k, (batch, position) in enumerate(zip(batches, positions, strict=True)):
-            layers, control = mixings(trained, batch), mixings(random, batch)
-            shown = _Shown(run, k, int(position), layers, control, batch)
-            summary[run.name][str(k + 1)] = entry = shown.summary(start, stop)
-            found.append((shown, entry))
+        for k, (batch, position) in enumerate(zip(one_by_one(run.windows, positions), positions, strict=True)):
+            shown = _Shown(run, k, int(position), mixings(trained, batch), mixings(random, batch), batch)
+            summary[run.name][str(k + 1)] = shown.summary(*(region.span(int(position)) if region else (start, stop)))
+            found.append(shown)
             rows += shown.rows()
             if progress is not None:
-                progress(f"attention {run.name}", k + 1, len(batches))
-    for k in range(max(len(s) for s in summary.values())):
-        here = [shown for shown, _ in found if shown.number == k]
-        blocks.append(f"## Sequence {k + 1}")
-        blocks += _sequence(here, start, stop)
+                progress(f"attention {run.name}", k + 1, len(positions))
+        if run.name in on:
+            summary[run.name]["shapelets"] = on[run.name].summary
+    shown_rows = max(shown.number for shown in found) + 1
+    blocks: list[Figure | Table | str] = [HOW_TO_READ]
+    if region is not None:
+        size = over_subjects(region.loud, region.chosen.subjects, bootstrap, seed)
+        summary["signal_size"] = size
+        blocks = list(_shapelet_blocks(on, region, size, bootstrap, seed))
+    for k in range(shown_rows):
+        here = [shown for shown in found if shown.number == k]
+        blocks.append(f"## Sequence {k + 1}" + (", a case" if region is not None and k == 0 else ""))
+        blocks += _sequence(here, *(region.span(here[0].position) if region else (start, stop)))
     columns = ["run", "sequence", "layer", "head", "γ", "half of it on", "mean distance, tokens", "mean distance, s", "negative share"]
     blocks += ["## What each head does", Table(name="heads", title="Heads", caption=HEADS, columns=columns, rows=rows)]
     return Page(
         title="Where " + " and ".join(run.name for run in runs) + (" looks" if len(runs) == 1 else " look"),
-        verdict=_verdict(found, start, stop),
-        notices=notices_of(runs, splits),
+        verdict=_verdict(found[0], summary, size if region is not None else None),
+        notices=[*notices_of(runs, splits), *told],
         blocks=blocks,
         facts={
             **facts_of(runs, seed),
-            "Sequences": f"{max(len(s) for s in summary.values())} of the {', '.join(sorted(set(splits)))} split",
+            "Sequences": f"{shown_rows} of the {', '.join(sorted(set(splits)))} split" + (", closest to a shapelet" if region else ""),
+            **(region.facts if region else {}),
         },
         summary=summary,
     )
 
+
+# --- shapelets ----------------------------------------------------------------------------------------------------------------------------
+
+
+class _Region(NamedTuple):
+    """Held-out windows in which a shapelet is present."""
+
+    chosen: Chosen
+    rate: float  # Hz
+    loud: Array  # [S] ratio of the signal's own size
+    facts: dict[str, str]
+
+    def span(self, position: int) -> tuple[float, float]:
+        """Seconds of the shapelet in the window at a position of the index."""
+        at = int(np.flatnonzero(self.chosen.rows == position)[0])
+        return float(self.chosen.start[at]) / self.rate, float(self.chosen.start[at] + self.chosen.length[at]) / self.rate
+
+
+def _region(
+    runs: list[LoadedRun], count: int, folder: str, lengths: str, seed: int, progress: Progress | None
+) -> tuple[_Region | None, list[str]]:
+    """The windows with their shapelets; None where there are none to speak of, and why.
+
+    Raises:
+        UserError: where a folder of shapelets was given and does not fit.
+    """
+    if not count:
+        return None, []
+    source = runs[0].windows
+    try:
+        if not hasattr(source, "channel_names") or len({run.windows.fingerprint for run in runs}) > 1:
+            raise UserError(
+                Reason.CONFIG, "the runs do not all read the same windows of signals", field="--shapelets", exit_code=Exit.USAGE
+            )
+        stretches, but, chance = known(source, folder, lengths, seed, progress)
+        chosen = present(source, stretches, count, seed, but)
+    except UserError as error:
+        if folder:
+            raise
+        return None, [f"Nothing is said about shapelets: {error.text}{f' ({error.wanted})' if error.wanted else ''}."]
+    values = data.collate(source, chosen.rows).values.double().numpy()
+    loud = ratios(loudness(values, source, stretches, chosen), chosen.start, chosen.length)
+    subjects = len(set(chosen.subjects.tolist()))
+    facts = {
+        "Shapelets": f"{len(stretches)}, {f'from {folder}' if folder else f'mined from {len(but)} training windows'}",
+        "Windows": f"{len(chosen.rows)} of {subjects} subject{'s' * (subjects != 1)}: of {chosen.looked} looked through those among the "
+        "closest tenth to a shapelet",
+    }
+    weak = f"The shapelets tell the classes apart no better than chance would (p = {chance or 0:.2g}): attention on them means little."
+    return _Region(chosen, source.rate, loud, facts), [weak] if chance is not None and chance > 0.05 else []
+
+
+class _On(NamedTuple):
+    """Attention of one run on the shapelets."""
+
+    ratio: Array  # [S]
+    summary: dict[str, Any]
+
+
+def _on_shapelets(
+    run: LoadedRun, trained: nn.Module, untaught: list[nn.Module], chosen: Chosen, bootstrap: int, seed: int, progress: Progress | None
+) -> _On:
+    """The share of attention on the shapelets of the chosen windows, over all heads and head by head."""
+    maps: list[list[Array]] = [[] for _ in (trained, *untaught)]  # S times [1 + H, T]
+    for k, batch in enumerate(one_by_one(run.windows, chosen.rows)):
+        for model, of in zip((trained, *untaught), maps, strict=True):
+            of.append(np.stack([spread(share, run.windows.length, run.model.config) for share in last_shares(model, batch)]))
+        if progress is not None:
+            progress(f"shapelets {run.name}", k + 1, len(chosen.rows))
+    own, *controls = (np.stack(of, 1) for of in maps)  # [1 + H, S, T]
+    summary = measured(own[0], [one[0] for one in controls], chosen, bootstrap, seed)
+    heads = range(1, len(own))
+    summary["heads"] = {str(h): measured(own[h], [one[h] for one in controls], chosen, bootstrap, seed) for h in heads}
+    return _On(ratios(own[0], chosen.start, chosen.length), summary)
+
+
+SHARE = (
+    "Share of the attention on the shapelets over their share of the length, mean over windows: 1 is an even spread. It speaks for a model "
+    "only where it is above the same model with random weights, above shapelets at random places (bar: 95 % of {places:,} draws), and above "
+    "the plain size of the signal; where it is not, the model looks at shapelets no more than chance, structure or loudness make it."
+)
+SHARES = (
+    "Random weights: mean of {controls} draws. Beyond random weights: the ratio less that, window by window. 95 % intervals by bootstrap over "
+    "subjects; p: share of random places that reach the ratio. A finding about training needs a ratio beyond all draws of random weights "
+    "and an interval that leaves out 0. The "
+    "correlation is of ranks, with the share that random weights give; near 1 the map is the signal's and the architecture's."
+)
+BY_HEAD = (
+    "The same head by head. The best of many heads is above random weights by luck, too: of twenty intervals one leaves out 0 by chance."
+)
+BETWEEN = "Ratio of the first run less that of the second on the same windows; an interval that holds 0 shows no difference."
+
+
+def _shapelet_blocks(
+    on: dict[str, _On], region: _Region, size: dict[str, Any], bootstrap: int, seed: int
+) -> Iterator[Figure | Table | str]:
+    """The page's part on shapelets."""
+    whole = {name: one.summary for name, one in on.items()}
+    yield headline(
+        whole, size, title="Attention on shapelets", caption=SHARE.format(places=PLACES), ylabel="share of attention / share of length"
+    )
+    yield HOW_TO_READ
+    keys = ("ratio", "inside_over_outside", "random_weights", "beyond_random_weights", "p_places", "correlation_with_random_weights")
+    columns = ["ratio", "inside / outside", "random weights", "beyond random weights", "p, random places", "correlation, random weights"]
+    rows = [[name, *(one[key] for key in keys)] for name, one in whole.items()]
+    yield Table(
+        name="shapelets", title="Inside and outside", caption=SHARES.format(controls=CONTROLS), columns=["run", *columns], rows=rows
+    )
+    if len(on) > 1:
+        rows = [list(row) for row in against_first({name: one.ratio for name, one in on.items()}, region.chosen, bootstrap, seed)]
+        columns = ["run", "against", "difference of the ratios"]
+        yield Table(name="differences", title="The first run against the others", caption=BETWEEN, columns=columns, rows=rows)
+    columns = ["ratio", "random weights", "beyond random weights", "p, random places"]
+    rows = [
+        [name, int(h), *(head[key] for key in (keys[0], *keys[2:5]))] for name, one in whole.items() for h, head in one["heads"].items()
+    ]
+    yield Table(name="shapelets-heads", title="Head by head", caption=BY_HEAD, columns=["run", "head", *columns], rows=rows)
+
+
+# --- sequences, as they are shown ---------------------------------------------------------------------------------------------------------
 
 HOW_TO_READ = (
     "A map says how much token n (row) takes from token m (column). Retention maps are signed: blue adds, red subtracts; their rows have "
@@ -465,15 +620,23 @@ def _labelled(shown: _Shown) -> str:
     return f" (class {windows.class_names[int(target[0])]})"
 
 
-def _verdict(found: list[tuple[_Shown, dict[str, Any]]], start: float | None, stop: float | None) -> str:
-    shown, entry = found[0]
-    if start is not None and stop is not None:
+def _verdict(shown: _Shown, summary: dict[str, Any], size: dict[str, Any] | None) -> str:
+    """What the first run does."""
+    name = shown.run.name
+    entry = summary[name]["1"]
+    if size is not None:
+        about = summary[name]["shapelets"]
+        return (
+            f"{name} gives shapelets {about['ratio']['value']:.2f} times the attention of their length ({interval(about['ratio'])}): "
+            f"{told_apart(about)}; the plain size of the signal has {size['value']:.2f}."
+        )
+    if "region" in entry:
         region = entry["region"]
         return (
-            f"{shown.run.name} gives the region {region['ratio']:.2f} times the attention of its length; "
+            f"{name} gives the region {region['ratio']:.2f} times the attention of its length; "
             f"{100 * region['higher_elsewhere']:.0f} % of all places of that length get more."
         )
     return (
-        f"Half of the attention of {shown.run.name} falls on {100 * entry['half_on']:.0f} % of the tokens (an even spread would need 50 %, "
+        f"Half of the attention of {name} falls on {100 * entry['half_on']:.0f} % of the tokens (an even spread would need 50 %, "
         f"the same model with random weights {100 * entry['half_on_random_weights']:.0f} %)."
     )

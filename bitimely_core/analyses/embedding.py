@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate
 from bitimely_core.analyses import features
-from bitimely_core.analyses.attention import held_out
 from bitimely_core.analyses.features import Cell
+from bitimely_core.analyses.regions import held_out
 from bitimely_core.batch import Figure, Page, Progress, Table
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.heads import POOLS

@@ -4,6 +4,8 @@ The model is not touched. On each vector a logistic regression (numbers: ridge r
 its penalty is chosen by the loss on the validation split, and it is scored on the test split. All probes are scored on the same windows
 and the same bootstrap draws of subjects, so that the difference of each to the default readout is a paired one. Two controls go the same
 way: the same architecture with random weights, and features that need no model (means and spectra of the signals, counts of codes).
+Fine-tuned runs are no probes: their own predictions are scored on the same windows, beside each other and beside the frozen probe of the
+vector that each reads.
 
 Legend: n rows, D width of a vector, K classes or labels, L layers.
 """
@@ -19,9 +21,10 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate
 from bitimely_core.analyses import features
+from bitimely_core.analyses.calibration import predicted
 from bitimely_core.analyses.features import Cell
 from bitimely_core.batch import Figure, Page, Progress, Table
-from bitimely_core.errors import Reason, UserError
+from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.registry import AnalysisFacts, analyses
 
 if TYPE_CHECKING:
@@ -112,7 +115,9 @@ def _ridge(x: Array, held: Array, new: Array, y: Mapping[str, Array]) -> Probe:
 
 @analyses(
     AnalysisFacts(
-        takes="run", scores=True, help="Which vector tells the labels: linear probes on all readouts and layers, paired, with controls"
+        takes="runs",
+        scores=True,
+        help="Which vector tells the labels: frozen probes on all readouts and layers, and fine-tuned runs, paired",
     )
 )
 def probing(
@@ -128,7 +133,8 @@ def probing(
     """Linear probes on the readouts of all layers of a frozen model, beside random weights and features that need no model.
 
     Args:
-        runs: one run, pre-trained or fine-tuned, with windows that have labels (`--data`).
+        runs: the first one is frozen and probed, on windows that have labels (`--data`); fine-tuned ones (the first, too) are also scored as
+            they are, so that those of all readouts make the fine-tuned half of the paper's table.
         sequences: rows of each split, drawn at random.
         readouts: names separated by commas; all = every one that the model has, but `flatten`, which is wider by the number of tokens.
         bootstrap: replicates, over subjects.
@@ -138,13 +144,14 @@ def probing(
 
     Returns:
         A page; its summary holds `cells`: readout -> layers -> main metric, paired difference to the default readout, all metrics,
-        penalty and the same cell with random weights; and `controls`.
+        penalty and the same cell with random weights; `fine_tuned`: run -> its cell, metric and paired differences; and `controls`.
 
     Raises:
-        UserError: windows without labels, unknown readouts (exit 2); no_input without training or test rows.
+        UserError: windows without labels or not the same ones, unknown readouts, a second run without a head (exit 2); no_input without training or test rows.
     """
     run = runs[0]
     windows = features.labelled(run, "probing")
+    _comparable(runs)
     rows = {split: features.drawn(windows, split, sequences, seed) for split in ("train", "validation", "test")}
     for split in ("train", "test"):
         if not len(rows[split]):
@@ -186,7 +193,100 @@ def probing(
         bootstrap=bootstrap,
         seed=seed,
     )
-    return _page(run, scores, probes, cells, default, rows, seed, bootstrap, named=named is not None)
+    tuned = _fine_tuned(
+        [one for one in runs if one.head is not None], y["test"], rows["test"], groups, probes, default, bootstrap, seed, progress
+    )
+    page = _page(run, scores, probes, cells, default, rows, seed, bootstrap, named=named is not None)
+    if tuned:
+        page.blocks.insert(3, _tuned_table(tuned, evaluate.NAMES[scores["main"]]))
+        page.summary["fine_tuned"] = tuned
+        page.notices[:] = list(
+            dict.fromkeys([*page.notices, *(n for one in runs for n in features.notices(one, "test", scores["n_subjects"]))])
+        )
+    return page
+
+
+def _comparable(runs: list[LoadedRun]) -> None:
+    """Raises UserError (config, exit 2): runs on other windows than the first one, or further ones that were only pre-trained."""
+    for run in runs[1:]:
+        if run.windows.fingerprint != runs[0].windows.fingerprint:
+            wanted = f"expected those of {runs[0].name}"
+            raise UserError(Reason.CONFIG, f"{run.name} reads other windows", wanted=wanted, field="--data", exit_code=Exit.USAGE)
+        if run.head is None:
+            raise UserError(
+                Reason.CONFIG,
+                f"{run.name} was only pre-trained",
+                wanted="the first run is probed, the others are fine-tuned ones to hold beside it",
+                action=f"Probe it by itself: bitimely analyze probing {run.name}",
+                exit_code=Exit.USAGE,
+            )
+
+
+def _fine_tuned(
+    tuned: list[LoadedRun],
+    target: Array,
+    rows: Array,
+    groups: Array,
+    probes: Mapping[str, Probe],
+    default: Cell,
+    bootstrap: int,
+    seed: int,
+    progress: Progress | None,
+) -> dict[str, dict[str, Any]]:
+    """Scores of fine-tuned runs, less that of the one that reads the default vector (or the first), and less the frozen probe of the same vector."""
+    if not tuned:
+        return {}
+    windows = tuned[0].windows
+    said = {run.name: predicted(run.head, windows, rows, progress, f"predict {run.name}") for run in tuned}
+    cell = {run.name: features.default_cell(run) for run in tuned}
+    first = next((name for name in said if cell[name] == default), tuned[0].name)
+
+    def scored(name: str, others: Mapping[str, Array]) -> dict[str, Any]:
+        return evaluate.score(
+            windows.task,
+            target,
+            said[name],
+            groups,
+            class_names=windows.class_names,
+            baselines=others,
+            rows=rows,
+            bootstrap=bootstrap,
+            seed=seed,
+        )
+
+    between = scored(first, {name: part for name, part in said.items() if name != first})
+    main = between["main"]
+    out: dict[str, dict[str, Any]] = {}
+    for name in said:
+        entry: dict[str, Any] = {"readout": cell[name].readout, "layers": cell[name].layers, "words": cell[name].words()}
+        frozen = probes.get(_key("trained", cell[name]))
+        beside = scored(name, {"frozen": frozen.prediction} if frozen is not None else {})
+        found = beside["baselines"].get("frozen", {}).get(main)
+        out[name] = {
+            **entry,
+            **beside["metrics"][main],
+            "difference": None if name == first else negated(between["baselines"][name][main]["difference"]),
+            "frozen": None if found is None else found["value"],
+            "beyond_frozen": None if found is None else {**found["difference"], "value": found["difference"]["difference"]},
+        }
+    return out
+
+
+def _tuned_table(tuned: Mapping[str, dict[str, Any]], name: str) -> Table:
+    """The fine-tuned half of the paper's table."""
+    columns = ["run", "sequence representation", name, "standard error", "minus the default, paired", "told apart"]
+    rows = []
+    for run, one in tuned.items():
+        metric = {key: one[key] for key in ("value", "se", "lo", "hi", "undefined_reason")}
+        difference = one["difference"]
+        rows.append([run, one["words"], metric, one["se"], difference, _excludes(difference), one["frozen"], one["beyond_frozen"]])
+    return Table(
+        name="fine-tuned",
+        title="Fine-tuned",
+        caption=TUNED,
+        columns=[*columns, "frozen probe", "minus the frozen probe, paired"],
+        rows=rows,
+    )
 
 
 def _as_wide(part: Array, like: Array) -> Array:
@@ -207,6 +307,11 @@ HOW_TO_READ = (
 TABLE = (
     "Rows as in the paper's probing table, which has [SOS] of the last layer as the best by 0.2 to 1.8 points. That would be confirmed by "
     "differences below 0 whose intervals exclude 0, and refuted by one above 0. An interval that holds 0 tells nothing apart."
+)
+TUNED = (
+    "The same windows and draws: runs whose weights were trained on the labels, each with the vector that it reads. The default is the run "
+    "that reads the default vector. One seed each: two runs that differ only in their seed differ, too, which no interval over subjects "
+    "shows. An interval of the last column that holds 0 says that a linear map on the frozen vector does as well."
 )
 REST = (
     "The other readouts and layers. L is the last layer. The best of so many rows looks better than it is: choose by the validation split."

@@ -22,8 +22,26 @@ import torch
 from torch import Generator, Tensor, nn
 
 from bitimely_core import data, evaluate, heads, objectives
-from bitimely_core.analyses.attention import facts_of, held_out, notices_of, spread, untrained
-from bitimely_core.analyses.shapelets import Shapelet, distances, mine, named, read, seconds
+from bitimely_core.analyses.attention import facts_of, notices_of, untrained
+from bitimely_core.analyses.regions import (
+    CONTROLS,
+    PLACES,
+    Chosen,
+    against_first,
+    agreement,
+    headline,
+    interval,
+    known,
+    loudness,
+    measured,
+    over_subjects,
+    present,
+    ratios,
+    shares,
+    spread,
+    told_apart,
+)
+from bitimely_core.analyses.shapelets import Shapelet, named
 from bitimely_core.batch import Batch, Encoded, Figure, Page, Progress, Table
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.registry import AnalysisFacts, analyses
@@ -38,10 +56,7 @@ Ints = npt.NDArray[np.int64]
 Ask = Callable[[Batch, Generator], dict[str, Any]]
 
 ROWS = 8  # of a batch
-POOL = 10  # held-out windows that are looked through, per window that is kept
-PRESENT = 0.1  # share of them, the closest, in which a shapelet counts as present
 ENOUGH = 20  # windows
-PLACES = 1000  # draws of random places
 MASKED, DROPPED = 0.4, 0.7  # of the figure that shows three kinds of pre-training
 
 
@@ -198,7 +213,7 @@ def look(
             used = k + 1
         assert total is not None
         layers.append([_over(state.mean(-1), samples, config) for state in total.layers])
-        inputs.append(_shares(total.input.mean(-1).double().numpy()))
+        inputs.append(shares(total.input.mean(-1).double().numpy()))
         losses.append({name: _over(one, samples, config, normalised=False) for name, one in total.losses.items()})
         if case in part:
             heat = [state[list(part).index(case)].double().numpy() for state in total.layers]
@@ -216,133 +231,7 @@ def _added(a: Slopes, b: Slopes) -> Slopes:
 def _over(tokens: Tensor, samples: int, config: Any, *, normalised: bool = True) -> Array:
     """Values of tokens [B, N] spread over the samples that they stand for, [B, T]; tokens of spectra stand for none."""
     out = np.stack([spread(row, samples, config) for row in tokens.double().numpy()])
-    return _shares(out) if normalised else out
-
-
-def _shares(maps: Array) -> Array:
-    """Rows to sum 1; NaN where all is 0."""
-    total = maps.sum(1, keepdims=True)
-    return np.divide(maps, total, out=np.full_like(maps, np.nan), where=total > 0)
-
-
-# --- windows and their shapelets ----------------------------------------------------------------------------------------------------------
-
-
-class Chosen(NamedTuple):
-    """Held-out windows in which a shapelet is present."""
-
-    rows: Ints  # [S]
-    which: Ints  # [S] number of the shapelet
-    start: Ints  # [S] samples
-    length: Ints  # [S]
-    distance: Array  # [S], per sample
-    subjects: npt.NDArray[Any]  # [S]
-    split: str
-    looked: int  # windows that were looked through
-
-
-def present(windows: Windows, found: Sequence[Shapelet], count: int, seed: int, but: npt.NDArray[Any]) -> Chosen:
-    """Up to `count` held-out windows among the tenth that is closest to some shapelet: elsewhere the closest stretch is an arbitrary place.
-
-    Distances are those of standardised stretches, whatever the shapelets were mined with.
-
-    Args:
-        windows: all splits.
-        found: the shapelets.
-        count: windows to keep; drawn where more have one.
-        seed: of what is drawn.
-        but: rows that the shapelets were mined from.
-
-    Raises:
-        UserError: no_input, where nothing is held out; config (exit 2), where no shapelet is of a channel and rate of these windows.
-    """
-    names = list(windows.channel_names)
-    fitting = [k for k, one in enumerate(found) if one.channel in names and one.rate == windows.rate and len(one.values) <= windows.length]
-    if not fitting:
-        raise UserError(
-            Reason.CONFIG,
-            f"no shapelet is of a channel of {windows.name} at {windows.rate:g} Hz",
-            wanted=f"known are {', '.join(names)}",
-            field="--shapelets",
-            exit_code=Exit.USAGE,
-        )
-    pool, split = held_out(windows, POOL * count, seed)
-    pool = pool[~np.isin(pool, but)]
-    parts: dict[str, Any] = windows.arrays(pool)
-    if parts.get("mask") is not None:
-        whole = parts["mask"].reshape(len(pool), -1).all(1)
-        pool, parts = pool[whole], {"values": parts["values"][whole]}
-    if not len(pool):
-        raise UserError(Reason.NO_INPUT, f"{windows.name} has no windows that the shapelets were not mined from")
-    values = torch.from_numpy(np.ascontiguousarray(parts["values"]))
-    rank, places, apart = (np.full((len(found), len(pool)), fill) for fill in (np.inf, -1.0, np.inf))
-    for k in fitting:
-        one = found[k]
-        d, at = distances(values[..., names.index(one.channel)].double(), torch.from_numpy(one.values)[None])
-        rank[k, np.argsort(d[0].numpy(), kind="stable")] = np.arange(len(pool))
-        places[k], apart[k] = at[0].numpy(), d[0].numpy() / len(one.values)
-    which = rank.argmin(0)
-    here = np.flatnonzero(rank.min(0) < max(1, round(PRESENT * len(pool))))
-    here = np.sort(np.random.default_rng([seed, 4]).permutation(here)[:count])
-    which = which[here]
-    lengths = np.array([len(found[k].values) for k in which], np.int64)
-    whose = dict(zip(windows.rows.tolist(), windows.subjects().tolist(), strict=True))
-    subjects = np.array([whose[row] for row in pool[here].tolist()])
-    return Chosen(pool[here], which, places[which, here].astype(np.int64), lengths, apart[which, here], subjects, split, len(pool))
-
-
-def ratios(maps: Array, start: Ints, length: Ints) -> Array:
-    """(share of the saliency inside) / (share of the length inside) of each window, [S], from maps [S, T] that sum to 1."""
-    sums = np.concatenate([np.zeros((len(maps), 1)), np.cumsum(maps, 1)], 1)
-    at = np.arange(len(maps))
-    return np.asarray((sums[at, start + length] - sums[at, start]) * maps.shape[1] / length)
-
-
-def elsewhere(maps: Array, length: Ints, draws: int, seed: int) -> Array:
-    """Mean ratio over the windows when each shapelet stands at a random place of its window, [draws]: the control."""
-    rng = np.random.default_rng([seed, 5])
-    known = np.isfinite(maps).all(1)
-    maps, length = maps[known], length[known]
-    if not len(maps):
-        return np.empty(0)
-    return np.array([ratios(maps, rng.integers(0, maps.shape[1] - length + 1), length).mean() for _ in range(draws)])
-
-
-def over_subjects(values: Array, subjects: npt.NDArray[Any], bootstrap: int, seed: int) -> dict[str, Any]:
-    """Mean over the windows [S] with its bootstrap over subjects; without an interval, why. NaN values are left out."""
-    known = np.isfinite(values)
-    out: dict[str, Any] = {"value": None, "se": None, "lo": None, "hi": None, "n": int(known.sum()), "n_subjects": 0}
-    if not known.any():
-        return {**out, "undefined_reason": "no window has a gradient"}
-    names, whose = np.unique(subjects[known], return_inverse=True)
-    n = len(names)
-    out |= {"value": float(values[known].mean()), "n_subjects": n, "undefined_reason": None}
-    if n < evaluate.MINIMUM_UNITS or bootstrap < 2:
-        few = f"{n} subject{'s' * (n != 1)}, an interval needs at least {evaluate.MINIMUM_UNITS}"
-        return {**out, "undefined_reason": f"no interval: {few if bootstrap > 1 else 'no bootstrap was asked for'}"}
-    counts = evaluate.draw(range(bootstrap), n, seed)
-    sums, sizes = (np.bincount(whose, weights, n) for weights in (values[known], np.ones(known.sum())))
-    means = (counts @ sums) / (counts @ sizes)
-    lo, hi = np.percentile(means, [2.5, 97.5])
-    return {**out, "se": float(means.std(ddof=1)), "lo": float(lo), "hi": float(hi)}
-
-
-def agreement(a: Array, b: Array) -> float | None:
-    """Mean rank correlation of two sets of maps [S, T], window by window; None where none is defined."""
-    found = []
-    for x, y in zip(a, b, strict=True):
-        if np.isfinite(x).all() and np.isfinite(y).all():
-            x, y = _ranks(x), _ranks(y)
-            if x.std() > 0 and y.std() > 0:
-                found.append(np.corrcoef(x, y)[0, 1])
-    return float(np.mean(found)) if found else None
-
-
-def _ranks(x: Array) -> Array:
-    """Ranks, equal values share their mean."""
-    _, whose, counts = np.unique(x, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return np.asarray((ends - (counts - 1) / 2)[whose], np.float64)
+    return shares(out) if normalised else out
 
 
 # --- the analysis -------------------------------------------------------------------------------------------------------------------------
@@ -383,30 +272,24 @@ def saliency(
         UserError: runs on different windows, events, a layer that does not exist, windows without classes and no --shapelets (exit 2).
     """
     windows = _common(runs, layer)
-    if not shapelets and windows.task != "classification":
-        action = "Give --data a view with classes, or --shapelets a report of analyze shapelets"
-        raise _refused(f"{windows.name} has no classes", "shapelets tell classes apart", "--data", action)
-    if shapelets:
-        known, but, chance = read(shapelets), np.array([], np.int64), None
-        but = np.array([one.window for one in known])
-    else:
-        mined = mine(windows, lengths=seconds(lengths), permutations=99, seed=seed, progress=progress)
-        known, but, chance = mined.shapelets, mined.drawn.rows, mined.shapelets[0].p
-    chosen = present(windows, known, sequences, seed, but)
+    stretches, but, chance = known(windows, shapelets, lengths, seed, progress)
+    chosen = present(windows, stretches, sequences, seed, but)
     case = int(np.argmin(chosen.distance))
     batch = data.collate(windows, chosen.rows)
     found: dict[str, Found] = {}
     for run in runs:
-        both: list[Seen] = []
-        for what, (model, head) in {"": (run.model, run.head), " with random weights": randomised(run, seed)}.items():
+        models = {"": (run.model, run.head)}
+        models |= {f" with random weights {k + 1}": randomised(run, seed + k) for k in range(CONTROLS)}
+        seen: list[Seen] = []
+        for what, (model, head) in models.items():
 
             def told(done: int, label: str = f"saliency {run.name}{what}") -> None:
                 if progress is not None:
                     progress(label, done, len(chosen.rows))
 
-            both.append(look(run, model, head, chosen.rows, case, masks, seed, told))
-        found[run.name] = _measured(run, both[0], both[1], chosen, layer, bootstrap, seed)
-    loud = _loudness(batch.values.double().numpy(), windows, known, chosen)
+            seen.append(look(run, model, head, chosen.rows, case, masks, seed, told))
+        found[run.name] = _measured(run, seen[0], seen[1:], chosen, layer, bootstrap, seed)
+    loud = loudness(batch.values.double().numpy(), windows, stretches, chosen)
     size = over_subjects(ratios(loud, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
     subjects = len(set(chosen.subjects.tolist()))
     about = {
@@ -416,19 +299,19 @@ def saliency(
         "split": chosen.split,
         "seed": seed,
         "bootstrap": bootstrap,
-        "shapelets": [{"name": name, "present_in": int((chosen.which == k).sum())} for k, name in enumerate(named(known))],
+        "shapelets": [{"name": name, "present_in": int((chosen.which == k).sum())} for k, name in enumerate(named(stretches))],
         "shapelets_p": chance,
     }
     return Page(
         title="Saliency of " + " and ".join(found),
         verdict=_verdict(found, size),
         notices=_notices(runs, found, chosen, chance),
-        blocks=list(_blocks(runs, found, known, chosen, batch, case, size, bootstrap, seed)),
+        blocks=list(_blocks(runs, found, stretches, chosen, batch, case, size, bootstrap, seed)),
         facts={
             **facts_of(runs, seed),
             "Windows": f"{len(chosen.rows)} of {subjects} subject{'s' * (subjects != 1)}, the same for all runs: of {chosen.looked} looked "
             f"through ({chosen.split} split) those among the closest tenth to a shapelet",
-            "Shapelets": f"from {shapelets}" if shapelets else f"{len(known)}, mined from {len(but)} training windows",
+            "Shapelets": f"from {shapelets}" if shapelets else f"{len(stretches)}, mined from {len(but)} training windows",
             "Tokens": ", ".join(f"{name}: {one.step} samples each" for name, one in found.items()),
         },
         summary={**{name: one.summary for name, one in found.items()}, "signal_size": size, "options": about},
@@ -458,7 +341,7 @@ class Found(NamedTuple):
     """What was measured of one run."""
 
     seen: Seen
-    random: Seen
+    random: list[Seen]
     at: int | None  # number of the layer that stands for the output embeddings, from 0
     step: int  # samples of a token
     ratio: dict[str, Array]  # "embeddings" and "input": [S]
@@ -469,15 +352,19 @@ class Found(NamedTuple):
         """What stands for the run: its embeddings, where they have a map."""
         return "embeddings" if "embeddings" in self.summary else "input"
 
-    def maps(self, wrt: str, *, random: bool = False) -> Array | None:
+    def maps(self, wrt: str) -> Array | None:
         """[S, T] of the embeddings or the input."""
-        seen = self.random if random else self.seen
-        if wrt == "input":
-            return seen.input
-        return None if self.at is None or self.at >= len(seen.layers) else seen.layers[self.at]
+        return _maps(self.seen, wrt, self.at)
 
 
-def _measured(run: LoadedRun, seen: Seen, random: Seen, chosen: Chosen, layer: int, bootstrap: int, seed: int) -> Found:
+def _maps(seen: Seen, wrt: str, at: int | None) -> Array | None:
+    """[S, T] of the embeddings of layer `at` or of the input."""
+    if wrt == "input":
+        return seen.input
+    return None if at is None or at >= len(seen.layers) else seen.layers[at]
+
+
+def _measured(run: LoadedRun, seen: Seen, random: list[Seen], chosen: Chosen, layer: int, bootstrap: int, seed: int) -> Found:
     config: Any = run.model.config
     live = [k for k, maps in enumerate(seen.layers) if np.isfinite(maps).any()]
     at = layer - 1 if layer and layer <= len(seen.layers) else live[-1] if live else None
@@ -485,49 +372,21 @@ def _measured(run: LoadedRun, seen: Seen, random: Seen, chosen: Chosen, layer: i
     out = Found(seen, random, at, step, {}, {})
     out.summary.update({"layer": None if at is None else at + 1, "layers": len(seen.layers), "masks": seen.masks, "samples_a_token": step})
     for wrt in ("embeddings", "input"):
-        maps, control = out.maps(wrt), out.maps(wrt, random=True)
-        if maps is None or control is None:
+        maps, controls = out.maps(wrt), [found for one in random if (found := _maps(one, wrt, at)) is not None]
+        if maps is None or not controls:
             continue
-        values = ratios(maps, chosen.start, chosen.length)
-        outside = _outside(values, chosen.length, maps.shape[1])
-        places = elsewhere(maps, chosen.length, PLACES, seed)
-        mean = over_subjects(values, chosen.subjects, bootstrap, seed)
-        reached = places >= mean["value"] - 1e-12 if mean["value"] is not None else np.array([])
-        out.ratio[wrt] = values
-        untrained_values = ratios(control, chosen.start, chosen.length)
-        out.summary[wrt] = {
-            "ratio": mean,
-            "inside_over_outside": over_subjects(outside, chosen.subjects, bootstrap, seed),
-            "random_weights": over_subjects(untrained_values, chosen.subjects, bootstrap, seed),
-            "beyond_random_weights": over_subjects(values - untrained_values, chosen.subjects, bootstrap, seed),
-            "random_places": {"lo": float(np.quantile(places, 0.025)), "hi": float(np.quantile(places, 0.975))} if len(places) else None,
-            "p_places": float(1 + reached.sum()) / (1 + len(places)) if len(places) else None,
-            "correlation_with_random_weights": agreement(maps, control),
-            "correlation_with_loss": {name: agreement(maps, wrong) for name, wrong in seen.losses.items()},
-        }
+        out.ratio[wrt] = ratios(maps, chosen.start, chosen.length)
+        out.summary[wrt] = measured(maps, controls, chosen, bootstrap, seed)
+        out.summary[wrt]["correlation_with_loss"] = {name: agreement(maps, wrong) for name, wrong in seen.losses.items()}
+    of_layers = zip(seen.layers, *(one.layers for one in random), strict=False)
     out.summary["by_layer"] = {
         str(k + 1): {
-            name: over_subjects(ratios(maps, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
-            for name, maps in (("trained", seen.layers[k]), ("random_weights", random.layers[k]))
+            name: over_subjects(np.mean([ratios(m, chosen.start, chosen.length) for m in part], 0), chosen.subjects, bootstrap, seed)
+            for name, part in (("trained", maps[:1]), ("random_weights", maps[1:]))
         }
-        for k in range(min(len(seen.layers), len(random.layers)))
+        for k, maps in enumerate(of_layers)
     }
     return out
-
-
-def _outside(ratio: Array, length: Ints, samples: int) -> Array:
-    """Mean saliency inside over that outside, from the ratio to the length's share; inf where nothing is outside."""
-    part = length / samples
-    rest = 1 - ratio * part
-    return np.asarray(np.divide(ratio * (1 - part), rest, out=np.full_like(ratio, np.nan), where=rest > 1e-12))
-
-
-def _loudness(values: Array, windows: Windows, known: Sequence[Shapelet], chosen: Chosen) -> Array:
-    """Share of the signal's own size |x - mean| at each sample of the shapelet's channel, [S, T]."""
-    names = list(windows.channel_names)
-    channel = np.array([names.index(known[k].channel) for k in chosen.which])
-    x = values[np.arange(len(values)), :, channel]
-    return _shares(np.abs(x - x.mean(1, keepdims=True)))
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
@@ -555,9 +414,9 @@ LAYERS = (
     "saliency to the shapelets, the curve would leave that of random weights."
 )
 TABLE = (
-    "Ratio: share of saliency inside over share of length; beyond random weights: the ratio less that of random weights, window by window. "
-    "95 % intervals by bootstrap over subjects; p: share of random places that reach the ratio. A finding about training needs an interval "
-    "beyond random weights that leaves out 0."
+    "Ratio: share of saliency inside over share of length; random weights: mean of {controls} draws; beyond random weights: the ratio less "
+    "that, window by window. 95 % intervals by bootstrap over subjects; p: share of random places that reach the ratio. A finding about "
+    "training needs a ratio beyond all draws of random weights and an interval that leaves out 0."
 )
 CHECKS = (
     "Rank correlations of the maps, window by window. Near 1 with random weights: the map explains nothing that was learnt. Near 1 with "
@@ -584,7 +443,7 @@ KINDS = (
 def _blocks(
     runs: list[LoadedRun],
     found: dict[str, Found],
-    known: Sequence[Shapelet],
+    stretches: Sequence[Shapelet],
     chosen: Chosen,
     batch: Batch,
     case: int,
@@ -592,25 +451,13 @@ def _blocks(
     bootstrap: int,
     seed: int,
 ) -> Iterator[Figure | Table | str]:
-    bars = [(name, one.summary[one.main]["ratio"]) for name, one in found.items()]
-    bars += [(f"{name}, random weights", one.summary[one.main]["random_weights"]) for name, one in found.items()]
-    bars.append(("size of the signal", size))
     first = next(iter(found.values()))
-    places = first.summary[first.main]["random_places"]
-    if places is not None:
-        bars.append(("random places", {"value": 1.0, **places}))
-    yield Figure(
-        name="main-score",
+    yield headline(
+        {name: one.summary[one.main] for name, one in found.items()},
+        size,
         title="Saliency inside shapelets",
         caption=MAIN.format(places=PLACES),
-        kind="bars",
-        data={
-            "names": [name for name, _ in bars],
-            "values": [one["value"] for _, one in bars],
-            "lo": [one["lo"] for _, one in bars],
-            "hi": [one["hi"] for _, one in bars],
-            "ylabel": "share of saliency / share of length",
-        },
+        ylabel="share of saliency / share of length",
     )
     yield HOW_TO_READ
     yield from _tables(found)
@@ -628,9 +475,9 @@ def _blocks(
     if deep:
         yield _layers(deep)
     yield "## A case"
-    yield from _case(runs, found, known, chosen, batch, case)
+    yield from _case(runs, found, stretches, chosen, batch, case)
     yield "## What pre-training reads"
-    yield _kinds(runs[0].windows, known, chosen, batch, case, max(8, first.step), seed)
+    yield _kinds(runs[0].windows, stretches, chosen, batch, case, max(8, first.step), seed)
 
 
 def _tables(found: dict[str, Found]) -> Iterator[Table]:
@@ -649,19 +496,16 @@ def _tables(found: dict[str, Found]) -> Iterator[Table]:
                 correlations = [about["correlation_with_random_weights"], max(with_loss, default=None)]
                 checks.append([name, where, *correlations, told, one.step if wrt == "embeddings" else 1, whole["masks"]])
     columns = ["run", "gradient at", "ratio", "inside / outside", "random weights", "beyond random weights", "p, random places"]
-    yield Table(name="table", title="Inside and outside", caption=TABLE, columns=columns, rows=measured)
+    yield Table(name="table", title="Inside and outside", caption=TABLE.format(controls=CONTROLS), columns=columns, rows=measured)
     columns = ["run", "gradient at", "correlation, random weights", "correlation, loss", "random places, 95 %", "samples a token", "masks"]
     yield Table(name="checks", title="What else makes such a map", caption=CHECKS, columns=columns, rows=checks)
 
 
 def _differences(found: dict[str, Found], chosen: Chosen, bootstrap: int, seed: int) -> Table:
     rows: list[list[Any]] = []
-    first, *others = found
-    for other in others:
-        for wrt, words in WORDS.items():
-            if wrt in found[first].ratio and wrt in found[other].ratio:
-                gap = over_subjects(found[first].ratio[wrt] - found[other].ratio[wrt], chosen.subjects, bootstrap, seed)
-                rows.append([first, other, words, gap])
+    for wrt, words in WORDS.items():
+        ratio = {name: one.ratio[wrt] for name, one in found.items() if wrt in one.ratio}
+        rows += [[first, other, words, gap] for first, other, gap in against_first(ratio, chosen, bootstrap, seed)] if ratio else []
     columns = ["run", "against", "gradient at", "difference of the ratios"]
     return Table(name="differences", title="The first run against the others", caption=DIFFERENCES, columns=columns, rows=rows)
 
@@ -679,19 +523,19 @@ def _layers(found: dict[str, Found]) -> Figure:
 
 
 def _case(
-    runs: list[LoadedRun], found: dict[str, Found], known: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int
+    runs: list[LoadedRun], found: dict[str, Found], stretches: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int
 ) -> Iterator[Figure]:
     windows = runs[0].windows
     samples = batch.values.shape[1]
     start, stop = int(chosen.start[case]), int(chosen.start[case] + chosen.length[case])
-    signals: list[dict[str, Any]] = [_signal(windows, known, chosen, batch, case)]
+    signals: list[dict[str, Any]] = [_signal(windows, stretches, chosen, batch, case)]
     for name, one in found.items():
         for wrt, words in WORDS.items():
             maps = one.maps(wrt)
             if maps is not None and np.isfinite(maps[case]).all():
                 signals.append({"name": name, "unit": words.split()[-1], "values": maps[case] * samples, "accent": True})
         if one.seen.losses:
-            share = _shares(np.sum([wrong[case : case + 1] for wrong in one.seen.losses.values()], 0))[0] * samples
+            share = shares(np.sum([wrong[case : case + 1] for wrong in one.seen.losses.values()], 0))[0] * samples
             signals.append({"name": name, "unit": "its loss", "values": share})
     span = {"start": start / windows.rate, "stop": stop / windows.rate, "name": f"shapelet {chosen.which[case] + 1}"}
     label = windows.class_names[int(batch.target[case])] if batch.target is not None and windows.task == "classification" else ""
@@ -704,11 +548,11 @@ def _case(
     )
     for run in runs:
         one, config = found[run.name], _config(run)
-        if one.at is None or one.at >= len(one.random.heat):
+        if one.at is None or one.at >= len(one.random[0].heat):
             continue
         first = samples % config.patch if config.tokenizer == "patch" and config.crop == "start" else 0
         count = -(-(samples - first) // one.step)  # tokens of spectra follow those of samples
-        panels = [seen.heat[one.at][:count].T for seen in (one.seen, one.random)]
+        panels = [seen.heat[one.at][:count].T for seen in (one.seen, one.random[0])]
         values = np.stack([panel / (panel.max() or 1.0) for panel in panels]).astype(np.float32)
         edges = [(edge - first) / one.step - 0.5 for edge in (start, stop)]
         axes = {"xlabel": "token", "ylabel": "dimension", "diverging": False, "mark": edges}
@@ -725,15 +569,15 @@ def _config(run: LoadedRun) -> Any:
     return run.model.config
 
 
-def _signal(windows: Windows, known: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int) -> dict[str, Any]:
+def _signal(windows: Windows, stretches: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int) -> dict[str, Any]:
     """The channel of the shapelet that is present in the case."""
-    channel = known[chosen.which[case]].channel
+    channel = stretches[chosen.which[case]].channel
     return {"name": channel, "unit": "", "values": batch.values[case, :, list(windows.channel_names).index(channel)].double().numpy()}
 
 
-def _kinds(windows: Windows, known: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int, patch: int, seed: int) -> Figure:
+def _kinds(windows: Windows, stretches: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int, patch: int, seed: int) -> Figure:
     """The panel of the paper's first figure: one window under generative, masking and dropping pre-training."""
-    signal = _signal(windows, known, chosen, batch, case)
+    signal = _signal(windows, stretches, chosen, batch, case)
     x = signal["values"]
     start, stop = int(chosen.start[case]), int(chosen.start[case] + chosen.length[case])
     rng = np.random.default_rng([seed, 6])
@@ -788,21 +632,10 @@ def _notices(runs: list[LoadedRun], found: dict[str, Found], chosen: Chosen, cha
 def _verdict(found: dict[str, Found], size: dict[str, Any]) -> str:
     name, one = next(iter(found.items()))
     about = one.summary[one.main]
-    mean, random, gap = about["ratio"], about["random_weights"], about["beyond_random_weights"]
+    mean, random = about["ratio"], about["random_weights"]
     if mean["value"] is None or random["value"] is None:
         return f"The loss of {name} has no gradient on these windows, so there is nothing to compare."
-    spread = (
-        f"95 % {mean['lo']:.2f} to {mean['hi']:.2f} over {mean['n_subjects']} subjects"
-        if mean["lo"] is not None
-        else mean["undefined_reason"]
-    )
-    places = "more than" if about["p_places"] <= 0.05 else "no more than"
-    if gap["lo"] is None:
-        trained = "against"
-    else:
-        trained = "more than" if gap["lo"] > 0 else "less than" if gap["hi"] < 0 else "not to be told from that"
     return (
         f"Inside shapelets {name} has {mean['value']:.2f} times the saliency at its {WORDS[one.main]} that their length alone would give "
-        f"({spread}): {places} at random places, {trained} with random weights ({random['value']:.2f}); the plain size of the signal has "
-        f"{size['value']:.2f}."
+        f"({interval(mean)}): {told_apart(about)}; the plain size of the signal has {size['value']:.2f}."
     )

@@ -39,7 +39,8 @@ SHORTEST = 8  # samples
 FLAT = 1e-3  # a stretch whose deviation is below this share of its series' own says nothing about shape
 ALIKE = 0.9  # correlation, at the best shift, from which two shapelets of a channel are one
 OVERLAP = 0.75  # of the shorter one, that a shift must leave
-BLOCK = 1 << 22  # entries of a matrix of distances, or of counts, at a time
+BLOCK = 1 << 22  # entries of a matrix of counts at a time
+CACHED = 1 << 19  # entries of a matrix of distances at a time: as many as stay in the cache between the product and its least entries
 FEW_ORDERS = 100  # of the labels, below which a p says so
 FEW = 5  # subjects below which nothing is said about subjects at large
 
@@ -55,32 +56,37 @@ def standardised(stretches: Tensor, least: Tensor | float = 0.0) -> Tensor:
 
 
 @torch.no_grad()
-def distances(series: Tensor, shapelets: Tensor, *, normalised: bool = True) -> tuple[Tensor, Tensor]:
+def distances(series: Tensor, shapelets: Tensor, *, normalised: bool = True, placed: bool = True) -> tuple[Tensor, Tensor]:
     """Least squared distance of each shapelet to each series, and where it is.
 
     Args:
         series: [n, T].
         shapelets: [C, m], m <= T.
         normalised: compare standardised stretches. A flat stretch of a series then counts as uncorrelated, 2 m.
+        placed: whether to look for the places, which takes half as long again.
 
     Returns:
-        Distances [C, n], in the dtype of the series, and the first samples of the closest stretches [C, n] int64.
+        Distances [C, n], in the dtype of the series, and the first samples of the closest stretches [C, n] int64 (without `placed` [0]).
     """
     m = shapelets.shape[1]
     wanted = standardised(shapelets) if normalised else shapelets
-    found, places = series.new_empty(len(shapelets), len(series)), torch.empty(len(shapelets), len(series), dtype=torch.int64)
+    own = 2.0 * m if normalised else wanted.square().sum(-1)
+    found = series.new_empty(len(shapelets), len(series))
+    places = torch.empty((len(shapelets), len(series)) if placed else 0, dtype=torch.int64)
+    block = max(1, CACHED // (series.shape[1] - m + 1))
     for i, one in enumerate(series):
         stretches = one.unfold(0, m, 1)
         if normalised:
             stretches = standardised(stretches, FLAT * one.std(unbiased=False))
-        sizes = 0.0 if normalised else stretches.square().sum(-1)
-        size = max(1, BLOCK // len(stretches))
-        for start in range(0, len(wanted), size):
-            part = wanted[start : start + size]
-            own = 2.0 * m if normalised else part.square().sum(-1, keepdim=True)
-            least, place = (sizes + own - 2 * part @ stretches.T).min(1)
-            found[start : start + size, i], places[start : start + size, i] = least.clamp(min=0), place
-    return found, places
+        sizes = stretches.new_zeros(len(stretches)) if normalised else stretches.square().sum(-1)
+        for start in range(0, len(wanted), block):
+            rows = slice(start, start + block)
+            d = torch.addmm(sizes, wanted[rows], stretches.T, alpha=-2)
+            found[rows, i] = d.amin(1)
+            if placed:
+                places[rows, i] = d.argmin(1)
+        found[:, i] += own
+    return found.clamp(min=0), places
 
 
 # --- scores -------------------------------------------------------------------------------------------------------------------------------
@@ -412,7 +418,7 @@ def _to_all(values: Tensor, tried: Ints, normalised: bool, progress: Progress | 
         here = np.flatnonzero((tried[:, 1] == v) & (tried[:, 2] == m))
         stretches = torch.stack([exact[i, s : s + m, v] for i, _, _, s in tried[here]])
         for i in range(len(values)):
-            out[here, i] = distances(exact[i : i + 1, :, v], stretches, normalised=normalised)[0][:, 0].double()
+            out[here, i] = distances(exact[i : i + 1, :, v], stretches, normalised=normalised, placed=False)[0][:, 0].double()
             if progress is not None and (i + 1) % 10 == 0:
                 progress("distances", k * len(values) + i + 1, len(groups) * len(values))
     return out

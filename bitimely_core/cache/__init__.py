@@ -10,7 +10,7 @@
       ingest_report.json       what became of every unit, at the last attempt
       report.html              the same for people, with the quality of the channels and a picture (written by `runs.ingest`)
       manifest-<N>.json        the generation before, which readers that opened it can still finish
-      .progress/               finished parts of an ingest that has not ended
+      .progress/, .parts/      finished parts of an ingest that has not ended: of recordings, of claims
 """
 
 from bitimely_core.cache.accounting import findings

@@ -45,13 +45,13 @@ class Cache:
         for name in self.manifest["shards"]:
             yield self._frame(name)
 
-    def people(self) -> pl.DataFrame:
-        """Of claims: one row a subject, days on the subject's clock unless dates were kept."""
-        return self._frame(self.manifest["subjects"])
+    def people(self, columns: Collection[str] | None = None) -> pl.DataFrame:
+        """Of claims: one row a subject, days on the subject's clock unless dates were kept; of `columns` those that are there."""
+        return self._frame(self.manifest["subjects"], columns)
 
-    def labels(self) -> pl.DataFrame:
-        """Of claims: subject_id, name, value, onset_day."""
-        return self._frame(self.manifest["labels"])
+    def labels(self, columns: Collection[str] | None = None) -> pl.DataFrame:
+        """Of claims: subject_id, name, value, onset_day, one row a subject and label in this order; of `columns` those that are there."""
+        return self._frame(self.manifest["labels"], columns)
 
     def records(self, channels: Collection[str] | None = None, only: Collection[str] | None = None) -> Iterator[Record]:
         """The recordings in a stable order, with one shard in memory at a time.
@@ -105,10 +105,10 @@ class Cache:
         schema = {"recording_id": pl.String, "onset": pl.Float64, "duration": pl.Float64, "label": pl.String}
         return pl.concat([pl.DataFrame(schema=schema), *(self._frame(pair[1]) for pair in self.manifest["shards"] if pair[1])])
 
-    def _frame(self, name: str) -> pl.DataFrame:
+    def _frame(self, name: str, columns: Collection[str] | None = None) -> pl.DataFrame:
         import polars as pl
 
-        found = pl.from_arrow(next(self._told(name, lambda: iter([shards.table(self.folder / name)]))))
+        found = pl.from_arrow(next(self._told(name, lambda: iter([shards.table(self.folder / name, columns)]))))
         assert isinstance(found, pl.DataFrame)
         return found
 

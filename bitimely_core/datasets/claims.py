@@ -29,6 +29,7 @@ OPTIONS: dict[str, Any] = {
     "admitting": False,
     "keep_ignored": False,
     "control_exclusions": False,
+    "split_file": "",
     "seed": 0,
     "keep_ids": "",
     "id_key": "",

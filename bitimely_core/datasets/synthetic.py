@@ -29,7 +29,9 @@ from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, datasets, unknown
 
-SIZES = {"small": (40, 20), "large": (60, 240)}  # subjects, epochs a night; two nights each. Forty: enough test subjects for an interval
+# Subjects, epochs a night; two nights each. Forty: enough test subjects for an interval. "planted" is "small" in which nothing but the planted
+# waveforms tells the stages apart.
+SIZES = {"small": (40, 20), "large": (60, 240), "planted": (40, 20)}
 NIGHTS = 2
 PER_EPOCH = int(RATE * EPOCH)
 MARK = "shapelet "  # begins the annotations that say where a waveform was planted
@@ -68,6 +70,7 @@ PLANTED = {  # waveform -> mean number an epoch by stage, (shortest, longest) s,
     "sawtooth": ((0.0, 0.0, 0.0, 0.0, 0.7), (1.5, 2.5), (20.0, 35.0)),
     "blink": ((1.5, 0.3, 0.0, 0.0, 0.0), (0.3, 0.5), (40.0, 80.0)),
 }
+QUIET, OFTEN = 0.35, 2.0  # of "planted": share of the amplitude of N1 that is the background of every stage, and times as many waveforms
 SLOT = 3.0  # s; each planted waveform has a slot to itself, so none overlap
 
 CHANNELS = (  # ranges as in the official files
@@ -107,7 +110,10 @@ class Night:
     )
 )
 def synthetic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
-    """Made-up nights of 40 (small: ten minutes each) or 60 (large: two hours) subjects, the same for the same seed."""
+    """Made-up nights of 40 (small: ten minutes each) or 60 (large: two hours) subjects, the same for the same seed.
+
+    planted: as small, but all stages have one quiet background, so that the planted waveforms alone tell them apart.
+    """
     if source is not None:
         raise UserError(Reason.NO_INPUT, "takes no folder", wanted="its data are made", action="Leave SOURCE away", exit_code=Exit.USAGE)
     size, seed = chosen(options.get("size", "small"), options.get("seed", 0))
@@ -169,7 +175,7 @@ def write_cohort(folder: Path, size: str = "small", seed: int = 0) -> list[Path]
 
 def encode_night(size: str, seed: int, subject: int, night: int) -> tuple[bytes, bytes]:
     """One night as two EDF+ files: signals with the planted waveforms as annotations, and the hypnogram."""
-    made = make_night(SIZES[size][1], seed, subject, night)
+    made = make_night(SIZES[size][1], seed, subject, night, alike=size == "planted")
     digital = [
         np.clip(np.round((values - channel.offset) / channel.scale), channel.digital_min, channel.digital_max).astype(np.int16)
         for channel, values in zip(CHANNELS, made.values, strict=True)
@@ -183,8 +189,8 @@ def encode_night(size: str, seed: int, subject: int, night: int) -> tuple[bytes,
 # --- one night
 
 
-def make_night(epochs: int, seed: int, subject: int, night: int) -> Night:
-    """Stages, signals and planted waveforms of one night; the same for the same arguments."""
+def make_night(epochs: int, seed: int, subject: int, night: int, *, alike: bool = False) -> Night:
+    """Stages, signals and planted waveforms of one night; the same for the same arguments. `alike`: one quiet background for all stages."""
     who, rng = np.random.default_rng([seed, subject, 0]), np.random.default_rng([seed, subject, night])
     gain = np.exp(SUBJECT_SPREAD * who.standard_normal(len(BANDS)) + 0.5 * SUBJECT_SPREAD * who.standard_normal())
     peak, slope, chin = who.uniform(8.5, 11.5), who.uniform(1.0, 1.6), np.exp(0.3 * who.standard_normal())
@@ -193,7 +199,8 @@ def make_night(epochs: int, seed: int, subject: int, night: int) -> Night:
     total = epochs * PER_EPOCH
 
     jitter = np.exp(EPOCH_SPREAD * rng.standard_normal((epochs, len(BANDS))))
-    amplitude = MICROVOLTS[stages] * gain * jitter  # [E, bands]
+    level = np.full_like(stages, N1) if alike else stages
+    amplitude = (QUIET if alike else 1.0) * MICROVOLTS[level] * gain * jitter  # [E, bands]
     frontal, posterior = _coloured(total, rng, slope)
     frontal, posterior = 4.0 * frontal, 3.5 * posterior
     for band, (low, high) in enumerate(BANDS.values()):
@@ -204,10 +211,10 @@ def make_night(epochs: int, seed: int, subject: int, night: int) -> Night:
         posterior += loud * POSTERIOR[band] * (0.6 * front + 0.8 * back)  # the two derivations share a part
     rolling, rapid = _banded(total, rng, 0.2, 0.6)[0], _banded(total, rng, 0.7, 3.0)[0]
     eye = np.exp(0.25 * rng.standard_normal((epochs, 2)))
-    eyes = _envelope(ROLLING[stages] * eye[:, 0]) * rolling + _envelope(RAPID[stages] * eye[:, 1]) * rapid + 0.3 * frontal
+    eyes = _envelope(ROLLING[level] * eye[:, 0]) * rolling + _envelope(RAPID[level] * eye[:, 1]) * rapid + 0.3 * frontal
 
     planted = []
-    for name, at, length, size in _places(stages, rng):
+    for name, at, length, size in _places(stages, rng, OFTEN if alike else 1.0):
         wave = size * waveform(name, length, spindle_rate)
         frontal[at : at + length] += wave
         posterior[at : at + length] += (0.2 if name == "blink" else 0.6) * wave
@@ -215,7 +222,7 @@ def make_night(epochs: int, seed: int, subject: int, night: int) -> Night:
         planted.append(Annotation(at / RATE, length / RATE, MARK + name))
 
     seconds = np.arange(epochs * int(EPOCH))
-    per_second = np.repeat(stages, int(EPOCH))
+    per_second = np.repeat(level, int(EPOCH))
     calm = np.where(per_second == W, 0.25, 0.08)
     breathing = 500 * np.sin(2 * np.pi * breath * seconds + np.cumsum(calm * rng.standard_normal(len(seconds))))
     muscle = CHIN[per_second] * chin * np.exp(0.25 * rng.standard_normal(len(seconds)))
@@ -270,12 +277,12 @@ def _envelope(levels: np.ndarray) -> np.ndarray:
     return (sums[width:] - sums[:-width]) / width
 
 
-def _places(stages: np.ndarray, rng: np.random.Generator) -> list[tuple[str, int, int, float]]:
+def _places(stages: np.ndarray, rng: np.random.Generator, often: float) -> list[tuple[str, int, int, float]]:
     """(waveform, first sample, samples, peak in uV) of everything that is planted, in order of time."""
     places = []
     slots = int(EPOCH / SLOT)
     for epoch, stage in enumerate(stages):
-        names = [name for name, (rates, _, _) in PLANTED.items() for _ in range(rng.poisson(rates[stage]))]
+        names = [name for name, (rates, _, _) in PLANTED.items() for _ in range(rng.poisson(often * rates[stage]))]
         for slot, name in zip(np.sort(rng.permutation(slots)[: len(names)]), names, strict=False):
             _, (shortest, longest), (smallest, largest) = PLANTED[name]
             length = round(rng.uniform(shortest, longest) * RATE)

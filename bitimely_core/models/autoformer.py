@@ -252,6 +252,7 @@ class Autoformer(Timesteps):
     ModelFacts(
         family="attention",
         objective="masked",
+        answers=("hidden",),
         readout="flatten",
         source="Wu et al. 2021, Autoformer: Decomposition Transformers with Auto-Correlation for Long-Term Series Forecasting",
         known="A token a timestep; in the reference the lags of a training batch are common to its rows (model.per_sample=false)",

@@ -18,7 +18,7 @@ from bitimely_core.models.patchtst import BatchNorm
 from bitimely_core.models.stack import Adapter, Model, Which, wrong
 from bitimely_core.registry import models
 from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import Steps
+from bitimely_core.tokenizers import Steps, row_ends
 
 KERNEL = 8  # of the second and third convolution
 
@@ -116,6 +116,21 @@ class Trunk(nn.Module):
             counts = None if counts is None else counts // 2 + 1
             y = self.dropout(y) if at == 0 else y
         return y.transpose(1, 2)
+
+
+def mapped_rows(trunk: nn.Module, adapter: Adapter, encoder: str, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The map [B, F, D] that `trunk` makes of a batch behind the first convolution of `encoder`, and each row's own steps of it [B, F]."""
+    assert isinstance(adapter, ConvolutionAdapter)
+    tokenizer, ends = adapter.tokenizer, row_ends(batch)
+    z: Tensor = trunk(tokenizer(batch)[0], adapter.first[encoder], None if batch.mask is None else ends)
+    counts = torch.where(ends > 0, mapped(ends, tokenizer.kernel, tokenizer.stride), 0)
+    return z, torch.arange(z.shape[1], device=z.device) < counts[:, None]
+
+
+def of_signals(config: ModelConfig) -> ModelConfig:
+    """The configuration as a contrastive model reads it; codes are left to be refused."""
+    own = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
+    return config if config.tokenizer == "codes" else config.model_copy(update=own)
 
 
 def _normed(norm: nn.Module, y: Tensor, counts: Tensor | None) -> Tensor:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch, Encoded
-from bitimely_core.models.patchtst import BatchNorm, refuse_directions, refuse_longer
-from bitimely_core.models.stack import Adapter, Direction, Model, Which, wrong
+from bitimely_core.models.patchtst import BatchNorm, refuse_directions
+from bitimely_core.models.stack import Adapter, Direction, Model, Which, continued, refuse_longer, wrong
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.settings import ModelConfig
 from bitimely_core.tokenizers import Patch, row_ends
@@ -321,9 +321,8 @@ class CRT(Model):
             held: nn.ParameterDict = getattr(self, name)
             for view, times in VIEWS.items():
                 before = held[view]
-                more = _learned(max(0, times * blocks - len(before)), self.config.dim).to(before)
-                held[view] = nn.Parameter(torch.cat((before.detach(), more))[: times * blocks])
-                fresh += [f"{name}.{view}"] if len(more) else []
+                held[view] = continued(before, times * blocks, _learned)
+                fresh += [f"{name}.{view}"] if len(held[view]) > len(before) else []
         return fresh
 
 
@@ -354,6 +353,7 @@ def _fitting(config: ModelConfig, decoders: int) -> None:
     ModelFacts(
         family="attention",
         objective="drop",
+        answers=("drop",),
         readout="native",
         attention=True,
         step=8,  # its heads do not divide the width

@@ -104,6 +104,7 @@ class FEDformer(Timesteps):
     ModelFacts(
         family="attention",
         objective="masked",
+        answers=("hidden",),
         readout="flatten",
         source="Zhou et al. 2022, FEDformer: Frequency Enhanced Decomposed Transformer for Long-term Series Forecasting",
         known="In the reference results go to the wrong frequencies, in a scrambled layout, and a checkpoint does not hold its random frequencies",

@@ -123,6 +123,7 @@ class GRUD(Supervised):
     ModelFacts(
         family="gru-d",
         objective="none",
+        answers=(),
         readout="native",
         input=("regular", "events"),
         source="Che et al. 2018, Recurrent Neural Networks for Multivariate Time Series with Missing Values",

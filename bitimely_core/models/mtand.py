@@ -219,6 +219,7 @@ SOURCE = "Shukla and Marlin 2021, Multi-Time Attention Networks for Irregularly 
     ModelFacts(
         family="mtand",
         objective="vae",
+        answers=("vae",),
         readout="native",
         input=("regular", "events"),
         step=2,
@@ -233,7 +234,14 @@ def mtand(config: ModelConfig) -> Full:
 
 @models(
     ModelFacts(
-        family="mtand", objective="none", readout="native", input=("regular", "events"), step=2, source=SOURCE, known="Supervised only"
+        family="mtand",
+        objective="none",
+        answers=(),
+        readout="native",
+        input=("regular", "events"),
+        step=2,
+        source=SOURCE,
+        known="Supervised only",
     )
 )
 def mtand_enc(config: ModelConfig) -> Encoder:

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch, Encoded
-from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.models.stack import Adapter, Attention, Direction, Model, Places, wrong
+from bitimely_core.models.stack import Adapter, Attention, Direction, Model, Places, continued, refuse_longer, wrong
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.settings import ModelConfig
 
@@ -167,7 +166,7 @@ class Encoder(Model):
         fresh = super().adapt(channels, length, codes, renew=renew)
         if self.positions is not None:
             before = len(self.positions)
-            self.positions = continued(self.positions, self.adapter.tokenizer.count(length))
+            self.positions = continued(self.positions, self.adapter.tokenizer.count(length), uniform)
             fresh += ["positions"] if len(self.positions) > before else []
         return fresh
 
@@ -234,12 +233,6 @@ def uniform(*shape: int) -> Tensor:
     return torch.empty(shape).uniform_(-BOUND, BOUND)
 
 
-def continued(positions: nn.Parameter, count: int) -> nn.Parameter:
-    """Learned positions [N, D] for `count` places: the first ones, continued by random ones where there are more."""
-    more = uniform(max(0, count - len(positions)), positions.shape[1]).to(positions)
-    return nn.Parameter(torch.cat((positions.detach(), more))[:count])
-
-
 def refuse_heads(config: ModelConfig) -> None:
     """A width that the heads do not divide. Raises UserError (config, exit 2)."""
     if config.dim % config.heads:
@@ -254,22 +247,11 @@ def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> N
         raise wrong("layers of one direction", said, "objective.name", f"Use the objective {own}")
 
 
-def refuse_longer(count: int, learned: int) -> None:
-    """More places than positions were learned. Raises UserError (shapes_differ, exit 2)."""
-    if count > learned:
-        raise UserError(
-            Reason.SHAPES_DIFFER,
-            f"{count} positions",
-            wanted=f"this model has learned {learned}",
-            action="Cut shorter windows, or build it with their length",
-            exit_code=Exit.USAGE,
-        )
-
-
 @models(
     ModelFacts(
         family="attention",
         objective="masked-patches",
+        answers=("hidden",),
         readout="native",
         attention=True,
         input=("regular", "events"),

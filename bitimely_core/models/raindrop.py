@@ -6,7 +6,8 @@ Channel u at row t: h_ut = max(0, x_ut R_u). Twice, over a complete directed gra
     h_vt <- max(0, sum_u (h_ut . w_u) alpha_uv,t e_uv w_v)
     e_uv <- e_uv * mean of alpha_uv,t over the rows where u was observed
 
-and after the first pass the lower half of each sample's edges is cut. [h_1t .. h_Vt; p_t] goes through a transformer over the rows, and
+and after the first pass the lower half of each sample's edges is cut. In training `graph_distance` times the mean distance between the
+edges of two samples of the batch is added to the loss: graphs of one task are to be alike. [h_1t .. h_Vt; p_t] goes through a transformer over the rows, and
 the vector of the sample is the mean over its rows.
 
 `message = "self"` is what the authors' code does by default: no channel hears of another one, h_v <- max(0, h_v W).
@@ -70,6 +71,12 @@ def pruned(edges: Tensor) -> Tensor:
     return torch.where(edges >= flat.topk(kept, dim=1).values[:, -1, None, None], edges, 0.0)
 
 
+def apart(edges: Tensor) -> Tensor:
+    """Mean Euclidean distance between the edges [B, V, V] of two samples, a scalar; 0 for one sample."""
+    flat = edges.flatten(1) if edges.dtype == torch.float64 else edges.flatten(1).float()
+    return torch.pdist(flat).mean() if len(flat) > 1 else flat.sum() * 0.0
+
+
 class Layer(nn.Module):
     """Post-norm residual: y = norm(x + attention(x)); norm(y + W_2 max(0, y W_1))."""
 
@@ -92,7 +99,10 @@ class Raindrop(Supervised):
 
     Attributes:
         width: D. The feed-forward part is ffn_dim / dim times as wide.
+        penalty: of the last batch in training, added to its loss.
     """
+
+    penalty: Tensor | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -116,6 +126,11 @@ class Raindrop(Supervised):
         inner = config.model_copy(update={"dim": width})
         self.layers = nn.ModuleList(Layer(inner, width * config.ffn_dim // config.dim) for _ in range(config.layers))
         self.pooled_width = width
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether training reads each sample by itself."""
+        return self.config.message == "self" or not self.config.graph_distance
 
     @property
     def width(self) -> int:
@@ -144,7 +159,9 @@ class Raindrop(Supervised):
         batch = self.begun(batch, directions, hide)
         rows = cast(TableAdapter, self.adapter).tokenizer.rows(batch)
         code = clock(rows.times, span(self.config), CODE).to(self.nodes.dtype)
-        x = torch.cat((self.exchanged(rows, code)[0].flatten(2), code), -1)
+        h, edges = self.exchanged(rows, code)
+        self.penalty = self.config.graph_distance * apart(edges) if self.training and not self.per_sample else None
+        x = torch.cat((h.flatten(2), code), -1)
         places = Places(torch.arange(x.shape[1], device=x.device), None, rows.real, rows.real)
         states, maps = [], []
         for layer in self.layers:
@@ -186,6 +203,7 @@ class Raindrop(Supervised):
     ModelFacts(
         family="raindrop",
         objective="none",
+        answers=(),
         readout="native",
         attention=True,
         input=("regular", "events"),

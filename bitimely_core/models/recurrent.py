@@ -11,17 +11,13 @@ Legend: B batch, N tokens, M = N + 2 positions, D width, H width of one directio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
-from bitimely_core.batch import Batch, Encoded
-from bitimely_core.models.stack import ALTERNATING, PAPER, Direction, Model, Which, refuse_odd, standardised, surrounded, wrong
+from bitimely_core.batch import Batch
+from bitimely_core.models.stack import ALTERNATING, ANY, PAPER, Directed, Direction, Plan, Which, climb, refuse_odd, wrong
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.settings import ModelConfig
-
-Plan = tuple[Direction, ...]  # one a layer
 
 # ---------------------------------------------------------------------------------------------------------------- layers
 
@@ -55,27 +51,18 @@ class Layer(nn.Module):
         self.residual = later and "residual" in config.connections
         self.dropout = nn.Dropout(config.dropout if later else 0.0)
 
-    def forward(self, x: Tensor, direction: Direction, ends: Tensor | None) -> Tensor:
-        """[B, M, inputs] -> [B, M, H of one direction, or of both]."""
+    def forward(self, x: Tensor, ends: Tensor | None, direction: Direction) -> tuple[Tensor, None]:
+        """[B, M, inputs] -> [B, M, H of one direction, or of both], and no map; of each row `ends` [B] positions are no padding."""
         inner = self.dropout(self.norm(x))
         ways = ("forward", "backward") if direction == "both" else (direction,)
         read = [self._read(lstm, inner, way, ends) for lstm, way in zip(self.lstms, ways, strict=True)]
         y = torch.cat(read, -1)
-        return x + y if self.residual else y
+        return x + y if self.residual else y, None
 
     @staticmethod
     def _read(lstm: nn.Module, x: Tensor, way: str, ends: Tensor | None) -> Tensor:
         out: Tensor = turned(lstm(turned(x, ends))[0], ends) if way == "backward" else lstm(x)[0]
         return out
-
-
-def climb(layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], ends: Tensor | None) -> list[Tensor]:
-    """The states of each layer, L times [B, M, H]."""
-    states = []
-    for layer, direction in zip(layers, plan, strict=True):
-        x = layer(x, direction, ends)
-        states.append(x)
-    return states
 
 
 def outer(states: Tensor, lengths: Tensor) -> Tensor:
@@ -88,63 +75,30 @@ def outer(states: Tensor, lengths: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- models
 
 
-class Recurrent(Model):
+class Recurrent(Directed):
     """A stack of LSTM layers between [SOS] and [EOS]; each layer has one LSTM, which reads the way that it is told."""
 
-    takes: tuple[Direction, ...] = ("forward", "backward")  # what may stand in `directions`
+    takes: tuple[Direction, ...] = ("forward", "backward")
 
     def __init__(self, config: ModelConfig) -> None:
         refuse_odd(config)
         super().__init__(config)
-        self.special = nn.Parameter(torch.randn(2, config.dim) * 0.02)  # [SOS], [EOS]
         self.layers = self._made()
 
     def _made(self) -> nn.ModuleList:
         dim = self.config.dim
         return nn.ModuleList(Layer(self.config, depth, dim, dim) for depth in range(self.config.layers))
 
-    def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
-    ) -> Encoded:
-        """Encode a batch.
-
-        Args:
-            batch: signals [B, T, V], or events [B, N], which are read in their order.
-            directions: one a layer, instead of the model's own.
-            hide: bool [B, N]; these tokens are replaced by a learned vector.
-            attention: recurrent layers have no maps: `Encoded.attention` is None.
-
-        Raises:
-            UserError: directions that the model cannot read in, or not one a layer (exit 2).
-        """
-        plan = self.directions if directions is None else tuple(directions)
-        self._check(plan)
-        batch, adapter = self.spread(batch), self.adapter_of(batch)
-        tokens, targets, real = adapter.tokenizer(batch)
-        x = adapter.embed(tokens)
-        if hide is not None:
-            x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
+    def read(
+        self, x: Tensor, batch: Batch, real: Tensor, plan: Plan, *, hide: Tensor | None, attention: bool
+    ) -> tuple[list[Tensor], None, Tensor | None]:
+        """As `Directed.read`; there are no maps."""
         lengths = real.sum(1)
-        x = surrounded(x, self.special, None if batch.mask is None else lengths)
-        states, pooled = self._states(x, plan, lengths, None if batch.mask is None else lengths + 2)
-        if self.config.target == "tokens" and self.config.tokenizer != "codes":
-            targets = standardised(tokens, real)
-        return Encoded(tokens, targets, real, tuple(states), None, pooled, lengths + 1)
+        return self._states(x, plan, lengths, None if batch.mask is None else lengths + 2)
 
-    def _check(self, plan: Plan) -> None:
-        if len(plan) != self.config.layers:
-            raise wrong(f"{len(plan)} directions", f"expected one a layer, {self.config.layers}", "directions")
-        if not set(plan) <= set(self.takes):
-            raise wrong(
-                f"{', '.join(sorted(set(plan)))} layers of {self.config.name}",
-                f"its layers read {' or '.join(self.takes)}",
-                "objective.name",
-                f"Use the objective {models[self.config.name].facts.objective}",
-            )
-
-    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
-        """States of each layer and the model's own vector, from embedded positions [B, M, D] of which `ends` [B] are no padding."""
-        return climb(self.layers, x, plan, ends), None
+    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
+        """States of each layer and the model's own vector, from positions of which `ends` [B] are no padding (None: all)."""
+        return climb(self.layers, x, plan, ends)[0], None, None
 
 
 class BiLSTM(Recurrent):
@@ -171,9 +125,9 @@ class BiLSTM(Recurrent):
         inputs = [self.config.dim] + [self.width] * (self.config.layers - 1)
         return nn.ModuleList(Layer(self.config, depth, size, hidden, hidden) for depth, size in enumerate(inputs))
 
-    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
-        states = climb(self.layers, x, plan, ends)
-        return states, outer(self.norm(states[-1]), lengths)
+    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
+        states, _ = climb(self.layers, x, plan, ends)
+        return states, None, outer(self.norm(states[-1]), lengths)
 
 
 class ELMo(Recurrent):
@@ -205,23 +159,23 @@ class ELMo(Recurrent):
         """One stack."""
         return self.config.dim
 
-    def _check(self, plan: tuple[Direction, ...]) -> None:
+    def _check(self, plan: Plan) -> None:
         super()._check(plan)
         if len(set(plan)) > 1:
             said = "layers of different directions"
             raise wrong(said, "the two stacks of elmo never meet", "objective.name", "Use the objective next-previous-strict")
 
-    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
-        forward = [] if plan[0] == "backward" else climb(self.layers, x, ["forward"] * len(plan), ends)
-        backward = [] if plan[0] == "forward" else climb(self.backward_layers, x, ["backward"] * len(plan), ends)
+    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
+        forward = [] if plan[0] == "backward" else climb(self.layers, x, ["forward"] * len(plan), ends)[0]
+        backward = [] if plan[0] == "forward" else climb(self.backward_layers, x, ["backward"] * len(plan), ends)[0]
         if not (forward and backward):
-            return forward or backward, None
+            return forward or backward, None, None
         pairs = list(zip(forward, backward, strict=True))
         states = [torch.cat(pair, -1) for pair in pairs]
         if self.config.elmo_mix == "last":
-            return states, outer(self.norm(states[-1]), lengths)
+            return states, None, outer(self.norm(states[-1]), lengths)
         layers = torch.stack([outer(torch.cat(pair, -1), lengths) for pair in [(x, x), *pairs]], -1)
-        return states, self.scale * (layers * self.weights.softmax(0)).sum(-1)
+        return states, None, self.scale * (layers * self.weights.softmax(0)).sum(-1)
 
     def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
         """The final norm of one stack's states, or of each half where the two stand side by side."""
@@ -247,6 +201,7 @@ LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"
     ModelFacts(
         family="recurrent",
         objective="next",
+        answers=ANY,
         readout="last",
         directions=("forward",),
         input=("regular", "events"),
@@ -263,6 +218,7 @@ def lstm(config: ModelConfig) -> Recurrent:
     ModelFacts(
         family="recurrent",
         objective="next-previous",
+        answers=ANY,
         readout="sos",
         directions=ALTERNATING,
         source=PAPER,
@@ -278,6 +234,7 @@ def lstm_baar(config: ModelConfig) -> Recurrent:
     ModelFacts(
         family="recurrent",
         objective="masked",
+        answers=("hidden",),
         readout="native",
         directions=("both",),
         source="Graves and Schmidhuber 2005, Framewise Phoneme Classification with Bidirectional LSTM",
@@ -294,6 +251,7 @@ def bilstm(config: ModelConfig) -> BiLSTM:
     ModelFacts(
         family="recurrent",
         objective="next-previous-strict",
+        answers=("one-way", "hidden"),
         readout="native",
         directions=("both",),
         source="Peters et al. 2018, Deep Contextualized Word Representations",

@@ -158,6 +158,7 @@ class SeFT(Supervised):
     ModelFacts(
         family="seft",
         objective="none",
+        answers=(),
         readout="native",
         input=("regular", "events"),
         step=2,

@@ -10,7 +10,8 @@ Legend: B batch, N tokens, M = N + 2 positions, D width, H heads, K key width of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -34,6 +35,7 @@ FORMAT = 1  # of config.json
 GROUP_GAP = 2.0**-6  # months; days are the finest clock of events
 Direction = Literal["forward", "backward", "both"]
 Which = Literal["next", "previous"]
+Plan = tuple[Direction, ...]  # one a layer
 
 
 class Places(NamedTuple):
@@ -308,6 +310,7 @@ class Model(nn.Module):
         target_scale: float32 scalar; Var(target), for codes the unigram entropy in nats, of the training split. NaN until it is measured.
         pooled_width: width of the method's own sequence vector `Encoded.pooled`, None where it has none.
         adapter_type: class of its adapters.
+        penalty: what the last forward pass in training adds to a supervised loss, None = nothing.
         progress: share of the training that is done; `fit` keeps it, for objectives that change on the way.
     """
 
@@ -315,6 +318,7 @@ class Model(nn.Module):
     adapter_type: type[Adapter] = Adapter
     progress: float = 0.0
     pooled_width: int | None = None
+    penalty: Tensor | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -480,26 +484,28 @@ def bernoulli_entropy(share: Tensor) -> Tensor:
     return torch.special.entr(share) + torch.special.entr(1 - share)
 
 
-class Stack(Model):
-    """Layers of one mixer between [SOS] and [EOS]."""
+def climb(layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], given: Any, **options: Any) -> tuple[list[Tensor], list[Any]]:
+    """The states of each layer, L times [B, M, ..], and its map or None: every layer reads the way that `plan` says."""
+    states, maps = [], []
+    for layer, direction in zip(layers, plan, strict=True):
+        x, of_layer = layer(x, given, direction, **options)
+        states.append(x)
+        maps.append(of_layer)
+    return states, maps
 
-    def __init__(self, config: ModelConfig, mixer: type[Retention] | type[Attention]) -> None:
-        config = _fitting(config, mixer)
+
+class Directed(Model, ABC):
+    """[SOS], tokens and [EOS] through layers that each read one way, or both; a subclass says in `read` how.
+
+    Attributes:
+        takes: what may stand in `directions`.
+    """
+
+    takes: tuple[Direction, ...] = ("forward", "backward", "both")
+
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.special = nn.Parameter(torch.randn(2, config.dim) * 0.02)  # [SOS], [EOS]
-        self.positions: nn.Parameter | None = None
-        self.layers = nn.ModuleList(Layer(config, mixer) for _ in range(config.layers))
-        if mixer is Attention:
-            self.positions = nn.Parameter(torch.randn(self.adapter.tokenizer.count(config.length) + 2, config.dim) * 0.02)
-            self._start_like_gpt2()
-
-    def _start_like_gpt2(self) -> None:
-        """N(0, 0.02), biases 0, projections into the residual stream divided by sqrt(2 L)."""
-        for name, weight in self.layers.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(weight)
-            elif "norm" not in name:
-                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * len(self.layers)) if ".out." in name else 0.02)
 
     def forward(
         self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
@@ -510,14 +516,13 @@ class Stack(Model):
             batch: signals [B, T, V], or events [B, N] with times in months.
             directions: one a layer, instead of the model's own.
             hide: bool [B, N]; these tokens are replaced by a learned vector and are no key in any layer (their times stay).
-            attention: also return the maps [B, H, N+2, N+2] of each layer (parallel form).
+            attention: also return the maps [B, H, N+2, N+2] of each layer (parallel form); recurrent layers have none.
 
         Raises:
-            UserError: more positions than were learned, or a number of directions that is not the number of layers (exit 2).
+            UserError: directions that the model cannot read in, or not one a layer; more positions than were learned (exit 2).
         """
         plan = self.directions if directions is None else tuple(directions)
-        if len(plan) != len(self.layers):
-            raise wrong(f"{len(plan)} directions", f"expected one a layer, {len(self.layers)}", "directions")
+        self._check(plan)
         batch, adapter = self.spread(batch), self.adapter_of(batch)
         if self.config.clock == "index":
             batch = batch._replace(times=None, end=None)
@@ -525,27 +530,60 @@ class Stack(Model):
         x = adapter.embed(tokens)
         if hide is not None:
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
-        lengths = real.sum(1)
-        x = surrounded(x, self.special, None if batch.mask is None else lengths)
-        places = self._places(batch, real, lengths, hide)
-        if self.positions is not None:
-            if x.shape[1] > len(self.positions):
-                raise UserError(
-                    Reason.SHAPES_DIFFER,
-                    f"{x.shape[1]} positions",
-                    wanted=f"this model has learned {len(self.positions)}",
-                    action="Cut shorter windows, or build it with their length",
-                    exit_code=Exit.USAGE,
-                )
-            x = F.dropout(x + self.positions[: x.shape[1]], self.config.dropout, self.training)
-        states, maps = [], []
-        for layer, direction in zip(self.layers, plan, strict=True):
-            x, of_layer = layer(x, places, direction, attention=attention)
-            states.append(x)
-            maps.append(of_layer)
+        x = surrounded(x, self.special, None if batch.mask is None else real.sum(1))
+        states, maps, pooled = self.read(x, batch, real, plan, hide=hide, attention=attention)
         if self.config.target == "tokens" and self.config.tokenizer != "codes":
             targets = standardised(tokens, real)
-        return Encoded(tokens, targets, real, tuple(states), tuple(maps) if attention else None, None, lengths + 1)
+        return Encoded(tokens, targets, real, tuple(states), maps, pooled, real.sum(1) + 1)
+
+    @abstractmethod
+    def read(
+        self, x: Tensor, batch: Batch, real: Tensor, plan: Plan, *, hide: Tensor | None, attention: bool
+    ) -> tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]:
+        """States of each layer, their maps on request, and the model's own vector, from embedded positions [B, M, D]; `real` [B, N]."""
+
+    def _check(self, plan: Plan) -> None:
+        if len(plan) != self.config.layers:
+            raise wrong(f"{len(plan)} directions", f"expected one a layer, {self.config.layers}", "directions")
+        if not set(plan) <= set(self.takes):
+            raise wrong(
+                f"{', '.join(sorted(set(plan)))} layers of {self.config.name}",
+                f"its layers read {' or '.join(self.takes)}",
+                "objective.name",
+                f"Use the objective {models[self.config.name].facts.objective}",
+            )
+
+
+class Stack(Directed):
+    """Layers of one mixer between [SOS] and [EOS]."""
+
+    def __init__(self, config: ModelConfig, mixer: type[Retention] | type[Attention]) -> None:
+        config = _fitting(config, mixer)
+        super().__init__(config)
+        self.positions: nn.Parameter | None = None
+        self.layers = nn.ModuleList(Layer(config, mixer) for _ in range(config.layers))
+        if mixer is Attention:
+            self.positions = nn.Parameter(_normal(self.adapter.tokenizer.count(config.length) + 2, config.dim))
+            self._start_like_gpt2()
+
+    def _start_like_gpt2(self) -> None:
+        """N(0, 0.02), biases 0, projections into the residual stream divided by sqrt(2 L)."""
+        for name, weight in self.layers.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(weight)
+            elif "norm" not in name:
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * len(self.layers)) if ".out." in name else 0.02)
+
+    def read(
+        self, x: Tensor, batch: Batch, real: Tensor, plan: Plan, *, hide: Tensor | None, attention: bool
+    ) -> tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]:
+        """As `Directed.read`; it has no vector of its own."""
+        places = self._places(batch, real, real.sum(1), hide)
+        if self.positions is not None:
+            refuse_longer(x.shape[1], len(self.positions))
+            x = F.dropout(x + self.positions[: x.shape[1]], self.config.dropout, self.training)
+        states, maps = climb(self.layers, x, plan, places, attention=attention)
+        return states, tuple(maps) if attention else None, None
 
     def _places(self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None) -> Places:
         """Positions, times and masks of N + 2 positions: t_SOS = t_first, t_EOS = t_last; pads stand at t_EOS so that gaps stay finite."""
@@ -570,11 +608,32 @@ class Stack(Model):
         """As `Model.adapt`; learned positions are cut, or continued by random ones (then `positions` is among the names)."""
         fresh = super().adapt(channels, length, codes, renew=renew)
         if self.positions is not None:
-            count = self.adapter.tokenizer.count(length) + 2
-            more = torch.randn(max(0, count - len(self.positions)), self.config.dim).to(self.positions) * 0.02
-            fresh += ["positions"] if len(more) else []
-            self.positions = nn.Parameter(torch.cat((self.positions, more))[:count])
+            before = len(self.positions)
+            self.positions = continued(self.positions, self.adapter.tokenizer.count(length) + 2, _normal)
+            fresh += ["positions"] if len(self.positions) > before else []
         return fresh
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape) * 0.02
+
+
+def continued(positions: Tensor, count: int, draw: Callable[[int, int], Tensor]) -> nn.Parameter:
+    """Learned positions [N, D] for `count` places: the first ones, continued by random ones of `draw` where there are more."""
+    more = draw(max(0, count - len(positions)), positions.shape[1]).to(positions)
+    return nn.Parameter(torch.cat((positions.detach(), more))[:count])
+
+
+def refuse_longer(count: int, learned: int, what: str = "positions") -> None:
+    """More places than were learned. Raises UserError (shapes_differ, exit 2)."""
+    if count > learned:
+        raise UserError(
+            Reason.SHAPES_DIFFER,
+            f"{count} {what}",
+            wanted=f"this model has learned {learned}",
+            action="Cut shorter windows, or build it with their length",
+            exit_code=Exit.USAGE,
+        )
 
 
 def surrounded(x: Tensor, special: Tensor, lengths: Tensor | None) -> Tensor:
@@ -624,6 +683,7 @@ def standardised(tokens: Tensor, real: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- the rows of the grid
 
 ALTERNATING = ("forward", "backward")
+ANY = ("alternating", "one-way", "hidden")  # what a stack answers whose layers read either way
 PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving Healthcare Time-series Representation Learning"
 
 
@@ -631,6 +691,7 @@ PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving H
     ModelFacts(
         family="retention",
         objective="next-previous",
+        answers=ANY,
         readout="sos",
         directions=ALTERNATING,
         attention=True,
@@ -648,6 +709,7 @@ def bitimelygpt(config: ModelConfig) -> Stack:
     ModelFacts(
         family="retention",
         objective="next",
+        answers=ANY,
         readout="eos",
         directions=("forward",),
         attention=True,
@@ -665,6 +727,7 @@ def timelygpt(config: ModelConfig) -> Stack:
     ModelFacts(
         family="retention",
         objective="masked",
+        answers=ANY,
         readout="sos",
         directions=("both",),
         attention=True,
@@ -682,6 +745,7 @@ def timelybert(config: ModelConfig) -> Stack:
     ModelFacts(
         family="attention",
         objective="next",
+        answers=ANY,
         readout="eos",
         directions=("forward",),
         attention=True,
@@ -698,6 +762,7 @@ def gpt(config: ModelConfig) -> Stack:
     ModelFacts(
         family="attention",
         objective="next-previous",
+        answers=ANY,
         readout="sos",
         directions=ALTERNATING,
         attention=True,

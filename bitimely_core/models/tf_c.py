@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch, Encoded
-from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, Trunk, mapped, refuse_hidden
+from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, Trunk, mapped_rows, of_signals, refuse_hidden
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
-from bitimely_core.models.stack import Direction
+from bitimely_core.models.stack import Direction, refuse_longer
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.settings import ModelConfig
 from bitimely_core.tokenizers import row_ends
@@ -85,22 +84,10 @@ class TFC(Contrastive):
 
     def view(self, encoder: str, batch: Batch) -> View:
         """What the encoder `time` says of samples, or `frequency` of a spectrum. `batch` as `spread` or `spectrum` returns it."""
-        adapter = self.adapter_of(batch)
-        assert isinstance(adapter, PairAdapter)
-        tokenizer, ends = adapter.tokenizer, row_ends(batch)
-        x, _, _ = tokenizer(batch)
-        z = self.trunks[encoder](x, adapter.first[encoder], None if batch.mask is None else ends)
-        counts = torch.where(ends > 0, mapped(ends, tokenizer.kernel, tokenizer.stride), 0)
-        real = torch.arange(z.shape[1], device=z.device) < counts[:, None]
+        z, real = mapped_rows(self.trunks[encoder], self.adapter_of(batch), encoder, batch)
         missing = self.steps - z.shape[1]
         if missing < 0:
-            raise UserError(
-                Reason.SHAPES_DIFFER,
-                f"windows of {x.shape[1]} samples",
-                wanted=f"the projectors of this model read {self.config.length}",
-                action="Cut shorter windows, or build it with their length",
-                exit_code=Exit.USAGE,
-            )
+            refuse_longer(batch.values.shape[1], self.config.length, "samples")
         flat = F.pad(z * real[..., None], (0, 0, 0, missing)).flatten(1)
         return View(z, real, flat, self.projectors[encoder](flat))
 
@@ -134,6 +121,7 @@ class TFC(Contrastive):
     ModelFacts(
         family="tf-c",
         objective="tf-c",
+        answers=("tf-c",),
         readout="native",
         step=1,
         source="Zhang et al. 2022, Self-Supervised Contrastive Pre-Training for Time Series via Time-Frequency Consistency",
@@ -142,8 +130,7 @@ class TFC(Contrastive):
 )
 def tf_c(config: ModelConfig) -> TFC:
     """TF-C, alias ts-t: a window and its spectrum, encoded side by side; their vectors are to agree."""
-    own = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
-    return TFC(config if config.tokenizer == "codes" else config.model_copy(update=own))
+    return TFC(of_signals(config))
 
 
 models.aliases["ts-t"] = "tf-c"

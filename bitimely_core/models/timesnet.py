@@ -113,6 +113,7 @@ class TimesNet(Timesteps):
     ModelFacts(
         family="timesnet",
         objective="masked",
+        answers=("hidden",),
         readout="flatten",
         source="Wu et al. 2023, TimesNet: Temporal 2D-Variation Modeling for General Time Series Analysis",
         known="The table's widths would make 4 049 M parameters of it; its reference lets a prediction depend on the other rows of a batch",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch, Encoded
-from bitimely_core.models.contrast import Contrastive
+from bitimely_core.models.contrast import Contrastive, of_signals
 from bitimely_core.models.patchtst import refuse_directions
 from bitimely_core.models.stack import Adapter, Direction
 from bitimely_core.registry import ModelFacts, models
@@ -54,8 +54,15 @@ class Block(nn.Module):
         def own(y: Tensor) -> Tensor:
             return y if real is None else y * real
 
-        y = self.second(own(F.gelu(self.first(own(F.gelu(x))))))
+        y = _convolved(self.second, own(F.gelu(_convolved(self.first, own(F.gelu(x))))))
         return y + self.shortcut(x)
+
+
+def _convolved(conv: nn.Conv1d, x: Tensor) -> Tensor:
+    """`conv(x)`; where its outer taps lie beyond both ends they read zeros alone and are left out."""
+    if conv.dilation[0] < x.shape[2]:
+        return conv(x)
+    return F.conv1d(x, conv.weight[..., KERNEL // 2, None], conv.bias)
 
 
 class TS2Vec(Contrastive):
@@ -99,9 +106,10 @@ class TS2Vec(Contrastive):
         y = x.transpose(1, 2)
         for block in self.blocks:
             y = block(y, inside)
-        states = self.dropout(y.transpose(1, 2))
-        highest = torch.where(real[..., None], states, -torch.inf).amax(1)
-        pooled = torch.where(real.any(1)[:, None], highest, 0.0)
+        y = self.dropout(y)
+        seen = y if inside is None else y.masked_fill(~real[:, None], -torch.inf)
+        pooled = torch.where(real.any(1)[:, None], seen.amax(2), 0.0)
+        states = y.transpose(1, 2)
         return Encoded(tokens, None, real, (states,), None, pooled, None)
 
 
@@ -109,6 +117,7 @@ class TS2Vec(Contrastive):
     ModelFacts(
         family="ts2vec",
         objective="ts2vec",
+        answers=("ts2vec",),
         readout="max",
         step=5,  # H is a fifth of it
         source="Yue et al. 2022, TS2Vec: Towards Universal Representation of Time Series",
@@ -117,5 +126,4 @@ class TS2Vec(Contrastive):
 )
 def ts2vec(config: ModelConfig) -> TS2Vec:
     """TS2Vec: dilated convolutions; windows and times are told apart at all scales."""
-    own = {"tokenizer": "steps", "value_dim": config.dim, "output_heads": "shared", "target": "raw"}
-    return TS2Vec(config if config.tokenizer == "codes" else config.model_copy(update=own))
+    return TS2Vec(of_signals(config.model_copy(update={"value_dim": config.dim})))

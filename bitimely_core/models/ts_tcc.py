@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch, Encoded
-from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, Trunk, filters, mapped, refuse_hidden
+from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, Trunk, filters, mapped, mapped_rows, of_signals, refuse_hidden
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
 from bitimely_core.models.stack import Direction, wrong
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import row_ends
 
 DROPOUT = 0.1  # of the context
 
@@ -103,13 +102,8 @@ class TSTCC(Contrastive):
         """
         refuse_directions(self, directions)
         refuse_hidden(self, hide)
-        batch, adapter = self.spread(batch), self.adapter_of(batch)
-        assert isinstance(adapter, ConvolutionAdapter)
-        tokenizer, ends = adapter.tokenizer, row_ends(batch)
-        x, _, _ = tokenizer(batch)
-        z = self.trunk(x, adapter.first["time"], None if batch.mask is None else ends)
-        counts = torch.where(ends > 0, mapped(ends, tokenizer.kernel, tokenizer.stride), 0)
-        real = torch.arange(z.shape[1], device=z.device) < counts[:, None]
+        batch = self.spread(batch)
+        z, real = mapped_rows(self.trunk, self.adapter_of(batch), "time", batch)
         pooled = (z * real[..., None]).flatten(1)
         return Encoded(None, None, real, (z,), None, pooled, None)
 
@@ -125,6 +119,7 @@ class TSTCC(Contrastive):
     ModelFacts(
         family="ts-tcc",
         objective="ts-tcc",
+        answers=("ts-tcc",),
         readout="native",
         step=8,  # the heads divide the context, half as wide
         source="Eldele et al. 2021, Time-Series Representation Learning via Temporal and Contextual Contrasting",
@@ -133,5 +128,4 @@ class TSTCC(Contrastive):
 )
 def ts_tcc(config: ModelConfig) -> TSTCC:
     """TS-TCC: convolutions; two augmented views tell each other's future, and windows are told apart."""
-    own = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
-    return TSTCC(config if config.tokenizer == "codes" else config.model_copy(update=own))
+    return TSTCC(of_signals(config))

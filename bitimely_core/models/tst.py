@@ -29,6 +29,7 @@ class TST(Encoder):
     ModelFacts(
         family="attention",
         objective="masked-runs",
+        answers=("hidden",),
         readout="flatten",
         attention=True,
         input=("regular", "events"),

@@ -15,12 +15,12 @@ from torch import Generator, nn
 
 from bitimely_core import registry
 from bitimely_core.batch import Batch, Batches
-from bitimely_core.models.stack import Model
+from bitimely_core.models.stack import Model, wrong
 from bitimely_core.objectives.tokens import Part, Result, refuse_overlap, result
 from bitimely_core.registry import models, objectives
-from bitimely_core.settings import ObjectiveConfig, Settings, validated
+from bitimely_core.settings import ModelConfig, ObjectiveConfig, Settings, validated
 
-__all__ = ["Objective", "Part", "Result", "get", "leak_free", "measure_scale", "result"]
+__all__ = ["Objective", "Part", "Result", "fitting", "get", "leak_free", "measure_scale", "refuse_pair", "refuse_unfit", "result"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Objective:
     def __call__(self, model: Model, batch: Batch, generator: Generator | None = None) -> Result:
         """See `get`."""
         name = self.config.name or models[model.config.name].facts.objective
+        refuse_unfit(model.config, name)
         found: Result = objectives[name](model, model.spread(batch), generator, config=self.config)
         return found
 
@@ -52,6 +53,45 @@ def get(name: str | ObjectiveConfig = "", **numbers: Any) -> Objective:
     if config.name:
         objectives[config.name]  # an unknown name is told here
     return Objective(config)
+
+
+WHY = {
+    "one-way": "its layers look both ways",
+    "alternating": "its layers cannot read forward and backward in turns",
+    "hidden": "it has no tokens that could be hidden",
+}
+
+
+def fitting(model: str) -> list[str]:
+    """The objectives that a model can be asked, its own first; some of them only with certain settings (`refuse_unfit`)."""
+    own, answers = models[model].facts.objective, models[model].facts.answers
+    others = [name for name, entry in objectives.items() if name != own and (answers is None or entry.facts.asks in answers)]
+    return [own, *others]
+
+
+def refuse_pair(model: str, objective: str) -> None:
+    """An objective that asks what a model of this name cannot answer. Raises UserError (config, exit 2) naming those that fit."""
+    asks, answers = objectives[objective].facts.asks, models[model].facts.answers
+    if answers is None or not asks or asks in answers:
+        return
+    fit = fitting(model)
+    whose = [name for name, entry in models.items() if asks in (entry.facts.answers or ())]
+    why = WHY.get(asks, f"that is a question for {' and '.join(whose)}") if answers else "it has no pre-training"
+    said = f"{', '.join(fit[:-1])} or {fit[-1]}" if len(fit) > 1 else fit[0]
+    raise wrong(f"{objective} for {model}", f"{why}; expected {said}", "objective.name", "Leave --objective out for the model's own")
+
+
+def refuse_unfit(config: ModelConfig, objective: str) -> None:
+    """An objective that a model of this configuration cannot be asked. Raises UserError (config, exit 2)."""
+    refuse_pair(config.name, objective)
+    if objectives[objective].facts.asks == "alternating" and config.layers % 2:
+        said = "expected an even number: the objective alternates directions"
+        raise wrong(f"{config.layers} layers", said, "model.layers", f"Use {config.layers + 1} layers")
+    if objective == "masked-runs" and config.tokenizer not in {"steps", "codes"}:
+        raise wrong(f"masked-runs for tokens of {config.tokenizer}", "expected timesteps", "objective.name", "Use masked-patches or gap")
+    if objective == "masked" and config.name == "patchtst" and config.revin and config.tokenizer != "codes":
+        said = "expected masked-patches, which masks behind it"
+        raise wrong("masked before RevIN", said, "objective.name", "Use masked-patches, or model.revin=false")
 
 
 def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = None) -> bool | str | None:

@@ -12,11 +12,11 @@ Legend: B batch, T timesteps, V channels, G groups that are asked by themselves,
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.checkpoint import checkpoint
 
 from bitimely_core.batch import Batch
 from bitimely_core.errors import Exit, Reason, UserError
@@ -25,13 +25,13 @@ from bitimely_core.settings import ObjectiveConfig
 from bitimely_core.tokenizers import row_ends
 
 TEMPERATURE = 0.2
-BLOCK = 2**22  # scores that are held at once: 16 MB in float32
+BLOCK = 2**20  # scores that are held at once: 4 MB in float32
 
 
 def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Cross-entropy of finding the partner among the 2K - 1 others of the group, by dot products.
 
-    Scores are computed in blocks, and again on the way back, so that never more than `BLOCK` of them are held.
+    Never more than `BLOCK` scores are held: their part of the gradient is made with them (`_Asked`).
 
     Args:
         first: one view of each thing [G, K, D].
@@ -41,37 +41,61 @@ def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tupl
     Returns:
         The mean over all valid views, and its value where all vectors are the same (log(2K - 1) where all are valid), both scalars.
     """
-    kind = torch.promote_types(first.dtype, torch.float32)
-    z = torch.cat((first, second), 1).to(kind)
-    there = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device) if valid is None else torch.cat((valid, valid), 1)
-    groups, views = there.shape
-    rows = max(1, min(views, BLOCK // max(views, 1)))
-    several = max(1, BLOCK // max(views * rows, 1))
-    total = z.sum() * 0.0
-    for at in range(0, groups, several):
-        own, here = z[at : at + several], there[at : at + several]
-        for start in range(0, views, rows):
-            if groups <= several and views <= rows:
-                total = total + _asked(own, here, start, rows)
-            else:
-                total = total + checkpoint(_asked, own, here, start, rows, use_reentrant=False, preserve_rng_state=False)
-    counts = there.sum(1)
-    blind = (counts * (counts - 1).clamp(min=1).to(kind).log()).sum()
+    z = torch.cat((first, second), 1).to(torch.promote_types(first.dtype, torch.float32))
+    groups, views, _ = z.shape
+    there = None if valid is None else torch.cat((valid, valid), 1)
+    counts = z.new_full((groups,), views) if there is None else there.sum(1).to(z.dtype)
+    blind = (counts * (counts - 1).clamp(min=1).log()).sum()
     asked = counts.sum().clamp(min=1)
+    total: Tensor = _Asked.apply(z, there)  # type: ignore[no-untyped-call]
     return total / asked, blind / asked
 
 
-def _asked(z: Tensor, there: Tensor, start: int, rows: int) -> Tensor:
-    """Summed cross-entropy of the views `start` .. `start + rows` of each group, z [g, 2K, D]."""
-    with torch.autocast(z.device.type, enabled=False):
-        views = z.shape[1]
-        query, asks = z[:, start : start + rows], there[:, start : start + rows]
-        index = torch.arange(views, device=z.device)
-        itself = index[start : start + rows, None] == index
-        apart = itself | (asks[..., None] & ~there[:, None])  # of a view that is not asked nothing is left out, so that it stays finite
-        others = (query @ z.mT).masked_fill(apart, -torch.inf).logsumexp(-1)
-        partner = (query * z.roll(views // 2, 1)[:, start : start + rows]).sum(-1)
-        return torch.where(asks, others - partner, 0.0).sum()
+class _Asked(torch.autograd.Function):
+    """Summed cross-entropy of all views z [G, 2K, D], `there` bool [G, 2K] (None: all).
+
+    With p the softmax of a view's scores and z' its partner, the slope of its term is sum_j p_j z_j - z' in itself, p_j z in each other and
+    -z in the partner. That needs nothing from above but a factor, so it is made in the forward pass, where the scores are.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, there: Tensor | None) -> Tensor:
+        """The sum, a scalar."""
+        groups, views, _ = z.shape
+        rows = max(1, min(views, BLOCK // max(views, 1)))
+        several = max(1, BLOCK // max(views * rows, 1))
+        slope = torch.zeros_like(z) if ctx.needs_input_grad[0] else None
+        total = z.new_zeros(())
+        with torch.autocast(z.device.type, enabled=False):
+            for at in range(0, groups, several):
+                own, partner = z[at : at + several], z[at : at + several].roll(views // 2, 1)
+                for start in range(0, views, rows):
+                    part = slice(start, start + rows)
+                    scores = own[:, part] @ own.mT
+                    scores.diagonal(start, 1, 2).fill_(-torch.inf)
+                    asks = None
+                    if there is not None:
+                        asks = there[at : at + several, part, None]
+                        scores.masked_fill_(~there[at : at + several, None], -torch.inf).masked_fill_(
+                            ~asks, 0.0
+                        )  # 0: finite, and not counted
+                    most = scores.amax(-1, keepdim=True)
+                    whole = scores.sub_(most).exp_().sum(-1, keepdim=True)
+                    told = most + whole.log() - (own[:, part] * partner[:, part]).sum(-1, keepdim=True)
+                    total += (told if asks is None else told.masked_fill(~asks, 0.0)).sum()
+                    if slope is not None:
+                        weight = whole.reciprocal() if asks is None else asks / whole
+                        own_slope = slope[at : at + several]
+                        own_slope[:, part] += weight * (scores @ own) - 2 * (partner[:, part] if asks is None else asks * partner[:, part])
+                        own_slope += scores.mT @ (weight * own[:, part])
+        ctx.save_for_backward(slope)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """The slope times the factor from above."""
+        (slope,) = ctx.saved_tensors
+        return grad * slope, None
 
 
 def nt_xent(first: Tensor, second: Tensor) -> Tensor:

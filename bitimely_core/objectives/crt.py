@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch
 from bitimely_core.models.crt import CRT
-from bitimely_core.models.stack import Model, wrong
+from bitimely_core.models.stack import Model
 from bitimely_core.objectives.tokens import Part, Result, result, share
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.settings import ObjectiveConfig
@@ -19,17 +19,13 @@ WEIGHT = 1e-4  # of the instance constraint
 NOTICE = "drop: magnitudes and phases are of the whole window, dropped patches included; its loss measures reconstruction, not forecasting."
 
 
-@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE))
+@objectives(ObjectiveFacts(leak_free=None, asks="drop", notice=NOTICE))
 def drop(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """Up to 70 % of the patches dropped, of phase those of magnitude; reconstruct all, with CRT's instance constraint.
 
     The share rises with the training, clip(progress, 0.3, `dropped`); outside training it is the largest. Every row drops its own.
-
-    Raises:
-        UserError: another model than CRT (config, exit 2).
     """
-    if not isinstance(model, CRT):
-        raise wrong(f"drop for {model.config.name}", "expected crt", "objective.name", "Use the model's own objective")
+    assert isinstance(model, CRT)
     target, valid = model.targets(batch)
     with torch.no_grad():
         real = model.adapter_of(batch).tokenizer(batch)[2].cpu()

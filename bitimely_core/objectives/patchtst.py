@@ -12,7 +12,7 @@ from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.settings import ObjectiveConfig
 
 
-@objectives(ObjectiveFacts(leak_free=True))
+@objectives(ObjectiveFacts(leak_free=True, asks="hidden"))
 def masked_patches(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """40 % of the patches of each row masked, in each channel others where it reads them one by one; reconstruct them.
 

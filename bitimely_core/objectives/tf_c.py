@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Generator, Tensor
 
 from bitimely_core.batch import Batch
-from bitimely_core.models.stack import Model, wrong
+from bitimely_core.models.stack import Model
 from bitimely_core.models.tf_c import TFC, View
 from bitimely_core.objectives.contrast import banked, compared, jittered, nt_xent, perturbed, refuse_alone, told_apart
 from bitimely_core.objectives.tokens import Result
@@ -32,7 +32,7 @@ class Four(NamedTuple):
     frequency_other: View
 
 
-@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE, rows=2))
+@objectives(ObjectiveFacts(leak_free=None, asks="tf-c", notice=NOTICE, rows=2))
 def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """The paper's: lambda (L_T + L_F) + (1 - lambda) L_C, with lambda 0.5.
 
@@ -40,7 +40,7 @@ def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, conf
     (z_t~, z_f~): the pair that nothing was done to is to be the closest.
 
     Raises:
-        UserError: another model than TF-C, or one row alone (config, exit 2).
+        UserError: one row alone (config, exit 2).
     """
     four = _views("tf-c", model, batch, generator, config)
     a, b, c, d = (view.vector for view in four)
@@ -52,12 +52,12 @@ def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, conf
     return compared(parts, 2 * BALANCE * told_apart(rows) + (1 - BALANCE) * 3 * MARGIN, rows)
 
 
-@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE, rows=2))
+@objectives(ObjectiveFacts(leak_free=None, asks="tf-c", notice=NOTICE, rows=2))
 def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """The reference code's: 0.2 (L_T + L_F) + d(z_t, z_f); its spectra are augmented to twice their size, and L_C is not used.
 
     Raises:
-        UserError: another model than TF-C, or one row alone (config, exit 2).
+        UserError: one row alone (config, exit 2).
     """
     four = _views("tf-c-code", model, batch, generator, config)
     parts = {name: CODE * value for name, value in _own(four).items()} | {"cross": nt_xent(four.time.vector, four.frequency.vector)}
@@ -66,8 +66,7 @@ def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *,
 
 
 def _views(name: str, model: Model, batch: Batch, generator: Generator | None, config: ObjectiveConfig) -> Four:
-    if not isinstance(model, TFC):
-        raise wrong(f"{name} for {model.config.name}", "expected tf-c", "objective.name", "Use the model's own objective")
+    assert isinstance(model, TFC)
     refuse_alone(name, batch)
     other = banked(batch, config, generator) if config.bank else jittered(batch, config.jitter, generator)
     spectrum = model.spectrum(batch)

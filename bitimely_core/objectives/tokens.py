@@ -46,7 +46,7 @@ NOTICE = (
 )
 
 
-@objectives(ObjectiveFacts(leak_free=False, notice=NOTICE))
+@objectives(ObjectiveFacts(leak_free=False, asks="alternating", notice=NOTICE))
 def next_previous(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """The paper's: one alternating pass, next token read at layer L - 1, previous token at layer L (Eq. 9). It can see its targets."""
     encoded = model(batch, directions=_plan(model, "forward", "backward"))
@@ -54,7 +54,7 @@ def next_previous(model: Model, batch: Batch, generator: Generator | None = None
     return result(model, batch, [_part(model, batch, encoded, hidden[-2], "next"), _part(model, batch, encoded, hidden[-1], "previous")])
 
 
-@objectives(ObjectiveFacts(leak_free=True))
+@objectives(ObjectiveFacts(leak_free=True, asks="one-way"))
 def next_previous_strict(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """The leak-free form: two passes of the same weights, all layers forward (next token), all backward (previous token)."""
     refuse_overlap(model.config)
@@ -68,7 +68,7 @@ def next_previous_strict(model: Model, batch: Batch, generator: Generator | None
     return result(model, batch, parts)
 
 
-@objectives(ObjectiveFacts(leak_free=True), name="next")
+@objectives(ObjectiveFacts(leak_free=True, asks="one-way"), name="next")
 def next_token(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """All layers forward, next token read at layer L."""
     refuse_overlap(model.config)
@@ -76,7 +76,7 @@ def next_token(model: Model, batch: Batch, generator: Generator | None = None, *
     return result(model, batch, [_part(model, batch, encoded, encoded.hidden[-1], "next")])
 
 
-@objectives(ObjectiveFacts(leak_free=True))
+@objectives(ObjectiveFacts(leak_free=True, asks="hidden"))
 def masked(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """40 % of the tokens set to zero after normalisation, all channels together (codes: [MASK]); reconstruct them."""
     refuse_overlap(model.config)
@@ -86,7 +86,7 @@ def masked(model: Model, batch: Batch, generator: Generator | None = None, *, co
     return result(model, batch, [hidden_part(model, batch, encoded, target, valid, chosen, "masked")])
 
 
-@objectives(ObjectiveFacts(leak_free=True))
+@objectives(ObjectiveFacts(leak_free=True, asks="hidden"))
 def gap(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """40 % of the tokens hidden in spans: a learned vector in their place, and no key in any layer; fill them in."""
     refuse_overlap(model.config)
@@ -113,18 +113,8 @@ def nothing(model: Model, batch: Batch, generator: Generator | None = None, *, c
 
 
 def _plan(model: Model, *cycle: Direction) -> tuple[Direction, ...]:
-    """Directions of the layers, cycled. Raises UserError (config, exit 2) where two directions do not go into the number of layers."""
-    layers = model.config.layers
-    if layers % len(cycle):
-        raise UserError(
-            Reason.CONFIG,
-            f"{layers} layers",
-            wanted="expected an even number: the objective alternates directions",
-            field="model.layers",
-            action=f"Use {layers + 1} layers",
-            exit_code=Exit.USAGE,
-        )
-    return tuple(itertools.islice(itertools.cycle(cycle), layers))
+    """Directions of the layers, cycled."""
+    return tuple(itertools.islice(itertools.cycle(cycle), model.config.layers))
 
 
 def _part(model: Model, batch: Batch, encoded: Encoded, hidden: Tensor, which: Which) -> Part:

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from bitimely_core.batch import Batch
-from bitimely_core.models.stack import Model, wrong
+from bitimely_core.models.stack import Model
 from bitimely_core.models.ts2vec import TS2Vec
 from bitimely_core.objectives.contrast import compared, contrast, refuse_alone
 from bitimely_core.objectives.tokens import Result
@@ -32,15 +32,14 @@ class Crops(NamedTuple):
     shared: int
 
 
-@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE, rows=2))
+@objectives(ObjectiveFacts(leak_free=None, asks="ts2vec", notice=NOTICE, rows=2))
 def ts2vec(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """Two overlapping crops with half of the timesteps hidden: each timestep finds its partner among the rows, and among the times.
 
     Raises:
-        UserError: another model than TS2Vec, or one row alone (config, exit 2).
+        UserError: one row alone (config, exit 2).
     """
-    if not isinstance(model, TS2Vec):
-        raise wrong(f"ts2vec for {model.config.name}", "expected ts2vec", "objective.name", "Use the model's own objective")
+    assert isinstance(model, TS2Vec)
     refuse_alone("ts2vec", batch)
     ends = row_ends(batch)
     crops = cropped(ends.cpu(), config.temporal_unit, generator)
@@ -110,10 +109,12 @@ def hierarchical(first: Tensor, second: Tensor, valid: Tensor | None = None, uni
 def _halved(first: Tensor, second: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Maxima over pairs of times, of the valid one where one of a pair is not; an odd last time is left out."""
     even = first.shape[1] // 2 * 2
-    pairs = [view[:, :even].unflatten(1, (-1, 2)) for view in (first, second)]
+    pairs = [(view[:, :even:2], view[:, 1:even:2]) for view in (first, second)]
     if valid is not None:
-        of_pair = valid[:, :even].unflatten(1, (-1, 2))
-        valid = of_pair.any(-1)
-        other = valid[..., None] & ~of_pair
-        pairs = [pair.masked_fill(other[..., None], -torch.inf) for pair in pairs]
-    return pairs[0].amax(2), pairs[1].amax(2), valid
+        a, b = valid[:, :even:2], valid[:, 1:even:2]
+        valid = a | b
+        pairs = [
+            (early.masked_fill((valid & ~a)[..., None], -torch.inf), late.masked_fill((valid & ~b)[..., None], -torch.inf))
+            for early, late in pairs
+        ]
+    return torch.maximum(*pairs[0]), torch.maximum(*pairs[1]), valid

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch
-from bitimely_core.models.stack import Model, wrong
+from bitimely_core.models.stack import Model
 from bitimely_core.models.ts_tcc import TSTCC
 from bitimely_core.objectives.contrast import compared, jittered, nt_xent, permuted, refuse_alone, scaled, told_apart
 from bitimely_core.objectives.tokens import Result
@@ -23,17 +23,16 @@ CONTEXTUAL = 0.7  # weight of the NT-Xent part
 NOTICE = "ts-tcc: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
 
 
-@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE, rows=2))
+@objectives(ObjectiveFacts(leak_free=None, asks="ts-tcc", notice=NOTICE, rows=2))
 def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """Two augmented views: the past of each finds its own row's future in the other; the pasts of a row find each other.
 
     Loss = L1 + L2 + 0.7 NT-Xent of the projected contexts. Weak: scaling; strong: permutation, then jitter. New views in each batch.
 
     Raises:
-        UserError: another model than TS-TCC, or one row alone (config, exit 2).
+        UserError: one row alone (config, exit 2).
     """
-    if not isinstance(model, TSTCC):
-        raise wrong(f"ts-tcc for {model.config.name}", "expected ts-tcc", "objective.name", "Use the model's own objective")
+    assert isinstance(model, TSTCC)
     refuse_alone("ts-tcc", batch)
     weak = scaled(batch, config.scaling, generator)
     strong = jittered(permuted(batch, config.segments, generator), config.jitter, generator)

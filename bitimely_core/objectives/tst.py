@@ -7,27 +7,22 @@ from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.batch import Batch
-from bitimely_core.models.stack import Model, wrong
+from bitimely_core.models.stack import Model
 from bitimely_core.objectives.tokens import Result, hidden_part, result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.settings import ObjectiveConfig
-from bitimely_core.tokenizers import Codes, Steps
+from bitimely_core.tokenizers import Codes
 
 MEAN_RUN = 3.0  # lm, timesteps
 
 
-@objectives(ObjectiveFacts(leak_free=True))
+@objectives(ObjectiveFacts(leak_free=True, asks="hidden"))
 def masked_runs(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """40 % of the values masked in runs of 3 timesteps on average, each channel by itself; reconstruct them.
 
     `concurrent`: all channels together. `bernoulli`: no runs, each value by itself. Padding and missing values are no targets.
-
-    Raises:
-        UserError: a model whose tokens are not timesteps (config, exit 2).
     """
     tokenizer = model.adapter_of(batch).tokenizer
-    if not isinstance(tokenizer, Steps | Codes):
-        raise wrong(f"masked-runs for tokens of {model.config.tokenizer}", "expected timesteps", "objective.name", "Use masked")
     target, valid = model.targets(batch)
     width = 1 if config.concurrent or isinstance(tokenizer, Codes) else target.shape[2]
     with torch.no_grad():

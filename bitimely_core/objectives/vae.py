@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from bitimely_core.batch import Batch
 from bitimely_core.models.mtand import Full
-from bitimely_core.models.stack import Model, wrong
+from bitimely_core.models.stack import Model
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.settings import ObjectiveConfig
@@ -36,18 +36,14 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
     return 0.5 * (log_variance.exp() + mean.square() - 1 - log_variance).sum((-1, -2))
 
 
-@objectives(ObjectiveFacts(leak_free=None, notice=NOTICE))
+@objectives(ObjectiveFacts(leak_free=None, asks="vae", notice=NOTICE))
 def vae(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """-mean over the rows of [logsumexp_k (log p(x | z_k) - beta KL) - log K] / number of observed entries, with K = `samples`.
 
     beta follows the training as in the authors' 300 epochs; outside training it is what it ends with. `rel` is the squared error of the
     reconstructions over Var(target).
-
-    Raises:
-        UserError: another model than mtand (config, exit 2).
     """
-    if not isinstance(model, Full):
-        raise wrong(f"vae for {model.config.name}", "expected mtand", "objective.name", "Use the model's own objective")
+    assert isinstance(model, Full)
     found = model.posterior(batch)
     rows = found.rows
     mean, log_variance = (part if part.dtype == torch.float64 else part.float() for part in (found.mean, found.log_variance))

@@ -173,6 +173,11 @@ class Codebook:
     _spellings: dict[tuple[str, str | None], Reading] = field(default_factory=dict)
     _indices: dict[tuple[str, str], int] = field(default_factory=dict)
 
+    def recall(self, codes: Sequence[Code]) -> None:
+        """Go on after these codes, which another book has read from the same tables."""
+        self.codes = list(codes)
+        self._indices = {(code.vocab, code.code): number for number, code in enumerate(codes)}
+
     def read(self, vocab: str, raw: str | None) -> Reading:
         """The code that `raw` spells, or why it spells none."""
         key = (vocab, raw)

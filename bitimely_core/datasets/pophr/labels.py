@@ -176,7 +176,9 @@ def long(people: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         )
         for name in names
     ]
-    return pl.concat(parts).sort("subject_id", "name", maintain_order=True) if parts else pl.DataFrame()
+    if not parts:
+        return pl.DataFrame(schema={"subject_id": pl.Int64, "name": pl.String, "value": pl.Int8, "onset_day": pl.Int32})
+    return pl.concat(parts).sort("subject_id", "name", maintain_order=True)
 
 
 def wide(people: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:

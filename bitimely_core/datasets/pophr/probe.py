@@ -26,6 +26,10 @@ Tally = dict[tuple[str, str], "NDArray[np.int64]"]
 """(label, split) -> [rows, 4]: feature, value > 0, subjects with it, cases among them; sorted by feature, then value."""
 
 
+Prevalence = dict[str, dict[str, dict[str, Any]]]
+"""Label -> split -> subjects with a label, cases, prevalence."""
+
+
 def average_precision(score: NDArray[Any], positive: NDArray[Any]) -> float | None:
     """Step-wise sum of precision over the steps of recall, tied scores as one step; None without positives."""
     value, place = np.unique(score, return_inverse=True)
@@ -131,7 +135,7 @@ def _scored(rows: NDArray[np.int64], feature: int, total: NDArray[np.int64]) -> 
     return _precision(*np.concatenate([counted, [total - counted.sum(0)]]).T)
 
 
-def prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> dict[str, dict[str, dict[str, Any]]]:
+def prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> Prevalence:
     """Label -> split -> subjects with a label, cases, prevalence: of all subjects before, of those with a sequence after the filters.
 
     Args:
@@ -143,8 +147,20 @@ def prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> dict[
         for part in (*SPLITS, ALL):
             own = y[(split == part) | (part == ALL)]
             n, cases = int(np.isin(own, (0, 1)).sum()), int((own == 1).sum())
-            told.setdefault(name, {})[part] = {"subjects": n, "cases": cases, "prevalence": cases / n if n else None}
+            told.setdefault(name, {})[part] = _prevalent(n, cases)
     return told
+
+
+def added(shards: Sequence[Prevalence]) -> Prevalence:
+    """The `prevalence` of several shards as that of one."""
+    return {
+        name: {part: _prevalent(*(sum(one[name][part][key] for one in shards) for key in ("subjects", "cases"))) for part in parts}
+        for name, parts in shards[0].items()
+    }
+
+
+def _prevalent(subjects: int, cases: int) -> dict[str, Any]:
+    return {"subjects": subjects, "cases": cases, "prevalence": cases / subjects if subjects else None}
 
 
 def agreement(label: NDArray[Any], flag: NDArray[Any]) -> dict[str, int]:

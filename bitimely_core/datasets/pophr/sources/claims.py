@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from bitimely_core.batch import Rows
 from bitimely_core.datasets.pophr import dates
 from bitimely_core.datasets.pophr.codes import FAMILIES
@@ -27,6 +29,7 @@ from bitimely_core.datasets.pophr.sources.reading import (
     default_kind,
     delimiter,
     find,
+    hashed,
     label_columns,
     long,
     matched,
@@ -294,12 +297,13 @@ def _indexed(labels: pl.DataFrame, file: str) -> tuple[pl.DataFrame, list[Findin
     return labels.filter(~odd), [fault]
 
 
-def _unmatched(labels: pl.DataFrame | None, seen: set[str], rows: list[Rows]) -> list[Finding]:
-    """Labels of nobody, and subjects without labels; `seen` are the subjects of the claims."""
+def _unmatched(labels: pl.DataFrame | None, seen: np.ndarray, rows: list[Rows]) -> list[Finding]:
+    """Labels of nobody, and subjects without labels; `seen` are the subjects of the claims, hashed."""
     if labels is None:
         return []
-    labelled = set(labels["subject_id"])
-    without, unlabelled = len(labelled - seen), len(seen - labelled)
+    labelled = hashed(labels["subject_id"])
+    both = len(np.intersect1d(labelled, seen, assume_unique=True))
+    without, unlabelled = len(labelled) - both, len(seen) - both
     if not without and not unlabelled:
         return []
     text = f"{without} subjects with labels have no claims, {unlabelled} subjects with claims have no labels"

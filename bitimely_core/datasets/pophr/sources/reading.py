@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from bitimely_core.batch import Rows
 from bitimely_core.datasets.pophr import codes, dates
 from bitimely_core.datasets.pophr.rules import SOURCES as KINDS
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 DATES = ("birth", "death", "obs_start", "obs_end")  # of a subject
 SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other text: 0, unknown
+MET = 1 << 20  # subjects of several blocks that are put together at once
 DATE = 10  # characters that hold a date in the forms that are read
 ODD_ID = r"^[=+@]|^-[^0-9]|[\x00-\x1f\x7f]"  # what a spreadsheet runs as a formula, or a terminal obeys
 SHORT = re.compile(r"\s*\d{1,2}\.\d{1,2}\s*", re.ASCII)  # 38.9: a category has three digits
@@ -85,7 +88,7 @@ class Survey:
     rows: list[Rows] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     records: dict[str, int] = field(default_factory=dict)  # file -> records
-    subjects: set[str] = field(default_factory=set)  # with a row, where asked for
+    subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # hashes of those with a row, sorted, where asked for
 
 
 # --- files and columns
@@ -359,7 +362,7 @@ def survey(found: Sequence[Table], *, vocab: str = "icd9", stated: Stated = "sur
     """
     import polars as pl
 
-    told = Survey()
+    told, met = Survey(), []
     for table in found:
         records = kept = foreign = 0
         dropped: Counter[str] = Counter()
@@ -385,7 +388,9 @@ def survey(found: Sequence[Table], *, vocab: str = "icd9", stated: Stated = "sur
             strange += marked.len()
             odd += marked.head(5 - len(odd)).to_list()
             if listed:
-                told.subjects.update(frame["subject_id"].drop_nulls().unique())
+                met.append(hashed(frame["subject_id"]))
+                if sum(map(len, met)) > max(len(told.subjects), MET):
+                    told.subjects, met = np.unique(np.concatenate([told.subjects, *met])), []
         _readable(readable, unread, *table.dated)
         _whole_codes({code for named, code in seen if codes.FAMILIES[named or vocab] == "icd9"}, table.file)
         if any(named is None for named, _ in seen):
@@ -405,10 +410,16 @@ def survey(found: Sequence[Table], *, vocab: str = "icd9", stated: Stated = "sur
                 code=Reason.LABEL_CHARS, level="warning", text=text, wanted=wanted, file=table.file, count=strange, examples=examples
             )
             told.findings.append(finding)
+    told.subjects = np.unique(np.concatenate([told.subjects, *met]))
     if not any(row.seen - sum(row.dropped.values()) for row in told.rows):
         text = f"none of {sum(told.records.values())} records holds a diagnosis"
         raise UserError(Reason.NO_INPUT, text, action=hint, file=found[0].file if len(found) == 1 else None)
     return told
+
+
+def hashed(ids: pl.Series) -> np.ndarray:
+    """The distinct ids as numbers, sorted [n] uint64: good for counting, as two of a million share one with a chance of 3e-8."""
+    return np.unique(ids.drop_nulls().hash().to_numpy())
 
 
 def _known_words(frame: pl.DataFrame, file: str) -> None:

@@ -1,0 +1,254 @@
+"""Training step and inference of the models beside their reference implementations, at equal dimensions and on the same input.
+
+    pip install -c constraints.txt '.[parity]'     # pypots 1.5 wants transformers below 5; with another release each peer runs that is there
+    python benchmarks/peers.py                     # preset tiny, a minute
+    python benchmarks/peers.py --preset 7.5m --rows 4 --length 500 --layers 4
+
+A step is forward, backward and AdamW; float32, one thread, both sides in one process and in turns, medians of CPU time. The references are
+those of `transformers` (GPT-2, PatchTST with its own masking) and PyPOTS (TS2Vec with its loss, GRU-D, TimesNet, Autoformer, FEDformer).
+PyPOTS has no mTAND; its SeFT is another model (a set transformer), and its RAINDROP needs compiled extensions: these have no peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitimely_core import models, objectives
+from bitimely_core.batch import Batch
+from bitimely_core.models.adapters import Rows
+from bitimely_core.models.gru_d import carried, gaps
+from bitimely_core.objectives.ts2vec import hierarchical
+
+CHANNELS, BOUND = 7, 0.95  # the least ratio: one run repeats to some percent
+Side = tuple[nn.Module, Callable[[], Tensor], Callable[[], object]]  # what is trained, its loss, its forward pass
+
+
+def sizes(asked: argparse.Namespace) -> dict[str, Any]:
+    """What ours is built with."""
+    return {"preset": asked.preset, "channels": CHANNELS, "length": asked.length, **({"layers": asked.layers} if asked.layers else {})}
+
+
+def gpt(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+    """Next patch: ours with [SOS] and [EOS], two positions more than theirs."""
+    from transformers import GPT2Config, GPT2Model
+
+    ours = models.build("gpt", **sizes(asked), tokenizer="patch")
+    c, batch, objective = ours.config, Batch(x), objectives.get("next")
+    tokens = ours.adapter.tokenizer(batch)[0]
+    drop = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), c.dropout)
+    config = GPT2Config(
+        n_embd=c.dim, n_layer=c.layers, n_head=c.heads, n_inner=c.ffn_dim, n_positions=tokens.shape[1], vocab_size=2, **drop
+    )
+    width = tokens.shape[2]
+    theirs = nn.ModuleDict({"into": nn.Linear(width, c.dim), "model": GPT2Model(config), "out": nn.Linear(c.dim, width)})
+
+    def said() -> Tensor:
+        return theirs["out"](theirs["model"](inputs_embeds=theirs["into"](tokens), use_cache=False).last_hidden_state)
+
+    return (
+        (ours, lambda: objective(ours, batch)["loss"], lambda: ours.output(ours(batch).hidden[-1])),
+        (theirs, lambda: (said()[:, :-1] - tokens[:, 1:]).square().mean(), said),
+    )
+
+
+def patchtst(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+    """Masked patches; each side draws its own."""
+    from transformers import PatchTSTConfig, PatchTSTForPretraining
+
+    ours = models.build("patchtst", **sizes(asked))
+    c, batch, objective = ours.config, Batch(x), objectives.get("masked-patches")
+    config = PatchTSTConfig(
+        num_input_channels=CHANNELS,
+        context_length=asked.length,
+        patch_length=c.patch,
+        patch_stride=c.patch,
+        d_model=c.dim,
+        num_attention_heads=c.heads,
+        num_hidden_layers=c.layers,
+        ffn_dim=c.ffn_dim,
+        scaling="std",
+        do_mask_input=True,
+        mask_type="random",
+        random_mask_ratio=0.4,
+        **dict.fromkeys(("ff_dropout", "path_dropout", "positional_dropout"), c.dropout),
+    )
+    theirs = PatchTSTForPretraining(config)
+    return (
+        (ours, lambda: objective(ours, batch)["loss"], lambda: ours.output(ours(batch).hidden[-1])),
+        (theirs, lambda: theirs(past_values=x).loss, lambda: theirs(past_values=x)),
+    )
+
+
+def ts2vec(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+    """Two views of the whole window, half of the timesteps hidden, and the hierarchical loss."""
+    from pypots.nn.modules.ts2vec import TS2VecEncoder
+    from pypots.nn.modules.ts2vec.losses import hierarchical_contrastive_loss
+
+    ours = models.build("ts2vec", **sizes(asked))
+    c, batch = ours.config, Batch(x)
+    theirs = TS2VecEncoder(CHANNELS, c.dim, c.ffn_dim, c.layers)
+
+    def loss() -> Tensor:
+        first, second = (ours(batch, hide=torch.rand(x.shape[:2]) < 0.5).hidden[-1] for _ in range(2))
+        return sum(hierarchical(first, second)[:2], start=torch.zeros(()))
+
+    return (
+        (ours, loss, lambda: ours(batch).hidden[-1]),
+        (theirs, lambda: hierarchical_contrastive_loss(theirs(x.clone()), theirs(x.clone())), lambda: theirs(x.clone())),
+    )
+
+
+def gru_d(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+    """Half of the values missing; the mean square of the last state. Both with the cell of PyPOTS (`model.cell=concat`)."""
+    from pypots.nn.modules.grud.backbone import BackboneGRUD
+
+    ours = models.build("gru-d", **sizes(asked), cell="concat")
+    hidden = ours.config.dim
+    mask = torch.rand(x.shape) < 0.5
+    batch = Batch(torch.where(mask, x, 0.0), mask=mask)
+    times = torch.arange(x.shape[1]).expand(len(x), -1).float()
+    rows = Rows(batch.values, mask, times, torch.ones(x.shape[:2], dtype=torch.bool))
+    mean = torch.zeros(CHANNELS)
+    given = (rows.values, mask.float(), gaps(rows) / asked.length, mean, carried(rows, mean))
+    theirs = BackboneGRUD(x.shape[1], CHANNELS, hidden)
+    return (
+        (ours, lambda: ours(batch).pooled.square().mean(), lambda: ours(batch).pooled),
+        (theirs, lambda: theirs(*given)[1].square().mean(), lambda: theirs(*given)[1]),
+    )
+
+
+def _encoders(name: str, asked: argparse.Namespace, x: Tensor, theirs: Callable[[Any], nn.Module], **options: Any) -> tuple[Side, Side]:
+    """Both encoders on the same embedded timesteps."""
+    ours: Any = models.build(name, **sizes(asked), **options)
+    given = torch.randn(len(x), asked.length, ours.config.dim)
+    other = theirs(ours.config)
+
+    def said() -> Tensor:
+        found = other(given)
+        return found[0] if isinstance(found, tuple) else found
+
+    return (
+        (ours, lambda: ours.climb(given)[-1].square().mean(), lambda: ours.climb(given)[-1]),
+        (other, lambda: said().square().mean(), said),
+    )
+
+
+def timesnet(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+    """Ours with periods of each window by itself, theirs common to the batch."""
+    from pypots.nn.modules.timesnet import BackboneTimesNet
+
+    return _encoders(
+        "timesnet", asked, x, lambda c: BackboneTimesNet(c.layers, asked.length, 0, c.top_periods, c.dim, c.ffn_dim, c.kernels)
+    )
+
+
+def autoformer(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+    """Ours with lags of each window by itself, theirs in training common to the batch."""
+    from pypots.nn.modules.autoformer import AutoformerEncoder
+
+    return _encoders(
+        "autoformer", asked, x, lambda c: AutoformerEncoder(c.layers, c.dim, c.heads, c.ffn_dim, c.lag_factor, 25, c.dropout, "gelu")
+    )
+
+
+def fedformer(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+    """Random modes, one Fourier block of 8 heads (PyPOTS has no other number) for all layers."""
+    from pypots.nn.modules.fedformer import FEDformerEncoder
+
+    def made(c: Any) -> nn.Module:
+        return FEDformerEncoder(asked.length, c.layers, c.dim, 8, c.ffn_dim, 25, c.dropout, "Fourier", c.modes, "random", "gelu")
+
+    return _encoders("fedformer", asked, x, made, heads=8, moving_average=(25,))
+
+
+PEERS = {
+    "transformers": {"gpt": gpt, "patchtst": patchtst},
+    "pypots": {"ts2vec": ts2vec, "gru-d": gru_d, "timesnet": timesnet, "autoformer": autoformer, "fedformer": fedformer},
+}
+
+
+def measured(sides: tuple[Side, Side], rounds: int) -> dict[str, float]:
+    """Median CPU milliseconds of a step and of a forward pass of each side, and the ratios theirs / ours."""
+    calls: dict[str, Callable[[], object]] = {}
+    for whose, (module, loss, forward) in zip(("ours", "theirs"), sides, strict=True):
+        optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-4)
+
+        def step(module: nn.Module = module, loss: Any = loss, optimizer: Any = optimizer) -> None:
+            module.train()
+            optimizer.zero_grad(set_to_none=True)
+            loss().backward()
+            optimizer.step()
+
+        def infer(module: nn.Module = module, forward: Any = forward) -> None:
+            module.eval()
+            with torch.no_grad():
+                forward()
+
+        calls |= {f"{whose} step": step, f"{whose} forward": infer}
+    taken: dict[str, list[float]] = {key: [] for key in calls}
+    for _ in range(rounds + 1):
+        for key, call in calls.items():
+            begun = time.process_time()
+            call()
+            taken[key].append(time.process_time() - begun)
+    found = {key: 1000 * statistics.median(values[1:]) for key, values in taken.items()}
+    return found | {what: found[f"theirs {what}"] / found[f"ours {what}"] for what in ("step", "forward")}
+
+
+def main() -> None:
+    """Measure what is installed; exit code 1 where a reference is faster."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--length", type=int, default=500)
+    parser.add_argument("--layers", type=int, help="instead of the preset's")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="two rows, one round")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    if asked.quick:
+        asked.rows, asked.rounds = 2, 1
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ["HOME"] = tempfile.mkdtemp()  # PyPOTS writes a file there when it is imported
+    found: dict[str, dict[str, float]] = {}
+    for package, peers in PEERS.items():
+        if importlib.util.find_spec(package) is None:
+            print(f"{package} is not installed: pip install 'bitimely[parity]'", file=sys.stderr)
+            continue
+        for name, made in peers.items():
+            if asked.models and name not in asked.models:
+                continue
+            torch.manual_seed(0)
+            with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+                sides = made(asked, torch.randn(asked.rows, asked.length, CHANNELS))
+            found[name] = one = measured(sides, asked.rounds)
+            print(
+                f"{name:10} step {one['ours step']:8.1f} ms, {package} {one['theirs step']:8.1f} ms ({one['step']:5.2f}x)   "
+                f"forward {one['ours forward']:8.1f} ms, {one['theirs forward']:8.1f} ms ({one['forward']:5.2f}x)",
+                flush=True,
+                file=sys.stderr if asked.json else sys.stdout,
+            )
+    if asked.json:
+        print(json.dumps(found))
+    sys.exit(not asked.quick and any(min(one["step"], one["forward"]) < BOUND for one in found.values()))
+
+
+if __name__ == "__main__":
+    main()

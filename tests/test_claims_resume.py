@@ -1,0 +1,285 @@
+"""A killed ingest of claims goes on where it was, what is stale is thrown away, and memory holds no subject twice over; splits by raw ids."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from bitimely_core import cache, runs
+from bitimely_core.cache import claims
+from bitimely_core.cache.claims import first, piles
+from bitimely_core.datasets import synthetic_claims
+from bitimely_core.datasets.pophr import building, cleaning
+from bitimely_core.errors import UserError
+from bitimely_core.formats import tables
+
+SMALL = {"BLOCK": 3000, "STRETCH": 150, "SHARD_BYTES": 6000}  # bytes, rows, bytes: several of each
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BLOCK", SMALL["BLOCK"])
+    monkeypatch.setattr(first, "STRETCH", SMALL["STRETCH"])
+    monkeypatch.setattr(claims, "SHARD_BYTES", SMALL["SHARD_BYTES"])
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a block was cleaned, a shard labelled, a cohort made."""
+    calls: Counter[str] = Counter()
+
+    def counting(home: Any, name: str) -> None:
+        function = getattr(home, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(home, name, wrapped)
+
+    for home, name in ((cleaning, "clean"), (building, "label"), (synthetic_claims, "write")):
+        counting(home, name)
+    return calls
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    codes = ["428.0", "250.00", "401.9", "496", "008.5", "25000", "zzz", "V70.0"]
+    rows = [
+        (f"P{draw.integers(120):04d}", str(np.datetime64("2004-01-01") + int(draw.integers(3000))), codes[draw.integers(len(codes))])
+        for _ in range(900)
+    ]
+    table(folder / "claims.csv", [("patient_id", "date", "icd9"), *rows, rows[0], ("P0001", "2099-01-01", "496")])
+    table(folder / "patients.csv", [("patient_id", "birth_date"), *((f"P{i:04d}", f"{1930 + i % 40}-05-17") for i in range(130))])
+    table(folder / "icd9_phecode.csv", [("icd9", "phecode"), ("428.0", "428.1"), ("250.00", "250.2"), ("401.9", "401.1"), ("496", "496")])
+    (tmp_path / "key").write_bytes(bytes(32))
+    return folder
+
+
+def table(path: Path, rows: list[tuple[Any, ...]]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def ingested(raw: Path, name: str, **given: Any) -> dict[str, Any]:
+    options = {"id_key": str(raw.parent / "key"), **given.pop("options", {})}
+    return cache.ingest("pophr", raw, raw.parent / name / "cache" / "pophr", options=options, **given)
+
+
+def files(home: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in home.rglob("*.parquet")}
+
+
+KILLED = """
+import os, signal, sys
+from bitimely_core import cache
+from bitimely_core.cache import claims
+from bitimely_core.cache.claims import first
+from bitimely_core.datasets import synthetic_claims
+from bitimely_core.datasets.pophr import building, cleaning
+from bitimely_core.formats import tables
+tables.BLOCK, first.STRETCH, claims.SHARD_BYTES = {small}
+home, name, after, dataset, source, out, options = {what}
+function, left = getattr(home, name), [after]
+def until(*args, **kwargs):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return function(*args, **kwargs)
+setattr(home, name, until)
+cache.ingest(dataset, source, out, options=options)
+"""
+
+
+def killed(home: str, name: str, after: int, dataset: str, source: Path | None, out: Path, options: dict[str, Any]) -> None:
+    """An ingest that is killed when `name` is called once more than `after` times."""
+    what = f"{home}, {name!r}, {after}, {dataset!r}, {str(source) if source else None!r}, {str(out)!r}, {options!r}"
+    code = KILLED.format(small=tuple(SMALL.values()), what=what)
+    process = subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert process.returncode == -9, process.stderr
+
+
+@pytest.mark.parametrize(("home", "name", "after"), [("cleaning", "clean", 5), ("building", "label", 2)])
+def test_a_killed_ingest_goes_on_and_gives_the_same_bytes(
+    raw: Path, small: None, counted: Counter[str], home: str, name: str, after: int
+) -> None:
+    whole = ingested(raw, "whole")
+    assert counted["clean"] > 7
+    assert counted["label"] > 3
+    every = Counter(counted)
+    counted.clear()
+    out = raw.parent / "killed" / "cache" / "pophr"
+    killed(home, name, after, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
+    assert not (out / "manifest.json").exists()
+    left = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    assert not any(f"P{i:04d}".encode() in left for i in range(130)), "no raw id on the disk"
+    again = ingested(raw, "killed")
+    if name == "clean":
+        assert every["clean"] - 5 <= counted["clean"] < every["clean"], "what was laid down was not cleaned again"
+        assert counted["label"] == every["label"]
+    else:
+        assert counted == {"label": every["label"] - after}, "nothing was cleaned, finished shards were not made again"
+    assert files(out) == files(raw.parent / "whole" / "cache" / "pophr")
+    for key in ("content_sha256", "rows", "reason_counts", "units"):
+        assert again[key] == whole[key]
+    assert not (out / ".parts").exists()
+
+
+@pytest.mark.parametrize("changed", ["source", "options", "key", "force_new"])
+def test_what_is_stale_is_thrown_away(raw: Path, small: None, counted: Counter[str], changed: str) -> None:
+    out = raw.parent / "killed" / "cache" / "pophr"
+    killed("building", "label", 2, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
+    before = set((out / ".parts").iterdir())
+    given: dict[str, Any] = {"options": {}}
+    if changed == "source":
+        with (raw / "claims.csv").open("a") as file:
+            file.write("P0007,2008-01-01,496\n")
+    elif changed == "options":
+        given["options"] = {"seed": 4}
+    elif changed == "key":
+        (raw.parent / "key").write_bytes(bytes(range(32)))
+    else:
+        given["force_new"] = True
+    seen: list[set[Path]] = []
+    ingested(raw, "killed", progress=lambda *_: seen.append(set((out / ".parts").iterdir()) & before), **given)
+    assert seen
+    assert not any(seen), "none of the old files is there while the new ones are made"
+    cleaned = counted["clean"]
+    ingested(raw, "whole", **given)
+    assert cleaned == counted["clean"] - cleaned
+    assert files(out) == files(raw.parent / "whole" / "cache" / "pophr")
+
+
+def test_a_part_of_a_job_array_that_ended_early_goes_on(
+    raw: Path, small: None, counted: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingested(raw, "whole")
+    every = counted["clean"]
+    counted.clear()
+    original = cleaning.clean
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        if counted["clean"] == 3:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cleaning, "clean", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            ingested(raw, "parts", shard=(1, 2))
+    assert counted["clean"] == 3
+    for k in (1, 2):
+        ingested(raw, "parts", shard=(k, 2))
+    assert counted["clean"] < every + 3, "of the three blocks some were laid down"
+    people = [cache.open_cache(raw.parent / name / "cache" / "pophr").people() for name in ("whole", "parts")]
+    assert people[0].equals(people[1])
+
+
+def test_made_claims_are_not_made_again(tmp_path: Path, counted: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"subjects": 120, "seed": 2}
+    out = tmp_path / "killed" / "cache" / "synthetic-claims"
+    (tmp_path / "whole").mkdir()
+    killed("building", "label", 2, "synthetic-claims", None, out, options)
+    (tmp_path / "whole" / "id.key").write_bytes((tmp_path / "killed" / "id.key").read_bytes())
+    monkeypatch.setattr(claims, "SHARD_BYTES", SMALL["SHARD_BYTES"])
+    cache.ingest("synthetic-claims", None, out, options=options)
+    assert counted["write"] == counted["clean"] == 0
+    assert not (out / ".raw").exists()
+    assert not (out / ".parts").exists()
+    other = tmp_path / "whole" / "cache" / "synthetic-claims"
+    cache.ingest("synthetic-claims", None, other, options=options)
+    assert counted["write"] == 1
+    assert files(out) == files(other)
+    killed("building", "label", 1, "synthetic-claims", None, tmp_path / "third", options)
+    cache.ingest("synthetic-claims", None, tmp_path / "third", options={**options, "seed": 3})
+    assert counted["write"] == 2, "another seed is another cohort"
+
+
+# --- what is held
+
+
+def test_forgetting_subjects_changes_nothing(raw: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pseudonyms beyond what is remembered are computed again, and one subject stays one."""
+    ingested(raw, "whole")
+    monkeypatch.setattr(first, "REMEMBERED", 7)
+    ingested(raw, "few")
+    assert files(raw.parent / "few") == files(raw.parent / "whole")
+
+
+def test_a_table_in_slices_has_the_bytes_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piles, "GROUP", 1000)
+    draw = np.random.default_rng(1)
+    whole = pl.DataFrame({"subject_id": np.repeat(np.arange(1100), 3), "name": ["a", "b", "c"] * 1100, "value": draw.integers(0, 2, 3300)})
+    shard = draw.integers(0, 5, 1100).repeat(3)
+    paths = [tmp_path / f"{i}.parquet" for i in range(5)]
+    for i, path in enumerate(paths):
+        whole.filter(pl.Series(shard == i)).write_parquet(path)
+    name, facts = piles.written(tmp_path, "one", piles.in_order(paths, "subject_id", 1100, 7, ("subject_id", "name")))
+    with (tmp_path / "other").open("wb") as stream:
+        piles.parquet(whole)(stream)
+    assert (tmp_path / name).read_bytes() == (tmp_path / "other").read_bytes()
+    assert facts["rows"] == 3300
+    assert pq.ParquetFile(tmp_path / name).num_row_groups == 4
+
+
+# --- splits by the ids of the source
+
+
+def split_file(raw: Path, *names: str, words: tuple[str, ...] = ("train", "tuning", "held_out")) -> Path:
+    rows = [(name, words[i % len(words)]) for i, name in enumerate(names)]
+    return table(raw.parent / "split.csv", [("subject_id", "split"), *rows])
+
+
+def test_a_split_file_by_raw_ids_is_followed(raw: Path, small: None) -> None:
+    listed = [f"P{i:04d}" for i in range(130)]
+    given = {"split_file": str(split_file(raw, *listed, "GHOST", "SPOOK")), "keep_ids": str(raw.parent / "ids.csv")}
+    out = raw.parent / "w" / "cache" / "pophr"
+    options = {"id_key": str(raw.parent / "key"), "keep_ids": given["keep_ids"]}
+    build = {"select": False, "min_codes": 1, "split_file": given["split_file"]}
+    report = runs.ingest_claims("pophr", raw, out, options=options, build=build)
+    told = [reason for reason in report["reasons"] if reason["field"] == "--split-file"]
+    assert [(one["count"], one["level"]) for one in told] == [(2, "warning")]
+    new = {row["subject_id"]: int(row["new"]) for row in csv.DictReader((raw.parent / "ids.csv").read_text().splitlines())}
+    assert set(new) == set(listed)
+    wanted = {new[name]: ("train", "validation", "test")[i % 3] for i, name in enumerate(listed)}
+    opened = cache.open_cache(out)
+    assert dict(opened.people().select("subject_id", "split").iter_rows()) == wanted
+    assert opened.manifest["split"] == "official"
+    sequences = pl.concat([pl.read_parquet(path) for path in (raw.parent / "w" / "tokens" / "pophr").glob("sequences-*.parquet")])
+    assert all(wanted[subject] == split for subject, split in sequences.select("subject_id", "split").iter_rows())
+    kept = b"".join(path.read_bytes() for path in (raw.parent / "w").rglob("*") if path.is_file())
+    assert b"GHOST" not in kept
+    with pytest.raises(UserError, match="split_file"):  # another choice is another cache
+        cache.ingest("pophr", raw, out, options=options)
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "said"),
+    [
+        (range(100), ("train",), "misses 30 of 130 subjects"),
+        (range(130), ("train", "trian"), "trian"),
+        ([*range(130), 5], ("train",), "a subject twice"),
+    ],
+)
+def test_a_split_file_that_cannot_be_followed_is_refused(raw: Path, names: Any, words: tuple[str, ...], said: str) -> None:
+    path = split_file(raw, *(f"P{i:04d}" for i in names), words=words)
+    with pytest.raises(UserError, match=said) as caught:
+        ingested(raw, "w", options={"split_file": str(path)})
+    assert caught.value.exit_code == 2
+    assert "P00" not in str(caught.value)
+    home = raw.parent / "w" / "cache" / "pophr"
+    assert not [path for path in home.rglob("*") if path.suffix in {".parquet", ".json"}]
