@@ -33,9 +33,10 @@ Row = tuple[str, ...]
 
 def shown(mean: dict[str, Any] | None, digits: int = 2) -> str:
     """A value with its interval."""
-    if mean is None or mean.get("value") is None:
+    value = None if mean is None else mean.get("value", mean.get("difference"))
+    if mean is None or value is None:
         return "–"
-    text = f"{mean['value']:.{digits}f}"
+    text = f"{value:.{digits}f}"
     return text + (f" ({mean['lo']:.{digits}f} to {mean['hi']:.{digits}f})" if mean.get("lo") is not None else "")
 
 

@@ -118,7 +118,7 @@ def inline(svg: ET.Element, label: str) -> str:
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     if points < 500:  # small drawings keep their size
-        root.set("style", f"max-width:{points / 540 * 56:.1f}rem;min-width:{points / 540 * 38:.1f}rem")
+        root.set("style", f"max-width:{points / 540 * 56:.1f}rem;min-width:{points / 540 * 46:.1f}rem")
     root.set("role", "img")
     root.set("aria-label", label)
     return ET.tostring(root, encoding="unicode")
