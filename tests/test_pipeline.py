@@ -156,9 +156,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[s
 
 @pytest.mark.slow
 def test_two_processes_share_a_workspace_and_no_stage_is_run_twice(shared: tuple[Path, Path, list[str]]) -> None:
-    ran = [
-        line.removeprefix("running: ").split(";")[0] for text in shared[2] for line in text.splitlines() if line.startswith("running: ")
-    ]
+    ran = [line.removeprefix("running: ").split(";")[0] for text in shared[2] for line in text.splitlines() if line.startswith("running: ")]
     assert len(ran) == len(set(ran))
     assert {"ingest synthetic", "finetune two-gpt-1-staging", "results"} <= set(ran)
 

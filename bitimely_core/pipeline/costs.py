@@ -13,6 +13,7 @@ from bitimely_core.errors import UserError
 from bitimely_core.listing import COSTS
 from bitimely_core.pipeline.plan import Plan
 from bitimely_core.runs import folders
+from bitimely_core.runs.tuning import SHARE
 
 REACHED = 0.3  # share of the speed of a large matrix product that a training step reaches: an estimate
 TRAINED = 0.8  # of all windows, where nothing has been cut yet
@@ -92,11 +93,13 @@ def training(plan: Plan, label: str, workspace: Path) -> dict[str, Any]:
     objective = flags.get("objective", {}).get("name") or entry.facts.objective
     passes = PASSES.get(objective, 1) if asked["verb"] == "pretrain" else 1
     flops = 6.0 * parameters * tokens + (12.0 * config.layers * tokens**2 * config.dim if entry.facts.family in QUADRATIC else 0.0)
+    rates = flags.get("tune", {}).get("rates")
+    trials = (rates if isinstance(rates, int) else len(rates)) / SHARE if rates else 0.0
     weights = 4 * parameters
     return {
         "parameters": parameters,
         "windows": int(seen),
-        "flops": flops * passes * seen,
+        "flops": flops * passes * seen * (1 + trials),
         "bytes": weights + 2 * STATES * weights,
         "slow": _slow(entry.name),
     }

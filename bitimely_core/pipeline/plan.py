@@ -231,9 +231,9 @@ class _Building:
             tuning = settings.merged(
                 recipe.overrides("finetune", tokenize=False),
                 block.finetune.flags(),
-                {section: own[section] for section in ("train", "finetune") if section in own},
+                {section: own[section] for section in ("train", "finetune", "tune") if section in own},
                 {"data": {"fraction": stage.fraction}} if stage.fraction else {},
-                {section: values for section, values in cell.set.items() if section in {"train", "finetune"}},
+                {section: values for section, values in cell.set.items() if section in {"train", "finetune", "tune"}},
                 {"data": {"names": (name,)}},
                 spread,
             )
