@@ -134,14 +134,15 @@ def main() -> int:
             result[name]["times_pyts"] = result["pyts"]["cpu_seconds"] / result[name]["cpu_seconds"]
         if result["standardised"]["times_pyts"] < LEAST or result["standardised"]["best_gain"] < result["pyts"]["best_gain"] - 1e-9:
             failed.append(f"shapelets: {result['standardised']['times_pyts']:.0f} times pyts")
+    failed = [] if options.quick else failed
     if options.json:
         print(json.dumps({"torch": torch.__version__, **result, "missed": failed}))
     else:
         for name, row in result.items():
             if row:
                 print(f"{name:14s}" + "   ".join(f"{key} {value:.4g}" for key, value in row.items()))
-        print("bounds: " + ("; ".join(["missed", *failed]) if failed else "held"))
-    return int(bool(failed) and not options.quick)
+        print("bounds: " + ("not looked at" if options.quick else "; ".join(["missed", *failed]) if failed else "held"))
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

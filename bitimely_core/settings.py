@@ -447,7 +447,7 @@ class AnalyzeStage(Section):
     """One `[[analyze]]`: the kind, the runs that it reads and its options."""
 
     kind: str
-    of: Literal["pretrain", "finetune"] = "pretrain"
+    of: Literal["pretrain", "finetune", "both"] = "pretrain"  # both: a pre-training with all fine-tunings of it on one view
     together: bool = False  # one page about all rows in the place of one for each
     data: str | None = None
     sequences: int | None = Field(None, ge=1)

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, from a workspace in which the recipes have been run: python docs/results.py WORKSPACE [RECIPE...]
+"""The tables of docs/results.md, from a workspace in which the recipes have been run: python docs/results.py WORKSPACE [RECIPE...].
 
 Each section names the commands that make its table; sections of recipes that are not given stay as they are.
 """

@@ -111,6 +111,9 @@ def test_flags_of_the_fine_tuning_alone_share_one_pre_training(tmp_path: Path) -
     names = [label for label in plan.nodes if label.startswith("pretrain")]
     assert names == ["pretrain probing-sleep", "pretrain probing-pophr"]
     assert sum(label.startswith("finetune probing-sleep") for label in plan.nodes) == 8
+    probing = next(node for label, node in plan.nodes.items() if label.startswith("analyze probing-probing-sleep"))
+    assert len(probing.settings["runs"]) == 9
+    assert len(probing.needs) == 9
 
 
 def test_a_cell_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path) -> None:

@@ -229,11 +229,19 @@ def _ranks(x: Array) -> Array:
     return np.asarray((ends - (counts - 1) / 2)[whose], np.float64)
 
 
+def mean_of(each: Sequence[Array]) -> Array:
+    """Mean of arrays of one shape, without what is NaN; NaN where all are."""
+    values = np.stack(each)
+    known = np.isfinite(values)
+    count = known.sum(0)
+    return np.asarray(np.divide(np.where(known, values, 0.0).sum(0), count, out=np.full(count.shape, np.nan), where=count > 0))
+
+
 def measured(maps: Array, controls: Sequence[Array], chosen: Chosen, bootstrap: int, seed: int) -> dict[str, Any]:
     """What maps [S, T] of the chosen windows and those of several random weights, R times [S, T], say about the shapelets in them."""
     values = ratios(maps, chosen.start, chosen.length)
     each = [ratios(control, chosen.start, chosen.length) for control in controls]
-    untrained = np.mean(each, 0)
+    untrained = mean_of(each)
     agreeing = [found for control in controls if (found := agreement(maps, control)) is not None]
     places = elsewhere(maps, chosen.length, PLACES, seed)
     mean = over_subjects(values, chosen.subjects, bootstrap, seed)

@@ -33,6 +33,7 @@ from bitimely_core.analyses.regions import (
     interval,
     known,
     loudness,
+    mean_of,
     measured,
     over_subjects,
     present,
@@ -57,6 +58,7 @@ Ask = Callable[[Batch, Generator], dict[str, Any]]
 
 ROWS = 8  # of a batch
 ENOUGH = 20  # windows
+FEWER = 64  # windows that the second and further sets of random weights are looked at
 MASKED, DROPPED = 0.4, 0.7  # of the figure that shows three kinds of pre-training
 
 
@@ -223,6 +225,18 @@ def look(
     return Seen(joined, np.concatenate(inputs), wrong, heat, used)
 
 
+def _among(seen: Seen, at: Ints, count: int) -> Seen:
+    """Maps of some windows as those of all of them, NaN where none was made."""
+
+    def placed(maps: Array) -> Array:
+        out = np.full((count, maps.shape[1]), np.nan)
+        out[at] = maps
+        return out
+
+    losses = {name: placed(one) for name, one in seen.losses.items()}
+    return seen._replace(layers=[placed(maps) for maps in seen.layers], input=placed(seen.input), losses=losses)
+
+
 def _added(a: Slopes, b: Slopes) -> Slopes:
     losses = {name: value + b.losses[name] for name, value in a.losses.items()}
     return Slopes([x + y for x, y in zip(a.layers, b.layers, strict=True)], a.input + b.input, losses, b.drawn)
@@ -287,7 +301,9 @@ def saliency(
                 if progress is not None:
                     progress(label, done, len(chosen.rows))
 
-            seen.append(look(run, model, head, chosen.rows, case, masks, seed, told))
+            at = np.arange(0, len(chosen.rows), 1 if len(seen) < 2 else -(-len(chosen.rows) // FEWER))
+            here = look(run, model, head, chosen.rows[at], case if len(seen) < 2 else -1, masks, seed, told)
+            seen.append(_among(here, at, len(chosen.rows)))
         found[run.name] = _measured(run, seen[0], seen[1:], chosen, layer, bootstrap, seed)
     loud = loudness(batch.values.double().numpy(), windows, stretches, chosen)
     size = over_subjects(ratios(loud, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
@@ -381,7 +397,7 @@ def _measured(run: LoadedRun, seen: Seen, random: list[Seen], chosen: Chosen, la
     of_layers = zip(seen.layers, *(one.layers for one in random), strict=False)
     out.summary["by_layer"] = {
         str(k + 1): {
-            name: over_subjects(np.mean([ratios(m, chosen.start, chosen.length) for m in part], 0), chosen.subjects, bootstrap, seed)
+            name: over_subjects(mean_of([ratios(m, chosen.start, chosen.length) for m in part]), chosen.subjects, bootstrap, seed)
             for name, part in (("trained", maps[:1]), ("random_weights", maps[1:]))
         }
         for k, maps in enumerate(of_layers)

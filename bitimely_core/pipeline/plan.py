@@ -323,6 +323,8 @@ class _Building:
             if takes.startswith("run") and analysis.together:
                 trained = [entry for entry in plan.trainings if plan.trainings[entry]["verb"] == analysis.of]
                 self._analyze(analysis, [plan.trainings[t]["run"] for t in trained], f"{analysis.kind}-{plan.name}", tuple(trained))
+            elif analysis.of == "both":
+                self._families(analysis)
             elif not takes.startswith("run"):
                 self._analyze(analysis, [], f"{analysis.kind}-{plan.name}" + (f"-{number}" if number else ""), ())
         out = self.workspace / "reports" / plan.name
@@ -336,6 +338,18 @@ class _Building:
             call = partial(_results, plan, self.workspace, honest, self.progress)
             stated = {"table": [[e["row"], e["column"], e["seed"], e.get("run")] for e in plan.table], "paper": recipe.paper}
             self.add(Node(label="results", settings=stated, call=call, made=out / "summary.json", after=stages))
+
+    def _families(self, analysis: settings.AnalyzeStage) -> None:
+        """The analysis of every pre-training together with what was fine-tuned from it, a page for each view."""
+        tuned: dict[tuple[str, str], list[str]] = {}
+        for label, training in self.plan.trainings.items():
+            if training["verb"] == "finetune":
+                tuned.setdefault((training["source"], training["data"]), []).append(label)
+        for (base, data), labels in tuned.items():
+            names = [base, *(self.plan.trainings[label]["run"] for label in labels)]
+            self._analyze(
+                analysis.model_copy(update={"data": data}), names, f"{analysis.kind}-{base}-{data}", (f"pretrain {base}", *labels)
+            )
 
 
 def _given(section: settings.Section) -> dict[str, Any]:
