@@ -22,16 +22,15 @@ COMMANDS = {
 
 
 def section(recipe: str, workspace: Path) -> str:
-    """The table of one recipe as its page has it, with the commands, the day, the device and the time that its stages took."""
+    """The table of one recipe as its page has it, with the commands, the day and the device."""
     import torch
 
     table = (workspace / "reports" / recipe / "results.md").read_text("utf-8")
     table = re.sub(r"^# ", "## ", table, count=1, flags=re.MULTILINE)
     stages = [json.loads(path.read_bytes()) for path in (workspace / "pipelines" / recipe).glob("*/stage.json")]
-    spent = sum(stage["seconds"] for stage in stages) / 60
     day = datetime.datetime.fromtimestamp(max(stage["time"] for stage in stages), datetime.UTC).date()
     lines = "\n".join(f"    {line}" for line in COMMANDS[recipe])
-    about = f"{day}, CPU ({platform.machine()}), torch {torch.__version__.partition('+')[0]}; {spent:.0f} minutes in all stages."
+    about = f"{day}, CPU ({platform.machine()}), torch {torch.__version__.partition('+')[0]}."
     return f"<!-- {recipe} -->\n{table.strip()}\n\n{lines}\n\n{about}\n<!-- end of {recipe} -->"
 
 

@@ -191,6 +191,21 @@ def test_a_finished_run_is_left_alone_and_other_settings_are_refused(capsys: pyt
     assert "--force-new" in err
 
 
+def test_a_run_of_a_version_without_some_setting_is_still_that_run(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
+    path = workspace / "runs" / "tiny" / "run.json"
+    before = path.read_bytes()
+    body = json.loads(before)
+    del body["settings"]["model"]["graph_distance"]
+    path.write_text(json.dumps(body))
+    try:
+        code, out, err = call(capsys, "pretrain", "--preset", "tiny", "--data", "synthetic/staging", *SMALL, "-w", workspace)
+        assert code == 0, err
+        assert "nothing to do" in out
+    finally:
+        path.write_bytes(before)
+
+
+
 def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
     path = workspace / "runs" / "tiny-staging-scratch" / "model" / "model.safetensors"
     whole = path.read_bytes()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core import __version__, registry, store
 from bitimely_core.batch import Progress
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
-from bitimely_core.settings import DataConfig
+from bitimely_core.settings import DataConfig, Settings, validated
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Sequences, Windows
@@ -228,7 +228,7 @@ def claim(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool:
     from bitimely_core.errors import Finding
 
     if (folder / "run.json").is_file():
-        old = read(folder)
+        old = _completed(read(folder))
         differing = [key for key in flat(body) | flat(old) if flat(body).get(key) != flat(old).get(key)]
         if not differing and not force_new:
             return not old.get("finished", False)
@@ -260,6 +260,15 @@ def claim(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool:
     store.make_folder(folder)
     store.write_json(folder / "run.json", {**body, "finished": False})
     return True
+
+
+def _completed(body: dict[str, Any]) -> dict[str, Any]:
+    """A run as an earlier version wrote it, with the settings that did not exist then at their defaults."""
+    try:
+        known = validated(Settings, body["settings"]).model_dump(mode="json", by_alias=True)
+    except UserError:  # settings that no longer exist: the comparison names them
+        return body
+    return {**body, "settings": known}
 
 
 COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init")

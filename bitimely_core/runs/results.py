@@ -90,10 +90,17 @@ def results(
     differences = comparing.family(measures)
     total, done = len(entries), len(entries) - len(missing)
     verdict = f"{done} of {total} cells were run. " + comparing.said(differences, shown, reference, names)
+    unit = "windows" if any(one.scores["settings"]["by"] == "window" for one in found) else "subjects"
+    untrained = {
+        c.key: _untrained(c, one, fitted) for c in shown if c.metric for one in [next((o for o in found if o.data == c.data), None)] if one
+    }
     files = {
         "results.csv": ("every cell and seed as a table", long_csv(entries, shown, found, stated, missing)),
-        "results.md": ("the table as Markdown", markdown(title, verdict, rows, shown, cells, stated, names, paper, missing)),
-        "results.tex": ("the table for LaTeX (booktabs)", tex(title, rows, shown, cells, stated, names, fitted)),
+        "results.md": (
+            "the table as Markdown",
+            markdown(title, verdict, rows, shown, cells, stated, names, paper, missing, untrained, unit),
+        ),
+        "results.tex": ("the table for LaTeX (booktabs)", tex(title, rows, shown, cells, stated, names, fitted, unit)),
     }
     blocks = _blocks(rows, shown, cells, differences, stated, names, paper, found, fitted, measures, missing, reference, workspace)
     summary = _summary(name, rows, shown, cells, differences, stated, missing, fitted)
@@ -240,7 +247,7 @@ def main_table(
         title="Results",
         columns=["row", *(names.get(c.key, c.key) for c in shown)],
         rows=table,
-        caption=f"Our mean over seeds, in brackets the standard error over test subjects; below it, small, the paper's. {units}. n < {evaluate.MINIMUM_UNITS}: too few test subjects for a standard error. A dash was not run or is not defined. Two cells whose "
+        caption=f"Our mean over seeds, in brackets the standard error over test subjects (windows, where the notices say so); below it, small, the paper's. {units}. n < {evaluate.MINIMUM_UNITS}: too few test subjects for a standard error. A dash was not run or is not defined. Two cells whose "
         "numbers differ are not told apart by that: see the differences. "
         + " ".join([notes] if isinstance(notes, str) else map(str, notes)),
     )
@@ -254,6 +261,7 @@ def tex(
     stated: Stated,
     names: Mapping[str, str],
     fitted: Mapping[str, Mapping[str, Any]],
+    unit: str,
 ) -> str:
     """The table in the paper's layout: `ours (se) / paper (se)`; what needs no pre-training below a rule. Needs booktabs."""
 
@@ -264,7 +272,7 @@ def tex(
     lines = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}[t]",
-        rf"\caption{{{tex_text(title)}. Ours (standard error over test subjects){beside}.}}",
+        rf"\caption{{{tex_text(title)}. Ours (standard error over test {unit}){beside}.}}",
         r"\scriptsize",
         r"\begin{tabular}{l" + "c" * len(shown) + "}",
         r"\toprule",
@@ -294,8 +302,10 @@ def markdown(
     names: Mapping[str, str],
     paper: Mapping[str, Any],
     missing: Sequence[Mapping[str, Any]],
+    untrained: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    unit: str,
 ) -> str:
-    """The table and what is missing as Markdown."""
+    """The table, with what needs no pre-training at its end, and what is missing as Markdown."""
 
     def line(parts: Iterable[object]) -> str:
         return "| " + " | ".join(map(str, parts)) + " |"
@@ -311,9 +321,11 @@ def markdown(
     for row in rows:
         parts = [ours(cells.get((row, c.key)), c) + (f" / {theirs(stated.get((row, c.key)))}" if stated else "") for c in shown]
         out.append(line([markdown_text(names.get(row, row)), *parts]))
+    for name in dict.fromkeys(name for of in untrained.values() for name in of):
+        out.append(line([f"*{markdown_text(name)}*", *(ours(untrained.get(c.key, {}).get(name), c) for c in shown)]))
     out += [
         "",
-        "Ours (standard error over test subjects)"
+        f"Ours (standard error over test {unit})"
         + (" / the paper's" if stated else "")
         + (f", {markdown_text(paper['source'])}" if paper.get("source") else "")
         + ".",
@@ -462,11 +474,11 @@ def _beside(
     if not panels:
         return []
     if not stated:
-        caption = "Dots: our means, lines: 95 % bootstrap intervals over test subjects. Overlapping lines do not rank two rows: see the differences."
+        caption = "Dots: our means, lines: 95 % bootstrap intervals over test subjects (windows, where the notices say so). Overlapping lines do not rank two rows: see the differences."
         data = {"names": [names.get(row, row) for row in kept], "panels": panels, "xlabel": ""}
         return [Figure(name="beside", title="Scores with intervals", kind="forest", caption=caption, data=data)]
     caption = (
-        "Dots: our means, lines: 95 % bootstrap intervals over test subjects; diamonds: the paper's. A diamond inside a line does not make the result reproduced, one "
+        "Dots: our means, lines: 95 % bootstrap intervals over test subjects (windows, where the notices say so); diamonds: the paper's. A diamond inside a line does not make the result reproduced, one "
         "outside of it does not make it refuted: splits and subjects differ. What would speak against a reproduction is another order of the rows, in columns where "
         "the differences are told apart."
     )
@@ -485,6 +497,11 @@ def _simple(column: Column, one: Scored) -> dict[str, dict[str, Any]]:
     return {name.replace("_", " "): body[column.metric] for name, body in held.items() if column.metric in body}
 
 
+def _untrained(column: Column, one: Scored, fitted: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The baselines of a column by name, those that need no fitting first."""
+    return {**_simple(column, one), **{plain.TITLES[k]: column.of(scores) or {} for k, (scores, _) in fitted.get(column.data, {}).items()}}
+
+
 def _baseline_table(
     shown: Sequence[Column],
     found: Sequence[Scored],
@@ -498,7 +515,7 @@ def _baseline_table(
         mine = [one for one in found if one.data == c.data]
         if not mine or c.metric is None:
             continue
-        told = {**_simple(c, mine[0]), **{plain.TITLES[k]: c.of(scores) or {} for k, (scores, _) in fitted.get(c.data, {}).items()}}
+        told = _untrained(c, mine[0], fitted)
         values = {row: cell["value"] for row, cell in measures[c.key].cells.items() if cell["value"] is not None}
         for name, metric in told.items():
             value = metric.get("value")
