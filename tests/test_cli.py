@@ -205,7 +205,6 @@ def test_a_run_of_a_version_without_some_setting_is_still_that_run(capsys: pytes
         path.write_bytes(before)
 
 
-
 def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
     path = workspace / "runs" / "tiny-staging-scratch" / "model" / "model.safetensors"
     whole = path.read_bytes()

@@ -19,6 +19,7 @@ from bitimely_core.analyses.shapelets import (
     read,
     seconds,
     shapelets,
+    usual,
 )
 from bitimely_core.batch import Figure, Table
 from bitimely_core.errors import UserError
@@ -316,3 +317,11 @@ def test_distances_and_scores_are_those_of_pyts():
     roots = (ours / 20).sqrt()  # they take the root of the mean, and score that
     assert roots.T.numpy() == pytest.approx(theirs, rel=1e-8, abs=1e-6)
     assert f_statistic(roots, torch.from_numpy(windows.labels)).numpy() == pytest.approx(made.scores_, rel=1e-6)
+
+
+def test_lengths_that_nobody_chose_fit_the_windows() -> None:
+    class Short:
+        length, rate = 1500, 4000.0  # EMG: 0.375 s
+
+    assert usual(Labelled()) == (0.5, 1.0, 2.0)  # type: ignore[arg-type]
+    assert usual(Short()) == pytest.approx((0.0234375, 0.046875, 0.09375))  # type: ignore[arg-type]

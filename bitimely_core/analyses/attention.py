@@ -245,7 +245,7 @@ def attention(
     sequences: int = 1,
     windows: int = 64,
     shapelets: str = "",
-    lengths: str = "0.5,1,2",
+    lengths: str = "",
     start: float | None = None,
     stop: float | None = None,
     bootstrap: int = 1000,
@@ -259,7 +259,7 @@ def attention(
         sequences: how many sequences are shown: those closest to their shapelets, without shapelets drawn at random.
         windows: held-out windows in which a shapelet is present, over which the share on shapelets is averaged; 0 = no shapelets.
         shapelets: folder of a report of `analyze shapelets`; empty = mined from the training split, where the windows have classes.
-        lengths: of the shapelets that are mined here, seconds, with commas between.
+        lengths: of the shapelets that are mined here, seconds, with commas between; empty: 0.5, 1 and 2, of shorter windows parts of them.
         start: seconds; with `stop` a region of interest in the place of shapelets, whose share of attention is compared with its length.
         stop: seconds.
         bootstrap: replicates of the intervals over subjects.

@@ -259,7 +259,7 @@ def saliency(
     *,
     sequences: int = 64,
     shapelets: str = "",
-    lengths: str = "0.5,1,2",
+    lengths: str = "",
     layer: int = 0,
     masks: int = 8,
     bootstrap: int = 1000,
@@ -272,7 +272,7 @@ def saliency(
         runs: pre-trained or fine-tuned, on the same windows of signals.
         sequences: held-out windows in which a shapelet is present.
         shapelets: folder of a report of `analyze shapelets`; empty = mined here from the training split.
-        lengths: of the shapelets that are mined here, seconds, with commas between.
+        lengths: of the shapelets that are mined here, seconds, with commas between; empty: 0.5, 1 and 2, of shorter windows parts of them.
         layer: from 1, whose states stand for the output embeddings; 0 = the last one whose tokens have a gradient.
         masks: draws that random masks are averaged over.
         bootstrap: replicates of the intervals over subjects.

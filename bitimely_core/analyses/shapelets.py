@@ -290,7 +290,7 @@ def drawn(windows: Windows, splits: Sequence[str], count: int, seed: int) -> Dra
 def mine(
     windows: Windows,
     *,
-    lengths: Sequence[float] = (0.5, 1.0, 2.0),
+    lengths: Sequence[float] = (),
     count: int = 5,
     sequences: int = 100,
     candidates: int = 2000,
@@ -305,7 +305,7 @@ def mine(
 
     Args:
         windows: labelled ones; only those of the training split are read.
-        lengths: seconds.
+        lengths: seconds; none: `usual`.
         count: how many to keep: at most one a window, and none that looks like a better one.
         sequences: training windows to mine, of every class alike.
         candidates: stretches to try, drawn from all of them at a tenth of their length (at least 1 sample) apart.
@@ -324,6 +324,7 @@ def mine(
         raise unknown("score", score, list(SCORES))
     if channel and channel not in windows.channel_names:
         raise unknown("channel", channel, list(windows.channel_names))
+    lengths = lengths or usual(windows)
     fit = sorted({round(s * windows.rate) for s in lengths if SHORTEST <= round(s * windows.rate) <= windows.length // 2})
     if not fit:
         shortest, longest = SHORTEST / windows.rate, windows.length // 2 / windows.rate
@@ -387,6 +388,12 @@ def mine(
     if possible < FEW_ORDERS:
         notices.append(f"Chance has {possible:,.0f} orders of these labels only: no p below {1 / possible:.2g} is possible.")
     return Mined(shapelets, train, len(tried), null, notices)
+
+
+def usual(windows: Windows) -> tuple[float, ...]:
+    """Lengths to look at where nobody asks for some: 0.5, 1 and 2 s, of windows that hold none of them twice a 16th, an 8th and a quarter. Seconds."""
+    half = windows.length / windows.rate / 2
+    return (0.5, 1.0, 2.0) if half >= 0.5 else (half / 8, half / 4, half / 2)
 
 
 def _step(m: int) -> int:
@@ -464,7 +471,7 @@ def read(path: Path | str) -> list[Shapelet]:
 def shapelets(
     windows: Windows,
     *,
-    lengths: str = "0.5,1,2",
+    lengths: str = "",
     count: int = 5,
     sequences: int = 100,
     candidates: int = 2000,
@@ -479,7 +486,7 @@ def shapelets(
 
     Args:
         windows: of a view with classes.
-        lengths: seconds, with commas between.
+        lengths: seconds, with commas between; empty: 0.5, 1 and 2, of shorter windows parts of them.
         count: shapelets to keep.
         sequences: training windows to mine, and held-out windows to check on.
         candidates: stretches to try.
