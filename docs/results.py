@@ -11,6 +11,7 @@ import platform
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 PAGE = Path(__file__).with_name("results.md")
 COMMANDS = {
@@ -26,12 +27,47 @@ def section(recipe: str, workspace: Path) -> str:
     import torch
 
     table = (workspace / "reports" / recipe / "results.md").read_text("utf-8")
-    table = re.sub(r"^# ", "## ", table, count=1, flags=re.MULTILINE)
+    table = re.sub(r"^#", "##", table, flags=re.MULTILINE)
     stages = [json.loads(path.read_bytes()) for path in (workspace / "pipelines" / recipe).glob("*/stage.json")]
     day = datetime.datetime.fromtimestamp(max(stage["time"] for stage in stages), datetime.UTC).date()
     lines = "\n".join(f"    {line}" for line in COMMANDS[recipe])
     about = f"{day}, CPU ({platform.machine()}), torch {torch.__version__.partition('+')[0]}."
-    return f"<!-- {recipe} -->\n{table.strip()}\n\n{lines}\n\n{about}\n<!-- end of {recipe} -->"
+    spread = "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % interval."
+    parts = [
+        f"<!-- {recipe} -->\n{table.strip()}",
+        "\n".join(further(recipe, workspace)),
+        spread,
+        lines,
+        f"{about}\n<!-- end of {recipe} -->",
+    ]
+    return "\n\n".join(parts)
+
+
+FURTHER = {"classification": ("accuracy", "balanced_accuracy", "auroc"), "multilabel": ("auprc", "auroc"), "regression": ("mae",)}
+
+
+def further(recipe: str, workspace: Path) -> list[str]:
+    """A line a row and column: each metric as mean over seeds, lowest to highest of them; with one seed the 95 % interval."""
+    from bitimely_core import evaluate, pipeline
+    from bitimely_core.pipeline.plan import planned
+
+    plan = planned(pipeline.load(recipe), recipe, workspace, assignments=[])
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for entry in plan.table:
+        path = workspace / "runs" / entry.get("run", "") / "scores.json"
+        if path.is_file():
+            found.setdefault((entry["column"], entry["row"]), []).append(json.loads(path.read_bytes()))
+    task = next(iter(found.values()))[0]["task"]
+    lines = [f"| data | row | seeds | {' | '.join(evaluate.NAMES[m] for m in FURTHER[task])} |", "|---" * (3 + len(FURTHER[task])) + "|"]
+    for (column, row), scores in found.items():
+        cells = []
+        for name in FURTHER[task]:
+            metrics = [one["metrics"][name] for one in scores if one["metrics"][name]["value"] is not None]
+            ends = [m["value"] for m in metrics] if len(metrics) > 1 else [m[k] for m in metrics for k in ("lo", "hi") if m[k] is not None]
+            mean = sum(m["value"] for m in metrics) / len(metrics) if metrics else None
+            cells.append("–" if mean is None else f"{mean:.3f}" + (f" ({min(ends):.3f} to {max(ends):.3f})" if ends else ""))
+        lines.append(f"| {column} | {row} | {len(scores)} | {' | '.join(cells)} |")
+    return lines
 
 
 def main(workspace: Path, recipes: list[str]) -> None:

@@ -105,6 +105,17 @@ def test_a_failure_costs_what_needs_it_and_is_tried_again(work: Workplace) -> No
     assert work.go(*nodes) == {"a": "done", "b": "done", "c": "done", "d": "already done", "page": "done"}  # the page reads what is new
 
 
+def test_a_page_is_made_again_when_a_stage_fails_and_when_it_no_longer_does(work: Workplace) -> None:
+    def nodes(value: int) -> list[Node]:
+        return [work.node("a", settings={"x": value}), work.node("page", after=("a",))]
+
+    work.go(*nodes(0))
+    work.broken = {"a"}
+    assert work.go(*nodes(1)) == {"a": "failed", "page": "done"}  # the file of the former success is still there
+    work.broken = set()
+    assert work.go(*nodes(0)) == {"a": "already done", "page": "done"}
+
+
 def test_an_interruption_stops_the_whole_and_is_no_failure(work: Workplace) -> None:
     def stop(_: graph.States) -> Mapping[str, Any]:
         raise UserError(Reason.INCOMPLETE, "stopped", exit_code=Exit.INTERRUPTED)

@@ -89,7 +89,7 @@ def execute(
     for label in [label for label in nodes if mine is not None and label not in mine]:
         settle(
             label,
-            _found(nodes[label], nodes, folder, began)
+            _found(nodes[label], nodes, folder, began, states)
             or {"state": "not run", "detail": "not in this part", "exit_code": 0, "seconds": 0.0},
         )
     while waiting:
@@ -102,7 +102,7 @@ def execute(
                 continue
             try:
                 with store.lock(folder / node.key):
-                    found = _found(node, nodes, folder, began)
+                    found = _found(node, nodes, folder, began, states)
                     if found is None:
                         if watch:
                             watch({**states, label: {"state": "running", "detail": "", "exit_code": 0, "seconds": 0.0}})
@@ -118,13 +118,13 @@ def execute(
     return {label: states[label] for label in nodes}
 
 
-def _found(node: Node, nodes: Mapping[str, Node], folder: Path, began: float) -> dict[str, Any] | None:
+def _found(node: Node, nodes: Mapping[str, Node], folder: Path, began: float, states: States) -> dict[str, Any] | None:
     """What `stage.json` says, where it still holds: nothing that was read or made has changed since; a failure since `began`."""
     try:
         known = json.loads((folder / node.key / "stage.json").read_bytes())
         if known["state"] == "failed":
             return {key: known[key] for key in ("state", "detail", "exit_code", "seconds")} if known["time"] >= began else None
-        if known["made"] is None or known["made"] != _hash(node.made) or known["read"] != _read(node, nodes):
+        if known["made"] is None or known["made"] != _hash(node.made) or known["read"] != _read(node, nodes, states):
             return None
         mine = known["state"] == "done" and known["time"] < began
         return {
@@ -140,7 +140,7 @@ def _found(node: Node, nodes: Mapping[str, Node], folder: Path, began: float) ->
 def _run(node: Node, nodes: Mapping[str, Node], folder: Path, states: States) -> dict[str, Any]:
     """Run one stage under its lock and write down how it ended."""
     start = time.monotonic()
-    read = _read(node, nodes)
+    read = _read(node, nodes, states)
     frames: list[str] = []
     try:
         result = node.call(states)
@@ -167,9 +167,11 @@ def _run(node: Node, nodes: Mapping[str, Node], folder: Path, states: States) ->
     return ended
 
 
-def _read(node: Node, nodes: Mapping[str, Node]) -> dict[str, str | None]:
-    """SHA-256 of everything that the stage reads, by file name; None where it is missing."""
-    return {str(path): _hash(path) for path in (*(nodes[need].made for need in (*node.needs, *node.after)), *node.reads)}
+def _read(node: Node, nodes: Mapping[str, Node], states: States) -> dict[str, str | None]:
+    """SHA-256 of everything that the stage reads, by file name; None where it is missing, or where the stage that makes it did not succeed now."""
+    ended = [label for label in node.after if states.get(label, {}).get("state") in SETTLED]
+    made = {str(nodes[label].made): _hash(nodes[label].made) if label in ended else None for label in node.after}
+    return {**made, **{str(path): _hash(path) for path in (*(nodes[need].made for need in node.needs), *node.reads)}}
 
 
 def _hash(path: Path) -> str | None:
