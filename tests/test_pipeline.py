@@ -130,8 +130,11 @@ def test_a_cell_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path) -> No
 def test_set_changes_the_recipe_itself(tmp_path: Path) -> None:
     found = pipeline.run("emg", workspace=tmp_path, dry_run=True, assignments=["matrix.seed=[3]", "train.batch_size=4"])
     assert {s["stage"].split("-")[-1] for s in found["stages"] if s["stage"].startswith("pretrain")} <= {"3", "init"}
-    with pytest.raises(UserError, match="matrix"):
-        pipeline.run("emg", workspace=tmp_path, dry_run=True, assignments=["matrix=3"])
+    for wrong in ("matrix=3", "train.lrr=1", "nothing.here=1", "matrix.sed=1 2"):
+        with pytest.raises(UserError) as caught:
+            pipeline.run("smoke", workspace=tmp_path, assignments=[wrong])
+        assert caught.value.exit_code == 2
+    assert not list(tmp_path.iterdir())
 
 
 def rows(folder: Path) -> str:

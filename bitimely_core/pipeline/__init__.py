@@ -76,6 +76,7 @@ def run(
     began = time.time() if began is None else began
     whole, each = _changes(assignments or [])
     recipe = load(pipeline, honest=honest, changes=whole)
+    settings.validated(settings.Settings, settings.merged(settings.Settings().model_dump(by_alias=True), settings.assignments(each)))
     name = Path(pipeline).stem + ("-honest" if honest else "")
     plan = planned(recipe, name, workspace, assignments=each, devices=devices, honest=honest, progress=progress, say=say)
     mine = graph.closure(plan.nodes, _mine(plan, only or [], shard))

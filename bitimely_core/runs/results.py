@@ -331,12 +331,28 @@ def markdown(
         + ".",
     ]
     if missing:
-        out += ["", "## What was not run", "", line(["row", "column", "seed", "state", "why"]), line(["---"] * 5)]
+        out += ["", "## What was not run", "", line(["rows", "column", "seeds", "state", "why"]), line(["---"] * 5)]
         out += [
-            line([markdown_text(m["row"]), markdown_text(m["column"]), m["seed"], markdown_text(m["state"]), markdown_text(m["detail"])])
-            for m in missing
+            line(
+                [
+                    markdown_text(text)
+                    for text in (", ".join(m["rows"]), m["column"], ", ".join(map(str, m["seeds"])), m["state"], m["detail"])
+                ]
+            )
+            for m in grouped(missing)
         ]
     return "\n".join([*out, ""])
+
+
+def grouped(missing: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Missing cells of one column that have one reason as one: `rows`, `column`, `seeds`, `state`, `detail`."""
+    out: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for m in missing:
+        key = (m["column"], m["state"], m["detail"])
+        one = out.setdefault(key, {"rows": [], "column": m["column"], "seeds": [], "state": m["state"], "detail": m["detail"]})
+        one["rows"] += [m["row"]] if m["row"] not in one["rows"] else []
+        one["seeds"] += [m["seed"]] if m["seed"] not in one["seeds"] else []
+    return list(out.values())
 
 
 def long_csv(
@@ -424,13 +440,13 @@ def _blocks(
     if missing:
         lost = [
             [
-                names.get(m["row"], m["row"]),
+                ", ".join(names.get(row, row) for row in m["rows"]),
                 names.get(m["column"], m["column"]),
-                m["seed"],
+                ", ".join(map(str, m["seeds"])),
                 m["state"],
                 m["detail"] or "no reason was given",
             ]
-            for m in missing
+            for m in grouped(missing)
         ]
         caption = "Cells of the recipe without a score. A conclusion that needs one of them cannot be drawn from this page."
         blocks += [
@@ -438,7 +454,7 @@ def _blocks(
             Table(
                 name="missing",
                 title="What could not be run, and why",
-                columns=["row", "column", "seed", "state", "why"],
+                columns=["rows", "column", "seeds", "state", "why"],
                 rows=lost,
                 caption=caption,
             ),
