@@ -191,6 +191,17 @@ def test_jobs_give_the_same_table(shared: tuple[Path, Path, list[str]], tmp_path
     assert rows(tmp_path) == rows(whole)
 
 
+def test_two_blocks_of_one_name_are_refused_unless_they_share_a_pre_training(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    block = '[[block]]\npretrain = { preset = "tiny", data = "synthetic", epochs = %d }\nfinetune = { data = "synthetic/staging" }\n'
+    path.write_text(block % 1 + block % 2)
+    with pytest.raises(UserError, match="different settings"):
+        pipeline.run(str(path), workspace=tmp_path, dry_run=True)
+    path.write_text(block % 1 + (block % 1).replace("synthetic/staging", "emg"))
+    found = pipeline.run(str(path), workspace=tmp_path, dry_run=True)
+    assert [s["stage"].split()[0] for s in found["stages"]].count("pretrain") == 1
+
+
 def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
     path.write_text(

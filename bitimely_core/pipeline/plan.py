@@ -129,9 +129,17 @@ class _Building:
         self.assignments, self.devices, self.progress, self.say = assignments, devices, progress, say
 
     def add(self, node: Node, owner: str = "", words: str = "") -> str:
-        """Keep a stage once, whoever asks for it."""
-        if node.label not in self.plan.nodes:
-            self.plan.nodes[node.label] = node
+        """Keep a stage once, whoever asks for it. Raises UserError (config, exit 2) where two would have one name."""
+        known = self.plan.nodes.setdefault(node.label, node)
+        if known.key != node.key:
+            raise UserError(
+                Reason.CONFIG,
+                f"two stages {node.label!r} with different settings",
+                wanted="expected a name of its own for each block and arm",
+                action="Give them different names",
+                exit_code=Exit.USAGE,
+            )
+        if known is node:
             if owner:
                 self.plan.owner[node.label] = owner
                 self.plan.words[node.label] = words
