@@ -5,7 +5,7 @@
 Shapelets: 32 series of 3,000 samples, half of them with a planted wave, all stretches of 100 samples whose start is a multiple of 10;
 CPU time of one thread. pyts wants a numpy of its own (numba caps it): PYTHON is the interpreter of an environment that has it, for instance
 
-    python -m venv /tmp/pyts && /tmp/pyts/bin/pip install pyts==0.14.1
+    python -m venv pyts && pyts/bin/pip install pyts==0.14.1
 
 and runs the same search (raw stretches: it knows no others); without it that comparison is skipped. Saliency of 256 held-out windows and
 spectra with all controls of 32 are those of `bitimely analyze`, on a model of preset 7.5m with patch tokens (N = 375) that was trained for

@@ -222,3 +222,16 @@ def test_unknown_recipes_are_named(tmp_path: Path) -> None:
     path.write_text('[pretrain]\nprest = "tiny"\n')
     with pytest.raises(UserError, match="preset"):
         pipeline.load(str(path))
+
+
+def test_the_time_left_goes_by_what_trainings_of_that_model_took(tmp_path: Path) -> None:
+    plan = planned(pipeline.load("emg"), "emg", tmp_path, assignments=[])
+    told: list[float | None] = []
+    watch = pipeline._watched(plan, set(plan.nodes), lambda now: told.append(now["left"]))
+    assert watch is not None
+    done = {"state": "done", "detail": "", "exit_code": 0}
+    watch({})
+    watch({"pretrain emg-gpt-0": {**done, "seconds": 10.0}})
+    watch({"pretrain emg-gpt-0": {**done, "seconds": 10.0}, "pretrain emg-lstm-0": {**done, "seconds": 100.0}})
+    trainings = sum(label.startswith("pretrain") for label in plan.nodes)
+    assert told == [None, 10.0 * (trainings - 1), 4 * 10.0 + 4 * 100.0 + (trainings - 10) * 55.0]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from bitimely_core import registry, settings
@@ -94,9 +95,7 @@ def run(
         began=began,
     )
     with workers.share(jobs), helpers:
-        states = graph.execute(
-            plan.nodes, workspace / "pipelines" / name, mine=mine, began=began, watch=_watched(plan, mine, workspace, watch)
-        )
+        states = graph.execute(plan.nodes, workspace / "pipelines" / name, mine=mine, began=began, watch=_watched(plan, mine, watch))
     stages = [{"stage": label, **state} for label, state in states.items() if state["state"] != "not run"]
     failed = [s["exit_code"] for s in stages if s["state"] == "failed"]
     page = workspace / "reports" / name / "report.html"
@@ -125,25 +124,27 @@ def _mine(plan: Plan, only: list[str], shard: tuple[int, int] | None) -> set[str
     return wanted
 
 
-def _watched(
-    plan: Plan, mine: set[str], workspace: Path, watch: Callable[[dict[str, Any]], object] | None
-) -> Callable[[graph.States], object] | None:
-    """`watch` with the estimated time left: operations to do at the speed of those that were done here."""
+def _watched(plan: Plan, mine: set[str], watch: Callable[[dict[str, Any]], object] | None) -> Callable[[graph.States], object] | None:
+    """`watch` with the time left: each training that is to come takes as long as those of the same verb and model took, else of the same verb."""
     if watch is None:
         return None
-    work: dict[str, float] = {}
 
     def report(states: graph.States) -> None:
-        done = [label for label in plan.trainings if states.get(label, {}).get("state") == "done"]
-        if done and not work:
-            work.update(costs.operations(plan, workspace))
-        spent, made = sum(states[label]["seconds"] for label in done), sum(work[label] for label in done)
-        left = sum(work.get(label, 0.0) for label in mine if label not in states or states[label]["state"] == "running")
+        took: dict[tuple[str, ...], list[float]] = {}
+        for label, training in plan.trainings.items():
+            if states.get(label, {}).get("state") == "done":
+                for kind in ((training["verb"], plan.model(label)), (training["verb"],)):
+                    took.setdefault(kind, []).append(states[label]["seconds"])
+        left = 0.0
+        for label in mine & plan.trainings.keys():
+            if label not in states or states[label]["state"] == "running":
+                verb = plan.trainings[label]["verb"]
+                left += mean(took.get((verb, plan.model(label))) or took.get((verb,)) or [0.0])
         rows = [
             {"stage": label, **states.get(label, {"state": "waiting", "detail": "", "seconds": 0.0})}
             for label in plan.nodes
             if label in mine
         ]
-        watch({"stages": rows, "left": left * spent / made if made else None})
+        watch({"stages": rows, "left": left or None})
 
     return report

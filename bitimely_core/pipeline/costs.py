@@ -50,12 +50,6 @@ def table(plan: Plan, mine: set[str], workspace: Path) -> dict[str, Any]:
     }
 
 
-def operations(plan: Plan, workspace: Path) -> dict[str, float]:
-    """Estimated operations of each training, in units that let them be compared; 0 where nothing is known."""
-    found = {label: training(plan, label, workspace) for label in plan.trainings}
-    return {label: (row["flops"] or 0.0) * row["slow"] for label, row in found.items()}
-
-
 def training(plan: Plan, label: str, workspace: Path) -> dict[str, Any]:
     """`parameters`, `windows` seen in all, `flops`, `bytes` on the disk, and `slow`: measured time for an operation beside that of GPT."""
     asked = plan.trainings[label]

@@ -67,6 +67,12 @@ class Plan:
     trainings: dict[str, dict[str, Any]] = field(default_factory=dict)  # label -> what its cost is estimated from
     table: list[dict[str, Any]] = field(default_factory=list)  # row, column, seed, run, stage
 
+    def model(self, label: str) -> str:
+        """The model that a training is about."""
+        training = self.trainings[label]
+        first = self.trainings[f"pretrain {training['source']}"] if training["verb"] == "finetune" else training
+        return str(first["flags"].get("model", {}).get("name", "bitimelygpt"))
+
 
 def cells(recipe: settings.Recipe) -> Iterator[dict[str, Any]]:
     """The product of `[matrix]`: one dict of flags a cell; a recipe without a matrix is one cell."""
@@ -139,10 +145,9 @@ class _Building:
                 action="Give them different names",
                 exit_code=Exit.USAGE,
             )
-        if known is node:
-            if owner:
-                self.plan.owner[node.label] = owner
-                self.plan.words[node.label] = words
+        if known is node and owner:
+            self.plan.owner[node.label] = owner
+            self.plan.words[node.label] = words
         return node.label
 
     def ingest(self, dataset: str) -> None:
