@@ -11,6 +11,7 @@ from sklearn import metrics as sk
 from bitimely_core import evaluate
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.evaluate import Predictions, compare, compare_frames, draw, headline, length_only, probabilities, score
+from bitimely_core.evaluate.metrics import ranked, rows_of
 
 
 def softmax(x):
@@ -86,7 +87,7 @@ def test_rank_metrics_are_their_definitions_under_ties():
         s, positive = rng.integers(0, 6, n) / 5.0, rng.random(n) < 0.4
         if positive.all() or not positive.any():
             continue
-        auroc, ap = evaluate._ranked(s, positive, np.arange(n))(np.ones((1, n)))
+        auroc, ap = ranked(s, positive, np.arange(n))(np.ones((1, n)))
         assert auroc[0] == pytest.approx(auroc_by_pairs(s, positive), abs=1e-12)
         assert ap[0] == pytest.approx(ap_by_thresholds(s, positive), abs=1e-12)
 
@@ -161,7 +162,7 @@ def test_replicates_equal_rows_copied_by_hand(task):
         y = np.eye(3, dtype=int)[y]
     if task == "regression":
         y, p, names = p[:, 0], p[:, 1], ()
-    rows = evaluate._rows(task, y, {"run": p}, g, names, "subject")
+    rows = rows_of(task, y, {"run": p}, g, names, "subject")
     f = evaluate.STATISTICS[task](rows, rows.predictions["run"], None)
     counts = draw(range(25), rows.n_units, seed=3)
     drawn = f(counts)

@@ -1,0 +1,77 @@
+"""Scores that can say "undefined": metrics, bootstrap over subjects, baselines, paired comparison.
+
+A metric is an object `{value, se, lo, hi, n_defined, undefined_reason}`. `value` is null where the rows cannot define it (a class that is
+absent, one class only), never a silent 0, 1 or NaN. `se`, `lo`, `hi` are the standard deviation and the 2.5 and 97.5 percentiles over
+bootstrap replicates; they are null, with the reason, below the stated minima. `n_defined` counts the replicates in which the metric is
+defined; the others are dropped. Macro means also carry `classes: {defined, of}`.
+
+The unit of resampling is the subject: a replicate draws as many subjects as there are, with replacement, and every row weighs as often as
+its subject was drawn. So nothing is sorted again or copied: a metric is a function of the weights, evaluated on many replicates at once.
+
+Legend: n rows, U units of resampling (subjects, or rows with by="window"), R replicates, K classes or labels, G groups of equal scores.
+"""
+
+from __future__ import annotations
+
+from bitimely_core.evaluate.metrics import (
+    COMPARES_CLASSES,
+    EACH,
+    EMPTY,
+    LOWER_IS_BETTER,
+    MACRO,
+    MAIN,
+    METRICS,
+    NAMES,
+    STATISTICS,
+    Array,
+    Metric,
+    Statistic,
+    Unit,
+    probabilities,
+)
+from bitimely_core.evaluate.pairs import IDENTITY, Predictions, aligned, classes_of, compare, compare_frames, frame, predictions
+from bitimely_core.evaluate.resampling import LEVEL, MINIMUM_DEFINED, MINIMUM_ROWS, MINIMUM_UNITS, draw
+from bitimely_core.evaluate.scores import headline, length_only, score
+from bitimely_core.evaluate.several import Replicates, apart, average, contrast, corrected, holm, nemenyi, ranks, replicates
+
+__all__ = [
+    "COMPARES_CLASSES",
+    "EACH",
+    "EMPTY",
+    "IDENTITY",
+    "LEVEL",
+    "LOWER_IS_BETTER",
+    "MACRO",
+    "MAIN",
+    "METRICS",
+    "MINIMUM_DEFINED",
+    "MINIMUM_ROWS",
+    "MINIMUM_UNITS",
+    "NAMES",
+    "STATISTICS",
+    "Array",
+    "Metric",
+    "Predictions",
+    "Replicates",
+    "Statistic",
+    "Unit",
+    "aligned",
+    "apart",
+    "average",
+    "classes_of",
+    "compare",
+    "compare_frames",
+    "contrast",
+    "corrected",
+    "draw",
+    "frame",
+    "headline",
+    "holm",
+    "length_only",
+    "nemenyi",
+    "predictions",
+    "probabilities",
+    "ranks",
+    "replicates",
+    "score",
+]
