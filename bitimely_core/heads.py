@@ -126,7 +126,13 @@ def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", mer
     if readout == "native":
         return _native(encoded.hidden[-1] if encoded.hidden else torch.empty(0), encoded)
     last: Literal["next", "previous"] = "previous" if model.directions[-1:] == ("backward",) else "next"  # they differ with separate heads
-    vectors = [POOLS[readout](model.norm(encoded.hidden[-1], last), encoded)]
+    full = model.adapter.tokenizer.count(model.config.length) * model.width if readout == "flatten" else 0
+
+    def read(states: Tensor) -> Tensor:
+        found = POOLS[readout](states, encoded)
+        return F.pad(found, (0, max(0, full - found.shape[-1])))  # a batch of short sequences: the rest is empty places
+
+    vectors = [read(model.norm(encoded.hidden[-1], last))]
     if layers == "last-two":
         if len(encoded.hidden) < 2:
             raise UserError(
@@ -137,7 +143,7 @@ def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", mer
                 field="finetune.layers",
                 exit_code=Exit.USAGE,
             )
-        vectors.insert(0, POOLS[readout](model.norm(encoded.hidden[-2], "next"), encoded))
+        vectors.insert(0, read(model.norm(encoded.hidden[-2], "next")))
     return torch.cat(vectors, -1) if merge == "concat" else torch.stack(vectors).mean(0)
 
 

@@ -46,6 +46,21 @@ def test_every_readout_fits_its_head(name, readout, layers, merge):
     torch.testing.assert_close(head.predict(batch).sum(-1), torch.ones(4))
 
 
+@pytest.mark.parametrize("layers", ["last", "last-two"])
+@pytest.mark.parametrize("name", ["tst", "bitimelygpt", "patchtst"])
+def test_a_batch_of_short_histories_fits_a_flat_readout(name, layers):
+    """Batches of events are as long as their longest row: the same row has one vector in all of them."""
+    torch.manual_seed(0)
+    model = models.build(name, preset="tiny", channels=1, length=20, codes=30, tokenizer="codes").eval()
+    head = MultiLabel(model, outputs=3, readout="flatten", layers=layers).eval()
+    codes = torch.randint(5, 30, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(12) < torch.tensor([7, 12])[:, None]
+    times = torch.arange(12.0).expand(2, -1)
+    both = head(Batch(codes, times=times, mask=mask))
+    alone = head(Batch(codes[:1, :7], times=times[:1, :7], mask=mask[:1, :7]))
+    torch.testing.assert_close(both[:1], alone, atol=1e-5, rtol=1e-5)
+
+
 def test_readouts_read_what_they_say():
     """States that are their own position: [SOS] 0, [EOS] at the true end, means and maxima over real tokens alone."""
     states = torch.arange(7.0).expand(2, -1)[..., None]
