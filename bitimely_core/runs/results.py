@@ -53,7 +53,7 @@ def results(
 
     Args:
         name: of the recipe.
-        entries: the cells: `row`, `column`, `seed`, `run` (None where there is none), `state` (done, failed, left out, not run), `detail`. The
+        entries: the cells: `row`, `column`, `seed`, `run` (None where there is none), `state` (done, failed, not run; left out: the recipe has no such cell), `detail`. The
             first row is the reference of all comparisons.
         paper: section `[paper]` of the recipe, see the head of this module.
         title: of the page.
@@ -88,8 +88,9 @@ def results(
     }
     cells: dict[Key, dict[str, Any]] = {(row, key): cell for key, m in measures.items() for row, cell in m.cells.items()}
     differences = comparing.family(measures)
-    total, done = len(entries), len(entries) - len(missing)
-    verdict = f"{done} of {total} cells were run. " + comparing.said(differences, shown, reference, names)
+    done = len(entries) - len(missing)
+    never = sum(m["state"] == "left out" for m in missing)  # cells that the recipe has not
+    verdict = f"{done} of {len(entries) - never} cells were run. " + comparing.said(differences, shown, reference, names)
     unit = "windows" if any(one.scores["settings"]["by"] == "window" for one in found) else "subjects"
     untrained = {
         c.key: _untrained(c, one, fitted) for c in shown if c.metric for one in [next((o for o in found if o.data == c.data), None)] if one
@@ -162,7 +163,7 @@ def _opened(entries: Iterable[Mapping[str, Any]], workspace: Path) -> tuple[list
             missing.append({"row": row, "column": column, "seed": seed, "state": state, "detail": detail})
         elif any((other.row, other.data, other.seed) == (one.row, one.data, one.seed) for other in found):
             missing.append(
-                {"row": row, "column": column, "seed": seed, "state": "left out", "detail": f"another run stands here, not {one.name}"}
+                {"row": row, "column": column, "seed": seed, "state": "not run", "detail": f"another run stands here, not {one.name}"}
             )
         else:
             found.append(one)

@@ -212,11 +212,12 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
         held: list[Shard] = []
         counts = ratios.Counts()
         before: list[Prevalence] = []
-        for number, shard in enumerate(marked(plan, people, engine)):
+        for shard in marked(plan, people, engine):  # no enumerate: it holds a shard until it has the next
             counts = counts + building.count(shard, choices, engine)
             before.append(probe.prevalence(_values(shard.people, names), shard.people["split"].to_numpy()))
             held = [shard] if total == 1 else []
-            tell("count codes", number + 1, total)
+            tell("count codes", len(before), total)
+            del shard
         selection = building.select(counts, names, choices)
         size = len(sequences.SPECIAL) + len(selection.phecodes)
         usage = (np.zeros(size, np.int64), np.zeros(size, np.int64))
@@ -225,24 +226,26 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
         lengths: list[np.ndarray] = []  # what else the statistics need of each sequence: its events are on the disk by then
         gaps: list[np.ndarray] = []
         files: Files = {}
-        unborn = 0
+        unborn, none = 0, np.empty(0, np.float32)
         import polars as pl
 
-        for number, shard in enumerate(held or marked(plan, people, engine)):
+        for shard in held or marked(plan, people, engine):
             built = building.build(shard, choices, selection, engine)
             unborn += built.no_birth
             frame = pl.from_arrow(sequences.table(built, shard.people, names))
             assert isinstance(frame, pl.DataFrame)
             if frame.height:
                 files |= shard_of(out, len(files), frame)
-            gaps += [gap[gap > 0] for times in frame["times"].head(SAMPLED) if len(gap := np.diff(times.to_numpy()))]
+            of_sampled = [np.diff(times.to_numpy()) for times in frame["times"].head(SAMPLED)]
+            gaps.append(np.concatenate([none, *(gap[gap > 0] for gap in of_sampled)]))
             lengths.append(frame["codes"].list.len().to_numpy())
             after.append(probe.prevalence(_values(frame, names), frame["split"].cast(pl.String).to_numpy()))
             of_subjects, of_events = sequences.usage(built, shard.people, size)
             usage = usage[0] + of_subjects, usage[1] + of_events
             own = shard.people[built.subjects]
             tally = probe.merged([tally, probe.tally(built.offsets, built.ids, _values(own, names), own["split"].to_numpy())])
-            tell("sequences", number + 1, total)
+            tell("sequences", len(lengths), total)
+            del shard, built, frame, own
     whole = np.concatenate(lengths)
     if not len(whole):
         raise UserError(
@@ -253,7 +256,7 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
             file=str(cache.folder),
         )
     prevalence = {"before": probe.added(before), "after": probe.added(after)}
-    statistics = _statistics(plan, selection, tally, prevalence, whole, np.concatenate([np.empty(0, np.float32), *gaps]), unborn)
+    statistics = _statistics(plan, selection, tally, prevalence, whole, np.concatenate([none, *gaps]), unborn)
     publish(
         out,
         shards=files,
@@ -274,6 +277,7 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
 def everyone(plan: Plan) -> pl.DataFrame:
     """Every subject with its split and labels, row i the subject i: some 40 bytes each."""
     import polars as pl
+    import pyarrow as pa
 
     from bitimely_core.datasets.pophr import splits
 
@@ -289,13 +293,15 @@ def everyone(plan: Plan) -> pl.DataFrame:
         if missing := people["split"].null_count():
             text = f"misses {missing} of {people.height} subjects"
             raise UserError(Reason.CONFIG, text, wanted="expected all", file=plan.split_file, field="--split-file", exit_code=Exit.USAGE)
-    table, names = plan.cache.labels(("value", "onset_day")), sorted(plan.cache.manifest["names"])  # by subject and name
-    columns = {
-        f"{kind}_{name}": table[of][i :: len(names)]
-        for i, name in enumerate(names)
-        for kind, of in (("y", "value"), ("onset", "onset_day"))
-    }
-    return people.with_columns(**columns)
+    names = sorted(plan.cache.manifest["names"])
+    columns: dict[str, pl.Series] = {}
+    for kind, of in (("y", "value"), ("onset", "onset_day")):
+        table = plan.cache.labels((of,))  # by subject and name
+        columns |= {f"{kind}_{name}": table[of][i :: len(names)] for i, name in enumerate(names)}
+        del table
+    people = people.with_columns(columns[f"{kind}_{name}"].alias(f"{kind}_{name}") for name in names for kind in ("y", "onset"))
+    pa.default_memory_pool().release_unused()
+    return people
 
 
 def _given_split(path: Path) -> pl.DataFrame:
@@ -320,6 +326,7 @@ def _given_split(path: Path) -> pl.DataFrame:
 def marked(plan: Plan, people: pl.DataFrame, engine: Engine) -> Iterator[Shard]:
     """The cache's shards, labels marked; subjects without any event come with the last."""
     import polars as pl
+    import pyarrow as pa
 
     from bitimely_core.datasets.pophr import building
     from bitimely_core.datasets.pophr.rules import parse
@@ -328,17 +335,22 @@ def marked(plan: Plan, people: pl.DataFrame, engine: Engine) -> Iterator[Shard]:
     rules = parse(manifest["rules"])
     defining = {phecode for own in manifest["defining"].values() for phecode in own}
     silent = np.ones(people.height, bool)
-    for number, events in enumerate(plan.cache.events()):
+    left = len(manifest["shards"])
+    for events in plan.cache.events():
+        left -= 1
         ids = events["subject_id"].unique().to_numpy()
         silent[ids] = False
-        last = number == len(manifest["shards"]) - 1
-        mine = people[np.union1d(ids, np.flatnonzero(silent) if last else ids)].with_columns(pl.col("split").cast(pl.String))
+        mine = people[np.union1d(ids, ids if left else np.flatnonzero(silent))].with_columns(pl.col("split").cast(pl.String))
         day = (pl.col("time").cast(pl.Int64) // 86_400_000_000).cast(pl.Int32)
         events = events.sort("subject_id", "row").with_columns(day=day).drop("row")
         shard = building.recall(
             events, _indexed(mine, events), dated=[rule.name for rule in rules if manifest["ruled"]], rules=rules, defining=defining
         )
-        yield building.mark(shard, plan.choices, manifest["data_end"], engine)
+        del events, mine  # the next shard is read when this one has gone
+        pa.default_memory_pool().release_unused()
+        shard = building.mark(shard, plan.choices, manifest["data_end"], engine)
+        yield shard
+        del shard
 
 
 def _indexed(people: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:

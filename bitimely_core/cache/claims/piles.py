@@ -90,8 +90,8 @@ def in_order(paths: Sequence[Path], column: str, size: int, slices: int, by: Seq
 
     edges = [size * i // slices for i in range(slices + 1)]
     for low, high in pairwise(edges):
-        mine = (pl.col(column) >= low) & (pl.col(column) < high)
-        yield pl.concat([pl.read_parquet(path).filter(mine) for path in paths]).sort(*by, maintain_order=True)
+        mine = (pl.col(column) >= low) & (pl.col(column) < high)  # no file is held whole: each is read through it
+        yield pl.concat([pl.scan_parquet(path).filter(mine).collect() for path in paths]).sort(*by, maintain_order=True)
 
 
 def written(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, dict[str, Any]]:
