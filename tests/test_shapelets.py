@@ -306,6 +306,18 @@ def test_windows_without_classes_are_refused():
     assert seconds("0.5, 1") == (0.5, 1.0)
 
 
+def test_raw_distances_keep_their_digits_beside_an_offset_and_drift() -> None:
+    rng = np.random.default_rng(0)
+    drift = 1000 + np.linspace(0, 50, 400)
+    x = torch.from_numpy((rng.normal(size=(4, 400)) + drift).astype(np.float32))
+    shapelets = torch.stack([x[0, 40:70], x[2, 300:330] + 0.5])
+    exact = (x.double().unfold(1, 30, 1)[None] - shapelets.double()[:, None, None]).square().sum(-1)  # [C, n, T - m + 1]
+    found, places = distances(x, shapelets, normalised=False)
+    assert found.dtype == torch.float32
+    assert found.numpy() == pytest.approx(exact.amin(-1).numpy(), rel=1e-4, abs=1e-3)
+    assert (places == exact.argmin(-1)).all()
+
+
 @pytest.mark.parity
 def test_distances_and_scores_are_those_of_pyts():
     transform = pytest.importorskip("pyts.transformation", reason="pyts is not installed: pip install pyts")

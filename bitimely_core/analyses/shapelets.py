@@ -48,11 +48,17 @@ FEW = 5  # subjects below which nothing is said about subjects at large
 # --- distances ----------------------------------------------------------------------------------------------------------------------------
 
 
+def centred(stretches: Tensor) -> tuple[Tensor, Tensor]:
+    """Stretches [..., m] less their mean, and that mean [...]."""
+    mean = stretches.mean(-1)
+    return stretches - mean[..., None], mean
+
+
 def standardised(stretches: Tensor, least: Tensor | float = 0.0) -> Tensor:
     """Stretches [..., m] less their mean, over their standard deviation; zeros where that is no more than `least`."""
-    centred = stretches - stretches.mean(-1, keepdim=True)
-    spread = centred.square().mean(-1, keepdim=True).sqrt()
-    return torch.where(spread > least, centred / spread.clamp(min=1e-30), 0.0)
+    shape, _ = centred(stretches)
+    spread = shape.square().mean(-1, keepdim=True).sqrt()
+    return torch.where(spread > least, shape / spread.clamp(min=1e-30), 0.0)
 
 
 @torch.no_grad()
@@ -69,8 +75,8 @@ def distances(series: Tensor, shapelets: Tensor, *, normalised: bool = True, pla
         Distances [C, n], in the dtype of the series, and the first samples of the closest stretches [C, n] int64 (without `placed` [0]).
     """
     m = shapelets.shape[1]
-    wanted = standardised(shapelets) if normalised else shapelets
-    own = 2.0 * m if normalised else wanted.square().sum(-1)
+    wanted, level = (standardised(shapelets), None) if normalised else centred(shapelets)
+    own = 2.0 * m if normalised else wanted.square().sum(-1)[:, None]
     found = series.new_empty(len(shapelets), len(series))
     places = torch.empty((len(shapelets), len(series)) if placed else 0, dtype=torch.int64)
     block = max(1, CACHED // (series.shape[1] - m + 1))
@@ -78,15 +84,20 @@ def distances(series: Tensor, shapelets: Tensor, *, normalised: bool = True, pla
         stretches = one.unfold(0, m, 1)
         if normalised:
             stretches = standardised(stretches, FLAT * one.std(unbiased=False))
-        sizes = stretches.new_zeros(len(stretches)) if normalised else stretches.square().sum(-1)
+            sizes = stretches.new_zeros(len(stretches))
+        else:  # shapes and levels apart: an offset of the signal would eat the digits of a difference of squares
+            stretches, levels = centred(stretches)
+            sizes = stretches.square().sum(-1)
         for start in range(0, len(wanted), block):
             rows = slice(start, start + block)
             d = torch.addmm(sizes, wanted[rows], stretches.T, alpha=-2)
+            if level is not None:
+                apart = level[rows, None] - levels
+                d.addcmul_(apart, apart, value=m)
             found[rows, i] = d.amin(1)
             if placed:
                 places[rows, i] = d.argmin(1)
-        found[:, i] += own
-    return found.clamp(min=0), places
+    return (found + own).clamp(min=0), places
 
 
 # --- scores -------------------------------------------------------------------------------------------------------------------------------
@@ -420,12 +431,11 @@ def _to_all(values: Tensor, tried: Ints, normalised: bool, progress: Progress | 
     """Distances [C, n] of stretches of the windows to all of them, each on its own channel."""
     out = torch.empty(len(tried), len(values), dtype=torch.float64)
     groups = sorted({(int(v), int(m)) for v, m in tried[:, 1:3]})
-    exact = values if normalised else values.double()  # differences of squares lose digits
     for k, (v, m) in enumerate(groups):
         here = np.flatnonzero((tried[:, 1] == v) & (tried[:, 2] == m))
-        stretches = torch.stack([exact[i, s : s + m, v] for i, _, _, s in tried[here]])
+        stretches = torch.stack([values[i, s : s + m, v] for i, _, _, s in tried[here]])
         for i in range(len(values)):
-            out[here, i] = distances(exact[i : i + 1, :, v], stretches, normalised=normalised, placed=False)[0][:, 0].double()
+            out[here, i] = distances(values[i : i + 1, :, v], stretches, normalised=normalised, placed=False)[0][:, 0].double()
             if progress is not None and (i + 1) % 10 == 0:
                 progress("distances", k * len(values) + i + 1, len(groups) * len(values))
     return out
