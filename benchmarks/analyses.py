@@ -127,7 +127,9 @@ def main() -> int:
     raw, distance = searched(x, y, normalised=False)
     result: dict[str, Any] = {"standardised": searched(x, y, normalised=True)[0], "raw": raw, "pyts": pyts and pyts[0]}
     if pyts is not None:
-        raw["farthest_from_pyts"] = float(np.abs(np.sqrt(distance / LENGTH) - pyts[1]).max())  # all are near 1, but for a stretch and itself
+        raw["farthest_from_pyts"] = float(
+            np.abs(np.sqrt(distance / LENGTH) - pyts[1]).max()
+        )  # all are near 1, but for a stretch and itself
     with tempfile.TemporaryDirectory() as folder:
         result |= analyses(options.workspace or Path(folder), quick=options.quick)
     failed = [f"{kind}: {result[kind]['wall_seconds']:.0f} s" for kind in ("saliency", "svd") if result[kind]["wall_seconds"] > MOST]

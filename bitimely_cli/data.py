@@ -148,6 +148,10 @@ def tokenize(
         str | None, typer.Option("--split", help="subject, official, time or random-window (default: the data set's own).")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the split.")] = 0,
+    test_fold: Annotated[
+        int | None,
+        typer.Option("--test-fold", min=1, max=10, help="Of the ten official folds, or tenths of the subjects, the one to test on."),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")] = None,
     making: dict[str, Any],
     build: dict[str, Any],
@@ -171,6 +175,7 @@ def tokenize(
         "seed": seed,
         "bandpass": filters.bandpass,
         "notch": filters.notch,
+        "test_fold": test_fold,
     }
     if events := runs.of_events(data):
         options = {**claims.choices(build), **task, **({"seed": seed} if seed else {})}

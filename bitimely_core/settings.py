@@ -159,6 +159,7 @@ class DataConfig(Section):
     normalise: Literal["channel", "window", "none"] = "channel"
     split: Literal["subject", "official", "time", "random-window"] | None = None
     seed: int = Field(0, ge=0)  # of the split
+    test_fold: int | None = Field(None, ge=1, le=10)  # tested in the place of the tenth; the one before it validates
     bandpass: Annotated[tuple[float | None, float | None] | None, BeforeValidator(frequencies)] = None  # Hz, also as text "LOW,HIGH"
     notch: Annotated[tuple[float, ...] | None, BeforeValidator(frequencies)] = None  # Hz, also as text "FREQ,FREQ"
 
@@ -495,6 +496,7 @@ class Recipe(Section):
     arm: tuple[Arm, ...] = ()
     leave_out: tuple[LeaveOut, ...] = ()
     paper: dict[str, Any] = {}  # row -> column -> value, or [value, standard error], in the paper's units
+    folds: tuple[Annotated[int, Field(ge=1, le=10)], ...] = ()  # test folds: everything once for each, the test sets scored together
     statistics: tuple[str, ...] = ()  # views whose windows are counted beside the paper's table
     objectives: dict[str, str] = {}  # a model's own objective -> the one in its place
     literal: dict[str, Any] = {}  # laid over the recipe unless `run --honest`: what the paper does and a fair evaluation would not

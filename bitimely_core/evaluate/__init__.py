@@ -31,7 +31,7 @@ from bitimely_core.evaluate.metrics import (
 )
 from bitimely_core.evaluate.pairs import IDENTITY, Predictions, aligned, classes_of, compare, compare_frames, frame, predictions
 from bitimely_core.evaluate.resampling import LEVEL, MINIMUM_DEFINED, MINIMUM_ROWS, MINIMUM_UNITS, draw
-from bitimely_core.evaluate.scores import headline, length_only, score
+from bitimely_core.evaluate.scores import constant, headline, length_only, score
 from bitimely_core.evaluate.several import Replicates, apart, average, contrast, corrected, holm, nemenyi, ranks, replicates
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "classes_of",
     "compare",
     "compare_frames",
+    "constant",
     "contrast",
     "corrected",
     "draw",

@@ -27,7 +27,7 @@ def _rates(labels: Array) -> Array:
     return np.asarray(np.nansum(y, axis=0) / np.maximum(np.isfinite(y).sum(0), 1))
 
 
-def _constant(task: str, train: Array, n: int, k: int) -> dict[str, tuple[str, Array, Array | None]]:
+def constant(task: str, train: Array, n: int, k: int) -> dict[str, tuple[str, Array, Array | None]]:
     """What a model that never looks at its input would say: name -> (words, prediction, decisions), from training targets alone."""
     if not len(train):
         return {}
@@ -152,7 +152,7 @@ def score(
     about = dict.fromkeys(r.predictions, "predictions on the same windows")
     statistics = {name: make(r, values, None) for name, values in r.predictions.items()}
     train = np.asarray([] if train_target is None else train_target)
-    for name, (words, values, decisions) in _constant(task, train, len(r.target), len(r.names)).items():
+    for name, (words, values, decisions) in constant(task, train, len(r.target), len(r.names)).items():
         about[name], statistics[name] = words, make(r, values, decisions)
     points, draws = bootstrapped(statistics, r, bootstrap, seed)
     metrics = {name: metrics_of(r, points[name], draws[name], bootstrap) for name in statistics}

@@ -115,7 +115,8 @@ def planned(
     if recipe.pretrain.preset or recipe.block:
         views = [view for block in blocks for view in _views(recipe, block)]
         for block, cell in itertools.product(blocks, _cells(recipe)):
-            building.cell(block, cell, views)
+            for fold in recipe.folds or (None,):
+                building.cell(block, cell, views, fold)
     building.pages(honest)
     return plan
 
@@ -123,6 +124,12 @@ def planned(
 def _views(recipe: settings.Recipe, block: settings.Block) -> tuple[str, ...]:
     data = block.finetune.data or recipe.finetune.data or ()
     return (data,) if isinstance(data, str) else data
+
+
+def _folded(block: settings.Block, fold: int) -> settings.Block:
+    """The block with the windows of one test fold."""
+    tokenize = settings.DataConfig.model_validate({**_given(block.tokenize), "test_fold": fold})
+    return block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
 
 
 class _Building:
@@ -179,6 +186,15 @@ class _Building:
         """The tokens of a view as the recipe wants them: their name, and the label of the stage."""
         dataset, _ = folders.dataset_and_view(view)
         events = folders.of_events(view)
+        if events and own.test_fold is not None:
+            raise UserError(
+                Reason.CONFIG,
+                f"folds of {view}",
+                wanted="expected windows of signals",
+                action="Split claims with --split-file at ingest",
+                field="folds",
+                exit_code=Exit.USAGE,
+            )
         chosen = {**self.recipe.build, **build} if events else {**_given(self.recipe.tokenize), **_given(own)}
         local = bool(build) if events else bool(_given(own))
         name = "-".join([*([self.plan.name] if chosen else []), *([block] if local and block else []), folders.tokens_name(view)])
@@ -201,15 +217,15 @@ class _Building:
         )
         return name, self.add(node)
 
-    def cell(self, block: settings.Block, cell: Cell, views: list[str]) -> None:
-        """All stages of one cell in one block."""
+    def cell(self, block: settings.Block, cell: Cell, views: list[str], fold: int | None) -> None:
+        """All stages of one cell in one block, for one test fold where there are several."""
         recipe = self.recipe
+        columns = {view: self._column(block, view, views) for view in _views(recipe, block)}
         if why := cell.left_out(recipe):
-            self.plan.table.extend(
-                {"row": cell.row, "column": self._column(block, view, views), "seed": cell.seed, "why": why}
-                for view in _views(recipe, block)
-            )
+            self.plan.table.extend({"row": cell.row, "column": column, "seed": cell.seed, "why": why} for column in columns.values())
             return
+        if fold is not None:
+            block = _folded(block, fold)
         owner = f"{block.name}/{cell.name()}"
         words = " ".join([block.name, cell.row, *map(str, cell.flags.values()), *_views(recipe, block)])
         stage = settings.Stage.model_validate(cell.flags)
@@ -238,7 +254,7 @@ class _Building:
         if stage.from_scratch:  # a run with the initial weights; what changes the model changes it here too
             chosen["assignments"] = [pair for pair in self.assignments if pair.startswith(("model.", "data."))]
         source = self._training("pretrain", base, chosen, tuple(label for _, label in wanted), owner, words)
-        for view in _views(recipe, block):
+        for view, column in columns.items():
             name, tokenized = self.tokens(view, block.tokenize, block.build, block.name)
             own = stage.flags()
             tuning = settings.merged(
@@ -260,7 +276,6 @@ class _Building:
                 owner,
                 words,
             )
-            column = self._column(block, view, views)
             scored = self._evaluate(tuned, trained, cell, column, owner, words)
             self.plan.table.append(
                 {"row": cell.row, "column": column, "seed": cell.seed, "run": tuned, "stage": scored, "trained": trained}
@@ -399,24 +414,23 @@ def training(verb: str, call: dict[str, Any], **given: Any) -> dict[str, Any]:
 
 def _results(plan: Plan, workspace: Path, honest: bool, progress: Progress | None, states: States) -> Mapping[str, Any]:
     """The page of results: every cell of the table, with what became of it."""
-    entries = []
+    placed: dict[tuple[str, str, int], list[dict[str, Any]]] = {}  # several runs are test folds of one cell
     for entry in plan.table:
-        if "why" in entry:
-            entries.append(
-                {**{key: entry[key] for key in ("row", "column", "seed")}, "run": None, "state": "left out", "detail": entry["why"]}
-            )
-            continue
-        state = states[entry["stage"]]
-        ended = state["state"] in SETTLED
-        cause = next((states[label] for label in _causes(plan, entry["stage"]) if states[label]["state"] in {"failed", "not run"}), state)
-        entries.append(
-            {
-                **{key: entry[key] for key in ("row", "column", "seed")},
-                "run": entry["run"] if ended else None,
-                "state": "done" if ended else cause["state"],
-                "detail": "" if ended else cause["detail"],
-            }
-        )
+        placed.setdefault((entry["row"], entry["column"], entry["seed"]), []).append(entry)
+    entries = []
+    for (row, column, seed), parts in placed.items():
+        cell = {"row": row, "column": column, "seed": seed}
+        if why := parts[0].get("why"):
+            entries.append({**cell, "run": None, "state": "left out", "detail": why})
+        elif missing := [part for part in parts if states[part["stage"]]["state"] not in SETTLED]:
+            stage = missing[0]["stage"]
+            unwell = (states[label] for label in _causes(plan, stage) if states[label]["state"] in {"failed", "not run"})
+            cause = next(unwell, states[stage])
+            of = f"{len(missing)} of {len(parts)} folds, the first: " if len(parts) > 1 else ""
+            entries.append({**cell, "run": None, "state": cause["state"], "detail": of + cause["detail"]})
+        else:
+            runs_of = [part["run"] for part in parts]
+            entries.append({**cell, "run": runs_of if len(runs_of) > 1 else runs_of[0], "state": "done", "detail": ""})
     recipe = plan.recipe
     variant = "The honest variant" if honest else "As the paper has it; --honest for the other variant" if recipe.literal else ""
     return runs.results(

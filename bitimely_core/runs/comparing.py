@@ -46,6 +46,12 @@ class Scored(NamedTuple):
     folder: Path
     body: dict[str, Any]  # run.json
     scores: dict[str, Any]  # scores.json
+    parts: tuple[Scored, ...] = ()  # of test folds that are scored together
+
+    @property
+    def runs(self) -> tuple[Scored, ...]:
+        """The runs behind it."""
+        return self.parts or (self,)
 
 
 @dataclass(frozen=True)
@@ -489,7 +495,7 @@ def cost_table(found: Sequence[Scored], workspace: Path, names: Mapping[str, str
     """Parameters, seconds and speed of each row, pre-training and fine-tuning."""
     rows = []
     for row in dict.fromkeys(one.row for one in found):
-        mine = [one for one in found if one.row == row]
+        mine = [run for one in found if one.row == row for run in one.runs]
         parents = dict.fromkeys((one.body.get("source") or {}).get("run") for one in mine if (one.body.get("source") or {}).get("weights"))
         before = [workspace / "runs" / str(name) for name in parents if (workspace / "runs" / str(name) / "run.json").is_file()]
         cost = [speed(folder, folders.read(folder)) for folder in before]
@@ -538,7 +544,7 @@ def curve_figures(found: Sequence[Scored], workspace: Path, names: Mapping[str, 
     firsts = {(one.row, one.data): one for one in sorted(found, key=lambda one: -one.seed)}
     for one in found:
         if firsts[one.row, one.data] is one:
-            groups.setdefault(f"Fine-tuning on {names.get(one.data, one.data)}", {})[one.row] = (one.folder, 0)
+            groups.setdefault(f"Fine-tuning on {names.get(one.data, one.data)}", {})[one.row] = (one.runs[0].folder, 0)
             source = one.body.get("source") or {}
             parent = workspace / "runs" / str(source.get("run"))
             if source.get("weights") and (parent / "metrics.jsonl").is_file():
@@ -559,7 +565,7 @@ def curve_figures(found: Sequence[Scored], workspace: Path, names: Mapping[str, 
                     name=f"curves-{title}",
                     title=title,
                     kind="lines",
-                    caption="Validation loss (training, where there is at most one validation) of the first seed of each row"
+                    caption="Validation loss (training, where there is at most one validation) of the first seed (and test fold) of each row"
                     + (f", of the first {LINES} rows; {left} more are in their runs" if left > 0 else "")
                     + ". rel: loss over the variance or entropy of the target, 1.0 = no better than predicting the mean. Losses of different objectives cannot be set beside "
                     "each other; a curve that still falls at its end would have gained from longer training, one that rises was trained for too long.",
@@ -612,6 +618,7 @@ def data_table(found: Sequence[Scored], names: Mapping[str, str]) -> Table:
             "random-window": "random windows, subjects in several splits",
         }
         cut = mark.get(body["data"][0]["split"], body["data"][0]["split"])
+        cut += f", {len(mine[0].parts)} test folds" if mine[0].parts else ""
         unit = f"{s['settings']['bootstrap']:,} resamples of {s['settings']['by']}s" + (
             f"; too few subjects for an interval ({evaluate.MINIMUM_UNITS} are needed)" if few else ""
         )
@@ -641,7 +648,7 @@ def row_table(found: Sequence[Scored], names: Mapping[str, str]) -> Table:
     """What each row is, and whether its pre-training could see its targets."""
     rows: list[list[Any]] = []
     for row in dict.fromkeys(one.row for one in found):
-        mine = [one.body for one in found if one.row == row]
+        mine = [run.body for one in found if one.row == row for run in one.runs]
 
         def each(value: Callable[[Any], str], mine: list[dict[str, Any]] = mine) -> str:
             return ", ".join(dict.fromkeys(value(body) for body in mine))

@@ -91,6 +91,7 @@ def _opened_or_built(data: str, workspace: Path, config: DataConfig, *, verify: 
         seed=config.seed,
         bandpass=config.bandpass,
         notch=config.notch,
+        test_fold=config.test_fold,
         verify=verify,
         progress=progress,
     )

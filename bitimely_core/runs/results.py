@@ -20,7 +20,7 @@ from bitimely_core.batch import Figure, Page, Progress, Table
 from bitimely_core.errors import Exit, Reason, UserError, clean
 from bitimely_core.report.text import markdown_text, tex_text
 from bitimely_core.runs import baselines as plain
-from bitimely_core.runs import comparing, folders, pages
+from bitimely_core.runs import comparing, folders, pages, pooling
 from bitimely_core.runs.comparing import Column, Key, Measured, Scored
 
 RESERVED = ("names", "source", "notes")
@@ -53,7 +53,7 @@ def results(
 
     Args:
         name: of the recipe.
-        entries: the cells: `row`, `column`, `seed`, `run` (None where there is none), `state` (done, failed, not run; left out: the recipe has no such cell), `detail`. The
+        entries: the cells: `row`, `column`, `seed`, `run` (None where there is none; several: test folds to be scored together), `state` (done, failed, not run; left out: the recipe has no such cell), `detail`. The
             first row is the reference of all comparisons.
         paper: section `[paper]` of the recipe, see the head of this module.
         title: of the page.
@@ -72,7 +72,7 @@ def results(
     from bitimely_core import report
 
     stated, names = read_paper(paper)
-    found, missing = _opened(entries, workspace)
+    found, missing = _opened(entries, workspace, out / "kept")
     asked = dict.fromkeys(
         [*(str(e["column"]) for e in entries), *(c for _, c in stated if c.partition(":")[0] not in {e["column"] for e in entries})]
     )
@@ -145,7 +145,7 @@ def read_paper(paper: Mapping[str, Any]) -> tuple[Stated, dict[str, str]]:
     return out, {str(k): str(v) for k, v in (paper.get("names") or {}).items()}
 
 
-def _opened(entries: Iterable[Mapping[str, Any]], workspace: Path) -> tuple[list[Scored], list[dict[str, Any]]]:
+def _opened(entries: Iterable[Mapping[str, Any]], workspace: Path, keep: Path) -> tuple[list[Scored], list[dict[str, Any]]]:
     """The evaluated runs of the cells, and the cells without one."""
     found: list[Scored] = []
     missing: list[dict[str, Any]] = []
@@ -154,7 +154,11 @@ def _opened(entries: Iterable[Mapping[str, Any]], workspace: Path) -> tuple[list
         one, state, detail = None, str(entry["state"]), str(entry.get("detail") or "")
         if state == "done" and entry.get("run"):
             try:
-                one = comparing.scored(row, column.partition(":")[0], seed, folders.run_folder(str(entry["run"]), workspace))
+                names = [entry["run"]] if isinstance(entry["run"], str) else entry["run"]
+                data = column.partition(":")[0]
+                parts = [comparing.scored(row, data, seed, folders.run_folder(str(name), workspace)) for name in names]
+                known = [part for part in parts if part is not None]
+                one = None if len(known) < len(parts) else known[0] if len(known) == 1 else pooling.pooled(known, keep, workspace)
                 detail = detail or "" if one else "the run has not been evaluated"
             except (UserError, ValueError) as error:
                 detail = clean(str(error), 300)
@@ -181,7 +185,9 @@ def _baselines(
         first = min(mine, key=lambda one: (one.row != reference, one.seed))
         for kind in kinds:
             try:
-                made = plain.of(kind, first.body, first.scores, keep=keep, workspace=workspace, progress=progress)
+                each = [plain.of(kind, one.body, one.scores, keep=keep, workspace=workspace, progress=progress) for one in first.runs]
+                why = next((one for one in each if isinstance(one, str)), "")
+                made = why or pooling.baseline([one for one in each if not isinstance(one, str)], first.scores)
             except UserError as error:
                 made = clean(error.finding.line(), 300)
             if isinstance(made, str):
@@ -583,7 +589,9 @@ def _facts(
     facts |= {"Reference": names.get(reference, reference), "Seeds": ", ".join(map(str, sorted({one.seed for one in found})))}
     stamps = Counter(pages.stamp_text(one.scores.get("leak_free")) for one in found)
     facts["Pre-training"] = "; ".join(f"{n} runs {words}" for words, n in stamps.most_common())
-    versions = {f"{k} {v}" for one in found for k, v in one.body["versions"].items() if k in {"bitimely", "torch", "python"}}
+    versions = {
+        f"{k} {v}" for one in found for run in one.runs for k, v in run.body["versions"].items() if k in {"bitimely", "torch", "python"}
+    }
     return {key: value for key, value in {**facts, "Versions": ", ".join(sorted(versions))}.items() if value}
 
 

@@ -47,6 +47,7 @@ def build(
     seed: int = 0,
     bandpass: Sequence[float | None] | None = None,
     notch: Sequence[float] | None = None,
+    test_fold: int | None = None,
     verify: bool = True,
     force_new: bool = False,
     progress: Progress | None = None,
@@ -69,6 +70,7 @@ def build(
         bandpass: lower and upper edge in Hz, None for an open side: Butterworth, zero phase, see `tokens.filters`. At the recording's own
             rate, before resampling. With a split by time each block is filtered on its own.
         notch: frequencies in Hz to take out, for example of the mains.
+        test_fold: of ten, that is tested in the place of the tenth; the one before it validates. Of the data set's own folds, or of subjects.
         verify: compare the cache with its checksums first.
         force_new: replace windows that were made with other choices.
         progress: told after every recording.
@@ -79,7 +81,7 @@ def build(
     """
     out = Path(out)
     opened = _opened(cache, verify=False)
-    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed, bandpass, notch)
+    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed, bandpass, notch, test_fold)
     if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):
         return open_windows(out, verify=verify)
     opened = _opened(cache, verify=verify)
@@ -105,10 +107,11 @@ def plan(
     seed: int = 0,
     bandpass: Sequence[float | None] | None = None,
     notch: Sequence[float] | None = None,
+    test_fold: int | None = None,
 ) -> dict[str, Any]:
     """What `build` would make, without writing or resampling: number of windows, bytes, shape, audit of the splits, notices, findings."""
     opened = _opened(cache, verify=False)
-    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed, bandpass, notch)
+    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed, bandpass, notch, test_fold)
     seen = Survey()
     values = sum(len(taken) * (2 if found.whole else 4) for found, taken in survey(opened, chosen, seen))
     class_names = classes_of(seen, chosen)
@@ -154,6 +157,7 @@ def resolved(
     seed: int,
     bandpass: Sequence[float | None] | None,
     notch: Sequence[float] | None,
+    test_fold: int | None,
 ) -> Plan:
     """The view's facts with the caller's choices. What a view leaves open (no channels, rate or window 0) the first recording decides."""
     registry.members("bitimely_core.datasets")
@@ -217,6 +221,7 @@ def resolved(
         overlap=own.overlap,
         bandpass=band,
         notch=stops,
+        test_fold=test_fold,
     )
 
 
@@ -298,7 +303,7 @@ class Survey:
 def survey(cache: Cache, chosen: Plan, seen: Survey, progress: Progress | None = None) -> Iterator[tuple[Cut, list[tuple[Place, str]]]]:
     """Each recording's cut, with the windows that are kept and their splits; noted in `seen`."""
     subjects = cache.subjects()["subject_id"].to_list() if chosen.split == "subject" else []
-    split_of = splits.scheme(chosen.split, subjects=subjects, seed=chosen.seed, length=chosen.length)
+    split_of = splits.scheme(chosen.split, subjects=subjects, seed=chosen.seed, length=chosen.length, test_fold=chosen.test_fold)
     total = len(cache.recording_ids())
     for done, record in enumerate(cache.records([*chosen.channels, *([chosen.target] if chosen.target else [])])):
         if progress is not None:

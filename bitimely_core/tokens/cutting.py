@@ -49,10 +49,11 @@ class Plan:
     overlap: float | None = None  # of numeric annotations
     bandpass: filters.Band | None = None
     notch: tuple[float, ...] | None = None
+    test_fold: int | None = None  # of ten
 
     def options(self) -> dict[str, Any]:
         """As plain JSON values. What was added later stands there only when it is used: sets made before keep their identity."""
-        later = {"overlap", "bandpass", "notch"}
+        later = {"overlap", "bandpass", "notch", "test_fold"}
         chosen = {key: value for key, value in asdict(self).items() if key not in later or value is not None}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
 

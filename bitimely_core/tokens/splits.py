@@ -16,6 +16,7 @@ SHARED = {  # schemes in which a subject may stand in several splits, and what i
     "random-window": "Split by random windows: neighbouring windows of one recording stand in train and test, so scores are optimistic.",
 }
 FOLDS = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}  # PTB-XL's recommendation
+FEW = 20  # subjects, below which they are ranked
 
 Scheme = Callable[[str, str, dict[str, Any], Sequence[float]], list[str | None]]
 """`(subject_id, recording_id, attributes, starts in seconds) -> split of each window`, None = left out (the gap of `time`)."""
@@ -31,16 +32,31 @@ def by_share(u: float) -> str:
     return "train" if u < 0.8 else "validation" if u < 0.9 else "test"
 
 
-def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20) -> dict[str, str]:
+def by_fold(fold: int, test_fold: int) -> str:
+    """Of one of ten folds, when `test_fold` is tested: the fold before it (10 before 1) validates, the others train. 10 gives `FOLDS`."""
+    return FOLDS[(fold - test_fold - 1) % 10 + 1]
+
+
+def tenth(u: float) -> int:
+    """The fold of u in [0, 1), 1 to 10: `by_share(u)` is `FOLDS[tenth(u)]`."""
+    return 1 + sum(u >= t / 10 for t in range(1, 10))
+
+
+def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = FEW, test_fold: int | None = None) -> dict[str, str]:
     """Subject -> split, by u = `share("{seed}|{subject_id}")` (method notes, section 12, row 15).
 
     From `small` subjects on each is placed by its own u, so adding subjects moves no other. Fewer than `small` (n of them) are ranked by
     u: the last max(1, round(n / 10)) are test, as many before them validation, the rest train (halves round to even: n = 15 gives 2).
     Fewer than 3 are all train. Duplicates and order of `subject_ids` have no influence; the result is sorted by subject.
+
+    With `test_fold` k, 1 to 10, those of u in the k-th tenth are test and those of the tenth before validation, so that the ten test sets
+    hold every subject once; 10 is the split without it. Raises UserError (config, exit 2) for fewer than `small`.
     """
     u = {subject: share(f"{seed}|{subject}") for subject in sorted(set(subject_ids))}
     if len(u) >= small:
-        return {subject: by_share(value) for subject, value in u.items()}
+        return {subject: by_fold(tenth(value), test_fold or 10) for subject, value in u.items()}
+    if test_fold is not None:
+        raise _no_folds(f"{len(u)} subjects", f"expected at least {small} to make ten folds of")
     if len(u) < 3:
         return dict.fromkeys(u, "train")
     held = max(1, round(len(u) / 10))
@@ -72,35 +88,47 @@ def blocks_of_time(starts: Sequence[float], length: float) -> list[str | None]:
     return places
 
 
-def official(attributes: dict[str, Any]) -> str | None:
-    """The split that the data set itself gives: attribute `split` (train, validation, test) or `fold` (1-8, 9, 10); None without either."""
+def _no_folds(text: str, wanted: str) -> UserError:
+    action = "Leave --test-fold out, or use --split subject or official"
+    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, field="--test-fold", exit_code=Exit.USAGE)
+
+
+def official(attributes: dict[str, Any], test_fold: int | None = None) -> str | None:
+    """The split that the data set itself gives: attribute `split` (train, validation, test) or `fold` (1-8, 9, 10); None without either.
+
+    With `test_fold` only folds count.
+    """
     named = attributes.get("split")
-    if isinstance(named, str) and named.lower() in SPLITS:
+    if test_fold is None and isinstance(named, str) and named.lower() in SPLITS:
         return named.lower()
     fold = attributes.get("fold")
-    return FOLDS.get(int(fold)) if isinstance(fold, int | float) and not isinstance(fold, bool) and fold == fold else None
+    known = isinstance(fold, int | float) and not isinstance(fold, bool) and fold == fold and int(fold) in FOLDS
+    return by_fold(int(fold), test_fold or 10) if known else None  # type: ignore[arg-type]
 
 
-def scheme(name: str, *, subjects: Iterable[str], seed: int, length: float) -> Scheme:
+def scheme(name: str, *, subjects: Iterable[str], seed: int, length: float, test_fold: int | None = None) -> Scheme:
     """The function that places the windows of one recording; `subjects` are all of the cache, whatever the view, so that views agree.
 
-    Raises UserError (unknown_name, exit 2) for another name; with `official`, the function raises it (config, exit 2) for a recording
-    without an official split.
+    Raises UserError (unknown_name, exit 2) for another name, and (config, exit 2) for a `test_fold` of a split that has none; with
+    `official`, the function raises it (config, exit 2) for a recording without an official split.
     """
     if name not in SCHEMES:
         raise unknown("split", name, list(SCHEMES))
-    placed = assign_splits(subjects, seed=seed) if name == "subject" else {}
+    if test_fold is not None and name not in {"subject", "official"}:
+        raise _no_folds(f"a split by {name} has no folds", "expected one by subject or the official one")
+    placed = assign_splits(subjects, seed=seed, test_fold=test_fold) if name == "subject" else {}
 
     def by_subject(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
         return [placed[subject]] * len(starts)
 
-    def by_fold(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
-        found = official(attributes)
+    def by_official(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
+        found = official(attributes, test_fold)
         if found is None:
+            named = "" if test_fold else "'split' or "
             raise UserError(
                 Reason.CONFIG,
-                "this data set gives no official split",
-                wanted="expected an attribute 'split' or 'fold' of every recording",
+                f"this data set gives no official {'folds' if test_fold else 'split'}",
+                wanted=f"expected an attribute {named}'fold' of every recording",
                 action="Use --split subject",
                 field="split",
                 found=safe_text(attributes.get("fold")),
@@ -114,4 +142,4 @@ def scheme(name: str, *, subjects: Iterable[str], seed: int, length: float) -> S
     def by_window(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
         return [by_share(share(f"{seed}|{recording}|{float(start)!r}")) for start in starts]
 
-    return {"subject": by_subject, "official": by_fold, "time": by_time, "random-window": by_window}[name]
+    return {"subject": by_subject, "official": by_official, "time": by_time, "random-window": by_window}[name]
