@@ -1,0 +1,136 @@
+"""Ten test folds hold every subject once; a recipe with folds scores their test sets together, each by the run that had not seen them."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from sklearn.metrics import accuracy_score, roc_auc_score
+
+from bitimely_core import pipeline, runs, tokens
+from bitimely_core.errors import UserError
+from bitimely_core.runs import comparing, pooling
+from bitimely_core.tokens import splits
+
+RECIPE = """
+title = "Two folds"
+folds = [4, 9]
+[pretrain]
+preset = "tiny"
+data = "synthetic/staging"
+steps = 1
+[finetune]
+data = ["synthetic/staging"]
+steps = 1
+[evaluate]
+bootstrap = 20
+[[arm]]
+name = "gpt"
+model = "gpt"
+[model]
+tokenizer = "patch"
+patch = 50
+layers = 1
+[train]
+batch_size = 8
+"""
+
+
+def test_ten_test_folds_hold_every_subject_once() -> None:
+    subjects = [f"s{k}" for k in range(300)]
+    of = {k: tokens.assign_splits(subjects, seed=3, test_fold=k) for k in range(1, 11)}
+    assert of[10] == tokens.assign_splits(subjects, seed=3)
+    for subject in subjects:
+        tested = [k for k, placed in of.items() if placed[subject] == "test"]
+        held = [k for k, placed in of.items() if placed[subject] == "validation"]
+        assert len(tested) == 1
+        assert held == [tested[0] % 10 + 1]  # a fold validates when the one behind it is tested
+
+
+def test_official_folds_turn_and_leave_the_recommendation_as_the_last_one() -> None:
+    assert [splits.official({"fold": k}) for k in (1, 8, 9, 10, 11, None, True)] == [
+        "train",
+        "train",
+        "validation",
+        "test",
+        None,
+        None,
+        None,
+    ]
+    assert [splits.official({"fold": k}, 1) for k in (1, 2, 9, 10)] == ["test", "train", "train", "validation"]
+    assert [splits.official({"fold": k}, 4) for k in (1, 3, 4, 10)] == ["train", "validation", "test", "train"]
+    assert splits.official({"split": "test"}) == "test"
+    assert splits.official({"split": "test"}, 4) is None  # it has no folds to turn
+
+
+@pytest.mark.parametrize(
+    ("split", "subjects", "said"), [("time", 40, "no folds"), ("random-window", 40, "no folds"), ("subject", 12, "12 subjects")]
+)
+def test_a_split_without_ten_folds_is_refused(split: str, subjects: int, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        splits.scheme(split, subjects=[str(k) for k in range(subjects)], seed=0, length=30.0, test_fold=2)
+    assert caught.value.exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("folds")
+    (folder / "two.toml").write_text(RECIPE)
+    done = pipeline.run(str(folder / "two.toml"), workspace=folder)
+    assert done["exit_code"] == 0, done["stages"]
+    return folder
+
+
+FOLDS = [f"two-fold-{k}-gpt-staging" for k in (4, 9)]
+
+
+@pytest.mark.slow
+def test_no_fold_was_trained_on_a_subject_that_it_is_tested_on(ran: Path) -> None:
+    tested = [set(pl.read_parquet(ran / "runs" / name / "predictions.parquet")["subject_id"]) for name in FOLDS]
+    assert all(tested)
+    assert not tested[0] & tested[1]
+    for k, name, subjects in zip((4, 9), FOLDS, tested, strict=True):
+        body = json.loads((ran / "runs" / name / "run.json").read_bytes())
+        for data in (body["data"], body["pretraining_data"]):
+            windows = tokens.open_tokens(ran / "tokens" / data[0]["name"])
+            assert windows.options["test_fold"] == k
+            assert not subjects & set(windows["train"].subjects())
+        assert json.loads((ran / "runs" / name / "scores.json").read_bytes())["subjects_shared_with_training"] == 0
+
+
+@pytest.mark.slow
+def test_folds_are_scored_as_if_one_run_had_said_it_all(ran: Path) -> None:
+    said = pl.concat([pl.read_parquet(ran / "runs" / name / "predictions.parquet") for name in FOLDS])
+    names = [name for name in said.columns if name.startswith("p_")]
+    target, probabilities = said["target"].to_numpy(), said.select(names).to_numpy()
+    [line] = csv.DictReader((ran / "reports" / "two" / "results.csv").read_text().splitlines())
+    assert line["state"] == "done"
+    assert float(line["value"]) == pytest.approx(accuracy_score(target, probabilities.argmax(1)))
+    assert int(line["windows"]) == len(said)
+    assert int(line["subjects"]) == said["subject_id"].n_unique()
+    summary = json.loads((ran / "reports" / "two" / "summary.json").read_bytes())
+    assert set(summary["baselines"]["synthetic/staging"]) == {"features", "kernels"}
+    assert "2 test folds together" in (ran / "reports" / "two" / "report.html").read_text()
+    parts = [comparing.scored("gpt", "synthetic/staging", 0, ran / "runs" / name) for name in FOLDS]
+    one = pooling.pooled([part for part in parts if part], ran / "kept", ran)
+    assert one.scores["metrics"]["auroc"]["value"] == pytest.approx(roc_auc_score(target, probabilities, multi_class="ovr"))
+    right = 0
+    for part, name in zip(parts, FOLDS, strict=True):  # the commonest class of each fold's own training windows
+        assert part is not None
+        windows = tokens.open_tokens(ran / "tokens" / part.scores["data"])
+        commonest = np.bincount(np.asarray(windows["train"].targets())).argmax()
+        right += int((pl.read_parquet(ran / "runs" / name / "predictions.parquet")["target"] == commonest).sum())
+    assert one.scores["baselines"]["majority"]["accuracy"]["value"] == pytest.approx(right / len(said))
+    with pytest.raises(UserError, match="test sets of two folds"):
+        pooling.pooled([parts[0], parts[0]], ran / "kept", ran)  # type: ignore[list-item]
+
+
+@pytest.mark.slow
+def test_a_cell_without_one_of_its_folds_has_no_score(ran: Path) -> None:
+    entry = {"row": "gpt", "column": "synthetic/staging", "seed": 0, "run": [*FOLDS, "never-trained"], "state": "done", "detail": ""}
+    found = runs.results("part", [entry], paper={}, title="", description="", workspace=ran, out=ran / "part", baselines=())
+    assert not found["cells"]
+    assert found["missing"][0]["state"] == "failed"
+    assert "never-trained" in found["missing"][0]["detail"]
