@@ -177,12 +177,13 @@ def tokenize(
         "notch": filters.notch,
         "test_fold": test_fold,
     }
-    if events := runs.of_events(data):
+    events = runs.of_events(data)
+    of_signals = [name for name, value in options.items() if name != "seed" and value != settings.DataConfig.model_fields[name].default]
+    if wrong := of_signals if events else [*build, *task]:
+        fitting = [*claims.BUILD, *claims.TASK, "seed"] if events else options
+        raise registry.unknown(f"option of {data}", f"--{wrong[0].replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in fitting])
+    if events:
         options = {**claims.choices(build), **task, **({"seed": seed} if seed else {})}
-    elif build or task:
-        raise registry.unknown(
-            f"option of {data}", f"--{next(iter({**build, **task})).replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in options]
-        )
     with screen.progress() as progress:
         result = runs.tokenize(data, name=name, options=options, progress=progress, **making)
     if "dry_run" in making:
