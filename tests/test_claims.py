@@ -369,3 +369,14 @@ def test_a_named_subject_stays_out_of_every_message(tmp_path: Path, capsys: pyte
     assert "SECRET" not in (tmp_path / "w" / "cache" / "pophr" / "ingest_report.json").read_text()
     assert "SECRET" not in (tmp_path / "w" / "tokens" / "pophr" / "report.html").read_text()
     assert store.manifest(tmp_path / "w" / "cache" / "pophr")["kind"] == "events"
+
+
+def test_shards_grow_smaller_as_the_table_of_subjects_grows() -> None:
+    mib = 1 << 20
+    assert [claims.shards_of(size * mib) for size in (0, 1, 48, 49, 384)] == [1, 1, 1, 2, 8]
+    assert 130 < claims.shards_of(3800 * mib) < 160  # 100 million rows
+    sizes = [48 * mib * k for k in range(1, 2000, 7)]
+    counts = [claims.shards_of(size) for size in sizes]
+    assert counts == sorted(counts)
+    assert all(size / count <= 48 * mib for size, count in zip(sizes, counts, strict=True))
+    assert sizes[-1] / counts[-1] > 11.9 * mib  # a quarter, whatever comes

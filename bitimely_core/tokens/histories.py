@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bitimely_core.datasets.pophr.probe import Prevalence, Tally
     from bitimely_core.datasets.pophr.ratios import Selection
 
-SAMPLED = 2000  # sequences of a shard whose gaps are looked at
+SAMPLED = 2000, 16_000  # sequences whose gaps are looked at: of a shard, and of all of them, at most
 SMALL = 20  # carriers among the cases below which a selected code is marked
 PLACES = {"tuning": "validation", "held_out": "test"}  # MEDS names of splits
 CALENDAR = {"time": ("calendar_month",), "dedupe": ("month",)}  # choices that need true dates
@@ -227,6 +227,7 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
         gaps: list[np.ndarray] = []
         files: Files = {}
         unborn, none = 0, np.empty(0, np.float32)
+        sampled = max(1, min(SAMPLED[0], SAMPLED[1] // max(1, total)))
         import polars as pl
 
         for shard in held or marked(plan, people, engine):
@@ -236,7 +237,7 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
             assert isinstance(frame, pl.DataFrame)
             if frame.height:
                 files |= shard_of(out, len(files), frame)
-            of_sampled = [np.diff(times.to_numpy()) for times in frame["times"].head(SAMPLED)]
+            of_sampled = [np.diff(times.to_numpy()) for times in frame["times"].head(sampled)]
             gaps.append(np.concatenate([none, *(gap[gap > 0] for gap in of_sampled)]))
             lengths.append(frame["codes"].list.len().to_numpy())
             after.append(probe.prevalence(_values(frame, names), frame["split"].cast(pl.String).to_numpy()))
@@ -275,7 +276,7 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
 
 
 def everyone(plan: Plan) -> pl.DataFrame:
-    """Every subject with its split and labels, row i the subject i: some 40 bytes each."""
+    """Every subject with its split and labels, row i the subject i: some 26 bytes each with three labels."""
     import polars as pl
     import pyarrow as pa
 
@@ -301,7 +302,7 @@ def everyone(plan: Plan) -> pl.DataFrame:
         del table
     people = people.with_columns(columns[f"{kind}_{name}"].alias(f"{kind}_{name}") for name in names for kind in ("y", "onset"))
     pa.default_memory_pool().release_unused()
-    return people
+    return people.drop("subject_id")
 
 
 def _given_split(path: Path) -> pl.DataFrame:
@@ -340,7 +341,8 @@ def marked(plan: Plan, people: pl.DataFrame, engine: Engine) -> Iterator[Shard]:
         left -= 1
         ids = events["subject_id"].unique().to_numpy()
         silent[ids] = False
-        mine = people[np.union1d(ids, ids if left else np.flatnonzero(silent))].with_columns(pl.col("split").cast(pl.String))
+        rows = np.union1d(ids, ids if left else np.flatnonzero(silent))
+        mine = people[rows].select(pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String))
         day = (pl.col("time").cast(pl.Int64) // 86_400_000_000).cast(pl.Int32)
         events = events.sort("subject_id", "row").with_columns(day=day).drop("row")
         shard = building.recall(

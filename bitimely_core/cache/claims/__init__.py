@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ SCHEMA = "bitimely.cache/1"
 NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
 RAW, PARTS = ".raw", ".parts"
 MADE = "made.json"  # in PARTS: the raw files of a data set that is made are whole
-SHARD_BYTES = 48 << 20  # of the source: a shard is a million rows or two, and what it takes in memory does not grow with the data
+SHARD_BYTES = 48 << 20  # of the source: a shard is a million rows or two
+ROOMY = 8  # shards
 KEY = 32  # bytes
 UNMAPPED = 50  # codes without PheCode that are listed
 RUN_ONLY = ("keep_ids", "engine", "id_key")  # options that do not shape the cache, or do so through the key alone
@@ -131,7 +133,18 @@ def _same(attempt: Attempt, *, force_new: bool) -> str:
 
 
 def _shards(attempt: Attempt) -> int:
-    return max(1, -(-sum(attempt.sizes.values()) // SHARD_BYTES))
+    return shards_of(sum(attempt.sizes.values()))
+
+
+def shards_of(size: int) -> int:
+    """How many shards a source of `size` bytes falls into.
+
+    What is held of every subject, whatever the shard, grows with the source, by some 60 bytes in 1,500 of it; beyond `ROOMY` shards each is
+    smaller by what that takes, so that a build needs the same memory. Never less than a quarter.
+    """
+    whole = -(-size // SHARD_BYTES)
+    spared = min(max(0, whole - ROOMY) / 160, 0.75)
+    return max(1, math.ceil(size / (SHARD_BYTES * (1 - spared))))
 
 
 def pinned(options: dict[str, Any], out: Path) -> dict[str, Any]:
