@@ -17,7 +17,12 @@ PAGE = Path(__file__).with_name("results.md")
 COMMANDS = {
     "emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run emg"),
     "ptb-xl": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl"),
-    "synpuf": ("bitimely ingest pophr DE-SYNPUF --source synpuf --phecode-map PHECODE_ICD9 --rules ccw --no-select", "bitimely run synpuf"),
+    "ptb-xl-folds": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl-folds"),
+    "synpuf": (
+        "head -c 32 /dev/zero > public.key",
+        "bitimely ingest pophr DE-SYNPUF --source synpuf --phecode-map PHECODE_ICD9 --rules ccw --no-select --id-key public.key",
+        "bitimely run synpuf",
+    ),
     "ablation-small": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run ablation-small"),
 }
 
@@ -50,23 +55,28 @@ def further(recipe: str, workspace: Path) -> list[str]:
     """A line a row and column: each metric as mean over seeds, lowest to highest of them; with one seed the 95 % interval."""
     from bitimely_core import evaluate, pipeline
     from bitimely_core.pipeline.plan import planned
+    from bitimely_core.runs import comparing, pooling
 
     plan = planned(pipeline.load(recipe), recipe, workspace, assignments=[])
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    cells: dict[tuple[str, str, int], list[comparing.Scored]] = {}
     for entry in plan.table:
-        path = workspace / "runs" / entry.get("run", "") / "scores.json"
-        if path.is_file():
-            found.setdefault((entry["column"], entry["row"]), []).append(json.loads(path.read_bytes()))
+        one = comparing.scored(entry["row"], entry["column"], entry["seed"], workspace / "runs" / entry.get("run", ""))
+        if one is not None:
+            cells.setdefault((entry["column"], entry["row"], entry["seed"]), []).append(one)
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for (column, row, _), parts in cells.items():
+        whole = pooling.pooled(parts, workspace / "reports" / recipe / "kept", workspace) if len(parts) > 1 else parts[0]
+        found.setdefault((column, row), []).append(whole.scores)
     task = next(iter(found.values()))[0]["task"]
     lines = [f"| data | row | seeds | {' | '.join(evaluate.NAMES[m] for m in FURTHER[task])} |", "|---" * (3 + len(FURTHER[task])) + "|"]
     for (column, row), scores in found.items():
-        cells = []
+        said = []
         for name in FURTHER[task]:
             metrics = [one["metrics"][name] for one in scores if one["metrics"][name]["value"] is not None]
             ends = [m["value"] for m in metrics] if len(metrics) > 1 else [m[k] for m in metrics for k in ("lo", "hi") if m[k] is not None]
             mean = sum(m["value"] for m in metrics) / len(metrics) if metrics else None
-            cells.append("–" if mean is None else f"{mean:.3f}" + (f" ({min(ends):.3f} to {max(ends):.3f})" if ends else ""))
-        lines.append(f"| {column} | {row} | {len(scores)} | {' | '.join(cells)} |")
+            said.append("–" if mean is None else f"{mean:.3f}" + (f" ({min(ends):.3f} to {max(ends):.3f})" if ends else ""))
+        lines.append(f"| {column} | {row} | {len(scores)} | {' | '.join(said)} |")
     return lines
 
 
