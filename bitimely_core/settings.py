@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.registry import RECIPES, unknown
@@ -504,6 +504,13 @@ class Recipe(Section):
     objective: dict[str, Any] = {}
     data: dict[str, Any] = {}
     train: dict[str, Any] = {}
+
+    @field_validator("folds")
+    @classmethod
+    def _each_once(cls, folds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(folds)) < len(folds):
+            raise ValueError("expected each fold once")
+        return folds
 
     def overrides(self, stage: str, *, tokenize: bool = True) -> dict[str, Any]:
         """Nested settings of one stage (pretrain, finetune): how windows are made if they are missing, the general sections, the stage's own flags."""

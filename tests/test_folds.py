@@ -10,6 +10,7 @@ import pytest
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 from bitimely_core import pipeline, runs, tokens
+from bitimely_core.cache import open_cache
 from bitimely_core.errors import UserError
 from bitimely_core.runs import comparing, pooling
 from bitimely_core.tokens import splits
@@ -134,3 +135,14 @@ def test_a_cell_without_one_of_its_folds_has_no_score(ran: Path) -> None:
     assert not found["cells"]
     assert found["missing"][0]["state"] == "failed"
     assert "never-trained" in found["missing"][0]["detail"]
+
+
+@pytest.mark.slow
+def test_costs_go_by_the_recordings_that_are_there_where_nothing_is_cut_yet(ran: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text(RECIPE.replace("folds = [4, 9]", "[tokenize]\nwindow = 500").replace("steps = 1", "epochs = 2"))
+    planned = pipeline.run(str(path), workspace=ran, dry_run=True)["stages"]
+    [windows] = {stage["windows"] for stage in planned if stage["stage"].startswith("pretrain")}
+    signals = open_cache(ran / "cache" / "synthetic").signals()
+    longest = signals.group_by("recording_id").agg((pl.col("n_samples") / pl.col("rate")).max().alias("seconds"))["seconds"]
+    assert windows == int(2 * 0.8 * (longest // (500 / signals["rate"].max())).sum())

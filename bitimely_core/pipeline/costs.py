@@ -83,7 +83,7 @@ def training(plan: Plan, label: str, workspace: Path) -> dict[str, Any]:
     else:
         windows = sum(entry["windows"] for entry in data.values()) * flags.get("data", {}).get("fraction", 1.0)
         seen = min(windows, flags.get("data", {}).get("limit") or windows) * chosen.get("epochs", 20)
-    tokens = max(_tokens(config, entry["length"]) for entry in data.values())
+    tokens = max(entry.get("events") or _tokens(config, entry["length"]) for entry in data.values())
     objective = flags.get("objective", {}).get("name") or entry.facts.objective
     passes = PASSES.get(objective, 1) if asked["verb"] == "pretrain" else 1
     flops = 6.0 * parameters * tokens + (12.0 * config.layers * tokens**2 * config.dim if entry.facts.family in QUADRATIC else 0.0)
@@ -100,7 +100,7 @@ def training(plan: Plan, label: str, workspace: Path) -> dict[str, Any]:
 
 
 def _data(name: str, plan: Plan, workspace: Path) -> dict[str, Any]:
-    """Training windows, channels, length and codes of tokens: their own where they exist, else what the view and the paper say."""
+    """Training windows, channels, length and codes of tokens: their own where they exist, else what the cache, the view and the paper say."""
     from bitimely_core import models
 
     made = workspace / "tokens" / name / "manifest.json"
@@ -115,12 +115,13 @@ def _data(name: str, plan: Plan, workspace: Path) -> dict[str, Any]:
             "channels": opened.channels,
             "length": opened.length,
             "codes": getattr(opened, "codes", None),
+            "events": float(opened.lengths().mean()) if hasattr(opened, "lengths") else None,  # most are far shorter than the longest
         }
     if facts.kind == "events":
         shape = models.typical("3m")
         return {
             "name": name,
-            "windows": facts.paper.get("subjects", 0) * TRAINED or None,
+            "windows": (_cached(workspace / "cache" / dataset, 0.0) or facts.paper.get("subjects", 0)) * TRAINED or None,
             "channels": 1,
             "length": 254,
             "codes": shape.get("codes"),
@@ -128,7 +129,10 @@ def _data(name: str, plan: Plan, workspace: Path) -> dict[str, Any]:
     stated = facts.paper.get(view, {})
     cut = facts.views.get(view)
     length = (node.settings.get("window") if node else None) or (cut.window if cut else 0) or stated.get("length")
-    count = stated.get("sequences")
+    options = node.settings if node else {}
+    rate = options.get("rate") or (cut.rate if cut else 0)
+    seconds = options["window"] / rate if options.get("window") and rate else cut.window / cut.rate if cut and cut.rate else 0.0
+    count = _cached(workspace / "cache" / dataset, seconds) or stated.get("sequences")
     return {
         "name": name,
         "windows": count * TRAINED if count else None,
@@ -136,6 +140,23 @@ def _data(name: str, plan: Plan, workspace: Path) -> dict[str, Any]:
         "length": length if isinstance(length, int) else 3000,
         "codes": None,
     }
+
+
+@cache
+def _cached(folder: Path, seconds: float) -> int:
+    """Windows of so many seconds that the recordings of a cache hold, labelled or not; 0 seconds: recordings, of claims subjects. 0 without a cache."""
+    import polars as pl
+
+    from bitimely_core.cache import open_cache
+
+    if not (folder / store.MANIFEST).is_file():
+        return 0
+    opened = open_cache(folder, verify=False)
+    if "funnel" in opened.manifest:
+        return int(opened.manifest["funnel"]["subjects"])
+    lasting = opened.signals().group_by("recording_id", "channel").agg(seconds=(pl.col("n_samples") / pl.col("rate")).sum())
+    lasting = lasting.group_by("recording_id").agg(pl.col("seconds").max())
+    return lasting.height if seconds <= 0 else int((lasting["seconds"] / seconds + 1e-6).floor().sum())
 
 
 @cache
