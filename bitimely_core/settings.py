@@ -347,7 +347,8 @@ def _section(annotation: Any, name: str = "") -> type[BaseModel] | None:
 def _config_finding(kind: type[Section], item: Any, file: str | None) -> Finding:
     where = ".".join(str(part) for part in item["loc"])
     if item["type"] != "extra_forbidden":
-        return Finding(code=Reason.CONFIG, file=file, field=where, text=f"found {safe_text(item.get('input'))}", wanted=str(item["msg"]))
+        text = "missing" if item["type"] == "missing" else f"found {safe_text(item.get('input'))}"
+        return Finding(code=Reason.CONFIG, file=file, field=where, text=text, wanted=_plainly(str(item["msg"])))
     owner: type[BaseModel] = kind
     for part in item["loc"][:-1]:  # of lists and unions also positions and names of types, which lead no further
         if part in owner.model_fields:
@@ -363,6 +364,13 @@ def _config_finding(kind: type[Section], item: Any, file: str | None) -> Finding
         wanted=f"known here are {', '.join(owner.model_fields)}",
         action=f"Did you mean {right}?" if right else "",
     )
+
+
+def _plainly(message: str) -> str:
+    """What pydantic says, in the words of every other error."""
+    for theirs, ours in {"Value error, ": "", "Input should be ": "expected ", "Field required": "expected a value", "tuple": "list"}.items():
+        message = message.replace(theirs, ours)
+    return message
 
 
 def model_config(name: str, family: str, preset_name: str | None, **overrides: Any) -> ModelConfig:
