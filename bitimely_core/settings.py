@@ -368,7 +368,12 @@ def _config_finding(kind: type[Section], item: Any, file: str | None) -> Finding
 
 def _plainly(message: str) -> str:
     """What pydantic says, in the words of every other error."""
-    for theirs, ours in {"Value error, ": "", "Input should be ": "expected ", "Field required": "expected a value", "tuple": "list"}.items():
+    for theirs, ours in {
+        "Value error, ": "",
+        "Input should be ": "expected ",
+        "Field required": "expected a value",
+        "tuple": "list",
+    }.items():
         message = message.replace(theirs, ours)
     return message
 

@@ -53,7 +53,9 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as home:
         source = f"{data / 'de-synpuf'} --source synpuf --phecode-map {data / 'phecode' / 'phecode_map_v1_2_icd9cm.csv'}"
-        command(f"ingest pophr {source} --rules ccw --no-select", home)
+        key = Path(home) / "public.key"  # the sample is public; a key of its own would put the subjects in another order each time
+        key.write_bytes(bytes(32))
+        command(f"ingest pophr {source} --rules ccw --no-select --id-key {key}", home)
         for name, options in POLICIES.items():
             command(f"tokenize pophr --no-select --name {name} {options}", home)
             command(f"pretrain --preset tiny --data {name} --objective next-previous-strict --epochs 10 --lr 1e-3 --run {name}", home)

@@ -146,3 +146,13 @@ def test_costs_go_by_the_recordings_that_are_there_where_nothing_is_cut_yet(ran:
     signals = open_cache(ran / "cache" / "synthetic").signals()
     longest = signals.group_by("recording_id").agg((pl.col("n_samples") / pl.col("rate")).max().alias("seconds"))["seconds"]
     assert windows == int(2 * 0.8 * (longest // (500 / signals["rate"].max())).sum())
+
+
+@pytest.mark.slow
+def test_nothing_beside_the_page_names_a_subject(ran: Path) -> None:
+    subjects = set(pl.read_parquet(ran / "runs" / FOLDS[0] / "predictions.parquet")["subject_id"])
+    files = [file for file in (ran / "reports" / "two").rglob("*") if file.is_file()]
+    assert any(file.name.startswith("folds-") for file in files)
+    for file in files:
+        content = pl.read_parquet(file).write_csv() if file.suffix == ".parquet" else file.read_text("utf-8", errors="replace")
+        assert not any(subject in content for subject in subjects), file

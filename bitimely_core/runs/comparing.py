@@ -46,7 +46,7 @@ class Scored(NamedTuple):
     folder: Path
     body: dict[str, Any]  # run.json
     scores: dict[str, Any]  # scores.json
-    parts: tuple[Scored, ...] = ()  # of test folds that are scored together
+    parts: tuple[Scored, ...] = ()  # of test folds that are scored together; folder and body are those of the first
 
     @property
     def runs(self) -> tuple[Scored, ...]:
@@ -171,11 +171,11 @@ def predictions(one: Scored) -> tuple[list[str], evaluate.Predictions] | None:
     """Classes of a run, in order, and what it said about each window of the split; None where the file is not there or is of other columns."""
     import polars as pl
 
-    path = one.folder / "predictions.parquet"
-    if not path.is_file():
+    paths = [run.folder / "predictions.parquet" for run in one.runs]
+    if not all(path.is_file() for path in paths):
         return None
     try:
-        frame = pl.read_parquet(path)
+        frame = pl.concat(pl.read_parquet(path) for path in paths)
         return evaluate.classes_of(frame), evaluate.predictions(one.scores["task"], frame, evaluate.classes_of(frame))
     except (pl.exceptions.PolarsError, KeyError):
         return None
@@ -197,7 +197,10 @@ def measured(
     if not mine or column.metric is None:
         return Measured()
     settings = mine[0].scores["settings"]
-    marks = [[one.row, one.seed, store.sha256(path) if (path := one.folder / "predictions.parquet").is_file() else None] for one in mine]
+    files = [[run.folder / "predictions.parquet" for run in one.runs] for one in mine]
+    marks = [
+        [one.row, one.seed, *(store.sha256(file) if file.is_file() else None for file in of)] for one, of in zip(mine, files, strict=True)
+    ]
     added = {name: store.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()]) for name, frame in (others or {}).items()}
     asked = [KEPT, column.key, column.metric, column.label, reference, settings["bootstrap"], settings["by"], marks, added]
     made = remembered(keep, "pairs", asked, lambda: _measured(column, mine, reference, others or {}))
@@ -544,7 +547,7 @@ def curve_figures(found: Sequence[Scored], workspace: Path, names: Mapping[str, 
     firsts = {(one.row, one.data): one for one in sorted(found, key=lambda one: -one.seed)}
     for one in found:
         if firsts[one.row, one.data] is one:
-            groups.setdefault(f"Fine-tuning on {names.get(one.data, one.data)}", {})[one.row] = (one.runs[0].folder, 0)
+            groups.setdefault(f"Fine-tuning on {names.get(one.data, one.data)}", {})[one.row] = (one.folder, 0)
             source = one.body.get("source") or {}
             parent = workspace / "runs" / str(source.get("run"))
             if source.get("weights") and (parent / "metrics.jsonl").is_file():

@@ -26,7 +26,7 @@ MADE = 1  # of what is kept between calls: raise it where the numbers change
 
 
 def pooled(parts: Sequence[Scored], keep: Path, workspace: Path) -> Scored:
-    """One scored run of those of several folds; its predictions and scores are kept in a folder under `keep`.
+    """One scored run of those of several folds; its scores are kept under `keep`, which names no subject.
 
     Args:
         parts: evaluated runs of one row, data set and seed on test sets without a common window. The first one says how it is scored.
@@ -46,8 +46,8 @@ def pooled(parts: Sequence[Scored], keep: Path, workspace: Path) -> Scored:
         if one.scores["task"] != first.scores["task"]:
             raise _other(first, one, f"{one.scores['task']} and {first.scores['task']}")
     options = first.scores["settings"]
-    folder = keep / f"folds-{store.fingerprint([MADE, options['bootstrap'], options['by'], [store.sha256(file) for file in files]])[:24]}"
-    together, made = folder / "predictions.parquet", folder / "scores.json"
+    asked = [MADE, options["bootstrap"], options["by"], [store.sha256(file) for file in files]]
+    made = keep / f"folds-{store.fingerprint(asked)[:24]}.json"
     if not made.is_file():
         frames = [pl.read_parquet(file) for file in files]
         for one, frame in zip(parts, frames, strict=True):
@@ -69,10 +69,9 @@ def pooled(parts: Sequence[Scored], keep: Path, workspace: Path) -> Scored:
             "lower them.",
             *found["remarks"],
         ]
-        store.make_folder(folder)
-        store.write_file(together, lambda out: frame.write_parquet(out, compression="zstd"))
+        store.make_folder(keep)
         store.write_json(made, found)
-    return first._replace(folder=folder, scores=json.loads(made.read_bytes()), parts=tuple(parts))
+    return first._replace(scores=json.loads(made.read_bytes()), parts=tuple(parts))
 
 
 def scored(
