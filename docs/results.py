@@ -65,7 +65,7 @@ def further(recipe: str, workspace: Path) -> list[str]:
             cells.setdefault((entry["column"], entry["row"], entry["seed"]), []).append(one)
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for (column, row, _), parts in cells.items():
-        whole = pooling.pooled(parts, workspace / "reports" / recipe / "kept", workspace) if len(parts) > 1 else parts[0]
+        whole = pooling.pooled(parts, workspace / "reports" / recipe / "kept", workspace)
         found.setdefault((column, row), []).append(whole.scores)
     task = next(iter(found.values()))[0]["task"]
     lines = [f"| data | row | seeds | {' | '.join(evaluate.NAMES[m] for m in FURTHER[task])} |", "|---" * (3 + len(FURTHER[task])) + "|"]

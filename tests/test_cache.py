@@ -1178,8 +1178,7 @@ def test_a_signal_stops_soon_and_the_rerun_goes_on(
     out = tmp_path / "out"
     process = start(raw, out, jobs=jobs, big=1)
     assert process.stdout is not None
-    while process.stdout.readline().strip() != "2":  # the third unit is taken up
-        pass
+    assert "2" in (line.strip() for line in iter(process.stdout.readline, ""))  # reads until the third unit is taken up
     os.killpg(process.pid, number)
     text, _ = process.communicate(timeout=10)
     assert process.returncode == code

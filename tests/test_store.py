@@ -120,8 +120,7 @@ def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
     folder = store.make_folder(tmp_path / "a" / "b")
     store.write_json(folder / "x.json", {})
     store.append_line(folder / "lines", {})
-    with store.lock(folder):
-        pass
+    take(folder)
     assert {oct(stat.S_IMODE(p.stat().st_mode)) for p in folder.iterdir()} == {"0o600"}
     assert {oct(stat.S_IMODE(p.stat().st_mode)) for p in (folder, folder.parent)} == {"0o700"}
 
@@ -228,37 +227,45 @@ def test_sweep_removes_what_dead_runs_left_and_nothing_else(tmp_path: Path) -> N
 HOLD = "import sys, time\nfrom pathlib import Path\nfrom bitimely_core import store\nwith store.lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
 
 
+def take(folder: Path, wait: float = 0.0) -> int | None:
+    """Hold the lock for a moment: the process that stands in it meanwhile, if any does."""
+    with store.lock(folder, wait):
+        told = (folder / ".lock").read_bytes()
+        return int(json.loads(told)["pid"]) if told else None
+
+
 def test_a_second_process_is_told_who_holds_the_lock_until_that_one_is_killed(tmp_path: Path) -> None:
     holder = run(HOLD, tmp_path)
     assert holder.stdout is not None
     holder.stdout.readline()
     start = time.monotonic()
-    with pytest.raises(UserError, match=rf"process {holder.pid} on .* since 20\d\d-") as caught, store.lock(tmp_path, 0.2):
-        pass
+    with pytest.raises(UserError, match=rf"process {holder.pid} on .* since 20\d\d-") as caught:
+        take(tmp_path, 0.2)
     assert (caught.value.code, caught.value.exit_code) == (Reason.LOCKED, Exit.LOCKED)
     assert time.monotonic() - start >= 0.2
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     holder.stdout.close()
-    with store.lock(tmp_path):
-        assert json.loads((tmp_path / ".lock").read_bytes())["pid"] == os.getpid()
+    assert take(tmp_path) == os.getpid()
     assert (tmp_path / ".lock").read_bytes() == b""
 
 
 def test_what_stands_in_the_lock_decides_nothing(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text('{"pid": 1, "host": "elsewhere"')
-    with store.lock(tmp_path):
-        pass
+    assert take(tmp_path) == os.getpid()
     (tmp_path / ".lock").write_text('{"pid": 1, "host": "\x1b[31m", "since": "now"}')
-    with store.lock(tmp_path), pytest.raises(UserError), store.lock(tmp_path):
-        pass
+    with store.lock(tmp_path), pytest.raises(UserError) as caught:
+        take(tmp_path)
+    assert caught.value.code == Reason.LOCKED
 
 
 def test_shared_holders_keep_a_single_one_out(tmp_path: Path) -> None:
-    with store.lock(tmp_path, shared=True), store.lock(tmp_path, shared=True), pytest.raises(UserError), store.lock(tmp_path):
-        pass
-    with store.lock(tmp_path), pytest.raises(UserError), store.lock(tmp_path, shared=True):
-        pass
+    with store.lock(tmp_path, shared=True), store.lock(tmp_path, shared=True), pytest.raises(UserError) as caught:
+        take(tmp_path)
+    assert caught.value.code == Reason.LOCKED
+    with store.lock(tmp_path), pytest.raises(UserError) as caught, store.lock(tmp_path, shared=True):
+        raise AssertionError("shared beside a single one")
+    assert caught.value.code == Reason.LOCKED
 
 
 def test_without_flock_a_file_stands_in_and_is_never_stolen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,11 +274,10 @@ def test_without_flock_a_file_stands_in_and_is_never_stolen(tmp_path: Path, monk
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
     with store.lock(tmp_path):
-        with pytest.raises(UserError, match=r"remove .*lock-exclusive") as caught, store.lock(tmp_path):
-            pass
+        with pytest.raises(UserError, match=r"remove .*lock-exclusive") as caught:
+            take(tmp_path)
         assert caught.value.exit_code == Exit.LOCKED
-    with store.lock(tmp_path):
-        pass
+    take(tmp_path)
     assert names(tmp_path) == [".lock"]
 
 

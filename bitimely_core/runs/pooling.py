@@ -26,7 +26,7 @@ MADE = 1  # of what is kept between calls: raise it where the numbers change
 
 
 def pooled(parts: Sequence[Scored], keep: Path, workspace: Path) -> Scored:
-    """One scored run of those of several folds; its scores are kept under `keep`, which names no subject.
+    """One scored run of those of several folds; its scores are kept under `keep`, which names no subject. A single one stays as it is.
 
     Args:
         parts: evaluated runs of one row, data set and seed on test sets without a common window. The first one says how it is scored.
@@ -39,6 +39,8 @@ def pooled(parts: Sequence[Scored], keep: Path, workspace: Path) -> Scored:
     import polars as pl
 
     first = parts[0]
+    if len(parts) == 1:
+        return first
     files = [one.folder / "predictions.parquet" for one in parts]
     for one, file in zip(parts, files, strict=True):
         if not file.is_file():

@@ -158,7 +158,7 @@ def _opened(entries: Iterable[Mapping[str, Any]], workspace: Path, keep: Path) -
                 data = column.partition(":")[0]
                 parts = [comparing.scored(row, data, seed, folders.run_folder(str(name), workspace)) for name in names]
                 known = [part for part in parts if part is not None]
-                one = None if len(known) < len(parts) else known[0] if len(known) == 1 else pooling.pooled(known, keep, workspace)
+                one = pooling.pooled(known, keep, workspace) if len(known) == len(parts) else None
                 detail = detail or "" if one else "the run has not been evaluated"
             except (UserError, ValueError) as error:
                 detail = clean(str(error), 300)

@@ -16,7 +16,6 @@ SHARED = {  # schemes in which a subject may stand in several splits, and what i
     "random-window": "Split by random windows: neighbouring windows of one recording stand in train and test, so scores are optimistic.",
 }
 FOLDS = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}  # PTB-XL's recommendation
-FEW = 20  # subjects, below which they are ranked
 
 Scheme = Callable[[str, str, dict[str, Any], Sequence[float]], list[str | None]]
 """`(subject_id, recording_id, attributes, starts in seconds) -> split of each window`, None = left out (the gap of `time`)."""
@@ -42,7 +41,7 @@ def tenth(u: float) -> int:
     return 1 + sum(u >= t / 10 for t in range(1, 10))
 
 
-def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = FEW, test_fold: int | None = None) -> dict[str, str]:
+def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20, test_fold: int | None = None) -> dict[str, str]:
     """Subject -> split, by u = `share("{seed}|{subject_id}")` (method notes, section 12, row 15).
 
     From `small` subjects on each is placed by its own u, so adding subjects moves no other. Fewer than `small` (n of them) are ranked by

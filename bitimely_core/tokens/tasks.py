@@ -159,15 +159,17 @@ def _write(
     asked = asked.select("subject_id", "prediction_time", pl.col("boolean_value").cast(pl.Int8).alias(f"y_{out.name}"), index_day=day)
     files: Files = {}
     parts: list[pl.DataFrame] = []
-    total = len(cache.manifest["shards"])
+    done, total = 0, len(cache.manifest["shards"])
     with engines.opened("polars") as engine:
-        for number, one in enumerate(histories.marked(plan, histories.everyone(plan), engine)):
+        for one in histories.marked(plan, histories.everyone(plan), engine):  # no enumerate: it holds a shard until it has the next
             frame = _sequences(one, asked, choices, selection, out.name, engine)
             if frame.height:
                 files |= shard(out, len(files), frame)
                 parts.append(frame.select("subject_id", "prediction_time", "split", "codes"))
+            done += 1
             if progress is not None:
-                progress("sequences", number + 1, total)
+                progress("sequences", done, total)
+            del one, frame
     if not parts:
         raise UserError(
             Reason.NO_INPUT, "no subject of the labels is in the cache", wanted="expected some", action="Give --ids of the ingest"
