@@ -435,7 +435,7 @@ class Runner:
         return "killed", failed[1] if failed else f"exit code {process.returncode}"
 
     def _limit_memory(self) -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory))
+        resource.setrlimit(resource.RLIMIT_DATA, (self.memory, self.memory))  # RLIMIT_AS would change how windows are read
 
     def run_selections(self, tests: Sequence[str]) -> tuple[Status, str | None]:
         """First the fast tests, then the slow ones."""
@@ -520,7 +520,7 @@ def main() -> None:
     parser.add_argument(
         "--timeout", type=float, default=400, help="seconds a run of the tests may last; a mutant beyond it counts as killed"
     )
-    parser.add_argument("--memory", type=float, default=16, help="GiB of address space of a process")
+    parser.add_argument("--memory", type=float, default=8, help="GiB of data of a process")
     parser.add_argument("--json", type=Path, help="file for the outcomes")
     parser.add_argument("--list", action="store_true", help="print the sample and stop")
     options = parser.parse_args()
