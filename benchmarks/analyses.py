@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bitimely_core import report, runs
+from bitimely_core import report, workflows
 from bitimely_core.analyses.shapelets import distances, information_gain
 
 STEP, LENGTH = 10, 100  # samples
@@ -93,8 +93,8 @@ def timed(call: Callable[[], Any]) -> tuple[dict[str, float], Any]:
 def analyses(workspace: Path, *, quick: bool) -> dict[str, dict[str, float]]:
     """Saliency and spectra of a barely trained model, through the same function as the command line."""
     if not (workspace / "runs" / "bench").is_dir():
-        runs.ingest("synthetic", None, workspace / "cache" / "synthetic", options={"size": "small" if quick else "large"})
-        runs.pretrain(
+        workflows.ingest("synthetic", None, workspace / "cache" / "synthetic", options={"size": "small" if quick else "large"})
+        workflows.pretrain(
             preset="tiny" if quick else "7.5m",
             flags={"data": {"names": ("synthetic/staging",)}, "train": {"steps": 1, "batch_size": 2}},
             assignments=["model.tokenizer=patch"],
@@ -104,7 +104,7 @@ def analyses(workspace: Path, *, quick: bool) -> dict[str, dict[str, float]]:
     torch.set_num_threads(2)
     out: dict[str, dict[str, float]] = {}
     for kind, sequences in {"saliency": 16 if quick else 256, "svd": 2 if quick else 32}.items():
-        out[kind], found = timed(lambda kind=kind, n=sequences: runs.analyze(kind, ["bench"], sequences=n, workspace=workspace))
+        out[kind], found = timed(lambda kind=kind, n=sequences: workflows.analyze(kind, ["bench"], sequences=n, workspace=workspace))
         looked = found["summary"]["options"]
         out[kind]["sequences"] = looked["windows"] if kind == "saliency" else looked["runs"]["bench"]["sequences"]
         with tempfile.TemporaryDirectory() as folder:

@@ -143,10 +143,10 @@ def by_pandas(folder: Path) -> int:
 
 def by_bitimely(folder: Path, engine: str) -> int:
     """`ingest pophr` with the sequences. Returns the sequences."""
-    from bitimely_core import runs
+    from bitimely_core import workflows
 
     with tempfile.TemporaryDirectory(dir=folder) as home:
-        report = runs.ingest_claims(
+        report = workflows.ingest_claims(
             "pophr", folder, Path(home) / "cache" / "pophr", options={"engine": engine}, build={"select": False, "engine": engine}
         )
     return int(report["tokens"]["windows"])

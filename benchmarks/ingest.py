@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from bitimely_core import cache
-from bitimely_core.batch import Annotation
 from bitimely_core.formats import edf
+from bitimely_core.types import Annotation
 
 TARGET = 6.0  # times the MB/s of mne.io.read_raw_edf(preload=True)
 RECORDS_TARGET = 3.0  # times the records/s of wfdb.rdrecord, with two jobs

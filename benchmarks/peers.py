@@ -29,10 +29,10 @@ import torch
 from torch import Tensor, nn
 
 from bitimely_core import models, objectives
-from bitimely_core.batch import Batch
 from bitimely_core.models.adapters import Rows
 from bitimely_core.models.gru_d import carried, gaps
 from bitimely_core.objectives.ts2vec import hierarchical
+from bitimely_core.types import Batch
 
 CHANNELS, BOUND = 7, 1.0  # the least ratio
 Side = tuple[nn.Module, Callable[[], Tensor], Callable[[], object]]  # what is trained, its loss, its forward pass

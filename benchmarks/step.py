@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bitimely_core import models, objectives
-from bitimely_core.batch import Batch
+from bitimely_core.types import Batch
 
 WIDTH = {"layers": 12, "heads": 8, "dim": 320, "dropout": 0.0}
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {

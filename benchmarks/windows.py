@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 import torch
 
 from bitimely_core import data, registry, tokens
-from bitimely_core.batch import Record, Signal
 from bitimely_core.registry import DatasetFacts, View
 from bitimely_core.tokens.windows import scale
+from bitimely_core.types import Record, Signal
 
 BATCH, LENGTH, CHANNELS, RATE = 32, 3000, 7, 100.0
 PER_RECORDING = 100  # windows

@@ -42,7 +42,7 @@ def ingest(
 
     Example: bitimely ingest sleep-edf ./raw
     """
-    from bitimely_core import runs
+    from bitimely_core import workflows
     from bitimely_core.errors import Finding
 
     options = {
@@ -50,14 +50,14 @@ def ingest(
         for name, value in {"size": size, "seed": seed, "rate": rate, "map": None if map_ is None else str(map_)}.items()
         if value is not None
     }
-    events = runs.of_events(dataset)
+    events = workflows.is_events(dataset)
     if events and "engine" in build:
         options["engine"] = build["engine"]
     extra: dict[str, Any] = {"build": claims.choices(build)} if events else {}
     undrawn: list[Finding] = []
     workspace, dry_run = making.pop("workspace"), "dry_run" in making
     with screen.progress() as progress:
-        report: dict[str, Any] = (runs.ingest_claims if events else runs.ingest)(
+        report: dict[str, Any] = (workflows.ingest_claims if events else workflows.ingest)(
             dataset,
             source,
             workspace / "cache" / dataset,
@@ -76,12 +76,12 @@ def ingest(
             **making,
         )
     if quarantine is not None and not dry_run:
-        from bitimely_core import store
+        from bitimely_core import storage
 
         left_out = [
             {"unit": u["unit"], "files": u["files"], "reasons": u["reasons"]} for u in report["units"] if u["status"] == "quarantined"
         ]
-        store.write_json(quarantine, {"format_version": 1, "dataset": dataset, "quarantined": left_out})
+        storage.write_json(quarantine, {"format_version": 1, "dataset": dataset, "quarantined": left_out})
     where = workspace / "cache" / dataset / "ingest_report.json"
     if dry_run:
         screen.result(report, screen.lines(report))
@@ -161,10 +161,11 @@ def tokenize(
 
     Example: bitimely tokenize sleep-edf/staging
     """
-    from bitimely_core import runs, settings
+    from bitimely_core import workflows
+    from bitimely_core.config import DataConfig, validate
 
     texts = {name: text for name, text in {"bandpass": bandpass, "notch": notch}.items() if text is not None}
-    filters = settings.validated(settings.DataConfig, texts)
+    filters = validate(DataConfig, texts)
     options = {
         "window": window,
         "stride": stride,
@@ -177,15 +178,15 @@ def tokenize(
         "notch": filters.notch,
         "test_fold": test_fold,
     }
-    events = runs.of_events(data)
-    of_signals = [name for name, value in options.items() if name != "seed" and value != settings.DataConfig.model_fields[name].default]
+    events = workflows.is_events(data)
+    of_signals = [name for name, value in options.items() if name != "seed" and value != DataConfig.model_fields[name].default]
     if wrong := of_signals if events else [*build, *task]:
         fitting = [*claims.BUILD, *claims.TASK, "seed"] if events else options
         raise registry.unknown(f"option of {data}", f"--{wrong[0].replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in fitting])
     if events:
         options = {**claims.choices(build), **task, **({"seed": seed} if seed else {})}
     with screen.progress() as progress:
-        result = runs.tokenize(data, name=name, options=options, progress=progress, **making)
+        result = workflows.tokenize(data, name=name, options=options, progress=progress, **making)
     if "dry_run" in making:
         screen.result(result, screen.lines(result))
         return Exit.GOOD
@@ -233,10 +234,10 @@ def verify(
 
     Example: bitimely verify
     """
-    from bitimely_core import runs
+    from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = runs.verify(path or home["workspace"], deep=deep, progress=progress)
+        result = workflows.verify(path or home["workspace"], deep=deep, progress=progress)
     findings = result.pop("findings")
     screen.findings(findings)
     screen.table(["what", "kind", "files", "state"], [[c["path"], c["kind"], c["files"], c["state"]] for c in result["checked"]])
@@ -253,12 +254,12 @@ def list_(
 
     Example: bitimely list presets
     """
-    from bitimely_core import listing
+    from bitimely_core.workflows import catalog
 
-    rows = listing.rows(kind, **home)
-    for columns in (listing.COLUMNS[kind], listing.CLAIMED) if kind == "models" else (listing.COLUMNS[kind],):
+    rows = catalog.rows(kind, **home)
+    for columns in (catalog.COLUMNS[kind], catalog.CLAIMED) if kind == "models" else (catalog.COLUMNS[kind],):
         screen.table(columns, [[row.get(column) for column in columns] for row in rows])
-    screen.result({kind: rows, "format_version": 1}, listing.notes(kind))
+    screen.result({kind: rows, "format_version": 1}, catalog.notes(kind))
     return Exit.GOOD
 
 
@@ -268,9 +269,9 @@ def doctor(home: dict[str, Any]) -> int:
 
     Example: bitimely doctor
     """
-    from bitimely_core import listing
+    from bitimely_core.workflows import catalog
 
-    report = listing.doctor(**home)
+    report = catalog.doctor(**home)
     screen.table(["what", "found", "note"], [[row["what"], row["found"], row["note"]] for row in report["checks"]])
     screen.result(report)
     return Exit.GOOD if report["good"] else Exit.REFUSED

@@ -139,10 +139,10 @@ def demo(
                 raise typer.Exit(int(code))
         for line in lines[-3:]:
             screen.say(f"$ {line}")
-        from bitimely_core import runs
+        from bitimely_core import workflows
 
         with screen.progress() as progress:
-            result = runs.demonstration(home, progress=progress, **about)
+            result = workflows.demonstrate(home, progress=progress, **about)
         screen.json = wanted
     screen.result({**result, "commands": lines}, [result["verdict"], f"report: {result['report']}"])
     return 0
@@ -154,10 +154,10 @@ def reproduce(run: Run, making: dict[str, Any]) -> int:
 
     Example: bitimely reproduce tiny-staging
     """
-    from bitimely_core import runs
+    from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = runs.reproduce(run, progress=progress, **making)
+        result = workflows.reproduce(run, progress=progress, **making)
     lines = [f"differs: {line}" for line in result["differences"]] or ["data and versions are as they were"]
     if "dry_run" in making:
         screen.result(result, lines)
@@ -181,9 +181,9 @@ def export(
 
     Example: bitimely export tiny --out ./tiny
     """
-    from bitimely_core import runs
+    from bitimely_core import workflows
 
-    result = runs.export(run, out=out, push=push, **writing)
+    result = workflows.export(run, out=out, push=push, **writing)
     screen.result(result, [f"{len(result['files'])} files in {result['out']}", f"next: bitimely pretrain --init {result['out']}"])
     return Exit.GOOD
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core.errors import Finding, clean
 
 if TYPE_CHECKING:
-    from bitimely_core.batch import Progress
+    from bitimely_core.types import Progress
 
 MOST_LINES = 20  # findings a run; the rest is in the report
 LINE_EVERY = 10.0  # seconds between progress lines where no terminal is

@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from bitimely_core import train
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import training
+from bitimely_core.training.distributed import rank
 
 
 def main(verb: str, workspace: str, call: str) -> int:
@@ -16,7 +16,7 @@ def main(verb: str, workspace: str, call: str) -> int:
     try:
         training(verb, json.loads(call), workspace=Path(workspace))
     except UserError as error:
-        if train.rank() == 0:
+        if rank() == 0:
             sys.stderr.write(error.finding.line() + "\n")
         return int(error.exit_code)
     return 0

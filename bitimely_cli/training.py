@@ -49,10 +49,10 @@ def pretrain(
         model={"name": model, "ties": ties, "rotary": rotary}, objective={"name": objective}, data={"names": data}, **_of_training(training)
     )
     _together(training.get("devices"))
-    from bitimely_core import runs
+    from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = runs.pretrain(preset=preset, budget=budget, flags=flags, init=init, progress=progress, say=screen.note, **starting)
+        result = workflows.pretrain(preset=preset, budget=budget, flags=flags, init=init, progress=progress, say=screen.note, **starting)
     return _trained(result, "dry_run" in starting, "finetune")
 
 
@@ -84,10 +84,10 @@ def finetune(
         **_of_training(training),
     )
     _together(training.get("devices"))
-    from bitimely_core import runs
+    from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = runs.finetune(source, data=data, flags=flags, progress=progress, say=screen.note, **starting)
+        result = workflows.finetune(source, data=data, flags=flags, progress=progress, say=screen.note, **starting)
     return _trained(result, "dry_run" in starting, "evaluate")
 
 
@@ -111,10 +111,10 @@ def evaluate(
 
     Example: bitimely evaluate 18m-staging
     """
-    from bitimely_core import runs
+    from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = runs.evaluate(
+        result = workflows.evaluate(
             run,
             data=data,
             split=split,
@@ -172,10 +172,10 @@ def embed(
 
     Example: bitimely embed 18m --data sleep-edf/staging
     """
-    from bitimely_core import runs
+    from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = runs.embed(run, data=data, readout=readout, layers=layers, split=split, out=out, progress=progress, **scoring)
+        result = workflows.embed(run, data=data, readout=readout, layers=layers, split=split, out=out, progress=progress, **scoring)
     if "dry_run" in scoring:
         return _planned(result)
     screen.result(result, [f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"])
@@ -205,11 +205,11 @@ def analyze(
 
     Example: bitimely analyze svd 18m
     """
-    from bitimely_core import runs
+    from bitimely_core import workflows
 
     names, options = _split(run or [])
     with screen.progress() as progress:
-        result = runs.analyze(
+        result = workflows.analyze(
             kind,
             names,
             data=data,
@@ -242,9 +242,9 @@ def report(
 
     Example: bitimely report 18m-staging 18m-staging-scratch
     """
-    from bitimely_core import runs
+    from bitimely_core import workflows
 
-    result: dict[str, Any] = runs.report(run, out=out, **writing)
+    result: dict[str, Any] = workflows.report(run, out=out, **writing)
     if "dry_run" in writing:
         return _planned(result)
     screen.result(result, [result["verdict"], f"report: {result['report']}"])
@@ -260,9 +260,9 @@ def _together(devices: int | None) -> None:
     """`--devices N`: the same command line again in N processes; this one waits and passes their exit code on."""
     if devices is None or devices < 2:
         return
-    from bitimely_core import train
+    from bitimely_core.training.distributed import launch
 
-    code = train.launch(sys.argv[1:], devices)
+    code = launch(sys.argv[1:], devices)
     if code is not None:
         raise typer.Exit(code)
 

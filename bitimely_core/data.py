@@ -12,9 +12,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from bitimely_core.batch import Batch, Batches
 from bitimely_core.tokens import TokenSet
 from bitimely_core.tokens.splits import share
+from bitimely_core.types import Batch, Batches
 
 Rows = TypeVar("Rows", bound=TokenSet)
 

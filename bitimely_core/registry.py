@@ -82,7 +82,7 @@ def unknown(kind: str, name: str, known: list[str]) -> UserError:
     )
 
 
-def members(package: str) -> None:
+def load_members(package: str) -> None:
     """Import every module of `package` once, so that each registers itself; then the plug-ins of other packages."""
     module = importlib.import_module(package)
     for found in pkgutil.iter_modules(module.__path__):

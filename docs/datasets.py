@@ -162,10 +162,11 @@ def section(facts: dict[str, Any], views: list[dict[str, Any]]) -> list[str]:
 
 def document(tables: str) -> str:
     """The page: sections from the registry, `tables` as they were measured."""
-    from bitimely_core import listing, registry
+    from bitimely_core import registry
+    from bitimely_core.workflows import catalog
 
-    views = listing.rows("views", Path())
-    found = [facts for facts in listing.rows("datasets", Path()) if registry.datasets[facts["name"]].facts.kind == "recordings"]
+    views = catalog.rows("views", Path())
+    found = [facts for facts in catalog.rows("datasets", Path()) if registry.datasets[facts["name"]].facts.kind == "recordings"]
     head = [
         "# Data sets of recordings",
         "",

@@ -54,18 +54,19 @@ FURTHER = {"classification": ("accuracy", "balanced_accuracy", "auroc"), "multil
 def further(recipe: str, workspace: Path) -> list[str]:
     """A line a row and column: each metric as mean over seeds, lowest to highest of them; with one seed the 95 % interval."""
     from bitimely_core import evaluate, pipeline
+    from bitimely_core.evaluate import folds
+    from bitimely_core.evaluate.result_table import Scored, read_scored_run
     from bitimely_core.pipeline.plan import planned
-    from bitimely_core.runs import comparing, pooling
 
     plan = planned(pipeline.load(recipe), recipe, workspace, assignments=[])
-    cells: dict[tuple[str, str, int], list[comparing.Scored]] = {}
+    cells: dict[tuple[str, str, int], list[Scored]] = {}
     for entry in plan.table:
-        one = comparing.scored(entry["row"], entry["column"], entry["seed"], workspace / "runs" / entry.get("run", ""))
+        one = read_scored_run(entry["row"], entry["column"], entry["seed"], workspace / "runs" / entry.get("run", ""))
         if one is not None:
             cells.setdefault((entry["column"], entry["row"], entry["seed"]), []).append(one)
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for (column, row, _), parts in cells.items():
-        whole = pooling.pooled(parts, workspace / "reports" / recipe / "kept", workspace)
+        whole = folds.pool_folds(parts, workspace / "reports" / recipe / "kept", workspace)
         found.setdefault((column, row), []).append(whole.scores)
     task = next(iter(found.values()))[0]["task"]
     lines = [f"| data | row | seeds | {' | '.join(evaluate.NAMES[m] for m in FURTHER[task])} |", "|---" * (3 + len(FURTHER[task])) + "|"]

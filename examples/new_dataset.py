@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bitimely_core import cache, tokens
-from bitimely_core.batch import Annotation, Record, Signal, Unit
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.types import Annotation, Record, Signal, Unit
 
 STATES = {"slow": "slow", "fast": "fast"}  # annotation -> class
 VIEW = View(channels=("A",), rate=100.0, window=200, task="classification", classes=("slow", "fast"), labels=STATES, epoch=2.0)

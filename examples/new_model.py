@@ -6,10 +6,10 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 
-from bitimely_core import runs
-from bitimely_core.batch import Encoded
+from bitimely_core import workflows
 from bitimely_core.models.stack import Model
 from bitimely_core.registry import ModelFacts, models
+from bitimely_core.types import Encoded
 
 
 class Neighbours(Model):
@@ -36,6 +36,6 @@ def neighbours(config):
 
 with TemporaryDirectory() as home:  # a package does the same in a module that its entry point `bitimely.plugins` names
     flags = {"model": {"name": "neighbours", "tokenizer": "patch"}, "data": {"names": ("synthetic/staging",)}, "train": {"steps": 5}}
-    run = runs.pretrain(preset="tiny", flags=flags, workspace=Path(home))
-    tuned = runs.finetune(run["run"], data="synthetic/staging", flags={"train": {"steps": 5}}, workspace=Path(home))
-    print(runs.evaluate(tuned["run"], workspace=Path(home), bootstrap=20)["metrics"]["accuracy"]["value"])
+    run = workflows.pretrain(preset="tiny", flags=flags, workspace=Path(home))
+    tuned = workflows.finetune(run["run"], data="synthetic/staging", flags={"train": {"steps": 5}}, workspace=Path(home))
+    print(workflows.evaluate(tuned["run"], workspace=Path(home), bootstrap=20)["metrics"]["accuracy"]["value"])

@@ -36,9 +36,9 @@ else:
     instrumented = atheris.instrument_imports(include=["bitimely_core", "pickle"])
 
 with instrumented:
-    from bitimely_core.batch import Annotation
     from bitimely_core.errors import Finding, UserError
     from bitimely_core.formats import edf, pickles, tables, ts, wfdb
+    from bitimely_core.types import Annotation
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 LONGEST = 4096  # bytes of an input

@@ -10,7 +10,7 @@ from torch import nn
 
 from bitimely_core import models
 from bitimely_core.analyses import LoadedRun
-from bitimely_core.batch import Encoded
+from bitimely_core.types import Encoded
 
 
 def seeded(seed=0):
@@ -96,7 +96,7 @@ class Reader(torch.nn.Module):
 
     def __init__(self, width=4):
         super().__init__()
-        from bitimely_core.settings import ModelConfig
+        from bitimely_core.config import ModelConfig
 
         self.config = ModelConfig(name="bitimelygpt", layers=2, heads=1, dim=width, value_dim=width, ffn_dim=width, tokenizer="steps")
 

@@ -67,7 +67,7 @@ def test_every_member_registers_something_with_help() -> None:
     from bitimely_core import objectives, registry  # noqa: F401
 
     for package in ("datasets", "models", "analyses"):
-        registry.members(f"bitimely_core.{package}")
+        registry.load_members(f"bitimely_core.{package}")
     for book in (registry.datasets, registry.models, registry.objectives, registry.analyses):
         assert book
         assert all(entry.help for entry in book.values())

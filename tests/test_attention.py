@@ -10,8 +10,9 @@ from test_svd import Windows, run
 from bitimely_core import models, report
 from bitimely_core.analyses.attention import attention, column_share, half_on, in_float64, inside, last_map, mixings, pair, untrained
 from bitimely_core.analyses.regions import known, present, spread
-from bitimely_core.batch import Batch, Figure, Table
 from bitimely_core.errors import UserError
+from bitimely_core.page import Figure, Table
+from bitimely_core.types import Batch
 
 
 def layers_of(one, row=0):

@@ -7,11 +7,12 @@ import torch
 from planted import seeded
 from torch import nn
 
-from bitimely_core import heads, models, objectives, registry
-from bitimely_core.batch import Batch
+from bitimely_core import models, objectives, registry
+from bitimely_core.config import Settings, build_model_config
 from bitimely_core.errors import UserError
+from bitimely_core.models import heads
 from bitimely_core.models.autoformer import AutoCorrelation, Decomposition, each_length
-from bitimely_core.settings import Settings, model_config
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -113,7 +114,7 @@ def test_it_equals_its_formulas(length, options):
 
 def test_the_lags_of_a_sine_are_its_periods():
     """With q = k = v the score of a lag is the circular autocorrelation; a sine rolled by its periods is itself."""
-    mixer = AutoCorrelation(model_config("autoformer", "attention", "tiny", dim=2)).double()
+    mixer = AutoCorrelation(build_model_config("autoformer", "attention", "tiny", dim=2)).double()
     for linear in (mixer.query, mixer.key, mixer.value, mixer.out):
         nn.init.eye_(linear.weight)
         nn.init.zeros_(linear.bias)
@@ -148,7 +149,7 @@ def test_several_windows_are_mixed_value_by_value():
 
 def test_common_lags_are_those_of_the_mean_row_while_training():
     torch.manual_seed(0)
-    mixer = AutoCorrelation(model_config("autoformer", "attention", "tiny", dim=4, per_sample=False)).double().requires_grad_(False)
+    mixer = AutoCorrelation(build_model_config("autoformer", "attention", "tiny", dim=4, per_sample=False)).double().requires_grad_(False)
     x = torch.randn(3, 30, 4, dtype=torch.float64)
     q, k, v = (linear(x) for linear in (mixer.query, mixer.key, mixer.value))
     scores = torch.stack([correlation(q[row], k[row]) for row in range(3)])
@@ -387,7 +388,7 @@ def test_memory_grows_with_the_window_and_not_with_its_square(name):
 @pytest.mark.parametrize(("preset", "count"), [("18m", 21_263_623), ("7.5m", 7_986_252)])
 def test_parameters_of_the_presets(preset, count):
     data = models.typical(preset)
-    config = model_config("autoformer", "attention", preset, **data)
+    config = build_model_config("autoformer", "attention", preset, **data)
     d, ff, v = config.dim, config.ffn_dim, config.channels
     assert models.count(config) == config.layers * (4 * (d * d + d) + 2 * d * ff) + 3 * v * d + 2 * d + d * v + v == count
 
@@ -396,7 +397,7 @@ def test_parameters_of_the_presets(preset, count):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_matched_budget_is_within_five_percent(name, preset):
     data = models.typical(preset)
-    goal = models.count(model_config("bitimelygpt", "retention", preset, **data))
-    base = model_config(name, registry.models[name].facts.family, preset, **data)
+    goal = models.count(build_model_config("bitimelygpt", "retention", preset, **data))
+    base = build_model_config(name, registry.models[name].facts.family, preset, **data)
     found = models.count(base.model_copy(update=models.matched(name, preset, **data)))
     assert found == pytest.approx(goal, rel=0.05)

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core import cache, store
-from bitimely_core.registry import datasets, members
-from bitimely_core.runs import ingesting
+from bitimely_core import cache, storage
+from bitimely_core.registry import datasets, load_members
+from bitimely_core.report import ingest_page
 
-members("bitimely_core.datasets")
+load_members("bitimely_core.datasets")
 
 BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs"))
 SCRIPT = BAD / "make_bad_inputs.py"
@@ -88,7 +88,7 @@ def ingested(dataset: str, folder: Path, workspace: Path) -> dict[str, Any]:
 
 def stored(workspace: Path, dataset: str) -> dict[str, Any]:
     """Hashes of all that is published, names of shards included."""
-    return dict(store.manifest(workspace / "cache" / dataset)["files"])
+    return dict(storage.read_manifest(workspace / "cache" / dataset)["files"])
 
 
 def reasons_of(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         peak()
         with pytest.MonkeyPatch.context() as patch:
             if not name.startswith(PAGED):
-                patch.setattr(ingesting, "write_page", lambda *_: [])
+                patch.setattr(ingest_page, "write_page", lambda *_: [])
             code, said, err = command(argv)
             most = peak()
             shards = {path: path.stat().st_mtime_ns for path in workspace.rglob("recordings-*")}

@@ -134,7 +134,7 @@ def framed(folder, files, name):
 
 @pytest.mark.slow
 def test_every_kind_has_a_page(pages):
-    registry.members("bitimely_core.analyses")
+    registry.load_members("bitimely_core.analyses")
     assert set(pages) == set(registry.analyses)
     for kind, (_, path) in pages.items():
         assert path.stat().st_size < report.LIMIT, kind

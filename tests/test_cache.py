@@ -23,11 +23,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bitimely_core import cache, registry, store
-from bitimely_core.batch import Annotation, Record, Records, Rows, Signal, Unit
+from bitimely_core import cache, registry, storage
 from bitimely_core.cache import quality, shards, units
 from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.formats.source import Source
+from bitimely_core.types import Annotation, Record, Records, Rows, Signal, Unit
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", HERE.parents[1] / "shared" / "data"))
@@ -102,7 +102,7 @@ def toy(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Findi
 
 @pytest.fixture(autouse=True)
 def dataset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(store, "os_fsync", lambda fd: None)  # slow, and no test can see what it does
+    monkeypatch.setattr(storage, "os_fsync", lambda fd: None)  # slow, and no test can see what it does
     registry.datasets["toy"] = registry.Entry("toy", toy, FACTS)
     READ.clear()
     yield
@@ -150,7 +150,7 @@ def clean(raw: Path, tmp_path: Path, **options: Any) -> dict[str, bytes]:
 
 def content(out: Path) -> dict[str, bytes]:
     """The published shards, whatever the generation."""
-    return {name: (out / name).read_bytes() for name in store.manifest(out)["files"]}
+    return {name: (out / name).read_bytes() for name in storage.read_manifest(out)["files"]}
 
 
 def same(one: Record, other: Record) -> bool:
@@ -192,7 +192,7 @@ def test_quality_figures_outlive_the_shard_they_were_written_to(raw: Path, tmp_p
     put(raw, "d1", 3)
     ingest(raw, tmp_path / "out")
     wanted = clean(raw, tmp_path)
-    assert content(tmp_path / "out") == {name: wanted[name] for name in store.manifest(tmp_path / "out")["files"]}
+    assert content(tmp_path / "out") == {name: wanted[name] for name in storage.read_manifest(tmp_path / "out")["files"]}
 
 
 def test_channels_and_recordings_can_be_chosen(raw: Path, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_writing_a_shard_does_not_import_pandas(tmp_path: Path) -> None:
     """pyarrow would: half a second in every worker process."""
     code = (
         "import sys, pathlib, numpy as np\n"
-        "from bitimely_core.batch import Annotation, Record, Signal\n"
+        "from bitimely_core.types import Annotation, Record, Signal\n"
         "from bitimely_core.cache import shards\n"
         "signal = Signal('x', 1.0, 'mV', np.arange(9, dtype=np.int16))\n"
         "record = Record(recording_id='r', subject_id='s', signals=[signal], annotations=[Annotation(0.0, 1.0, 'W')])\n"
@@ -431,11 +431,11 @@ def test_report_has_every_field_and_no_clock(raw: Path, tmp_path: Path) -> None:
     ]
     assert report["units"][0]["samples"] == 400
     assert report["units"][0]["channels"] == 2
-    assert [f.line() for f in cache.findings(report)] == [
+    assert [f.line() for f in cache.list_findings(report)] == [
         "warning[clipped] d1.json: 80 % at the rail.",
         "error[header_bytes] e1.json:header_bytes: found 1024, expected 2048.",
     ]
-    manifest = store.manifest(tmp_path / "out")
+    manifest = storage.read_manifest(tmp_path / "out")
     assert manifest["report"] == report | {"manifest_sha256": None}
     assert manifest["manifest_sha256"] == report["manifest_sha256"]
 
@@ -492,7 +492,7 @@ def test_rows_of_tables_are_accounted_for(raw: Path, tmp_path: Path) -> None:
 
 def test_file_sums_are_compared(raw: Path, tmp_path: Path) -> None:
     sums = raw / "SHA256SUMS.txt"
-    lines = [f"{store.sha256(raw / f'{name}.json')}  {name}.json\n" for name in ("a1", "b1", "c1")]
+    lines = [f"{storage.sha256(raw / f'{name}.json')}  {name}.json\n" for name in ("a1", "b1", "c1")]
     sums.write_text("".join(lines))
     assert ingest(raw, tmp_path / "out")["source"]["sha256sums"] == "verified"
     sums.write_text(f"{'0' * 64}  a1.json\n{lines[1]}{'1' * 64} *gone.json\nnonsense\n")
@@ -536,7 +536,7 @@ def test_a_bad_unit_is_left_out_and_named_and_the_others_are_as_without_it(raw: 
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_taken(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = store.sha256
+    hashed = storage.sha256
 
     def meddled(path: Path) -> str:
         found = hashed(path)
@@ -544,7 +544,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(raw: Path, tmp_path: 
             path.write_text(path.read_text() + " ")
         return found
 
-    monkeypatch.setattr(store, "sha256", meddled)
+    monkeypatch.setattr(storage, "sha256", meddled)
     report = ingest(raw, tmp_path / "out")
     assert [[reason["code"] for reason in unit["reasons"]] for unit in report["units"]] == [[], ["io_error"], []]
 
@@ -636,16 +636,16 @@ def test_what_a_reader_must_never_return_costs_its_unit(raw: Path, tmp_path: Pat
 
 def test_files_that_cannot_be_read_are_named(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (raw / "notes.txt").write_text("")
-    hashed, number = store.sha256, errno.EIO
+    hashed, number = storage.sha256, errno.EIO
 
     def failing(path: Path) -> str:
         if path.name in {"b1.json", "notes.txt"}:
             raise OSError(number, os.strerror(number))
         return hashed(path)
 
-    monkeypatch.setattr(store, "sha256", failing)
+    monkeypatch.setattr(storage, "sha256", failing)
     report = ingest(raw, tmp_path / "out")
-    assert [f.line() for f in cache.findings(report)] == [
+    assert [f.line() for f in cache.list_findings(report)] == [
         "error[io_error] b1.json: cannot be read (Input/output error).",
         "warning[file_name] notes.txt: belongs to no unit.",
         "warning[io_error] notes.txt: cannot be read (Input/output error).",
@@ -654,7 +654,7 @@ def test_files_that_cannot_be_read_are_named(raw: Path, tmp_path: Path, monkeypa
     number = errno.EMFILE  # not the file's fault
     error = refused(raw, tmp_path / "out")
     assert (error.code, error.exit_code) == (Reason.RESOURCE_LIMIT, Exit.RESOURCES)
-    monkeypatch.setattr(store, "sha256", hashed)
+    monkeypatch.setattr(storage, "sha256", hashed)
     assert ingest(raw, tmp_path / "out")["exit_code"] == 0
 
 
@@ -688,7 +688,7 @@ def test_arguments_of_a_reader_decide_whether_it_runs_again(tmp_path: Path) -> N
         np.float64(2),
         Reason.GAIN,
     ]
-    assert len({store.canonical(key(value)) for value in values}) == len(values)
+    assert len({storage.canonical(key(value)) for value in values}) == len(values)
     for hidden in (lambda: tmp_path, object(), functools.partial(lambda: tmp_path)):
         with pytest.raises(TypeError):
             key(hidden)
@@ -870,7 +870,7 @@ def test_old_generations_and_notes_go(raw: Path, tmp_path: Path) -> None:
     for i in range(4):
         put(raw, "b1", 50 + i)
         ingest(raw, out)
-        named.append(set(store.manifest(out)["files"]))
+        named.append(set(storage.read_manifest(out)["files"]))
         assert list((out / ".progress").glob("*.json")) == []
     kept = {name for name in tree(out) if shards.NAMES.fullmatch(name)}
     assert kept == named[-1] | named[-2]
@@ -996,7 +996,7 @@ def test_parts_side_by_side_publish_once(raw: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_cache_in_use_is_left_alone(raw: Path, tmp_path: Path) -> None:
-    with store.lock(tmp_path / "out"):
+    with storage.lock(tmp_path / "out"):
         error = refused(raw, tmp_path / "out")
         assert (error.code, error.exit_code) == (Reason.LOCKED, Exit.LOCKED)
         assert str(os.getpid()) in str(error)
@@ -1043,7 +1043,7 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.n = self.number = self.seen = 0
         for name in CALLS:
-            monkeypatch.setattr(store, name, functools.partial(self.call, getattr(store, name)))
+            monkeypatch.setattr(storage, name, functools.partial(self.call, getattr(storage, name)))
 
     def call(self, real: Callable[..., Any], *arguments: Any) -> Any:
         self.seen += 1
@@ -1060,10 +1060,10 @@ def test_any_failing_call_leaves_one_generation_or_the_other_and_the_rerun_is_cl
     ingest(raw, out)
     former = tmp_path / "former"
     shutil.copytree(out, former)
-    first = store.manifest(out)
+    first = storage.read_manifest(out)
     put(raw, "b1", 77)
     ingest(raw, out)
-    second, wanted = store.manifest(out), tree(out)
+    second, wanted = storage.read_manifest(out), tree(out)
     faults = Faults(monkeypatch)
     passed = False
     for n in range(1, 400):
@@ -1077,8 +1077,8 @@ def test_any_failing_call_leaves_one_generation_or_the_other_and_the_rerun_is_cl
         passed = faults.seen < n
         faults.n = 0
         assert report["exit_code"] in ({0} if passed else {0, 3, 6})  # 3: a file of the source could not be read
-        now = store.manifest(out)
-        assert store.damage(out, now) == []
+        now = storage.read_manifest(out)
+        assert storage.find_damage(out, now) == []
         assert now in (first, second) or now["generation"] == 2
         ingest(raw, out)
         if now in (first, second):
@@ -1147,7 +1147,7 @@ def test_a_kill_anywhere_is_followed_by_the_same_cache(raw: Path, tmp_path: Path
         process.wait()
         process.stdout.close()
         if (out / "manifest.json").exists():
-            assert tree(out).items() >= {name: wanted[name] for name in store.manifest(out)["files"]}.items()
+            assert tree(out).items() >= {name: wanted[name] for name in storage.read_manifest(out)["files"]}.items()
         elif out.exists():
             assert [f.code for f in cache.verify(out)] == [Reason.INCOMPLETE]
             with pytest.raises(UserError, match="finished parts are kept"):
@@ -1281,7 +1281,7 @@ def test_damage_is_noticed_before_the_first_use(
     ingest(raw, out)
     whole = tree(out)
     rng = random.Random(0)
-    for name in [*store.manifest(out)["files"], "manifest.json"] * 2:
+    for name in [*storage.read_manifest(out)["files"], "manifest.json"] * 2:
         if harm is swap and name == "manifest.json":
             continue
         harm(out / name, rng)
@@ -1315,14 +1315,14 @@ def test_a_verification_that_is_deep_decodes_the_content(raw: Path, tmp_path: Pa
     """Shards and manifest that agree with each other but not with the hashes of the content."""
     out = tmp_path / "out"
     ingest(raw, out)
-    body = store.manifest(out)
+    body = storage.read_manifest(out)
     records = list(cache.open_cache(out).records())
     records[0].signals[0] = records[0].signals[0]._replace(samples=records[0].signals[0].samples[::-1].copy())
     names, files = shards.write(out, records, "toy")
     body["files"] |= files
     body["shards"] = [list(names)]
     body = {key: value for key, value in body.items() if key != "manifest_sha256"}
-    store.write_json(out / "manifest.json", body | {"manifest_sha256": store.fingerprint(body)})
+    storage.write_json(out / "manifest.json", body | {"manifest_sha256": storage.fingerprint(body)})
     assert not [f for f in cache.verify(out) if f.level == "error"]
     assert ["the content of the unit a1" in f.message for f in cache.verify(out, deep=True) if f.level == "error"] == [True]
 
@@ -1353,11 +1353,11 @@ def test_a_shard_that_goes_while_it_is_read_is_named(raw: Path, tmp_path: Path) 
 
 
 def test_folders_that_are_no_cache_are_told_apart(tmp_path: Path) -> None:
-    store.publish(tmp_path, {"schema": "bitimely.tokens/1"}, {}, 1)
+    storage.publish(tmp_path, {"schema": "bitimely.tokens/1"}, {}, 1)
     with pytest.raises(UserError) as caught:
         cache.open_cache(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == (Reason.UNSUPPORTED_FORMAT, Exit.REFUSED)
-    store.publish(tmp_path, {"schema": "bitimely.cache/9", "format_version": 9, "kind": "recordings"}, {}, 2)
+    storage.publish(tmp_path, {"schema": "bitimely.cache/9", "format_version": 9, "kind": "recordings"}, {}, 2)
     assert [f.code for f in cache.verify(tmp_path)] == [Reason.UNSUPPORTED_FORMAT]
 
 

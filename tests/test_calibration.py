@@ -18,8 +18,8 @@ from bitimely_core.analyses.calibration import (
     temperature_of,
     tempered,
 )
-from bitimely_core.batch import Figure, Table
 from bitimely_core.errors import UserError
+from bitimely_core.page import Figure, Table
 
 
 def spoken(n_subjects=16, each=40, classes=3, sharp=1.0, seed=0, wrong=0.0):

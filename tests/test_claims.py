@@ -15,9 +15,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from bitimely_core import cache, runs, store, tokens
-from bitimely_core.cache import claims
-from bitimely_core.datasets.pophr import build_sequences, maps, rules
+from bitimely_core import cache, storage, tokens, workflows
+from bitimely_core.claims import ingest, label_rules, phecode_maps
+from bitimely_core.claims.build import build_sequences
 from bitimely_core.errors import UserError
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -33,7 +33,7 @@ def ingested(home: Path, folder: Path, **options: Any) -> dict[str, Any]:
 
 
 def built(home: Path, name: str = "pophr", **choices: Any) -> tokens.Sequences:
-    runs.tokenize("pophr", workspace=home, name=name, options=choices)
+    workflows.tokenize("pophr", workspace=home, name=name, options=choices)
     return tokens.open_tokens(home / "tokens" / name)
 
 
@@ -180,7 +180,7 @@ def test_shards_and_engines_give_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
     whole = ingested(tmp_path / "whole", raw, id_key=str(key))
-    monkeypatch.setattr(claims, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 4)
+    monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 4)
     parts = ingested(tmp_path / "parts", raw, id_key=str(key), engine=engine)
     assert parts["content_sha256"] == whole["content_sha256"]
     assert parts["reason_counts"] == whole["reason_counts"]
@@ -205,7 +205,7 @@ def test_parts_of_a_job_array_make_the_same_cache(tmp_path: Path, monkeypatch: p
     options = {"id_key": str(key)}
     whole = ingested(tmp_path / "whole", raw, **options)
     monkeypatch.setattr(tables, "BLOCK", 2000)
-    monkeypatch.setattr(claims, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 3)
+    monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 3)
     out = tmp_path / "parts" / "cache" / "pophr"
     for k in (2, 3):
         one = cache.ingest("pophr", raw, out, options=options, shard=(k, 3))
@@ -235,8 +235,8 @@ def test_the_command_is_the_builder(tmp_path: Path) -> None:
     wanted = build_sequences(
         frame,
         people,
-        maps.read([raw / "icd9_phecode.csv"]).frame(),
-        rules=rules.load("ccdss"),
+        phecode_maps.read([raw / "icd9_phecode.csv"]).frame(),
+        rules=label_rules.load("ccdss"),
         select=False,
         min_codes=3,
         leakage="drop_icd",
@@ -304,8 +304,12 @@ def test_a_meds_folder_that_meds_accepts(tmp_path: Path) -> None:
 
 def test_synthetic_claims_are_made_once(tmp_path: Path) -> None:
     options = {"subjects": 300, "seed": 5}
-    first = runs.ingest_claims("synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False})
-    again = runs.ingest_claims("synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False})
+    first = workflows.ingest_claims(
+        "synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False}
+    )
+    again = workflows.ingest_claims(
+        "synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False}
+    )
     assert again["generation"] == first["generation"] == 1
     assert not (tmp_path / "cache" / "synthetic-claims" / ".raw").exists()
     one = tokens.open_tokens(tmp_path / "tokens" / "synthetic-claims")
@@ -368,15 +372,15 @@ def test_a_named_subject_stays_out_of_every_message(tmp_path: Path, capsys: pyte
     assert "SECRET" not in out + err
     assert "SECRET" not in (tmp_path / "w" / "cache" / "pophr" / "ingest_report.json").read_text()
     assert "SECRET" not in (tmp_path / "w" / "tokens" / "pophr" / "report.html").read_text()
-    assert store.manifest(tmp_path / "w" / "cache" / "pophr")["kind"] == "events"
+    assert storage.read_manifest(tmp_path / "w" / "cache" / "pophr")["kind"] == "events"
 
 
 def test_shards_grow_smaller_as_the_table_of_subjects_grows() -> None:
     mib = 1 << 20
-    assert [claims.shards_of(size * mib) for size in (0, 1, 48, 49, 384)] == [1, 1, 1, 2, 8]
-    assert 130 < claims.shards_of(3800 * mib) < 160  # 100 million rows
+    assert [ingest.shards_of(size * mib) for size in (0, 1, 48, 49, 384)] == [1, 1, 1, 2, 8]
+    assert 130 < ingest.shards_of(3800 * mib) < 160  # 100 million rows
     sizes = [48 * mib * k for k in range(1, 2000, 7)]
-    counts = [claims.shards_of(size) for size in sizes]
+    counts = [ingest.shards_of(size) for size in sizes]
     assert counts == sorted(counts)
     assert all(size / count <= 48 * mib for size, count in zip(sizes, counts, strict=True))
     assert sizes[-1] / counts[-1] > 11.9 * mib  # a quarter, whatever comes

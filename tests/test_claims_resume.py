@@ -15,11 +15,8 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from bitimely_core import cache, runs
-from bitimely_core.cache import claims
-from bitimely_core.cache.claims import first, piles
-from bitimely_core.datasets import synthetic_claims
-from bitimely_core.datasets.pophr import building, cleaning
+from bitimely_core import cache, workflows
+from bitimely_core.claims import clean, ingest, pass1_clean, spill, steps, synthetic
 from bitimely_core.errors import UserError
 from bitimely_core.formats import tables
 
@@ -29,8 +26,8 @@ SMALL = {"BLOCK": 3000, "STRETCH": 150, "SHARD_BYTES": 6000}  # bytes, rows, byt
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "BLOCK", SMALL["BLOCK"])
-    monkeypatch.setattr(first, "STRETCH", SMALL["STRETCH"])
-    monkeypatch.setattr(claims, "SHARD_BYTES", SMALL["SHARD_BYTES"])
+    monkeypatch.setattr(pass1_clean, "STRETCH", SMALL["STRETCH"])
+    monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(home, name, wrapped)
 
-    for home, name in ((cleaning, "clean"), (building, "label"), (synthetic_claims, "write")):
+    for home, name in ((clean, "clean"), (steps, "label"), (synthetic, "write")):
         counting(home, name)
     return calls
 
@@ -88,9 +85,9 @@ KILLED = """
 import os, signal, sys
 from bitimely_core import cache
 from bitimely_core.cache import claims
-from bitimely_core.cache.claims import first
+from bitimely_core.claims.ingest import first
 from bitimely_core.datasets import synthetic_claims
-from bitimely_core.datasets.pophr import building, cleaning
+from bitimely_core.claims.build import building, cleaning
 from bitimely_core.formats import tables
 tables.BLOCK, first.STRETCH, claims.SHARD_BYTES = {small}
 home, name, after, dataset, source, out, options = {what}
@@ -170,7 +167,7 @@ def test_a_part_of_a_job_array_that_ended_early_goes_on(
     ingested(raw, "whole")
     every = counted["clean"]
     counted.clear()
-    original = cleaning.clean
+    original = clean.clean
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
         if counted["clean"] == 3:
@@ -178,7 +175,7 @@ def test_a_part_of_a_job_array_that_ended_early_goes_on(
         return original(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cleaning, "clean", stopped)
+        patch.setattr(clean, "clean", stopped)
         with pytest.raises(KeyboardInterrupt):
             ingested(raw, "parts", shard=(1, 2))
     assert counted["clean"] == 3
@@ -195,7 +192,7 @@ def test_made_claims_are_not_made_again(tmp_path: Path, counted: Counter[str], m
     (tmp_path / "whole").mkdir()
     killed("building", "label", 2, "synthetic-claims", None, out, options)
     (tmp_path / "whole" / "id.key").write_bytes((tmp_path / "killed" / "id.key").read_bytes())
-    monkeypatch.setattr(claims, "SHARD_BYTES", SMALL["SHARD_BYTES"])
+    monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
     cache.ingest("synthetic-claims", None, out, options=options)
     assert counted["write"] == counted["clean"] == 0
     assert not (out / ".raw").exists()
@@ -215,22 +212,22 @@ def test_made_claims_are_not_made_again(tmp_path: Path, counted: Counter[str], m
 def test_forgetting_subjects_changes_nothing(raw: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pseudonyms beyond what is remembered are computed again, and one subject stays one."""
     ingested(raw, "whole")
-    monkeypatch.setattr(first, "REMEMBERED", 7)
+    monkeypatch.setattr(pass1_clean, "REMEMBERED", 7)
     ingested(raw, "few")
     assert files(raw.parent / "few") == files(raw.parent / "whole")
 
 
 def test_a_table_in_slices_has_the_bytes_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piles, "GROUP", 1000)
+    monkeypatch.setattr(spill, "GROUP", 1000)
     draw = np.random.default_rng(1)
     whole = pl.DataFrame({"subject_id": np.repeat(np.arange(1100), 3), "name": ["a", "b", "c"] * 1100, "value": draw.integers(0, 2, 3300)})
     shard = draw.integers(0, 5, 1100).repeat(3)
     paths = [tmp_path / f"{i}.parquet" for i in range(5)]
     for i, path in enumerate(paths):
         whole.filter(pl.Series(shard == i)).write_parquet(path)
-    name, facts = piles.written(tmp_path, "one", piles.in_order(paths, "subject_id", 1100, 7, ("subject_id", "name")))
+    name, facts = spill.written(tmp_path, "one", spill.in_order(paths, "subject_id", 1100, 7, ("subject_id", "name")))
     with (tmp_path / "other").open("wb") as stream:
-        piles.parquet(whole)(stream)
+        spill.parquet(whole)(stream)
     assert (tmp_path / name).read_bytes() == (tmp_path / "other").read_bytes()
     assert facts["rows"] == 3300
     assert pq.ParquetFile(tmp_path / name).num_row_groups == 4
@@ -250,7 +247,7 @@ def test_a_split_file_by_raw_ids_is_followed(raw: Path, small: None) -> None:
     out = raw.parent / "w" / "cache" / "pophr"
     options = {"id_key": str(raw.parent / "key"), "keep_ids": given["keep_ids"]}
     build = {"select": False, "min_codes": 1, "split_file": given["split_file"]}
-    report = runs.ingest_claims("pophr", raw, out, options=options, build=build)
+    report = workflows.ingest_claims("pophr", raw, out, options=options, build=build)
     told = [reason for reason in report["reasons"] if reason["field"] == "--split-file"]
     assert [(one["count"], one["level"]) for one in told] == [(2, "warning")]
     new = {row["subject_id"]: int(row["new"]) for row in csv.DictReader((raw.parent / "ids.csv").read_text().splitlines())}

@@ -20,11 +20,11 @@ from bitimely_core.analyses.complexity import (
     slopes,
     timed,
 )
-from bitimely_core.batch import Figure, Table
+from bitimely_core.config import build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.settings import model_config
+from bitimely_core.page import Figure, Table
 
-registry.members("bitimely_core.models")
+registry.load_members("bitimely_core.models")
 LENGTHS = [64, 128, 256, 512]
 
 
@@ -82,7 +82,7 @@ def test_bytes_are_those_alive_at_one_time():
 
 
 def test_bytes_of_the_forms_grow_as_their_maps():
-    config = model_config("bitimelygpt", "retention", "tiny", channels=1)
+    config = build_model_config("bitimelygpt", "retention", "tiny", channels=1)
     found = {n: {name: peak_bytes(call) for name, call in operators(config, n, 0).items()} for n in (256, 512)}
     growth = {name: found[512][name] / found[256][name] for name in found[256]}
     assert growth[PARALLEL] == pytest.approx(4, rel=0.1)
@@ -94,7 +94,7 @@ def test_bytes_of_the_forms_grow_as_their_maps():
 
 
 def test_plain_and_fused_attention_are_the_same_function():
-    made = operators(model_config("bitimelygpt", "retention", "tiny", channels=1), 40, 0)
+    made = operators(build_model_config("bitimelygpt", "retention", "tiny", channels=1), 40, 0)
     for a, b in zip(made[SOFTMAX](), made[FUSED](), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     for a, b, c in zip(made[PARALLEL](), made[CHUNKWISE](), made[RECURRENT](), strict=True):

@@ -10,12 +10,14 @@ import torch
 from planted import lively, seeded
 from torch.nn import functional as F
 
-from bitimely_core import heads, models, objectives, train
-from bitimely_core.batch import Batch
+from bitimely_core import models, objectives
+from bitimely_core.config import ObjectiveConfig, Settings, TrainConfig, build_model_config
 from bitimely_core.errors import UserError
+from bitimely_core.models import heads
 from bitimely_core.models.crt import Views, resnet
 from bitimely_core.objectives.crt import chosen, constraint
-from bitimely_core.settings import ObjectiveConfig, Settings, TrainConfig, model_config
+from bitimely_core.training import loop
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -284,7 +286,7 @@ def test_fit_tells_how_far_it_is():
         return iter([Batch(torch.randn(2, 50, 3))] * (2 - start))
 
     batches.steps, batches.size = 2, 2
-    train.fit(tiny(), batches, objective, config=TrainConfig(epochs=2, device="cpu"))
+    loop.fit(tiny(), batches, objective, config=TrainConfig(epochs=2, device="cpu"))
     assert seen == [0.0, 0.25, 0.5, 0.75]
 
 
@@ -356,17 +358,19 @@ def test_its_own_sizes():
     with torch.device("meta"):
         assert 3 * models.parameters(resnet(384)) + 3 * 48 * 7 * 3 == 6_494_256
     for preset, wanted in (("18m", 25.8e6), ("7.5m", 12.4e6)):
-        config = model_config("crt", "attention", preset, **models.typical(preset))
+        config = build_model_config("crt", "attention", preset, **models.typical(preset))
         assert models.count(config) == pytest.approx(wanted, rel=0.03)
-    own = model_config("crt", "attention", "18m", channels=12, length=5000, patch=20, dim=128, ffn_dim=128, layers=8, decoder_layers=2)
+    own = build_model_config(
+        "crt", "attention", "18m", channels=12, length=5000, patch=20, dim=128, ffn_dim=128, layers=8, decoder_layers=2
+    )
     assert models.count(own) == pytest.approx(3.35e6, rel=0.03)
 
 
 @pytest.mark.parametrize("preset", ["18m", "7.5m"])
 def test_a_matched_budget_is_within_five_percent(preset):
     data = models.typical(preset)
-    goal = models.count(model_config("bitimelygpt", "retention", preset, **data))
-    config = model_config("crt", "attention", preset, **data).model_copy(update=models.matched("crt", preset, **data))
+    goal = models.count(build_model_config("bitimelygpt", "retention", preset, **data))
+    config = build_model_config("crt", "attention", preset, **data).model_copy(update=models.matched("crt", preset, **data))
     assert models.count(config) == pytest.approx(goal, rel=0.05)
 
 
@@ -405,7 +409,7 @@ def test_heads_read_the_mean_of_the_three():
 
 
 def test_its_stamp_is_that_of_no_forecast():
-    config = model_config("crt", "attention", "tiny", channels=2)
+    config = build_model_config("crt", "attention", "tiny", channels=2)
     assert objectives.leak_free(Settings(model=config, objective=ObjectiveConfig())) is None
 
 

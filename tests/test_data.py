@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitimely_core import data
-from bitimely_core.batch import Batch
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.windows import targets
+from bitimely_core.types import Batch
 
 T, V = 6, 2
 

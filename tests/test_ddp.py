@@ -21,10 +21,12 @@ from test_resume import warm as warm
 from test_train import Outcome, Rows, Tiny, one_thread, squares, valid
 from torch import nn
 
-from bitimely_core import train
-from bitimely_core.batch import Batch
+from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, UserError
-from bitimely_core.settings import TrainConfig, validated
+from bitimely_core.training import loop
+from bitimely_core.training import distributed
+from bitimely_core.training.distributed import barrier, is_resuming, launch, rank, world
+from bitimely_core.types import Batch
 
 __all__ = ["one_thread"]  # a fixture
 
@@ -53,14 +55,14 @@ def by_parity(model: nn.Module, batch: Batch, generator: torch.Generator | None 
 
 def failing(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
     """Memory is exhausted in process 1 alone."""
-    if train.rank() == 1 and model.training:
+    if rank() == 1 and model.training:
         raise MemoryError
     return squares(model, batch)
 
 
 def broken(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
     """A bug in process 1 alone."""
-    if train.rank() == 1:
+    if rank() == 1:
         raise ZeroDivisionError
     return squares(model, batch)
 
@@ -68,13 +70,13 @@ def broken(model: nn.Module, batch: Batch, generator: torch.Generator | None = N
 def unlike(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
     """Not finite in process 1 alone."""
     out = squares(model, batch)
-    return {**out, "loss": out["loss"] * (float("nan") if train.rank() == 1 else 1.0)}
+    return {**out, "loss": out["loss"] * (float("nan") if rank() == 1 else 1.0)}
 
 
 def told_to_stop(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
     """Process 1 alone is told to stop, in its third step."""
     STEPS.append(1)
-    if train.rank() == 1 and len(STEPS) == 3:
+    if rank() == 1 and len(STEPS) == 3:
         os.kill(os.getpid(), signal.SIGTERM)
     return squares(model, batch)
 
@@ -92,20 +94,20 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def member(folder: str, task: dict[str, Any]) -> int:
     """One process: trains, leaves its weights and what it was told beside the run."""
-    rank = train.rank()
+    rank = distributed.rank()
     model: nn.Module = MODELS[task.get("model", "plain")]().double()
     if rank == 1:  # process 0 decides
         nn.init.constant_(next(model.parameters()), 7.0)
     values = {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", **task.get("config", {})}
     code, told = 0, ""
     try:
-        train.fit(
+        loop.fit(
             model,
             Rows(rows=task.get("rows", 21), dtype=torch.float64),
             OBJECTIVES[task.get("objective", "squares")],
             validation=Rows(rows=7, dtype=torch.float64),
             folder=Path(folder) / "run",
-            config=validated(TrainConfig, values),
+            config=validate(TrainConfig, values),
         )
     except UserError as error:
         code, told = int(error.exit_code), str(error)
@@ -179,7 +181,7 @@ def test_another_number_of_processes_continues(forge: Forge, tmp_path: Path) -> 
     assert together(forge, tmp_path / "one", 1) == [0]
     codes = together(forge, tmp_path / "mixed", 2, objective="told_to_stop")
     assert codes == [Exit.TERMINATED, Exit.TERMINATED]
-    saved = train.latest(tmp_path / "mixed" / "run")
+    saved = loop.latest(tmp_path / "mixed" / "run")
     assert saved is not None
     assert (saved.step, saved.meta["processes"]) == (3, 2)
     assert together(forge, tmp_path / "mixed", 1) == [0]
@@ -271,17 +273,17 @@ def test_launch_passes_a_signal_on(tmp_path: Path) -> None:
 
 
 def test_launch_leaves_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert train.launch(["pretrain"], 1) is None
+    assert launch(["pretrain"], 1) is None
     monkeypatch.setenv("RANK", "0")
-    assert train.launch(["pretrain"], 2) is None
+    assert launch(["pretrain"], 2) is None
 
 
 def test_place_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
-    assert (train.rank(), train.world(), train.resuming()) == (0, 1, False)
-    train.barrier()
+    assert (rank(), world(), is_resuming()) == (0, 1, False)
+    barrier()
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert (train.rank(), train.world(), train.resuming()) == (3, 4, True)
+    assert (rank(), world(), is_resuming()) == (3, 4, True)

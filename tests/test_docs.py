@@ -65,20 +65,22 @@ def test_commands_in_the_docs_exist_and_so_do_their_options(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "pipelines").rglob("*.toml")), ids=lambda p: p.stem)
 def test_recipes_and_presets_parse(path: Path) -> None:
-    from bitimely_core import registry, settings
+    from bitimely_core import registry
+    from bitimely_core.config import TrainConfig, build_model_config, list_presets, load_preset, validate
+    from bitimely_core.recipe import load_recipe
 
-    registry.members("bitimely_core.models")
+    registry.load_members("bitimely_core.models")
     if path.parent.name == "presets":
-        shipped = settings.preset(path.stem)
+        shipped = load_preset(path.stem)
         for family in ("retention", "attention", "recurrent"):
-            settings.model_config("x", family, path.stem)
+            build_model_config("x", family, path.stem)
         for stage in ("train", "finetune"):
-            settings.validated(settings.TrainConfig, shipped[stage])
+            validate(TrainConfig, shipped[stage])
         return
-    recipe = settings.recipe(path)
+    recipe = load_recipe(path)
     assert recipe.title
     assert all(model in registry.models for model in recipe.matrix.get("model", ()))
-    assert not recipe.pretrain.preset or recipe.pretrain.preset in settings.presets()
+    assert not recipe.pretrain.preset or recipe.pretrain.preset in list_presets()
 
 
 @pytest.mark.slow

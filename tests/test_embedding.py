@@ -7,8 +7,8 @@ from sklearn.metrics import silhouette_score
 
 from bitimely_core import report
 from bitimely_core.analyses.embedding import agreement, chance, embedding, measured, neighbours, over_subjects, principal, silhouettes, tsne
-from bitimely_core.batch import Figure
 from bitimely_core.errors import UserError
+from bitimely_core.page import Figure
 
 
 def clusters(centres, each=20, spread=0.1, seed=0):

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from bitimely_core import cache, tokens
-from bitimely_core.batch import Record, Unit
 from bitimely_core.datasets.emg import CLASSES, emg
 from bitimely_core.errors import Finding, UserError
 from bitimely_core.formats.source import scan
+from bitimely_core.types import Record, Unit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its import sets off pandas'

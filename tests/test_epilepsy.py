@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from bitimely_core import cache, tokens
-from bitimely_core.batch import Record, Records, Unit
 from bitimely_core.datasets.epilepsy import BINARY, CONDITIONS, VALUES, epilepsy
 from bitimely_core.errors import Finding, UserError
 from bitimely_core.formats.source import scan
+from bitimely_core.types import Record, Records, Unit
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "esr"
 HEADER = ["", *VALUES, "y"]

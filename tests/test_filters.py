@@ -15,10 +15,11 @@ from test_tokens import RATE, build, physical, planned, record, records
 from test_tokens import tiny as tiny
 
 from bitimely_cli.main import main
-from bitimely_core import settings, tokens
-from bitimely_core.batch import Record, Signal
+from bitimely_core import tokens
+from bitimely_core.config import DataConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.tokens import filters
+from bitimely_core.types import Record, Signal
 
 FAST = 200.0  # Hz
 
@@ -221,12 +222,12 @@ def test_dry_run_counts_what_build_makes(tmp_path: Path) -> None:
 
 
 def test_settings_take_numbers_and_text() -> None:
-    read = settings.validated(settings.DataConfig, {"bandpass": ",40", "notch": "50, 100"})
+    read = validate(DataConfig, {"bandpass": ",40", "notch": "50, 100"})
     assert (read.bandpass, read.notch) == ((None, 40.0), (50.0, 100.0))
-    assert settings.validated(settings.DataConfig, {"bandpass": [0.5, 40], "notch": [50]}).bandpass == (0.5, 40.0)
+    assert validate(DataConfig, {"bandpass": [0.5, 40], "notch": [50]}).bandpass == (0.5, 40.0)
     for wrong in ({"bandpass": "40"}, {"bandpass": "low,high"}, {"notch": "50,"}, {"notch": "fifty"}, {"bandpass": "1,inf"}):
         with pytest.raises(UserError) as error:
-            settings.validated(settings.DataConfig, wrong)
+            validate(DataConfig, wrong)
         assert error.value.exit_code == Exit.USAGE
 
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from bitimely_core import tokens
-from bitimely_core.batch import Annotation, Record
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.datasets import generic
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import scan
+from bitimely_core.types import Annotation, Record
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 

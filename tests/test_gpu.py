@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from bitimely_core import models, objectives, train
-from bitimely_core.batch import Batch
+from bitimely_core import models, objectives
+from bitimely_core.training import loop
+from bitimely_core.types import Batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else None
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE is None, reason="neither CUDA nor MPS here")]
@@ -29,8 +30,8 @@ class Noise:
 def trained(device: str, folder: Path | None = None, **options: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
     model = models.build("bitimelygpt", preset="tiny", channels=2, length=1200)
-    config = train.TrainConfig(epochs=2, device=device, batch_size=4, **options)
-    return model, train.fit(model, Noise(), objectives.get("next-previous-strict"), config=config, folder=folder)
+    config = loop.TrainConfig(epochs=2, device=device, batch_size=4, **options)
+    return model, loop.fit(model, Noise(), objectives.get("next-previous-strict"), config=config, folder=folder)
 
 
 def test_the_curve_is_that_of_the_cpu() -> None:

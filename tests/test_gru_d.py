@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from bitimely_core import models
-from bitimely_core.batch import Batch
 from bitimely_core.models.adapters import Rows
 from bitimely_core.models.gru_d import carried, gaps
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core import cache, report, runs
-from bitimely_core.batch import Annotation, Figure, Page, Table
+from bitimely_core import cache, report, workflows
 from bitimely_core.errors import Finding, Reason, UserError
 from bitimely_core.formats import edf
-from bitimely_core.runs import ingesting
+from bitimely_core.page import Figure, Page, Table
+from bitimely_core.report import ingest_page
+from bitimely_core.types import Annotation
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RATE, SECONDS = 200, 120
@@ -58,7 +59,7 @@ def row(table: Table, first: str) -> dict[str, Any]:
 
 def test_the_page_stands_beside_the_report_and_alone(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    found = runs.ingest("edf", raw, out)
+    found = workflows.ingest("edf", raw, out)
     assert json.loads((out / "ingest_report.json").read_bytes()) == found
     assert {path.name for path in out.iterdir() if path.suffix in {".html", ".svg"}} == {"report.html"}
     text = (out / "report.html").read_text("utf-8")
@@ -71,7 +72,7 @@ def test_the_page_stands_beside_the_report_and_alone(raw: Path, tmp_path: Path) 
 
 def test_it_says_what_was_taken_and_how_the_channels_are(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    page = ingesting.page(out, cache.ingest("edf", raw, out))
+    page = ingest_page.ingest_page(out, cache.ingest("edf", raw, out))
     assert of(page, "units").rows[2] == ["left out", 1]
     assert sum(count for _, count in of(page, "units").rows) == 5
     assert [unit for unit, _ in of(page, "left-out").rows] == ["rec9"]
@@ -94,7 +95,7 @@ def test_it_says_what_was_taken_and_how_the_channels_are(raw: Path, tmp_path: Pa
 
 def test_the_picture_is_the_first_recording_in_physical_units(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    page = ingesting.page(out, cache.ingest("edf", raw, out))
+    page = ingest_page.ingest_page(out, cache.ingest("edf", raw, out))
     eeg = recording(tmp_path / "again.edf") / 10
     excerpt = of(page, "excerpt").data
     assert excerpt["rate"] == RATE
@@ -104,14 +105,14 @@ def test_the_picture_is_the_first_recording_in_physical_units(raw: Path, tmp_pat
     np.testing.assert_allclose(slow["values"], np.repeat(np.arange(30) + 370, RATE) / 10, atol=0.06)  # held, not interpolated
     overview = of(page, "overview").data
     low, high = overview["signals"][0]["values"].reshape(-1, 2).T
-    assert high.argmax() == int(90 / SECONDS * ingesting.COLUMNS)
+    assert high.argmax() == int(90 / SECONDS * ingest_page.COLUMNS)
     assert (high.max(), low.min()) == (pytest.approx(200, abs=0.1), pytest.approx(eeg.min(), abs=0.1))
-    assert overview["rate"] * SECONDS == 2 * ingesting.COLUMNS
+    assert overview["rate"] * SECONDS == 2 * ingest_page.COLUMNS
 
 
 def test_the_hypnogram_stands_on_the_axis_of_the_signals(tmp_path: Path) -> None:
     found = cache.ingest("synthetic", None, tmp_path / "out")
-    page = ingesting.page(tmp_path / "out", found)
+    page = ingest_page.ingest_page(tmp_path / "out", found)
     record = next(cache.open_cache(tmp_path / "out").records())
     overview = of(page, "overview")
     lanes = overview.data["lanes"]
@@ -125,38 +126,38 @@ def test_the_hypnogram_stands_on_the_axis_of_the_signals(tmp_path: Path) -> None
 
 
 def test_gaps_and_slow_channels_are_drawn_where_they_are() -> None:
-    from bitimely_core.batch import Signal
+    from bitimely_core.types import Signal
 
     two = [Signal("x", 10.0, "", np.full(100, 1 + k, np.int16), 2.0, 0.5, onset) for k, onset in enumerate((0.0, 30.0))]
-    sampled = ingesting._sampled(two, 10.0, 0.0, 40.0)
+    sampled = ingest_page._sampled(two, 10.0, 0.0, 40.0)
     assert np.array_equal(sampled[:100], np.full(100, 2.5))
     assert np.isnan(sampled[100:300]).all()
     assert np.array_equal(sampled[300:], np.full(100, 4.5))
-    high = ingesting._envelope(two, 40.0)[1::2]
+    high = ingest_page._envelope(two, 40.0)[1::2]
     assert [np.nanmin(high), np.nanmax(high)] == [2.5, 4.5]
-    assert np.isnan(high).sum() == pytest.approx(ingesting.COLUMNS / 2, abs=2)
-    once = ingesting._envelope([Signal("slow", 0.1, "", np.arange(4, dtype=np.int16))], 40.0)
+    assert np.isnan(high).sum() == pytest.approx(ingest_page.COLUMNS / 2, abs=2)
+    once = ingest_page._envelope([Signal("slow", 0.1, "", np.arange(4, dtype=np.int16))], 40.0)
     assert [once[0], once[-1]] == [0, 3]
 
 
 def test_a_second_run_leaves_it_alone_and_a_change_makes_it_new(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    runs.ingest("edf", raw, out)
+    workflows.ingest("edf", raw, out)
     path = out / "report.html"
     before = path.stat().st_mtime_ns, path.read_bytes()
-    runs.ingest("edf", raw, out)
+    workflows.ingest("edf", raw, out)
     assert (path.stat().st_mtime_ns, path.read_bytes()) == before
     path.unlink()
-    runs.ingest("edf", raw, out)
+    workflows.ingest("edf", raw, out)
     assert path.read_bytes() == before[1]
     (raw / "rec9.edf").unlink()
-    runs.ingest("edf", raw, out)
+    workflows.ingest("edf", raw, out)
     assert "All 4 units were taken" in path.read_text("utf-8")
 
 
 def test_a_page_that_fails_is_a_warning_and_the_cache_is_there(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    runs.ingest("edf", raw, out)
+    workflows.ingest("edf", raw, out)
 
     def broken(*_: Any, **__: Any) -> str:
         raise ZeroDivisionError("Haagse")
@@ -164,24 +165,24 @@ def test_a_page_that_fails_is_a_warning_and_the_cache_is_there(raw: Path, tmp_pa
     monkeypatch.setattr(report, "html", broken)
     (raw / "rec9.edf").unlink()
     said: list[Finding] = []
-    found = runs.ingest("edf", raw, out, said=said.append)
+    found = workflows.ingest("edf", raw, out, said=said.append)
     assert (found["status"], found["generation"]) == ("published", 2)
     assert [(fault.level, fault.text) for fault in said] == [("warning", "the page could not be written (ZeroDivisionError)")]
     assert not (out / "report.html").exists(), "the former page would show another ingest"
-    assert runs.ingest("edf", raw, out) == found, "also without anyone who listens"
+    assert workflows.ingest("edf", raw, out) == found, "also without anyone who listens"
 
 
 def test_a_refused_ingest_says_why_and_a_mended_one_takes_that_back(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    runs.ingest("edf", raw, out)
+    workflows.ingest("edf", raw, out)
     with pytest.raises(UserError) as caught:
-        runs.ingest("edf", raw, out, strict=True)
+        workflows.ingest("edf", raw, out, strict=True)
     assert caught.value.code == Reason.EMPTY_FILE
     text = (out / "report.html").read_text("utf-8")
     assert "Refused, nothing was published" in text
     assert "a former generation, if there was one, is untouched" in text
     assert "The first recording" not in text
-    runs.ingest("edf", raw, out)
+    workflows.ingest("edf", raw, out)
     assert "4 of 5 units were taken" in (out / "report.html").read_text("utf-8")
 
 
@@ -190,13 +191,13 @@ def test_texts_that_can_hold_names_are_only_counted(tmp_path: Path) -> None:
     channels, samples = [edf.Channel("EEG", "uV", -100.0, 100.0, -1000, 1000, 100)], [np.arange(6000, dtype=np.int16) % 900]
     edf.write(tmp_path / "raw" / "b.edf", channels, samples, duration=1.0, notes=[Annotation(2.0, 3.0, "Mrs Haagse moves")])
     out = tmp_path / "out"
-    found = runs.ingest("edf", tmp_path / "raw", out, keep_phi=True)
+    found = workflows.ingest("edf", tmp_path / "raw", out, keep_phi=True)
     labels = cache.open_cache(out).annotations()["label"].to_list()
     text = (out / "report.html").read_text("utf-8")
     assert "Haagse" not in text
     assert "--keep-phi" in text
     if labels:  # the reader kept the text
-        assert of(ingesting.page(out, found), "annotations").rows[0][:2] == ["other text", 1]
+        assert of(ingest_page.ingest_page(out, found), "annotations").rows[0][:2] == ["other text", 1]
 
 
 def test_the_verb_writes_it_and_its_json_is_the_report(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +216,7 @@ def test_real_samples(dataset: str, folder: str, tmp_path: Path) -> None:
     if not (DATA / folder).is_dir():
         pytest.skip(f"the sample {folder} is not here (BITIMELY_TEST_DATA)")
     said: list[Finding] = []
-    found = runs.ingest(dataset, DATA / folder, tmp_path / "out", said=said.append)
+    found = workflows.ingest(dataset, DATA / folder, tmp_path / "out", said=said.append)
     assert said == []
     text = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert len(text.encode()) < report.LIMIT

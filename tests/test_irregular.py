@@ -9,13 +9,14 @@ import pytest
 import torch
 from test_sequences import CODES, LABELS, cohort
 
-from bitimely_core import heads, models, objectives, registry, runs, settings
-from bitimely_core.batch import Batch
+from bitimely_core import models, objectives, registry, workflows
+from bitimely_core.config import ModelConfig, build_model_config
 from bitimely_core.errors import UserError
+from bitimely_core.models import heads
 from bitimely_core.models.adapters import Table, grid
 from bitimely_core.models.supervised import clock
-from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import FIRST, UNK
+from bitimely_core.models.tokenizers import FIRST, UNK
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -266,9 +267,9 @@ def test_no_objective_is_invented(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_matched_comes_within_five_percent(name, preset):
     data = models.typical(preset)
-    goal = models.count(settings.model_config("bitimelygpt", "retention", preset, **data))
+    goal = models.count(build_model_config("bitimelygpt", "retention", preset, **data))
     family = registry.models[name].facts.family
-    config = settings.model_config(name, family, preset, **data).model_copy(update=models.matched(name, preset, **data))
+    config = build_model_config(name, family, preset, **data).model_copy(update=models.matched(name, preset, **data))
     assert models.count(config) == pytest.approx(goal, rel=0.05)
 
 
@@ -277,7 +278,7 @@ COUNTS = {"gru-d": 110_254, "mtand": 1_160_725, "mtand-enc": 452_352, "raindrop"
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_of_the_preset_of_events(name):
-    config = settings.model_config(name, registry.models[name].facts.family, "3m", **models.typical("3m"))
+    config = build_model_config(name, registry.models[name].facts.family, "3m", **models.typical("3m"))
     assert models.count(config) == COUNTS[name]
 
 
@@ -307,19 +308,19 @@ def test_a_model_without_pre_training_is_fine_tuned_from_its_initial_weights(nam
     cohort(tmp_path / "tokens" / "pophr", n=100)
     said: list[str] = []
     flags = {"model": {"name": name}, "data": {"names": ("pophr",)}}
-    planned = runs.pretrain(preset="tiny", flags=flags, workspace=tmp_path, dry_run=True)
+    planned = workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path, dry_run=True)
     assert planned["steps"] == 0
-    run = runs.pretrain(preset="tiny", flags=flags, workspace=tmp_path, say=said.append)
+    run = workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path, say=said.append)
     assert run["run"] == f"tiny-{name}"
     assert run["steps"] == 0
     assert any("no pre-training" in line for line in said)
     small = {"train": {"steps": 20, "batch_size": 32, "lr": 3e-3}, "data": {"fraction": 1.0}}
-    fine = runs.finetune(run["run"], data="pophr", flags=small, workspace=tmp_path)
+    fine = workflows.finetune(run["run"], data="pophr", flags=small, workspace=tmp_path)
     stored = json.loads((tmp_path / "runs" / fine["run"] / "run.json").read_bytes())
     assert stored["source"] == {"run": run["run"], "weights": None}
     assert (stored["pretraining_data"], stored["pretraining_steps"], stored["leak_free"]) == ([], 0, None)
     assert any("no pre-training" in line for line in stored["notices"])
-    scores = runs.evaluate(fine["run"], workspace=tmp_path, bootstrap=20)
+    scores = workflows.evaluate(fine["run"], workspace=tmp_path, bootstrap=20)
     assert set(scores["by_class"]) == set(LABELS)
 
 
@@ -331,7 +332,7 @@ def test_objectives_and_models_without_one_do_not_mix(tmp_path: Path) -> None:
     ):
         flags = {"model": {"name": model}, "objective": {"name": objective}, "data": {"names": ("pophr",)}}
         with pytest.raises(UserError, match=hint) as caught:
-            runs.pretrain(preset="tiny", flags=flags, workspace=tmp_path)
+            workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path)
         assert caught.value.exit_code == 2
     assert not (tmp_path / "runs").exists()
 
@@ -340,8 +341,8 @@ def test_a_model_of_signals_is_trained_on_events(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr", n=100)
     small = {"steps": 3, "batch_size": 16}
     flags = {"model": {"name": "gpt", "events": "grid", "horizon": 48}, "data": {"names": ("pophr",)}, "train": small}
-    run = runs.pretrain(preset="tiny", budget="matched", flags=flags, workspace=tmp_path)
+    run = workflows.pretrain(preset="tiny", budget="matched", flags=flags, workspace=tmp_path)
     model = json.loads((tmp_path / "runs" / run["run"] / "run.json").read_bytes())["settings"]["model"]
     assert (model["channels"], model["length"], model["codes"], model["tokenizer"]) == (CODES, 48, 5 + CODES, "conv")
-    fine = runs.finetune(run["run"], data="pophr", flags={"train": small}, workspace=tmp_path)
-    assert set(runs.evaluate(fine["run"], workspace=tmp_path, bootstrap=20)["by_class"]) == set(LABELS)
+    fine = workflows.finetune(run["run"], data="pophr", flags={"train": small}, workspace=tmp_path)
+    assert set(workflows.evaluate(fine["run"], workspace=tmp_path, bootstrap=20)["by_class"]) == set(LABELS)

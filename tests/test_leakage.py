@@ -8,9 +8,10 @@ import torch
 from bitimely_core import models, objectives, registry
 from bitimely_core.analyses import leakage as leaking
 from bitimely_core.analyses.leakage import leakage
-from bitimely_core.batch import Batch, Figure, Page, Table
+from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.settings import ObjectiveConfig, Settings, model_config
+from bitimely_core.page import Figure, Page, Table
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -33,7 +34,7 @@ RETENTION = [
 
 
 def config_of(name, **options):
-    return model_config(name, registry.models[name].facts.family, "tiny", channels=2, **options)
+    return build_model_config(name, registry.models[name].facts.family, "tiny", channels=2, **options)
 
 
 def measured(config, objective, mode="eval"):
@@ -219,6 +220,6 @@ def test_next_previous_copies_noise_within_a_few_steps():
     ("objective", "steps", "leaks"), [("next-previous", 300, True), ("next-previous-strict", 150, False), ("gap", 150, False)]
 )
 def test_noise_stays_noise_without_a_leak(objective, steps, leaks):
-    found = leaking.white_noise(model_config("bitimelygpt", "retention", "tiny", channels=4), objectives.get(objective), steps)
+    found = leaking.white_noise(build_model_config("bitimelygpt", "retention", "tiny", channels=4), objectives.get(objective), steps)
     assert (found["rel"] < 0.9) if leaks else (0.97 <= found["rel"] < 1.03)
     assert found["values"] >= 20_000

@@ -16,8 +16,8 @@ import polars as pl
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core import runs, tokens
-from bitimely_core.tokens import tasks
+from bitimely_core import tokens, workflows
+from bitimely_core.claims import tasks
 
 ROOT = Path(__file__).parent.parent
 CODES = {"428.0": "428", "250.00": "250", "401.9": "401", "496": "496", "008.5": "008"}  # ICD-9 -> whole PheCode
@@ -270,4 +270,4 @@ def test_meds_dev_runs_end_to_end_on_a_folder_that_bitimely_wrote(home: Path, tm
     asked = tasks.labels(labels).filter(pl.col("subject_id").is_in(held.implode()))
     assert asked.height > 0
     assert sorted(found.select("subject_id", "prediction_time", "boolean_value").iter_rows()) == sorted(asked.iter_rows())
-    assert runs.verify(Path(before) / "workspace")["exit_code"] == 0
+    assert workflows.verify(Path(before) / "workspace")["exit_code"] == 0

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bitimely_core import heads, models, objectives, registry, settings
-from bitimely_core.batch import Batch
+from bitimely_core import models, objectives, registry
+from bitimely_core.config import build_model_config, list_presets
 from bitimely_core.errors import UserError
-from bitimely_core.models import stack
-from bitimely_core.tokenizers import FIRST, Codes, Conv, Patch, row_ends
+from bitimely_core.models import heads, stack
+from bitimely_core.models.tokenizers import FIRST, Codes, Conv, Patch, row_ends
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -545,13 +546,13 @@ def test_grouped_ties_have_no_order():
 
 def test_decay_kinds():
     def gammas(**decay):
-        config = settings.model_config("bitimelygpt", "retention", "tiny", decay=decay)
+        config = build_model_config("bitimelygpt", "retention", "tiny", decay=decay)
         return [round(g, 5) for g in stack.log_decays(config).exp().tolist()]
 
     assert gammas(kind="log") == [0.96875, 0.9876, 0.99508, 0.99805]
     assert gammas(kind="retnet") == [0.96875, 0.98438, 0.99219, 0.99609]
     assert gammas(kind="half-life", months=[6, 24, 96, 384]) == [0.8909, 0.97153, 0.99281, 0.9982]
-    eight = settings.model_config("bitimelygpt", "retention", "18m")
+    eight = build_model_config("bitimelygpt", "retention", "18m")
     wanted = [0.96875, 0.97897, 0.98585, 0.99048, 0.99359, 0.99569, 0.9971, 0.99805]
     assert [round(g, 5) for g in stack.log_decays(eight).exp().tolist()] == wanted
 
@@ -655,7 +656,7 @@ def closed_form(layers, d, v, ff, channels=None, patch=None, codes=None, ffn="gl
     ],
 )
 def test_parameter_counts_of_the_presets(preset, options, count):
-    config = settings.model_config("bitimelygpt", "retention", preset, **options)
+    config = build_model_config("bitimelygpt", "retention", preset, **options)
     wanted = closed_form(
         config.layers,
         config.dim,
@@ -674,7 +675,7 @@ def test_parameter_counts_of_the_presets(preset, options, count):
 
 def test_gpt_blocks_have_the_counts_of_standard_layers():
     for preset, blocks in (("18m", 12 * 1_774_464), ("7.5m", 8 * 999_072), ("3m", 8 * 250_704)):
-        config = settings.model_config("gpt", "attention", preset, **models.typical(preset))
+        config = build_model_config("gpt", "attention", preset, **models.typical(preset))
         with torch.device("meta"):
             assert models.parameters(models.made(config).layers) == blocks
 
@@ -684,10 +685,10 @@ def test_gpt_blocks_have_the_counts_of_standard_layers():
 def test_matched_widths_come_as_near_as_whole_heads_allow(name, preset):
     def off(dim):
         scaled = {key: widths[key] * dim // widths["dim"] for key in widths}
-        config = settings.model_config(name, registry.models[name].facts.family, preset, channels=12, length=500, **scaled)
+        config = build_model_config(name, registry.models[name].facts.family, preset, channels=12, length=500, **scaled)
         return abs(models.count(config) / goal - 1)
 
-    goal = models.count(settings.model_config("bitimelygpt", "retention", preset, channels=12, length=500))
+    goal = models.count(build_model_config("bitimelygpt", "retention", preset, channels=12, length=500))
     widths = models.matched(name, preset, channels=12, length=500)
     step = 2 * (4 if preset == "tiny" else 8)
     assert widths["dim"] % step == 0
@@ -696,7 +697,7 @@ def test_matched_widths_come_as_near_as_whole_heads_allow(name, preset):
 
 
 def test_every_preset_has_typical_data():
-    assert set(settings.presets()) <= set(models.TYPICAL)
+    assert set(list_presets()) <= set(models.TYPICAL)
 
 
 @pytest.mark.parametrize("name", STACKS)

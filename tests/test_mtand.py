@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from bitimely_core import models, objectives
-from bitimely_core.batch import Batch
 from bitimely_core.errors import UserError
 from bitimely_core.models.mtand import TimeAttention, TimeCode
 from bitimely_core.objectives.vae import divergence, log_likelihood, weight
-from bitimely_core.train import fit
+from bitimely_core.training.loop import fit
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 

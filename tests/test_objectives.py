@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bitimely_core import models, objectives, registry, runs
-from bitimely_core.batch import Batch
+from bitimely_core import models, objectives, registry, workflows
+from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.settings import ObjectiveConfig, Settings, model_config
-from bitimely_core.tokenizers import FIRST, IGNORE
+from bitimely_core.models.tokenizers import FIRST, IGNORE
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -360,7 +360,7 @@ def test_token_targets_are_standardised_and_have_no_gradient():
 def test_stamps(model, objective, options, stamp):
     options = dict(options)
     normalise = options.pop("normalise", None)
-    config = model_config(model, registry.models[model].facts.family, "tiny", **options)
+    config = build_model_config(model, registry.models[model].facts.family, "tiny", **options)
     settings = Settings(model=config, objective=ObjectiveConfig(name=objective))
     assert objectives.leak_free(settings, normalise=normalise) == stamp
     assert objectives.leak_free(settings.model_dump(by_alias=True), normalise=normalise) == stamp
@@ -432,7 +432,7 @@ def refusal(config, objective):
 @pytest.mark.parametrize(("name", "objective"), [("bilstm", "next"), ("elmo", "next-previous"), ("gpt", "vae"), ("seft", "masked")])
 def test_what_a_model_cannot_be_asked_leaves_nothing_behind(name, objective, tmp_path):
     with pytest.raises(UserError, match=f"{objective} for {name}"):
-        runs.pretrain(flags={"model": {"name": name}, "objective": {"name": objective}}, workspace=tmp_path)
+        workflows.pretrain(flags={"model": {"name": name}, "objective": {"name": objective}}, workspace=tmp_path)
     assert not list(tmp_path.iterdir())
 
 

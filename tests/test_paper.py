@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 
-from bitimely_core import heads, models, objectives, registry, settings
-from bitimely_core.batch import Batch
+from bitimely_core import models, objectives, registry
+from bitimely_core.config import build_model_config, load_preset
 from bitimely_core.errors import UserError
+from bitimely_core.models import heads
 from bitimely_core.ops.retention import retention, retention_matrix
 from bitimely_core.ops.rotary import rotate
-from bitimely_core.settings import model_config
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -281,7 +282,7 @@ TRUE_SIZES = {"18m": 17_224_955, "7.5m": 6_466_740, "7.5m-regression": 6_466_740
 @pytest.mark.parametrize("preset", sorted(CONFIGURATIONS))
 def test_table_of_configurations(preset):
     """The dimensions are the table's. The sizes that it states do not follow from them: 17.2, 6.5 and 1.2 M, not 18, 7.5 and 3 M."""
-    shipped = settings.preset(preset)
+    shipped = load_preset(preset)
     ours, transformers, recurrent = CONFIGURATIONS[preset]
     keys = ("layers", "heads", "dim", "value_dim", "ffn_dim")
     assert tuple(shipped["retention"][key] for key in keys) == ours
@@ -289,7 +290,7 @@ def test_table_of_configurations(preset):
     assert (shipped["recurrent"]["layers"], shipped["recurrent"]["dim"]) == recurrent
     assert shipped["train"]["epochs"] == 20
     assert shipped["finetune"]["epochs"] == 5
-    count = models.count(model_config("bitimelygpt", "retention", preset, **models.typical(preset)))
+    count = models.count(build_model_config("bitimelygpt", "retention", preset, **models.typical(preset)))
     assert count == TRUE_SIZES[preset] < shipped["paper_parameters"]
 
 

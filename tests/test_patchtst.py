@@ -11,14 +11,15 @@ import torch
 from planted import lively, seeded
 from torch.nn import functional as F
 
-from bitimely_core import heads, models, objectives
+from bitimely_core import models, objectives
 from bitimely_core.analyses import attention as looking
 from bitimely_core.analyses import leakage as leaking
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
+from bitimely_core.models import heads
 from bitimely_core.models.patchtst import TokenNorm, sinusoid
-from bitimely_core.settings import ObjectiveConfig, Settings, model_config
-from bitimely_core.tokenizers import FIRST
+from bitimely_core.models.tokenizers import FIRST
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -239,7 +240,7 @@ def test_what_is_masked_is_read_as_zero_behind_revin():
 
 def test_its_stamp_says_what_the_derivative_says():
     def stamp(**options):
-        config = model_config("patchtst", "attention", "tiny", channels=2, **options)
+        config = build_model_config("patchtst", "attention", "tiny", channels=2, **options)
         return objectives.leak_free(Settings(model=config, objective=ObjectiveConfig()))
 
     assert stamp() == "given window statistics"
@@ -343,7 +344,7 @@ def test_events_stand_at_their_months():
 
 def test_layers_are_standard_ones():
     for preset, blocks in (("18m", 12 * 1_774_464), ("7.5m", 8 * 999_072), ("3m", 8 * 250_704)):
-        config = model_config("patchtst", "attention", preset, **models.typical(preset))
+        config = build_model_config("patchtst", "attention", preset, **models.typical(preset))
         with torch.device("meta"):
             assert models.parameters(models.made(config).layers) == blocks
 
@@ -351,8 +352,8 @@ def test_layers_are_standard_ones():
 @pytest.mark.parametrize("preset", ["18m", "7.5m", "3m"])
 def test_a_matched_budget_is_within_five_percent(preset):
     data = models.typical(preset)
-    goal = models.count(model_config("bitimelygpt", "retention", preset, **data))
-    config = model_config("patchtst", "attention", preset, **data).model_copy(update=models.matched("patchtst", preset, **data))
+    goal = models.count(build_model_config("bitimelygpt", "retention", preset, **data))
+    config = build_model_config("patchtst", "attention", preset, **data).model_copy(update=models.matched("patchtst", preset, **data))
     assert models.count(config) == pytest.approx(goal, rel=0.05)
 
 

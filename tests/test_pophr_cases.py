@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from bitimely_core.datasets.pophr import build_sequences
+from bitimely_core.claims.build import build_sequences
 
 FOLDER = Path(os.environ.get("BITIMELY_TEST_CASES", Path(__file__).parents[2] / "shared" / "cases"))
 FILE = FOLDER / "pophr_cases.json"

@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from bitimely_core.datasets.pophr import cleaning, codes, dates, engines, labels, splits
-from bitimely_core.datasets.pophr.codes import Codebook
-from bitimely_core.datasets.pophr.rules import SOURCES
+from bitimely_core.claims import clean, codes, dates, engines, labels, splits
+from bitimely_core.claims.codes import Codebook
+from bitimely_core.claims.label_rules import SOURCES
 
 TABLES = {"icd9": {"250.00": ("250.2",), "496": ("496",)}, "icd10": {"E11.9": ("250.2",)}}
 
@@ -50,7 +50,7 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
         ("b", "2001-01-01", "999"),
     ]
     book = Codebook(TABLES, strict=True)
-    kept, account = cleaning.clean(frame(rows), book, lives=LIVES.drop("index_day"), latest=day("2006-01-01"))
+    kept, account = clean.clean(frame(rows), book, lives=LIVES.drop("index_day"), latest=day("2006-01-01"))
     assert kept["row"].to_list() == [1, 7, 14]
     assert kept.schema == {"subject_id": pl.String, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8, "row": pl.Int64}
     dropped, quarantined = account.split()
@@ -66,9 +66,9 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
 
 def test_examples_are_codes_or_row_numbers_and_five_at_most() -> None:
     rows = [("secret-id", "31/12/1999", "496")] * 7 + [("secret-id", "2001-01-01", f"bad{i}" + "x" * 200) for i in range(7)]
-    account = cleaning.Account()
+    account = clean.Account()
     for part in (frame(rows[:3]), frame(rows[3:])):
-        account += cleaning.clean(part.with_columns(row=pl.lit(7, pl.Int64)), Codebook(TABLES))[1]
+        account += clean.clean(part.with_columns(row=pl.lit(7, pl.Int64)), Codebook(TABLES))[1]
     shown = [text for own in account.examples.values() for text in own]
     assert all(len(own) <= 5 for own in account.examples.values())
     assert account.examples["date"] == ["row 7"] * 5  # type: ignore[index]
@@ -91,9 +91,9 @@ def test_duplicates_silent_codes_and_late_rows() -> None:
         ("b", "2003-01-02", "496", None),
     ]
     book = Codebook(TABLES)
-    valid, account = cleaning.clean(frame(rows, "subject_id date code claim"), book, lives=LIVES, twins=True)
+    valid, account = clean.clean(frame(rows, "subject_id date code claim"), book, lives=LIVES, twins=True)
     assert valid.height == len(rows)
-    kept, more = cleaning.settle(valid, book.codes)
+    kept, more = clean.settle(valid, book.codes)
     assert kept["row"].to_list() == [1, 3, 4, 6, 7, 9, 10]
     assert kept.filter("late")["row"].to_list() == [7, 9]
     assert more.split()[0] == {"duplicates": 3, "label_leakage": 1, "unmapped_code": 1}
@@ -108,22 +108,22 @@ def test_vocabularies_and_sources_of_rows() -> None:
         ("a", "2001-01-01", "496", "icd9", "elsewhere"),
     ]
     book = Codebook(TABLES)
-    kept, _ = cleaning.clean(frame(rows, "subject_id date code vocab source"), book, vocab="icd9cm", source="physician")
+    kept, _ = clean.clean(frame(rows, "subject_id date code vocab source"), book, vocab="icd9cm", source="physician")
     assert [SOURCES[i] for i in kept["source"]] == ["inpatient", "physician", "other"]
     assert [book.codes[i].text for i in kept["code"]] == ["ICD10//E11.9", "ICD9CM//496", "ICD9//496"]
     with pytest.raises(ValueError, match="icd8"):
-        cleaning.clean(frame([("a", "x", "1", "icd8")], "subject_id date code vocab"), book)
+        clean.clean(frame([("a", "x", "1", "icd8")], "subject_id date code vocab"), book)
     with pytest.raises(ValueError, match="expected text"):
-        cleaning.clean(frame(rows, "subject_id date code vocab source").with_columns(code=pl.lit(25000)), book)
+        clean.clean(frame(rows, "subject_id date code vocab source").with_columns(code=pl.lit(25000)), book)
 
 
 def test_the_future_of_the_data() -> None:
     usual = dict.fromkeys(range(10000, 11000), 10)
-    assert cleaning.future(usual) is None
-    assert cleaning.future(usual | {300000: 3}) == 10999
-    assert cleaning.future(usual | {14000: 3}) is None  # less than ten years
-    assert cleaning.future(usual | {300000: 300}) is None  # too many to be slips
-    assert cleaning.future({}) is None
+    assert clean.future(usual) is None
+    assert clean.future(usual | {300000: 3}) == 10999
+    assert clean.future(usual | {14000: 3}) is None  # less than ten years
+    assert clean.future(usual | {300000: 300}) is None  # too many to be slips
+    assert clean.future({}) is None
 
 
 def test_controls_near_the_disease_lose_their_label() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitimely_core.datasets.pophr import codes, dates
+from bitimely_core.claims import codes, dates
 from bitimely_core.errors import Reason
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))

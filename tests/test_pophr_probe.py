@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
-from bitimely_core.datasets.pophr import probe, ratios
+from bitimely_core.claims import prevalence, shortcut_baselines
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=60))
 def test_average_precision_is_that_of_scikit_learn(rows: list[tuple[int, bool]]) -> None:
     score, positive = (np.array([row[i] for row in rows]) for i in (0, 1))
-    found = probe.average_precision(score, positive)
+    found = shortcut_baselines.average_precision(score, positive)
     if not positive.any():
         assert found is None
     else:
@@ -39,9 +39,11 @@ def test_a_code_that_separates_the_cases_is_named() -> None:
     offsets, ids, y, split = cohort(0)
     owner = np.repeat(np.arange(len(y)), np.diff(offsets))
     ids[offsets[:-1][y == 1]] = 7
-    found = probe.leaks(probe.tally(offsets, ids, {"chf": y}, split), {5: "008", 6: "250", 7: "428", 8: "496"}, {"chf": ["428", "999"]})[
-        "chf"
-    ]
+    found = shortcut_baselines.score_shortcuts(
+        shortcut_baselines.count_shortcuts(offsets, ids, {"chf": y}, split),
+        {5: "008", 6: "250", 7: "428", 8: "496"},
+        {"chf": ["428", "999"]},
+    )["chf"]
     assert found["best"] == {"phecode": "428", "count": dict.fromkeys(("train", "validation", "test", "all"), 1.0)}
     assert found["own"] == {"428": found["best"]["count"]}
     assert found["leak"]
@@ -56,31 +58,33 @@ def test_every_figure_equals_that_of_the_subjects_themselves(seed: int) -> None:
     half = len(y) // 2
     cut = offsets[half]
     parts = [
-        probe.tally(offsets[: half + 1], ids[:cut], {"chf": y[:half]}, split[:half]),
-        probe.tally(offsets[half:] - cut, ids[cut:], {"chf": y[half:]}, split[half:]),
+        shortcut_baselines.count_shortcuts(offsets[: half + 1], ids[:cut], {"chf": y[:half]}, split[:half]),
+        shortcut_baselines.count_shortcuts(offsets[half:] - cut, ids[cut:], {"chf": y[half:]}, split[half:]),
     ]
-    found = probe.leaks(probe.merged(parts), names, {"chf": list(names.values())})["chf"]
+    found = shortcut_baselines.score_shortcuts(shortcut_baselines.merge_tallies(parts), names, {"chf": list(names.values())})["chf"]
     counts = {code: np.array([(ids[a:b] == code).sum() for a, b in itertools.pairwise(offsets)]) for code in names}
     for part in ("train", "validation", "test", "all"):
         own = (y >= 0) & ((split == part) | (part == "all"))
         assert found["prevalence"][part] == pytest.approx(y[own].mean())
-        assert found["length"][part] == pytest.approx(probe.average_precision(np.diff(offsets)[own], y[own]))
+        assert found["length"][part] == pytest.approx(shortcut_baselines.average_precision(np.diff(offsets)[own], y[own]))
         for code, name in names.items():
-            assert found["own"][name][part] == pytest.approx(probe.average_precision(counts[code][own], y[own]))
+            assert found["own"][name][part] == pytest.approx(shortcut_baselines.average_precision(counts[code][own], y[own]))
     on_train = {name: found["own"][name]["train"] for name in names.values()}
     assert found["best"]["phecode"] == max(on_train, key=lambda name: on_train[name])
     assert found["best"]["count"] == found["own"][found["best"]["phecode"]]
-    assert probe.prevalence({"chf": y}, split)["chf"]["all"]["cases"] == (y == 1).sum()
+    assert shortcut_baselines.count_prevalence({"chf": y}, split)["chf"]["all"]["cases"] == (y == 1).sum()
 
 
 def test_without_cases_there_is_no_score() -> None:
-    found = probe.leaks(probe.tally(np.array([0, 1]), np.array([5]), {"x": np.array([0])}, np.array(["train"])), {5: "008"})["x"]
+    found = shortcut_baselines.score_shortcuts(
+        shortcut_baselines.count_shortcuts(np.array([0, 1]), np.array([5]), {"x": np.array([0])}, np.array(["train"])), {5: "008"}
+    )["x"]
     assert (found["best"], found["length"]["train"], found["prevalence"]["test"], found["leak"]) == (None, None, None, False)
 
 
 def test_agreement_counts_where_both_are_known() -> None:
     label, flag = np.array([1, 1, 0, 0, -1, 1]), np.array([1, 0, 1, 0, 1, -1])
-    assert probe.agreement(label, flag) == {"tp": 1, "fp": 1, "fn": 1, "tn": 1}
+    assert shortcut_baselines.count_agreement(label, flag) == {"tp": 1, "fp": 1, "fn": 1, "tn": 1}
 
 
 def test_the_funnel_as_lines_adds_up() -> None:
@@ -91,7 +95,7 @@ def test_the_funnel_as_lines_adds_up() -> None:
         "bad_code": {"missing": 3, "bad_format": 0},
         "mapped": {"exact": 9, "parent": 1},
     }
-    lines = probe.attrition(funnel | {"unmapped": 4, "subjects_in": 5, "subjects_out": 3, "no_birth": 0, "events": 8})
+    lines = shortcut_baselines.count_attrition(funnel | {"unmapped": 4, "subjects_in": 5, "subjects_out": 3, "no_birth": 0, "events": 8})
     counts = {line["step"]: line["count"] for line in lines}
     assert counts["read"] - sum(n for step, n in counts.items() if step.startswith("left out")) == counts["valid"] == 14
     assert (counts["with a sequence"], counts["in sequences"]) == (3, 8)
@@ -105,7 +109,7 @@ def test_the_interval_has_the_spread_of_simulated_ratios(denominator: str) -> No
     reference = (a1 + a0) / (n1 + n0) if denominator == "all" else a0 / n0
     spread = np.log((a1 / n1) / reference).std()
     whole = (n1 * p1 + n0 * p0) / (n1 + n0) if denominator == "all" else p0
-    ends = ratios.interval(p1 / whole, int(n1 * p1), n1, int(n0 * p0), n0, denominator)
+    ends = prevalence.interval(p1 / whole, int(n1 * p1), n1, int(n0 * p0), n0, denominator)
     assert ends is not None
     low, high = ends
     assert math.sqrt(low * high) == pytest.approx(p1 / whole)
@@ -113,23 +117,23 @@ def test_the_interval_has_the_spread_of_simulated_ratios(denominator: str) -> No
 
 
 def test_no_interval_where_there_is_nothing_to_compare() -> None:
-    assert ratios.interval(1.0, 3, 5, 0, 0, "all") is None
-    assert ratios.interval(math.inf, 3, 5, 0, 7, "controls") is None
+    assert prevalence.interval(1.0, 3, 5, 0, 0, "all") is None
+    assert prevalence.interval(math.inf, 3, 5, 0, 7, "controls") is None
 
 
 def test_support_as_a_share_is_exact() -> None:
-    counts = ratios.Counts()
+    counts = prevalence.Counts()
     counts.cases["x"], counts.known["x"] = 20, 60
     for n, phecode in enumerate(("001", "002", "003"), 10):
         counts.cases_with["x", phecode] = counts.known_with["x", phecode] = n
-    found = ratios.select(counts, ["x"], min_case_fraction=0.55)  # 11 of 20, although 0.55 * 20 > 11 in binary
+    found = prevalence.select(counts, ["x"], min_case_fraction=0.55)  # 11 of 20, although 0.55 * 20 > 11 in binary
     assert list(found.ratios["x"]) == ["002", "003"]
     assert found.max_attainable == {"x": 3.0}
-    assert not any(one.selected for one in ratios.select(counts, ["x"], select=False).ratios["x"].values())
+    assert not any(one.selected for one in prevalence.select(counts, ["x"], select=False).ratios["x"].values())
 
 
 def test_selection_by_frequency() -> None:
-    counts = ratios.Counts()
+    counts = prevalence.Counts()
     counts.records.update({"001": 1, "250": 1, "1000": 998})
-    assert ratios.select(counts, [], select="frequency", min_record_frequency=0.001).phecodes == ["1000"]
-    assert ratios.select(counts, [], select="frequency", min_record_frequency=0.0009).phecodes == ["001", "250", "1000"]
+    assert prevalence.select(counts, [], select="frequency", min_record_frequency=0.001).phecodes == ["1000"]
+    assert prevalence.select(counts, [], select="frequency", min_record_frequency=0.0009).phecodes == ["001", "250", "1000"]

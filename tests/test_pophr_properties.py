@@ -20,7 +20,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from bitimely_core.datasets.pophr import build_sequences, building, cleaning, codes, engines, maps, rules, splits
+from bitimely_core.claims import clean, codes, engines, label_rules, phecode_maps, splits, steps
+from bitimely_core.claims.build import build_sequences
 
 needs_duckdb = pytest.mark.skipif(not importlib.util.find_spec("duckdb"), reason="duckdb is not installed")
 
@@ -431,22 +432,22 @@ def test_5_engines_agree(block: int) -> None:
         assert build_sequences(*tables, **params, engine="duckdb") == result
 
 
-def coded(events: pl.DataFrame, phemap: pl.DataFrame) -> building.Shard:
+def coded(events: pl.DataFrame, phemap: pl.DataFrame) -> steps.Shard:
     """All subjects as one shard, by the functions that the commands call."""
-    own = rules.parse(RULES)
-    tables = maps.tables(phemap.iter_rows())
+    own = label_rules.parse(RULES)
+    tables = phecode_maps.tables(phemap.iter_rows())
     book = codes.Codebook(tables)
-    rows, _ = cleaning.clean(events, book)
+    rows, _ = clean.clean(events, book)
     people = rows.select("subject_id").unique().sort("subject_id")
     placed = [splits.place(splits.share(name), 0.6, 0.2) for name in people["subject_id"]]
     unknown = [pl.lit(None, pl.Int32).alias(name) for name in ("birth_day", "obs_end")]
     people = people.with_columns(*unknown, pl.Series("split", placed))
     numbers = people.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
-    defining = {phecode for found in rules.defining(own, tables).values() for phecode in found}
-    return building.Shard(rows=rows.join(numbers, on="subject_id"), codes=book.codes, people=people, rules=own, defining=defining)
+    defining = {phecode for found in label_rules.defining(own, tables).values() for phecode in found}
+    return steps.Shard(rows=rows.join(numbers, on="subject_id"), codes=book.codes, people=people, rules=own, defining=defining)
 
 
-def parted(whole: building.Shard, shards: int) -> list[building.Shard]:
+def parted(whole: steps.Shard, shards: int) -> list[steps.Shard]:
     """Its subjects by their hash, each shard with its own numbers."""
     place = [splits.shard(name, shards) for name in whole.people["subject_id"]]
     found = []
@@ -463,20 +464,20 @@ def parted(whole: building.Shard, shards: int) -> list[building.Shard]:
 def test_6_any_number_of_shards_agrees(seed: int, shards: int) -> None:
     events, _, phemap = random_tables(seed, rows=300)
     params = random_params(seed) | {"min_codes": 1, "threshold": 1.0, "select": [True, False, "frequency"][seed % 3]}
-    names = {field.name for field in dataclasses.fields(building.Choices)}
-    choices = building.Choices(**{key: value for key, value in params.items() if key in names - {"landmark", "time", "dedupe"}})
-    choices = dataclasses.replace(choices, landmark=building.landmark({"landmark_days": 200, "gap_days": 0, "horizon_days": 300}))
+    names = {field.name for field in dataclasses.fields(steps.Choices)}
+    choices = steps.Choices(**{key: value for key, value in params.items() if key in names - {"landmark", "time", "dedupe"}})
+    choices = dataclasses.replace(choices, landmark=steps.landmark({"landmark_days": 200, "gap_days": 0, "horizon_days": 300}))
 
-    def run(parts: list[building.Shard]) -> tuple[Any, dict[str, Any]]:
+    def run(parts: list[steps.Shard]) -> tuple[Any, dict[str, Any]]:
         with engines.opened("polars") as engine:
-            parts = [building.label(part, engine) for part in parts]
+            parts = [steps.label(part, engine) for part in parts]
             end = max(part.last_day for part in parts if part.last_day is not None)
-            parts = [building.mark(part, choices, end, engine) for part in parts]
-            counts = sum((building.count(part, choices, engine) for part in parts), start=building.Counts())
-            selection = building.select(counts, parts[0].labels, choices)
+            parts = [steps.mark(part, choices, end, engine) for part in parts]
+            counts = sum((steps.count(part, choices, engine) for part in parts), start=steps.Counts())
+            selection = steps.select(counts, parts[0].labels, choices)
             kept = {}
             for part in parts:
-                own = building.build(part, choices, selection, engine)
+                own = steps.build(part, choices, selection, engine)
                 for i, subject in enumerate(part.people["subject_id"].gather(own.subjects)):
                     span = slice(own.offsets[i], own.offsets[i + 1])
                     kept[subject] = (own.ids[span].tolist(), own.times[span].tolist(), own.gaps(i).tolist())
@@ -512,7 +513,7 @@ def test_8_9_10_11_accounts_splits_inputs_and_gaps(seed: int) -> None:
     assert funnel["rows"] == events.height == lost + sum(funnel["mapped"].values()) + funnel["unmapped"]
     assert result["split"].keys() == result["labels"].keys() == result["onset"].keys() >= result["sequences"].keys()
     assert set(result["split"].values()) <= {"train", "validation", "test"}
-    defining = rules.defining(rules.parse(params["rules"]), maps.tables(random_tables(seed)[2].iter_rows()))
+    defining = label_rules.defining(label_rules.parse(params["rules"]), phecode_maps.tables(random_tables(seed)[2].iter_rows()))
     gone = {codes.rollup(phecode, params["level"]) for own in defining.values() for phecode in own}
     for one in result["sequences"].values():
         times, gaps = one["times"], one["gaps"]
@@ -534,10 +535,10 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
     params = random_params(seed) | {"landmark": mark, "select": False, "min_codes": 1, "dedupe": "day", "time": "months"}
     params |= {"fallback": codes.STEPS, "vocab": "icd9", "pad_undotted": False, "rules": RULES, "split": {"train": 0.6, "validation": 0.2}}
     wanted = build_sequences(events, None, phemap, **params)
-    names = {field.name for field in dataclasses.fields(building.Choices)} - {"landmark"}
-    choices = building.Choices(**{key: value for key, value in params.items() if key in names}, landmark=building.landmark(mark))
+    names = {field.name for field in dataclasses.fields(steps.Choices)} - {"landmark"}
+    choices = steps.Choices(**{key: value for key, value in params.items() if key in names}, landmark=steps.landmark(mark))
     with engines.opened("polars") as engine:
-        shard = building.label(coded(events, phemap), engine)
+        shard = steps.label(coded(events, phemap), engine)
         people = shard.people.with_columns(obs_end=shard.last_day - pl.col("first_day"))
         onsets = [(pl.col(name) - pl.col("first_day")) for name in people.columns if name.startswith("onset_")]
         people = people.with_columns(*onsets)
@@ -547,13 +548,13 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
             "subject_id",
             pl.col("day") - pl.col("first_day"),
             spoken["text"].gather(rows["code"]).alias("code"),
-            pl.col("source").replace_strict(range(5), rules.SOURCES, return_dtype=pl.String),
+            pl.col("source").replace_strict(range(5), label_rules.SOURCES, return_dtype=pl.String),
             spoken["phecodes"].gather(rows["code"]).alias("phecodes"),
         ).sample(fraction=1.0, shuffle=True, seed=seed)
-        again = building.recall(cached, people.drop("first_day"), dated=shard.dated, rules=shard.rules, defining=shard.defining)
-        again = building.mark(again, choices, None, engine)
-        selection = building.select(building.count(again, choices, engine), again.labels, choices)
-        own = building.build(again, choices, selection, engine)
+        again = steps.recall(cached, people.drop("first_day"), dated=shard.dated, rules=shard.rules, defining=shard.defining)
+        again = steps.mark(again, choices, None, engine)
+        selection = steps.select(steps.count(again, choices, engine), again.labels, choices)
+        own = steps.build(again, choices, selection, engine)
     assert selection.phecodes == wanted["selected"]
     kept = again.people["subject_id"].gather(own.subjects).to_list()
     assert kept == sorted(wanted["sequences"]) != []

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bitimely_core.datasets.pophr.sources import SOURCES, Claims, read
+from bitimely_core.claims.sources import SOURCES, Claims, read
 from bitimely_core.errors import UserError
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan

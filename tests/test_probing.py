@@ -11,8 +11,8 @@ from bitimely_core import data, models, report
 from bitimely_core.analyses import features
 from bitimely_core.analyses.features import Cell, cells_of, raw, standardised, vectors
 from bitimely_core.analyses.probing import PENALTIES, negated, probe, probing
-from bitimely_core.batch import Figure, Table
 from bitimely_core.errors import UserError
+from bitimely_core.page import Figure, Table
 
 
 def splits(rng, n, columns, rule):
@@ -99,7 +99,7 @@ def test_vectors_are_those_of_the_readouts():
 
 @pytest.mark.parametrize("name", ["bitimelygpt", "lstm", "patchtst", "timesnet"])
 def test_every_cell_of_a_real_model_is_what_a_head_would_read(name):
-    from bitimely_core import heads
+    from bitimely_core.models import heads
 
     windows = classes(length=48)
     model = models.build(name, preset="tiny", channels=1, length=48).eval()

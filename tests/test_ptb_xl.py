@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitimely_core import cache, tokens
-from bitimely_core.batch import Record, Rows, Unit
 from bitimely_core.datasets.ptb_xl import LEADS, SUPERCLASSES, ptb_xl, statements
 from bitimely_core.errors import Finding, UserError
 from bitimely_core.formats.source import scan
 from bitimely_core.registry import datasets
+from bitimely_core.types import Record, Rows, Unit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its import sets off pandas'

@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 
-from bitimely_core import heads, models
-from bitimely_core.batch import Batch
+from bitimely_core import models
 from bitimely_core.errors import UserError
+from bitimely_core.models import heads
 from bitimely_core.models.raindrop import Message, apart, pruned
 from bitimely_core.models.supervised import clock
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 

@@ -9,13 +9,14 @@ from planted import seeded, tiny
 from torch import nn
 from torch.nn import functional as F
 
-from bitimely_core import heads, models, objectives, registry, settings
+from bitimely_core import models, objectives, registry
 from bitimely_core.analyses import leakage
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig, Settings, build_model_config, load_preset
 from bitimely_core.errors import UserError
+from bitimely_core.models import heads
 from bitimely_core.models.recurrent import turned
-from bitimely_core.settings import ObjectiveConfig, Settings, model_config
-from bitimely_core.tokenizers import FIRST
+from bitimely_core.models.tokenizers import FIRST
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -224,7 +225,7 @@ LEAKS = [
 
 @pytest.mark.parametrize(("name", "objective", "options"), LEAKS, ids=str)
 def test_what_is_stamped_leak_free_has_no_derivative(name, objective, options):
-    config = model_config(name, "recurrent", "tiny", channels=2, **options)
+    config = build_model_config(name, "recurrent", "tiny", channels=2, **options)
     stamp = objectives.leak_free(Settings(model=config, objective=ObjectiveConfig(name=objective)))
     measure = leakage._code_changes if config.tokenizer == "codes" else leakage._jacobian
     found = measure(leakage._small(config), objectives.get(objective), 0, training=False)
@@ -353,7 +354,7 @@ def test_elmo_s_stacks_share_embedding_and_output(separate):
 )
 def test_counts_of_the_layers_at_the_table_s_dimensions(name, options, millions):
     for preset, wanted in zip(("18m", "7.5m", "3m"), millions, strict=True):
-        config = model_config(name, "recurrent", preset, codes=52, tokenizer="codes", length=254)
+        config = build_model_config(name, "recurrent", preset, codes=52, tokenizer="codes", length=254)
         more = {"layers": config.layers // 2} if "layers" in options else options
         with torch.device("meta"):
             model = models.made(config.model_copy(update=more))
@@ -365,17 +366,17 @@ def test_a_whole_count_by_hand():
     """12 LSTM layers of 4 gates with two biases, conv tokenizer, projection, [SOS] and [EOS], final norm, output."""
     layers = 12 * (4 * 384 * (384 + 384) + 8 * 384)
     rest = 2 * (3 * 49 + 7) + 7 * 384 + 384 + 2 * 384 + 2 * 384 + 384 * 7 + 7
-    assert models.count(model_config("lstm", "recurrent", "18m", channels=7)) == layers + rest
+    assert models.count(build_model_config("lstm", "recurrent", "18m", channels=7)) == layers + rest
 
 
 @pytest.mark.parametrize(("name", "preset"), [*itertools.product(NAMES, ["18m", "7.5m", "tiny"]), ("lstm", "3m")])
 def test_matched_budgets_come_within_five_percent(name, preset):
     data = models.typical(preset)
-    goal = models.count(model_config("bitimelygpt", "retention", preset, **data))
+    goal = models.count(build_model_config("bitimelygpt", "retention", preset, **data))
     found = models.matched(name, preset, **data)
-    config = model_config(name, "recurrent", preset, **data, **found)
+    config = build_model_config(name, "recurrent", preset, **data, **found)
     assert abs(models.count(config) / goal - 1) < 0.05
-    shipped = settings.preset(preset)["recurrent"]["layers"]
+    shipped = load_preset(preset)["recurrent"]["layers"]
     assert config.layers == (shipped // 2 if name == "elmo" else shipped)
     assert config.direction_width == ("half" if name == "bilstm" else "full")
 

@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from bitimely_core import report, store
-from bitimely_core.batch import Figure, Page, Table
+from bitimely_core import report, storage
 from bitimely_core.errors import Reason, UserError
+from bitimely_core.page import Figure, Page, Table
 from bitimely_core.report import LIMIT, blocks_of, csv, envelope, number, write
 
 HOSTILE = (
@@ -362,7 +362,7 @@ def test_summary_is_canonical_json(tmp_path):
     write(tmp_path, page())
     raw = (tmp_path / "summary.json").read_bytes()
     summary = json.loads(raw)
-    assert raw == store.canonical(summary) + b"\n"
+    assert raw == storage.canonical(summary) + b"\n"
     assert summary["format_version"] == 1
     assert summary["tiny"] == {"1": {"auc": 0.5, "bad": None, "array": [0, 1, 2]}}
     for name, facts in summary["report"]["files"].items():
@@ -437,7 +437,7 @@ def test_a_cell_may_be_shown_as_a_text_with_a_note(tmp_path):
 def test_a_run_that_dies_leaves_no_report(tmp_path, monkeypatch):
     write(tmp_path, page())
     (tmp_path / "predictions.parquet").write_bytes(b"mine")
-    real, left = store.write_bytes, [4]
+    real, left = storage.write_bytes, [4]
 
     def failing(path, data):
         left[0] -= 1
@@ -445,11 +445,11 @@ def test_a_run_that_dies_leaves_no_report(tmp_path, monkeypatch):
             raise UserError(Reason.DISK_FULL, "disk full", exit_code=6)
         return real(path, data)
 
-    monkeypatch.setattr(store, "write_bytes", failing)
+    monkeypatch.setattr(storage, "write_bytes", failing)
     with pytest.raises(UserError):
         write(tmp_path, page(title="Another"))
     assert not (tmp_path / "report.html").exists()
-    monkeypatch.setattr(store, "write_bytes", real)
+    monkeypatch.setattr(storage, "write_bytes", real)
     write(tmp_path, page(title="Another", blocks=[figures()[0]]))
     names = {p.name for p in tmp_path.iterdir()}
     assert names == {"report.html", "summary.json", "predictions.parquet", "curves.svg", "curves.parquet"}

@@ -12,10 +12,12 @@ import polars as pl
 import pytest
 from scipy import stats
 
-from bitimely_core import evaluate, runs, store
+from bitimely_core import evaluate, storage, workflows
 from bitimely_core.errors import UserError
-from bitimely_core.runs import baselines, comparing, pages
-from bitimely_core.runs.results import ours, theirs
+from bitimely_core.evaluate import baselines
+from bitimely_core.evaluate.result_table import Column, _pool_seeds, assign_rows
+from bitimely_core.report.model_card import write_card
+from bitimely_core.report.recipe_results import format_cell, format_paper
 
 HOSTILE = "<b>&|_$x^2$ \\input{/etc/passwd} `code` =1+1"
 
@@ -56,7 +58,7 @@ def planted(
         prediction /= prediction.sum(1, keepdims=True)
     names = () if task == "regression" else classes
     scores = evaluate.score(task, target, prediction, groups, class_names=names, train_target=target, bootstrap=bootstrap)
-    folder = store.make_folder(workspace / "runs" / name)
+    folder = storage.make_folder(workspace / "runs" / name)
     audit = {split: {"subjects": subjects, "windows": n} for split in ("train", "validation", "test")}
     described = {
         "name": data,
@@ -112,20 +114,20 @@ def planted(
         "notices": [],
     }
     told["settings"] = {"bootstrap": bootstrap, "by": "subject", "seed": 0}
-    store.write_json(folder / "run.json", body)
-    store.write_json(folder / "scores.json", {**told, **scores})
+    storage.write_json(folder / "run.json", body)
+    storage.write_json(folder / "scores.json", {**told, **scores})
     evaluate.frame(index, task, names, target, prediction).write_parquet(folder / "predictions.parquet")
     for step in (1, 10, 20):
-        store.append_line(
+        storage.append_line(
             folder / "metrics.jsonl", {"step": step, "split": "train", "loss": 1 / step, "rel": 1 / step, "tokens_per_second": 8000.0}
         )
-        store.append_line(folder / "metrics.jsonl", {"step": step, "split": "validation", "loss": 1 / step, "rel": 1 / step})
+        storage.append_line(folder / "metrics.jsonl", {"step": step, "split": "validation", "loss": 1 / step, "rel": 1 / step})
     return {"row": row, "column": data, "seed": seed, "run": name, "state": "done", "detail": ""}
 
 
 def made(tmp_path, entries, paper=None, **more):
     more = {"title": "A recipe", "description": "all of it", "workspace": tmp_path, "out": tmp_path / "out", "baselines": (), **more}
-    return runs.results("recipe", entries, paper=paper or {}, **more)
+    return workflows.write_results("recipe", entries, paper=paper or {}, **more)
 
 
 class Parsed(HTMLParser):
@@ -222,8 +224,8 @@ def test_seeds_add_their_spread():
     assert said["se"] == pytest.approx(0.0, abs=1e-12)  # subjects move both alike
     assert said["total_se"] == pytest.approx(0.03)
     assert said["df"] == pytest.approx(4.0)
-    assert comparing._pooled([[1.0, 3.0], [2.0], [0.0, 1.0, 2.0]]) == (pytest.approx((2.0 + 2.0) / 3), 3.0)
-    assert comparing._pooled([[1.0], [2.0]]) == (0.0, 0.0)
+    assert _pool_seeds([[1.0, 3.0], [2.0], [0.0, 1.0, 2.0]]) == (pytest.approx((2.0 + 2.0) / 3), 3.0)
+    assert _pool_seeds([[1.0], [2.0]]) == (0.0, 0.0)
     same = evaluate.contrast(found, ["b0"], ["b1"])
     assert (same["difference"], same["p"]) == (0.0, 1.0)
 
@@ -241,7 +243,7 @@ def test_a_page_of_equal_rows_seldom_claims_a_difference(subjects, seeds):
             {f"{k}": float(v.mean()) for k, v in said.items()}, {f"{k}": draws @ v for k, v in said.items()}, subjects, subjects, None, None
         )
         rows = [[f"{(r, s)}" for s in range(seeds)] for r in range(9)]
-        variance, df = comparing._pooled([[found.values[run] for run in row] for row in rows])
+        variance, df = _pool_seeds([[found.values[run] for run in row] for row in rows])
         differences = [evaluate.contrast(found, row, rows[0], (variance * 2 / seeds, df)) for row in rows[1:]]
         wrong += any(evaluate.apart(d) for d in evaluate.corrected(differences))
         uncorrected += any(d["lo"] > 0 or d["hi"] < 0 for d in differences)
@@ -411,8 +413,8 @@ def test_a_table_of_the_papers_size_is_drawn_in_time(tmp_path):
 def test_kernels_respond_as_a_slow_loop_says():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 60, 3)).astype(np.float32)
-    for group in baselines.kernels(60, 3, 0)[:8]:
-        said = baselines.convolved(x, group)
+    for group in baselines.draw_kernels(60, 3, 0)[:8]:
+        said = baselines.convolve(x, group)
         s = x[:, :, group.channels].sum(2)
         reach = 4 * group.dilation if group.padded else 0
         s = np.pad(s, ((0, 0), (reach, reach)))
@@ -435,48 +437,49 @@ def test_kernels_tell_frequencies_that_moments_do_not():
             np.float32
         ), y
 
-    groups = baselines.kernels(128, 1, 0)
+    groups = baselines.draw_kernels(128, 1, 0)
     parts = {name: waves(n, k) for k, (name, n) in enumerate({"train": 60, "validation": 20, "test": 40}.items())}
-    bias = baselines.biases(parts["train"][0], groups, 0)
-    x = {name: baselines.transformed(v, groups, bias) for name, (v, _) in parts.items()}
+    bias = baselines.choose_biases(parts["train"][0], groups, 0)
+    x = {name: baselines.kernel_features(v, groups, bias) for name, (v, _) in parts.items()}
     assert x["train"].shape == (60, 2 * baselines.GROUPS * baselines.PATTERNS)
-    prediction = baselines.ridge("classification", x, {k: parts[k][1] for k in ("train", "validation")}, 2)
+    prediction = baselines.fit_ridge("classification", x, {k: parts[k][1] for k in ("train", "validation")}, 2)
     assert np.allclose(prediction.sum(1), 1)
     assert (prediction.argmax(1) == parts["test"][1]).mean() == 1.0
     values = {k: parts[k][1] * 3.0 + 1 for k in ("train", "validation")}
-    assert np.abs(baselines.ridge("regression", x, values, 1) - (parts["test"][1] * 3 + 1)).mean() < 0.5
+    assert np.abs(baselines.fit_ridge("regression", x, values, 1) - (parts["test"][1] * 3 + 1)).mean() < 0.5
 
 
 @pytest.mark.slow
 def test_baselines_on_tokens_never_read_test_labels_and_are_kept(tmp_path, monkeypatch):
     """On the synthetic cohort: better than the majority, the same with test labels shuffled, not computed twice."""
-    from bitimely_core import settings
-    from bitimely_core.runs import folders, training
+    from bitimely_core.config import DataConfig
+    from bitimely_core.workflows import train
+    from bitimely_core.workflows.prepare import prepare_windows
 
-    windows = folders.windows_for("synthetic/staging", tmp_path, settings.DataConfig(rate=20))
+    windows = prepare_windows("synthetic/staging", tmp_path, DataConfig(rate=20))
     planted(tmp_path, "a", windows.name)
     body = json.loads((tmp_path / "runs/a/run.json").read_bytes())
     scores = json.loads((tmp_path / "runs/a/scores.json").read_bytes())
-    body["data"] = [training.described(windows)]
-    for kind in baselines.ABOUT:
-        found = baselines.of(kind, body, scores, keep=tmp_path / "kept", workspace=tmp_path)
+    body["data"] = [train.describe_data(windows)]
+    for kind in baselines.DESCRIPTIONS:
+        found = baselines.fit_baseline(kind, body, scores, keep=tmp_path / "kept", workspace=tmp_path)
         assert not isinstance(found, str)
         said, frame = found
         assert said["metrics"]["accuracy"]["value"] > 0.6
         assert evaluate.classes_of(frame) == list(windows.class_names)
-        real = folders.windows_for
+        real = prepare_windows
 
         def shuffled(*arguments, real=real, **named):
             made = real(*arguments, **named)
             test = (made.whole_index["split"] == "test").to_numpy()
             return dataclasses.replace(made, target=np.where(test, 0, made.target))
 
-        monkeypatch.setattr(folders, "windows_for", shuffled)
-        again = baselines.of(kind, body, scores, keep=tmp_path / "other", workspace=tmp_path)[1]
+        monkeypatch.setattr(prepare, "prepare_windows", shuffled)
+        again = baselines.fit_baseline(kind, body, scores, keep=tmp_path / "other", workspace=tmp_path)[1]
         assert np.allclose(again.select(pl.col("^p_.*$")).to_numpy(), frame.select(pl.col("^p_.*$")).to_numpy())
         monkeypatch.undo()
         monkeypatch.setitem(baselines.MAKERS, kind, lambda *a: pytest.fail("computed again"))
-        assert baselines.of(kind, body, scores, keep=tmp_path / "kept", workspace=tmp_path)[0] == said
+        assert baselines.fit_baseline(kind, body, scores, keep=tmp_path / "kept", workspace=tmp_path)[0] == said
         monkeypatch.undo()
 
 
@@ -489,7 +492,7 @@ def test_comparison_of_runs_counts_wins_and_ranks(tmp_path):
         for view in ("one", "two"):
             planted(tmp_path, f"{row}-{view}", view, row=row, skill=skill)
             names.append(f"{row}-{view}")
-    done = runs.report(names, workspace=tmp_path)
+    done = workflows.report(names, workspace=tmp_path)
     folder = tmp_path / "reports" / ("compare-" + "-".join(names))
     wins = pl.read_parquet(folder / "wins.parquet")
     assert wins.filter(pl.col("row") == "good")["poor"].to_list() == ["2/2"]
@@ -510,27 +513,27 @@ def test_many_runs_have_a_page_with_a_short_name(tmp_path):
     names = [f"a-run-with-a-rather-long-name-{k}" for k in range(12)]
     for k, name in enumerate(names):
         planted(tmp_path, name, "d", row=f"m{k}", bootstrap=20, subjects=6, per=4, task="regression" if k % 2 else "classification")
-    done = runs.report(names, workspace=tmp_path)
+    done = workflows.report(names, workspace=tmp_path)
     folder = next((tmp_path / "reports").iterdir())
     assert len(folder.name) < 200
     assert "Comparison of 12 runs" in Parsed((folder / "report.html").read_text("utf-8")).said
-    assert runs.report(names[::-1], workspace=tmp_path)["report"] != done["report"]
+    assert workflows.report(names[::-1], workspace=tmp_path)["report"] != done["report"]
 
 
 def test_runs_are_placed_by_what_tells_them_apart(tmp_path):
     for name, row, seed in (("a", "gpt", 0), ("b", "gpt", 1), ("c", "lstm", 0)):
         planted(tmp_path, name, "d", row=row, seed=seed)
     folders = [tmp_path / "runs" / name for name in "abc"]
-    assert [one.row for one in comparing.placed(folders)] == ["gpt", "gpt", "lstm"]
+    assert [one.row for one in assign_rows(folders)] == ["gpt", "gpt", "lstm"]
     planted(tmp_path, "b", "d", row="gpt", seed=0)  # the same model, data and seed: by name
-    assert [one.row for one in comparing.placed(folders)] == ["a", "b", "c"]
+    assert [one.row for one in assign_rows(folders)] == ["a", "b", "c"]
 
 
 def test_a_card_says_scores_leakage_licence_and_no_person(tmp_path):
     planted(tmp_path, "a", "one", row="gpt")
     folder = tmp_path / "runs" / "a"
-    store.write_json(folder / "train_subjects.json", {"format_version": 1, "marks": ["aa", "bb"]})
-    pages.write_card(folder)
+    storage.write_json(folder / "train_subjects.json", {"format_version": 1, "marks": ["aa", "bb"]})
+    write_card(folder)
     card = (folder / "model_card.md").read_text("utf-8")
     scores = json.loads((folder / "scores.json").read_bytes())["metrics"]["accuracy"]
     assert f"| accuracy | {scores['value']:.3f} | {scores['se']:.3f} | {scores['lo']:.3f} to {scores['hi']:.3f} |" in card
@@ -549,14 +552,14 @@ def test_a_card_says_scores_leakage_licence_and_no_person(tmp_path):
         assert words in card, words
     assert "s001" not in card
     (folder / "scores.json").unlink()
-    pages.write_card(folder)
+    write_card(folder)
     assert "Not evaluated" in (folder / "model_card.md").read_text("utf-8")
 
 
 def test_digits_are_the_papers():
-    percent, error = comparing.Column("a", "a", "accuracy"), comparing.Column("b", "b", "mae")
-    assert ours({"value": 0.9041, "se": 0.0251}, percent) == "90.4 (2.5)"
-    assert ours({"value": 2.8149, "se": 0.119}, error) == "2.81 (0.12)"
-    assert ours({"value": 0.5, "se": None}, percent) == "50.0 (no s.e.)"
-    assert ours(None, percent) == "–"
-    assert [theirs(p) for p in ((26.1, 2.5), (2.8, 0.12), (93.0, None), None)] == ["26.1 (2.5)", "2.80 (0.12)", "93.0", "–"]
+    percent, error = Column("a", "a", "accuracy"), Column("b", "b", "mae")
+    assert format_cell({"value": 0.9041, "se": 0.0251}, percent) == "90.4 (2.5)"
+    assert format_cell({"value": 2.8149, "se": 0.119}, error) == "2.81 (0.12)"
+    assert format_cell({"value": 0.5, "se": None}, percent) == "50.0 (no s.e.)"
+    assert format_cell(None, percent) == "–"
+    assert [format_paper(p) for p in ((26.1, 2.5), (2.8, 0.12), (93.0, None), None)] == ["26.1 (2.5)", "2.80 (0.12)", "93.0", "–"]

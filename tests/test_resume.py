@@ -22,10 +22,11 @@ import torch
 from test_train import Outcome, Rows, Tiny, drawn, one_thread, same, squares, weights
 from torch import nn
 
-from bitimely_core import checkpoints, store, train
-from bitimely_core.batch import Batch
+from bitimely_core import storage
+from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Finding, Reason, UserError
-from bitimely_core.settings import TrainConfig, validated
+from bitimely_core.training import checkpoints, loop
+from bitimely_core.types import Batch
 
 __all__ = ["one_thread"]  # a fixture
 
@@ -38,22 +39,22 @@ class Killed(BaseException):
     """In the place of SIGKILL where no clean-up would differ."""
 
 
-def run(folder: Path, objective: train.Objective = drawn, model: nn.Module | None = None, **changes: Any) -> tuple[nn.Module, Outcome]:
+def run(folder: Path, objective: loop.Objective = drawn, model: nn.Module | None = None, **changes: Any) -> tuple[nn.Module, Outcome]:
     """The run that all tests here continue; `identity`, `notice` and `log` go to fit, the rest to the configuration."""
     passed = {"identity": IDENTITY} | {key: changes.pop(key) for key in ("identity", "notice", "log", "batches") if key in changes}
     values = {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", "accumulate": 2, **changes}
     trained, batches = model or Tiny(), passed.pop("batches", Rows())
-    held, config = Rows(rows=6, length=batches.values.shape[1]), validated(TrainConfig, values)
-    return trained, train.fit(trained, batches, objective, validation=held, folder=folder, config=config, **passed)
+    held, config = Rows(rows=6, length=batches.values.shape[1]), validate(TrainConfig, values)
+    return trained, loop.fit(trained, batches, objective, validation=held, folder=folder, config=config, **passed)
 
 
 def log_of(folder: Path) -> list[Outcome]:
-    return [{k: v for k, v in line.items() if k not in {"tokens_per_second", "data_wait"}} for line in train.metrics(folder)]
+    return [{k: v for k, v in line.items() if k not in {"tokens_per_second", "data_wait"}} for line in loop.metrics(folder)]
 
 
 def state_of(folder: Path) -> tuple[bytes, bytes, bytes, list[Outcome]]:
     """What must be the same bit for bit: exported weights, weights and moments of the last checkpoint, the log but for speed."""
-    last = train.latest(folder)
+    last = loop.latest(folder)
     assert last is not None
     assert last.step == STEPS
     files = (folder / "model" / "model.safetensors", last.folder / "model.safetensors", last.folder / "optimizer.safetensors")
@@ -73,7 +74,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, by
     return state_of(folder)
 
 
-def stopping(at: int, stop: Callable[[], object], *, part: int = 0, validation: bool = False) -> train.Objective:
+def stopping(at: int, stop: Callable[[], object], *, part: int = 0, validation: bool = False) -> loop.Objective:
     """`drawn`, but `stop` is called in step `at`, counted from the beginning of this process, in micro-batch `part`, or in a validation."""
     calls = 0
 
@@ -98,7 +99,7 @@ def kill() -> None:
 def test_a_kill_in_any_step_changes_nothing(at: int, part: int, every: int | None, straight: Any, tmp_path: Path) -> None:
     with pytest.raises(Killed):
         run(tmp_path, stopping(at, kill, part=part), checkpoint_every=every)
-    saved = train.latest(tmp_path)
+    saved = loop.latest(tmp_path)
     assert (0 if saved is None else saved.step) == (at - 1) // (every or 6) * (every or 6)
     _, result = run(tmp_path, checkpoint_every=every)
     assert result["resumed"] == (None if saved is None else saved.step)
@@ -124,7 +125,7 @@ def test_a_signal_ends_the_step_saves_and_tells(number: int, code: Exit, at: int
     assert f"after step {at} of 12" in stopped.value.text
     assert "same command" in stopped.value.action
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
-    saved = train.latest(tmp_path)
+    saved = loop.latest(tmp_path)
     assert saved is not None
     assert saved.step == at
     run(tmp_path)
@@ -135,12 +136,12 @@ def test_a_signal_ends_the_step_saves_and_tells(number: int, code: Exit, at: int
 def test_a_signal_during_validation_leaves_it_to_the_next_call(at: int, straight: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="SIGTERM"):
         run(tmp_path, stopping(at, lambda: os.kill(os.getpid(), signal.SIGTERM), validation=True))
-    assert not train.finished(tmp_path)
+    assert not loop.finished(tmp_path)
     assert log_of(tmp_path)[-1]["split"] == "train"
     with pytest.raises(UserError, match="SIGTERM"):  # and again
         run(tmp_path, stopping(1, lambda: os.kill(os.getpid(), signal.SIGTERM), validation=True))
     run(tmp_path)
-    assert train.finished(tmp_path)
+    assert loop.finished(tmp_path)
     assert state_of(tmp_path) == straight
     assert leftovers(tmp_path) == []
 
@@ -154,7 +155,7 @@ def test_a_second_interrupt_stops_at_once_without_damage(straight: Any, tmp_path
     with pytest.raises(UserError) as stopped:
         run(tmp_path, stopping(4, twice), checkpoint_every=2)
     assert stopped.value.exit_code == Exit.INTERRUPTED
-    saved = train.latest(tmp_path)
+    saved = loop.latest(tmp_path)
     assert saved is not None
     assert saved.step == 2
     run(tmp_path)
@@ -221,7 +222,7 @@ class Forge:
 
 def warm() -> None:
     """Let torch import what it imports late, so that forks do not."""
-    train.fit(Tiny(), Rows(), squares, steps=1, config=validated(TrainConfig, {"device": "cpu"}))
+    loop.fit(Tiny(), Rows(), squares, steps=1, config=validate(TrainConfig, {"device": "cpu"}))
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +264,7 @@ def child_killed_in_call(folder: str, number: int) -> int:
         return call
 
     for name in SYSTEM:
-        setattr(store, name, counted(getattr(store, name)))
+        setattr(storage, name, counted(getattr(storage, name)))
     run(Path(folder))
     return 0
 
@@ -303,7 +304,7 @@ def kills(forge: Forge, rounds: int, folder: Path, straight: Any, seed: int) -> 
         os.kill(pid, with_signal)
         assert forge.wait(pid) in {0, -with_signal, Exit.TERMINATED}
         if home.exists():
-            train.latest(home)  # reading between is never an error
+            loop.latest(home)  # reading between is never an error
         run(home)
         assert state_of(home) == straight
         assert leftovers(home) == []
@@ -326,7 +327,7 @@ def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tm
         number += stride
         home = tmp_path / str(number)
         finished = forge.wait(forge.start("child_killed_in_call", str(home), number)) == 0
-        saved = train.latest(home)
+        saved = loop.latest(home)
         assert (0 if saved is None else saved.step) >= former  # never fewer than the kill one call before had
         former = 0 if saved is None else saved.step
         run(home)
@@ -338,7 +339,7 @@ def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tm
 
 def test_a_limit_on_file_sizes_stops_with_exit_6(forge: Forge, straight: Any, tmp_path: Path) -> None:
     assert forge.wait(forge.start("child_with_small_files", str(tmp_path), 1500)) == Exit.RESOURCES
-    assert train.latest(tmp_path) is None
+    assert loop.latest(tmp_path) is None
     assert leftovers(tmp_path) == []
     run(tmp_path)
     assert state_of(tmp_path) == straight
@@ -346,7 +347,7 @@ def test_a_limit_on_file_sizes_stops_with_exit_6(forge: Forge, straight: Any, tm
 
 def test_a_limit_on_memory_stops_with_exit_6(forge: Forge, straight: Any, tmp_path: Path) -> None:
     assert forge.wait(forge.start("child_with_little_memory", str(tmp_path), 6)) == Exit.RESOURCES
-    saved = train.latest(tmp_path)
+    saved = loop.latest(tmp_path)
     assert saved is not None
     assert saved.step == 4
     run(tmp_path)
@@ -367,7 +368,7 @@ def fault_of(call: Callable[[], object]) -> int | None:
 
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_the_nth_call_fails(fault: int, straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    originals = {name: getattr(store, name) for name in SYSTEM}
+    originals = {name: getattr(storage, name) for name in SYSTEM}
     calls = 0
     at = 0
 
@@ -387,7 +388,7 @@ def test_the_nth_call_fails(fault: int, straight: Any, tmp_path: Path, monkeypat
         home = tmp_path / str(number)
         with monkeypatch.context() as patch:
             for name in SYSTEM:
-                patch.setattr(store, name, failing(name))
+                patch.setattr(storage, name, failing(name))
             calls, at = 0, number
             code = fault_of(lambda home=home: run(home))  # type: ignore[misc]
         assert code in {None, Exit.RESOURCES, Exit.INTEGRITY}
@@ -405,7 +406,7 @@ def test_the_nth_call_fails(fault: int, straight: Any, tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_keeps_the_former_checkpoint(straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = store.os_write
+    original = storage.os_write
 
     def full(fd: int, data: memoryview) -> int:
         if "step-8.tmp" in str(Path(f"/proc/self/fd/{fd}").readlink()):
@@ -413,12 +414,12 @@ def test_a_full_disk_keeps_the_former_checkpoint(straight: Any, tmp_path: Path, 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(fd, data)
 
-    monkeypatch.setattr(store, "os_write", full)
+    monkeypatch.setattr(storage, "os_write", full)
     with pytest.raises(UserError) as stopped:
         run(tmp_path, checkpoint_every=4)
     monkeypatch.undo()
     assert (stopped.value.code, stopped.value.exit_code) == (Reason.DISK_FULL, Exit.RESOURCES)
-    former = train.latest(tmp_path)
+    former = loop.latest(tmp_path)
     assert former is not None
     assert former.step == 4
     assert leftovers(tmp_path) == []
@@ -434,27 +435,27 @@ def test_space_is_asked_for_before_anything_is_written(tmp_path: Path, monkeypat
     with pytest.raises(UserError, match="disk full: need") as stopped:
         run(tmp_path)
     assert stopped.value.exit_code == Exit.RESOURCES
-    assert checkpoints.steps(tmp_path / "checkpoints") == []
+    assert checkpoints.list_steps(tmp_path / "checkpoints") == []
 
 
 def test_the_former_goes_only_after_the_new_one_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = checkpoints.check
+    original = checkpoints.verify_checkpoint
 
     def refusing(path: Path) -> dict[str, Any]:
         if path.name == "step-6":
             raise UserError(Reason.INTEGRITY, "reads back differently", exit_code=Exit.INTEGRITY)
         return original(path)
 
-    monkeypatch.setattr(checkpoints, "check", refusing)
+    monkeypatch.setattr(checkpoints, "verify_checkpoint", refusing)
     with pytest.raises(UserError, match="reads back"):
         run(tmp_path, checkpoint_every=2)
-    assert checkpoints.steps(tmp_path / "checkpoints")[-2:] == [4, 2]
+    assert checkpoints.list_steps(tmp_path / "checkpoints")[-2:] == [4, 2]
 
 
 @pytest.mark.parametrize("keep", [2, 3])
 def test_the_newest_are_kept(keep: int, tmp_path: Path) -> None:
     run(tmp_path, checkpoint_every=1, keep=keep)
-    assert checkpoints.steps(tmp_path / "checkpoints") == list(range(STEPS, STEPS - keep, -1))
+    assert checkpoints.list_steps(tmp_path / "checkpoints") == list(range(STEPS, STEPS - keep, -1))
     assert (tmp_path / "checkpoints" / "LATEST").read_text() == "step-12\n"
 
 
@@ -535,7 +536,7 @@ def test_nothing_but_damage_is_exit_5_and_changes_nothing(stopped: Path) -> None
     assert len(refused.value.details) == 2
     assert sorted(path.relative_to(stopped) for path in stopped.rglob("*")) == before
     with pytest.raises(UserError):
-        train.latest(stopped)
+        loop.latest(stopped)
 
 
 def test_every_damage_is_noticed(stopped: Path) -> None:
@@ -546,7 +547,7 @@ def test_every_damage_is_noticed(stopped: Path) -> None:
         name = draw.choice(sorted(whole))
         damage(folder / name, draw.choice(["flip", "flip", "zero", "truncate", "append"]), draw)
         body = (folder / name).read_bytes()
-        code = fault_of(lambda: checkpoints.check(folder))
+        code = fault_of(lambda: checkpoints.verify_checkpoint(folder))
         if code is None:  # zeros where zeros were, or JSON that says the same
             assert body == whole[name] or _same_json(body, whole[name])
         else:
@@ -569,14 +570,14 @@ def test_two_files_swapped_between_checkpoints_are_noticed(stopped: Path) -> Non
     a.write_bytes(second)
     b.write_bytes(first)
     with pytest.raises(UserError) as refused:
-        train.latest(stopped)
+        loop.latest(stopped)
     assert refused.value.exit_code == Exit.INTEGRITY
 
 
 def test_a_touched_checkpoint_is_whole(stopped: Path) -> None:
     for path in stopped.rglob("*"):
         os.utime(path, (4e9, 4e9))
-    latest = train.latest(stopped)
+    latest = loop.latest(stopped)
     assert latest is not None
     assert latest.step == 9
 
@@ -584,7 +585,7 @@ def test_a_touched_checkpoint_is_whole(stopped: Path) -> None:
 def test_a_checkpoint_of_a_newer_format_is_refused_and_stays(stopped: Path) -> None:
     path = stopped / "checkpoints" / "step-9" / "meta.json"
     meta = {key: value for key, value in json.loads(path.read_bytes()).items() if key != "sha256"} | {"format_version": 99}
-    store.write_json(path, {**meta, "sha256": store.fingerprint(meta)})
+    storage.write_json(path, {**meta, "sha256": storage.fingerprint(meta)})
     with pytest.raises(UserError) as refused:
         run(stopped)
     assert refused.value.code is Reason.UNSUPPORTED_FORMAT
@@ -676,13 +677,13 @@ def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Pa
 
     asked = objectives.get(name)
 
-    def trained(folder: Path, objective: train.Objective) -> nn.Module:
+    def trained(folder: Path, objective: loop.Objective) -> nn.Module:
         torch.manual_seed(0)
         model: nn.Module = models.build("bitimelygpt", channels=2, length=24, layers=2, heads=2, dim=8, value_dim=8, ffn_dim=8, dropout=0.1)
         return run(folder, objective, model, batches=Rows(length=24))[0]
 
     def killed(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
-        if len(train.metrics(tmp_path / "killed")) == 9:
+        if len(loop.metrics(tmp_path / "killed")) == 9:
             raise Killed
         return asked(model, batch, generator)  # type: ignore[arg-type]
 
@@ -693,4 +694,4 @@ def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Pa
     assert same(weights(straight), weights(continued))
     assert state_of(tmp_path / "killed") == state_of(tmp_path / "straight")
     assert same(weights(models.load(tmp_path / "killed" / "model")), weights(straight))
-    assert all(line["rel"] > 0 for line in train.metrics(tmp_path / "killed"))
+    assert all(line["rel"] > 0 for line in loop.metrics(tmp_path / "killed"))

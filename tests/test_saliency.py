@@ -8,13 +8,15 @@ import torch
 from test_shapelets import Labelled
 from torch import Generator, nn
 
-from bitimely_core import data, evaluate, heads, models, objectives, report
+from bitimely_core import data, evaluate, models, objectives, report
 from bitimely_core.analyses import LoadedRun
 from bitimely_core.analyses.regions import agreement, elsewhere, over_subjects, present, ratios, told_apart
 from bitimely_core.analyses.saliency import asked, look, randomised, saliency, slopes
 from bitimely_core.analyses.shapelets import mine, shapelets
-from bitimely_core.batch import Batch, Encoded, Figure, Table
 from bitimely_core.errors import UserError
+from bitimely_core.models import heads
+from bitimely_core.page import Figure, Table
+from bitimely_core.types import Batch, Encoded
 
 SMALL = {"layers": 2, "heads": 2, "dim": 8, "value_dim": 8, "ffn_dim": 8, "tokenizer": "patch", "patch": 4}
 

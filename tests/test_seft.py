@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bitimely_core import models
-from bitimely_core.batch import Batch
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 

@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 import torch
 
-from bitimely_core import data, models, objectives, runs, store, tokens
-from bitimely_core.batch import Batch
+from bitimely_core import data, models, objectives, storage, tokens, workflows
 from bitimely_core.errors import UserError
 from bitimely_core.tokens import sequences
+from bitimely_core.types import Batch
 
 CODES = 6
 LABELS = ["chf", "copd"]
@@ -42,7 +42,7 @@ def cohort(out: Path, n: int = 60, seed: int = 0, names: list[str] | None = None
         )
     schema = {"codes": pl.List(pl.Int32), "times": pl.List(pl.Float32), "y_chf": pl.Int8, "y_copd": pl.Int8, "t_index": pl.Float32}
     frame = pl.DataFrame(rows, schema_overrides=schema)
-    store.make_folder(out)
+    storage.make_folder(out)
     vocabulary = pl.DataFrame({"id": range(5, 5 + CODES), "code": names or [f"{100 + c}" for c in range(CODES)]})
     sequences.publish(
         out,
@@ -121,15 +121,17 @@ def test_eos_stands_at_the_index_day() -> None:
 
 def test_the_line_from_sequences_to_scores(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr", n=200)
-    run = runs.pretrain(preset="tiny", flags={"data": {"names": ("pophr",)}, "train": {"steps": 3, "batch_size": 16}}, workspace=tmp_path)
+    run = workflows.pretrain(
+        preset="tiny", flags={"data": {"names": ("pophr",)}, "train": {"steps": 3, "batch_size": 16}}, workspace=tmp_path
+    )
     stored = json.loads((tmp_path / "runs" / run["run"] / "run.json").read_bytes())
     assert stored["settings"]["model"]["tokenizer"] == "codes"
     assert stored["settings"]["model"]["decay"]["kind"] == "half-life"
     assert stored["settings"]["model"]["codes"] == 5 + CODES
-    fine = runs.finetune(
+    fine = workflows.finetune(
         "tiny", data="pophr", flags={"train": {"steps": 60, "batch_size": 32, "lr": 3e-3}, "data": {"fraction": 1.0}}, workspace=tmp_path
     )
-    scores = runs.evaluate(fine["run"], workspace=tmp_path, bootstrap=50)
+    scores = workflows.evaluate(fine["run"], workspace=tmp_path, bootstrap=50)
     assert set(scores["metrics"]) >= {"auprc", "auroc"}
     assert set(scores["by_class"]) == set(LABELS)
     assert scores["by_class"]["chf"]["auprc"]["value"] > scores["by_class"]["chf"]["base_rate"]
@@ -142,15 +144,15 @@ def test_a_split_without_subjects_has_no_scores_and_more_heads_more_half_lives(t
     out = cohort(tmp_path / "tokens" / "pophr", n=4)
     assert len(tokens.open_tokens(out)["test"]) == 0
     flags = {"data": {"names": ("pophr",)}, "train": {"steps": 1, "batch_size": 2}, "model": {"heads": 8, "dim": 64}}
-    runs.pretrain(preset="tiny", flags=flags, workspace=tmp_path)
+    workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path)
     stored = json.loads((tmp_path / "runs" / "tiny" / "run.json").read_bytes())["settings"]["model"]
     months = stored["decay"]["months"]
     assert (len(months), months[0], months[-1]) == (8, 6.0, 384.0)
     assert np.diff(np.log(months)) == pytest.approx(np.log(64) / 7, abs=1e-3)
-    fine = runs.finetune(
+    fine = workflows.finetune(
         "tiny", data="pophr", flags={"train": {"steps": 1, "batch_size": 2}, "data": {"fraction": 1.0}}, workspace=tmp_path
     )
-    scores = runs.evaluate(fine["run"], workspace=tmp_path, bootstrap=10)
+    scores = workflows.evaluate(fine["run"], workspace=tmp_path, bootstrap=10)
     assert scores["n"] == 0
     assert all(metric["value"] is None and metric["undefined_reason"] for metric in scores["metrics"].values())
 
@@ -159,19 +161,19 @@ def test_other_codes_renew_the_adapter_though_they_are_as_many(tmp_path: Path) -
     cohort(tmp_path / "tokens" / "pophr")
     cohort(tmp_path / "tokens" / "others", names=[f"{300 + c}" for c in range(CODES)])
     small = {"train": {"steps": 1, "batch_size": 8}}
-    runs.pretrain(preset="tiny", flags={**small, "data": {"names": ("pophr",)}}, workspace=tmp_path)
-    run = runs.finetune("tiny", data="others", flags={**small, "data": {"fraction": 1.0}}, run="moved", workspace=tmp_path)
+    workflows.pretrain(preset="tiny", flags={**small, "data": {"names": ("pophr",)}}, workspace=tmp_path)
+    run = workflows.finetune("tiny", data="others", flags={**small, "data": {"fraction": 1.0}}, run="moved", workspace=tmp_path)
     stored = json.loads((tmp_path / "runs" / run["run"] / "run.json").read_bytes())
     assert stored["renewed"]
     assert any("another vocabulary" in line for line in stored["notices"])
     with pytest.raises(UserError, match="another vocabulary"):
-        runs.evaluate("tiny", data="others", workspace=tmp_path)
+        workflows.evaluate("tiny", data="others", workspace=tmp_path)
 
 
 def test_signals_and_events_do_not_mix(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr")
     with pytest.raises(UserError, match="expected codes for events") as caught:
-        runs.pretrain(preset="tiny", assignments=["model.tokenizer=patch"], flags={"data": {"names": ("pophr",)}}, workspace=tmp_path)
+        workflows.pretrain(preset="tiny", assignments=["model.tokenizer=patch"], flags={"data": {"names": ("pophr",)}}, workspace=tmp_path)
     assert caught.value.exit_code == 2
 
 

@@ -21,8 +21,8 @@ from bitimely_core.analyses.shapelets import (
     shapelets,
     usual,
 )
-from bitimely_core.batch import Figure, Table
 from bitimely_core.errors import UserError
+from bitimely_core.page import Figure, Table
 
 
 class Labelled:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from bitimely_core import models, runs
-from bitimely_core.batch import Batch
+from bitimely_core import models, workflows
 from bitimely_core.errors import UserError
+from bitimely_core.types import Batch
 
 SMALL = {"model": {"tokenizer": "patch", "patch": 50, "layers": 2}, "train": {"steps": 3, "batch_size": 8}}
 
@@ -21,33 +21,33 @@ SMALL = {"model": {"tokenizer": "patch", "patch": 50, "layers": 2}, "train": {"s
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharing")
-    runs.pretrain(preset="tiny", flags={**SMALL, "data": {"names": ("synthetic/staging",)}}, workspace=folder)
-    runs.finetune("tiny", data="synthetic/staging", flags={"train": SMALL["train"]}, run="tuned", workspace=folder)
+    workflows.pretrain(preset="tiny", flags={**SMALL, "data": {"names": ("synthetic/staging",)}}, workspace=folder)
+    workflows.finetune("tiny", data="synthetic/staging", flags={"train": SMALL["train"]}, run="tuned", workspace=folder)
     return folder
 
 
 def test_what_is_exported_is_the_model(home: Path, tmp_path: Path) -> None:
-    told = runs.export("tiny", out=tmp_path / "tiny", workspace=home)
+    told = workflows.export("tiny", out=tmp_path / "tiny", workspace=home)
     assert {"config.json", "model.safetensors", "run.json", "model_card.md"} <= set(told["files"])
     batch = Batch(torch.randn(2, 3000, 1))
     ours = models.load(home / "runs" / "tiny" / "model")(batch).hidden[-1]
     assert torch.equal(models.load(tmp_path / "tiny")(batch).hidden[-1], ours)
-    assert runs.export("tiny", out=tmp_path / "tiny", workspace=home)["sha256"] == told["sha256"]
-    again = runs.pretrain(
+    assert workflows.export("tiny", out=tmp_path / "tiny", workspace=home)["sha256"] == told["sha256"]
+    again = workflows.pretrain(
         preset="tiny", flags={**SMALL, "data": {"names": ("synthetic/staging",)}}, init=tmp_path / "tiny", run="from-export", workspace=home
     )
     assert again["steps"] == 3
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="other files") as caught:
-        runs.export("tiny", out=tmp_path / "full", workspace=home)
+        workflows.export("tiny", out=tmp_path / "full", workspace=home)
     assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("run", ["tiny", "tuned"])
 def test_a_run_is_the_same_again(home: Path, run: str) -> None:
-    assert runs.reproduce(run, workspace=home, dry_run=True)["differences"] == []
-    found = runs.reproduce(run, workspace=home)
+    assert workflows.reproduce(run, workspace=home, dry_run=True)["differences"] == []
+    found = workflows.reproduce(run, workspace=home)
     assert found["reproduced"]
     assert found["same_weights"]
     assert found["loss"][0] == found["loss"][1]
@@ -61,7 +61,7 @@ def test_what_differs_is_said(home: Path) -> None:
     body["data"][0]["fingerprint"] = "0" * 64
     path.write_text(json.dumps(body))
     try:
-        told = runs.reproduce("tiny", workspace=home, dry_run=True)["differences"]
+        told = workflows.reproduce("tiny", workspace=home, dry_run=True)["differences"]
     finally:
         path.write_bytes(whole)
     assert any(line.startswith("torch") and line.endswith("1.0") for line in told)
@@ -105,29 +105,29 @@ class Hub:
 
 
 def begun(home: Path, init: str, run: str, **more: Any) -> dict[str, Any]:
-    return runs.pretrain(
+    return workflows.pretrain(
         preset="tiny", flags={**SMALL, "data": {"names": ("synthetic/staging",)}}, init=init, run=run, workspace=home, **more
     )
 
 
 def test_a_run_is_pushed_to_a_private_repository(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(monkeypatch)
-    assert runs.export("tiny", out=tmp_path / "dry", push="lab/tiny", workspace=home, dry_run=True)["pushed"] == "lab/tiny"
+    assert workflows.export("tiny", out=tmp_path / "dry", push="lab/tiny", workspace=home, dry_run=True)["pushed"] == "lab/tiny"
     assert hub.calls == []
     assert not (tmp_path / "dry").exists()
-    told = runs.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
+    told = workflows.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
     (made, repo), (sent, upload) = hub.calls
     assert (made, sent, told["revision"]) == ("create_repo", "upload_folder", COMMIT)
     assert repo == {"repo_id": "lab/tiny", "repo_type": "model", "private": True, "exist_ok": True}
     assert upload["sent"] == ["config.json", "model.safetensors", "model_card.md", "run.json"]
     Hub(monkeypatch, fault=ConnectionError("no route\nto host"))
     with pytest.raises(UserError, match="lab/tiny: ConnectionError: no route") as caught:
-        runs.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
+        workflows.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
     assert (caught.value.exit_code, caught.value.field) == (4, "--push")
 
 
 def test_a_run_starts_from_a_model_of_the_hub_and_keeps_its_commit(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exported = runs.export("tiny", out=tmp_path / "remote", workspace=home)
+    exported = workflows.export("tiny", out=tmp_path / "remote", workspace=home)
     hub = Hub(monkeypatch, tmp_path / "remote")
     begun(home, "lab/tiny", "dry", dry_run=True)
     assert hub.calls == []
@@ -146,14 +146,14 @@ def test_a_run_starts_from_a_model_of_the_hub_and_keeps_its_commit(home: Path, t
     assert begun(home, "lab/tiny", "from-hub")["trained"] is False, "the branch moved on, the run did not"
     assert [call[1]["revision"] for call in hub.calls] == [COMMIT]
     for run in ("from-hub", "from-run"):
-        assert runs.reproduce(run, workspace=home)["same_weights"]
+        assert workflows.reproduce(run, workspace=home)["same_weights"]
     hub.calls = []
     begun(home, "lab/tiny@v1", "tagged", force_new=True)
     assert hub.calls[0] == ("model_info", {"repo": "lab/tiny", "revision": "v1"})
 
 
 def test_a_hub_that_cannot_be_used_is_one_clear_line(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.export("tiny", out=tmp_path / "remote", workspace=home)
+    workflows.export("tiny", out=tmp_path / "remote", workspace=home)
     Hub(monkeypatch, fault=OSError("offline"))
     with pytest.raises(UserError, match="lab/tiny: OSError: offline") as caught:
         begun(home, "lab/tiny", "never")
@@ -173,7 +173,7 @@ def test_a_hub_that_cannot_be_used_is_one_clear_line(home: Path, tmp_path: Path,
         begun(home, "lab/tiny", "never")
     assert (caught.value.exit_code, caught.value.field) == (2, "--init")
     with pytest.raises(UserError, match=r"bitimely\[hub\]") as caught:
-        runs.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
+        workflows.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="OWNER/NAME") as caught:
         begun(home, "a/b/c", "never")

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitimely_core.batch import Annotation, Record, Unit
 from bitimely_core.datasets import sleep_edf as module
 from bitimely_core.datasets.sleep_edf import read_subjects, sleep_edf, stages
 from bitimely_core.errors import Finding, Reason, UserError
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import scan
 from bitimely_core.registry import datasets
+from bitimely_core.types import Annotation, Record, Unit
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs"))

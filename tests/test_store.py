@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitimely_core import store
+from bitimely_core import storage
 from bitimely_core.errors import Exit, Reason, UserError
 
 CALLS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink", "os_mkdir", "os_read")
@@ -43,7 +43,7 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, calls: tuple[str, ...] = CALLS) -> None:
         self.n, self.number, self.seen = 0, errno.EIO, 0
         for name in calls:
-            monkeypatch.setattr(store, name, self.wrapped(getattr(store, name)))
+            monkeypatch.setattr(storage, name, self.wrapped(getattr(storage, name)))
 
     def wrapped(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def fail_or(*arguments: Any) -> Any:
@@ -87,28 +87,28 @@ def attempted(call: Callable[[], object]) -> UserError | None:
 @settings(max_examples=50, deadline=None)
 @given(JSON)
 def test_canonical_json_parses_back_and_is_stable(value: Any) -> None:
-    assert json.loads(store.canonical(value)) == value
-    assert store.canonical(json.loads(store.canonical(value))) == store.canonical(value)
+    assert json.loads(storage.canonical(value)) == value
+    assert storage.canonical(json.loads(storage.canonical(value))) == storage.canonical(value)
 
 
 def test_canonical_json_has_one_spelling_and_no_nan() -> None:
-    assert store.canonical({"b": 1.0, "a": "é"}) == b'{"a":"\xc3\xa9","b":1.0}'
+    assert storage.canonical({"b": 1.0, "a": "é"}) == b'{"a":"\xc3\xa9","b":1.0}'
     for number in (float("nan"), float("inf")):
         with pytest.raises(ValueError):
-            store.canonical([number])
+            storage.canonical([number])
 
 
 def test_hashes_equal_hashlib(tmp_path: Path) -> None:
-    data = os.urandom(3 * store.CHUNK + 17)
-    assert store.write_bytes(tmp_path / "f", data) == (hashlib.sha256(data).hexdigest(), len(data))
-    assert store.digest(tmp_path / "f") == (hashlib.sha256(data).hexdigest(), len(data))
-    name, digest, _ = store.write_named(tmp_path, "shard", ".bin", lambda stream: stream.write(data))
+    data = os.urandom(3 * storage.CHUNK + 17)
+    assert storage.write_bytes(tmp_path / "f", data) == (hashlib.sha256(data).hexdigest(), len(data))
+    assert storage.digest(tmp_path / "f") == (hashlib.sha256(data).hexdigest(), len(data))
+    name, digest, _ = storage.write_named(tmp_path, "shard", ".bin", lambda stream: stream.write(data))
     assert name == f"shard-{digest[:16]}.bin"
     assert (tmp_path / name).read_bytes() == data
 
 
 def test_imports_neither_torch_nor_tables() -> None:
-    code = "import bitimely_core.store, sys; print(sorted({'torch', 'pyarrow', 'polars', 'numpy'} & set(sys.modules)))"
+    code = "import bitimely_core.storage, sys; print(sorted({'torch', 'pyarrow', 'polars', 'numpy'} & set(sys.modules)))"
     assert run(code).communicate()[0].strip() == "[]"
 
 
@@ -117,9 +117,9 @@ def test_imports_neither_torch_nor_tables() -> None:
 
 @pytest.mark.usefixtures("umask")
 def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
-    folder = store.make_folder(tmp_path / "a" / "b")
-    store.write_json(folder / "x.json", {})
-    store.append_line(folder / "lines", {})
+    folder = storage.make_folder(tmp_path / "a" / "b")
+    storage.write_json(folder / "x.json", {})
+    storage.append_line(folder / "lines", {})
     take(folder)
     assert {oct(stat.S_IMODE(p.stat().st_mode)) for p in folder.iterdir()} == {"0o600"}
     assert {oct(stat.S_IMODE(p.stat().st_mode)) for p in (folder, folder.parent)} == {"0o700"}
@@ -128,13 +128,13 @@ def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EINTR, errno.EMFILE])
 def test_any_failing_call_leaves_the_former_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     path = tmp_path / "file"
-    store.write_bytes(path, b"old")
+    storage.write_bytes(path, b"old")
     faults = Faults(monkeypatch)
     codes = {errno.ENOSPC: Reason.DISK_FULL, errno.EMFILE: Reason.RESOURCE_LIMIT}
     passed = False
     for n in range(1, 30):
         faults.at(n, number)
-        error = attempted(lambda: store.write_bytes(path, b"new"))
+        error = attempted(lambda: storage.write_bytes(path, b"new"))
         passed = faults.seen < n
         assert (error is None) == passed or number == errno.EINTR  # an interrupted write is repeated
         assert error is None or (error.code, error.exit_code, error.file) == (codes.get(number, Reason.IO_ERROR), Exit.RESOURCES, str(path))
@@ -143,7 +143,7 @@ def test_any_failing_call_leaves_the_former_file_and_no_other(tmp_path: Path, mo
         assert names(tmp_path) == ["file"]
         if passed:
             break
-        store.write_bytes(path, b"old")
+        storage.write_bytes(path, b"old")
     assert passed
     assert n > 8
 
@@ -152,26 +152,26 @@ def test_a_full_disk_is_told_whatever_the_serialiser_makes_of_it(tmp_path: Path,
     Faults(monkeypatch, ("os_write",)).at(1, errno.ENOSPC)
     frame = pl.DataFrame({"a": [1, 2]})
     with pytest.raises(UserError, match="disk full") as caught:
-        store.write_file(tmp_path / "t.parquet", frame.write_parquet)
+        storage.write_file(tmp_path / "t.parquet", frame.write_parquet)
     assert caught.value.code == Reason.DISK_FULL
     assert names(tmp_path) == []
 
 
 def test_tables_can_be_written_to_the_stream(tmp_path: Path) -> None:
     frame = pl.DataFrame({"a": [1, 2]})
-    store.write_file(tmp_path / "t.parquet", lambda stream: frame.write_parquet(stream, compression="zstd"))
+    storage.write_file(tmp_path / "t.parquet", lambda stream: frame.write_parquet(stream, compression="zstd"))
     assert pl.read_parquet(tmp_path / "t.parquet").equals(frame)
 
 
 @pytest.mark.parametrize("content", [b"aaa", memoryview(b"aaa"), lambda stream: stream.write(b"aaa")], ids=["bytes", "view", "stream"])
 @pytest.mark.parametrize("found", [[b"aab"], [b"aa"], [b"aaa", b"a"], []], ids=["differs", "shorter", "longer", "empty"])
 def test_what_reads_back_differently_never_gets_its_name(
-    content: store.Content, found: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: storage.Content, found: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = iter([*found, b""])
-    monkeypatch.setattr(store, "os_read", lambda fd, size: next(blocks))
+    monkeypatch.setattr(storage, "os_read", lambda fd, size: next(blocks))
     with pytest.raises(UserError) as caught:
-        store.write_file(tmp_path / "f", content)
+        storage.write_file(tmp_path / "f", content)
     assert caught.value.exit_code == Exit.INTEGRITY
     assert names(tmp_path) == []
 
@@ -179,27 +179,27 @@ def test_what_reads_back_differently_never_gets_its_name(
 def test_bytes_of_any_format_land_as_they_are(tmp_path: Path) -> None:
     data = memoryview(bytes(range(256)) * 8192)
     for content in (data, data.cast("b"), data.cast("i"), lambda stream: stream.write(data)):
-        assert store.write_file(tmp_path / "f", content) == (hashlib.sha256(data).hexdigest(), len(data))
+        assert storage.write_file(tmp_path / "f", content) == (hashlib.sha256(data).hexdigest(), len(data))
         assert (tmp_path / "f").read_bytes() == data
 
 
 def test_space_is_asked_for_before(tmp_path: Path) -> None:
-    store.require_space(tmp_path, 1)
+    storage.require_space(tmp_path, 1)
     with pytest.raises(UserError, match=r"need .* TB, have ") as caught:
-        store.require_space(tmp_path, 10**18)
+        storage.require_space(tmp_path, 10**18)
     assert (caught.value.code, caught.value.exit_code) == (Reason.DISK_FULL, Exit.RESOURCES)
 
 
 def test_lines_survive_a_torn_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    store.append_line(path, {"step": 1})
-    store.append_line(path, {"step": 2})
+    storage.append_line(path, {"step": 1})
+    storage.append_line(path, {"step": 2})
     with path.open("ab") as file:
         file.write(b'{"step": 3, "lo')
-    store.append_line(path, {"step": 3})
+    storage.append_line(path, {"step": 3})
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
     path.write_bytes(b"torn")
-    store.append_line(path, {"step": 1})
+    storage.append_line(path, {"step": 1})
     assert path.read_text() == '{"step":1}\n'
 
 
@@ -207,18 +207,18 @@ def test_nothing_is_written_through_a_link_or_over_a_file(tmp_path: Path) -> Non
     (tmp_path / "home").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "home")
     with pytest.raises(UserError) as caught:
-        store.make_folder(tmp_path / "out")
+        storage.make_folder(tmp_path / "out")
     assert (caught.value.code, caught.value.exit_code) == (Reason.PATH_ESCAPE, Exit.USAGE)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError):
-        store.make_folder(tmp_path / "file")
+        storage.make_folder(tmp_path / "file")
     assert names(tmp_path / "home") == []
 
 
 def test_sweep_removes_what_dead_runs_left_and_nothing_else(tmp_path: Path) -> None:
     for name in ("a.parquet.tmp-123-0123abcd", "manifest.json.tmp-9-ffffffff", "a.parquet", "notes.tmp", "x.tmp-y"):
         (tmp_path / name).write_text("")
-    assert store.sweep(tmp_path) == 2
+    assert storage.sweep(tmp_path) == 2
     assert names(tmp_path) == ["a.parquet", "notes.tmp", "x.tmp-y"]
 
 
@@ -229,7 +229,7 @@ HOLD = "import sys, time\nfrom pathlib import Path\nfrom bitimely_core import st
 
 def take(folder: Path, wait: float = 0.0) -> int | None:
     """Hold the lock for a moment: the process that stands in it meanwhile, if any does."""
-    with store.lock(folder, wait):
+    with storage.lock(folder, wait):
         told = (folder / ".lock").read_bytes()
         return int(json.loads(told)["pid"]) if told else None
 
@@ -254,16 +254,16 @@ def test_what_stands_in_the_lock_decides_nothing(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text('{"pid": 1, "host": "elsewhere"')
     assert take(tmp_path) == os.getpid()
     (tmp_path / ".lock").write_text('{"pid": 1, "host": "\x1b[31m", "since": "now"}')
-    with store.lock(tmp_path), pytest.raises(UserError) as caught:
+    with storage.lock(tmp_path), pytest.raises(UserError) as caught:
         take(tmp_path)
     assert caught.value.code == Reason.LOCKED
 
 
 def test_shared_holders_keep_a_single_one_out(tmp_path: Path) -> None:
-    with store.lock(tmp_path, shared=True), store.lock(tmp_path, shared=True), pytest.raises(UserError) as caught:
+    with storage.lock(tmp_path, shared=True), storage.lock(tmp_path, shared=True), pytest.raises(UserError) as caught:
         take(tmp_path)
     assert caught.value.code == Reason.LOCKED
-    with store.lock(tmp_path), pytest.raises(UserError) as caught, store.lock(tmp_path, shared=True):
+    with storage.lock(tmp_path), pytest.raises(UserError) as caught, storage.lock(tmp_path, shared=True):
         raise AssertionError("shared beside a single one")
     assert caught.value.code == Reason.LOCKED
 
@@ -273,7 +273,7 @@ def test_without_flock_a_file_stands_in_and_is_never_stolen(tmp_path: Path, monk
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    with store.lock(tmp_path):
+    with storage.lock(tmp_path):
         with pytest.raises(UserError, match=r"remove .*lock-exclusive") as caught:
             take(tmp_path)
         assert caught.value.exit_code == Exit.LOCKED
@@ -285,22 +285,22 @@ def test_without_flock_a_file_stands_in_and_is_never_stolen(tmp_path: Path, monk
 
 
 def published(folder: Path, content: bytes = b"rows", generation: int = 1) -> dict[str, Any]:
-    name, digest, size = store.write_named(folder, "part", ".bin", lambda stream: stream.write(content))
-    return store.publish(folder, {"dataset": "x"}, {name: {"sha256": digest, "size": size, "rows": 3}}, generation)
+    name, digest, size = storage.write_named(folder, "part", ".bin", lambda stream: stream.write(content))
+    return storage.publish(folder, {"dataset": "x"}, {name: {"sha256": digest, "size": size, "rows": 3}}, generation)
 
 
 def test_a_manifest_names_everything_and_itself(tmp_path: Path) -> None:
     body = published(tmp_path)
-    assert store.manifest(tmp_path) == body
-    assert body["manifest_sha256"] == store.fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"})
-    assert store.damage(tmp_path, body) == []
-    store.check(tmp_path, body)
+    assert storage.read_manifest(tmp_path) == body
+    assert body["manifest_sha256"] == storage.fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"})
+    assert storage.find_damage(tmp_path, body) == []
+    storage.check_files(tmp_path, body)
 
 
 def test_nothing_published_is_incomplete(tmp_path: Path) -> None:
     for folder, code in ((tmp_path, Reason.INCOMPLETE), (tmp_path / "absent", Reason.NOT_FOUND)):
         with pytest.raises(UserError) as caught:
-            store.manifest(folder)
+            storage.read_manifest(folder)
         assert (caught.value.code, caught.value.exit_code) == (code, Exit.REFUSED)
 
 
@@ -323,37 +323,37 @@ def test_any_change_of_the_manifest_is_noticed(tmp_path: Path, change: Callable[
     path = tmp_path / "manifest.json"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(UserError, match=r"manifest\.json") as caught:
-        store.manifest(tmp_path)
+        storage.read_manifest(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == (Reason.INTEGRITY, Exit.INTEGRITY)
 
 
 def test_damaged_missing_and_odd_files_are_named(tmp_path: Path) -> None:
     files = {}
     for i in range(5):
-        name, digest, size = store.write_named(tmp_path, f"part{i}", ".bin", lambda stream, i=i: stream.write(b"%d" % i * 100))  # type: ignore[misc]
+        name, digest, size = storage.write_named(tmp_path, f"part{i}", ".bin", lambda stream, i=i: stream.write(b"%d" % i * 100))  # type: ignore[misc]
         files[name] = {"sha256": digest, "size": size}
-    body = store.publish(tmp_path, {}, files, 1)
+    body = storage.publish(tmp_path, {}, files, 1)
     flipped, short, gone, pipe, good = sorted(files)
     (tmp_path / flipped).write_bytes(b"x" * 100)
     (tmp_path / short).write_bytes(b"1" * 99)
     (tmp_path / gone).unlink()
     (tmp_path / pipe).unlink()
     os.mkfifo(tmp_path / pipe)  # must not hang
-    assert [Path(str(f.file)).name for f in store.damage(tmp_path, body)] == [flipped, short, gone, pipe]
+    assert [Path(str(f.file)).name for f in storage.find_damage(tmp_path, body)] == [flipped, short, gone, pipe]
     with pytest.raises(UserError) as caught:
-        store.check(tmp_path, body)
+        storage.check_files(tmp_path, body)
     assert len(caught.value.details) == 3
-    store.check(tmp_path, body, [good])
+    storage.check_files(tmp_path, body, [good])
     body["files"]["../outside"] = {"sha256": "", "size": 0}
-    assert "leaves the folder" in str(store.damage(tmp_path, body, ["../outside"])[0].message)
+    assert "leaves the folder" in str(storage.find_damage(tmp_path, body, ["../outside"])[0].message)
 
 
 def test_times_alone_are_no_change(tmp_path: Path) -> None:
     body = published(tmp_path)
     for path in tmp_path.iterdir():
         os.utime(path, (0, 2**31))
-    assert store.manifest(tmp_path) == body
-    assert store.damage(tmp_path, body) == []
+    assert storage.read_manifest(tmp_path) == body
+    assert storage.find_damage(tmp_path, body) == []
 
 
 def test_a_generation_that_came_in_between_stops_the_commit(tmp_path: Path) -> None:
@@ -362,13 +362,13 @@ def test_a_generation_that_came_in_between_stops_the_commit(tmp_path: Path) -> N
     with pytest.raises(UserError) as caught:
         published(tmp_path, b"third", 2)
     assert caught.value.exit_code == Exit.LOCKED
-    assert store.manifest(tmp_path)["generation"] == 2
+    assert storage.read_manifest(tmp_path)["generation"] == 2
     assert json.loads((tmp_path / "manifest-1.json").read_bytes())["generation"] == 1
 
 
 def test_publish_refuses_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        store.publish(tmp_path, {}, {"a": {"sha256": "", "size": 1}}, 1)
+        storage.publish(tmp_path, {}, {"a": {"sha256": "", "size": 1}}, 1)
     assert caught.value.exit_code == Exit.INTEGRITY
     assert names(tmp_path) == []
 
@@ -386,7 +386,7 @@ def test_files_go_one_generation_later(tmp_path: Path) -> None:
     for generation in (1, 2, 3):
         kept.append(next(iter(published(tmp_path, b"%d" % generation, generation)["files"])))
         (tmp_path / "mine.bin").write_text("")
-        store.prune(tmp_path, pattern)
+        storage.prune(tmp_path, pattern)
     assert names(tmp_path) == sorted([*kept[1:], "manifest-2.json", "manifest.json", "mine.bin"])
 
 
@@ -403,8 +403,8 @@ def test_a_commit_that_fails_anywhere_shows_one_generation_or_the_other(
         passed = faults.seen < n
         faults.at(0, number)
         assert error is None or error.exit_code == Exit.RESOURCES
-        now = store.manifest(tmp_path)
-        assert store.damage(tmp_path, now) == []
+        now = storage.read_manifest(tmp_path)
+        assert storage.find_damage(tmp_path, now) == []
         assert now["generation"] == 2 if error is None else now == first or now["generation"] == 2
         assert not [name for name in names(tmp_path) if "tmp" in name]
         if passed:

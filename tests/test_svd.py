@@ -8,9 +8,10 @@ from bitimely_core import models, report
 from bitimely_core.analyses import LoadedRun
 from bitimely_core.analyses.attention import in_float64, mixings, pair
 from bitimely_core.analyses.svd import MEASURES, Spectra, collect, cumulated, factored, measures, normalised, of_product, svd
-from bitimely_core.batch import Batch, Encoded, Figure, Table
 from bitimely_core.errors import UserError
 from bitimely_core.ops.retention import decay_matrix, retention_matrix
+from bitimely_core.page import Figure, Table
+from bitimely_core.types import Batch, Encoded
 
 
 class Windows:

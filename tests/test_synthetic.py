@@ -8,13 +8,13 @@ import numpy as np
 import pyedflib
 import pytest
 
-from bitimely_core.batch import Record, Unit
 from bitimely_core.datasets import synthetic as module
 from bitimely_core.datasets.sleep_edf import sleep_edf
 from bitimely_core.datasets.synthetic import make_night, synthetic, waveform, write_cohort
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.formats.source import scan
 from bitimely_core.registry import datasets
+from bitimely_core.types import Record, Unit
 
 
 @pytest.fixture(scope="module")

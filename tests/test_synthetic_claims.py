@@ -16,10 +16,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from bitimely_core import registry, settings
-from bitimely_core.datasets import synthetic_claims as module
-from bitimely_core.datasets.synthetic_claims import resolved, write
+from bitimely_core import registry
+from bitimely_core.claims import synthetic as module
+from bitimely_core.claims.synthetic import resolved, write
 from bitimely_core.errors import Exit, UserError
+from bitimely_core.recipe import load_recipe
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared/data"))
 MALFORMED = {"XX000", "25.0.0", "I5", "E11.9", "428.0", "8", "2.5E+02", "UNK", "", "NA"}  # the last of 428.0 and E11.9 by vocabulary, below
@@ -256,7 +257,7 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
 
 @pytest.mark.parametrize("vocab_column", [True, False])
 def test_builder_counts_what_the_ledger_says(vocab_column: bool, tmp_path: Path) -> None:
-    from bitimely_core.datasets.pophr import cleaning, codes, dates, maps, sources
+    from bitimely_core.claims import clean, codes, dates, phecode_maps, sources
     from bitimely_core.formats.source import scan
 
     ledger = write(tmp_path, subjects=1000, vocab_column=vocab_column)
@@ -268,13 +269,13 @@ def test_builder_counts_what_the_ledger_says(vocab_column: bool, tmp_path: Path)
     lives = claims.subjects.select("subject_id", **{name: dates.days(texts) for name, texts in days.items()}).join(
         claims.labels.select("subject_id", index_day=dates.days(claims.labels["index_date"])), on="subject_id", how="left"
     )
-    book = codes.Codebook(maps.read([tmp_path / "icd_phecode_demo.csv"]).tables, strict=True)
-    frames, account = [], cleaning.Account()
+    book = codes.Codebook(phecode_maps.read([tmp_path / "icd_phecode_demo.csv"]).tables, strict=True)
+    frames, account = [], clean.Account()
     for frame in claims.events():
-        rows, counted = cleaning.clean(frame, book, vocab=claims.vocab, source=claims.source, lives=lives, twins=True)
+        rows, counted = clean.clean(frame, book, vocab=claims.vocab, source=claims.source, lives=lives, twins=True)
         frames.append(rows)
         account += counted
-    _, settled = cleaning.settle(pl.concat(frames), book.codes)
+    _, settled = clean.settle(pl.concat(frames), book.codes)
     funnel = account.funnel()
     assert funnel["mapped"].pop("parent") == 0
     assert funnel == {"rows": ledger["rows"], **ledger["funnel"]}
@@ -394,7 +395,7 @@ def test_without_a_vocab_column_the_day_tells(tmp_path: Path) -> None:
 
 
 def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -> None:
-    recipe = settings.recipe(registry.RECIPES / "demo_claims.toml")
+    recipe = load_recipe(registry.RECIPES / "demo_claims.toml")
     shipped = recipe.ingest.options["synthetic-claims"]
     assert {name: shipped[name] for name in ("subjects", "seed")} == {
         name: (module.FACTS.options or {})[name] for name in ("subjects", "seed")

@@ -11,12 +11,13 @@ from planted import seeded
 from torch import nn
 from torch.nn import functional as F
 
-from bitimely_core import listing, models, objectives, registry
-from bitimely_core.batch import Batch
+from bitimely_core import models, objectives, registry
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import UserError
 from bitimely_core.objectives import tf_c as own
 from bitimely_core.objectives.contrast import banked, perturbed
-from bitimely_core.settings import ObjectiveConfig
+from bitimely_core.types import Batch
+from bitimely_core.workflows import catalog
 
 torch.set_num_threads(1)
 
@@ -30,7 +31,7 @@ tiny = partial(planted.tiny, "tf-c")
 def test_the_alias_of_the_papers_table():
     assert registry.models["ts-t"].name == "tf-c"
     assert models.build("ts-t", preset="tiny").config.name == "tf-c"
-    row = next(row for row in listing.rows("models", None) if row["name"] == "tf-c")
+    row = next(row for row in catalog.rows("models", None) if row["name"] == "tf-c")
     assert "ts-t" in row["known"]
     assert row["alias"] == ["ts-t"]
     assert row["objectives"] == ["tf-c", "tf-c-code"]

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitimely_core import cache, registry, store, tokens
-from bitimely_core.batch import Annotation, Record, Signal
+from bitimely_core import cache, registry, storage, tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.registry import DatasetFacts, View
 from bitimely_core.tokens import cutting, moments, splits
+from bitimely_core.types import Annotation, Record, Signal
 
 RATE = 20.0
 STAGES = {"Sleep stage W": "W", "Sleep stage 1": "N1", "Sleep stage 2": "N2"}
@@ -96,7 +96,7 @@ def physical(found: Record, channel: str) -> np.ndarray:
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {p.name: store.sha256(p) for p in sorted(folder.iterdir()) if p.name != store.LOCK}
+    return {p.name: storage.sha256(p) for p in sorted(folder.iterdir()) if p.name != storage.LOCK}
 
 
 def build(held: list[Record], folder: Path, **options: Any) -> tokens.Windows:
@@ -217,7 +217,7 @@ def test_official_folds_that_share_a_subject_are_refused(tmp_path: Path) -> None
     with pytest.raises(UserError) as error:
         build(held, tmp_path, split="official")
     assert (error.value.code, error.value.exit_code) == (Reason.SUBJECT_LEAKAGE, Exit.REFUSED)
-    assert [p.name for p in tmp_path.iterdir()] == [store.LOCK]
+    assert [p.name for p in tmp_path.iterdir()] == [storage.LOCK]
 
 
 @pytest.mark.parametrize("split", ["random-window", "time"])
@@ -438,7 +438,7 @@ def test_faster_channels_are_refused_unless_the_rate_was_asked_for(tmp_path: Pat
     with pytest.raises(UserError, match=r"Give --rate 20") as error:
         build(held, tmp_path, view="staging")
     assert (error.value.code, error.value.exit_code) == (Reason.SAMPLING_RATE, Exit.REFUSED)
-    assert [p.name for p in tmp_path.iterdir()] == [store.LOCK]
+    assert [p.name for p in tmp_path.iterdir()] == [storage.LOCK]
     windows = build(held, tmp_path, rate=20.0)
     assert windows.manifest["shards"][0]["dtype"] == "float32"
     assert len(windows) == 3 * 7
@@ -568,7 +568,7 @@ def test_same_input_same_bytes_and_nothing_twice(tmp_path: Path, monkeypatch: py
     build(held, tmp_path / "b", view="staging")
     assert files(tmp_path / "a") == files(tmp_path / "b")
     stamps = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a").iterdir()}
-    monkeypatch.setattr(store, "lock", None)
+    monkeypatch.setattr(storage, "lock", None)
     again = build(held, tmp_path / "a", view="staging")
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a").iterdir()} == stamps
     assert again.fingerprint == first.fingerprint == json.loads((tmp_path / "a/manifest.json").read_text())["manifest_sha256"]
@@ -610,7 +610,7 @@ def test_another_cache_makes_new_windows_and_no_leftovers(tmp_path: Path) -> Non
     second = build([record(i, seed=50 + i) for i in range(5)], tmp_path, view="staging", generation=2)
     assert first.values().tobytes() == old  # the map that is open lives on
     assert second.values().tobytes() != old
-    names = {p.name for p in tmp_path.iterdir()} - {store.LOCK, store.MANIFEST}
+    names = {p.name for p in tmp_path.iterdir()} - {storage.LOCK, storage.MANIFEST}
     assert names == set(second.manifest["files"])
 
 
@@ -629,7 +629,7 @@ def test_a_stop_at_any_write_leaves_the_former_set_or_none(tmp_path: Path, monke
     held, changed = records(4), [record(i, seed=50 + i) for i in range(4)]
     former = build(held, tmp_path / "0").fingerprint
     wanted = build(changed, tmp_path / "clean", generation=2).fingerprint
-    real, seen = store.os_replace, set()
+    real, seen = storage.os_replace, set()
     for stop in range(1, 20):
         folder, calls = tmp_path / str(stop), itertools.count(1)
         build(held, folder)
@@ -640,7 +640,7 @@ def test_a_stop_at_any_write_leaves_the_former_set_or_none(tmp_path: Path, monke
             real(old, new)
 
         with monkeypatch.context() as patch:
-            patch.setattr(store, "os_replace", replacing)
+            patch.setattr(storage, "os_replace", replacing)
             try:
                 build(changed, folder, generation=2)
                 break
@@ -753,9 +753,9 @@ def test_a_moved_subject_is_refused_even_with_matching_hashes(tmp_path: Path) ->
     moved = pl.when(pl.col("window") == row).then(pl.lit("train")).otherwise("split")
     index.with_columns(split=moved).write_parquet(tmp_path / "index.parquet")
     body = {k: v for k, v in windows.manifest.items() if k != "manifest_sha256"}
-    sha256, size = store.digest(tmp_path / "index.parquet")
+    sha256, size = storage.digest(tmp_path / "index.parquet")
     body["files"] = {**body["files"], "index.parquet": {"sha256": sha256, "size": size}}
-    store.write_json(tmp_path / "manifest.json", {**body, "manifest_sha256": store.fingerprint(body)})
+    storage.write_json(tmp_path / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)})
     with pytest.raises(UserError) as error:
         tokens.open_tokens(tmp_path)
     assert (error.value.code, error.value.exit_code) == (Reason.SUBJECT_LEAKAGE, Exit.REFUSED)
@@ -777,7 +777,7 @@ def test_without_verification_a_wrong_layout_is_still_noticed(tmp_path: Path) ->
 def test_newer_formats_are_refused(tmp_path: Path) -> None:
     windows = build(records(3), tmp_path)
     body = {k: v for k, v in windows.manifest.items() if k != "manifest_sha256"} | {"format_version": 99}
-    store.write_json(tmp_path / "manifest.json", {**body, "manifest_sha256": store.fingerprint(body)})
+    storage.write_json(tmp_path / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)})
     with pytest.raises(UserError, match="99") as error:
         tokens.open_tokens(tmp_path)
     assert error.value.code == Reason.UNSUPPORTED_FORMAT

@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bitimely_core import checkpoints, train
-from bitimely_core.batch import Batch
+from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.settings import TrainConfig, validated
+from bitimely_core.training import checkpoints, loop
+from bitimely_core.training.devices import select_device
+from bitimely_core.training.estimate import estimate
+from bitimely_core.training.faults import is_divisible, out_of_memory_error
+from bitimely_core.types import Batch
 
 Outcome = dict[str, Any]
 
@@ -88,7 +91,7 @@ def drawn(model: nn.Module, batch: Batch, generator: torch.Generator | None = No
 
 
 def config(**changes: Any) -> TrainConfig:
-    return validated(TrainConfig, {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", **changes})
+    return validate(TrainConfig, {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", **changes})
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -100,12 +103,12 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def test_schedule_is_linear_then_cosine() -> None:
-    assert [train.schedule(s, 100, 0.05) for s in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert [loop.schedule(s, 100, 0.05) for s in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     for step in range(5, 101):
-        assert train.schedule(step, 100, 0.05) == pytest.approx(math.cos(math.pi * (step - 5) / 190) ** 2)
-    assert train.schedule(100, 100, 0.05) == pytest.approx(0.0, abs=1e-15)
-    assert train.schedule(0, 10, 0.0) == 1.0
-    assert train.schedule(0, 1, 0.5) == 1.0
+        assert loop.schedule(step, 100, 0.05) == pytest.approx(math.cos(math.pi * (step - 5) / 190) ** 2)
+    assert loop.schedule(100, 100, 0.05) == pytest.approx(0.0, abs=1e-15)
+    assert loop.schedule(0, 10, 0.0) == 1.0
+    assert loop.schedule(0, 1, 0.5) == 1.0
 
 
 def test_norms_biases_and_vectors_do_not_decay() -> None:
@@ -121,7 +124,7 @@ def test_norms_biases_and_vectors_do_not_decay() -> None:
             self.scale = nn.Parameter(torch.zeros(2, 3))
 
     model = nn.ModuleDict({"tiny": Tiny(), "odd": Odd(), "heads": HeadNorm()})
-    decayed, plain = train.parameter_groups(model, 0.1)
+    decayed, plain = loop.parameter_groups(model, 0.1)
     assert decayed["names"] == ["tiny.enter.weight", "tiny.leave.weight", "odd.matrix"]
     assert set(plain["names"]) == {
         "tiny.enter.bias",
@@ -165,19 +168,19 @@ def test_fit_is_adamw_from_its_definition() -> None:
     batches = Rows(dtype=torch.float64)
     expected = by_hand(Tiny(dropout=0.0, batch_norm=False).double(), batches, 3, lr=0.02, clip=0.3, decay=0.1, warmup=0.2)
     model = Tiny(dropout=0.0, batch_norm=False).double()
-    train.fit(model, batches, squares, config=config(epochs=3, lr=0.02, clip=0.3, weight_decay=0.1, warmup=0.2))
+    loop.fit(model, batches, squares, config=config(epochs=3, lr=0.02, clip=0.3, weight_decay=0.1, warmup=0.2))
     for name, value in expected.named_parameters():
         torch.testing.assert_close(model.get_parameter(name), value, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("objective", [squares, valid, drawn])
 @pytest.mark.parametrize("parts", [2, 3, 7])
-def test_accumulated_gradient_is_that_of_the_whole_batch(objective: train.Objective, parts: int) -> None:
+def test_accumulated_gradient_is_that_of_the_whole_batch(objective: loop.Objective, parts: int) -> None:
     batches = Rows(rows=20, size=7, dtype=torch.float64)  # the last batch has 6 rows: uneven parts
     lines: list[list[Outcome]] = [[], []]
     models = [Tiny(dropout=0.0, batch_norm=False).double() for _ in range(2)]
     for model, accumulate, log in zip(models, (1, parts), lines, strict=True):
-        train.fit(model, batches, objective, config=config(accumulate=accumulate), log=log.append)
+        loop.fit(model, batches, objective, config=config(accumulate=accumulate), log=log.append)
     for name, value in weights(models[0]).items():
         torch.testing.assert_close(weights(models[1])[name], value, rtol=1e-9, atol=1e-12)
     for a, b in zip(*lines, strict=True):
@@ -188,9 +191,9 @@ def test_accumulated_gradient_is_that_of_the_whole_batch(objective: train.Object
 def test_lines_of_the_log(tmp_path: Any) -> None:
     seen: list[Outcome] = []
     batches = Rows()
-    result = train.fit(Tiny(), batches, squares, validation=Rows(rows=9), folder=tmp_path, log=seen.append, config=config(log_every=4))
+    result = loop.fit(Tiny(), batches, squares, validation=Rows(rows=9), folder=tmp_path, log=seen.append, config=config(log_every=4))
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [{key: value for key, value in line.items() if key != "of"} for line in seen] == train.metrics(tmp_path)
+    assert lines == [{key: value for key, value in line.items() if key != "of"} for line in seen] == loop.metrics(tmp_path)
     assert [(line["step"], line["split"]) for line in lines] == [
         (1, "train"),
         (4, "train"),
@@ -217,8 +220,8 @@ def test_validation_is_the_mean_over_its_rows_without_dropout_and_without_a_trac
     held = Rows(rows=10, size=4)
     seen: list[Outcome] = []
     model, other = Tiny(), Tiny()
-    train.fit(model, Rows(), squares, validation=held, config=config(), log=seen.append)
-    train.fit(other, Rows(), squares, config=config())
+    loop.fit(model, Rows(), squares, validation=held, config=config(), log=seen.append)
+    loop.fit(other, Rows(), squares, config=config())
     assert same(weights(model), weights(other))
     with torch.no_grad():
         expected = squares(model.eval(), Batch(held.values))["loss"]
@@ -227,17 +230,17 @@ def test_validation_is_the_mean_over_its_rows_without_dropout_and_without_a_trac
 
 def test_the_loss_falls() -> None:
     seen: list[Outcome] = []
-    train.fit(Tiny(dropout=0.0), Rows(), squares, epochs=20, lr=3e-2, log=seen.append)
+    loop.fit(Tiny(dropout=0.0), Rows(), squares, epochs=20, lr=3e-2, log=seen.append)
     assert seen[-1]["loss"] < 0.5 * seen[0]["loss"]
 
 
 def test_shortcuts_win_over_the_configuration() -> None:
     batches = Rows()
-    assert train.fit(Tiny(), batches, squares, config=config(steps=3))["steps"] == 3
-    assert train.fit(Tiny(), batches, squares, config=config(steps=3), epochs=1)["steps"] == batches.steps
-    assert train.fit(Tiny(), batches, squares, config=config(), epochs=9, steps=2)["steps"] == 2
+    assert loop.fit(Tiny(), batches, squares, config=config(steps=3))["steps"] == 3
+    assert loop.fit(Tiny(), batches, squares, config=config(steps=3), epochs=1)["steps"] == batches.steps
+    assert loop.fit(Tiny(), batches, squares, config=config(), epochs=9, steps=2)["steps"] == 2
     with pytest.raises(UserError) as refused:
-        train.fit(Tiny(), batches, squares, lr=-1.0)
+        loop.fit(Tiny(), batches, squares, lr=-1.0)
     assert (refused.value.code, refused.value.exit_code) == (Reason.CONFIG, Exit.USAGE)
 
 
@@ -246,7 +249,7 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_no_trace() -> None:
         torch.manual_seed(torch.seed() if seed else 5)  # what was drawn before does not matter
         model = Tiny()
         before = torch.get_rng_state()
-        train.fit(model, Rows(), drawn, config=config(seed=seed))
+        loop.fit(model, Rows(), drawn, config=config(seed=seed))
         assert torch.equal(before, torch.get_rng_state())
         return weights(model)
 
@@ -263,7 +266,7 @@ def test_each_step_draws_other_numbers() -> None:
         seen.extend([float(torch.rand(())), float(torch.rand((), generator=generator))])
         return squares(model, batch)
 
-    train.fit(Tiny(), Rows(), watched, config=config(accumulate=2))
+    loop.fit(Tiny(), Rows(), watched, config=config(accumulate=2))
     assert len(set(seen)) == len(seen) == 2 * 2 * 12
 
 
@@ -275,7 +278,7 @@ def test_bf16_autocast_stays_near_fp32() -> None:
         seen.append(out.dtype)
         return {"loss": (out.float() - batch.values).square().mean(), "rel": 1.0, "parts": {}}
 
-    losses = [train.fit(Tiny(dropout=0.0), Rows(), watched, config=config(precision=precision))["loss"] for precision in ("fp32", "bf16")]
+    losses = [loop.fit(Tiny(dropout=0.0), Rows(), watched, config=config(precision=precision))["loss"] for precision in ("fp32", "bf16")]
     assert seen[0] == torch.float32
     assert seen[-1] == torch.bfloat16
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
@@ -288,13 +291,13 @@ def test_a_batch_that_is_not_finite_stops_at_its_step_and_is_named(tmp_path: Any
     batches.values[bad.index[1], 3, 0] = math.nan
     first = next(epoch_step + 1 for epoch_step, batch in enumerate(batches(0)) if batch.values.isnan().any())
     with pytest.raises(UserError) as stopped:
-        train.fit(Tiny(batch_norm=False), batches, squares, folder=tmp_path, config=config(checkpoint_every=1))
+        loop.fit(Tiny(batch_norm=False), batches, squares, folder=tmp_path, config=config(checkpoint_every=1))
     rows = next(batch.index for at, batch in enumerate(batches(0)) if at + 1 == first)
     assert rows is not None
     assert stopped.value.code is Reason.NON_FINITE_LOSS
     assert f"step {first}, batch rows {', '.join(map(str, rows.tolist()))}" in stopped.value.text
     assert f"not finite in rows {int(bad.index[1])}" in stopped.value.text
-    former = train.latest(tmp_path)
+    former = loop.latest(tmp_path)
     assert (0 if former is None else former.step) == first - 1
 
 
@@ -306,19 +309,19 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(tmp_path:
     model = Tiny(batch_norm=False)
     before = weights(model)
     with pytest.raises(UserError, match="non-finite gradient norm"):
-        train.fit(model, Rows(), rooted, config=config())
+        loop.fit(model, Rows(), rooted, config=config())
     assert same(weights(model), before)
 
 
 def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) -> None:
     with pytest.raises(UserError) as stopped:
-        train.fit(Tiny(), Rows(), squares, epochs=20, lr=1e6, folder=tmp_path, config=config(checkpoint_every=1, warmup=0.0))
+        loop.fit(Tiny(), Rows(), squares, epochs=20, lr=1e6, folder=tmp_path, config=config(checkpoint_every=1, warmup=0.0))
     assert stopped.value.code is Reason.NON_FINITE_LOSS
     assert "step" in stopped.value.text
-    former = train.latest(tmp_path)
+    former = loop.latest(tmp_path)
     assert former is not None
-    assert checkpoints.finite(checkpoints.tensors(former, "model"))
-    assert checkpoints.finite(checkpoints.tensors(former, "optimizer"))
+    assert checkpoints.all_finite(checkpoints.load_tensors(former, "model"))
+    assert checkpoints.all_finite(checkpoints.load_tensors(former, "optimizer"))
 
 
 @pytest.mark.parametrize(
@@ -335,11 +338,11 @@ def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_
         return squares(model, batch)
 
     with pytest.raises(UserError) as stopped:
-        train.fit(Tiny(), Rows(), greedy, folder=tmp_path, config=config(checkpoint_every=2))
+        loop.fit(Tiny(), Rows(), greedy, folder=tmp_path, config=config(checkpoint_every=2))
     assert (stopped.value.code, stopped.value.exit_code) == (Reason.RESOURCE_LIMIT, Exit.RESOURCES)
     assert "out of memory at batch 5" in stopped.value.text
     assert "--batch-size 2" in stopped.value.action
-    former = train.latest(tmp_path)
+    former = loop.latest(tmp_path)
     assert former is not None
     assert former.step == 4
 
@@ -367,7 +370,7 @@ def test_parts_of_a_batch_are_said_to_have_its_gradient_only_where_they_have(nam
 
     whole, divided = gradient(1), gradient(2)
     assert torch.allclose(whole, divided, rtol=1e-3, atol=1e-5) == alike
-    told = train._out_of_memory(MemoryError(), Rows(), config(), 1, alike=train._divisible(model, objective))
+    told = out_of_memory_error(MemoryError(), Rows(), config(), 1, alike=is_divisible(model, objective))
     assert told is not None
     assert "--accumulate 2" in told.action
     assert ("same gradient" in told.action) == alike
@@ -384,7 +387,7 @@ def test_memory_that_is_exhausted_while_the_scale_is_measured(fault: Exception, 
     model = Tiny()
     model.register_buffer("target_scale", torch.tensor(math.nan, dtype=torch.float64))
     with pytest.raises(ZeroDivisionError if isinstance(fault, ZeroDivisionError) else UserError) as stopped:
-        train.fit(model, Rows(), squares, config=config())
+        loop.fit(model, Rows(), squares, config=config())
     if isinstance(stopped.value, UserError):
         assert stopped.value.exit_code == Exit.RESOURCES
         assert "out of memory at batch 1" in stopped.value.text
@@ -396,20 +399,20 @@ def test_other_exceptions_pass_through() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        train.fit(Tiny(), Rows(), broken, config=config())
+        loop.fit(Tiny(), Rows(), broken, config=config())
 
 
 def test_a_finished_run_returns_at_once_with_its_weights(tmp_path: Any) -> None:
     model = Tiny()
-    first = train.fit(model, Rows(), drawn, folder=tmp_path, validation=Rows(rows=6), config=config())
-    assert train.finished(tmp_path)
+    first = loop.fit(model, Rows(), drawn, folder=tmp_path, validation=Rows(rows=6), config=config())
+    assert loop.finished(tmp_path)
 
     def never(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
         raise AssertionError
 
     again = Tiny(seed=9)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
-    second = train.fit(again, Rows(), never, folder=tmp_path, validation=Rows(rows=6), config=config(), identity=None)
+    second = loop.fit(again, Rows(), never, folder=tmp_path, validation=Rows(rows=6), config=config(), identity=None)
     assert same(weights(model), weights(again))
     assert second == {**first, "resumed": 12}
     assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
@@ -418,21 +421,21 @@ def test_a_finished_run_returns_at_once_with_its_weights(tmp_path: Any) -> None:
 def test_no_steps_and_no_batches(tmp_path: Any) -> None:
     model = Tiny()
     before = weights(model)
-    assert train.fit(model, Rows(), squares, epochs=0, folder=tmp_path)["steps"] == 0
-    assert train.finished(tmp_path)
+    assert loop.fit(model, Rows(), squares, epochs=0, folder=tmp_path)["steps"] == 0
+    assert loop.finished(tmp_path)
     assert same(weights(model), before)
     with pytest.raises(UserError) as refused:
-        train.fit(model, Rows(rows=0), squares)
+        loop.fit(model, Rows(rows=0), squares)
     assert refused.value.code is Reason.NO_INPUT
 
 
 def test_a_run_is_locked_while_it_trains(tmp_path: Any) -> None:
     def nested(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
-        train.fit(Tiny(), Rows(), squares, folder=tmp_path, config=config())
+        loop.fit(Tiny(), Rows(), squares, folder=tmp_path, config=config())
         raise AssertionError
 
     with pytest.raises(UserError) as refused:
-        train.fit(Tiny(), Rows(), nested, folder=tmp_path, config=config())
+        loop.fit(Tiny(), Rows(), nested, folder=tmp_path, config=config())
     assert (refused.value.code, refused.value.exit_code) == (Reason.LOCKED, Exit.LOCKED)
 
 
@@ -441,21 +444,21 @@ def test_frozen_and_unused_parameters_stay(tmp_path: Any) -> None:
     model.enter.requires_grad_(False)
     model.register_parameter("unused", nn.Parameter(torch.ones(2, 2)))
     before = weights(model)
-    train.fit(model, Rows(), squares, folder=tmp_path, config=config())
+    loop.fit(model, Rows(), squares, folder=tmp_path, config=config())
     for name in ("enter.weight", "enter.bias", "unused"):
         assert torch.equal(model.get_parameter(name), before[name])
     assert not torch.equal(model.leave.weight, before["leave.weight"])
     again = Tiny()
     again.enter.requires_grad_(False)
     again.register_parameter("unused", nn.Parameter(torch.ones(2, 2)))
-    train.fit(again, Rows(), squares, folder=tmp_path, config=config())
+    loop.fit(again, Rows(), squares, folder=tmp_path, config=config())
     assert same(weights(again), weights(model))
 
 
 def test_the_model_comes_back_in_its_mode() -> None:
     for mode in (True, False):
         model = Tiny().train(mode)
-        train.fit(model, Rows(), squares, steps=1)
+        loop.fit(model, Rows(), squares, steps=1)
         assert model.training is mode
 
 
@@ -469,8 +472,8 @@ def test_compiled_during_the_training_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(nn.Module, "compile", eager)
     model, plain = Tiny(dropout=0.0), Tiny(dropout=0.0)
-    train.fit(model, Rows(), squares, config=config(compile=True))
-    train.fit(plain, Rows(), squares, config=config())
+    loop.fit(model, Rows(), squares, config=config(compile=True))
+    loop.fit(plain, Rows(), squares, config=config())
     assert compiled == [model]
     assert model._compiled_call_impl is None
     for name, value in weights(plain).items():
@@ -494,27 +497,27 @@ def test_unmeasured_scale_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_
         return model
 
     batches, first, second = Rows(), scaled(), scaled()
-    train.fit(first, batches, squares, folder=tmp_path, config=config())
-    train.fit(second, batches, squares, folder=tmp_path, config=config())
+    loop.fit(first, batches, squares, folder=tmp_path, config=config())
+    loop.fit(second, batches, squares, folder=tmp_path, config=config())
     assert calls == [batches]
     assert float(second.get_buffer("target_scale")) == 2.5
-    train.fit(Tiny(), batches, squares, config=config())
+    loop.fit(Tiny(), batches, squares, config=config())
     assert calls == [batches]
 
 
 def test_devices() -> None:
-    assert train.device("cpu") == torch.device("cpu")
-    assert train.device("auto").type in {"cpu", "cuda", "mps"}
+    assert select_device("cpu") == torch.device("cpu")
+    assert select_device("auto").type in {"cpu", "cuda", "mps"}
     for name in ("abacus", "meta", "cuda:99"):
         with pytest.raises(UserError) as refused:
-            train.device(name)
+            select_device(name)
         assert (refused.value.code, refused.value.exit_code) == (Reason.CONFIG, Exit.USAGE)
 
 
 def test_estimate_counts_and_changes_nothing() -> None:
     model, batches = Tiny().eval(), Rows(size=8)
     before, state = weights(model), torch.get_rng_state()
-    facts = train.estimate(model, batches, 100, objective=squares, accumulate=2, device_name="cpu")
+    facts = estimate(model, batches, 100, objective=squares, accumulate=2, device_name="cpu")
     assert facts["parameters"] == facts["trainable"] == (2 * 6 + 6) + (6 * 2 + 2) + 12 + 12
     assert facts["memory_bytes"]["moments"] == 8 * facts["parameters"]
     assert facts["memory_bytes"]["total"] == sum(value for key, value in facts["memory_bytes"].items() if key != "total")
@@ -525,7 +528,7 @@ def test_estimate_counts_and_changes_nothing() -> None:
     assert torch.equal(state, torch.get_rng_state())
     assert not model.training
     assert all(p.grad is None for p in model.parameters())
-    assert train.estimate(model, next(batches(0)), 1, precision="bf16", device_name="cpu")["steps"] == 1
+    assert estimate(model, next(batches(0)), 1, precision="bf16", device_name="cpu")["steps"] == 1
 
 
 def test_reading_ahead_keeps_order_errors_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,18 +536,18 @@ def test_reading_ahead_keeps_order_errors_and_ends(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     batches, gpu = Rows(), torch.device("cuda")
-    for a, b in zip(train._ahead(batches(3), gpu), batches(3), strict=True):
+    for a, b in zip(loop._prefetch(batches(3), gpu), batches(3), strict=True):
         assert torch.equal(a.values, b.values)
 
     def broken() -> Iterator[Batch]:
         yield next(batches(0))
         raise UserError(Reason.INTEGRITY, "damaged")
 
-    stream = train._ahead(broken(), gpu)
+    stream = loop._prefetch(broken(), gpu)
     next(stream)
     with pytest.raises(UserError, match="damaged"):
         next(stream)
-    stream = train._ahead(batches(0), gpu)
+    stream = loop._prefetch(batches(0), gpu)
     next(stream)
     stream.close()
     for thread in threading.enumerate():

@@ -14,12 +14,14 @@ import torch
 from planted import seeded
 from torch import nn
 
-from bitimely_core import data, heads, models, objectives, registry, settings, train
-from bitimely_core.batch import Batch
+from bitimely_core import data, models, objectives, registry
+from bitimely_core.config import Settings, TrainConfig, build_model_config, list_presets, load_preset
 from bitimely_core.errors import UserError
+from bitimely_core.models import heads
 from bitimely_core.objectives import contrast as comparing
 from bitimely_core.objectives.ts2vec import cropped, hierarchical
-from bitimely_core.settings import Settings, TrainConfig, model_config
+from bitimely_core.training import loop
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -75,16 +77,16 @@ def test_it_equals_its_formulas():
 @pytest.mark.parametrize(("channels", "count"), [(1, 637_248), (7, 637_632), (12, 637_952)])
 def test_the_size_is_that_of_the_paper(channels, count):
     for preset in ("18m", "7.5m", "7.5m-regression"):
-        assert models.count(model_config("ts2vec", "ts2vec", preset, channels=channels)) == count
+        assert models.count(build_model_config("ts2vec", "ts2vec", preset, channels=channels)) == count
 
 
 @pytest.mark.parametrize(("preset", "tolerance"), [("18m", 0.05), ("7.5m", 0.05), ("tiny", 0.05)])
 @pytest.mark.parametrize("name", ["ts2vec", "ts-tcc", "tf-c"])
 def test_matched_sizes_of_the_contrastive_models(name, preset, tolerance):
     data_of = models.typical(preset)
-    goal = models.count(model_config("bitimelygpt", "retention", preset, **data_of))
+    goal = models.count(build_model_config("bitimelygpt", "retention", preset, **data_of))
     widths = models.matched(name, preset, **data_of)
-    assert abs(models.count(model_config(name, name, preset, **data_of, **widths)) / goal - 1) < tolerance
+    assert abs(models.count(build_model_config(name, name, preset, **data_of, **widths)) / goal - 1) < tolerance
 
 
 # -------------------------------------------------------------------------------------------------------------- padding, missing values
@@ -282,7 +284,7 @@ def test_a_long_window_stays_within_memory():
     script = """
 import resource, torch
 from bitimely_core import models
-from bitimely_core.batch import Batch
+from bitimely_core.types import Batch
 from bitimely_core.objectives.ts2vec import hierarchical
 torch.set_num_threads(1)
 model = models.build("ts2vec", preset="tiny", length=3000, layers=2, dim=16, ffn_dim=8).train()
@@ -422,7 +424,7 @@ def test_waves_are_told_apart_and_states_do_not_collapse(name, objective, number
     model = models.build(name, preset="tiny", channels=2, length=64)
     probe = Batch(waves(seed=77))
     before = model.eval()(probe).pooled.var(0).mean()
-    told = train.fit(model, Waves(), objectives.get(objective, **numbers), config=TrainConfig(epochs=1, lr=3e-3, device="cpu"))
+    told = loop.fit(model, Waves(), objectives.get(objective, **numbers), config=TrainConfig(epochs=1, lr=3e-3, device="cpu"))
     assert told["rel"] < limit
     assert model.eval()(probe).pooled.var(0).mean() > 0.2 * before
     held = objectives.get(objective, **numbers)(model.train(), probe, seeded())  # batch norm of each view by itself, as it was trained
@@ -466,7 +468,7 @@ import json, torch
 from pypots.nn.modules.ts2vec import TS2VecEncoder
 from pypots.nn.modules.ts2vec.losses import hierarchical_contrastive_loss
 from bitimely_core import models
-from bitimely_core.batch import Batch
+from bitimely_core.types import Batch
 from bitimely_core.objectives.ts2vec import hierarchical
 torch.manual_seed(0)
 model = models.build("ts2vec", preset="18m", channels=3).eval()
@@ -503,5 +505,5 @@ def test_parity_with_pypots(tmp_path):
 
 def test_settings_of_the_presets_are_complete():
     """Each preset that has one of the contrastive models has them all."""
-    for name in settings.presets():
-        assert {"ts2vec", "ts-tcc", "tf-c"} <= settings.preset(name).keys()
+    for name in list_presets():
+        assert {"ts2vec", "ts-tcc", "tf-c"} <= load_preset(name).keys()

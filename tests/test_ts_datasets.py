@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitimely_core import store, tokens
-from bitimely_core.batch import Record, Records
+from bitimely_core import storage, tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.datasets import bidmc, ppg_dalia, tser
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.formats import ts
+from bitimely_core.types import Record, Records
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs"))
@@ -116,7 +116,7 @@ def test_a_mended_file_gives_the_cache_of_a_clean_ingest(bad_inputs: dict[str, d
     (raw / "PPGDalia_TRAIN.ts").write_bytes((clean / "PPGDalia_TRAIN.ts").read_bytes())
     mended, whole = attempt("ts", raw, tmp_path / "a"), attempt("ts", clean, tmp_path / "b", jobs=2)
     assert (mended["exit_code"], mended["content_sha256"]) == (0, whole["content_sha256"])
-    shards = [{name for name in store.manifest(tmp_path / cache)["files"] if name.startswith("recordings")} for cache in "ab"]
+    shards = [{name for name in storage.read_manifest(tmp_path / cache)["files"] if name.startswith("recordings")} for cache in "ab"]
     assert shards[0] == shards[1]
 
 

@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from bitimely_core import models, objectives
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.contrast import mapped
 from bitimely_core.objectives import contrast as comparing
 from bitimely_core.objectives.contrast import jittered, nt_xent, permuted, scaled
 from bitimely_core.objectives.ts_tcc import foretold
-from bitimely_core.settings import ObjectiveConfig
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 

@@ -11,13 +11,14 @@ from planted import lively, seeded
 from torch import nn
 from torch.nn import functional as F
 
-from bitimely_core import heads, models, objectives
+from bitimely_core import models, objectives
 from bitimely_core.analyses import leakage as leaking
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
+from bitimely_core.models import heads
+from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.objectives.tst import runs
-from bitimely_core.settings import ObjectiveConfig, Settings, model_config
-from bitimely_core.tokenizers import FIRST
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -201,7 +202,7 @@ def test_masked_values_are_zero_and_the_loss_is_the_mean_over_them():
 
 
 def test_it_is_free_of_leaks():
-    config = model_config("tst", "attention", "tiny", channels=2, dropout=0.3)
+    config = build_model_config("tst", "attention", "tiny", channels=2, dropout=0.3)
     assert objectives.leak_free(Settings(model=config)) is True
     for name in ("", "masked"):
         for training in (False, True):
@@ -259,7 +260,7 @@ def test_timesteps_are_asked_of_models_that_read_them():
 
 def test_layers_are_standard_ones():
     for preset, blocks in (("18m", 12 * 1_774_464), ("7.5m", 8 * 999_072), ("3m", 8 * 250_704)):
-        config = model_config("tst", "attention", preset, **models.typical(preset))
+        config = build_model_config("tst", "attention", preset, **models.typical(preset))
         with torch.device("meta"):
             assert models.parameters(models.made(config).layers) == blocks
 
@@ -267,6 +268,6 @@ def test_layers_are_standard_ones():
 @pytest.mark.parametrize("preset", ["18m", "7.5m", "3m"])
 def test_a_matched_budget_is_within_five_percent(preset):
     data = models.typical(preset)
-    goal = models.count(model_config("bitimelygpt", "retention", preset, **data))
-    config = model_config("tst", "attention", preset, **data).model_copy(update=models.matched("tst", preset, **data))
+    goal = models.count(build_model_config("bitimelygpt", "retention", preset, **data))
+    config = build_model_config("tst", "attention", preset, **data).model_copy(update=models.matched("tst", preset, **data))
     assert models.count(config) == pytest.approx(goal, rel=0.05)

@@ -12,9 +12,13 @@ import polars as pl
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core import data, runs, settings, tokens, train
+from bitimely_core import data, tokens, workflows
+from bitimely_core.config import merge_layers
 from bitimely_core.errors import Reason, UserError
-from bitimely_core.runs import folders, tuning
+from bitimely_core.recipe import Stage
+from bitimely_core.run import read_run
+from bitimely_core.training import loop, tuning
+from bitimely_core.workflows.prepare import prepare_windows
 
 TRAIN = {"steps": 4, "batch_size": 8}
 DATA = {"names": ("synthetic/staging",), "limit": 24}
@@ -25,13 +29,13 @@ TUNE = {"rates": (1e-4, 3e-3), "steps": 3}
 def pretrained(home: Path, run: str, **more: Any) -> dict[str, Any]:
     """`run.json` of a small pre-training."""
     force_new = more.pop("force_new", False)
-    flags = settings.merged(SMALL, more)
-    return folders.read(Path(runs.pretrain(preset="tiny", flags=flags, run=run, workspace=home, force_new=force_new)["folder"]))
+    flags = merge_layers(SMALL, more)
+    return read_run(Path(workflows.pretrain(preset="tiny", flags=flags, run=run, workspace=home, force_new=force_new)["folder"]))
 
 
 def finetuned(home: Path, run: str, **more: Any) -> dict[str, Any]:
-    flags = settings.merged({"train": TRAIN, "data": {"limit": 24, "fraction": 1.0}}, more)
-    return folders.read(Path(runs.finetune("base", data="synthetic/staging", flags=flags, run=run, workspace=home)["folder"]))
+    flags = merge_layers({"train": TRAIN, "data": {"limit": 24, "fraction": 1.0}}, more)
+    return read_run(Path(workflows.finetune("base", data="synthetic/staging", flags=flags, run=run, workspace=home)["folder"]))
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +46,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_grid_is_half_a_decade_apart_around_the_rate() -> None:
-    assert tuning.grid(3, 1e-3) == (3.16e-4, 1e-3, 3.16e-3)
-    assert tuning.grid(4, 3e-4) == (9.49e-5, 3e-4, 9.49e-4, 3e-3)
-    assert tuning.grid(2, 1 / 3000) == (1 / 3000, 1.05e-3), "the rate itself is tried as it is"
-    assert tuning.grid((0.1, 0.01), 1e-3) == (0.01, 0.1)
+    assert tuning.learning_rate_grid(3, 1e-3) == (3.16e-4, 1e-3, 3.16e-3)
+    assert tuning.learning_rate_grid(4, 3e-4) == (9.49e-5, 3e-4, 9.49e-4, 3e-3)
+    assert tuning.learning_rate_grid(2, 1 / 3000) == (1 / 3000, 1.05e-3), "the rate itself is tried as it is"
+    assert tuning.learning_rate_grid((0.1, 0.01), 1e-3) == (0.01, 0.1)
 
 
 def trial(lr: float, reason: str = "", **scores: float | None) -> dict[str, Any]:
@@ -53,15 +57,15 @@ def trial(lr: float, reason: str = "", **scores: float | None) -> dict[str, Any]
 
 
 def test_the_best_wins_ties_go_on_and_what_diverged_loses() -> None:
-    assert tuning.best([trial(1, rel=0.5, loss=9), trial(2, rel=0.4, loss=9)]) == {"lr": 2, "by": ["rel", "loss"]}
-    assert tuning.best([trial(1, accuracy=0.5, rel=0.5), trial(2, accuracy=0.6, rel=0.9)])["lr"] == 2
-    assert tuning.best([trial(1, loss=0.1, mae=3), trial(2, loss=0.2, mae=2)]) == {"lr": 2, "by": ["mae", "loss"]}
-    assert tuning.best([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.4)])["lr"] == 2
-    assert tuning.best([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.5)])["lr"] == 1
-    assert tuning.best([trial(1, auprc=None, loss=0.5), trial(2, auprc=0.9, loss=0.9)]) == {"lr": 1, "by": ["loss"]}
-    assert tuning.best([trial(1, rel=0.9), trial(2, "non-finite loss")])["lr"] == 1
+    assert tuning.best_trial([trial(1, rel=0.5, loss=9), trial(2, rel=0.4, loss=9)]) == {"lr": 2, "by": ["rel", "loss"]}
+    assert tuning.best_trial([trial(1, accuracy=0.5, rel=0.5), trial(2, accuracy=0.6, rel=0.9)])["lr"] == 2
+    assert tuning.best_trial([trial(1, loss=0.1, mae=3), trial(2, loss=0.2, mae=2)]) == {"lr": 2, "by": ["mae", "loss"]}
+    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.4)])["lr"] == 2
+    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.5)])["lr"] == 1
+    assert tuning.best_trial([trial(1, auprc=None, loss=0.5), trial(2, auprc=0.9, loss=0.9)]) == {"lr": 1, "by": ["loss"]}
+    assert tuning.best_trial([trial(1, rel=0.9), trial(2, "non-finite loss")])["lr"] == 1
     with pytest.raises(UserError, match="all of 2 learning rates diverge: 1, 2") as caught:
-        tuning.best([trial(1, "non-finite loss"), trial(2, "non-finite loss")])
+        tuning.best_trial([trial(1, "non-finite loss"), trial(2, "non-finite loss")])
     assert (caught.value.code, caught.value.exit_code) == (Reason.NON_FINITE_LOSS, 4)
 
 
@@ -78,12 +82,12 @@ def test_the_tuned_run_is_the_run_with_that_rate(home: Path) -> None:
     folder = home / "runs" / "tuned"
     assert not list(folder.glob("tuning/*/checkpoints")) + list(folder.glob("tuning/*/model"))
     for page in ("model_card.md", "report.html"):
-        assert tuning.told(record).split(",")[0] in (folder / page).read_text()
-    again = runs.pretrain(preset="tiny", flags=settings.merged(SMALL, {"tune": TUNE}), run="tuned", workspace=home)
+        assert tuning.describe_tuning(record).split(",")[0] in (folder / page).read_text()
+    again = workflows.pretrain(preset="tiny", flags=merge_layers(SMALL, {"tune": TUNE}), run="tuned", workspace=home)
     assert again["trained"] is False
     with pytest.raises(UserError, match=r"settings\.tune\.rates"):
         pretrained(home, "tuned", tune={**TUNE, "rates": (1e-4, 1e-2)})
-    assert runs.reproduce("tuned", workspace=home)["same_weights"]
+    assert workflows.reproduce("tuned", workspace=home)["same_weights"]
 
 
 def test_a_head_is_tuned_by_the_metric_of_its_task(home: Path) -> None:
@@ -93,7 +97,7 @@ def test_a_head_is_tuned_by_the_metric_of_its_task(home: Path) -> None:
     kept = data.limited(windows, DATA["limit"], 0)["validation"].index["window"]  # what a training with this limit sees
     for one in body["tuning"]["trials"]:
         finetuned(home, "alone", train={"lr": one["lr"], "steps": TUNE["steps"]})
-        assert runs.evaluate("alone", split="validation", bootstrap=0, workspace=home)["n"] == len(windows["validation"])
+        assert workflows.evaluate("alone", split="validation", bootstrap=0, workspace=home)["n"] == len(windows["validation"])
         rows = pl.read_parquet(home / "runs" / "alone" / "predictions.parquet").filter(pl.col("window").is_in(kept.implode()))
         assert one["scores"]["accuracy"] == pytest.approx((rows["target"] == rows["prediction"]).mean())
         shutil.rmtree(home / "runs" / "alone")
@@ -101,7 +105,7 @@ def test_a_head_is_tuned_by_the_metric_of_its_task(home: Path) -> None:
 
 def test_no_test_window_is_within_reach(home: Path) -> None:
     windows = tokens.open_tokens(home / "tokens" / "synthetic-staging")
-    view = tuning.seen(windows)
+    view = tuning.without_test(windows)
     assert len(view["train"])
     assert len(view["validation"])
     with pytest.raises(UserError, match="test"):
@@ -113,7 +117,7 @@ def test_no_test_window_is_within_reach(home: Path) -> None:
             view[split].arrays(tested)
     asked: list[str] = []
 
-    def measure(model: Any, views: list[tuning.Seen]) -> dict[str, float | None]:
+    def measure(model: Any, views: list[tuning.TrainValidation]) -> dict[str, float | None]:
         asked.append("test")
         return {"accuracy": float(len(views[0]["test"]))}
 
@@ -132,7 +136,7 @@ def test_a_rate_that_diverges_loses_and_says_why(home: Path) -> None:
     assert tame["reason"] == ""
     assert wild["scores"] == {}
     assert "non-finite" in wild["reason"] or "not finite" in wild["reason"]
-    assert "1e+30: diverged" in tuning.told(record)
+    assert "1e+30: diverged" in tuning.describe_tuning(record)
     with pytest.raises(UserError, match="all of 2 learning rates diverge") as caught:
         pretrained(home, "wilder", tune={"rates": (1e29, 1e30), "steps": 3})
     assert caught.value.exit_code == 4
@@ -141,7 +145,7 @@ def test_a_rate_that_diverges_loses_and_says_why(home: Path) -> None:
 @pytest.mark.parametrize("stopped", ["in the second trial", "in the training"])
 def test_a_stopped_run_keeps_its_trials(home: Path, stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"stopped-{stopped.split()[-1]}"
-    fit, fitted = train.fit, []
+    fit, fitted = loop.fit, []
 
     def counted(*given: Any, **named: Any) -> dict[str, Any]:
         folder = Path(named["folder"]).relative_to(home / "runs").as_posix()
@@ -150,7 +154,7 @@ def test_a_stopped_run_keeps_its_trials(home: Path, stopped: str, monkeypatch: p
             raise UserError(Reason.INTERRUPTED, "stopped", exit_code=143)
         return fit(*given, **named)
 
-    monkeypatch.setattr(train, "fit", counted)
+    monkeypatch.setattr(loop, "fit", counted)
     with pytest.raises(UserError, match="stopped"):
         pretrained(home, name, tune=TUNE)
     before = len(fitted)
@@ -168,13 +172,13 @@ def test_a_stopped_run_keeps_its_trials(home: Path, stopped: str, monkeypatch: p
 def test_without_validation_windows_there_is_no_choice(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened = folders.windows_for
+    opened = prepare_windows
 
     def bare(*given: Any, **named: Any) -> Any:
         windows = opened(*given, **named)
         return windows.subset((windows.index["split"] != "validation").to_numpy())
 
-    monkeypatch.setattr(folders, "windows_for", bare)
+    monkeypatch.setattr(prepare, "prepare_windows", bare)
     small = ["--batch-size", "8", "--steps", "2", "--tune", "2", "-w", str(home), "--run", "blind"]
     for argv in (
         ["pretrain", "--set", "model.tokenizer=patch", "--data", "synthetic/staging"],
@@ -209,7 +213,7 @@ def test_the_command_line_and_recipes(home: Path, tmp_path: Path, capsys: pytest
     tuned = ["finetune", "base", "--data", "synthetic/staging", "--batch-size", "8", "--config", str(recipe), "--dry-run", "--json", *w]
     assert main(tuned) == 0
     assert np.diff(np.log10(json.loads(capsys.readouterr().out)["tuning"]["rates"])) == pytest.approx([0.5, 0.5], abs=1e-2)
-    cell = settings.Stage.model_validate({"model": "gpt", "tune": 4}).flags()
+    cell = Stage.model_validate({"model": "gpt", "tune": 4}).flags()
     assert cell["tune"] == {"rates": 4}
 
 

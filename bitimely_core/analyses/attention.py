@@ -38,12 +38,13 @@ from bitimely_core.analyses.regions import (
     spread,
     told_apart,
 )
-from bitimely_core.batch import Batch, Encoded, Figure, Page, Progress, Table
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.models.stack import Attention, Retention
 from bitimely_core.ops.retention import decay_matrix
 from bitimely_core.ops.rotary import rotate
+from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses, models
+from bitimely_core.types import Batch, Encoded, Progress
 
 if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun

@@ -20,9 +20,10 @@ import torch
 
 from bitimely_core import data, evaluate
 from bitimely_core.analyses import features
-from bitimely_core.batch import Figure, Page, Progress, Table
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses
+from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun

@@ -24,12 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bitimely_core import models as building
-from bitimely_core.batch import Batch, Figure, Page, Progress, Table
+from bitimely_core.config import ModelConfig, build_model_config
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.ops.retention import retention
+from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses, models
-from bitimely_core.settings import ModelConfig, model_config
-from bitimely_core.tokenizers import FIRST
+from bitimely_core.types import Batch, Progress
 
 if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun
@@ -270,7 +271,7 @@ def _config(runs: list[LoadedRun] | None, model: str, preset: str) -> tuple[Mode
         config: Any = runs[0].model.config
         return config, runs[0].name
     entry = models[model]
-    config = model_config(entry.name, entry.facts.family, preset, channels=CHANNELS)
+    config = build_model_config(entry.name, entry.facts.family, preset, channels=CHANNELS)
     if config.tokenizer == "codes" and config.codes is None:
         config = config.model_copy(update={"codes": FIRST + CODES})
     with torch.device("meta"):

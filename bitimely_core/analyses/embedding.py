@@ -20,10 +20,11 @@ from bitimely_core import evaluate
 from bitimely_core.analyses import features
 from bitimely_core.analyses.features import Cell
 from bitimely_core.analyses.regions import held_out
-from bitimely_core.batch import Figure, Page, Progress, Table
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.heads import POOLS
+from bitimely_core.models.heads import POOLS
+from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
+from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun

@@ -14,10 +14,10 @@ import torch
 
 from bitimely_core import data, evaluate
 from bitimely_core.analyses.attention import facts_of, notices_of, untrained
-from bitimely_core.batch import Progress
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.heads import POOLS, over_channels, pool
+from bitimely_core.models.heads import POOLS, over_channels, pool
 from bitimely_core.registry import models, unknown
+from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun

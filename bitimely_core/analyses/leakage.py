@@ -21,14 +21,15 @@ from torch import Generator, Tensor
 
 from bitimely_core import models as building
 from bitimely_core import objectives
-from bitimely_core.batch import Batch, Figure, Page, Progress, Table
+from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, build_model_config, validate
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.models import Model
+from bitimely_core.models.tokenizers import FIRST, IGNORE
 from bitimely_core.objectives import Objective
+from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.registry import objectives as known
-from bitimely_core.settings import ModelConfig, ObjectiveConfig, Settings, model_config, validated
-from bitimely_core.tokenizers import FIRST, IGNORE
+from bitimely_core.types import Batch, Progress
 
 if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun
@@ -124,15 +125,15 @@ def _subject(runs: list[LoadedRun] | None, model: str, objective: str | None, pr
             raise UserError(Reason.CONFIG, f"{len(runs)} runs", wanted="leakage takes one", exit_code=Exit.USAGE)
         run = runs[0]
         stored = run.settings.get("settings", run.settings)
-        settings = validated(Settings, {key: value for key, value in stored.items() if key in Settings.model_fields and key != "finetune"})
+        settings = validate(Settings, {key: value for key, value in stored.items() if key in Settings.model_fields and key != "finetune"})
         settings = settings.model_copy(update={"model": run.model.config})
         name = run.name
     else:
         entry = models[model]
-        config = model_config(entry.name, entry.facts.family, preset, channels=CHANNELS, codes=building.typical(preset).get("codes"))
+        config = build_model_config(entry.name, entry.facts.family, preset, channels=CHANNELS, codes=building.typical(preset).get("codes"))
         with torch.device("meta"):
             config = building.made(config).config  # as the model reads it
-        settings = Settings(model=config, objective=validated(ObjectiveConfig, {"name": objective or ""}))
+        settings = Settings(model=config, objective=validate(ObjectiveConfig, {"name": objective or ""}))
         name = preset
     if not settings.objective.name:
         own = models[settings.model.name].facts.objective

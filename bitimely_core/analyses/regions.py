@@ -18,8 +18,9 @@ import torch
 
 from bitimely_core import evaluate
 from bitimely_core.analyses.shapelets import Shapelet, distances, mine, read, seconds
-from bitimely_core.batch import Figure, Progress
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.page import Figure
+from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Generator, Tensor, nn
 
-from bitimely_core import data, evaluate, heads, objectives
+from bitimely_core import data, evaluate, objectives
 from bitimely_core.analyses.attention import facts_of, notices_of, untrained
 from bitimely_core.analyses.regions import (
     CONTROLS,
@@ -43,10 +43,12 @@ from bitimely_core.analyses.regions import (
     told_apart,
 )
 from bitimely_core.analyses.shapelets import Shapelet, named
-from bitimely_core.batch import Batch, Encoded, Figure, Page, Progress, Table
+from bitimely_core.config import ObjectiveConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.models import heads
+from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses
-from bitimely_core.settings import ObjectiveConfig, validated
+from bitimely_core.types import Batch, Encoded, Progress
 
 if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun
@@ -162,7 +164,7 @@ def asked(run: LoadedRun, model: nn.Module, head: nn.Module | None) -> Ask:
     if head is not None:
         return lambda batch, generator: heads.losses[head.task](head, batch, generator)  # type: ignore[index, arg-type]
     stored = run.settings.get("settings", run.settings).get("objective", {})
-    objective = objectives.get(validated(ObjectiveConfig, stored))
+    objective = objectives.get(validate(ObjectiveConfig, stored))
     return lambda batch, generator: objective(model, batch, generator)  # type: ignore[arg-type]
 
 

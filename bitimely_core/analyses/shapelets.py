@@ -25,9 +25,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bitimely_core.batch import Figure, Page, Progress, Table
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
+from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core.analyses.attention import Mixing, batches_of, facts_of, in_float64, mixings, notices_of, pair, untrained
-from bitimely_core.batch import Figure, Page, Progress, Table
+from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
+from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun

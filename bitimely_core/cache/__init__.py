@@ -13,9 +13,9 @@
       .progress/, .parts/      finished parts of an ingest that has not ended: of recordings, of claims
 """
 
-from bitimely_core.cache.accounting import findings
-from bitimely_core.cache.attempt import PAGE
-from bitimely_core.cache.ingesting import ingest
+from bitimely_core.cache.ingest import ingest
+from bitimely_core.cache.ingest_run import PAGE
 from bitimely_core.cache.reading import Cache, open_cache, verify
+from bitimely_core.cache.report import list_findings
 
-__all__ = ["PAGE", "Cache", "findings", "ingest", "open_cache", "verify"]
+__all__ = ["PAGE", "Cache", "ingest", "list_findings", "open_cache", "verify"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bitimely_core.batch import Signal
+from bitimely_core.types import Signal
 
 SHARES = ("missing", "flat", "clipped", "out_of_range", "line_noise")
 FIGURES = (*SHARES, "flat_longest", "line_frequency", "min", "max", "median", "iqr")

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bitimely_core import store
-from bitimely_core.batch import Record
+from bitimely_core import storage
 from bitimely_core.cache import shards
-from bitimely_core.cache.attempt import PAGE, REPORT
-from bitimely_core.cache.ingesting import COPY, SCHEMA
+from bitimely_core.cache.ingest import COPY, SCHEMA
+from bitimely_core.cache.ingest_run import PAGE, REPORT
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean
+from bitimely_core.types import Record
 
 if TYPE_CHECKING:
     import polars as pl
@@ -142,9 +142,9 @@ def open_cache(folder: str | Path, *, verify: bool = True) -> Cache:
         UserError: not_found or incomplete (exit 4) when nothing is published, unsupported_format (exit 4), integrity (exit 5).
     """
     folder = Path(folder)
-    manifest, found = _settled(folder, lambda manifest: store.damage(folder, manifest) if verify else [])
+    manifest, found = _settled(folder, lambda manifest: storage.find_damage(folder, manifest) if verify else [])
     if found:
-        raise store.damaged(*found)
+        raise storage.damage_error(*found)
     return Cache(folder, manifest)
 
 
@@ -161,7 +161,7 @@ def verify(folder: str | Path, *, deep: bool = False) -> list[Finding]:
     """
     folder = Path(folder)
     try:
-        manifest, found = _settled(folder, lambda manifest: store.damage(folder, manifest))
+        manifest, found = _settled(folder, lambda manifest: storage.find_damage(folder, manifest))
     except UserError as error:
         return [error.finding]
     if deep and not found:
@@ -172,7 +172,7 @@ def verify(folder: str | Path, *, deep: bool = False) -> list[Finding]:
 def _settled(folder: Path, look: Callable[[dict[str, Any]], list[Finding]]) -> tuple[dict[str, Any], list[Finding]]:
     """The manifest and what `look` finds; once more when another generation was published meanwhile."""
     while True:
-        manifest = store.manifest(folder)
+        manifest = storage.read_manifest(folder)
         if not str(manifest.get("schema")).startswith(SCHEMA.partition("/")[0] + "/"):
             text = f"is {clean(str(manifest.get('schema')), 80)}"
             raise UserError(
@@ -184,7 +184,7 @@ def _settled(folder: Path, look: Callable[[dict[str, Any]], list[Finding]]) -> t
                 Reason.UNSUPPORTED_FORMAT, text, wanted=f"expected at most {FORMAT}", action="Use a newer bitimely", file=str(folder)
             )
         found = look(manifest)
-        if not found or store.manifest(folder)["generation"] == manifest["generation"]:
+        if not found or storage.read_manifest(folder)["generation"] == manifest["generation"]:
             return manifest, found
 
 
@@ -207,21 +207,21 @@ def _deep(cache: Cache) -> list[Finding]:
             code=Reason.INTEGRITY,
             text=f"the content of the unit {clean(name, 80)} differs from its hash",
             action="Ingest again under --force-new",
-            file=str(cache.folder / (units[name]["shard"][0] or store.MANIFEST)),
+            file=str(cache.folder / (units[name]["shard"][0] or storage.MANIFEST)),
         )
         for name in bad
     ]
     if shards.joined_hash(said.values()) != cache.manifest["content_sha256"]:
-        text, file = "the units do not add up to the content", str(cache.folder / store.MANIFEST)
+        text, file = "the units do not add up to the content", str(cache.folder / storage.MANIFEST)
         found.append(Finding(code=Reason.INTEGRITY, text=text, action="Ingest again under --force-new", file=file))
     return found
 
 
 def _foreign(folder: Path, manifest: dict[str, Any]) -> list[Finding]:
     """Files that neither this generation nor the one before names, and a copy of the subjects that is not theirs."""
-    named = {store.MANIFEST, REPORT, PAGE, COPY, *manifest["files"]}
+    named = {storage.MANIFEST, REPORT, PAGE, COPY, *manifest["files"]}
     for path in folder.glob("manifest-*.json"):
-        if store.OLD.fullmatch(path.name):
+        if storage.OLD.fullmatch(path.name):
             named.add(path.name)
             try:
                 named |= set(json.loads(path.read_bytes())["files"])
@@ -231,12 +231,12 @@ def _foreign(folder: Path, manifest: dict[str, Any]) -> list[Finding]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in named:
             continue
-        ours = store.TEMPORARY.search(path.name) or shards.NAMES.fullmatch(path.name)
+        ours = storage.TEMPORARY.search(path.name) or shards.NAMES.fullmatch(path.name)
         text = "was left by an ingest that did not end" if ours else "does not belong to this cache"
         action = "The next ingest removes it" if ours else "Remove it"
         found.append(Finding(code=Reason.FILE_NAME, level="warning", text=text, wanted="it is not read", action=action, file=str(path)))
     copy, real = folder / COPY, manifest["files"].get(manifest.get("subjects"))
-    if copy.is_file() and real and store.sha256(copy) != real["sha256"]:
+    if copy.is_file() and real and storage.sha256(copy) != real["sha256"]:
         text = "differs from the subjects of this cache"
         found.append(
             Finding(

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core import store
-from bitimely_core.batch import Annotation, Record, Signal
+from bitimely_core import storage
 from bitimely_core.cache.quality import quality
 from bitimely_core.errors import Reason, UserError
+from bitimely_core.types import Annotation, Record, Signal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ def checked(record: Record, *, keep_dates: bool) -> Record:
     if len(set(keys)) != len(keys):
         raise ValueError("a channel twice at one onset")
     notes = [Annotation(float(a.onset), float(a.duration), str(a.label)) for a in record.annotations]
-    attributes = json.loads(store.canonical(record.attributes))
+    attributes = json.loads(storage.canonical(record.attributes))
     start = record.start_time if keep_dates else None
     return Record(
         recording_id=str(record.recording_id),
@@ -77,8 +77,8 @@ def _checked(signal: Signal) -> Signal:
     if samples.nbytes > LONGEST:
         raise UserError(
             Reason.RESOURCE_LIMIT,
-            f"{store.bytes_text(samples.nbytes)} in one channel",
-            wanted=f"expected at most {store.bytes_text(LONGEST)}",
+            f"{storage.bytes_text(samples.nbytes)} in one channel",
+            wanted=f"expected at most {storage.bytes_text(LONGEST)}",
             action="Cut the recording into parts",
         )
     if name == "float32" and bool(np.isinf(samples).any()):
@@ -104,9 +104,9 @@ def record_hash(record: Record) -> str:
     """The part of one record in `content_hash`."""
     total = hashlib.sha256()
     for s in sorted(record.signals, key=lambda s: (s.channel, s.onset)):
-        total.update(store.canonical([s.channel, s.rate, s.unit, NAMED[s.samples.dtype], s.scale, s.offset, s.onset, len(s.samples)]))
+        total.update(storage.canonical([s.channel, s.rate, s.unit, NAMED[s.samples.dtype], s.scale, s.offset, s.onset, len(s.samples)]))
         total.update(s.samples.data)
-    total.update(store.canonical([sorted(record.annotations), record.attributes, record.start_time]))
+    total.update(storage.canonical([sorted(record.annotations), record.attributes, record.start_time]))
     return total.hexdigest()
 
 
@@ -126,8 +126,8 @@ def write(
         if not rows:
             return None
         data = _parquet(schema, tables, plain)
-        store.require_space(folder, len(data))
-        name, digest, size = store.write_named(folder, stem, ".parquet", data)
+        storage.require_space(folder, len(data))
+        name, digest, size = storage.write_named(folder, stem, ".parquet", data)
         files[name] = {"sha256": digest, "size": size, "rows": rows}
         return name
 
@@ -154,12 +154,12 @@ def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[
 
     schema = pa.schema([("recording_id", pa.string()), ("subject_id", pa.string()), ("attributes", pa.string())])
     data = _parquet(schema.with_metadata(_metadata("subjects", {})), [_table(rows, schema)], [])
-    name, digest, size = store.write_named(folder, "subjects", ".parquet", data)
+    name, digest, size = storage.write_named(folder, "subjects", ".parquet", data)
     return name, {name: {"sha256": digest, "size": size, "rows": len(rows)}}
 
 
 def _metadata(kind: str, facts: dict[str, Any]) -> dict[bytes, bytes]:
-    return {b"bitimely": store.canonical({"schema": f"bitimely.{kind}/1", "format_version": 1, **facts})}
+    return {b"bitimely": storage.canonical({"schema": f"bitimely.{kind}/1", "format_version": 1, **facts})}
 
 
 def _schemas(facts: dict[str, Any]) -> tuple[pa.Schema, pa.Schema]:
@@ -241,7 +241,7 @@ def _row_groups(rows: Sequence[tuple[Record, Signal]], schema: pa.Schema, known:
             "onset": [s.onset for _, s in chosen],
             "start_time": [r.start_time for r, _ in chosen],
             "n_samples": [len(s.samples) for _, s in chosen],
-            "qc": [store.canonical(next(fresh)).decode() if text is None else text for text in told],
+            "qc": [storage.canonical(next(fresh)).decode() if text is None else text for text in told],
         }
         made = [column if isinstance(column, pa.Array) else _array(column, schema.field(name).type) for name, column in columns.items()]
         yield pa.Table.from_arrays(made, schema=schema)

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core import store
-from bitimely_core.batch import Record, Records, Unit
+from bitimely_core import storage
 from bitimely_core.cache import shards
-from bitimely_core.cache.accounting import rows_object, unit_object
+from bitimely_core.cache.report import rows_to_json, unit_to_json
 from bitimely_core.errors import Finding, Reason, UserError, safe_text
 from bitimely_core.formats.source import Source
+from bitimely_core.types import Record, Records, Unit
 
 BIG = 8 << 20  # bytes of source from which on a unit has a shard of its own
 AIM = 16 << 20  # bytes of source of a shard of small units, on average
@@ -92,7 +92,7 @@ def work(task: Task, alive: Callable[[str], None]) -> dict[str, Any]:
 
     def whole(name: str | None) -> bool:
         if name is not None and name not in damaged:
-            damaged[name] = name not in task.files or bool(store.damage(task.out, {"files": task.files}, [name]))
+            damaged[name] = name not in task.files or bool(storage.find_damage(task.out, {"files": task.files}, [name]))
         return name is None or not damaged[name]
 
     for unit in task.units:
@@ -160,7 +160,7 @@ def _hashed(unit: Unit, task: Task, stamps: dict[str, tuple[int, int]]) -> dict[
         path = task.root / file
         try:
             stamps[file] = _stamp(path)
-            sources[file] = store.sha256(path)
+            sources[file] = storage.sha256(path)
         except OSError as error:
             faults.append(_unreadable(error, path, file))
             continue
@@ -169,10 +169,10 @@ def _hashed(unit: Unit, task: Task, stamps: dict[str, tuple[int, int]]) -> dict[
             faults.append(mismatch(file, sources[file], listed))
     entry: dict[str, Any] = {"key": None, "sources": sources, "report": None, "rows": [], "recordings": [], "shard": [None, None]}
     if faults or unit.read is None:
-        return entry | {"report": unit_object(unit, [*unit.findings, *faults])}
+        return entry | {"report": unit_to_json(unit, [*unit.findings, *faults])}
     said = [finding.as_dict() for finding in unit.findings]
     with contextlib.suppress(TypeError):  # arguments that cannot be compared: the unit is read every time
-        entry["key"] = store.fingerprint([task.identity, unit.name, list(unit.files), sources, said, described(unit.read, task.root)])
+        entry["key"] = storage.fingerprint([task.identity, unit.name, list(unit.files), sources, said, described(unit.read, task.root)])
     return entry
 
 
@@ -203,8 +203,8 @@ def _crash() -> Finding:
 
 def _unreadable(error: OSError, path: Path, file: str | None) -> Finding:
     """A file of the source that cannot be read. Raises UserError (exit 6) when it is this machine that lacks something."""
-    if error.errno in store.SCARCE:
-        raise store.fault(error, path) from error
+    if error.errno in storage.SCARCE:
+        raise storage.os_error(error, path) from error
     return Finding(code=Reason.IO_ERROR, text=f"cannot be read ({error.strerror or type(error).__name__})", file=file)
 
 
@@ -236,7 +236,7 @@ def _read(unit: Unit, task: Task, entry: dict[str, Any], stamps: dict[str, tuple
         return _refused(unit, entry, [fault]), []
     findings = [*unit.findings, *held.findings, *(finding for record in held.records for finding in record.findings)]
     findings = [_relative(finding, task.root) for finding in findings]
-    tables = [rows_object(rows) for rows in held.rows]
+    tables = [rows_to_json(rows) for rows in held.rows]
     lost = {
         code: count for table in tables for kind in ("quarantined_by_reason", "dropped_by_reason") for code, count in table[kind].items()
     }
@@ -244,7 +244,7 @@ def _read(unit: Unit, task: Task, entry: dict[str, Any], stamps: dict[str, tuple
         findings += [
             Finding(code=Reason(code), level="warning", text=f"{count} rows", count=count, file=file) for code, count in lost.items()
         ]
-    report = unit_object(
+    report = unit_to_json(
         unit,
         findings,
         content=digest,
@@ -263,7 +263,7 @@ def _longest(record: Record) -> int:
 
 def _refused(unit: Unit, entry: dict[str, Any], faults: list[Finding]) -> dict[str, Any]:
     passing = any(fault.code in PASSING for fault in faults)
-    return entry | {"key": None if passing else entry["key"], "report": unit_object(unit, [*unit.findings, *faults])}
+    return entry | {"key": None if passing else entry["key"], "report": unit_to_json(unit, [*unit.findings, *faults])}
 
 
 def _relative(finding: Finding, root: Path | None) -> Finding:
@@ -299,9 +299,9 @@ def described(value: Any, root: Path | None) -> Any:
         case list() | tuple():
             return [described(item, root) for item in value]
         case set() | frozenset():
-            return ["set", *sorted(store.canonical(described(item, root)).decode() for item in value)]
+            return ["set", *sorted(storage.canonical(described(item, root)).decode() for item in value)]
         case dict():
-            return ["dict", *sorted([str(key), store.canonical(described(item, root)).decode()] for key, item in value.items())]
+            return ["dict", *sorted([str(key), storage.canonical(described(item, root)).decode()] for key, item in value.items())]
         case functools.partial():
             return ["partial", described(value.func, root), described(value.args, root), described(value.keywords, root)]
         case np.ndarray():

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.batch import Record, Signal, Unit
 from bitimely_core.datasets import tser
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.types import Record, Signal, Unit
 
 RATE = 125.0  # Hz
 WINDOW, STEP = 32.0, 3.0  # s of a label, and from one to the next: 150 windows a recording, as in the archive

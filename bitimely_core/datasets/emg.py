@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.batch import Record, Unit
 from bitimely_core.errors import Finding, Reason, UserError, safe_text
 from bitimely_core.formats import wfdb
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.types import Record, Unit
 
 RATE = 4000.0  # Hz
 CHANNEL = "EMG"

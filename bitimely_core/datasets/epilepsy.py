@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.batch import Record, Records, Rows, Signal, Unit
 from bitimely_core.errors import Finding, Reason, UserError
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.types import Record, Records, Rows, Signal, Unit
 
 TABLE = "data.csv"
 SAMPLES = 178

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from bitimely_core.batch import Annotation, Record, Records, Rows, Signal, Unit
+from bitimely_core.config import Section, read_toml, validate
 from bitimely_core.datasets import tser
 from bitimely_core.datasets.tser import needed, others
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
@@ -32,7 +32,7 @@ from bitimely_core.formats import tables
 from bitimely_core.formats import wfdb as format_wfdb
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.settings import Section, read_toml, validated
+from bitimely_core.types import Annotation, Record, Records, Rows, Signal, Unit
 
 Format = Literal["edf", "wfdb", "table", "npy", "mne"]
 
@@ -210,7 +210,7 @@ def generic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | F
     if path is None:
         yield from _listed(needed(source), Map(), ("edf", "wfdb", "mne"), options)
         return
-    chosen = validated(Map, read_toml(Path(path)), str(path))
+    chosen = validate(Map, read_toml(Path(path)), str(path))
     for i, files in enumerate(chosen.files):
         try:
             re.compile(files.match)

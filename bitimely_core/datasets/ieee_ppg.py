@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bitimely_core.batch import Unit
 from bitimely_core.datasets import tser
 from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.types import Unit
 
 RATE = 125.0  # Hz
 NAMES = ("PPG 1", "PPG 2", "ACC x", "ACC y", "ACC z")

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.batch import Record, Signal, Unit
 from bitimely_core.datasets import tser
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.formats import pickles
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.types import Record, Signal, Unit
 
 PPG, ACC = 64.0, 32.0  # Hz
 WINDOW, STEP = 8.0, 2.0  # s of a label, and from one to the next

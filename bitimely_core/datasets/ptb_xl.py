@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.batch import Record, Rows, Signal, Unit
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.types import Record, Rows, Signal, Unit
 
 TABLE, STATEMENTS = "ptbxl_database.csv", "scp_statements.csv"
 RECORD = {100: "filename_lr", 500: "filename_hr"}  # rate in Hz -> column that names the record

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.batch import Annotation, Record, Signal, Unit
 from bitimely_core.errors import Finding, Reason, UserError, safe_text
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.types import Annotation, Record, Signal, Unit
 
 NEEDED = ("EEG Fpz-Cz", "EEG Pz-Oz", "EOG horizontal")
 SLOW = ("Resp oro-nasal", "EMG submental", "Temp rectal", "Event marker")

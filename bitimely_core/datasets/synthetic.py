@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core import store
-from bitimely_core.batch import Annotation, Record, Unit
+from bitimely_core import storage
 from bitimely_core.datasets.sleep_edf import EPOCH, RATE, RULES, VIEWS, read_recording
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, datasets, unknown
+from bitimely_core.types import Annotation, Record, Unit
 
 # Subjects, epochs a night; two nights each. Forty: enough test subjects for an interval. "planted" is "small" in which nothing but the planted
 # waveforms tells the stages apart.
@@ -146,7 +146,7 @@ def read_night(size: str, seed: int, subject: int, night: int, *, keep_dates: bo
             for file, data in zip(files, encode_night(size, seed, subject, night), strict=True):
                 file.write_bytes(data)
         except OSError as error:
-            raise store.fault(error, Path(folder)) from None
+            raise storage.os_error(error, Path(folder)) from None
         return read_recording(
             files[0],
             files[1],
@@ -169,7 +169,7 @@ def write_cohort(folder: Path, size: str = "small", seed: int = 0) -> list[Path]
         for night in range(1, NIGHTS + 1):
             for end, data in zip(("0-PSG", "C-Hypnogram"), encode_night(size, seed, subject, night), strict=True):
                 written.append(cassette / f"SC4{subject:02d}{night}E{end}.edf")
-                store.write_bytes(written[-1], data)
+                storage.write_bytes(written[-1], data)
     return written
 
 

@@ -13,6 +13,7 @@ Legend: n rows, U units of resampling (subjects, or rows with by="window"), R re
 
 from __future__ import annotations
 
+from bitimely_core.evaluate.bootstrap import LEVEL, MINIMUM_DEFINED, MINIMUM_ROWS, MINIMUM_UNITS, draw
 from bitimely_core.evaluate.metrics import (
     COMPARES_CLASSES,
     EACH,
@@ -29,10 +30,9 @@ from bitimely_core.evaluate.metrics import (
     Unit,
     probabilities,
 )
-from bitimely_core.evaluate.pairs import IDENTITY, Predictions, aligned, classes_of, compare, compare_frames, frame, predictions
-from bitimely_core.evaluate.resampling import LEVEL, MINIMUM_DEFINED, MINIMUM_ROWS, MINIMUM_UNITS, draw
+from bitimely_core.evaluate.multiple import Replicates, apart, average, contrast, corrected, holm, nemenyi, ranks, replicates
+from bitimely_core.evaluate.paired import IDENTITY, Predictions, aligned, classes_of, compare, compare_frames, frame, predictions
 from bitimely_core.evaluate.scores import constant, headline, length_only, score
-from bitimely_core.evaluate.several import Replicates, apart, average, contrast, corrected, holm, nemenyi, ranks, replicates
 
 __all__ = [
     "COMPARES_CLASSES",

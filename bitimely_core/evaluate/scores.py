@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.batch import Figure
-from bitimely_core.evaluate.metrics import EACH, EMPTY, LOWER_IS_BETTER, MAIN, METRICS, NAMES, STATISTICS, Array, Rows, Unit, rows_of
-from bitimely_core.evaluate.pairs import difference_of
-from bitimely_core.evaluate.resampling import (
+from bitimely_core.evaluate.bootstrap import (
     bootstrapped,
     metric_of,
     metrics_by_class,
@@ -19,6 +16,9 @@ from bitimely_core.evaluate.resampling import (
     why_too_few,
     why_uncertain,
 )
+from bitimely_core.evaluate.metrics import EACH, EMPTY, LOWER_IS_BETTER, MAIN, METRICS, NAMES, STATISTICS, Array, Rows, Unit, rows_of
+from bitimely_core.evaluate.paired import difference_of
+from bitimely_core.page import Figure
 
 
 def _rates(labels: Array) -> Array:

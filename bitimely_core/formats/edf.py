@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitimely_core import store
-from bitimely_core.batch import Annotation, Signal
+from bitimely_core import storage
 from bitimely_core.errors import Finding, Reason, UserError, clean, safe_text
+from bitimely_core.types import Annotation, Signal
 
 FIELDS = (
     ("version", 8),
@@ -753,7 +753,7 @@ def write(
     patient: str = "X X X X",
 ) -> None:
     """Write what `encode` makes of the same arguments to `path`, whole or not at all."""
-    store.write_bytes(path, encode(channels, samples, duration=duration, notes=notes, onsets=onsets, start=start, patient=patient))
+    storage.write_bytes(path, encode(channels, samples, duration=duration, notes=notes, onsets=onsets, start=start, patient=patient))
 
 
 def _field(value: str | float, width: int) -> bytes:

@@ -26,10 +26,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from bitimely_core.batch import Signal
 from bitimely_core.errors import Finding, Reason, UserError, clean, safe_text
 from bitimely_core.formats.edf import stored
 from bitimely_core.formats.source import Source, located
+from bitimely_core.types import Signal
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitimely_core import registry, settings
+from bitimely_core import registry
+from bitimely_core.config import ModelConfig, build_model_config, load_preset, validate
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
 from bitimely_core.models.adapters import on_grid
 from bitimely_core.models.stack import FORMAT, Model
-from bitimely_core.settings import ModelConfig, model_config, validated
 
 __all__ = ["Model", "build", "count", "load", "matched", "parameters", "typical"]
 
@@ -44,7 +44,7 @@ def build(name: str, *, preset: str | None = None, channels: int = 1, length: in
         UserError: unknown name or preset, or settings that do not fit together (exit 2).
     """
     entry = registry.models[name]
-    return made(model_config(entry.name, entry.facts.family, preset, channels=channels, length=length, **overrides))
+    return made(build_model_config(entry.name, entry.facts.family, preset, channels=channels, length=length, **overrides))
 
 
 def made(config: ModelConfig) -> Model:
@@ -79,8 +79,8 @@ def matched(
     """
     entry = registry.models[name]
     data = {"channels": channels, "length": length, "codes": codes, **({"tokenizer": "codes"} if codes else {})}
-    goal = count(model_config("bitimelygpt", "retention", preset, **data))
-    base = model_config(entry.name, entry.facts.family, preset, **data, events=events)
+    goal = count(build_model_config("bitimelygpt", "retention", preset, **data))
+    base = build_model_config(entry.name, entry.facts.family, preset, **data, events=events)
     first = entry.facts.matched(base)
     base = base.model_copy(update=first)
 
@@ -90,7 +90,7 @@ def matched(
     def size(dim: int) -> int:
         return count(base.model_copy(update=widths(dim)))
 
-    step = entry.facts.step or 2 * (base.heads if "heads" in settings.preset(preset).get(entry.facts.family, {}) else 1)
+    step = entry.facts.step or 2 * (base.heads if "heads" in load_preset(preset).get(entry.facts.family, {}) else 1)
     low, high = 1, 2
     while size(high * step) < goal:
         low, high = high, 2 * high
@@ -114,7 +114,7 @@ def load(folder: str | Path) -> Model:
     stored, weights = read(folder)
     if "head" in stored:
         weights = {key.removeprefix("model."): weight for key, weight in weights.items() if key.startswith("model.")}
-    model = made(validated(ModelConfig, stored["model"], str(Path(folder) / "config.json")))
+    model = made(validate(ModelConfig, stored["model"], str(Path(folder) / "config.json")))
     put(model, weights, Path(folder) / "model.safetensors")
     return model.eval()
 
@@ -176,4 +176,4 @@ def put(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
     module.load_state_dict(weights)
 
 
-registry.members(__name__)
+registry.load_members(__name__)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import FIRST, Steps
+from bitimely_core.models.tokenizers import FIRST, Steps
+from bitimely_core.types import Batch
 
 
 def on_grid(config: ModelConfig) -> ModelConfig:

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.patchtst import refuse_directions
 from bitimely_core.models.stack import Adapter, Direction, Model, Which, wrong
+from bitimely_core.models.tokenizers import Steps
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import Steps
+from bitimely_core.types import Batch, Encoded
 
 WINDOW = 25  # timesteps of the moving average
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.patchtst import BatchNorm
 from bitimely_core.models.stack import Adapter, Model, Which, wrong
+from bitimely_core.models.tokenizers import Steps, row_ends
 from bitimely_core.registry import models
-from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import Steps, row_ends
+from bitimely_core.types import Batch
 
 KERNEL = 8  # of the second and third convolution
 

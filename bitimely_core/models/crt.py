@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
 from bitimely_core.models.stack import Adapter, Direction, Model, Which, continued, refuse_longer, wrong
+from bitimely_core.models.tokenizers import Patch, row_ends
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import Patch, row_ends
+from bitimely_core.types import Batch, Encoded
 
 VIEWS = {"time": 2, "magnitude": 1, "phase": 1}  # view -> its patches, in K
 HEAD_WIDTH = 64  # W, whatever D

@@ -15,10 +15,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.autoformer import Centred, Layer, Timesteps, full, steps_only
 from bitimely_core.models.patchtst import refuse_heads, sinusoid
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
 
 WINDOW = 24  # timesteps of the moving average
 

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import Rows, span
 from bitimely_core.models.stack import Direction
 from bitimely_core.models.supervised import Supervised, TableAdapter
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
+from bitimely_core.types import Batch, Encoded
 
 
 def gaps(rows: Rows) -> Tensor:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.stack import Adapter, Attention, Direction, Model, Places, continued, refuse_longer, wrong
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
+from bitimely_core.types import Batch, Encoded
 
 BOUND = 0.02  # of learned positions at the start, uniform
 EPSILON = 1e-5  # of RevIN

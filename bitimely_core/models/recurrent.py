@@ -14,10 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.stack import ALTERNATING, ANY, PAPER, Directed, Direction, Plan, Which, climb, refuse_odd, wrong
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
+from bitimely_core.types import Batch
 
 # ---------------------------------------------------------------------------------------------------------------- layers
 

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import Table, span
 from bitimely_core.models.stack import Direction
 from bitimely_core.models.supervised import Supervised, TableAdapter, clock
+from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import FIRST
+from bitimely_core.types import Batch, Encoded
 
 POSITIONS = 4  # n_pos, width of p(t)
 DROPPED = 0.1  # share of the elements that training hides from the attention

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.models.adapters import grid
+from bitimely_core.models.tokenizers import FIRST, Codes, Conv, Patch, Steps
 from bitimely_core.ops.retention import retention, retention_matrix
 from bitimely_core.ops.rotary import rotate, xpos
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import FIRST, Codes, Conv, Patch, Steps
+from bitimely_core.types import Batch, Encoded
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -466,17 +466,17 @@ def write(folder: str | Path, module: nn.Module, described: dict[str, Any]) -> N
     """`model.safetensors` with all weights and buffers, then `config.json`."""
     from safetensors.torch import save
 
-    from bitimely_core import store
+    from bitimely_core import storage
 
     folder = Path(folder)
-    store.make_folder(folder)
+    storage.make_folder(folder)
     data = save({name: weight.detach().cpu().contiguous() for name, weight in module.state_dict().items()})
 
     def fill(file: BinaryIO) -> None:
         file.write(data)
 
-    store.write_file(folder / "model.safetensors", fill)
-    store.write_json(folder / "config.json", described)
+    storage.write_file(folder / "model.safetensors", fill)
+    storage.write_json(folder / "config.json", described)
 
 
 def bernoulli_entropy(share: Tensor) -> Tensor:

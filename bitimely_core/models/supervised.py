@@ -8,12 +8,12 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ModelConfig
 from bitimely_core.errors import UserError
 from bitimely_core.models.adapters import Table
 from bitimely_core.models.stack import Adapter, Direction, Model, wrong
 from bitimely_core.registry import models
-from bitimely_core.settings import ModelConfig
+from bitimely_core.types import Batch
 
 
 class TableAdapter(Adapter):

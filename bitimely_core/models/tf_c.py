@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, Trunk, mapped_rows, of_signals, refuse_hidden
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
 from bitimely_core.models.stack import Direction, refuse_longer
+from bitimely_core.models.tokenizers import row_ends
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import row_ends
+from bitimely_core.types import Batch, Encoded
 
 ENCODERS = ("time", "frequency")
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.autoformer import Timesteps, full, steps_only
 from bitimely_core.models.patchtst import sinusoid
 from bitimely_core.models.stack import wrong
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
 
 LARGEST = 10**9  # parameters; the paper's widths of transformers make four times as many
 

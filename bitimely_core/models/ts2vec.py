@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.contrast import Contrastive, of_signals
 from bitimely_core.models.patchtst import refuse_directions
 from bitimely_core.models.stack import Adapter, Direction
+from bitimely_core.models.tokenizers import Steps
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
-from bitimely_core.tokenizers import Steps
+from bitimely_core.types import Batch, Encoded
 
 KERNEL = 3
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, Trunk, filters, mapped, mapped_rows, of_signals, refuse_hidden
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
 from bitimely_core.models.stack import Direction, wrong
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
+from bitimely_core.types import Batch, Encoded
 
 DROPOUT = 0.1  # of the context
 

@@ -10,9 +10,9 @@ import math
 
 from torch import nn
 
+from bitimely_core.config import ModelConfig
 from bitimely_core.models.patchtst import Encoder
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.settings import ModelConfig
 
 
 class TST(Encoder):

@@ -14,11 +14,11 @@ import torch
 from torch import Generator, nn
 
 from bitimely_core import registry
-from bitimely_core.batch import Batch, Batches
+from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, validate
 from bitimely_core.models.stack import Model, wrong
 from bitimely_core.objectives.tokens import Part, Result, refuse_overlap, result
 from bitimely_core.registry import models, objectives
-from bitimely_core.settings import ModelConfig, ObjectiveConfig, Settings, validated
+from bitimely_core.types import Batch, Batches
 
 __all__ = ["Objective", "Part", "Result", "fitting", "get", "leak_free", "measure_scale", "refuse_pair", "refuse_unfit", "result"]
 
@@ -49,7 +49,7 @@ def get(name: str | ObjectiveConfig = "", **numbers: Any) -> Objective:
     Raises:
         UserError: unknown name, or numbers out of range (exit 2).
     """
-    config = name if isinstance(name, ObjectiveConfig) else validated(ObjectiveConfig, {"name": name, **numbers})
+    config = name if isinstance(name, ObjectiveConfig) else validate(ObjectiveConfig, {"name": name, **numbers})
     if config.name:
         objectives[config.name]  # an unknown name is told here
     return Objective(config)
@@ -104,7 +104,7 @@ def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = No
     Raises:
         UserError: overlapping patches under an objective that claims to be leak-free (exit 2).
     """
-    chosen = settings if isinstance(settings, Settings) else validated(Settings, settings)
+    chosen = settings if isinstance(settings, Settings) else validate(Settings, settings)
     name = chosen.objective.name or models[chosen.model.name].facts.objective
     stamp = objectives[name].facts.leak_free
     if stamp is not True:
@@ -138,4 +138,4 @@ def _on(batch: Batch, where: torch.device) -> Batch:
     return Batch(*parts)  # type: ignore[arg-type]
 
 
-registry.members(__name__)
+registry.load_members(__name__)

@@ -18,11 +18,11 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.models.tokenizers import row_ends
 from bitimely_core.objectives.tokens import Result
-from bitimely_core.settings import ObjectiveConfig
-from bitimely_core.tokenizers import row_ends
+from bitimely_core.types import Batch
 
 TEMPERATURE = 0.2
 BLOCK = 2**20  # scores that are held at once: 4 MB in float32

@@ -6,12 +6,12 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.crt import CRT
 from bitimely_core.models.stack import Model
 from bitimely_core.objectives.tokens import Part, Result, result, share
 from bitimely_core.registry import ObjectiveFacts, objectives
-from bitimely_core.settings import ObjectiveConfig
+from bitimely_core.types import Batch
 
 LEAST = 0.3  # share of dropped patches at the start
 WEIGHT = 1e-4  # of the instance constraint

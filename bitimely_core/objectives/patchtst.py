@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.stack import Model
 from bitimely_core.objectives.tokens import Result, each_row, hidden_part, refuse_overlap, result, share
 from bitimely_core.registry import ObjectiveFacts, objectives
-from bitimely_core.settings import ObjectiveConfig
+from bitimely_core.types import Batch
 
 
 @objectives(ObjectiveFacts(leak_free=True, asks="hidden"))

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from torch import Generator, Tensor
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.stack import Model
 from bitimely_core.models.tf_c import TFC, View
 from bitimely_core.objectives.contrast import banked, compared, jittered, nt_xent, perturbed, refuse_alone, told_apart
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
-from bitimely_core.settings import ObjectiveConfig
+from bitimely_core.types import Batch
 
 BALANCE = 0.5  # lambda
 MARGIN = 1.0  # delta

@@ -18,12 +18,12 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch, Encoded
+from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.models.stack import Direction, Model, Which
+from bitimely_core.models.tokenizers import IGNORE, Codes
 from bitimely_core.registry import ObjectiveFacts, objectives
-from bitimely_core.settings import ModelConfig, ObjectiveConfig
-from bitimely_core.tokenizers import IGNORE, Codes
+from bitimely_core.types import Batch, Encoded
 
 Result = dict[str, Any]
 

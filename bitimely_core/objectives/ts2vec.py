@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.stack import Model
+from bitimely_core.models.tokenizers import row_ends
 from bitimely_core.models.ts2vec import TS2Vec
 from bitimely_core.objectives.contrast import compared, contrast, refuse_alone
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
-from bitimely_core.settings import ObjectiveConfig
-from bitimely_core.tokenizers import row_ends
+from bitimely_core.types import Batch
 
 HIDDEN = 0.5  # share of hidden timesteps
 NOTICE = "ts2vec: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."

@@ -11,13 +11,13 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.stack import Model
 from bitimely_core.models.ts_tcc import TSTCC
 from bitimely_core.objectives.contrast import compared, jittered, nt_xent, permuted, refuse_alone, scaled, told_apart
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
-from bitimely_core.settings import ObjectiveConfig
+from bitimely_core.types import Batch
 
 CONTEXTUAL = 0.7  # weight of the NT-Xent part
 NOTICE = "ts-tcc: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."

@@ -6,12 +6,12 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.stack import Model
+from bitimely_core.models.tokenizers import Codes
 from bitimely_core.objectives.tokens import Result, hidden_part, result
 from bitimely_core.registry import ObjectiveFacts, objectives
-from bitimely_core.settings import ObjectiveConfig
-from bitimely_core.tokenizers import Codes
+from bitimely_core.types import Batch
 
 MEAN_RUN = 3.0  # lm, timesteps
 

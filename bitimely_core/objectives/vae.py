@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from bitimely_core.batch import Batch
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.mtand import Full
 from bitimely_core.models.stack import Model
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
-from bitimely_core.settings import ObjectiveConfig
+from bitimely_core.types import Batch
 
 STD = 0.01  # of an observation around its reconstruction
 EPOCHS, WAIT, RATE = 300, 10, 0.99  # the authors' training: beta is 0 for 10 of 300 epochs, then 1 - 0.99^(epoch - 10)

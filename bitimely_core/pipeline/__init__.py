@@ -10,17 +10,19 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bitimely_core import registry, settings
-from bitimely_core.batch import Progress
+from bitimely_core import registry
+from bitimely_core.config import Settings, merge_layers, parse_assignments, validate
 from bitimely_core.errors import Exit
 from bitimely_core.pipeline import costs, graph, workers
 from bitimely_core.pipeline.plan import Plan, cells, planned
+from bitimely_core.recipe import Recipe, load_recipe
+from bitimely_core.types import Progress
 
 __all__ = ["cells", "load", "run"]
 Say = Callable[[str], None]
 
 
-def load(name: str, *, honest: bool = False, changes: dict[str, Any] | None = None) -> settings.Recipe:
+def load(name: str, *, honest: bool = False, changes: dict[str, Any] | None = None) -> Recipe:
     """A shipped recipe by name, or a TOML file by path. Raises UserError (unknown_name or config, exit 2)."""
     shipped = {p.stem: p for p in registry.RECIPES.glob("*.toml")}
     path = Path(name)
@@ -28,7 +30,7 @@ def load(name: str, *, honest: bool = False, changes: dict[str, Any] | None = No
         path = shipped[name]
     elif path.suffix != ".toml" and os.sep not in name:
         raise registry.unknown("pipeline", name, list(shipped))
-    return settings.recipe(path, honest=honest, changes=changes)
+    return load_recipe(path, honest=honest, changes=changes)
 
 
 def run(
@@ -77,7 +79,7 @@ def run(
     began = time.time() if began is None else began
     whole, each = _changes(assignments or [])
     recipe = load(pipeline, honest=honest, changes=whole)
-    settings.validated(settings.Settings, settings.merged(settings.Settings().model_dump(by_alias=True), settings.assignments(each)))
+    validate(Settings, merge_layers(Settings().model_dump(by_alias=True), parse_assignments(each)))
     name = Path(pipeline).stem + ("-honest" if honest else "")
     plan = planned(recipe, name, workspace, assignments=each, devices=devices, honest=honest, progress=progress, say=say)
     mine = graph.closure(plan.nodes, _mine(plan, only or [], shard))
@@ -111,7 +113,7 @@ def run(
 def _changes(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
     """`--set`: what changes the recipe itself, and the pairs that every training gets."""
     own = ("ingest", "tokenize", "build", "evaluate", "matrix")
-    return settings.assignments([p for p in pairs if p.split(".")[0] in own]), [p for p in pairs if p.split(".")[0] not in own]
+    return parse_assignments([p for p in pairs if p.split(".")[0] in own]), [p for p in pairs if p.split(".")[0] not in own]
 
 
 def _mine(plan: Plan, only: list[str], shard: tuple[int, int] | None) -> set[str]:

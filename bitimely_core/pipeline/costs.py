@@ -8,12 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import registry, settings, store
+from bitimely_core import registry, storage
+from bitimely_core.config import ModelConfig, build_model_config, load_preset, merge_layers, parse_assignments, read_toml
 from bitimely_core.errors import UserError
-from bitimely_core.listing import COSTS
 from bitimely_core.pipeline.plan import Plan
-from bitimely_core.runs import folders
-from bitimely_core.runs.tuning import SHARE
+from bitimely_core.training.tuning import SHARE
+from bitimely_core.workflows.catalog import COSTS
+from bitimely_core.workspace import dataset_and_view
 
 REACHED = 0.3  # share of the speed of a large matrix product that a training step reaches: an estimate
 TRAINED = 0.8  # of all windows, where nothing has been cut yet
@@ -57,14 +58,14 @@ def training(plan: Plan, label: str, workspace: Path) -> dict[str, Any]:
     preset = first["preset"] or "tiny"
     unknown = {"parameters": None, "windows": None, "flops": None, "bytes": None, "slow": 1.0}
     data = {entry["name"]: entry for entry in (_data(name, plan, workspace) for name in asked["flags"]["data"]["names"])}
-    pairs = settings.assignments(asked["assignments"])
-    flags = settings.merged(asked["flags"], pairs)
+    pairs = parse_assignments(asked["assignments"])
+    flags = merge_layers(asked["flags"], pairs)
     wide = max((_data(name, plan, workspace) for name in first["flags"]["data"]["names"]), key=lambda entry: entry["length"])
     model = {**first["flags"].get("model", {}), **pairs.get("model", {})}
     entry = registry.models[model.get("name", "bitimelygpt")]
     try:
         config, parameters = _counted(
-            store.canonical({**model, "name": entry.name}).decode(),
+            storage.canonical({**model, "name": entry.name}).decode(),
             preset,
             first["budget"] or "table",
             wide["channels"],
@@ -73,7 +74,7 @@ def training(plan: Plan, label: str, workspace: Path) -> dict[str, Any]:
         )
     except UserError:
         return unknown
-    shipped = settings.preset(preset).get("train" if asked["verb"] == "pretrain" else "finetune", {})
+    shipped = load_preset(preset).get("train" if asked["verb"] == "pretrain" else "finetune", {})
     chosen = {**shipped, **flags.get("train", {})}
     steps = chosen.get("steps")
     if steps is not None:
@@ -105,7 +106,7 @@ def _data(name: str, plan: Plan, workspace: Path) -> dict[str, Any]:
 
     made = workspace / "tokens" / name / "manifest.json"
     node = plan.nodes.get(f"tokenize {name}")
-    dataset, view = folders.dataset_and_view(str(node.settings["data"]) if node else name)
+    dataset, view = dataset_and_view(str(node.settings["data"]) if node else name)
     facts = registry.datasets[dataset].facts
     if made.is_file():
         opened = _opened(made.parent)
@@ -149,7 +150,7 @@ def _cached(folder: Path, seconds: float) -> int:
 
     from bitimely_core.cache import open_cache
 
-    if not (folder / store.MANIFEST).is_file():
+    if not (folder / storage.MANIFEST).is_file():
         return 0
     opened = open_cache(folder, verify=False)
     if "funnel" in opened.manifest:
@@ -167,7 +168,7 @@ def _opened(folder: Path) -> Any:
 
 
 @cache
-def _counted(model: str, preset: str, budget: str, channels: int, length: int, codes: int | None) -> tuple[settings.ModelConfig, int]:
+def _counted(model: str, preset: str, budget: str, channels: int, length: int, codes: int | None) -> tuple[ModelConfig, int]:
     import json
 
     from bitimely_core import models
@@ -176,18 +177,18 @@ def _counted(model: str, preset: str, budget: str, channels: int, length: int, c
     own = json.loads(model)
     name = own.pop("name")
     entry = registry.models[name]
-    family = settings.preset(preset).get(entry.facts.family, {})
+    family = load_preset(preset).get(entry.facts.family, {})
     shape = {"channels": channels, "length": length, **({"codes": codes, "tokenizer": "codes"} if codes else {})}
     reads = shape
     if codes and "grid" in {own.get("events"), family.get("events"), None if "events" in entry.facts.input else "grid"}:
-        reads = {**grid_shape(codes, own.get("horizon", settings.ModelConfig().horizon)), "events": "grid"}
-    config = settings.model_config(name, entry.facts.family, preset, **settings.merged(reads, own))
+        reads = {**grid_shape(codes, own.get("horizon", ModelConfig().horizon)), "events": "grid"}
+    config = build_model_config(name, entry.facts.family, preset, **merge_layers(reads, own))
     if budget == "matched":
-        return config, models.count(settings.model_config("bitimelygpt", "retention", preset, **shape))
+        return config, models.count(build_model_config("bitimelygpt", "retention", preset, **shape))
     return config, models.count(config)
 
 
-def _tokens(config: settings.ModelConfig, length: int) -> float:
+def _tokens(config: ModelConfig, length: int) -> float:
     """Tokens of a window of `length` samples."""
     return {"patch": length / max(config.patch, 1), "conv": length / 4}.get(config.tokenizer, length)
 
@@ -195,7 +196,7 @@ def _tokens(config: settings.ModelConfig, length: int) -> float:
 @cache
 def _slow(model: str) -> float:
     """Measured time of `model` for an operation beside GPT's, at the preset of the measurement (`models/costs.toml`); 1 where nobody measured."""
-    measured: Mapping[str, Any] = settings.read_toml(COSTS) if COSTS.is_file() else {}
+    measured: Mapping[str, Any] = read_toml(COSTS) if COSTS.is_file() else {}
     costs = measured.get("models", {})
     if model not in costs or "gpt" not in costs:
         return 1.0
@@ -208,9 +209,9 @@ def measured_speed(size: int = 1024, seconds: float = 0.2) -> float:
     """Operations a second of a matrix product in float32 on the device that a training would take."""
     import torch
 
-    from bitimely_core import train
+    from bitimely_core.training.devices import select_device
 
-    where = train.device("auto")
+    where = select_device("auto")
     a = torch.ones(size, size, device=where)
     best = 0.0
     until = time.monotonic() + seconds

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import store
+from bitimely_core import storage
 from bitimely_core.errors import Exit, UserError
 
 States = Mapping[str, dict[str, Any]]
@@ -41,7 +41,7 @@ class Node:
     @property
     def key(self) -> str:
         """The first 16 hexadecimal digits of the SHA-256 of what the stage is and of its settings."""
-        return store.fingerprint({"stage": self.label, "settings": self.settings})[:16]
+        return storage.fingerprint({"stage": self.label, "settings": self.settings})[:16]
 
 
 def closure(nodes: Mapping[str, Node], wanted: set[str]) -> set[str]:
@@ -101,7 +101,7 @@ def execute(
             if any(other in waiting for other in (*node.needs, *node.after)):
                 continue
             try:
-                with store.lock(folder / node.key):
+                with storage.lock(folder / node.key):
                     found = _found(node, nodes, folder, began, states)
                     if found is None:
                         if watch:
@@ -160,7 +160,7 @@ def _run(node: Node, nodes: Mapping[str, Node], folder: Path, states: States) ->
         )
     ended = {"state": state, "detail": detail, "exit_code": code, "seconds": round(time.monotonic() - start, 3)}
     body = {"format_version": 1, "stage": node.label, "settings": dict(node.settings), "time": time.time(), "frames": frames, **ended}
-    store.write_json(
+    storage.write_json(
         folder / node.key / "stage.json",
         {**body, "state": "done" if state == "already done" else state, "read": read, "made": _hash(node.made)},
     )
@@ -175,4 +175,4 @@ def _read(node: Node, nodes: Mapping[str, Node], states: States) -> dict[str, st
 
 
 def _hash(path: Path) -> str | None:
-    return store.sha256(path) if path.is_file() else None
+    return storage.sha256(path) if path.is_file() else None

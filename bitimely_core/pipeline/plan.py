@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import registry, runs, settings
-from bitimely_core.batch import Progress
+from bitimely_core import registry, workflows
+from bitimely_core.config import DataConfig, Section, load_preset, merge_layers
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.pipeline.graph import SETTLED, Node, States
-from bitimely_core.runs import folders
+from bitimely_core.recipe import AnalyzeStage, Block, Recipe, Stage
+from bitimely_core.types import Progress
+from bitimely_core.workspace import dataset_and_view, is_events, tokens_name
 
 AFTERWARDS = {
     "readout",
@@ -50,7 +52,7 @@ class Cell:
         last = ["init"] if pretraining and self.flags.get("from_scratch") else []
         return "-".join(filter(None, [self.arm, *shown, *last]))
 
-    def left_out(self, recipe: settings.Recipe) -> str:
+    def left_out(self, recipe: Recipe) -> str:
         """Why the recipe has no such cell; empty where it has."""
         return next((out.why for out in recipe.leave_out if all(self.values.get(key) in values for key, values in out.where.items())), "")
 
@@ -60,7 +62,7 @@ class Plan:
     """The stages of a recipe, and the cells of its table."""
 
     name: str
-    recipe: settings.Recipe
+    recipe: Recipe
     nodes: dict[str, Node] = field(default_factory=dict)
     owner: dict[str, str] = field(default_factory=dict)  # label of a stage that belongs to one cell -> that cell
     words: dict[str, str] = field(default_factory=dict)  # label -> what --only looks at
@@ -74,14 +76,14 @@ class Plan:
         return str(first["flags"].get("model", {}).get("name", "bitimelygpt"))
 
 
-def cells(recipe: settings.Recipe) -> Iterator[dict[str, Any]]:
+def cells(recipe: Recipe) -> Iterator[dict[str, Any]]:
     """The product of `[matrix]`: one dict of flags a cell; a recipe without a matrix is one cell."""
     names = list(recipe.matrix)
     for values in itertools.product(*(recipe.matrix[n] for n in names)):
         yield dict(zip(names, values, strict=True))
 
 
-def _cells(recipe: settings.Recipe) -> Iterator[Cell]:
+def _cells(recipe: Recipe) -> Iterator[Cell]:
     arms = [(arm.name, arm.model_dump(exclude_none=True, exclude={"name", "set"}), arm.set) for arm in recipe.arm] or [("", {}, {})]
     for (arm, own, more), values in itertools.product(arms, cells(recipe)):
         flags = {**own, **values}
@@ -92,7 +94,7 @@ def _cells(recipe: settings.Recipe) -> Iterator[Cell]:
 
 
 def planned(
-    recipe: settings.Recipe,
+    recipe: Recipe,
     name: str,
     workspace: Path,
     *,
@@ -104,14 +106,14 @@ def planned(
 ) -> Plan:
     """All stages of `recipe` under `name`, in an order in which they can be run."""
     for package in ("datasets", "models", "objectives", "analyses"):
-        registry.members(f"bitimely_core.{package}")
+        registry.load_members(f"bitimely_core.{package}")
     plan = Plan(name=name, recipe=recipe)
     building = _Building(plan, workspace, assignments, devices, progress, say)
     for dataset in recipe.ingest.datasets:
         building.ingest(dataset)
     for view in recipe.statistics:
         building.tokens(view, recipe.tokenize, recipe.build, "")
-    blocks = recipe.block or (settings.Block(),)
+    blocks = recipe.block or (Block(),)
     if recipe.pretrain.preset or recipe.block:
         views = [view for block in blocks for view in _views(recipe, block)]
         for block, cell in itertools.product(blocks, _cells(recipe)):
@@ -121,14 +123,14 @@ def planned(
     return plan
 
 
-def _views(recipe: settings.Recipe, block: settings.Block) -> tuple[str, ...]:
+def _views(recipe: Recipe, block: Block) -> tuple[str, ...]:
     data = block.finetune.data or recipe.finetune.data or ()
     return (data,) if isinstance(data, str) else data
 
 
-def _folded(block: settings.Block, fold: int) -> settings.Block:
+def _folded(block: Block, fold: int) -> Block:
     """The block with the windows of one test fold."""
-    tokenize = settings.DataConfig.model_validate({**_given(block.tokenize), "test_fold": fold})
+    tokenize = DataConfig.model_validate({**_given(block.tokenize), "test_fold": fold})
     return block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
 
 
@@ -173,19 +175,19 @@ class _Building:
                     action=f"Give --set ingest.sources.{dataset}=FOLDER, or run: bitimely ingest {dataset} FOLDER",
                     file=str(out),
                 )
-            if folders.of_events(dataset):
+            if is_events(dataset):
                 from bitimely_core import cache
 
                 return cache.ingest(dataset, source, out, options=options, progress=self.progress)
-            return runs.ingest(dataset, source, out, options=options, jobs=recipe.jobs, progress=self.progress)
+            return workflows.ingest(dataset, source, out, options=options, jobs=recipe.jobs, progress=self.progress)
 
         stated = {"source": source, "options": options}
         self.add(Node(label=f"ingest {dataset}", settings=stated, call=call, made=out / "manifest.json"))
 
-    def tokens(self, view: str, own: settings.DataConfig, build: dict[str, Any], block: str) -> tuple[str, str]:
+    def tokens(self, view: str, own: DataConfig, build: dict[str, Any], block: str) -> tuple[str, str]:
         """The tokens of a view as the recipe wants them: their name, and the label of the stage."""
-        dataset, _ = folders.dataset_and_view(view)
-        events = folders.of_events(view)
+        dataset, _ = dataset_and_view(view)
+        events = is_events(view)
         if events and own.test_fold is not None:
             raise UserError(
                 Reason.CONFIG,
@@ -197,14 +199,14 @@ class _Building:
             )
         chosen = {**self.recipe.build, **build} if events else {**_given(self.recipe.tokenize), **_given(own)}
         local = bool(build) if events else bool(_given(own))
-        name = "-".join([*([self.plan.name] if chosen else []), *([block] if local and block else []), folders.tokens_name(view)])
+        name = "-".join([*([self.plan.name] if chosen else []), *([block] if local and block else []), tokens_name(view)])
         cached = self.workspace / "cache" / dataset / "manifest.json"
         ingest = f"ingest {dataset}"
         if not registry.datasets[dataset].facts.needs_source:
             self.ingest(dataset)
 
         def call(_: States) -> Mapping[str, Any]:
-            done = runs.tokenize(view, workspace=self.workspace, name=name, options=chosen, progress=self.progress)
+            done = workflows.tokenize(view, workspace=self.workspace, name=name, options=chosen, progress=self.progress)
             return {"detail": f"{done['windows']:,} windows"}
 
         node = Node(
@@ -217,7 +219,7 @@ class _Building:
         )
         return name, self.add(node)
 
-    def cell(self, block: settings.Block, cell: Cell, views: list[str], fold: int | None) -> None:
+    def cell(self, block: Block, cell: Cell, views: list[str], fold: int | None) -> None:
         """All stages of one cell in one block, for one test fold where there are several."""
         recipe = self.recipe
         columns = {view: self._column(block, view, views) for view in _views(recipe, block)}
@@ -228,14 +230,14 @@ class _Building:
             block = _folded(block, fold)
         owner = f"{block.name}/{cell.name()}"
         words = " ".join([block.name, cell.row, *map(str, cell.flags.values()), *_views(recipe, block)])
-        stage = settings.Stage.model_validate(cell.flags)
-        first = settings.Stage.model_validate({**_given(recipe.pretrain), **_given(block.pretrain)})
-        names = first.data or settings.preset(stage.preset or first.preset or "tiny").get("data", ["synthetic"])
+        stage = Stage.model_validate(cell.flags)
+        first = Stage.model_validate({**_given(recipe.pretrain), **_given(block.pretrain)})
+        names = first.data or load_preset(stage.preset or first.preset or "tiny").get("data", ["synthetic"])
         wanted = [self.tokens(view, block.tokenize, block.build, block.name) for view in ((names,) if isinstance(names, str) else names)]
         default = registry.models[stage.model or first.model or "bitimelygpt"].facts.objective
         instead = recipe.objectives.get(default) if stage.objective is None and first.objective is None else None
         spread = {"train": {"devices": self.devices}} if self.devices > 1 else {}
-        pretraining = settings.merged(
+        pretraining = merge_layers(
             recipe.overrides("pretrain", tokenize=False),
             block.pretrain.flags(),
             {"objective": {"name": instead}} if instead else {},
@@ -257,7 +259,7 @@ class _Building:
         for view, column in columns.items():
             name, tokenized = self.tokens(view, block.tokenize, block.build, block.name)
             own = stage.flags()
-            tuning = settings.merged(
+            tuning = merge_layers(
                 recipe.overrides("finetune", tokenize=False),
                 block.finetune.flags(),
                 {section: own[section] for section in ("train", "finetune", "tune") if section in own},
@@ -283,7 +285,7 @@ class _Building:
             self._analyses("finetune", tuned, trained, owner, words)
         self._analyses("pretrain", base, source, owner, words)
 
-    def _column(self, block: settings.Block, view: str, views: list[str]) -> str:
+    def _column(self, block: Block, view: str, views: list[str]) -> str:
         """The view; where several blocks have the same one, the name of the block."""
         return view if views.count(view) == 1 else block.name
 
@@ -304,7 +306,7 @@ class _Building:
         needs = (trained, *([f"evaluate {second}"] if second else []))
 
         def call(_: States) -> Mapping[str, Any]:
-            runs.evaluate(run, **chosen, workspace=self.workspace, progress=self.progress)
+            workflows.evaluate(run, **chosen, workspace=self.workspace, progress=self.progress)
             return {}
 
         made = self.workspace / "runs" / run / "scores.json"
@@ -315,11 +317,11 @@ class _Building:
             if analysis.of == of and not analysis.together and self._takes(analysis).startswith("run"):
                 self._analyze(analysis, [run], f"{analysis.kind}-{run}", (trained,), owner, words)
 
-    def _takes(self, analysis: settings.AnalyzeStage) -> str:
+    def _takes(self, analysis: AnalyzeStage) -> str:
         return registry.analyses[analysis.kind].facts.takes
 
     def _analyze(
-        self, analysis: settings.AnalyzeStage, names: list[str], report: str, needs: tuple[str, ...], owner: str = "", words: str = ""
+        self, analysis: AnalyzeStage, names: list[str], report: str, needs: tuple[str, ...], owner: str = "", words: str = ""
     ) -> None:
         options = {key: str(value) for key, value in analysis.options.items()}
 
@@ -327,7 +329,7 @@ class _Building:
             extra: dict[str, Any] = {
                 key: options.pop(key) for key in ("model", "objective", "preset") if key in options and self._takes(analysis) == "model"
             }
-            return runs.analyze(
+            return workflows.analyze(
                 analysis.kind,
                 names,
                 data=analysis.data,
@@ -367,7 +369,7 @@ class _Building:
             stated = {"table": [[e["row"], e["column"], e["seed"], e.get("run")] for e in plan.table], "paper": recipe.paper}
             self.add(Node(label="results", settings=stated, call=call, made=out / "summary.json", after=stages))
 
-    def _families(self, analysis: settings.AnalyzeStage) -> None:
+    def _families(self, analysis: AnalyzeStage) -> None:
         """The analysis of every pre-training together with what was fine-tuned from it, a page for each view."""
         tuned: dict[tuple[str, str], list[str]] = {}
         for label, training in self.plan.trainings.items():
@@ -380,7 +382,7 @@ class _Building:
             )
 
 
-def _given(section: settings.Section) -> dict[str, Any]:
+def _given(section: Section) -> dict[str, Any]:
     """The settings that were written down."""
     return section.model_dump(exclude_unset=True, exclude_none=True)
 
@@ -392,9 +394,9 @@ def _train(
     if devices > 1:
         import json
 
-        from bitimely_core import train
+        from bitimely_core.training.distributed import launch
 
-        code = train.launch([verb, str(workspace), json.dumps(call)], devices, module="bitimely_cli.stage")
+        code = launch([verb, str(workspace), json.dumps(call)], devices, module="bitimely_cli.stage")
         if code:
             raise UserError(
                 Reason.INCOMPLETE,
@@ -409,7 +411,7 @@ def _train(
 
 def training(verb: str, call: dict[str, Any], **given: Any) -> dict[str, Any]:
     """`runs.pretrain` or `runs.finetune` with the settings of a stage."""
-    return runs.finetune(**call, **given) if verb == "finetune" else runs.pretrain(**call, **given)
+    return workflows.finetune(**call, **given) if verb == "finetune" else workflows.pretrain(**call, **given)
 
 
 def _results(plan: Plan, workspace: Path, honest: bool, progress: Progress | None, states: States) -> Mapping[str, Any]:
@@ -433,7 +435,7 @@ def _results(plan: Plan, workspace: Path, honest: bool, progress: Progress | Non
             entries.append({**cell, "run": runs_of if len(runs_of) > 1 else runs_of[0], "state": "done", "detail": ""})
     recipe = plan.recipe
     variant = "The honest variant" if honest else "As the paper has it; --honest for the other variant" if recipe.literal else ""
-    return runs.results(
+    return workflows.write_results(
         plan.name,
         entries,
         paper=recipe.paper,
@@ -452,7 +454,7 @@ def _causes(plan: Plan, label: str) -> Iterator[str]:
     yield label
 
 
-def _statistics(recipe: settings.Recipe, name: str, workspace: Path, states: States) -> Mapping[str, Any]:
-    return runs.statistics(
+def _statistics(recipe: Recipe, name: str, workspace: Path, states: States) -> Mapping[str, Any]:
+    return workflows.statistics(
         recipe.statistics, title=recipe.title, description=recipe.description, workspace=workspace, out=workspace / "reports" / name
     )

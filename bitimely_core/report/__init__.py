@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core import __version__, store
-from bitimely_core.batch import Figure, Page, Table
+from bitimely_core import __version__, storage
+from bitimely_core.page import Figure, Page, Table
 from bitimely_core.report.kinds import COLOURS, blocks_of, envelope, tick
 from bitimely_core.report.numbers import array, as_parquet, csv, csv_link, figure_data, table_data
 from bitimely_core.report.svg import draw, inline, standalone
@@ -263,14 +263,14 @@ def write(folder: Path | str, page: Page, *, files: Mapping[str, str] | None = N
     """
     parts = _parts(page)
     rendered = _html(page, parts, files or {})
-    folder = store.make_folder(Path(folder))
+    folder = storage.make_folder(Path(folder))
     former = set(_ours(folder))
     with suppress(FileNotFoundError):
-        store.os_unlink(folder / "report.html")
+        storage.os_unlink(folder / "report.html")
     for name in former - parts.files.keys():
         with suppress(FileNotFoundError):
-            store.os_unlink(folder / name)
-    written = {name: store.write_bytes(folder / name, data) for name, data in parts.files.items()}
+            storage.os_unlink(folder / name)
+    written = {name: storage.write_bytes(folder / name, data) for name, data in parts.files.items()}
     about = {
         "title": page.title,
         "verdict": page.verdict,
@@ -278,6 +278,6 @@ def write(folder: Path | str, page: Page, *, files: Mapping[str, str] | None = N
         "facts": page.facts,
         "files": {name: {"sha256": sha, "size": size} for name, (sha, size) in written.items()},
     }
-    store.write_json(folder / "summary.json", plain({"format_version": 1, **page.summary, "report": about}))
-    store.write_bytes(folder / "report.html", rendered.encode())
+    storage.write_json(folder / "summary.json", plain({"format_version": 1, **page.summary, "report": about}))
+    storage.write_bytes(folder / "report.html", rendered.encode())
     return folder / "report.html"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core.batch import Figure
+from bitimely_core.page import Figure
 from bitimely_core.report.numbers import Array, array, panels_of, stages_of
 from bitimely_core.report.text import number, text
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.batch import Figure, Table
+from bitimely_core.page import Figure, Table
 from bitimely_core.report.text import numeric, text
 
 Array = npt.NDArray[Any]

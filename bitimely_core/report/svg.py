@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 
-from bitimely_core.batch import Figure
+from bitimely_core.page import Figure
 from bitimely_core.report.kinds import COLOURS, DRAWN, STYLE
 
 SVG = "http://www.w3.org/2000/svg"

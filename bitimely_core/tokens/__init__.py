@@ -11,15 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import store
-from bitimely_core.batch import Progress
+from bitimely_core import storage
 from bitimely_core.cache import Cache, open_cache
-from bitimely_core.tokens import building, histories
+from bitimely_core.claims import tokenize
+from bitimely_core.tokens import building
 from bitimely_core.tokens.building import plan
 from bitimely_core.tokens.sequences import Sequences, open_sequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.tokens.splits import assign_splits
 from bitimely_core.tokens.windows import Windows, open_windows
+from bitimely_core.types import Progress
 
 OPEN: dict[str, Callable[..., TokenSet]] = {"windows": open_windows, "sequences": open_sequences}
 
@@ -39,8 +40,8 @@ def build(
     """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
     if opened.manifest.get("kind") == "events":
-        made = histories.resolved(opened, **{name: value for name, value in choices.items() if name != "view"})
-        return histories.build(made, Path(out), verify=verify, force_new=force_new, progress=progress)
+        made = tokenize.resolved(opened, **{name: value for name, value in choices.items() if name != "view"})
+        return tokenize.build(made, Path(out), verify=verify, force_new=force_new, progress=progress)
     return building.build(cache, out=out, verify=verify, force_new=force_new, progress=progress, **choices)
 
 
@@ -50,7 +51,7 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Any:
     Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file, subject_leakage (exit 4)
     when a subject stands in two splits of a set that was split by subject.
     """
-    kind = store.manifest(Path(folder)).get("kind")
+    kind = storage.read_manifest(Path(folder)).get("kind")
     return OPEN["sequences" if kind == "sequences" else "windows"](folder, verify)
 
 

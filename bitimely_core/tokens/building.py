@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from bitimely_core import registry, store
-from bitimely_core.batch import Annotation, Progress
+from bitimely_core import registry, storage
 from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, safe_text
 from bitimely_core.tokens import filters, moments, splits
 from bitimely_core.tokens.cutting import Cut, Place, Plan, blocks, cut, unfiltered
 from bitimely_core.tokens.sets import FORMAT, check_subjects
 from bitimely_core.tokens.windows import Windows, open_windows
+from bitimely_core.types import Annotation, Progress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -85,11 +85,11 @@ def build(
     if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):
         return open_windows(out, verify=verify)
     opened = _opened(cache, verify=verify)
-    store.make_folder(out)
-    with store.lock(out):
+    storage.make_folder(out)
+    with storage.lock(out):
         if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):  # another process was faster
             return open_windows(out, verify=verify)
-        store.sweep(out)
+        storage.sweep(out)
         write(opened, chosen, out, progress)
     return open_windows(out, verify=False)  # every file was read back and compared when it was written
 
@@ -160,7 +160,7 @@ def resolved(
     test_fold: int | None,
 ) -> Plan:
     """The view's facts with the caller's choices. What a view leaves open (no channels, rate or window 0) the first recording decides."""
-    registry.members("bitimely_core.datasets")
+    registry.load_members("bitimely_core.datasets")
     views = registry.datasets[cache.dataset].facts.views
     if view not in views:
         raise registry.unknown("view", f"{cache.dataset}/{view}", [f"{cache.dataset}/{name}".rstrip("/") for name in views])
@@ -249,9 +249,9 @@ def _refused(field: str, text: str, wanted: str) -> UserError:
 
 def is_current(out: Path, chosen: Plan, fingerprint: str) -> bool:
     """Whether `out` holds these windows of this cache. False: to be made. Raises UserError (settings_differ) for windows made otherwise."""
-    if not (out / store.MANIFEST).is_file():
+    if not (out / storage.MANIFEST).is_file():
         return False
-    manifest = store.manifest(out)
+    manifest = storage.read_manifest(out)
     old, new = manifest.get("options", {}), chosen.options()
     differing = [
         Finding(
@@ -337,7 +337,7 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
     """All files of the token set, the manifest last. A failed attempt removes what it wrote; the former set stays whole until the end."""
     former: set[str] = set()
     with suppress(UserError):  # none, or a damaged one that is replaced under force_new
-        former = set(store.manifest(out)["files"])
+        former = set(storage.read_manifest(out)["files"])
     seen = Survey()
     parts: list[list[moments.Moments]] = []
     contents: dict[bytes, list[set[str]]] = {}
@@ -360,7 +360,7 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
     shards: list[dict[str, Any]] = []
     try:
         for number, held in enumerate(in_shards(pieces())):
-            name, sha256, size = store.write_named(out, f"windows-{number:05d}", ".arrow", arrow_file(held, chosen))
+            name, sha256, size = storage.write_named(out, f"windows-{number:05d}", ".arrow", arrow_file(held, chosen))
             files[name] = {"sha256": sha256, "size": size, "rows": sum(map(len, held))}
             shards.append({"name": name, "rows": files[name]["rows"], "dtype": str(held[0].dtype)})
         class_names = classes_of(seen, chosen)
@@ -380,14 +380,14 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
         check_subjects(index, chosen.split, out)
     except BaseException:
         for name in files.keys() - former:
-            store.os_unlink(out / name)
+            storage.os_unlink(out / name)
         raise
-    if (out / store.MANIFEST).exists():  # the names below do not change: until the end there is no set, rather than a mixed one
-        store.os_unlink(out / store.MANIFEST)
+    if (out / storage.MANIFEST).exists():  # the names below do not change: until the end there is no set, rather than a mixed one
+        storage.os_unlink(out / storage.MANIFEST)
     for name, frame in (("index.parquet", index), ("recordings.parquet", affine)):
-        sha256, size = store.write_file(out / name, parquet_file(frame))
+        sha256, size = storage.write_file(out / name, parquet_file(frame))
         files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
-    sha256, size = store.write_json(out / "statistics.json", statistics(parts, seen, class_names, chosen))
+    sha256, size = storage.write_json(out / "statistics.json", statistics(parts, seen, class_names, chosen))
     files["statistics.json"] = {"sha256": sha256, "size": size}
     body = {
         "format_version": FORMAT,
@@ -404,8 +404,8 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
         "notices": notices(chosen),
         "findings": [finding.as_dict() for finding in told],
     }
-    store.publish(out, body, files, 1)
-    store.prune(out, SHARDS)
+    storage.publish(out, body, files, 1)
+    storage.prune(out, SHARDS)
 
 
 def in_shards(pieces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:

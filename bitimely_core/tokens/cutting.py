@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.batch import Annotation, Record, Signal
 from bitimely_core.errors import Reason, UserError, safe_text
 from bitimely_core.registry import Task
 from bitimely_core.tokens import filters
+from bitimely_core.types import Annotation, Record, Signal
 
 PIECE = 16 << 20  # bytes of windows that are made at once
 STEP = 1 << 20  # values that are interpolated at once

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from bitimely_core import store
+from bitimely_core import storage
 from bitimely_core.tokens.sets import FORMAT, TokenSet, check_subjects, damaged, opened
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ Files = dict[str, dict[str, Any]]
 
 def shard(out: Path, number: int, frame: pl.DataFrame) -> Files:
     """Write the sequences of some subjects: subject_id, codes, times, split, age0_months, sex, y_<label> ..., t_index."""
-    name, sha256, size = store.write_named(out, f"sequences-{number:05d}", ".parquet", parquet(frame))
+    name, sha256, size = storage.write_named(out, f"sequences-{number:05d}", ".parquet", parquet(frame))
     return {name: {"sha256": sha256, "size": size, "rows": frame.height}}
 
 
@@ -132,16 +132,16 @@ def publish(
         options: the resolved choices.
         body: what else the manifest says: class_names, notices, findings ...
     """
-    if (out / store.MANIFEST).exists():
-        store.os_unlink(out / store.MANIFEST)
+    if (out / storage.MANIFEST).exists():
+        storage.os_unlink(out / storage.MANIFEST)
     files: Files = dict(shards)
     for name, frame in (("vocab.parquet", vocabulary), ("ratios.parquet", ratios)):
-        sha256, size = store.write_file(out / name, parquet(frame))
+        sha256, size = storage.write_file(out / name, parquet(frame))
         files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
-    sha256, size = store.write_json(out / "statistics.json", statistics)
+    sha256, size = storage.write_json(out / "statistics.json", statistics)
     files["statistics.json"] = {"sha256": sha256, "size": size}
-    store.publish(out, {"format_version": FORMAT, "kind": "sequences", "options": options, "shards": list(shards), **body}, files, 1)
-    store.prune(out, SHARDS)
+    storage.publish(out, {"format_version": FORMAT, "kind": "sequences", "options": options, "shards": list(shards), **body}, files, 1)
+    storage.prune(out, SHARDS)
 
 
 def parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
@@ -164,7 +164,7 @@ def counted(folder: Path) -> dict[str, dict[str, Any]]:
     """Of each split subjects, windows and cases of each label, with a column of a shard in memory at a time. A subject is in one shard."""
     import polars as pl
 
-    manifest = store.manifest(folder)
+    manifest = storage.read_manifest(folder)
     labels = [f"y_{name}" for name in manifest["class_names"]]
     sums = [pl.col("subject_id").n_unique().alias("subjects"), pl.len().alias("windows"), *(pl.col(label).sum() for label in labels)]
     parts = []

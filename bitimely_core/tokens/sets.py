@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from bitimely_core import store
+from bitimely_core import storage
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
 from bitimely_core.registry import Task, unknown
 from bitimely_core.tokens.splits import SHARED, SPLITS
@@ -136,7 +136,7 @@ class TokenSet(ABC):
 
 def opened(folder: Path, kind: str, verify: bool) -> dict[str, Any]:
     """The manifest of tokens, checked. Raises UserError as `open_tokens`."""
-    manifest = store.manifest(folder)
+    manifest = storage.read_manifest(folder)
     found, version = manifest.get("kind"), manifest.get("format_version", 0)
     if found != kind or version > FORMAT:
         raise UserError(
@@ -147,7 +147,7 @@ def opened(folder: Path, kind: str, verify: bool) -> dict[str, Any]:
             file=str(folder),
         )
     if verify:
-        store.check(folder, manifest)
+        storage.check_files(folder, manifest)
     return manifest
 
 

@@ -1,0 +1,473 @@
+"""`ingest`: raw files to the cache of one data set. Bad units are left out and named, and a second run redoes only what has changed.
+
+The commit: shards first, each whole or not there, and for each finished part a note in `.progress/`; then, under the lock, one manifest
+that names everything. A kill anywhere leaves the former generation or none, and the same command goes on from the notes.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import registry, storage
+from bitimely_core.cache import report as accounting
+from bitimely_core.cache import shards
+from bitimely_core.cache.ingest_run import REPORT, IngestRun
+from bitimely_core.cache.units import AIM, UNITS, Task, grouped
+from bitimely_core.cache.workers import Worker, run, started, stopping
+from bitimely_core.claims import ingest as claims
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.formats.source import Source, scan
+from bitimely_core.types import Progress
+
+SCHEMA = "bitimely.cache/1"
+PROGRESS = ".progress"
+COPY = "subjects.parquet"  # for people; nothing reads it
+SIZE = 0.75  # bytes of cache a byte of source: an estimate
+SPEED = 60e6  # bytes of source a second and core: an estimate
+PATIENCE = 60.0  # seconds that parts of one ingest wait for each other
+
+Part = dict[str, Any]
+"""A finished group of units: `units`: name -> entry, `files`: shard -> sha256, size, rows."""
+
+
+def ingest(
+    dataset: str,
+    source: str | Path | None,
+    out: str | Path,
+    *,
+    options: dict[str, Any] | None = None,
+    jobs: int = 1,
+    strict: bool = False,
+    max_bad: float = 0.5,
+    shard: tuple[int, int] | None = None,
+    follow_symlinks: bool = False,
+    keep_phi: bool = False,
+    keep_dates: bool = False,
+    verify: bool = True,
+    force_new: bool = False,
+    wait: float = 0.0,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Read a data set into its cache.
+
+    Args:
+        dataset: registered name.
+        source: raw folder; None for data sets that are made.
+        out: folder of this data set's cache; made if missing.
+        options: the data set's own.
+        jobs: worker processes; 1 reads in this process. The result does not depend on it.
+        strict: refuse when anything is quarantined.
+        max_bad: refuse when a larger share of the units, or of the rows of one table, is quarantined.
+        shard: (k, n): do part k of n of the units (k from 1); the process that finds all parts done publishes.
+        follow_symlinks: follow links that leave the source.
+        keep_phi: keep identifying header fields, where the reader knows them.
+        keep_dates: keep start times of recordings.
+        verify: compare the source with its SHA256SUMS.txt.
+        force_new: read everything again, whatever is there.
+        wait: seconds to wait for another process that works on this cache.
+        progress: called with what is being done, units done and units in all.
+        dry_run: say what would be read, and write nothing.
+
+    Returns:
+        The ingest report (schema `bitimely.ingest_report/1`), status published or partial; `findings` of it are the lines for the screen.
+        A part that is not the last: `{"schema": "bitimely.ingest_part/1", ...}`; a dry run: `{"schema": "bitimely.ingest_plan/1", ...}`.
+
+    Raises:
+        UserError: usage, and settings that differ from those of the cache (exit 2), refused (4), a damaged manifest (5), disk or memory
+            (6), locked (7), interrupted (130, 143). Once the source is being read, `report` is what was written to `ingest_report.json`,
+            and `details` are its findings.
+    """
+    folder = Path(out)
+    entry, resolved = _resolved(dataset, options or {})
+    _check_arguments(entry, source, jobs, max_bad, shard)
+    found = None if source is None else _outside(scan(Path(source), follow_symlinks=follow_symlinks), folder)
+    events = entry.facts.kind == "events"
+    with stopping() as stop:
+        attempt = IngestRun(
+            dataset=entry,
+            source=found,
+            given=None if source is None else str(source),
+            out=folder,
+            options={**(claims.pinned(resolved, folder) if events else resolved), "keep_phi": keep_phi, "keep_dates": keep_dates},
+            given_options=resolved,
+            run_options={"strict": strict, "max_bad": max_bad, "follow_symlinks": follow_symlinks, "verify": verify},
+            jobs=jobs,
+            progress=progress,
+            stop=stop,
+        )
+        if dry_run:
+            return _plan(attempt)
+        if events:
+            return _events(attempt, shard, wait, force_new=force_new)
+        if shard is not None and shard[1] > 1:
+            with storage.lock(folder, wait, shared=True):
+                part = _part(replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={}), shard, force_new=force_new)
+            if part["parts_missing"]:
+                return part
+            try:  # the others may be just as far
+                with storage.lock(folder, max(wait, PATIENCE)):
+                    return _whole(attempt, force_new=force_new)
+            except UserError as error:
+                if error.code == Reason.LOCKED:  # whoever holds it finds all parts done and publishes
+                    return part
+                raise
+        with storage.lock(folder, wait):
+            return _whole(attempt, force_new=force_new)
+
+
+# ---- what was asked for
+
+
+def _resolved(dataset: str, given: dict[str, Any]) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
+    """The data set and its options, defaults filled in. Raises UserError (exit 2) for unknown names."""
+    registry.load_members("bitimely_core.datasets")
+    entry = registry.datasets[dataset]
+    known = entry.facts.options or {}
+    for name in given:
+        if name not in known:
+            raise registry.unknown(f"option of {entry.name}", name, list(known))
+    return entry, {name: str(value) if isinstance(value, Path) else value for name, value in {**known, **given}.items()}
+
+
+def _check_arguments(
+    entry: registry.Entry[registry.DatasetFacts], source: str | Path | None, jobs: int, max_bad: float, shard: tuple[int, int] | None
+) -> None:
+    said = None
+    if entry.facts.needs_source and source is None:
+        said = (f"no source for {entry.name}", "expected a folder in the official layout")
+    elif not entry.facts.needs_source and source is not None:
+        said = (f"{entry.name} takes no source", "it is made, not read")
+    elif jobs < 1:
+        said = (f"jobs is {jobs}", "expected at least 1")
+    elif not 0 <= max_bad <= 1:
+        said = (f"max_bad is {max_bad}", "expected a share from 0 to 1")
+    elif shard is not None and not 1 <= shard[0] <= shard[1]:
+        said = (f"shard is {shard[0]}/{shard[1]}", "expected k/n with k from 1 to n")
+    if said:
+        raise UserError(Reason.CONFIG, said[0], wanted=said[1], exit_code=Exit.USAGE)
+
+
+def _outside(source: Source, out: Path) -> Source:
+    """The source without the cache, should that lie inside of it."""
+    root, inner = source.root.resolve(), out.resolve()
+    if not inner.is_relative_to(root):
+        return source
+    prefix = f"{inner.relative_to(root).as_posix()}/"
+    files = {name: size for name, size in source.files.items() if not name.startswith(prefix)}
+    return replace(source, files=files, odd={name: fault for name, fault in source.odd.items() if not name.startswith(prefix)})
+
+
+def _plan(attempt: IngestRun) -> dict[str, Any]:
+    """What an ingest would read, and about how long that takes."""
+    attempt.list_units()
+    sizes = attempt.sizes
+    bytes_of = {unit.name: sum(sizes.get(file, 0) for file in unit.files) for unit in attempt.units}
+    total = sum(bytes_of.values())
+    return {
+        "schema": "bitimely.ingest_plan/1",
+        "format_version": 1,
+        "status": "planned",
+        "dataset": attempt.dataset.name,
+        "source": {"path": attempt.given, "files": len(sizes), "bytes": sum(sizes.values())},
+        "out": str(attempt.out),
+        "units": [
+            {"unit": unit.name, "files": list(unit.files), "bytes": bytes_of[unit.name], "readable": unit.read is not None}
+            for unit in attempt.units
+        ],
+        "bytes": total,
+        "options": attempt.options | attempt.run_options,
+        "estimate": {"cache_bytes": int(total * SIZE), "seconds": round(total / SPEED / attempt.jobs, 1)},
+    }
+
+
+# ---- the whole, under the lock
+
+
+def _whole(attempt: IngestRun, *, force_new: bool) -> dict[str, Any]:
+    """Read what has changed, publish, report."""
+    storage.sweep(attempt.out)
+    former, parts = _former(attempt, force_new=force_new)
+    notes = _notes(attempt, force_new=force_new)
+    storage.sweep(notes)
+    try:
+        with attempt.reported():
+            with started(_early(attempt), (attempt.dataset.function.__module__, "pyarrow.parquet")) as workers:
+                attempt.list_units()
+                attempt.read_sums()
+                done = _work(attempt, _tasks(attempt, parts + _finished(notes)), workers)
+            attempt.hash_rest()
+            refused = attempt.refusal()
+            if refused is not None:
+                raise refused
+            manifest = _publish(attempt, former, done)
+            report = attempt.report()
+            report = accounting.finish_report(report, accounting.exit_code_of(report)) | {key: manifest[key] for key in RESULT}
+            _tidy(attempt.out, manifest, report)
+    finally:
+        with suppress(UserError):
+            storage.sweep(attempt.out)  # of workers that were stopped while they wrote
+    return report
+
+
+RESULT = ("generation", "manifest_sha256", "content_sha256")
+
+
+def _former(attempt: IngestRun, *, force_new: bool) -> tuple[dict[str, Any] | None, list[Part]]:
+    """The published manifest and what it is made of, unless everything is to be read again.
+
+    Raises UserError: settings_differ (exit 2), integrity (exit 5).
+    """
+    path = attempt.out / storage.MANIFEST
+    if not path.exists():
+        return None, []
+    try:
+        former = storage.read_manifest(attempt.out)
+    except UserError as error:
+        if not force_new:
+            error.action = "Restore a copy, or give --force-new to read everything again"
+            raise
+        for old in attempt.out.glob("manifest*.json"):
+            storage.os_unlink(old)
+        return None, []
+    if force_new:
+        return former, []
+    _compare(former["settings"], attempt.settings, path)
+    if former["kind"] == "events":
+        return former, []
+    if storage.find_damage(attempt.out, former, [former["units"]]):  # then what is in the cache is read again
+        return former, []
+    return former, [{"files": former["files"], **json.loads((attempt.out / former["units"]).read_bytes())}]
+
+
+def _compare(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    """Raises UserError (settings_differ, exit 2) with one finding for each key that differs."""
+    before, now = ({**settings, **settings["options"], "options": None} for settings in (old, new))
+    found = [
+        Finding(
+            code=Reason.SETTINGS_DIFFER,
+            text=f"was made with {safe_text(before.get(key))}",
+            wanted=f"now it is {safe_text(now.get(key))}",
+            action="Give the same options, another folder, or --force-new to read everything again",
+            file=str(path),
+            field=key,
+        )
+        for key in sorted(set(before) | set(now))
+        if before.get(key) != now.get(key)
+    ]
+    if found:
+        one, *rest = found
+        raise UserError(one.code, one.text, one.wanted, one.action, one.file, one.field, exit_code=Exit.USAGE, details=rest)
+
+
+def _notes(attempt: IngestRun, *, force_new: bool) -> Path:
+    """The folder of finished parts; emptied when everything is to be read again, unless an ingest for that reason is under way.
+
+    Raises UserError (settings_differ, exit 2).
+    """
+    folder = storage.make_folder(attempt.out / PROGRESS)
+    path = folder / "settings.json"
+    new = {"settings": attempt.settings, "force_new": force_new}
+    with storage.lock(folder, PATIENCE):
+        found = _json(path)
+        if found is not None and not force_new:
+            _compare(found["settings"], attempt.settings, path)
+        elif found != new:
+            _clear(folder)
+            storage.write_json(path, new)
+    return folder
+
+
+def _json(path: Path) -> Any:
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_bytes())
+    return None
+
+
+def _clear(folder: Path) -> None:
+    """Remove all notes; the settings last, so that after a kill in between the others still have them."""
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.name == "settings.json"):
+        storage.os_unlink(path)
+
+
+def _finished(notes: Path) -> list[Part]:
+    """The parts that were finished before; a note that does not agree with its own hash is passed over."""
+    found = [_json(path) for path in sorted(notes.glob("*.json")) if path.name != "settings.json"]
+    return [part["body"] for part in found if isinstance(part, dict) and part.get("sha256") == storage.fingerprint(part.get("body"))]
+
+
+def _tasks(attempt: IngestRun, known: list[Part]) -> list[Task]:
+    """The groups of units, each with what is known about them; of two parts the later one wins."""
+    units: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, Any]] = {}
+    for part in known:
+        units |= part["units"]
+        files |= part["files"]
+    tasks = []
+    for group in grouped(attempt.units, attempt.sizes):
+        here = {file for unit in group for file in unit.files}
+        former = {unit.name: units[unit.name] for unit in group if unit.name in units}
+        held = {name for entry in former.values() for name in entry["shard"]}
+        tasks.append(
+            Task(
+                group=storage.fingerprint([unit.name for unit in group])[:16],
+                units=tuple(group),
+                dataset=attempt.dataset.name,
+                identity=storage.fingerprint(attempt.settings),
+                root=None if attempt.source is None else attempt.source.root,
+                out=attempt.out,
+                sizes={file: attempt.sizes[file] for file in here if file in attempt.sizes},
+                sums={file: attempt.sums[file] for file in here if file in attempt.sums},
+                former=former,
+                files={name: files[name] for name in held if name in files},
+                keep_dates=attempt.options["keep_dates"],
+            )
+        )
+    return tasks
+
+
+def _early(attempt: IngestRun) -> int:
+    """How many worker processes will surely have something to do, by what lies in the source."""
+    expected = len(attempt.sizes) // (2 * UNITS) + sum(attempt.sizes.values()) // AIM
+    return min(attempt.jobs, expected) if attempt.jobs > 1 else 0
+
+
+def _work(attempt: IngestRun, tasks: list[Task], workers: list[Worker]) -> list[Part]:
+    """Work on `tasks`, in whatever order; each that is finished is noted at once. The parts in the order of the tasks."""
+    what, total = f"ingest {attempt.dataset.name}", sum(len(task.units) for task in tasks)
+    tell = attempt.progress or (lambda what, done, total: None)
+    seen: set[str] = set()
+
+    def taken(unit: str) -> None:
+        if unit and unit not in seen:
+            tell(what, len(seen), total)
+            seen.add(unit)
+
+    parts: dict[str, Part] = {}
+    with closing(run(tasks, attempt.jobs, attempt.stop, taken, workers)) as results:  # no worker outlives what goes wrong here
+        for task, part in results:
+            storage.write_json(attempt.out / PROGRESS / f"{task.group}.json", {"body": part, "sha256": storage.fingerprint(part)})
+            parts[task.group] = part
+            attempt.entries |= part["units"]
+            for entry in part["units"].values():
+                attempt.hashes |= entry["sources"]
+    tell(what, total, total)
+    return [parts[task.group] for task in tasks]
+
+
+def _publish(attempt: IngestRun, former: dict[str, Any] | None, parts: list[Part]) -> dict[str, Any]:
+    """Name everything in a manifest; the former one is returned when nothing differs from it.
+
+    Raises UserError: duplicate_key (exit 4) when two units hold the same recording, and those of `store.publish`.
+    """
+    out = attempt.out
+    subjects: dict[str, tuple[str, str, str]] = {}
+    for part in parts:
+        for name in sorted(part["units"]):
+            for recording, subject, attributes, *_ in part["units"][name]["recordings"]:
+                if recording in subjects:
+                    text = f"the unit {safe_text(name)} holds the recording {safe_text(recording)}, and another unit too"
+                    raise UserError(Reason.DUPLICATE_KEY, text, wanted="expected a name of its own for each", file=attempt.given)
+                subjects[recording] = (recording, subject, storage.canonical(attributes).decode())
+    files: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        files |= part["files"]
+    table, files_of_table = shards.write_subjects(out, list(subjects.values()))
+    known = storage.canonical({"units": attempt.entries}) + b"\n"
+    units, digest, size = storage.write_named(out, "units", ".json", known)
+    files |= files_of_table | {units: {"sha256": digest, "size": size, "rows": len(attempt.entries)}}
+    report = attempt.report()
+    content = shards.joined_hash(unit["report"]["content_sha256"] for unit in attempt.entries.values() if unit["report"]["content_sha256"])
+    body = {
+        "schema": SCHEMA,
+        "format_version": 1,
+        "kind": "recordings",
+        "dataset": attempt.dataset.name,
+        "settings": attempt.settings,
+        "content_sha256": content,
+        "shards": [pair for part in parts if any(pair := _pair(part))],
+        "subjects": table,
+        "units": units,
+        "recordings": len(subjects),
+    }
+    if former is not None and _same(former, body, files, report):
+        return former
+    generation = former["generation"] + 1 if former else 1
+    embedded = accounting.finish_report(report, accounting.exit_code_of(report)) | {"generation": generation, "content_sha256": content}
+    return storage.publish(out, body | {"report": embedded}, files, generation)
+
+
+def _pair(part: Part) -> shards.Shard:
+    """The recordings and annotations of a part."""
+    return shards.Shard(
+        *(next((name for name in part["files"] if name.startswith(stem)), None) for stem in ("recordings-", "annotations-"))
+    )
+
+
+def _same(former: dict[str, Any], body: dict[str, Any], files: dict[str, Any], report: dict[str, Any]) -> bool:
+    """Whether a published manifest already says this; path of the source, versions of libraries and options of the run aside."""
+
+    def told(report: dict[str, Any]) -> str:
+        said = {key: report[key] for key in ("units", "counts", "rows", "reasons", "rules")}
+        return storage.fingerprint(said | {"source": report["source"] | {"path": None}})
+
+    new = {**body, "files": files}
+    return storage.fingerprint({key: former.get(key) for key in new}) == storage.fingerprint(new) and told(former["report"]) == told(report)
+
+
+def _tidy(out: Path, manifest: dict[str, Any], report: dict[str, Any]) -> None:
+    """After the commit: the report, the copy of the subjects for people, and away with what nobody needs any more."""
+    storage.write_json(out / REPORT, report)
+    subjects = (out / manifest["subjects"]).read_bytes()
+    if not (out / COPY).is_file() or (out / COPY).read_bytes() != subjects:
+        storage.write_bytes(out / COPY, subjects)
+    storage.prune(out, shards.NAMES)
+    _clear(out / PROGRESS)
+
+
+def _events(attempt: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
+    """Claims: a part of their first pass, or all that is left to do."""
+    parts = 1 if shard is None else shard[1]
+    if shard is not None and parts > 1:
+        with storage.lock(attempt.out, wait, shared=True):
+            former = None if force_new else _former(attempt, force_new=force_new)[0]
+            fresh = replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={})
+            part = claims.part(fresh, shard, former, force_new=force_new)
+        if part["parts_missing"]:
+            return part
+    with storage.lock(attempt.out, wait if parts == 1 else max(wait, PATIENCE)):
+        storage.sweep(attempt.out)
+        former, _ = _former(attempt, force_new=force_new)
+        return claims.ingest(attempt, force_new=force_new, former=former, parts=parts)
+
+
+# ---- parts, beside other parts
+
+
+def _part(attempt: IngestRun, shard: tuple[int, int], *, force_new: bool) -> dict[str, Any]:
+    """Part k of n: the groups that fall to it by the hash of their names. It is noted, not published."""
+    k, n = shard
+    _, before = _former(attempt, force_new=force_new)
+    notes = _notes(attempt, force_new=force_new)
+    with attempt.reported(write=False):
+        attempt.list_units()
+        attempt.read_sums()
+        tasks = _tasks(attempt, before + _finished(notes))
+        _work(attempt, [task for task in tasks if int(task.group, 16) % n == k - 1], [])
+    missing = {int(task.group, 16) % n for task in tasks if not (notes / f"{task.group}.json").is_file()}
+    report = attempt.report()
+    return {
+        "schema": "bitimely.ingest_part/1",
+        "format_version": 1,
+        "status": "part",
+        "dataset": attempt.dataset.name,
+        "shard": f"{k}/{n}",
+        "exit_code": int(Exit.GOOD),
+        "published": False,
+        "parts_missing": len(missing),
+        **{key: report[key] for key in ("units", "counts", "rows", "reasons", "reason_counts", "options")},
+    }

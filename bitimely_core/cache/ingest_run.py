@@ -1,0 +1,205 @@
+"""One run of `ingest`: what was asked for, what its source holds, what has been found so far, and the report of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import __version__, storage
+from bitimely_core.cache import report as accounting
+from bitimely_core.cache import shards
+from bitimely_core.cache.units import mismatch
+from bitimely_core.cache.workers import Stop
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.formats.source import Source
+from bitimely_core.registry import DatasetFacts, Entry
+from bitimely_core.types import Progress, Rows, Unit
+
+REPORT = "ingest_report.json"
+PAGE = "report.html"  # what people look at; made by whoever can draw, never read
+SUMS = "SHA256SUMS.txt"
+
+
+@dataclass
+class IngestRun:
+    """The first fields are what was asked for; the others fill up on the way."""
+
+    dataset: Entry[DatasetFacts]
+    source: Source | None
+    given: str | None  # the source as given
+    out: Path
+    options: dict[str, Any]  # decide the content: those of the data set, keep_phi, keep_dates
+    run_options: dict[str, Any]  # leave it as it is: strict, max_bad, follow_symlinks, verify
+    jobs: int
+    progress: Progress | None
+    stop: Stop
+    given_options: dict[str, Any] = field(default_factory=dict)  # as given, where `options` has contents in the place of paths
+    units: list[Unit] = field(default_factory=list)  # sorted by name
+    reasons: list[Finding] = field(default_factory=list)  # of the data set as a whole
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of tables that are no units
+    sums: dict[str, str] = field(default_factory=dict)  # file -> SHA-256 by SHA256SUMS.txt
+    summed: str = "absent"  # verified, mismatch, absent or skipped
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # unit -> what became of it
+    hashes: dict[str, str] = field(default_factory=dict)  # file -> SHA-256 as read
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a cache must have been made with to be continued."""
+        return {"dataset": self.dataset.name, "version": __version__, "options": self.options}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """File -> bytes."""
+        return {} if self.source is None else self.source.files
+
+    def list_units(self) -> None:
+        """Run the data set's function: its units, and what it says about the whole. Raises UserError when it refuses the data set."""
+        for item in self.dataset.function(self.source, dict(self.options)):
+            if isinstance(item, Unit):
+                self.units.append(item)
+            elif isinstance(item, Rows):
+                self.rows.append(accounting.rows_to_json(item))
+            else:
+                self.reasons.append(item)
+        self.units.sort(key=lambda unit: unit.name)
+        for unit, following in zip(self.units, self.units[1:], strict=False):
+            if unit.name == following.name:
+                text = f"the unit {safe_text(unit.name)} is there twice"
+                raise UserError(Reason.DUPLICATE_KEY, text, wanted="expected one", file=next(iter(following.files), None))
+        if self.source is not None:
+            named = {file for unit in self.units for file in unit.files} | {reason.file for reason in self.reasons}
+            self.reasons += [replace(fault, level="warning") for name, fault in self.source.odd.items() if name not in named]
+
+    def read_sums(self) -> None:
+        """What SHA256SUMS.txt at the root of the source says; one warning each for files that are not listed, or listed and not there."""
+        source = self.source
+        if source is None or SUMS not in source.files:
+            return
+        if not self.run_options["verify"]:
+            self.summed = "skipped"
+            return
+        self.summed, odd = "verified", 0
+        try:
+            text = source.path(SUMS).read_text("utf-8", errors="replace")
+        except OSError as error:
+            self.reasons.append(_unread_finding(SUMS, error))
+            return
+        for line in text.splitlines():
+            digest, _, name = line.strip().partition(" ")
+            name = name.strip().removeprefix("*").removeprefix("./")
+            if len(digest) == 64 and name:
+                self.sums[name] = digest.lower()
+            elif line.strip():
+                odd += 1
+        absent = sorted(name for name in self.sums if name not in source.files and name not in source.odd)
+        unlisted = sorted(name for name in source.files if name not in self.sums and name != SUMS)
+        for names, said in ((absent, "files that are listed and not here"), (unlisted, "files that are here and not listed")):
+            if names:
+                self.reasons.append(_sums_warning(f"{said}: {len(names)}", len(names), tuple(safe_text(name) for name in names[:5])))
+        if odd:
+            self.reasons.append(_sums_warning(f"lines that are no checksums: {odd}", odd))
+
+    def hash_rest(self) -> None:
+        """Hash the files that have no hash yet, and compare those of no unit with SHA256SUMS.txt. Raises UserError when interrupted."""
+        if self.source is None:
+            return
+        claimed = {file for unit in self.units for file in unit.files}
+        for name in self.source.files:
+            if name in self.hashes:
+                continue
+            self.stop.check()
+            try:
+                self.hashes[name] = storage.sha256(self.source.root / name)
+            except OSError as error:
+                if name not in claimed:  # else its unit says so
+                    self.reasons.append(_unread_finding(name, error))
+        for name, listed in self.sums.items():
+            if self.hashes.get(name, listed) != listed:
+                self.summed = "mismatch"
+                if name not in claimed:
+                    level = "error" if name in self.tables else "warning"
+                    self.reasons.append(mismatch(name, self.hashes[name], listed, level=level))
+
+    @property
+    def tables(self) -> set[str]:
+        """Files that the whole data set needs."""
+        return {table["file"] for table in self.rows}
+
+    def refusal(self) -> UserError | None:
+        """Why nothing may be published (exit 4)."""
+        for reason in self.reasons:
+            if reason.code == Reason.SOURCE_CHECKSUM and reason.level == "error":
+                return UserError(
+                    reason.code, reason.text, reason.wanted, reason.action, file=reason.file, found=reason.found, expected=reason.expected
+                )
+        found = accounting.find_refusal(self.report(), strict=self.run_options["strict"], max_bad=self.run_options["max_bad"])
+        if found is not None and found.file is None:
+            found.file = self.given
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """The report as far as things have come, without a verdict."""
+        sizes, entries = self.sizes, self.entries
+        source = {
+            "path": self.given,
+            "kind": self.options.get("source"),
+            "files": len(self.hashes),
+            "bytes": sum(sizes[name] for name in self.hashes),
+            "sha256": shards.joined_hash(f"{digest}  {name}" for name, digest in self.hashes.items()),
+            "sha256sums": self.summed,
+        }
+        return accounting.build_report(
+            self.dataset.name,
+            source,
+            [entry["report"] for entry in entries.values()],
+            rows=[*self.rows, *(row for name in sorted(entries) for row in entries[name]["rows"])],
+            reasons=self.reasons,
+            options=self.options | self.run_options,
+            rules=dict(self.dataset.facts.rules),
+        )
+
+    @contextmanager
+    def reported(self, *, write: bool = True) -> Iterator[None]:
+        """What ends the block early is told in the report, which goes with the error and, with `write`, into the folder."""
+        try:
+            with _translate_errors(self.out):
+                yield
+        except UserError as error:
+            if error.exit_code in {Exit.USAGE, Exit.LOCKED}:  # nothing has been tried
+                raise
+            with suppress(UserError):  # interrupted once more
+                if error.exit_code == Exit.REFUSED:  # else there may be much left to hash, and little time or disk
+                    self.hash_rest()
+            if error.exit_code == Exit.REFUSED and str(error.code) not in self.report()["reason_counts"]:
+                self.reasons.append(error.finding)
+            error.report = accounting.finish_report(self.report(), error.exit_code, error)
+            said = error.finding.line()
+            error.details = [*error.details, *(finding for finding in accounting.list_findings(error.report) if finding.line() != said)]
+            if write:
+                with suppress(UserError):  # the disk may be what is wrong
+                    storage.write_json(self.out / REPORT, error.report)
+            raise
+
+
+@contextmanager
+def _translate_errors(out: Path) -> Iterator[None]:
+    """What this machine lacks as a UserError (exit 6)."""
+    try:
+        yield
+    except MemoryError as error:
+        action = "Use fewer --jobs, or a larger machine"
+        raise UserError(Reason.RESOURCE_LIMIT, "out of memory", action=action, file=str(out), exit_code=Exit.RESOURCES) from error
+    except OSError as error:
+        raise storage.os_error(error, out / storage.MANIFEST) from error
+
+
+def _sums_warning(text: str, count: int, examples: tuple[str, ...] = ()) -> Finding:
+    return Finding(code=Reason.SOURCE_CHECKSUM, level="warning", text=text, file=SUMS, count=count, examples=examples)
+
+
+def _unread_finding(name: str, error: OSError) -> Finding:
+    text = f"cannot be read ({error.strerror or type(error).__name__})"
+    return Finding(code=Reason.IO_ERROR, level="warning", text=text, file=name)

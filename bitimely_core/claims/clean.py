@@ -1,0 +1,227 @@
+"""Claims as text -> claims as integers, and an account of every row that did not get there (sections 2.1, 3.3).
+
+A row fails at the first check that it does not pass and is counted there; what passes all of them is a valid row, whether or not its code
+has a PheCode. Each distinct date and each distinct code is read once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core.claims import dates
+from bitimely_core.claims.codes import FAMILIES, STEPS, UNMAPPED, Code, Codebook
+from bitimely_core.claims.label_rules import SOURCES
+from bitimely_core.errors import Reason, safe_text
+
+if TYPE_CHECKING:
+    import polars as pl
+
+GRACE = 90  # days after death in which bills still come
+SILENCE = 3653  # days without a single row after which dates are in the future of the data
+STRAYS = 0.01  # at most this share of the rows may lie there
+EXAMPLES = 5
+
+FAULTS = {  # fault of a date -> reason in the ingest report
+    "identifier": Reason.IDENTIFIER,
+    "bad_date": Reason.DATE,
+    "before_birth": Reason.DATE_OUTSIDE_LIFE,
+    "after_death": Reason.DATE_OUTSIDE_LIFE,
+    "future": Reason.DATE_OUTSIDE_LIFE,
+}
+DROPPED = {Reason.DATE_OUTSIDE_LIFE, Reason.DUPLICATES, Reason.UNMAPPED_CODE, Reason.LABEL_LEAKAGE}  # by a documented rule
+
+
+@dataclass
+class Account:
+    """What became of the rows. Accounts of several frames add up with `+=`."""
+
+    rows: int = 0
+    faults: Counter[str] = field(default_factory=Counter)  # as the funnel names them: bad_date, before_birth, missing, bad_format ...
+    reasons: Counter[Reason] = field(default_factory=Counter)  # as the ingest report names them
+    steps: Counter[str] = field(default_factory=Counter)  # of valid rows: exact, trailing_zero, parent, unmapped
+    unmapped: Counter[str] = field(default_factory=Counter)  # valid rows by code without PheCode (`ICD9CM//V70.0`)
+    examples: dict[Reason, list[str]] = field(default_factory=dict)  # the first 5: codes as written, or row numbers; never ids or dates
+
+    def __iadd__(self, other: Account) -> Account:
+        self.rows += other.rows
+        self.faults.update(other.faults)
+        self.reasons.update(other.reasons)
+        self.steps.update(other.steps)
+        self.unmapped.update(other.unmapped)
+        for reason, shown in other.examples.items():
+            self.examples[reason] = [*self.examples.get(reason, []), *shown][:EXAMPLES]
+        return self
+
+    def split(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Rows dropped by a rule and rows quarantined, by reason: the two columns of the ingest report."""
+        dropped, quarantined = ({str(r): n for r, n in sorted(self.reasons.items()) if (r in DROPPED) is rule} for rule in (True, False))
+        return dropped, quarantined
+
+    def funnel(self) -> dict[str, Any]:
+        """The part of the funnel that counts rows: each row once, at the first check it fails, duplicates included."""
+        kinds = {kind: self.faults[kind] for kind in ("missing", "bad_format", "ambiguous_short")}
+        mapped = {step: self.steps[step] for step in STEPS}
+        others = {name: self.faults[name] for name in FAULTS if name in self.faults}
+        unmapped = self.faults[UNMAPPED] + self.steps[UNMAPPED]
+        whole = {"rows": self.rows, "bad_date": 0, "before_birth": 0} | others
+        return whole | {"bad_code": kinds, "mapped": mapped, "unmapped": unmapped}
+
+
+def clean(
+    frame: pl.DataFrame,
+    book: Codebook,
+    *,
+    vocab: str = "icd9",
+    source: str = "outpatient",
+    lives: pl.DataFrame | None = None,
+    form: str | None = None,
+    latest: int | None = None,
+    twins: bool = False,
+) -> tuple[pl.DataFrame, Account]:
+    """The valid rows of one frame as integers.
+
+    Args:
+        frame: subject_id, date, code, and where there are any vocab, source, claim, position, row (its number in the file).
+        book: reads the codes; grows.
+        vocab: of rows that name none.
+        source: of rows that name none.
+        lives: subject_id, birth_day, and where known death_day, index_day; Int32, nullable.
+        form: of the dates (`dates.read`).
+        latest: days after this one are in the future of the data.
+        twins: add the column that `settle` needs.
+
+    Returns:
+        Valid rows in the order of the frame: subject_id, day Int32, code Int32 (index in `book.codes`), source Int8 (index in SOURCES), row
+        Int64; `late` where index days are given: after the subject's index day, good for labels but not for the input. And the account.
+
+    Raises:
+        ValueError: for a vocabulary that does not exist, or a column of another type than text.
+    """
+    import polars as pl
+
+    everywhere = {"vocab": pl.lit(vocab), "source": pl.lit(source), "row": pl.int_range(1, pl.len() + 1, dtype=pl.Int64)}
+    absent = [value.alias(name) for name, value in everywhere.items() if name not in frame.columns]
+    texts = [name for name in ("code", "vocab", "source") if name in frame.columns]
+    for name in texts:
+        if frame.schema[name] not in (pl.String, pl.Null):
+            raise ValueError(f"column {name!r} is {frame.schema[name]}, expected text: numbers lose the zeros of codes")
+    table = frame.with_columns(pl.col(texts).cast(pl.String)).with_columns(
+        *absent, *(pl.col(name).fill_null(everywhere[name]) for name in texts if name != "code")
+    )
+    table = table.with_columns(dates.days(frame["date"], form).alias("day"))
+    table = table.join(_read(table, book), on=["vocab", "code"], how="left", nulls_equal=True, maintain_order="left")
+    if lives is not None:
+        table = table.join(lives, on="subject_id", how="left", maintain_order="left")
+    checks = _checks(set(table.columns), strict=book.strict, latest=latest)
+    fault = pl.coalesce(*(pl.when(test).then(pl.lit(name)) for name, test in checks.items()), pl.col("code_fault"))
+    table = table.with_columns(fault=fault).with_columns(
+        reason=pl.col("fault").replace_strict(FAULTS, default=pl.col("code_reason"), return_dtype=pl.String)
+    )
+    late = [(pl.col("day") > pl.col("index_day")).fill_null(value=False).alias("late")] if "index_day" in table.columns else []
+    twin = [_twin(frame.columns)] if twins else []
+    where = pl.col("source").replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8)
+    kept = table.filter(pl.col("fault").is_null()).select(
+        "subject_id", "day", pl.col("index").alias("code"), where.alias("source"), "row", *late, *twin
+    )
+    return kept, _account(table, kept, book.codes)
+
+
+def _read(table: pl.DataFrame, book: Codebook) -> pl.DataFrame:
+    """vocab, code -> index, code_fault, code_reason, for the distinct pairs of a table."""
+    import polars as pl
+
+    pairs = table.select("vocab", "code").unique().sort("vocab", "code")  # sorted: the book grows in an order that means nothing
+    if odd := [vocab for vocab in pairs["vocab"].unique() if vocab not in FAMILIES]:
+        raise ValueError(f"vocab is one of {', '.join(FAMILIES)}, found {safe_text(odd[0])}")
+    readings = [(vocab, code, *book.read(vocab, code)) for vocab, code in pairs.iter_rows()]
+    schema = {"vocab": pl.String, "code": pl.String, "index": pl.Int32, "code_fault": pl.String, "code_reason": pl.String}
+    return pl.DataFrame(readings, schema=schema, orient="row")
+
+
+def _checks(columns: set[str], *, strict: bool, latest: int | None) -> dict[str, pl.Expr]:
+    """Fault -> test, in order. A test that is null, for instance because no birth is known, is passed."""
+    import polars as pl
+
+    day = pl.col("day")
+    checks = {"bad_date": day.is_null()}
+    if strict:
+        checks = {"identifier": pl.col("subject_id").cast(pl.String).str.strip_chars().fill_null("") == ""} | checks
+    if "birth_day" in columns:
+        checks["before_birth"] = day < pl.col("birth_day")
+    if "death_day" in columns:
+        checks["after_death"] = day > pl.col("death_day") + GRACE
+    if latest is not None:
+        checks["future"] = day > latest
+    return checks
+
+
+def _twin(columns: list[str]) -> pl.Expr:
+    """Equal for two rows of one subject, day and code that are one: of one claim, or equal in everything that was written."""
+    import polars as pl
+
+    written = pl.struct(name for name in ("date", "code", "vocab", "source", "position") if name in columns).hash()
+    if "claim" in columns:
+        written = pl.when(pl.col("claim").is_null()).then(written).otherwise(pl.col("claim").hash(seed=1))
+    return written.alias("twin")
+
+
+def _account(table: pl.DataFrame, kept: pl.DataFrame, codes: list[Code]) -> Account:
+    import polars as pl
+
+    left = table.filter(pl.col("fault").is_not_null())
+    account = Account(rows=table.height)
+    account.faults.update(dict(left["fault"].value_counts().iter_rows()))
+    account.reasons.update({Reason(reason): n for reason, n in left["reason"].value_counts().iter_rows()})
+    for index, n in kept["code"].value_counts().iter_rows():
+        account.steps[codes[index].step] += n
+        if not codes[index].phecodes:
+            account.unmapped[codes[index].text] += n
+    for (reason,), rows in left.group_by("reason", maintain_order=True):
+        shown = rows.head(EXAMPLES)
+        by_row = Reason(reason) in FAULTS.values()
+        account.examples[Reason(reason)] = [f"row {row}" for row in shown["row"]] if by_row else [safe_text(text) for text in shown["code"]]
+    return account
+
+
+def settle(rows: pl.DataFrame, codes: list[Code]) -> tuple[pl.DataFrame, Account]:
+    """The valid rows that stay, and an account of those that do not speak: each at the first of duplicate, no PheCode, after the index day.
+
+    Exact duplicates leave. Rows without PheCode and late rows stay for the label rules; a late one has no place in the input.
+
+    Args:
+        rows: of `clean` with `twins`, all rows of a subject at once.
+        codes: the codes that `rows` point at.
+    """
+    import polars as pl
+
+    mapped = pl.Series([bool(code.phecodes) for code in codes], dtype=pl.Boolean)
+    key = ["subject_id", "day", "code", "twin"]
+    kept = rows.unique(key, keep="first", maintain_order=True)
+    copies = rows.filter(~pl.struct(key).is_first_distinct())
+    silent = ~mapped.gather(kept["code"])
+    found = {Reason.DUPLICATES: copies.height, Reason.UNMAPPED_CODE: int(silent.sum())}
+    if "late" in kept.columns:
+        found[Reason.LABEL_LEAKAGE] = int((kept["late"] & ~silent).sum())
+    account = Account(reasons=Counter({reason: n for reason, n in found.items() if n}))
+    if copies.height:
+        account.examples[Reason.DUPLICATES] = [f"row {row}" for row in copies["row"].head(EXAMPLES)]
+    return kept.drop("twin"), account
+
+
+def future(counts: Mapping[int, int]) -> int | None:
+    """The last day of the data when a few rows lie beyond: after ten years without any row, and 1 % of the rows at most. None: no such.
+
+    Args:
+        counts: day -> rows.
+    """
+    if not counts:
+        return None
+    days = np.array(sorted(counts))
+    after = np.cumsum([counts[int(day)] for day in days][::-1])[::-1]
+    gaps = np.flatnonzero((np.diff(days) > SILENCE) & (after[1:] <= STRAYS * after[0]))
+    return int(days[gaps[0]]) if len(gaps) else None

@@ -1,0 +1,63 @@
+"""Claims and EHR tables of diagnoses as a data set: what `ingest pophr` and `ingest synthetic-claims` know. The builder is `datasets.pophr`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bitimely_core.formats.source import Source
+from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.types import Unit
+
+LABELS = ("chf", "copd", "diabetes")
+VIEW = View(channels=(), rate=0.0, window=0, task="multilabel", classes=LABELS, help="sequences of PheCodes, one a subject")
+OPTIONS: dict[str, Any] = {
+    "source": "claims",
+    "phecode_map": (),
+    "map_repair": "",
+    "map_overrides": "",
+    "map_vocab": "",
+    "rules": "",
+    "label_column": (),
+    "col": (),
+    "source_value": (),
+    "code_pattern": (),
+    "default_source": "",
+    "date_format": "",
+    "icd10_from": "",
+    "pad_undotted": False,
+    "admitting": False,
+    "keep_ignored": False,
+    "control_exclusions": False,
+    "split_file": "",
+    "seed": 0,
+    "keep_ids": "",
+    "id_key": "",
+    "engine": "polars",
+}
+RULES = {
+    "codes": "ICD-9 and ICD-10 in one spelling; looked up as they are, without trailing zeros, then by their parents",
+    "duplicates": "exact copies of a row, or of a code on one claim and day, are used once",
+    "unmapped": "codes without PheCode stay for the label rules alone",
+    "labels": "by the rules (default: Canadian chronic disease surveillance), or by columns of the source",
+    "pseudonyms": "subjects are numbered by the rank of HMAC-SHA256 of their id; days count from the first valid row of each",
+}
+
+
+@datasets(
+    DatasetFacts(
+        title="Claims, EHR, MIMIC, OMOP or MEDS as irregular histories of PheCodes (PopHR of the paper)",
+        views={"": VIEW},
+        licence="that of the source; PopHR itself is not public",
+        url="",
+        download="your own claims; DE-SynPUF from cms.gov, MIMIC from physionet.org; a PheCode map: pip download --no-deps phetk",
+        layout="claims.csv with patient_id, date, icd9 (patients.csv, labels.csv beside it), or the layout that --source names",
+        paper={"subjects": 47_000, "records": 2_200_000, "codes": 47, "labels": "CHF, COPD, diabetes"},
+        rules=RULES,
+        options=OPTIONS,
+        kind="events",
+    )
+)
+def pophr(source: Source | None, options: dict[str, Any]) -> Iterator[Unit]:
+    """Diagnoses with dates -> canonical events, subjects and labels."""
+    return iter(())

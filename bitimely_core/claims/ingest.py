@@ -1,0 +1,349 @@
+"""`ingest` of claims: tables of rows -> canonical events, subjects and labels of pseudonymous subjects (builder's reference, 2, 11, 13).
+
+Two passes. The first (`first`) cleans the rows as they stream by and lays them down as integers, one pile a shard of subjects (`piles`). What is
+global (the last day of the data, the pseudonyms, the table of codes) is decided between (`people`). The second (`second`) makes each shard's
+files; `told` accounts for every row. What is finished is noted in `.parts/`: a killed run goes on from there, a run on other files or with other
+options throws it away.
+
+A subject's pseudonym is its rank under HMAC-SHA256 of its raw id; its days count from its own first valid row unless dates are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import storage
+from bitimely_core.cache import report as accounting
+from bitimely_core.cache.ingest_run import REPORT, IngestRun
+from bitimely_core.claims import ingest_report, pass1_clean, pass2_write, spill, subjects
+from bitimely_core.claims.job import Job, clear
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.formats.source import scan
+
+SCHEMA = "bitimely.cache/1"
+NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
+RAW, PARTS = ".raw", ".parts"
+MADE = "made.json"  # in PARTS: the raw files of a data set that is made are whole
+SHARD_BYTES = 48 << 20  # of the source: a shard is a million rows or two
+ROOMY = 8  # shards
+KEY = 32  # bytes
+UNMAPPED = 50  # codes without PheCode that are listed
+RUN_ONLY = ("keep_ids", "engine", "id_key")  # options that do not shape the cache, or do so through the key alone
+
+
+def ingest(attempt: IngestRun, *, force_new: bool, former: dict[str, Any] | None, parts: int = 1) -> dict[str, Any]:
+    """Read claims, publish, report. The caller holds the lock and has compared the settings of a former cache.
+
+    Args:
+        attempt: what was asked for.
+        force_new: read everything again; what an ingest for that reason has left unfinished is gone on with.
+        former: the published manifest.
+        parts: of these parts (`part`), all finished, the rows are taken.
+
+    Raises:
+        UserError: as `cache.ingest`.
+    """
+    home = attempt.out / PARTS
+    with attempt.reported(), _made_up(attempt, former if not force_new else None):
+        attempt.read_sums()
+        attempt.hash_rest()
+        if former is not None and not force_new and _unchanged(attempt, former):
+            kept = {key: former[key] for key in ("generation", "manifest_sha256", "content_sha256")}
+            report: dict[str, Any] = former["report"] | kept
+            storage.write_json(attempt.out / REPORT, report)
+            return report
+        same = _same(attempt, force_new=force_new)
+        clear(home, same, MADE)
+        storage.sweep(storage.make_folder(home))
+        try:
+            job = _job(attempt, f"{same}-{parts}")
+            body, files = _made(job, parts)
+        except UserError as error:
+            if error.exit_code not in {Exit.REFUSED, Exit.USAGE}:
+                raise
+            clear(home)
+            name = next((name for name in attempt.sizes if error.file and (error.file == name or error.file.endswith(f"/{name}"))), None)
+            if name and error.exit_code == Exit.REFUSED:
+                ingest_report.unit(attempt, name, [replace(error.finding, file=name)], None)
+            raise
+        refused = attempt.refusal()
+        if refused is not None:
+            for name in files:
+                storage.os_unlink(attempt.out / name)
+            clear(home)
+            raise refused
+        generation = former["generation"] + 1 if former else 1
+        report = attempt.report()
+        report = accounting.finish_report(report, accounting.exit_code_of(report)) | {
+            "generation": generation,
+            "content_sha256": body["content_sha256"],
+        }
+        manifest = storage.publish(attempt.out, body | {"report": report}, files, generation)
+        report |= {"manifest_sha256": manifest["manifest_sha256"]}
+        storage.write_json(attempt.out / REPORT, report)
+        storage.prune(attempt.out, NAMES)
+        clear(home)
+    return report
+
+
+def part(attempt: IngestRun, shard: tuple[int, int], former: dict[str, Any] | None, *, force_new: bool = False) -> dict[str, Any]:
+    """Part k of n of the first pass: every n-th block of rows, cleaned and laid down. It is noted, not published.
+
+    What of it was finished for the same source and options is not done again.
+    """
+    k, n = shard
+    if attempt.given_options["keep_ids"]:
+        text = "--keep-ids with --shard"
+        raise UserError(
+            Reason.CONFIG, text, wanted="raw ids are in several processes", action="Ingest without --shard", exit_code=Exit.USAGE
+        )
+    attempt.hash_rest()
+    if former is not None and _unchanged(attempt, former):
+        return {"parts_missing": 0}
+    home = storage.make_folder(attempt.out / PARTS)
+    stem = f"{_same(attempt, force_new=force_new)}-{n}"
+    if not pass1_clean.finished(home, stem, k):
+        pass1_clean.read(_job(attempt, stem), k, n)
+    missing = sum(not pass1_clean.finished(home, stem, i) for i in range(1, n + 1))
+    return {
+        "schema": "bitimely.ingest_part/1",
+        "format_version": 1,
+        "status": "part",
+        "dataset": attempt.dataset.name,
+        "shard": f"{k}/{n}",
+        "exit_code": int(Exit.GOOD),
+        "published": False,
+        "parts_missing": missing,
+        **{key: attempt.report()[key] for key in ("units", "counts", "rows", "reasons", "reason_counts", "options")},
+    }
+
+
+def _same(attempt: IngestRun, *, force_new: bool) -> str:
+    """What the names of unfinished work begin with: another source, other options or another key, another name."""
+    import polars as pl
+
+    key = hashlib.sha256(secret(attempt.given_options.get("id_key", ""), attempt.out)).hexdigest()
+    content = [attempt.settings, attempt.report()["source"]["sha256"], key, _shards(attempt), pl.__version__, force_new]
+    return storage.fingerprint(content)[:16]
+
+
+def _shards(attempt: IngestRun) -> int:
+    return shards_of(sum(attempt.sizes.values()))
+
+
+def shards_of(size: int) -> int:
+    """How many shards a source of `size` bytes falls into.
+
+    What is held of every subject, whatever the shard, grows with the source, by some 60 bytes in 1,500 of it; beyond `ROOMY` shards each is
+    smaller by what that takes, so that a build needs the same memory. Never less than a quarter.
+    """
+    whole = -(-size // SHARD_BYTES)
+    spared = min(max(0, whole - ROOMY) / 160, 0.75)
+    return max(1, math.ceil(size / (SHARD_BYTES * (1 - spared))))
+
+
+def pinned(options: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Options as a manifest keeps them: contents in the place of paths, so that the same files elsewhere are the same choice.
+
+    Raises UserError: as `secret` and `rules.load`.
+    """
+    from bitimely_core.claims import label_rules
+
+    def content(path: str) -> str:
+        file = Path(path)
+        return storage.sha256(file) if file.is_file() else safe_text(path)
+
+    plain: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if name not in RUN_ONLY
+    }
+    if "phecode_map" not in options:  # of a data set that is made
+        return plain
+    if split_file := plain.pop("split_file"):
+        plain["split_file"] = content(split_file)
+    return plain | {
+        "phecode_map": [content(path) for path in options["phecode_map"]],
+        "map_overrides": content(options["map_overrides"]) if options["map_overrides"] else "",
+        "rules": storage.fingerprint(label_rules.load(options["rules"])) if options["rules"] else "",
+        "pseudonyms": hashlib.sha256(b"bitimely id key" + secret(options["id_key"], out)).hexdigest()[:16],
+    }
+
+
+def secret(file: str, out: Path) -> bytes:
+    """The key of the pseudonyms: `file`, else `id.key` of the workspace that the cache lies in, made when there is none.
+
+    Raises UserError: not_found or config (exit 2) for a file that cannot be the key.
+    """
+    path = Path(file) if file else (out.parent.parent if out.parent.name == "cache" else out.parent) / "id.key"
+    if not file:
+        storage.write_secret(path, KEY)
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        text = f"cannot be read ({error.strerror})"
+        wanted = f"expected {KEY} random bytes"
+        raise UserError(Reason.NOT_FOUND, text, wanted=wanted, file=str(path), field="--id-key", exit_code=Exit.USAGE) from error
+    if len(key) != KEY:
+        raise UserError(
+            Reason.CONFIG,
+            f"{len(key)} bytes",
+            wanted=f"expected {KEY} random bytes",
+            file=str(path),
+            field="--id-key",
+            action=f"Make one with: head -c {KEY} /dev/urandom > FILE",
+            exit_code=Exit.USAGE,
+        )
+    return key
+
+
+@contextmanager
+def _made_up(attempt: IngestRun, former: dict[str, Any] | None) -> Iterator[None]:
+    """For a data set that is made: its raw files, until they are ingested or refused. What there is of its options is not made again."""
+    if attempt.source is not None or (former is not None and not storage.find_damage(attempt.out, former)):
+        yield
+        return
+    folder, note = attempt.out / RAW, attempt.out / PARTS / MADE
+    given = attempt.given_options
+    same = storage.fingerprint([attempt.settings, str(folder)])
+    try:
+        options = _still_made(folder, note, same)
+        if options is None:
+            clear(folder)
+            clear(note.parent)
+            options = attempt.dataset.function(storage.make_folder(folder), dict(given))
+            storage.make_folder(note.parent)
+            storage.write_json(note, {"same": same, "options": options, "files": _digests(folder)})
+        attempt.given_options = {**options, **{name: given.get(name, options[name]) for name in RUN_ONLY}}
+        attempt.source = scan(folder)
+        yield
+    except UserError as error:
+        if error.exit_code in {Exit.REFUSED, Exit.USAGE}:
+            clear(folder)
+        raise
+    else:
+        clear(folder)
+    finally:
+        attempt.source, attempt.given_options = None, {}
+
+
+def _still_made(folder: Path, note: Path, same: str) -> dict[str, Any] | None:
+    """The options of raw files that a killed run has made, when they are whole and what is wanted."""
+    if not note.is_file():
+        return None
+    noted = json.loads(note.read_bytes())
+    return noted["options"] if noted["same"] == same and folder.is_dir() and noted["files"] == _digests(folder) else None
+
+
+def _digests(folder: Path) -> dict[str, list[Any]]:
+    return {name: list(storage.digest(folder / name)) for name in scan(folder).files}
+
+
+def _unchanged(attempt: IngestRun, former: dict[str, Any]) -> bool:
+    """Whether the same files, under the same options, are in a whole cache already."""
+    same = attempt.source is None or former["report"]["source"]["sha256"] == attempt.report()["source"]["sha256"]
+    return same and not storage.find_damage(attempt.out, former)
+
+
+def _job(attempt: IngestRun, stem: str) -> Job:
+    """What is needed before any row. Raises UserError for a source, a map or rules that cannot be used."""
+    from bitimely_core.claims import label_rules, phecode_maps, sources
+    from bitimely_core.claims.codes import Codebook
+
+    given = attempt.given_options
+    assert attempt.source is not None
+    if given["keep_ids"]:
+        subjects.outside(Path(given["keep_ids"]), attempt.out.parent.parent)
+    claims = sources.read(attempt.source, given["source"], given)
+    paths = [*given["phecode_map"]]
+    if not paths and "phecode_map" in claims.facts:
+        paths = [str(attempt.source.path(claims.facts["phecode_map"]))]
+    codemap = phecode_maps.read(
+        paths,
+        repair=given["map_repair"] or None,
+        overrides=given["map_overrides"] or None,
+        keep_ignored=given["keep_ignored"],
+        vocab=given["map_vocab"] or None,
+    )
+    table = label_rules.load(given["rules"] or "ccdss")
+    flags = () if claims.labels is None else tuple(name for name in claims.labels.columns if name not in {"subject_id", "index_date"})
+    return Job(
+        attempt=attempt,
+        given=given,
+        claims=claims,
+        splits=subjects.splits(claims.splits, given["split_file"]),
+        codemap=codemap,
+        table=table,
+        rules=label_rules.parse(table),
+        flags=flags,
+        book=Codebook(codemap.tables, pad_undotted=given["pad_undotted"], strict=True),
+        key=secret(given["id_key"], attempt.out),
+        shards=_shards(attempt),
+        home=attempt.out / PARTS,
+        stem=stem,
+    )
+
+
+def _made(job: Job, parts: int) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """All files of the cache, and what its manifest says beside them."""
+    from bitimely_core.claims import label_rules
+
+    attempt = job.attempt
+    if parts == 1:
+        pass1_clean.read(job)
+    found, laid = pass1_clean.joined(job, parts)
+    known = subjects.facts(job)
+    keys = subjects.numbered(job, found, laid, known)
+    if job.given["keep_ids"]:
+        subjects.keep_ids(job, keys)
+    events: list[str] = []
+    files: dict[str, dict[str, Any]] = {}
+    agreement = pass2_write.Agreement()
+    for done in pass2_write.shards(job, found, laid, known, keys):
+        events.append(done.events[0])
+        files[done.events[0]] = done.events[1]
+        agreement.update(done.agreement)
+        for file, account in done.accounts.items():
+            found.accounts[file] += account
+    slices = -(-max(len(keys), 1) // spill.SLICE)
+    body: dict[str, Any] = {}
+    for kind, by in (("subjects", ("subject_id",)), ("labels", ("subject_id", "name"))):
+        frames = spill.in_order(pass2_write.waiting(job, kind), "subject_id", len(keys), slices, by)
+        body[kind], facts = spill.written(attempt.out, kind, frames)
+        files[body[kind]] = facts
+    content = pass2_write.content(job, found, slices)
+    ingest_report.tell(job, found, content)
+    span = found.span
+    silent = ((found.codes[number], n) for number, n in found.spoken.items() if not found.codes[number].phecodes)
+    unmapped = sorted(silent, key=lambda one: (-one[1], one[0].text))[:UNMAPPED]
+    return body | {
+        "schema": SCHEMA,
+        "format_version": 1,
+        "kind": "events",
+        "dataset": attempt.dataset.name,
+        "settings": attempt.settings,
+        "content_sha256": content,
+        "shards": events,
+        "names": job.names,
+        "rules": job.table,
+        "ruled": job.ruled,
+        "defining": label_rules.defining(job.rules, job.codemap.tables),
+        "phenotypes": job.codemap.names,
+        "categories": job.codemap.categories,
+        "map": job.codemap.facts,
+        "clock": "calendar" if attempt.options["keep_dates"] else "subject",
+        "data_end": span[1] if span and attempt.options["keep_dates"] else None,
+        "days": span[1] - span[0] + 1 if span else 0,
+        "seed": job.given["seed"],
+        "split": "official" if job.splits is not None else "subject",
+        "agreement": [{"rule": rule, "flag": flag, "cell": cell, "n": n} for (rule, flag, cell), n in sorted(agreement.items())],
+        "funnel": found.total.funnel() | {"subjects": len(keys)},
+        "unmapped": [{"code": code.text, "n": n} for code, n in unmapped],
+        "facts": {key: value for key, value in job.claims.facts.items() if key != "phecode_map"},
+    }, files

@@ -1,0 +1,216 @@
+"""Labels as data: rules that say which codes, how often, how close together and from which age (section 6).
+
+A rule matches codes by prefix, dots ignored, family by family. Each of its clauses asks for `count` distinct dates within `window_days`; the
+onset is the date that completes the earliest such set, and the label is 1 exactly when there is an onset.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core.claims.codes import Code, Table
+from bitimely_core.errors import Exit, Reason, UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
+SOURCES = ("inpatient", "outpatient", "physician", "emergency", "other")
+COMMENTS = {"source", "note", "reference"}
+RULE_FIELDS = {"name", "codes", "exclude", "min_age_years", "any"}
+CLAUSE_FIELDS = {"sources", "count", "window_days", "min_gap_days"}
+
+Prefixes = dict[str, tuple[str, ...]]
+"""Family -> prefixes without dots."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clause:
+    """`count` distinct dates from `sources`, each `gap` days or more after the one before, from first to last at most `window` days."""
+
+    sources: frozenset[str]
+    count: int = 1
+    window: int | None = None
+    gap: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A label. Onset: the earliest over its clauses."""
+
+    name: str
+    codes: Prefixes
+    exclude: Prefixes
+    min_age_years: int  # 0: no limit
+    clauses: tuple[Clause, ...]
+
+    def matches(self, code: Code) -> bool:
+        """Whether a code belongs to the rule's code set."""
+        text = code.code.replace(".", "")
+        return text.startswith(self.codes.get(code.family, ())) and not text.startswith(self.exclude.get(code.family, ()))
+
+
+def parse(rules: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
+    """Rule objects, as in the shipped tables, checked.
+
+    Raises:
+        ValueError: for a field or a value that is not known: a misspelt `window_days` must not widen a rule in silence.
+    """
+    if isinstance(rules, Mapping | str) or not isinstance(rules, Iterable):
+        raise ValueError(f"rules are a list of objects, found {type(rules).__name__}")  # noqa: TRY004
+    found = tuple(_rule(rule) for rule in rules)
+    names = [rule.name for rule in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two rules are called {twice[0]!r}")
+    return found
+
+
+def load(name: str | Path) -> list[dict[str, Any]]:
+    """The rule objects of a shipped table (`ccdss`, `ccw`) or of a TOML file, as `parse` takes them and the manifest keeps them.
+
+    Raises:
+        UserError: not_found or config (exit 2).
+    """
+    path = SHIPPED.get(str(name), Path(name))
+    try:
+        rules = tomllib.loads(path.read_text(encoding="utf-8"))
+        if set(rules) != {"rule"}:
+            raise ValueError(f"expected [[rule]] alone, found {', '.join(map(repr, rules)) or 'nothing'}")
+        parse(rules["rule"])
+    except OSError as error:
+        raise UserError(
+            Reason.NOT_FOUND,
+            f"cannot be read ({error.strerror})",
+            wanted=f"shipped are {', '.join(SHIPPED)}",
+            action="Check --rules",
+            file=str(path),
+            exit_code=Exit.USAGE,
+        ) from None
+    except ValueError as error:
+        raise UserError(Reason.CONFIG, str(error), action="Mend the rule table", file=str(path), exit_code=Exit.USAGE) from None
+    return list(rules["rule"])
+
+
+def _rule(rule: Mapping[str, Any]) -> Rule:
+    name = rule.get("name") if isinstance(rule, Mapping) else None
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError("a rule has no name")
+    where = f"rule {name!r}"
+    _known(rule, RULE_FIELDS | COMMENTS, where)
+    clauses = rule.get("any")
+    if not isinstance(clauses, Sequence) or isinstance(clauses, str) or not clauses:
+        raise ValueError(f"{where}: `any` is a list of one clause or more")
+    if "codes" not in rule:
+        raise ValueError(f"{where} has no codes")
+    return Rule(
+        name=name,
+        codes=_prefixes(rule["codes"], f"{where}, codes"),
+        exclude=_prefixes(rule.get("exclude") or {}, f"{where}, exclude"),
+        min_age_years=_whole(rule, "min_age_years", 0, 0, where) or 0,
+        clauses=tuple(_clause(clause, f"{where}, clause {i}") for i, clause in enumerate(clauses, 1)),
+    )
+
+
+def _clause(clause: Mapping[str, Any], where: str) -> Clause:
+    if not isinstance(clause, Mapping):
+        raise ValueError(f"{where} is no object")  # noqa: TRY004
+    _known(clause, CLAUSE_FIELDS | COMMENTS - {"source"}, where)  # `source` is `sources` misspelt
+    sources = clause.get("sources")
+    if sources is None:
+        sources = SOURCES
+    if not isinstance(sources, Sequence) or isinstance(sources, str) or not sources or not set(sources) <= set(SOURCES):
+        raise ValueError(f"{where}: sources are some of {', '.join(SOURCES)}, found {sources!r}")
+    return Clause(
+        sources=frozenset(sources),
+        count=_whole(clause, "count", 1, 1, where) or 1,
+        window=_whole(clause, "window_days", None, 0, where),
+        gap=max(1, _whole(clause, "min_gap_days", 1, 0, where) or 1),  # dates are distinct anyway
+    )
+
+
+def _known(given: Mapping[str, Any], fields: set[str], where: str) -> None:
+    if odd := [name for name in given if name not in fields]:
+        raise ValueError(f"{where} has the unknown field {odd[0]!r}, known are {', '.join(sorted(fields))}")
+
+
+def _whole(given: Mapping[str, Any], name: str, absent: int | None, least: int, where: str) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return absent
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{where}: {name} is a whole number of at least {least}, found {value!r}")
+    return value
+
+
+def _prefixes(given: Any, where: str) -> Prefixes:
+    if not isinstance(given, Mapping) or not set(given) <= {"icd9", "icd10"}:
+        raise ValueError(f"{where}: expected lists of prefixes for icd9 and icd10, found {given!r}")
+    found: Prefixes = {}
+    for family, prefixes in given.items():
+        listed = isinstance(prefixes, Sequence) and not isinstance(prefixes, str) and all(isinstance(p, str) for p in prefixes)
+        found[family] = tuple(p.strip().upper().replace(".", "") for p in prefixes) if listed else ("",)
+        if not all(found[family]):
+            raise ValueError(f"{where}, {family}: prefixes are texts that are not empty, found {prefixes!r}")
+    return found
+
+
+def matching(rules: Sequence[Rule], code: Code) -> tuple[int, ...]:
+    """Numbers of the rules whose code set holds a code."""
+    return tuple(i for i, rule in enumerate(rules) if rule.matches(code))
+
+
+def defining(rules: Sequence[Rule], tables: Mapping[str, Table]) -> dict[str, list[str]]:
+    """Rule -> the PheCodes that the map gives to any of its own codes in the code set of the rule, in text order.
+
+    Computed from the map, not from the data, so that `drop_phecode` means the same everywhere.
+    """
+    found: dict[str, set[str]] = {rule.name: set() for rule in rules}
+    for vocab, table in tables.items():
+        for text, phecodes in table.items():
+            code = Code(vocab, text)
+            for rule in rules:
+                if rule.matches(code):
+                    found[rule.name].update(phecodes)
+    return {name: sorted(phecodes) for name, phecodes in found.items()}
+
+
+def completed(subject: NDArray[np.integer], day: NDArray[np.integer], clause: Clause) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """When a clause is first fulfilled.
+
+    From every start date the next date far enough from the last chosen one is taken, until `count` are; of the sets that fit the window the
+    one that is complete first counts. Later starts end later, so that is the set of the first start that fits.
+
+    Args:
+        subject: [n] whole numbers >= 0.
+        day: [n] days of matching events from the clause's sources, in any order, repeats allowed.
+        clause: what is asked for.
+
+    Returns:
+        Subjects that fulfil it, ascending, and the day that completes it for each.
+    """
+    if not len(day):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    first = int(day.min())
+    reach = int(day.max()) - first + 1  # a gap of that many days leaves no date of the subject
+    gap = min(clause.gap, reach)
+    span = reach + gap
+    key = np.unique(subject.astype(np.int64) * span + (day.astype(np.int64) - first))
+    start = at = np.arange(len(key))
+    for _ in range(clause.count - 1):
+        following = np.searchsorted(key, key[at] + gap)
+        there = following < len(key)
+        there[there] = key[following[there]] // span == key[at[there]] // span
+        start, at = start[there], following[there]
+        if not len(at):
+            break
+    if clause.window is not None:
+        fits = key[at] - key[start] <= clause.window
+        at = at[fits]
+    subjects, earliest = np.unique(key[at] // span, return_index=True)
+    return subjects, key[at[earliest]] % span + first

@@ -1,0 +1,191 @@
+"""What is known of each subject: onsets and labels of the rules, and under a landmark the index day with the labels it leaves (6, 7).
+
+`people` is a frame with one row a subject; `subject` in the rows of claims is the number of that row. Labels stand in the columns
+`y_<name>` (Int8: 1, 0, null) and `onset_<name>` (Int32 days, null: none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core.claims import dates
+from bitimely_core.claims.codes import Code
+from bitimely_core.claims.engines import collect
+from bitimely_core.claims.label_rules import SOURCES, Rule, completed, matching
+
+if TYPE_CHECKING:
+    import polars as pl
+    from numpy.typing import NDArray
+
+    from bitimely_core.claims.engines import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landmark:
+    """Index day: so many days after the subject's first valid row, or a calendar day. Labels look `horizon_days` ahead, after a gap."""
+
+    landmark_days: int | None = 1095
+    day: int | None = None
+    gap_days: int = 90
+    horizon_days: int = 1095
+
+
+def first_days(rows: pl.DataFrame, people: pl.DataFrame, engine: Engine) -> pl.DataFrame:
+    """`people` with `first_day`: that of the subject's first valid row, mapped or not; null without any."""
+    import narwhals as nw
+    import polars as pl
+
+    found = collect(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min().alias("first_day")))
+    return _placed(people, "first_day", pl.Int32, found["subject"].to_numpy(), found["first_day"].to_numpy())
+
+
+def onsets(rows: pl.DataFrame, codes: Sequence[Code], rules: Sequence[Rule], people: pl.DataFrame, engine: Engine) -> pl.DataFrame:
+    """`people` with the onset and the label of every rule, from all valid rows.
+
+    Where no birth is known and the rule has an age limit, its onset without the limit tells whether the age decides: if there is one, label
+    and onset are null, else the label is 0.
+
+    Args:
+        rows: subject, day, code, source.
+        codes: what `rows.code` points at.
+        rules: in the order of their columns.
+        people: with `birth_day`.
+        engine: does the filtering; the few matching rows are judged in numpy.
+    """
+    import polars as pl
+
+    found, patterns = _bearers(rows, [matching(rules, code) for code in codes], engine)
+    subject, day, source, pattern = (found[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
+    births = people["birth_day"]
+    unknown = births.is_null().to_numpy()
+    for number, rule in enumerate(rules):
+        mine = np.array([number in own for own in patterns], bool)[pattern]
+        if rule.min_age_years:
+            mine &= unknown[subject] | (day >= _birthdays(births, rule.min_age_years)[subject])
+        onset = np.full(people.height, dates.LATEST + 1)
+        for clause in rule.clauses:
+            named = np.array([name in clause.sources for name in SOURCES])
+            of_clause = mine & named[source]
+            who, when = completed(subject[of_clause], day[of_clause], clause)
+            onset[who] = np.minimum(onset[who], when)
+        case = onset <= dates.LATEST
+        doubtful = case & unknown & bool(rule.min_age_years)
+        people = people.with_columns(
+            pl.Series(f"y_{rule.name}", case, dtype=pl.Int8).set(pl.Series(doubtful), None),
+            pl.Series(f"onset_{rule.name}", onset, dtype=pl.Int32).set(pl.Series(~case | doubtful), None),
+        )
+    return people
+
+
+def _bearers(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], engine: Engine) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
+    """The distinct subject, day, source, pattern of the rows whose code bears a mark; `pattern` is an index into the list of mark sets."""
+    import polars as pl
+
+    patterns = sorted({own for own in marks if own})
+    index = {own: i for i, own in enumerate(patterns)}
+    pairs = [(code, index[own]) for code, own in enumerate(marks) if own]
+    table = engine(pl.DataFrame(pairs, schema={"code": pl.Int32, "pattern": pl.Int32}, orient="row"))
+    marked = engine(rows.select("subject", "day", "code", "source")).join(table, on="code")
+    return collect(marked.select("subject", "day", "source", "pattern").unique()), patterns
+
+
+def exclude_controls(
+    rows: pl.DataFrame, codes: Sequence[Code], near: Mapping[str, frozenset[str]], people: pl.DataFrame, engine: Engine
+) -> pl.DataFrame:
+    """`people` with null in the place of 0 for subjects who are no case but have a code near the label's.
+
+    Args:
+        rows: subject, day, code, source.
+        codes: what `rows.code` points at.
+        near: label -> PheCodes, as the map gives them, that no control may have (`maps.near`).
+        people: with the labels.
+        engine: takes the frames.
+    """
+    import polars as pl
+
+    names = list(near)
+    marks = [tuple(i for i, name in enumerate(names) if not near[name].isdisjoint(code.phecodes)) for code in codes]
+    found, patterns = _bearers(rows, marks, engine)
+    for i, name in enumerate(names):
+        bears = found["subject"].filter(pl.Series([i in own for own in patterns], dtype=pl.Boolean).gather(found["pattern"]))
+        control = pl.int_range(pl.len()).is_in(bears.cast(pl.Int64).implode()) & (pl.col(f"y_{name}") == 0)
+        people = people.with_columns(pl.when(~control).then(f"y_{name}").alias(f"y_{name}"))
+    return people
+
+
+def _birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
+    """The day on which each subject has completed `years` years; that of the age from day 0 where no birth is known [S] int64."""
+    distinct, place = np.unique(births.fill_null(0).to_numpy(), return_inverse=True)
+    return np.array([dates.birthday(int(birth), years) for birth in distinct], np.int64)[place]
+
+
+def _placed(people: pl.DataFrame, name: str, dtype: Any, subject: NDArray[Any], values: NDArray[Any]) -> pl.DataFrame:
+    """`people` with a column that has `values` for some subjects, else null."""
+    import polars as pl
+
+    column = pl.repeat(None, people.height, dtype=dtype, eager=True)
+    return people.with_columns(column.scatter(subject, values).alias(name) if len(subject) else column.alias(name))
+
+
+def landmarked(people: pl.DataFrame, names: Sequence[str], landmark: Landmark | None, data_end: int | None = None) -> pl.DataFrame:
+    """`people` with `index_day` and with the labels that hold at it: the table of section 7.
+
+    Args:
+        people: with first_day, obs_end, and y_ and onset_ of each name.
+        names: labels that have onsets; others stay as they are.
+        landmark: None leaves everything as it is.
+        data_end: the last valid day of the whole data set, the end of observation where none is known.
+    """
+    import polars as pl
+
+    if landmark is None:
+        return people
+    seen = pl.col("first_day").is_not_null()
+    index = pl.lit(landmark.day) if landmark.day is not None else pl.col("first_day").cast(pl.Int64) + landmark.landmark_days
+    people = people.with_columns(index_day=pl.when(seen).then(index).cast(pl.Int64))
+    low = pl.col("index_day") + landmark.gap_days
+    high = low + landmark.horizon_days
+    followed = pl.col("obs_end").fill_null(pl.lit(data_end, pl.Int32)) >= high
+    return people.with_columns(
+        pl.when(pl.col(f"y_{name}").is_null() | ~seen | (pl.col(f"onset_{name}") <= low))
+        .then(None)
+        .when(pl.col(f"onset_{name}") <= high)
+        .then(1)
+        .when(followed)
+        .then(0)
+        .cast(pl.Int8)
+        .alias(f"y_{name}")
+        for name in names
+    )
+
+
+def long(people: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """The labels as the cache keeps them: subject_id, name, value Int8, onset_day Int32, one row a subject and label."""
+    import polars as pl
+
+    parts = [
+        people.select(
+            "subject_id",
+            pl.lit(name).alias("name"),
+            pl.col(f"y_{name}").alias("value"),
+            (pl.col(f"onset_{name}") if f"onset_{name}" in people.columns else pl.lit(None, pl.Int32)).alias("onset_day"),
+        )
+        for name in names
+    ]
+    if not parts:
+        return pl.DataFrame(schema={"subject_id": pl.Int64, "name": pl.String, "value": pl.Int8, "onset_day": pl.Int32})
+    return pl.concat(parts).sort("subject_id", "name", maintain_order=True)
+
+
+def wide(people: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """`people` with the columns of `long`'s table."""
+    import polars as pl
+
+    for (name,), own in table.group_by("name", maintain_order=True):
+        columns = own.select("subject_id", pl.col("value").alias(f"y_{name}"), pl.col("onset_day").alias(f"onset_{name}"))
+        people = people.join(columns, on="subject_id", how="left", maintain_order="left")
+    return people

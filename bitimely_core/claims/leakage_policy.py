@@ -1,0 +1,71 @@
+"""What may enter the input: leakage policy, index cut, roll-up (section 2, step 5). One row gives one record for each distinct PheCode.
+
+rows     subject, day, code, source (and `row`, the order of the input, where the dedupe asks for it)
+records  subject, day, phecode (and `row`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core.claims import codes
+from bitimely_core.claims.codes import Code
+from bitimely_core.claims.label_rules import Rule, matching
+
+if TYPE_CHECKING:
+    import narwhals as nw
+    import polars as pl
+
+    from bitimely_core.claims.engines import Engine
+
+LEAKAGE = ("keep", "drop_icd", "drop_phecode")
+
+
+def spoken(
+    found: Sequence[Code], *, level: str, leakage: str = "keep", rules: Sequence[Rule] = (), defining: Collection[str] = ()
+) -> list[tuple[str, ...]]:
+    """The PheCodes that each code speaks as in the input.
+
+    Args:
+        found: the codes of the data.
+        level: integer, first_decimal or full.
+        leakage: keep; drop_icd: codes in the code set of any rule are silent; drop_phecode: the PheCodes in `defining` are.
+        rules: of the labels.
+        defining: PheCodes that the map gives to the code sets of the rules (`rules.defining`), at any level.
+
+    Returns:
+        For each code its rolled-up PheCodes, distinct, in numeric order.
+    """
+    silent = {codes.rollup(phecode, level) for phecode in defining} if leakage == "drop_phecode" else set()
+    return [
+        ()
+        if leakage == "drop_icd" and matching(rules, code)
+        else tuple(sorted({codes.rollup(phecode, level) for phecode in code.phecodes} - silent, key=codes.order))
+        for code in found
+    ]
+
+
+def records(
+    rows: pl.DataFrame, voices: Sequence[Sequence[str]], people: pl.DataFrame, engine: Engine
+) -> tuple[nw.LazyFrame[Any], list[str]]:
+    """The records of the input as a lazy frame, `phecode` being an index into the list of PheCodes, which is in numeric order.
+
+    Args:
+        rows: subject, day, code, and `row` where it is needed.
+        voices: of each code (`spoken`).
+        people: with `index_day` where the input ends there.
+        engine: takes the frames.
+    """
+    import narwhals as nw
+    import polars as pl
+
+    phecodes = sorted({phecode for own in voices for phecode in own}, key=codes.order)
+    index = {phecode: i for i, phecode in enumerate(phecodes)}
+    pairs = [(code, index[phecode]) for code, own in enumerate(voices) for phecode in own]
+    table = engine(pl.DataFrame(pairs, schema={"code": pl.Int32, "phecode": pl.Int32}, orient="row"))
+    lazy = engine(rows.drop("source", strict=False))
+    if "index_day" in people.columns:
+        ends = people.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), index_day="index_day").drop_nulls()
+        lazy = lazy.join(engine(ends), on="subject").filter(nw.col("day") <= nw.col("index_day")).drop("index_day")
+    return lazy.join(table, on="code").drop("code"), phecodes

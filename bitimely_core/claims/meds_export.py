@@ -1,0 +1,84 @@
+"""Sequences' cohort as a MEDS 0.4 data set: events, code metadata, splits, and a folder of labels for each label."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitimely_core import __version__, storage
+from bitimely_core.tokens.sequences import parquet
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from bitimely_core.cache import Cache
+    from bitimely_core.tokens.sequences import Sequences
+
+DAY = 86_400_000_000  # microseconds
+SPLITS = {"train": "train", "validation": "tuning", "test": "held_out"}
+BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
+
+
+def write(out: Path, cache: Cache, sequences: Sequences) -> None:
+    """Write `data/`, `metadata/` and `labels/<label>/` below `out`. The cache must have been made with --keep-dates.
+
+    A label is asked for at the index day, without a landmark at the last event that is in the sequence's input.
+    """
+    import polars as pl
+
+    people = cache.people()
+    events = pl.concat([frame.select("subject_id", "time", "code", "numeric_value") for frame in cache.events()])
+    lives = [
+        people.filter(pl.col(column).is_not_null()).select(
+            "subject_id", time=_time(pl.col(column)), code=pl.lit(code), numeric_value=pl.lit(None, pl.Float32)
+        )
+        for column, code in (("birth_day", BIRTH), ("death_day", DEATH))
+    ]
+    data = pl.concat([*lives, events]).sort("subject_id", "time", maintain_order=True)
+    phecodes = pl.concat([frame.select("code", "phecodes") for frame in cache.events()]).unique("code").sort("code")
+    codes = phecodes.select(
+        "code",
+        description=pl.lit(None, pl.String),
+        parent_codes=pl.col("phecodes").list.eval(pl.concat_str(pl.lit("PheCode/"), pl.element())),
+    )
+    named = pl.DataFrame({"subject_id": sequences.whole_index["subject_id"].cast(pl.Int64), "split": sequences.whole_index["split"]})
+    splits = named.with_columns(pl.col("split").replace(SPLITS))
+    metadata = storage.make_folder(storage.make_folder(out) / "metadata")
+    storage.write_file(storage.make_folder(out / "data") / "0.parquet", parquet(data))
+    storage.write_file(metadata / "codes.parquet", parquet(codes))
+    storage.write_file(metadata / "subject_splits.parquet", parquet(splits))
+    facts = {"dataset_name": cache.dataset, "etl_name": "bitimely", "etl_version": __version__, "meds_version": "0.4.0"}
+    storage.write_json(metadata / "dataset.json", facts)
+    for name, frame in labels(cache, sequences).items():
+        storage.write_file(storage.make_folder(storage.make_folder(out / "labels") / name) / "0.parquet", parquet(frame))
+
+
+def _time(day: pl.Expr) -> pl.Expr:
+    import polars as pl
+
+    return (day.cast(pl.Int64) * DAY).cast(pl.Datetime("us"))
+
+
+def labels(cache: Cache, sequences: Sequences) -> dict[str, pl.DataFrame]:
+    """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known."""
+    import numpy as np
+    import polars as pl
+
+    last = pl.concat([frame.group_by("subject_id").agg(first=pl.col("time").min(), last=pl.col("time").max()) for frame in cache.events()])
+    ids = sequences.whole_index["subject_id"].cast(pl.Int64)
+    frame = pl.DataFrame({"subject_id": ids}).join(last, on="subject_id", how="left", maintain_order="left")
+    landmark = sequences.options["landmark"]
+    if landmark is None:
+        when = pl.col("last")
+    elif landmark["day"] is not None:
+        when = _time(pl.lit(landmark["day"]))
+    else:
+        when = pl.col("first") + pl.duration(days=landmark["landmark_days"])
+    frame = frame.select("subject_id", prediction_time=when.cast(pl.Datetime("us")))
+    assert sequences.target is not None
+    found = {}
+    for k, name in enumerate(sequences.class_names):
+        value = sequences.target[:, k]
+        known = frame.with_columns(boolean_value=pl.Series(value == 1)).filter(pl.Series(np.isfinite(value)))
+        found[name] = known.sort("subject_id", "prediction_time")
+    return found

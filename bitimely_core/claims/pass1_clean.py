@@ -1,0 +1,234 @@
+"""The first pass: rows cleaned as they stream by and laid down as integers, under pseudonyms, a stretch of the source at a time.
+
+Each stretch that is laid down is noted, with all that has been counted until then: what a killed run has done is not done again. What is held
+in memory does not grow with the data. The parts of a job array are stretches of their own; `joined` makes one numbering of them all.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bitimely_core import storage
+from bitimely_core.claims import splits
+from bitimely_core.claims.job import FILE, Found, Job, noted, recalled
+from bitimely_core.claims.spill import Pile, lay
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from bitimely_core.claims.codes import Code
+
+STRETCH = 1 << 20  # valid rows that are laid down together
+REMEMBERED = 1 << 21  # subjects whose pseudonym is kept in memory: 28 bytes each
+
+
+def note_of(home: Path, stem: str, part: int) -> Path:
+    """The note of a part."""
+    return home / f"{stem}-{part}.json"
+
+
+def finished(home: Path, stem: str, part: int) -> bool:
+    """Whether a part of the first pass is whole."""
+    note = note_of(home, stem, part)
+    return note.is_file() and bool(json.loads(note.read_bytes())["done"])
+
+
+def read(job: Job, part: int = 1, parts: int = 1) -> Found:
+    """Clean all rows, or every `parts`-th block of them from the `part`-th on, and lay them down by shard; go on where a note ends."""
+    import polars as pl
+
+    from bitimely_core.claims import clean
+
+    attempt, claims = job.attempt, job.claims
+    found = _noted(note_of(job.home, job.stem, part))
+    if found.done:
+        return found
+    job.book.recall(found.codes)
+    found.codes = job.book.codes
+    lives, seen = _lives(claims.subjects, claims.labels), Seen()
+    rows: list[pl.DataFrame] = []
+    people: list[pl.DataFrame] = []
+
+    def lay_down() -> None:
+        for kind, frames in (("rows", rows), ("people", people)):
+            lay(_path(job, part, kind, found.stretches), pl.concat(frames), job.shards)
+            frames.clear()
+        found.stretches += 1
+
+    for number, frame in enumerate(claims.events()):
+        attempt.stop.check()
+        if number < found.blocks or number % parts != part - 1:
+            continue
+        for (name,), block in frame.group_by("file", maintain_order=True):
+            file = str(name)
+            if file not in found.files:
+                found.files.append(file)
+            valid, account = clean.clean(block, job.book, vocab=claims.vocab, source=claims.source, lives=lives, twins=True)
+            found.accounts.setdefault(file, clean.Account()).__iadd__(account)
+            found.days.update(dict(valid["day"].value_counts().iter_rows()))
+            found.spoken.update(dict(valid["code"].value_counts().iter_rows()))
+            found.sources.update(dict(valid["source"].value_counts().iter_rows()))
+            if valid.height:
+                names, fresh = named(seen, valid["subject_id"], job)
+                valid = valid.join(names, on="subject_id", how="left", maintain_order="left").drop("subject_id")
+                rows.append(valid.with_columns(pl.col("row") + (found.files.index(file) << FILE)))
+                people.append(fresh)
+        found.blocks = number + 1
+        if sum(part.height for part in rows) >= STRETCH:
+            lay_down()
+            _note(job, part, found)
+        if attempt.progress is not None:
+            attempt.progress(f"clean {attempt.dataset.name}", sum(account.rows for account in found.accounts.values()), None)
+    if rows:
+        lay_down()
+    found.done = True
+    _note(job, part, found)
+    return found
+
+
+def _lives(subjects: pl.DataFrame | None, labels: pl.DataFrame | None) -> pl.DataFrame | None:
+    """What of a subject says which of its rows are valid: subject_id, birth_day, death_day, index_day, as far as known."""
+    from bitimely_core.claims import dates
+
+    lives: pl.DataFrame | None = None
+    if subjects is not None:
+        lives = subjects.select("subject_id", birth_day=dates.days(subjects["birth"]), death_day=dates.days(subjects["death"]))
+    if labels is not None and "index_date" in labels.columns:
+        ends = labels.select("subject_id", index_day=dates.days(labels["index_date"]))
+        lives = ends if lives is None else lives.join(ends, on="subject_id", how="full", coalesce=True)
+    return lives
+
+
+def _path(job: Job, part: int, kind: str, stretch: int) -> Path:
+    return job.home / f"{job.stem}-{part}-{kind}-{stretch}.parquet"
+
+
+# ---- pseudonyms
+
+
+def _empty() -> np.ndarray:
+    return np.empty(0, np.uint64)
+
+
+@dataclass
+class Seen:
+    """Subjects whose pseudonym need not be computed again, sorted by their mark; of two subjects with one mark only the first."""
+
+    marks: np.ndarray = field(default_factory=_empty)  # two hashes of the raw id, together 128 bits
+    checks: np.ndarray = field(default_factory=_empty)
+    keys: np.ndarray = field(default_factory=_empty)
+    shards: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+
+
+def named(seen: Seen, ids: pl.Series, job: Job) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The pseudonyms of some raw ids.
+
+    Returns:
+        subject_id, key (the first 8 bytes of the digest as a number), shard; and of those not seen before `digests`.
+    """
+    import polars as pl
+
+    distinct = ids.unique()
+    marks, checks = distinct.hash().to_numpy(), ("|" + distinct).hash().to_numpy()
+    known = np.zeros(len(distinct), bool)
+    keys, shards = np.zeros(len(distinct), np.uint64), np.zeros(len(distinct), np.int32)
+    at = np.searchsorted(seen.marks, marks)
+    if len(seen.marks):
+        place = np.minimum(at, len(seen.marks) - 1)
+        known = (seen.marks[place] == marks) & (seen.checks[place] == checks)
+        keys[known], shards[known] = seen.keys[place[known]], seen.shards[place[known]]
+    new = np.flatnonzero(~known)
+    fresh = digests(distinct.gather(new).to_list(), job)
+    keys[new], shards[new] = key_of(fresh["digest"]), fresh["shard"].to_numpy()
+    kept = new[np.argsort(marks[new])][: max(0, REMEMBERED - len(seen.marks))] if len(new) else new
+    for name, values in (("marks", marks), ("checks", checks), ("keys", keys), ("shards", shards)):
+        setattr(seen, name, np.insert(getattr(seen, name), at[kept], values[kept]))
+    return pl.DataFrame({"subject_id": distinct, "key": keys, "shard": shards}), fresh
+
+
+def digests(names: list[str], job: Job) -> pl.DataFrame:
+    """Of raw ids: digest (Binary: HMAC-SHA256 under the key), split_bin UInt16, shard Int32."""
+    import polars as pl
+
+    return pl.DataFrame(
+        {
+            "digest": pl.Series([hmac.digest(job.key, name.encode(), "sha256") for name in names], dtype=pl.Binary),
+            "split_bin": pl.Series(splits.bins(names, job.given["seed"]), dtype=pl.UInt16),
+            "shard": pl.Series([splits.shard(name, job.shards) if job.shards > 1 else 0 for name in names], dtype=pl.Int32),
+        }
+    )
+
+
+def key_of(digests: pl.Series) -> np.ndarray:
+    """The first 8 bytes of each digest as a number, in whose order the digests are, [n] uint64."""
+    whole = np.frombuffer(b"".join(digests), ">u8").reshape(len(digests), 4)
+    return whole[:, 0].astype(np.uint64)
+
+
+# ---- notes
+
+
+def _note(job: Job, part: int, found: Found) -> None:
+    storage.write_json(
+        note_of(job.home, job.stem, part),
+        {
+            "blocks": found.blocks,
+            "stretches": found.stretches,
+            "done": found.done,
+            "files": found.files,
+            "accounts": {file: noted(account) for file, account in found.accounts.items()},
+            "days": [[day, n] for day, n in found.days.items()],
+            "spoken": [[code, n] for code, n in found.spoken.items()],
+            "sources": [[source, n] for source, n in found.sources.items()],
+            "codes": [list(code) for code in found.codes],
+        },
+    )
+
+
+def _noted(path: Path) -> Found:
+    """What a note says; nothing where there is none."""
+    from bitimely_core.claims.codes import Code
+
+    if not path.is_file():
+        return Found()
+    told = json.loads(path.read_bytes())
+    return Found(
+        blocks=told["blocks"],
+        stretches=told["stretches"],
+        done=told["done"],
+        files=told["files"],
+        accounts={file: recalled(account) for file, account in told["accounts"].items()},
+        days=Counter(dict(told["days"])),
+        spoken=Counter(dict(told["spoken"])),
+        sources=Counter(dict(told["sources"])),
+        codes=[Code(vocab, code, tuple(phecodes), step) for vocab, code, phecodes, step in told["codes"]],
+    )
+
+
+def joined(job: Job, parts: int) -> tuple[Found, list[Pile]]:
+    """The first pass from its finished parts, codes and files under one numbering."""
+    from bitimely_core.claims import clean
+
+    whole, piles = Found(done=True), []
+    code_of: dict[Code, int] = {}
+    for part in range(1, parts + 1):
+        one = _noted(note_of(job.home, job.stem, part))
+        codes = np.array([code_of.setdefault(code, len(code_of)) for code in one.codes], np.int32)
+        whole.files += [file for file in one.files if file not in whole.files]
+        files = np.array([whole.files.index(file) for file in one.files], np.int64)
+        for file, account in one.accounts.items():
+            whole.accounts.setdefault(file, clean.Account()).__iadd__(account)
+        whole.days.update(one.days)
+        whole.spoken.update({int(codes[code]): n for code, n in one.spoken.items()})
+        whole.sources.update(one.sources)
+        piles += [Pile(_path(job, part, "rows", i), _path(job, part, "people", i), codes, files) for i in range(one.stretches)]
+    whole.codes = list(code_of)
+    whole.latest = clean.future(whole.days)
+    return whole, piles

@@ -1,0 +1,224 @@
+"""Prevalence ratios and the PheCodes that they select (section 8). Counts are integers that add up over shards; decisions are plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core.claims import codes
+from bitimely_core.claims.engines import collect
+
+if TYPE_CHECKING:
+    import narwhals as nw
+    import polars as pl
+
+    from bitimely_core.claims.engines import Engine
+
+POPULATIONS = ("subjects", "observed")
+DENOMINATORS = ("all", "controls")
+FEW = 20  # carriers among the cases below which a ratio is noise
+Z = 1.96  # of a 95 % interval
+
+
+@dataclass
+class Counts:
+    """What the selection needs to know. Counts of shards add up with `+`.
+
+    Of training subjects with a label: `cases` and `known` by rule, `cases_with` and `known_with` by (rule, PheCode). Of all training
+    subjects: `train_with` subjects and `records` by PheCode. Of all subjects: `carriers` by PheCode.
+    """
+
+    cases: Counter[str] = field(default_factory=Counter)
+    known: Counter[str] = field(default_factory=Counter)
+    cases_with: Counter[tuple[str, str]] = field(default_factory=Counter)
+    known_with: Counter[tuple[str, str]] = field(default_factory=Counter)
+    train_with: Counter[str] = field(default_factory=Counter)
+    records: Counter[str] = field(default_factory=Counter)
+    carriers: Counter[str] = field(default_factory=Counter)
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """Prevalence of a PheCode among the cases of a rule over that in the reference group."""
+
+    ratio: float  # infinite when no reference subject carries it
+    n_case_with: int
+    n_case: int
+    n_ref_with: int
+    n_ref: int
+    interval: tuple[float, float] | None  # 95 %
+    selected: bool = False
+
+    def counts(self) -> dict[str, Any]:
+        """Ratio and the four counts."""
+        return {name: getattr(self, name) for name in ("ratio", "n_case_with", "n_case", "n_ref_with", "n_ref")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """PheCodes of the vocabulary in numeric order, and how they came there."""
+
+    phecodes: list[str]
+    ratios: dict[str, dict[str, Ratio]]  # rule -> candidates in numeric order
+    max_attainable: dict[str, float | None]  # rule -> what no ratio can exceed; None without case or reference subject
+
+
+def count(
+    records: nw.LazyFrame[Any],
+    phecodes: Sequence[str],
+    people: pl.DataFrame,
+    names: Sequence[str],
+    engine: Engine,
+    *,
+    population: str = "subjects",
+    frequency: bool = False,
+) -> Counts:
+    """The counts of one shard.
+
+    Args:
+        records: subject, day, phecode (index into `phecodes`).
+        phecodes: names of the PheCodes.
+        people: with `split` and `y_<name>`.
+        names: of the labels.
+        engine: takes the frames.
+        population: subjects: all of `people`; observed: those with a record.
+        frequency: count the records of training subjects as well.
+    """
+    import narwhals as nw
+    import polars as pl
+
+    train = pl.col("split") == "train"
+    flags = people.select(
+        pl.int_range(pl.len(), dtype=pl.Int32).alias("subject"),
+        train.cast(pl.Int32).alias("train"),
+        *((train & (pl.col(f"y_{name}") == 1)).fill_null(value=False).cast(pl.Int32).alias(f"case_{i}") for i, name in enumerate(names)),
+        *((train & pl.col(f"y_{name}").is_not_null()).cast(pl.Int32).alias(f"known_{i}") for i, name in enumerate(names)),
+    )
+    columns = flags.columns[1:]
+    sums = [nw.col(column).sum() for column in columns]
+    present = records.select("subject", "phecode").unique().join(engine(flags), on="subject")
+    with_code = collect(present.group_by("phecode").agg(nw.len().alias("carriers"), *sums))
+    found = Counts()
+    if frequency:
+        often = records.join(engine(flags.select("subject", "train")), on="subject").group_by("phecode").agg(nw.col("train").sum())
+        found.records.update({phecodes[i]: n for i, n in collect(often).select("phecode", "train").iter_rows()})
+    for row in with_code.iter_rows(named=True):
+        phecode = phecodes[row["phecode"]]
+        found.carriers[phecode] = int(row["carriers"])
+        found.train_with[phecode] = int(row["train"])
+        for i, name in enumerate(names):
+            found.cases_with[name, phecode] = int(row[f"case_{i}"])
+            found.known_with[name, phecode] = int(row[f"known_{i}"])
+    if population == "observed":
+        seen = collect(records.select("subject").unique())
+        flags = flags.join(seen, on="subject", how="semi")
+    total = {column: int(flags[column].sum()) for column in columns}
+    for i, name in enumerate(names):
+        found.cases[name], found.known[name] = total[f"case_{i}"], total[f"known_{i}"]
+    return found
+
+
+def select(
+    counts: Counts,
+    names: Sequence[str],
+    *,
+    select: bool | str = True,
+    denominator: str = "all",
+    threshold: float = 5.0,
+    top_k: int = 5,
+    min_case_support: int = 1,
+    min_case_fraction: float = 0.0,
+    min_record_frequency: float = 0.001,
+) -> Selection:
+    """Ratios of every rule, and the vocabulary.
+
+    Args:
+        counts: of all shards.
+        names: of the labels.
+        select: True: PheCodes above the threshold, for a rule without any the top k; the union over the rules. False: every PheCode that
+            occurs. `frequency`: those with more than `min_record_frequency` of the records of training subjects.
+        denominator: all: cases and non-cases; controls: non-cases.
+        threshold: a ratio must exceed it.
+        top_k: how many are taken where none does, by (-ratio, -carriers among the cases, PheCode).
+        min_case_support: PheCodes with fewer carriers among the cases are no candidates.
+        min_case_fraction: the same as a share of the cases; the larger of the two limits holds.
+        min_record_frequency: of `frequency`.
+    """
+    ratios: dict[str, dict[str, Ratio]] = {}
+    ceiling: dict[str, float | None] = {}
+    chosen: set[str] = set()
+    for name in names:
+        support = max(min_case_support, math.ceil(Decimal(repr(min_case_fraction)) * counts.cases[name]))
+        own = _candidates(counts, name, denominator=denominator, support=support)
+        passing = [phecode for phecode, found in own.items() if found.ratio > threshold]
+        if not passing:
+            passing = sorted(own, key=lambda phecode: (-own[phecode].ratio, -own[phecode].n_case_with, codes.order(phecode)))[:top_k]
+        if select is True:
+            chosen.update(passing)
+            own = {phecode: Ratio(**vars(found) | {"selected": phecode in passing}) for phecode, found in own.items()}
+        ratios[name] = own
+        cases, known = counts.cases[name], counts.known[name]
+        ceiling[name] = None if not cases else known / cases if denominator == "all" else math.inf if known > cases else None
+    if select is False:
+        chosen.update(counts.carriers)
+    elif select == "frequency":
+        least = min_record_frequency * counts.records.total()
+        chosen.update(phecode for phecode, n in counts.records.items() if n > least)
+    return Selection(phecodes=ordered(chosen), ratios=ratios, max_attainable=ceiling)
+
+
+def ordered(phecodes: Iterable[str]) -> list[str]:
+    """PheCodes in numeric order."""
+    return sorted(phecodes, key=codes.order)
+
+
+def _candidates(counts: Counts, name: str, *, denominator: str, support: int) -> dict[str, Ratio]:
+    """PheCode -> its ratio for one rule, where enough cases carry it."""
+    cases, known = counts.cases[name], counts.known[name]
+    reference = known if denominator == "all" else known - cases
+    if not cases or not reference:
+        return {}
+    found = {}
+    for phecode in ordered(phecode for rule, phecode in counts.cases_with if rule == name):
+        cases_with, known_with = counts.cases_with[name, phecode], counts.known_with[name, phecode]
+        if cases_with < support:
+            continue
+        reference_with = known_with if denominator == "all" else known_with - cases_with
+        ratio = (cases_with / cases) / (reference_with / reference) if reference_with else math.inf
+        span = interval(ratio, cases_with, cases, known_with - cases_with, known - cases, denominator)
+        found[phecode] = Ratio(ratio=ratio, n_case_with=cases_with, n_case=cases, n_ref_with=reference_with, n_ref=reference, interval=span)
+    return found
+
+
+def interval(ratio: float, a1: int, n1: int, a0: int, n0: int, denominator: str) -> tuple[float, float] | None:
+    """95 % interval of a ratio, on the log scale (section 8).
+
+    Args:
+        ratio: the estimate.
+        a1: carriers among the n1 cases.
+        n1: cases.
+        a0: carriers among the n0 non-cases.
+        n0: non-cases.
+        denominator: controls, or all, whose cases are in both groups: the delta method on the two independent proportions.
+
+    Returns:
+        Both ends; None without non-cases or for an infinite ratio.
+    """
+    if not n0 or math.isinf(ratio):
+        return None
+    p1, p0 = (a1 + 0.5) / (n1 + 1), (a0 + 0.5) / (n0 + 1)
+    if denominator == "controls":
+        variance = (1 - p1) / (n1 * p1) + (1 - p0) / (n0 * p0)
+    else:
+        share = n1 / (n1 + n0)
+        whole = share * p1 + (1 - share) * p0
+        variance = (1 / p1 - share / whole) ** 2 * p1 * (1 - p1) / n1 + ((1 - share) / whole) ** 2 * p0 * (1 - p0) / n0
+    reach = math.exp(Z * math.sqrt(variance))
+    return ratio / reach, ratio * reach

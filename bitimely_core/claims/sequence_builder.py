@@ -1,0 +1,231 @@
+"""Selected records -> sequences: dedupe, order, minimum codes, truncation, times, gaps (section 2, step 8; section 9).
+
+The engine filters and dedupes; each record that is left becomes one integer, (subject, day, id) packed in this order, so that sorting integers
+is sorting records, in every engine alike. Lists are made at the very end, from run boundaries.
+
+Legend: S sequences, E events of all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core.claims import dates
+from bitimely_core.claims.engines import collect
+
+if TYPE_CHECKING:
+    import narwhals as nw
+    import polars as pl
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from bitimely_core.claims.engines import Engine
+
+DEDUPES = ("day", "month", "none", "first_per_age30")
+UNITS = ("events", "records", "unique")
+TIMES = ("months", "calendar_month", "age30")
+SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4
+OLDEST = 1080  # months: ages of 90 and over are one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """All kept sequences of a shard, flat: events of sequence i are `offsets[i]:offsets[i + 1]`. In order of subject, then (day, id)."""
+
+    subjects: NDArray[np.int64]  # [S] rows of `people`
+    offsets: NDArray[np.int64]  # [S + 1]
+    ids: NDArray[np.int32]  # [E] of the vocabulary
+    days: NDArray[np.int32]  # [E]
+    times: NDArray[np.float64]  # [E] on the clock that was asked for, in months
+    ends: NDArray[np.float64]  # [S] time of [EOS]
+    indexed: bool = False  # whether the ends are index days
+    no_birth: int = 0  # subjects with a record that were left out because the clock needs a birth date
+
+    def gaps(self, i: int) -> NDArray[np.float64]:
+        """Time since the position before, for [SOS], the events and [EOS] of sequence i [n + 2]. [SOS] stands at the first event."""
+        times = self.times[self.offsets[i] : self.offsets[i + 1]]
+        return np.diff(times, prepend=[times[0], times[0]], append=self.ends[i])
+
+
+def vocabulary(phecodes: Sequence[str]) -> dict[str, int]:
+    """PheCode -> id, after the special tokens."""
+    return {phecode: i for i, phecode in enumerate(phecodes, len(SPECIAL))}
+
+
+def build(
+    records: nw.LazyFrame[Any],
+    phecodes: Sequence[str],
+    vocab: Mapping[str, int],
+    people: pl.DataFrame,
+    engine: Engine,
+    *,
+    dedupe: str = "day",
+    min_codes: int = 10,
+    min_codes_unit: str = "events",
+    max_events: int | None = None,
+    time: str = "months",
+) -> Sequences:
+    """The sequences of one shard.
+
+    Args:
+        records: subject, day, phecode (index into `phecodes`), and `row` for dedupe first_per_age30.
+        phecodes: names of the PheCodes.
+        vocab: the selected ones -> id.
+        people: with `birth_day`, and `index_day` under a landmark.
+        engine: takes the frames.
+        dedupe: day: one event a day and PheCode; month: the earliest day a calendar month and PheCode; none; first_per_age30: one event an
+            age month, the first in input order.
+        min_codes: subjects with fewer are left out, and those without any.
+        min_codes_unit: events after dedupe, records before it, unique PheCodes after it.
+        max_events: only the last so many stay, after the test; the clock restarts.
+        time: months since the first event, calendar_month likewise, age30 since birth.
+    """
+    import narwhals as nw
+    import polars as pl
+
+    ids = pl.DataFrame(
+        [(i, vocab[phecode]) for i, phecode in enumerate(phecodes) if phecode in vocab],
+        schema={"phecode": pl.Int32, "id": pl.Int32},
+        orient="row",
+    )
+    chosen = records.join(engine(ids), on="phecode").drop("phecode")
+    births = people.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), birth="birth_day").drop_nulls()
+    unborn = 0
+    if "age30" in f"{time} {dedupe}":
+        unborn = collect(chosen.select("subject").unique()).join(births, on="subject", how="anti").height
+        chosen = chosen.join(engine(births), on="subject")
+    size = len(SPECIAL) + len(vocab)
+    kept = _deduped(chosen, dedupe, size, engine)
+    subject, day, code = _sorted(kept, size, repeats=dedupe == "none")
+
+    subjects, starts = np.unique(subject, return_index=True)
+    lengths = np.diff(starts, append=len(subject))
+    amount = lengths
+    if min_codes_unit == "records":
+        found = collect(chosen.group_by("subject").agg(nw.len().alias("n"))).sort("subject")
+        amount = found["n"].to_numpy()
+    elif min_codes_unit == "unique":
+        amount = np.bincount(np.unique(subject * size + code) // size, minlength=people.height)[subjects]
+    enough = amount >= min_codes
+    from_end = np.repeat(starts + lengths, lengths) - np.arange(len(subject))  # 1 for the last event
+    stays = np.repeat(enough, lengths) & (from_end <= (max_events or len(subject)))
+
+    subject, day, code = subject[stays], day[stays], code[stays]
+    subjects = subjects[enough]
+    offsets = np.searchsorted(subject, subjects).astype(np.int64)
+    offsets = np.append(offsets, len(subject))
+    times, ends = _clock(time, subjects, offsets, day, people)
+    return Sequences(
+        subjects=subjects,
+        offsets=offsets,
+        ids=code.astype(np.int32),
+        days=day.astype(np.int32),
+        times=times,
+        ends=ends,
+        indexed=time == "months" and "index_day" in people.columns,
+        no_birth=unborn,
+    )
+
+
+def _deduped(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engine) -> nw.LazyFrame[Any]:
+    """The records that the dedupe keeps; equal (subject, day, id) may still stand there several times."""
+    import narwhals as nw
+
+    if dedupe == "month":
+        binned = chosen.join(engine(_bins(chosen, nw.col("day"), "day", dates.months)), on="day")
+        return binned.filter(nw.col("day") == nw.col("day").min().over("subject", "bin", "id"))
+    if dedupe == "first_per_age30":
+        aged = chosen.with_columns((nw.col("day") - nw.col("birth")).alias("age"))
+        binned = aged.join(engine(_bins(aged, nw.col("age"), "age", dates.age_months)), on="age")
+        binned = binned.with_columns((nw.col("row").cast(nw.Int64) * size + nw.col("id")).alias("place"))
+        return binned.filter(nw.col("place") == nw.col("place").min().over("subject", "bin"))
+    return chosen
+
+
+def _bins(lazy: nw.LazyFrame[Any], column: nw.Expr, name: str, function: Any) -> pl.DataFrame:
+    """`name` -> `bin`, for every value between the least and the greatest of a column: date arithmetic without an engine's dates."""
+    import polars as pl
+
+    ends = collect(lazy.select(column.min().alias("low"), column.max().alias("high"))).row(0)
+    values = np.arange(ends[0], ends[1] + 1, dtype=np.int32) if ends[0] is not None else np.empty(0, np.int32)
+    return pl.DataFrame({name: values, "bin": function(values).astype(np.int32)})
+
+
+def _sorted(kept: nw.LazyFrame[Any], size: int, *, repeats: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """subject, day and id of the records, sorted by them; `repeats` keeps equal ones."""
+    import narwhals as nw
+
+    low, span = dates.EARLIEST, dates.LATEST - dates.EARLIEST + 1
+    place = nw.col("subject").cast(nw.Int64) * span + (nw.col("day") - low)
+    key = collect(kept.select((place * size + nw.col("id")).alias("key")))["key"].sort().to_numpy()
+    if not repeats and len(key):
+        key = key[np.append(True, key[1:] != key[:-1])]
+    rest, code = np.divmod(key, size)
+    subject, day = np.divmod(rest, span)
+    return subject, day + low, code
+
+
+def _clock(
+    time: str, subjects: NDArray[np.int64], offsets: NDArray[np.int64], day: NDArray[np.int64], people: pl.DataFrame
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Times of the events and of [EOS]. Under a landmark and with months, [EOS] stands at the index day."""
+    lengths = np.diff(offsets)
+    first = day[offsets[:-1]]
+    if time == "months":
+        times = (day - np.repeat(first, lengths)) / dates.MONTH
+    elif time == "calendar_month":
+        times = (dates.months(day) - np.repeat(dates.months(first), lengths)).astype(np.float64)
+    else:
+        births = people["birth_day"].gather(subjects).to_numpy()
+        times = dates.age_months(day - np.repeat(births, lengths)).astype(np.float64)
+    if time == "months" and "index_day" in people.columns:
+        return times, (people["index_day"].gather(subjects).to_numpy() - first) / dates.MONTH
+    return times, times[offsets[1:] - 1]
+
+
+def ages(sequences: Sequences, people: pl.DataFrame) -> list[int | None]:
+    """Whole months from birth to the first event of each sequence, None where no birth is known."""
+    births = people["birth_day"].gather(sequences.subjects)
+    first = sequences.days[sequences.offsets[:-1]].astype(np.int64)
+    months = dates.whole_months(first - births.fill_null(0).to_numpy())
+    return [None if unknown else int(n) for n, unknown in zip(months, births.is_null(), strict=True)]
+
+
+def table(sequences: Sequences, people: pl.DataFrame, names: Sequence[str]) -> pa.Table:
+    """The sequences in the form of `sequences-*.parquet` (section 11), sorted by subject_id when `people` is.
+
+    Args:
+        sequences: of one shard.
+        people: with subject_id (int64), split, and where known birth_day, sex, index_day.
+        names: of the labels.
+    """
+    import pyarrow as pa
+
+    own = people[sequences.subjects]
+    offsets = pa.array(sequences.offsets, pa.int32())
+    months = [None if age is None else min(age, OLDEST) for age in ages(sequences, people)]
+    columns = {
+        "subject_id": pa.array(own["subject_id"].to_numpy(), pa.int64()),
+        "codes": pa.ListArray.from_arrays(offsets, pa.array(sequences.ids, pa.int32())),
+        "times": pa.ListArray.from_arrays(offsets, pa.array(sequences.times.astype(np.float32), pa.float32())),
+        "split": pa.array(own["split"].to_list(), pa.string()).dictionary_encode(),
+        "age0_months": pa.array(months, pa.int16()),
+        "sex": pa.array(own["sex"].to_list() if "sex" in own.columns else [None] * own.height, pa.uint8()),
+        **{f"y_{name}": pa.array(own[f"y_{name}"].to_list(), pa.int8()) for name in names},
+        "t_index": pa.array(sequences.ends.astype(np.float32)) if sequences.indexed else pa.nulls(own.height, pa.float32()),
+    }
+    return pa.table(columns)
+
+
+def usage(sequences: Sequences, people: pl.DataFrame, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of the training sequences: subjects and events by id [size each]; they add up over shards."""
+    train = (people["split"].gather(sequences.subjects) == "train").to_numpy()
+    of_event = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))
+    mine = train[of_event]
+    pairs = np.sort(of_event[mine] * size + sequences.ids[mine])  # faster than np.unique, which hashes
+    pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])] if len(pairs) else pairs
+    return np.bincount(pairs % size, minlength=size), np.bincount(sequences.ids[mine], minlength=size)

@@ -1,0 +1,185 @@
+"""How much the labels leak into the input: what a count alone achieves, before any model (section 11).
+
+A label made of codes is told by the count of those codes, and a selection by enrichment is told by the length of a sequence. Scores of models
+mean something only above these. Everything rests on small tables of (feature, value) -> subjects, cases, which add up over shards.
+
+Features are the length of a sequence (number -1) and the count of each code (its id). Subjects without label are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core.claims.splits import SPLITS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LENGTH = -1
+ALL = "all"
+LEAK = 0.9  # best single-code average precision above which a label is as good as written into the input
+
+Tally = dict[tuple[str, str], "NDArray[np.int64]"]
+"""(label, split) -> [rows, 4]: feature, value > 0, subjects with it, cases among them; sorted by feature, then value."""
+
+
+Prevalence = dict[str, dict[str, dict[str, Any]]]
+"""Label -> split -> subjects with a label, cases, prevalence."""
+
+
+def average_precision(score: NDArray[Any], positive: NDArray[Any]) -> float | None:
+    """Step-wise sum of precision over the steps of recall, tied scores as one step; None without positives."""
+    value, place = np.unique(score, return_inverse=True)
+    n = np.bincount(place, minlength=len(value))
+    cases = np.bincount(place, weights=positive, minlength=len(value))
+    return _precision(n[::-1], cases[::-1])
+
+
+def _precision(n: NDArray[Any], cases: NDArray[Any]) -> float | None:
+    """Average precision of groups of tied scores in falling order: subjects and cases of each."""
+    total = cases.sum()
+    if not total:
+        return None
+    found, seen = np.cumsum(cases), np.cumsum(n)
+    return float(np.sum(cases / total * found / np.maximum(seen, 1)))
+
+
+def count_shortcuts(offsets: NDArray[Any], ids: NDArray[Any], labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> Tally:
+    """The tables of one shard.
+
+    Args:
+        offsets: [S + 1] of the sequences.
+        ids: [E] codes of the events.
+        labels: name -> [S] 1, 0, or something else where it is unknown.
+        split: [S] names.
+    """
+    size = len(offsets) - 1
+    lengths = np.diff(offsets).astype(np.int64)
+    width = int(ids.max(initial=0)) + 1
+    pairs, counts = np.unique(np.repeat(np.arange(size), lengths) * width + ids, return_counts=True)
+    subject = np.concatenate([np.arange(size), pairs // width])
+    feature = np.concatenate([np.full(size, LENGTH), pairs % width])
+    value = np.concatenate([lengths, counts])
+    found: Tally = {}
+    for name, y in labels.items():
+        for part in SPLITS:
+            mine = ((split == part) & ((y == 0) | (y == 1)))[subject]
+            rows = np.stack([feature[mine], value[mine], np.ones(mine.sum(), np.int64), y[subject[mine]]], 1)
+            found[name, part] = _reduce(rows)
+    return found
+
+
+def _reduce(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """One row a (feature, value), the others added to it."""
+    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
+    starts = np.flatnonzero(np.append(True, (rows[1:, :2] != rows[:-1, :2]).any(1))) if len(rows) else np.empty(0, np.intp)
+    sums = np.add.reduceat(rows[:, 2:], starts) if len(rows) else rows[:, 2:]
+    return np.concatenate([rows[starts, :2], sums], 1)
+
+
+def merge_tallies(tallies: Iterable[Tally]) -> Tally:
+    """The tables of several shards as those of one."""
+    parts: dict[tuple[str, str], list[NDArray[np.int64]]] = {}
+    for one in tallies:
+        for key, rows in one.items():
+            parts.setdefault(key, []).append(rows)
+    return {key: _reduce(np.concatenate(rows)) for key, rows in parts.items()}
+
+
+def score_shortcuts(tally: Tally, phecodes: Mapping[int, str], own: Mapping[str, Sequence[str]] | None = None) -> dict[str, dict[str, Any]]:
+    """The leak probe.
+
+    Args:
+        tally: of all shards.
+        phecodes: id -> PheCode.
+        own: label -> the PheCodes of its own rule.
+
+    Returns:
+        Label -> `subjects`, `cases`, `prevalence` (the score of chance) and average precision of `length`, each a dict over train, validation,
+        test and all; `best`: the `phecode` whose count is best on train, with its `count` dict; `own`: PheCode -> the like; `leak`: whether
+        the best one exceeds 0.9 on all subjects.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(label for label, _ in tally):
+        parts = {part: tally[name, part] for part in SPLITS if (name, part) in tally}
+        parts[ALL] = _reduce(np.concatenate(list(parts.values())))
+        totals = {part: rows[rows[:, 0] == LENGTH, 2:].sum(0) for part, rows in parts.items()}
+
+        def scored(feature: int, parts: dict[str, Any] = parts, totals: dict[str, Any] = totals) -> dict[str, float | None]:
+            return {part: _score_feature(rows, feature, totals[part]) for part, rows in parts.items()}
+
+        on_train = {code: _score_feature(parts["train"], code, totals["train"]) for code in sorted(phecodes)} if "train" in parts else {}
+        known = {code: value for code, value in on_train.items() if value is not None}
+        best = max(known, key=lambda code: known[code], default=None)
+        ids = {phecode: code for code, phecode in phecodes.items()}
+        of_best = None if best is None else scored(best)
+        found[name] = {
+            "subjects": {part: int(total[0]) for part, total in totals.items()},
+            "cases": {part: int(total[1]) for part, total in totals.items()},
+            "prevalence": {part: float(total[1] / total[0]) if total[0] else None for part, total in totals.items()},
+            "length": scored(LENGTH),
+            "best": None if best is None else {"phecode": phecodes[best], "count": of_best},
+            "own": {phecode: scored(ids[phecode]) for phecode in (own or {}).get(name, ()) if phecode in ids},
+            "leak": of_best is not None and (of_best[ALL] or 0.0) > LEAK,
+        }
+    return found
+
+
+def _score_feature(rows: NDArray[np.int64], feature: int, total: NDArray[np.int64]) -> float | None:
+    """Average precision of a feature; whoever is not in its rows has the value 0."""
+    first, last = np.searchsorted(rows[:, 0], [feature, feature + 1])
+    counted = rows[first:last, 2:][::-1]
+    return _precision(*np.concatenate([counted, [total - counted.sum(0)]]).T)
+
+
+def count_prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> Prevalence:
+    """Label -> split -> subjects with a label, cases, prevalence: of all subjects before, of those with a sequence after the filters.
+
+    Args:
+        labels: name -> [S] 1, 0, or something else where it is unknown.
+        split: [S] names.
+    """
+    told: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, y in labels.items():
+        for part in (*SPLITS, ALL):
+            own = y[(split == part) | (part == ALL)]
+            n, cases = int(np.isin(own, (0, 1)).sum()), int((own == 1).sum())
+            told.setdefault(name, {})[part] = _prevalence_entry(n, cases)
+    return told
+
+
+def add_prevalence(shards: Sequence[Prevalence]) -> Prevalence:
+    """The `prevalence` of several shards as that of one."""
+    return {
+        name: {part: _prevalence_entry(*(sum(one[name][part][key] for one in shards) for key in ("subjects", "cases"))) for part in parts}
+        for name, parts in shards[0].items()
+    }
+
+
+def _prevalence_entry(subjects: int, cases: int) -> dict[str, Any]:
+    return {"subjects": subjects, "cases": cases, "prevalence": cases / subjects if subjects else None}
+
+
+def count_agreement(label: NDArray[Any], flag: NDArray[Any]) -> dict[str, int]:
+    """A rule against a flag of the source, or another rule: tp, fp, fn, tn over the subjects where both are 0 or 1 [S]."""
+    cells = {"tp": (1, 1), "fp": (1, 0), "fn": (0, 1), "tn": (0, 0)}
+    return {name: int(((label == a) & (flag == b)).sum()) for name, (a, b) in cells.items()}
+
+
+def count_attrition(funnel: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The funnel as lines of a table: what was counted, how many, and how many of them left at which check."""
+    lost = {name: funnel[name] for name in ("identifier", "bad_date", "before_birth", "after_death", "future") if funnel.get(name)}
+    lost |= {f"bad_code, {kind}": n for kind, n in funnel["bad_code"].items() if n}
+    mapped = sum(funnel["mapped"].values())
+    steps = {f"PheCode found, {step}": n for step, n in funnel["mapped"].items() if n}
+    lines = [("rows", "read", funnel["rows"])]
+    lines += [("rows", f"left out: {name}", n) for name, n in lost.items()]
+    lines += [("rows", "valid", mapped + funnel["unmapped"]), ("rows", "without PheCode (label rules alone)", funnel["unmapped"])]
+    lines += [("rows", name, n) for name, n in steps.items()]
+    lines += [("subjects", "known", funnel["subjects_in"])]
+    lines += [("subjects", "left out: no birth date", funnel["no_birth"])] * bool(funnel.get("no_birth"))
+    lines += [("subjects", "with a sequence", funnel["subjects_out"]), ("events", "in sequences", funnel["events"])]
+    return [{"unit": unit, "step": step, "count": n} for unit, step, n in lines]

@@ -1,0 +1,216 @@
+"""MEDS 0.4: data/**/*.parquet with subject_id, time, code. What a code string means differs by the tool that wrote it.
+
+A list of regular expressions with the groups `vocab` and `code` says which strings are ICD codes; `--code-pattern` adds more, tried first.
+Where a string fits none, those of its parents in metadata/codes.parquet are tried. Strings that fit none are counted, not faults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core.claims.codes import FAMILIES
+from bitimely_core.claims.sources.reading import (
+    Claims,
+    Shaped,
+    Table,
+    default_kind,
+    matched,
+    not_for,
+    stream,
+    subjects,
+    survey,
+    typed,
+    usage,
+)
+from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.formats import tables
+from bitimely_core.formats.source import Source, located
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PATTERNS = (
+    r"DIAGNOSIS//ICD//(?P<vocab>9|10)//(?P<code>[^/]+)",  # MIMIC-IV
+    r"(?P<vocab>ICD(?:9|10)(?:CM)?)//?(?P<code>[^/]+)",  # OMOP, parents of MIMIC-IV, bitimely
+)
+VOCABULARIES = {"9": "icd9cm", "10": "icd10cm", **{name: name for name in FAMILIES}}
+COLUMNS = {"subject_id": ("subject_id",), "date": ("time",), "code": ("code",)}
+BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
+SEX = re.compile(r"(?:GENDER|SEX)//?(M|F|MALE|FEMALE)", re.IGNORECASE)
+SPLITS = {"train": "train", "tuning": "validation", "held_out": "test"}
+
+
+@dataclass
+class Meaning:
+    """What the distinct code strings mean, found once for each."""
+
+    patterns: tuple[re.Pattern[str], ...]
+    parents: Mapping[str, Sequence[str]]
+    known: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)  # (vocabulary, code)
+
+    def __call__(self, frame: pl.DataFrame) -> Shaped:
+        """The rows that are diagnoses."""
+        import polars as pl
+
+        rows = frame.select("row", "subject_id", pl.col("time").alias("date"), pl.col("code").alias("string"))
+        distinct = rows["string"].drop_nulls().unique().to_list()
+        for text in distinct:
+            if text not in self.known:
+                self.known[text] = self.of(text)
+        vocab, code = ([self.known[text][i] for text in distinct] for i in (0, 1))
+        meant = pl.DataFrame(
+            {"string": distinct, "vocab": vocab, "code": code}, schema=dict.fromkeys(("string", "vocab", "code"), pl.String)
+        )
+        kept = rows.join(meant.drop_nulls("vocab"), on="string", how="inner", maintain_order="left").drop("string")
+        left = rows.height - kept.height
+        return Shaped(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
+
+    def of(self, text: str) -> tuple[str | None, str | None]:
+        """Vocabulary and code of a string, by its own form or by that of a parent."""
+        for one in (text, *self.parents.get(text, ())):
+            for pattern in self.patterns:
+                if found := pattern.fullmatch(one):
+                    word = re.sub(r"[^a-z0-9]", "", found["vocab"].lower())
+                    return VOCABULARIES.get(word, word), found["code"]
+        return None, None
+
+
+def read(source: Source, options: dict[str, Any]) -> Claims:
+    """MEDS.
+
+    Args:
+        source: folder with data/ and perhaps metadata/.
+        options: code_pattern (list of regular expressions), default_source.
+
+    Raises:
+        UserError: what cannot be trusted as a whole (exit 4), options that are not understood (exit 2).
+    """
+    not_for("meds", options, "col", "icd10_from", "source_value", "label_column", "date_format")
+    kind = default_kind(options)
+    meaning = Meaning(_patterns(options.get("code_pattern") or ()), _parents(source))
+    files = [rel for rel in source.files if "data" in PurePosixPath(rel).parts[:-1] and rel.lower().endswith(".parquet")]
+    if not files:
+        text = f"no data/*.parquet among {len(source.files)} files"
+        raise UserError(Reason.NO_INPUT, text, action="Give the folder that holds data/ and metadata/")
+    found = []
+    for file in files:
+        path = source.path(file)
+        columns = matched(path, COLUMNS)
+        typed(path, file, columns)
+        found.append(Table(file=file, path=path, columns=("subject_id", "time", "code"), shape=meaning, dated=(file, "time")))
+    hint = "Say which code strings are ICD codes with --code-pattern, a regular expression with the groups vocab and code"
+    seen = survey(found, vocab="icd9cm", hint=hint)
+    persons, torn = _persons(found)
+    splits = _splits(source)
+    dropped = sum(row.dropped.get(str(Reason.WRONG_VOCABULARY), 0) for row in seen.rows)
+    findings = list(seen.findings)
+    if torn:
+        text = f"{torn} subjects lie in several files"
+        findings.append(Finding(code=Reason.METADATA, level="warning", text=text, wanted="MEDS wants each in one", count=torn))
+    unmatched = sorted(text for text, (vocab, _) in meaning.known.items() if vocab is None)
+    facts = {
+        "tables": files,
+        "strings": {"icd": len(meaning.known) - len(unmatched), "other": len(unmatched), "rows_of_other": dropped},
+        "examples_of_other": [safe_text(text) for text in unmatched[:20]],
+    }
+    return Claims(
+        events=stream(found),
+        subjects=persons,
+        labels=None,
+        vocab="icd9cm",
+        source=kind,
+        rows=seen.rows,
+        findings=findings,
+        facts=facts,
+        splits=splits,
+    )
+
+
+def _patterns(more: Sequence[str]) -> tuple[re.Pattern[str], ...]:
+    """The user's patterns, then the known ones.
+
+    Raises:
+        UserError: config (exit 2).
+    """
+    found = []
+    for text in (*more, *PATTERNS):
+        try:
+            pattern = re.compile(text, re.IGNORECASE | re.ASCII)
+        except re.error as error:
+            raise usage(f"--code-pattern {safe_text(text)} is no regular expression ({error})") from None
+        if not {"vocab", "code"} <= set(pattern.groupindex):
+            raise usage(f"--code-pattern {safe_text(text)} lacks a group", "expected the groups (?P<vocab>...) and (?P<code>...)")
+        found.append(pattern)
+    return tuple(found)
+
+
+def _metadata(source: Source, name: str) -> Path | None:
+    rel = next((rel for rel in source.files if PurePosixPath(rel).parts[-2:] == ("metadata", name)), None)
+    return source.path(rel) if rel else None
+
+
+def _parents(source: Source) -> dict[str, list[str]]:
+    """Parents of the code strings, as far as they are listed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = _metadata(source, "codes.parquet")
+    if path is None or not {"code", "parent_codes"} <= set(tables.kinds(path)):
+        return {}
+    try:
+        held = pq.read_table(path, columns=["code", "parent_codes"], page_checksum_verification=True).to_pydict()
+    except (OSError, pa.ArrowException) as error:
+        text = f"does not read as Parquet ({type(error).__name__})"
+        raise UserError(Reason.CORRUPT, text, wanted="expected the table of codes", file="metadata/codes.parquet") from None
+    return {code: parents for code, parents in zip(held["code"], held["parent_codes"], strict=True) if code and isinstance(parents, list)}
+
+
+def _splits(source: Source) -> dict[str, str] | None:
+    """Subject -> split, under the names of bitimely."""
+    path = _metadata(source, "subject_splits.parquet")
+    if path is None:
+        return None
+    file = "metadata/subject_splits.parquet"
+    found: dict[str, str] = {}
+    with located(file):
+        for block in tables.frames(path, ("subject_id", "split")):
+            if strange := sorted(set(block.frame["split"].drop_nulls()) - set(SPLITS)):
+                text = f"holds {', '.join(map(safe_text, strange[:5]))}"
+                raise UserError(Reason.SCHEMA, text, wanted=f"expected {', '.join(SPLITS)}", field="split")
+            for subject, split in block.frame.select("subject_id", "split").drop_nulls().iter_rows():
+                if found.setdefault(subject, SPLITS[split]) != SPLITS[split]:
+                    raise UserError(Reason.SUBJECT_LEAKAGE, "a subject is in two splits", wanted="expected one", field="split")
+    return found
+
+
+def _persons(found: Sequence[Table]) -> tuple[pl.DataFrame, int]:
+    """Subjects of all files with birth, death and sex, and how many lie in several files."""
+    import polars as pl
+
+    sexes = pl.DataFrame(schema={"subject_id": pl.String, "sex": pl.String})
+    times = {name: pl.DataFrame(schema={"subject_id": pl.String, name: pl.String}) for name in ("birth", "death")}
+    everyone = []
+    for table in found:
+        own = pl.Series("subject_id", [], pl.String)
+        for block in tables.frames(table.path, table.columns):
+            frame = block.frame
+            own = pl.concat([own, frame["subject_id"].drop_nulls().unique()]).unique()
+            for name, string in (("birth", BIRTH), ("death", DEATH)):
+                rows = frame.filter((pl.col("code") == string) | pl.col("code").str.starts_with(string + "//")).drop_nulls("time")
+                times[name] = pl.concat([times[name], rows.select("subject_id", pl.col("time").alias(name))]).unique(
+                    "subject_id", maintain_order=True
+                )
+            words = {text: match[1] for text in frame["code"].drop_nulls().unique() if (match := SEX.fullmatch(text))}
+            rows = frame.filter(pl.col("code").is_in(list(words)))
+            told = rows.select("subject_id", pl.col("code").replace_strict(words, return_dtype=pl.String).alias("sex"))
+            sexes = pl.concat([sexes, told]).unique("subject_id", maintain_order=True)
+        everyone.append(own)
+    listed = pl.concat(everyone)
+    persons = listed.unique().sort().to_frame()
+    for one in (times["birth"], times["death"], sexes):
+        persons = persons.join(one, on="subject_id", how="left", maintain_order="left")
+    return subjects(persons, found[0].file, []), listed.len() - persons.height

@@ -1,0 +1,239 @@
+"""OMOP CDM 5.2 to 5.4: the source concepts of conditions, and the V, E and Z codes that its rules of domains put into three other tables.
+
+Standard concepts (SNOMED) are not read. Where there is no table of concepts, or a row has none, the source value is read as a code. The other
+three tables hold procedure codes too, so that there a value counts only where it can be nothing else than an ICD code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core.claims.sources.reading import (
+    Claims,
+    Shaped,
+    Table,
+    bare,
+    civil,
+    default_kind,
+    delimiter,
+    find,
+    matched,
+    not_for,
+    one_row_each,
+    stream,
+    subjects,
+    survey,
+    switch,
+    switched,
+    typed,
+    whole,
+)
+from bitimely_core.errors import Finding, Reason, UserError
+from bitimely_core.formats import tables
+from bitimely_core.formats.source import Source
+from bitimely_core.types import Rows
+
+if TYPE_CHECKING:
+    import polars as pl
+
+EVENTS = {  # table -> prefix of its columns, name of its date
+    "condition_occurrence": ("condition", "condition_start_date"),
+    "observation": ("observation", "observation_date"),
+    "procedure_occurrence": ("procedure", "procedure_date"),
+    "measurement": ("measurement", "measurement_date"),
+}
+VOCABULARIES = {"ICD9CM": "icd9cm", "ICD10CM": "icd10cm", "ICD10": "icd10"}
+VISITS = {"9201": "inpatient", "262": "inpatient", "9202": "outpatient", "9203": "emergency"}
+SEXES = {"8507": 1, "8532": 2}
+LETTERED = r"^(?:V\d{2}\.?\d{0,2}|E\d{3}\.?\d?|Z\d{2}\.?[0-9A-Z]{0,4})$"  # supplementary codes, with or without their dot
+PROCEDURE = r"^(?:V(?:2[0-7]|5[0-3])\d{2}|E(?:[0-2]\d|80)\d{2})$"  # HCPCS: vision, hearing, equipment
+SUBJECT = {"subject_id": ("person_id",)}
+
+
+def read(source: Source, options: dict[str, Any]) -> Claims:
+    """OMOP CDM.
+
+    Args:
+        source: folder with its tables as csv or Parquet.
+        options: default_source (of visits of other kinds, and of rows without one), date_format, icd10_from (of rows without a source concept).
+
+    Raises:
+        UserError: what cannot be trusted as a whole (exit 4), options that have no meaning here (exit 2).
+    """
+    not_for("omop", options, "col", "source_value", "label_column")
+    form = options.get("date_format") or None
+    since, kind = switch(options), default_kind(options)
+    concepts = _concepts(source)
+    visits = _visits(source)
+    found, absent = [], []
+    for name in EVENTS:
+        if file := find(source, name, needed=False):
+            found.append(_table(source, name, file, partial(_shape, concepts=concepts, visits=visits, form=form, since=since)))
+        else:
+            absent.append(name)
+    if not found:
+        raise UserError(Reason.NO_INPUT, f"none of {', '.join(EVENTS)} is there", action="Give the folder that holds the tables")
+    seen = survey(found, vocab="icd9cm", stated="surely" if since is not None else "nowhere")
+    persons, rows, findings = _persons(source, form)
+    if absent:
+        text = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there"
+        wanted = "V, E and Z codes (insulin use, status after) may be missing: OMOP routes them by domain"
+        findings.append(Finding(code=Reason.MISSING_PAIR, level="warning", text=text, wanted=wanted, count=len(absent)))
+    facts = {
+        "tables": [table.file for table in found] + [row.file for row in rows],
+        "absent": absent,
+        "concepts": "source concepts" if concepts is not None else "no table of concepts: source values are read as ICD-9-CM",
+        "visits": "of the kinds 9201, 262, 9202, 9203; all others are of the default source"
+        if visits is not None
+        else "no table of visits",
+    }
+    return Claims(
+        events=stream(found),
+        subjects=subjects(persons, rows[0].file, findings),
+        labels=None,
+        vocab="icd9cm",
+        source=kind,
+        rows=[*seen.rows, *rows],
+        findings=[*seen.findings, *findings],
+        facts=facts,
+    )
+
+
+def _concepts(source: Source) -> pl.DataFrame | None:
+    """concept, vocab, known: the ICD concepts. The vocabulary's own files are separated by tabs and know no quotes."""
+    import polars as pl
+
+    if not (file := find(source, "concept", needed=False)):
+        return None
+    path = source.path(file)
+    mark = delimiter(path)
+    columns = matched(path, {"concept": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}, mark=mark)
+    typed(path, file, columns, ("known",))
+    kept = []
+    for block in tables.frames(path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"):
+        if block.faults:
+            first = block.faults[0]
+            raise UserError(first.code, first.text, wanted=first.wanted, file=file, row=first.row)
+        named = block.frame.select(bare(pl.col(name)).alias(key) for key, name in columns.items())
+        kept.append(named.filter(pl.col("vocab").is_in(list(VOCABULARIES))))
+    return pl.concat(kept).with_columns(pl.col("vocab").replace_strict(VOCABULARIES)).unique("concept")
+
+
+def _visits(source: Source) -> pl.DataFrame | None:
+    """claim, source: the visits whose kind is known."""
+    import polars as pl
+
+    if not (file := find(source, "visit_occurrence", needed=False)):
+        return None
+    path = source.path(file)
+    mark = delimiter(path)
+    columns = matched(path, {"claim": ("visit_occurrence_id",), "source": ("visit_concept_id",)}, mark=mark)
+    visits = whole(path, file, columns, mark).select(number(key, key) for key in columns).filter(pl.col("source").is_in(list(VISITS)))
+    return visits.select("claim", pl.col("source").replace_strict(VISITS, return_dtype=pl.String)).unique("claim", maintain_order=True)
+
+
+def number(name: str, key: str) -> pl.Expr:
+    """A column of numbers as text; tools that have no empty whole numbers write 10.0 for 10."""
+    import polars as pl
+
+    return bare(pl.col(name)).str.replace(r"\.0$", "").alias(key)
+
+
+def _table(source: Source, name: str, file: str, shape: Callable[..., Shaped]) -> Table:
+    prefix, dated = EVENTS[name]
+    path = source.path(file)
+    mark = delimiter(path)
+    wanted = {
+        **SUBJECT,
+        "date": (dated,),
+        "code": (f"{prefix}_source_value",),
+        "concept": (f"{prefix}_source_concept_id",),
+        "claim": ("visit_occurrence_id",),
+    }
+    columns = matched(path, wanted, {"concept", "claim"}, mark)
+    typed(path, file, columns)
+    shape = partial(shape, columns=columns, only_lettered=name != "condition_occurrence")
+    return Table(file=file, path=path, columns=tuple(columns.values()), shape=shape, dated=(file, columns["date"]), delimiter=mark)
+
+
+def _shape(
+    frame: pl.DataFrame,
+    *,
+    columns: dict[str, str],
+    concepts: pl.DataFrame | None,
+    visits: pl.DataFrame | None,
+    form: str | None,
+    since: int | None,
+    only_lettered: bool,
+) -> Shaped:
+    """The rows whose source concept is an ICD code, and those without one whose source value is."""
+    import polars as pl
+
+    rows = frame.select(
+        "row", *(number(name, key) if key in {"claim", "concept"} else bare(pl.col(name)).alias(key) for key, name in columns.items())
+    )
+    rows = rows.with_columns(civil(rows["date"], form))
+    if "claim" in columns and visits is not None:
+        rows = rows.join(visits, on="claim", how="left", maintain_order="left")
+    text = pl.col("code").str.to_uppercase()
+    written, told = pl.lit(value=True), pl.lit(None, pl.String)
+    if only_lettered:
+        written = text.str.contains(LETTERED) & ~text.str.contains(PROCEDURE)
+        told = pl.when(text.str.starts_with("Z")).then(pl.lit("icd10cm")).otherwise(told)
+    if since is not None:
+        told = pl.coalesce(told, switched(rows["date"], since, "icd9cm", "icd10cm"))
+    written, known = written.fill_null(value=False), pl.col("known")
+    if concepts is None or "concept" not in columns:
+        rows = rows.with_columns(pl.lit(None, pl.String).alias("known"), told.alias("vocab"))
+    else:
+        rows = rows.join(concepts, on="concept", how="left", maintain_order="left")
+        written &= pl.col("concept").is_null() | (pl.col("concept") == "0")
+        rows = rows.with_columns(pl.when(known.is_null()).then(told).otherwise(pl.col("vocab")).alias("vocab"))
+    kept = rows.filter(known.is_not_null() | written).with_columns(pl.coalesce(known, "code").alias("code"))
+    left = rows.height - kept.height
+    return Shaped(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
+
+
+def _persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[Rows], list[Finding]]:
+    """Subjects with birth, sex, death and the time for which they were observed."""
+    import polars as pl
+
+    file = find(source, "person")
+    path = source.path(file)
+    mark = delimiter(path)
+    wanted = {**SUBJECT, "sex": ("gender_concept_id",), "year": ("year_of_birth",), "month": ("month_of_birth",), "day": ("day_of_birth",)}
+    columns = matched(path, wanted, {"month", "day"}, mark)
+    typed(path, file, {"subject_id": columns["subject_id"]})
+    persons, account, findings = one_row_each(whole(path, file, columns, mark), file)
+    persons = persons.with_columns(pl.col("sex").replace_strict(SEXES, default=0, return_dtype=pl.UInt8))
+    parts = [pl.col(name) if name in columns else pl.lit(None, pl.String) for name in ("month", "day")]
+    month, day = (part.fill_null("1").str.replace(r"\.0$", "") for part in parts)
+    persons = persons.with_columns(pl.format("{}-{}-{}", pl.col("year").str.replace(r"\.0$", ""), month, day).alias("birth"))
+    rows = [account]
+    if (spans := _small(source, "observation_period", ("observation_period_start_date", "observation_period_end_date"), form)) is not None:
+        observed, account = spans
+        rows.append(account)
+        first, last = (pl.col(name) for name in ("observation_period_start_date", "observation_period_end_date"))
+        observed = observed.group_by("subject_id").agg(first.min().alias("obs_start"), last.max().alias("obs_end"))
+        persons = persons.join(observed, on="subject_id", how="left", maintain_order="left")
+    if (deaths := _small(source, "death", ("death_date",), form)) is not None:
+        died, account = deaths
+        rows.append(account)
+        persons = persons.join(
+            died.group_by("subject_id").agg(pl.col("death_date").min().alias("death")), on="subject_id", how="left", maintain_order="left"
+        )
+    return persons, rows, findings
+
+
+def _small(source: Source, name: str, wanted: tuple[str, ...], form: str | None) -> tuple[pl.DataFrame, Rows] | None:
+    """Dates of persons, as many rows a person as there are."""
+    if not (file := find(source, name, needed=False)):
+        return None
+    path = source.path(file)
+    mark = delimiter(path)
+    columns = matched(path, SUBJECT | {key: (key,) for key in wanted}, mark=mark)
+    typed(path, file, columns)
+    frame = whole(path, file, columns, mark)
+    return frame.with_columns(civil(frame[key], form) for key in wanted), Rows(file=file, seen=frame.height)

@@ -1,0 +1,136 @@
+"""Rows and subjects on their way, by shard: files with one row group a shard, so that each is read again alone. They hold no raw ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from bitimely_core import storage
+from bitimely_core.claims.job import FILE
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+GROUP = 1 << 20  # rows of a row group of a published file
+SLICE = 1 << 18  # subjects that are put in order together
+
+
+class Pile(NamedTuple):
+    """A stretch of the source, cleaned and laid down."""
+
+    rows: Path
+    people: Path
+    codes: np.ndarray  # its numbers of codes and files -> those of the whole
+    files: np.ndarray
+
+
+def lay(path: Path, frame: pl.DataFrame, shards: int) -> None:
+    """Write a frame whose column `shard` says in which row group each row goes; their order stays."""
+    import pyarrow.parquet as pq
+
+    frame = frame.sort("shard", maintain_order=True)
+    bounds = np.searchsorted(frame["shard"].to_numpy(), np.arange(shards + 1))
+    table = frame.drop("shard").to_arrow()
+
+    def fill(stream: BinaryIO) -> None:
+        with pq.ParquetWriter(stream, table.schema, compression="zstd", version="2.6", write_statistics=False) as out:
+            for low, high in pairwise(bounds):
+                out.write_table(table.slice(low, high - low), row_group_size=max(1, int(high - low)))
+
+    storage.write_file(path, fill)
+
+
+def taken(path: Path, shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """One shard of a file that `lay` wrote."""
+    import polars as pl
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        found = pl.from_arrow(file.read_row_group(shard, columns=None if columns is None else list(columns)))
+    assert isinstance(found, pl.DataFrame)
+    return found
+
+
+def rows(piles: Iterable[Pile], shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """The rows of a shard from all piles, with the code and file numbers of the whole."""
+    import polars as pl
+
+    parts = []
+    for pile in piles:
+        part = taken(pile.rows, shard, columns)
+        if columns is None:
+            row = part["row"].to_numpy()
+            part = part.with_columns(
+                code=pl.Series(pile.codes[part["code"].to_numpy()], dtype=pl.Int32),
+                row=pl.Series((pile.files[row >> FILE] << FILE) + row % (1 << FILE), dtype=pl.Int64),
+            )
+        parts.append(part)
+    return pl.concat(parts) if parts else pl.DataFrame()
+
+
+# ---- files in the order of a column whose values are evenly spread over all shards
+
+
+def in_order(paths: Sequence[Path], column: str, size: int, slices: int, by: Sequence[str]) -> Iterator[pl.DataFrame]:
+    """The rows of many sorted files as one sorted table, a slice at a time.
+
+    Args:
+        paths: of Parquet files.
+        column: of whole numbers from 0 to `size`, spread evenly.
+        size: one more than the greatest number there can be.
+        slices: how many; what is held is one of them.
+        by: columns to sort by, the first of them in the order of `column`.
+    """
+    import polars as pl
+
+    edges = [size * i // slices for i in range(slices + 1)]
+    for low, high in pairwise(edges):
+        mine = (pl.col(column) >= low) & (pl.col(column) < high)  # no file is held whole: each is read through it
+        yield pl.concat([pl.scan_parquet(path).filter(mine).collect() for path in paths]).sort(*by, maintain_order=True)
+
+
+def written(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, dict[str, Any]]:
+    """A file of a cache from its frames one after another: the bytes are those of the whole in one piece. Its name, and what it is."""
+    count = 0
+
+    def fill(stream: BinaryIO) -> None:
+        nonlocal count
+        import pyarrow.parquet as pq
+
+        writer: pq.ParquetWriter | None = None
+        for table in _groups(frames):
+            if writer is None:
+                writer = pq.ParquetWriter(stream, table.schema, compression="zstd", version="2.6")
+            writer.write_table(table, row_group_size=GROUP)
+            count += table.num_rows
+        if writer is not None:
+            writer.close()
+
+    name, digest, size = storage.write_named(out, stem, ".parquet", fill)
+    return name, {"sha256": digest, "size": size, "rows": count}
+
+
+def _groups(frames: Iterable[pl.DataFrame]) -> Iterator[pa.Table]:
+    """The rows of some frames, GROUP at a time."""
+    import polars as pl
+
+    held: pl.DataFrame | None = None
+    for frame in frames:
+        held = frame if held is None else pl.concat([held, frame])
+        while held.height > GROUP:
+            yield held[:GROUP].rechunk().to_arrow()
+            held = held[GROUP:]
+    if held is not None:
+        yield held.rechunk().to_arrow()
+
+
+def parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
+    """Writes a frame as Parquet, the same bytes for the same content."""
+    import pyarrow.parquet as pq
+
+    return lambda stream: pq.write_table(frame.to_arrow(), stream, compression="zstd", version="2.6", row_group_size=GROUP)

@@ -1,0 +1,633 @@
+"""A registered population with made-up claims in ICD-9 and ICD-10, for demonstrations and tests: nobody lived it, anybody may have it.
+
+Twelve chronic states with hazards that depend on age, frailty and each other leave diagnoses at visits and stays, among background codes
+that know nothing of them; spelling, dates and codes are spoilt in known numbers. Three of the labels are for rules to find (chf, copd,
+diabetes). The fourth, `tempo`, hangs on how long before the index day three prodrome codes fell, not on how many there were: counts and order
+alone tell less than times do.
+
+Labels side by side: `labels.csv` has `tempo` and `index_date` of everybody who has a claim; what comes after that day is no input of that
+subject, for any label. chf, copd and diabetes are in no column: the rules give them, from all rows, so they have to be asked for by name
+(`--rules ccdss`) because a source with label columns uses rules for agreement alone.
+
+Every parameter is a field of `pipelines/demo_claims.toml`; the codes are below. Subjects are drawn in blocks, each from its own key of a
+counter-based generator and always whole: subject i is the same in a cohort of any size.
+
+Legend: B subjects of a block, K months of the calendar, N claim rows of a block. Days count from 1970-01-01.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from bitimely_core import registry, storage
+from bitimely_core.claims.dataset import LABELS, OPTIONS
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.registry import DatasetFacts, View, datasets
+
+NAME = "synthetic-claims"
+RECIPE = "demo_claims.toml"
+BLOCK = 1000  # subjects drawn together
+FIXED = (2**64 - 1, 12)  # key, which no seed can be, and blocks of the draw on which hazards and base rate are solved
+MONTH, YEAR = 30.4375, 365.25  # days
+NO_DAY = -50_000  # of a row without a date, before all others
+SOURCES = ("inpatient", "physician", "outpatient", "emergency")
+INPATIENT, PHYSICIAN = 0, 1
+VOCABS = ("icd9", "icd10")
+STREAMS = ("people", "states", "care", "visits", "mess", "spelling", "labels")  # each part of a block draws from its own
+
+FACTS = DatasetFacts(
+    title="Synthetic claims: a registered population with chronic diseases, messy codes and a label that hangs on times",
+    views={"": View(channels=(), rate=0.0, window=0, task="multilabel", classes=(*LABELS, "tempo"), help="sequences of PheCodes")},
+    licence="CC0 1.0",
+    url="",
+    download="nothing to download: it is made from its seed",
+    paper={},
+    rules={
+        "labels": "tempo comes from labels.csv; chf, copd and diabetes from the rules ccdss, by all rows of a subject",
+        "index_date": "the last day of twelve years of registration, or of the registration where that is shorter; later rows are no input",
+        "map": "icd_phecode_demo.csv, written beside the claims",
+        "truth": "truth.csv (onsets, tempo score) and ledger.json (rows of each mess) are never read",
+    },
+    clinical=False,
+    options={"subjects": 20_000, "seed": 0, "config": None, "engine": "polars"},
+    needs_source=False,
+    kind="events",
+)
+
+STATES = {  # state -> ICD-9, ICD-10, PheCode 1.2
+    "tobacco": ("305.1", "F17.2", "318"),
+    "hypertension": ("401.9", "I10", "401.1"),
+    "hyperlipidaemia": ("272.4", "E78.5", "272.1"),
+    "diabetes": ("250.00", "E11.9", "250.2"),
+    "depression": ("311", "F32.9", "296.2"),
+    "atrial_fibrillation": ("427.31", "I48", "427.2"),
+    "ihd": ("414.01", "I25.1", "411.4"),
+    "mi": ("410.91", "I21.9", "411.2"),
+    "ckd": ("585.9", "N18.9", "585.3"),
+    "copd": ("496", "J44.9", "496"),
+    "chf": ("428.0", "I50.0", "428.1"),
+    "neuropathy": ("357.2", "G63.2", "250.6"),
+}
+PRODROME = (("786.05", "R06.0", "512.7"), ("782.3", "R60.9", "782.3"), ("490", "J40", "497"))
+BACKGROUND = (  # by falling frequency
+    ("786.50", "R07.4", "418"),
+    ("780.79", "R53", "798"),
+    ("719.46", "M25.5", "745"),
+    ("724.2", "M54.5", "760"),
+    ("599.0", "N39.0", "591"),
+    ("465.9", "J06.9", "465"),
+    ("789.00", "R10.4", "785"),
+    ("462", "J02.9", "465.2"),
+    ("780.4", "R42", "386.9"),
+    ("530.81", "K21.9", "530.11"),
+    ("244.9", "E03.9", "244.4"),
+    ("300.00", "F41.9", "300.1"),
+    ("466.0", "J20.9", "483"),
+    ("477.9", "J30.4", "476"),
+    ("692.9", "L30.9", "939"),
+    ("786.2", "R05", "512.8"),
+    ("079.99", "B34.9", "079"),
+    ("461.9", "J01.9", "464"),
+    ("723.1", "M54.2", "761"),
+    ("366.9", "H26.9", "366"),
+    ("365.9", "H40.9", "365"),
+    ("493.90", "J45.9", "495"),
+    ("285.9", "D64.9", "285"),
+    ("733.00", "M81.9", "743.11"),
+    ("702.0", "L57.0", "702.1"),
+    ("600.00", "N40", "600"),
+    ("382.9", "H66.9", "381.11"),
+    ("682.9", "L03.9", "681"),
+    ("455.6", "I84.9", "455"),
+    ("562.10", "K57.3", "562.1"),
+    ("110.1", "B35.1", "110.11"),
+    ("346.90", "G43.9", "340"),
+    ("008.8", "A08.4", "008.6"),
+    ("486", "J18.9", "480"),
+)
+PREVENTIVE = (  # no PheCode, as in life
+    ("V70.0", "Z00.0", ""),
+    ("V04.81", "Z25.1", ""),
+    ("V72.31", "Z01.4", ""),
+    ("V76.12", "Z12.3", ""),
+    ("E888.9", "W18", ""),
+    ("E885.9", "W01", ""),
+)
+UNKNOWN = (("799.9", "Z76.8", ""), ("780.99", "Z71.9", ""), ("796.2", "Z01.3", ""), ("799.89", "Z76.9", ""), ("799.3", "Z73.6", ""))
+MALFORMED = (  # in an ICD-9 row, in an ICD-10 row, what the normalisation says of either, reason of the ingest report
+    ("XX000", "XX000", ("bad_format", "bad_format"), Reason.BAD_CODE),
+    ("25.0.0", "I5", ("bad_format", "bad_format"), Reason.BAD_CODE),
+    ("E11.9", "428.0", ("bad_format", "bad_format"), Reason.WRONG_VOCABULARY),
+    ("8", "2.5E+02", ("ambiguous_short", "bad_format"), Reason.AMBIGUOUS_CODE),
+    ("2.5E+02", "2.5E+02", ("bad_format", "bad_format"), Reason.AMBIGUOUS_CODE),
+    ("UNK", "UNK", ("missing", "missing"), Reason.EMPTY_CODE),
+    ("", "NA", ("missing", "missing"), Reason.EMPTY_CODE),
+)
+CODES = (*STATES.values(), *PRODROME, *BACKGROUND, *PREVENTIVE, *UNKNOWN, *((nine, ten, "") for nine, ten, _, _ in MALFORMED))
+_groups = (STATES, PRODROME, BACKGROUND, PREVENTIVE, UNKNOWN, MALFORMED)
+_, OF_PRODROME, OF_BACKGROUND, OF_PREVENTIVE, OF_UNKNOWN, OF_MALFORMED = itertools.starmap(
+    range, itertools.pairwise(itertools.accumulate(map(len, _groups), initial=0))
+)
+MAPPED = np.array([phecode != "" for _, _, phecode in CODES])
+
+
+class People(NamedTuple):
+    """The subjects of a block, one value each [B]; days are whole numbers."""
+
+    birth: np.ndarray
+    birth_written: np.ndarray  # 0 not at all, 1 year and month, 2 the day
+    sex: np.ndarray  # 1 male, 2 female
+    start: np.ndarray  # first day of registration
+    end: np.ndarray  # last one: of the calendar, on leaving, or of life
+    dead: np.ndarray  # whether life ended on it
+    frailty: np.ndarray  # factor of the hazards
+    silent: np.ndarray  # no claim, no disease
+    rate: np.ndarray  # visits a month
+
+
+class Claims(NamedTuple):
+    """Rows of a block [N]: subject of the block, day, index into `CODES`, index into `SOURCES`."""
+
+    subject: np.ndarray
+    day: np.ndarray
+    code: np.ndarray
+    source: np.ndarray
+
+
+class History(NamedTuple):
+    """A block before it is written."""
+
+    people: People
+    onset: np.ndarray  # day [B, 12], infinite for never
+    claims: Claims  # by subject, day and code; no two alike
+    until: np.ndarray  # last day of the input [B]
+    score: np.ndarray  # z of the tempo signal [B]
+
+
+class Solved(NamedTuple):
+    """What bisection on the fixed draw gives: hazards at age 60 in 1e-4 a month, and the intercept of the tempo label."""
+
+    hazards: dict[str, float]
+    intercept: float
+
+
+# --- the files
+
+
+def write(
+    folder: Path, *, subjects: int = 20_000, seed: int = 0, vocab_column: bool = True, config: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Write the cohort under `folder`, in the layout of the source `claims`; the same bytes for the same arguments.
+
+    claims.csv (patient_id, date, icd, vocab, source), patients.csv, labels.csv (tempo, index_date), truth.csv (onsets and tempo score),
+    icd_phecode_demo.csv (vocab, code, phecode; to be given as map) and ledger.json.
+
+    Args:
+        folder: made if it is missing.
+        subjects: how many; subject i is the same in a cohort of any size.
+        seed: from 0 to 2**63 - 1.
+        vocab_column: without it every row, not only those of stays, is in ICD-10 from the day of the switch on: the day tells.
+        config: values in the place of those of `pipelines/demo_claims.toml`, nested alike.
+
+    Returns:
+        The ledger, as in ledger.json (see `_count`).
+
+    Raises:
+        UserError: config or unknown_name (exit 2), and those of `store.write_file`.
+    """
+    for name, value, low in (("subjects", subjects, 1), ("seed", seed, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**63:
+            raise UserError(
+                Reason.CONFIG, f"{name} is {safe_text(value)}", wanted=f"expected a whole number from {low} on", exit_code=Exit.USAGE
+            )
+    chosen = resolved(config or {})
+    solved = solve(chosen)
+    ledger: Counter[str] = Counter()
+    tables = {
+        "patients.csv": ["patient_id,birth_date,death_date,sex,obs_start,obs_end"],
+        "labels.csv": ["patient_id,tempo,index_date"],
+        "truth.csv": [",".join(["patient_id", *(f"onset_{state}" for state in STATES), "tempo_score"])],
+        "icd_phecode_demo.csv": ["vocab,code,phecode"]
+        + [f"{v},{codes[i]},{codes[2]}" for i, v in enumerate(VOCABS) for codes in CODES if codes[2]],
+    }
+
+    def fill(stream: BinaryIO) -> None:
+        stream.write(f"patient_id,date,icd,{'vocab,' if vocab_column else ''}source\n".encode())
+        for block in range(-(-subjects // BLOCK)):
+            made = history(chosen, solved.hazards, seed, block)
+            names = np.array([f"S{i:07d}" for i in range(block * BLOCK, min(subjects, (block + 1) * BLOCK))], object)
+            stream.write(_claims_csv(chosen, made, names, generator(seed, block, "spelling"), ledger, vocab_column=vocab_column))
+            for name, lines in _subject_lines(chosen, solved.intercept, made, names, generator(seed, block, "labels")).items():
+                tables[name] += lines
+
+    storage.make_folder(folder)
+    storage.write_file(folder / "claims.csv", fill)
+    for name, lines in tables.items():
+        storage.write_bytes(folder / name, "\n".join([*lines, ""]).encode())
+    body = {"format_version": 1, "subjects": subjects, "seed": seed, "vocab_column": vocab_column, "solved": solved._asdict()}
+    body |= {"labels": len(tables["labels.csv"]) - 1, **_nested(ledger)}
+    storage.write_json(folder / "ledger.json", body)
+    return body
+
+
+def _claims_csv(
+    config: dict[str, Any], made: History, names: np.ndarray, rng: np.random.Generator, ledger: Counter[str], *, vocab_column: bool
+) -> bytes:
+    """Rows of claims.csv of the first `len(names)` subjects of a block, spelt in many ways, some twice; they are counted in the ledger."""
+    mess = config["mess"]
+    subject, day, code, source = made.claims
+    total = len(subject)
+    claim = np.cumsum((np.diff(subject, prepend=-1) != 0) | (np.diff(day, prepend=NO_DAY) != 0)) - 1
+    dotted = (rng.random(total) < mess["dotted"])[claim]  # a claim is written at one site
+    padded, lower, blank, twice = rng.random((4, total)) < np.array([[mess[name]] for name in ("padded", "lower", "blank", "duplicate")])
+    icd10 = (day >= _day(config["calendar"]["icd10_from"])) & ((source == INPATIENT) | (not vocab_column))
+    form = code * 32 + icd10 * 16 + dotted * 8 + padded * 4 + lower * 2 + blank
+    twice &= MAPPED[code] & (day >= made.people.start[subject])
+
+    keep = np.repeat(np.arange(total), 1 + twice)
+    keep = keep[: np.searchsorted(subject[keep], len(names))]
+    subject, day, code, source = written = Claims(*(values[keep] for values in made.claims))
+    _count(ledger, made._replace(claims=written), form[keep], first=np.diff(keep, prepend=-1) != 0)
+
+    vocabs = [f",{vocab}" if vocab_column else "" for vocab in VOCABS]
+    tails = np.array([f",{text}{vocabs[i // 16 % 2]},{name}\n" for i, text in enumerate(_forms().text) for name in SOURCES], object)
+    rows = zip((names + ",")[subject], _iso(day), tails[form[keep] * len(SOURCES) + source], strict=True)
+    return "".join(map("".join, rows)).encode()
+
+
+class Forms(NamedTuple):
+    """Every code in every spelling, at `code * 32 + icd10 * 16 + dotted * 8 + padded * 4 + lower * 2 + blank`, and what it shows."""
+
+    text: np.ndarray
+    padded: np.ndarray
+    lower: np.ndarray
+    blank: np.ndarray
+
+
+@cache
+def _forms() -> Forms:
+    """The spellings. Malformed codes have one; of the others ICD-9 categories alone are padded: `496.0` or `4960`."""
+    rows = []
+    for code, icd10, dotted, padded, lower, blank in itertools.product(range(len(CODES)), *[(False, True)] * 5):
+        text = CODES[code][icd10]
+        category = padded and len(text) == 3 and text.isdigit()
+        if code not in OF_MALFORMED:
+            text += ".0" * category
+            text = text if dotted else text.replace(".", "")
+            text = (text.lower() if lower else text) + " " * blank
+        rows.append((text, category, text != text.upper(), text.endswith(" ")))
+    texts, *shown = zip(*rows, strict=True)
+    return Forms(np.array(texts, object), *map(np.array, shown))
+
+
+def _count(ledger: Counter[str], written: History, form: np.ndarray, *, first: np.ndarray) -> None:
+    """Add the rows of a block to the ledger.
+
+    `mess`: rows of each kind as they stand in the file. `funnel`: as `build_sequences` counts them. `reasons`: as the ingest report does,
+    each row at the first check that it fails: date, life, code, duplicates, no PheCode, after the index day; `after_index`: how many of
+    the duplicates and of those without PheCode come after that day as well.
+
+    Args:
+        ledger: dotted key -> rows.
+        written: the block as it is written, copies included.
+        form: index into `_forms()` [N].
+        first: whether the row is no copy [N].
+    """
+    subject, day, code, _ = written.claims
+    forms = _forms()
+    dated = day > NO_DAY
+    before = dated & (day < written.people.start[subject])  # no other claim precedes the registration
+    good = dated & ~before & (code < OF_MALFORMED.start)
+    mapped, unmapped, late = good & MAPPED[code], good & ~MAPPED[code], day > written.until[subject]
+    counts = {
+        "rows": np.ones_like(good),
+        "mess.no_date": ~dated,
+        "mess.before_birth": before,
+        "mess.malformed": code >= OF_MALFORMED.start,
+        "mess.unknown": np.isin(code, OF_UNKNOWN),
+        "mess.preventive": np.isin(code, OF_PREVENTIVE),
+        "mess.duplicate": ~first,
+        "mess.padded": forms.padded[form],
+        "mess.lower": forms.lower[form],
+        "mess.blank": forms.blank[form],
+        "funnel.bad_date": ~dated,
+        "funnel.before_birth": before,
+        "funnel.mapped.exact": mapped & ~forms.padded[form],
+        "funnel.mapped.trailing_zero": mapped & forms.padded[form],
+        "funnel.unmapped": unmapped,
+        f"reasons.{Reason.DATE}": ~dated,
+        f"reasons.{Reason.DATE_OUTSIDE_LIFE}": before,
+        f"reasons.{Reason.DUPLICATES}": ~first,
+        f"reasons.{Reason.UNMAPPED_CODE}": unmapped,
+        f"reasons.{Reason.LABEL_LEAKAGE}": mapped & first & late,
+        "after_index.duplicates": ~first & late,
+        "after_index.unmapped_code": unmapped & late,
+    }
+    for key, rows in counts.items():
+        ledger[key] += int(np.count_nonzero(rows))
+    for i, (*_, kinds, reason) in zip(OF_MALFORMED, MALFORMED, strict=True):
+        for icd10, kind in enumerate(kinds):
+            found = int(np.count_nonzero((code == i) & (form // 16 % 2 == icd10)))
+            ledger[f"funnel.bad_code.{kind}"] += found
+            ledger[f"reasons.{reason}"] += found
+
+
+def _nested(flat: Counter[str]) -> dict[str, Any]:
+    """Dotted keys as dicts in dicts."""
+    out: dict[str, Any] = {}
+    for key, rows in flat.items():
+        here = out
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            here = here.setdefault(parent, {})
+        here[leaf] = rows
+    return out
+
+
+def _subject_lines(
+    config: dict[str, Any], intercept: float, made: History, names: np.ndarray, rng: np.random.Generator
+) -> dict[str, list[str]]:
+    """Lines of patients.csv, labels.csv and truth.csv of the first `len(names)` subjects of a block."""
+    who = made.people
+    tempo = rng.random(BLOCK) < _sigmoid(intercept + config["tempo"]["weight"] * made.score)
+    claims = np.bincount(made.claims.subject, minlength=BLOCK)
+    birth, start, end, until = (_iso(days) for days in (who.birth, who.start, who.end, made.until))
+    onset = _iso(np.where(np.isfinite(made.onset), made.onset, NO_DAY).astype(int))
+    length = np.array([0, 7, 10])[who.birth_written]  # characters of the birth
+    return {
+        "patients.csv": [
+            f"{name},{birth[i][: length[i]]},{end[i] if who.dead[i] else ''},{who.sex[i]},{start[i]},{end[i]}"
+            for i, name in enumerate(names)
+        ],
+        "labels.csv": [f"{name},{tempo[i]:d},{until[i]}" for i, name in enumerate(names) if claims[i]],
+        "truth.csv": [",".join([name, *onset[i], f"{made.score[i]:.6f}"]) for i, name in enumerate(names)],
+    }
+
+
+def _iso(days: np.ndarray) -> np.ndarray:
+    """Days as text, objects of the same shape; `NO_DAY` is empty."""
+    distinct, places = np.unique(days, return_inverse=True)
+    texts = np.where(distinct == NO_DAY, "", np.datetime_as_string(distinct.astype("datetime64[D]")))
+    return texts.astype(object)[places].reshape(days.shape)
+
+
+def _day(text: str) -> int:
+    """A date as a day."""
+    return int(np.datetime64(text, "D").astype(int))
+
+
+# --- parameters
+
+
+def resolved(config: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of `pipelines/demo_claims.toml`, with the values of `config` in their place.
+
+    Raises:
+        UserError: config or unknown_name (exit 2) for a key that is not there or a value of another type.
+    """
+    recipe = tomllib.loads((registry.RECIPES / RECIPE).read_text())
+    return _over(recipe["ingest"]["options"][NAME]["config"], config, "config")
+
+
+def _over(base: dict[str, Any], values: dict[str, Any], where: str) -> dict[str, Any]:
+    """`base` with `values` in their place, nested; keys and types stay as they are."""
+    out = dict(base)
+    for key, value in values.items():
+        if key not in base:
+            raise registry.unknown(f"parameter of {NAME} in {where}", key, list(base))
+        if isinstance(base[key], dict) and isinstance(value, dict):
+            out[key] = _over(base[key], value, f"{where}.{key}")
+        elif (type(value) is type(base[key]) or (isinstance(base[key], float) and type(value) is int)) and value == value:  # no NaN
+            out[key] = value
+        else:
+            raise UserError(
+                Reason.CONFIG,
+                f"found {safe_text(value)}",
+                wanted=f"expected a value like {base[key]!r}",
+                field=f"{where}.{key}",
+                exit_code=Exit.USAGE,
+            )
+    return out
+
+
+def solve(config: dict[str, Any]) -> Solved:
+    """Hazards of the states that are given by a prevalence, and the intercept of the tempo label, by bisection on a fixed draw."""
+    key, blocks = FIXED
+    everybody = People(*map(np.concatenate, zip(*(people(config, generator(key, i, "people")) for i in range(blocks)), strict=True)))
+    limits = np.concatenate([_limits(key, i) for i in range(blocks)])
+    hazards: dict[str, float] = {}
+    onsets(config, everybody, limits, hazards)
+    made = [history(config, hazards, key, i) for i in range(blocks)]
+    score = np.concatenate([each.score[np.unique(each.claims.subject)] for each in made])
+    weight, base_rate = config["tempo"]["weight"], config["tempo"]["base_rate"]
+    return Solved(hazards, bisection(lambda a: float(np.mean(_sigmoid(a + weight * score))), base_rate, -20.0, 20.0))
+
+
+def bisection(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """Where a rising function takes a value, to 2^-50 of the interval."""
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
+    return (low + high) / 2
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+# --- one block
+
+
+def generator(key: int, block: int, part: str) -> np.random.Generator:
+    """The draws of one part of one block."""
+    return np.random.Generator(np.random.Philox(counter=[0, 0, 0, STREAMS.index(part)], key=np.array([key, block], np.uint64)))
+
+
+def _limits(key: int, block: int) -> np.ndarray:
+    """How much of the integrated hazard of each state a subject bears, exponential draws [B, 12]."""
+    return generator(key, block, "states").exponential(size=(BLOCK, len(STATES)))
+
+
+def history(config: dict[str, Any], hazards: dict[str, float], key: int, block: int) -> History:
+    """Everything about the subjects of a block but the spelling; the same for the same arguments."""
+    who = people(config, generator(key, block, "people"))
+    onset = onsets(config, who, _limits(key, block), hazards)
+    care, visits = _care(config, who, onset, generator(key, block, "care")), _visits(config, who, generator(key, block, "visits"))
+    rows = Claims(*map(np.concatenate, zip(care, visits, strict=True)))
+    subject, day, code, _ = claims = _spoilt(config, who, rows, generator(key, block, "mess"))
+    until = np.minimum(who.start + round(config["tempo"]["years"] * YEAR), who.end)
+    signal = np.isin(code, OF_PRODROME) & (day >= who.start[subject]) & (day <= until[subject])
+    age = (until[subject] - day)[signal] / MONTH
+    score = np.bincount(subject[signal], 2.0 ** (-age / config["tempo"]["half_life"]), BLOCK)
+    return History(who, onset, claims, until, score)
+
+
+def people(config: dict[str, Any], rng: np.random.Generator) -> People:
+    """Who is registered, when, and how often they are seen."""
+    want, visits = config["people"], config["visits"]
+    first, last = _day(config["calendar"]["first"]), _day(config["calendar"]["last"])
+    inside, late, female, silent, known, whole, age, when = rng.random((8, BLOCK))
+    newborn = inside < want["born_inside"]
+    wait = np.where(newborn, when * (last - first + 1), when * want["late_years"] * YEAR * (late < want["late"]))
+    start = first + wait.astype(int)
+    low, high = want["entry_age"]
+    birth = start - np.where(newborn, 0, (low + (high - low) * age) * YEAR).astype(int)
+    leave = start + rng.exponential(YEAR / want["leave"], BLOCK)
+    doubling, entry = want["death_doubling"], (start - birth) / YEAR - want["death_age"]
+    spent = rng.exponential(size=BLOCK) * math.log(2) / (want["death"] * doubling)  # of the Gompertz hazard, integrated
+    death = birth + YEAR * (want["death_age"] + doubling * np.log2(2 ** (entry / doubling) + spent))
+    return People(
+        birth=birth,
+        birth_written=np.where(known < config["mess"]["no_birth"], 0, np.where(whole < config["mess"]["birth_month"], 1, 2)),
+        sex=np.where(female < want["women"], 2, 1),
+        start=start,
+        end=np.floor(np.minimum(np.minimum(leave, death), last)).astype(int),
+        dead=death < np.minimum(leave, last + 1),
+        frailty=np.exp(want["frailty"] * rng.standard_normal(BLOCK)),
+        silent=silent < want["silent"],
+        rate=np.clip(visits["median"] / 12 * np.exp(visits["sigma"] * rng.standard_normal(BLOCK)), *visits["clip"]),
+    )
+
+
+def onsets(config: dict[str, Any], who: People, limits: np.ndarray, hazards: dict[str, float]) -> np.ndarray:
+    """First day of each state [B, 12], infinite for never: when its hazard, summed month by month, reaches its limit.
+
+    Args:
+        config: the parameters; each state's hazard hangs on states before it alone.
+        who: the subjects.
+        limits: exponential draws [B, 12].
+        hazards: 1e-4 a month, of the states that have a prevalence in its place; the missing ones are solved here and added.
+    """
+    months = _length(config) / MONTH
+    middle = np.arange(math.ceil(months)) + 0.5  # of each month since the start of registration [K]
+    follow = (who.end - who.start)[:, None] / MONTH
+    found: dict[str, np.ndarray] = {}  # months until the onset [B, 1]
+    for name, limit in zip(STATES, limits.T[:, :, None], strict=True):
+        state = config["states"][name]
+        slope = state["slope"] / 10  # a year
+        rate = np.exp(slope * ((who.start - who.birth)[:, None] / YEAR - 60)) * np.exp(slope * middle / 12)  # [B, K]
+        rate *= (1e-4 * who.frailty * ~who.silent)[:, None] * (middle < follow)
+        for other, factor in state.get("factors", {}).items():
+            rate *= np.where(middle > found[other], factor, 1.0)
+        for other, fading in state.get("fading", {}).items():
+            since = np.maximum(middle - found[other], 0.0)
+            rate *= np.where(middle > found[other], 1 + (fading["peak"] - 1) * 2.0 ** (-since / fading["half_life"]), 1.0)
+        total = np.cumsum(rate, axis=1)
+        if "prevalence" in state and name not in hazards:
+            cases = state["prevalence"] / (1 - config["care"]["under_coding"])
+            hazards[name] = _hazard(total[:, -1], cases)
+        found[name] = _reached(rate, total, limit / state.get("hazard", hazards.get(name)), follow)
+    return who.start[:, None] + np.floor(np.hstack(list(found.values())) * MONTH)
+
+
+def _hazard(total: np.ndarray, cases: float) -> float:
+    """The hazard that makes a share of cases, where `total` is the sum of a hazard of 1 for each subject."""
+    return 10 ** bisection(lambda x: float(np.mean(-np.expm1(-(10**x) * total))), cases, -4.0, 5.0)
+
+
+def _reached(rate: np.ndarray, total: np.ndarray, limit: np.ndarray, follow: np.ndarray) -> np.ndarray:
+    """Months [B, 1] until `total`, the running sum of `rate` [B, K], reaches a limit [B, 1]; infinite for never, or not in `follow`."""
+    month = np.minimum(np.sum(total < limit, axis=1, keepdims=True), rate.shape[1] - 1)
+    whole, step = np.take_along_axis(total, month, 1), np.take_along_axis(rate, month, 1)
+    at = month + 1 - (whole - limit) / np.where(step > 0, step, 1.0)
+    return np.where((whole >= limit) & (at <= follow), at, np.inf)
+
+
+def _length(config: dict[str, Any]) -> int:
+    """Days of the calendar."""
+    return _day(config["calendar"]["last"]) - _day(config["calendar"]["first"]) + 1
+
+
+def _care(config: dict[str, Any], who: People, onset: np.ndarray, rng: np.random.Generator) -> Claims:
+    """What diseases leave: stays at their onset and renewals of the diagnosis from then on; and claims that ruled a disease out."""
+    care, states = config["care"], [config["states"][name] for name in STATES]
+    hidden = rng.random(onset.shape) < np.array([state.get("hidden", 0.0) for state in states])
+    coded = np.where(hidden, np.inf, onset)
+
+    subject, state = np.nonzero(np.isfinite(coded) & (rng.random(onset.shape) < np.array([state["stay"] for state in states])))
+    low, high = care["stay_codes"]
+    others = np.argsort(-np.log(_zipf(config)) - rng.gumbel(size=(len(subject), len(BACKGROUND))), axis=1)  # drawn without replacement
+    taken = np.arange(len(BACKGROUND)) < rng.integers(low - 1, high, len(subject))[:, None]
+    day, stay = coded[subject, state], np.nonzero(taken)[0]
+    parts: list[tuple[Any, ...]] = [
+        (subject, day, state, INPATIENT),
+        (subject[stay], day[stay], OF_BACKGROUND.start + others[taken], INPATIENT),
+    ]
+    for code, renewal in enumerate(state["renewal"] * MONTH for state in states):
+        count = math.ceil(_length(config) / (renewal * (1 - care["jitter"])))
+        gaps = renewal * rng.uniform(1 - care["jitter"], 1 + care["jitter"], (BLOCK, count))
+        days = coded[:, [code]] + np.cumsum(np.pad(gaps, ((0, 0), (1, 0))), axis=1)
+        subject, visit = np.nonzero(days <= who.end[:, None])
+        parts.append((subject, days[subject, visit], code, PHYSICIAN))
+
+    asked = [list(STATES).index(name) for name in ("diabetes", "chf")]
+    healthy = ~np.isfinite(onset[:, asked]).any(axis=1) & ~who.silent
+    (subject,) = np.nonzero(healthy & (rng.random(BLOCK) < care["rule_out"]))
+    day = who.start + rng.random(BLOCK) * (who.end - who.start + 1)
+    parts.append((subject, day[subject], rng.choice(asked, BLOCK)[subject], PHYSICIAN))
+    return _joined(parts)
+
+
+def _visits(config: dict[str, Any], who: People, rng: np.random.Generator) -> Claims:
+    """Visits at a personal rate, uniform in time, one code each: they know nothing of the diseases."""
+    visits, share = config["visits"], config["tempo"]["share"]
+    length = who.end - who.start + 1
+    subject = np.repeat(np.arange(BLOCK), rng.poisson(who.rate * length / MONTH * ~who.silent))
+    when, what, where = rng.random((3, len(subject)))
+    shares = np.concatenate(
+        [
+            np.full(len(PRODROME), share),
+            _zipf(config) * (1 - share * len(PRODROME) - visits["preventive"]),
+            np.full(len(PREVENTIVE), visits["preventive"] / len(PREVENTIVE)),
+        ]
+    )
+    source = _chosen(where, np.array([visits["sources"].get(name, 0.0) for name in SOURCES]))
+    return _joined([(subject, who.start[subject] + when * length[subject], OF_PRODROME.start + _chosen(what, shares), source)])
+
+
+def _zipf(config: dict[str, Any]) -> np.ndarray:
+    """Frequencies of the background codes."""
+    weights = np.arange(1.0, len(BACKGROUND) + 1) ** -config["visits"]["zipf"]
+    return weights / weights.sum()
+
+
+def _chosen(draws: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Which of the shares, laid end to end, each draw from 0 to 1 falls into."""
+    return np.searchsorted(np.cumsum(shares / shares.sum())[:-1], draws, side="right")
+
+
+def _joined(parts: list[tuple[Any, ...]]) -> Claims:
+    """Rows from parts (subject, day, code, source); days are rounded down."""
+    columns = zip(*(np.broadcast_arrays(*part) for part in parts), strict=True)
+    return Claims(*(np.concatenate(column).astype(int) for column in columns))
+
+
+def _spoilt(config: dict[str, Any], who: People, rows: Claims, rng: np.random.Generator) -> Claims:
+    """Some rows lose their date or their code or come before birth, one of these at most; of rows that are then alike one is kept."""
+    mess = config["mess"]
+    subject, day, code, source = rows
+    shares = np.cumsum([mess[name] for name in ("no_date", "malformed", "unknown", "before_birth")])
+    kind = np.searchsorted(shares, rng.random(len(day)), side="right")
+    malformed, unknown = rng.choice(OF_MALFORMED, len(day)), rng.choice(OF_UNKNOWN, len(day))
+    early = who.birth[subject] - rng.integers(32, 366, len(day))  # before the first day of the month of birth
+    day = np.select([kind == 0, (kind == 3) & (who.birth_written[subject] > 0)], [NO_DAY, early], day)
+    code = np.select([kind == 1, kind == 2], [malformed, unknown], code)
+    key = (subject * 2**17 + day - NO_DAY) * len(CODES) + code
+    keep = np.unique(key, return_index=True)[1]  # in the order of the key; of rows alike the first, so that stays win
+    return Claims(*(values[keep] for values in (subject, day, code, source)))
+
+
+@datasets(FACTS)
+def synthetic_claims(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """A made-up population's claims into `folder`; what the builder is to make of them."""
+    write(folder, subjects=options["subjects"], seed=options["seed"], config=options["config"])
+    return {**OPTIONS, "rules": "ccdss", "phecode_map": (str(folder / "icd_phecode_demo.csv"),), "engine": options["engine"]}

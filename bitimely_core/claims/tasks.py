@@ -1,0 +1,271 @@
+"""Sequences up to the prediction times of a task: labels in the form of MEDS and the codes of a token set become another token set.
+
+One sequence a row of the labels: a subject has as many as it has prediction times. The cache knows days, so the input is what happened on the
+days before the day of the prediction: nothing of that day, which may be later than the time. A row without any known code before it has the
+one code [UNK]: every row that is asked for can be predicted. Codes, roll-up, dedupe, clock and leakage policy are those of the token set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core import storage
+from bitimely_core.claims import tokenize
+from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.tokens.sequences import SPECIAL, Files, Sequences, open_sequences, parquet, publish, shard
+from bitimely_core.tokens.sets import FORMAT
+from bitimely_core.types import Progress
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from bitimely_core.cache import Cache
+    from bitimely_core.tokens.sets import TokenSet
+
+DAY = 86_400_000_000  # microseconds
+UNKNOWN = SPECIAL.index("[UNK]")
+
+
+def labels(folder: str | Path) -> pl.DataFrame:
+    """The rows of a MEDS label folder, sorted: subject_id Int64, prediction_time in microseconds, boolean_value (null: not known).
+
+    Raises UserError: not_found (exit 2), no_input or schema (exit 4).
+    """
+    import polars as pl
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise _usage("no such folder", "expected one with label files of MEDS", str(folder), "--task")
+    found = sorted(folder.rglob("*.parquet"))
+    if not found:
+        raise UserError(Reason.NO_INPUT, "no .parquet in it", wanted="expected label files of MEDS", file=str(folder), field="--task")
+    kinds: dict[str, Any] = {"subject_id": pl.Int64, "prediction_time": pl.Datetime("us"), "boolean_value": pl.Boolean}
+    try:
+        rows = pl.concat([pl.read_parquet(path, columns=list(kinds)).select(pl.col(n).cast(k) for n, k in kinds.items()) for path in found])
+    except (OSError, pl.exceptions.PolarsError) as error:
+        wanted = "expected subject_id, prediction_time and boolean_value"
+        raise UserError(Reason.SCHEMA, type(error).__name__, wanted=wanted, file=str(folder), field="--task") from error
+    if rows["subject_id"].null_count() or rows["prediction_time"].null_count():
+        raise UserError(Reason.SCHEMA, "a row without subject or time", wanted="expected both", file=str(folder), field="--task")
+    return rows.unique(maintain_order=True).sort("subject_id", "prediction_time", maintain_order=True)
+
+
+def identities(path: str | Path | None) -> pl.DataFrame | None:
+    """The table that `ingest --keep-ids` wrote: raw and new, both Int64; None for no path. Raises UserError (config, exit 2)."""
+    import polars as pl
+
+    if path is None:
+        return None
+    try:
+        return pl.read_csv(path, infer_schema=False).select(raw=pl.col("subject_id").cast(pl.Int64), new=pl.col("new").cast(pl.Int64))
+    except (OSError, pl.exceptions.PolarsError) as error:
+        text, wanted = type(error).__name__, "expected the file of ingest --keep-ids, with whole numbers as MEDS has them"
+        raise _usage(text, wanted, str(path), "--ids") from error
+
+
+def build(
+    cache: Cache,
+    base: Sequences,
+    task: str | Path,
+    out: Path,
+    *,
+    ids: str | Path | None = None,
+    verify: bool = True,
+    force_new: bool = False,
+    progress: Progress | None = None,
+) -> Sequences:
+    """The sequences of the labels in `task`, with one label that is called as `out` is.
+
+    Args:
+        cache: of claims, with true dates.
+        base: the token set of the pre-training, made from `cache`.
+        task: folder of MEDS labels.
+        out: folder of the new token set; what is there already for the same labels stays.
+        ids: table of raw and new subject_id; None: the labels speak of the cache's own.
+        verify: compare the cache with its checksums.
+        force_new: replace what is there for other labels.
+        progress: told shard by shard.
+
+    Raises:
+        UserError: config, settings_differ (exit 2), no_input, schema (4), integrity (5).
+    """
+    import polars as pl
+
+    if cache.manifest["clock"] != "calendar":
+        raise _usage(
+            "the cache has no true dates", "prediction times are dates", str(cache.folder), "--task", "Ingest again with --keep-dates"
+        )
+    if base.manifest["cache"] != cache.manifest["manifest_sha256"] or base.options["split_file"]:
+        text = "was made with --split-file" if base.options["split_file"] else "was made from another cache"
+        raise _usage(text, "expected sequences of this cache and its split", str(base.folder), "--task", "Tokenize again without --task")
+    asked, known = labels(task), identities(ids)
+    options = {**base.options, "task": "multilabel", "landmark": None, "min_codes": 0, "asked": _mark(asked)}
+    if (out / storage.MANIFEST).exists() and not force_new:
+        old = storage.read_manifest(out)
+        if old.get("options") == options and old.get("base") == base.fingerprint:
+            return open_sequences(out, verify=verify)
+        raise UserError(
+            Reason.SETTINGS_DIFFER,
+            "was made of other labels or codes",
+            wanted="expected the same",
+            action="Give another --name, or --force-new",
+            file=str(out),
+            exit_code=Exit.USAGE,
+        )
+    if verify:
+        storage.check_files(cache.folder, cache.manifest)
+    if known is None:
+        rows = asked.with_columns(new="subject_id")
+    else:
+        rows = asked.join(known, left_on="subject_id", right_on="raw", how="left", maintain_order="left")
+    everyone = cache.people()["subject_id"].implode()
+    strangers = rows.filter(pl.col("new").is_null() | ~pl.col("new").is_in(everyone))["subject_id"].n_unique()
+    storage.make_folder(out)
+    with storage.lock(out):
+        storage.sweep(out)
+        _write(cache, base, rows.drop("subject_id").rename({"new": "subject_id"}), out, options, strangers, progress)
+    return open_sequences(out, verify=False)
+
+
+def _mark(asked: pl.DataFrame) -> str:
+    """What is asked for, in short."""
+    return storage.fingerprint(
+        [asked["subject_id"].to_list(), asked["prediction_time"].to_physical().to_list(), asked["boolean_value"].to_list()]
+    )
+
+
+def _usage(text: str, wanted: str, file: str, field: str, action: str = "") -> UserError:
+    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, file=file, field=field, exit_code=Exit.USAGE)
+
+
+def _write(
+    cache: Cache, base: Sequences, asked: pl.DataFrame, out: Path, options: dict[str, Any], strangers: int, progress: Progress | None
+) -> None:
+    """All files of the token set; `asked` has subject_id (of the cache), prediction_time, boolean_value."""
+    import polars as pl
+
+    from bitimely_core.claims import engines, steps
+    from bitimely_core.claims.prevalence import Selection
+
+    names = {field.name for field in fields(steps.Choices)}
+    choices = steps.Choices(**{name: value for name, value in options.items() if name in names})
+    plan = tokenize.Plan(cache=cache, preset=base.options["preset"], choices=choices, split_file="", engine="polars")
+    selection = Selection(phecodes=list(base.vocabulary[len(SPECIAL) :]), ratios={}, max_attainable={})
+    day = pl.col("prediction_time").dt.epoch("us") // DAY - 1
+    asked = asked.select("subject_id", "prediction_time", pl.col("boolean_value").cast(pl.Int8).alias(f"y_{out.name}"), index_day=day)
+    files: Files = {}
+    parts: list[pl.DataFrame] = []
+    done, total = 0, len(cache.manifest["shards"])
+    with engines.opened("polars") as engine:
+        for one in tokenize.marked(plan, tokenize.everyone(plan), engine):  # no enumerate: it holds a shard until it has the next
+            frame = _sequences(one, asked, choices, selection, out.name, engine)
+            if frame.height:
+                files |= shard(out, len(files), frame)
+                parts.append(frame.select("subject_id", "prediction_time", "split", "codes"))
+            done += 1
+            if progress is not None:
+                progress("sequences", done, total)
+            del one, frame
+    if not parts:
+        raise UserError(
+            Reason.NO_INPUT, "no subject of the labels is in the cache", wanted="expected some", action="Give --ids of the ingest"
+        )
+    whole = pl.concat(parts)
+    silent = whole.filter(pl.col("codes").list.first() == UNKNOWN).height
+    notices = (
+        [f"{silent:,} of {whole.height:,} rows have no known code before their prediction time: their input is [UNK]."] if silent else []
+    )
+    text = f"{strangers} subjects of the labels are not in the cache"
+    found = (
+        [Finding(code=Reason.IDENTIFIER, level="warning", text=text, wanted="they get no prediction", count=strangers)] if strangers else []
+    )
+    events = int(whole["codes"].list.len().sum())
+    publish(
+        out,
+        shards=files,
+        vocabulary=pl.read_parquet(base.folder / "vocab.parquet"),
+        ratios=pl.read_parquet(base.folder / "ratios.parquet"),
+        statistics={"format_version": FORMAT, "rows": whole.height, "without_codes": silent, "not_in_cache": strangers, "events": events},
+        options=options,
+        body={
+            "cache": base.manifest["cache"],
+            "base": base.fingerprint,
+            "class_names": [out.name],
+            "notices": notices,
+            "findings": [one.as_dict() for one in found],
+            "events": events,
+        },
+    )
+
+
+def _sequences(one: Any, asked: pl.DataFrame, choices: Any, selection: Any, name: str, engine: Any) -> pl.DataFrame:
+    """The sequences of the prediction times that are asked of the subjects of one shard, as they are stored."""
+    import polars as pl
+
+    from bitimely_core.claims import sequence_builder, steps
+
+    people = (
+        one.people.drop("index_day", strict=False).with_row_index("before").join(asked, on="subject_id", how="inner", maintain_order="left")
+    )
+    people = people.with_columns(pl.col("before").cast(pl.Int32))
+    numbers = people.select("before", number=pl.int_range(pl.len(), dtype=pl.Int32))
+    rows = one.rows.join(numbers, left_on="subject", right_on="before", how="inner", maintain_order="left")
+    rows = rows.with_columns(subject="number").drop("number")
+    built = steps.build(replace(one, rows=rows, people=people), choices, selection, engine)
+    table = pl.from_arrow(sequence_builder.table(built, people, [name]))
+    assert isinstance(table, pl.DataFrame)
+    table = table.with_columns(pl.col("split").cast(pl.String), prediction_time=people["prediction_time"].gather(built.subjects))
+    silent = people.filter(~np.isin(np.arange(people.height), built.subjects))
+    none = silent.select(
+        "subject_id",
+        "split",
+        f"y_{name}",
+        "prediction_time",
+        codes=pl.lit([UNKNOWN], pl.List(pl.Int32)),
+        times=pl.lit([0.0], pl.List(pl.Float32)),
+    )
+    return pl.concat([table, none], how="diagonal_relaxed").sort("subject_id", "prediction_time", maintain_order=True)
+
+
+def refuse_others(windows: TokenSet, kind: str) -> None:
+    """Raises UserError (config, exit 2) where `write_predictions` has nothing to write: other token sets, a run that is not fine-tuned."""
+    if kind != "finetune" or "asked" not in windows.options:
+        text = "has no prediction times" if kind == "finetune" else "is asked of a run without a head"
+        raise _usage(text, "expected a fine-tuned run, and sequences of tokenize --task", str(windows.folder), "--predictions")
+
+
+def write_predictions(path: str | Path, sequences: TokenSet, probabilities: np.ndarray, ids: str | Path | None = None) -> int:
+    """Predictions in the schema of MEDS-evaluation, one row a sequence; returns how many.
+
+    Args:
+        path: the Parquet file.
+        sequences: a subset of what `build` made (`refuse_others`).
+        probabilities: [n] or [n, 1] of the label being true.
+        ids: as in `build`; subjects have their raw ids again.
+
+    Raises:
+        UserError: config (exit 2) for ids of another cache.
+    """
+    import polars as pl
+
+    shards = [sequences.folder / name for name in sequences.manifest["shards"]]
+    y = f"y_{sequences.class_names[0]}"
+    frame = pl.concat([pl.read_parquet(shard, columns=["subject_id", "prediction_time", y]) for shard in shards])[sequences.rows]
+    if (known := identities(ids)) is not None:
+        frame = frame.join(known, left_on="subject_id", right_on="new", how="left", maintain_order="left").with_columns(subject_id="raw")
+        if frame["subject_id"].null_count():
+            raise _usage("misses subjects of these sequences", "expected the table of their ingest", str(ids), "--ids")
+    chance = pl.Series(np.asarray(probabilities, dtype=np.float64).reshape(-1))
+    frame = frame.select(
+        "subject_id",
+        "prediction_time",
+        boolean_value=pl.col(y).cast(pl.Boolean),
+        predicted_boolean_value=chance > 0.5,
+        predicted_boolean_probability=chance,
+    )
+    storage.write_file(Path(path), parquet(frame))
+    return frame.height

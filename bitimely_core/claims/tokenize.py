@@ -1,0 +1,522 @@
+"""Cached claims to code sequences: the two passes of the builder over the cache's shards, and what an honest reader must see beside them.
+
+Leakage policy, landmark, selection, clock and minimum codes are decided here, so another choice needs no second ingest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core import storage
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.registry import unknown
+from bitimely_core.tokens.sequences import Files, Sequences, open_sequences, publish
+from bitimely_core.tokens.sequences import shard as shard_of
+from bitimely_core.tokens.sets import FORMAT
+from bitimely_core.types import Progress
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from bitimely_core.cache import Cache
+    from bitimely_core.claims.engines import Engine
+    from bitimely_core.claims.prevalence import Selection
+    from bitimely_core.claims.shortcut_baselines import Prevalence, Tally
+    from bitimely_core.claims.steps import Choices, Shard
+
+SAMPLED = 2000, 16_000  # sequences whose gaps are looked at: of a shard, and of all of them, at most
+SMALL = 20  # carriers among the cases below which a selected code is marked
+PLACES = {"tuning": "validation", "held_out": "test"}  # MEDS names of splits
+CALENDAR = {"time": ("calendar_month",), "dedupe": ("month",)}  # choices that need true dates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be built from a cache."""
+
+    cache: Cache
+    preset: str
+    choices: Choices
+    split_file: str
+    engine: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The resolved choices, as the manifest keeps them."""
+        manifest = self.cache.manifest
+        return {
+            "dataset": self.cache.dataset,
+            "view": "",
+            "task": "multilabel" if manifest["names"] else "none",
+            "split": "official" if self.split_file else manifest["split"],
+            "seed": manifest["seed"],
+            "normalise": "none",
+            "preset": self.preset,
+            "split_file": storage.sha256(Path(self.split_file)) if self.split_file else None,
+            **asdict(self.choices),
+        }
+
+
+def resolved(
+    cache: Cache,
+    *,
+    preset: str | None = None,
+    landmark: str | None = None,
+    landmark_date: str | None = None,
+    seed: int | None = None,
+    split_file: str | Path | None = None,
+    engine: str = "polars",
+    **choices: Any,
+) -> Plan:
+    """The choices of a build, checked against the cache.
+
+    Args:
+        cache: of claims.
+        preset: paper, original or strict.
+        landmark: `DAYS[,GAP,HORIZON]`.
+        landmark_date: YYYY-MM-DD instead of DAYS; needs a cache with dates.
+        seed: must be that of the ingest.
+        split_file: csv or Parquet with subject_id (as in subjects.parquet) and split.
+        engine: polars, duckdb or spark, with the same result.
+        choices: fields of `building.Choices`, hyphens or underscores in their values; None: as the preset says.
+
+    Raises:
+        UserError: config or unknown_name (exit 2).
+    """
+    from bitimely_core.claims import engines, steps
+
+    preset = preset or "paper"
+    if preset not in steps.PRESETS:
+        raise unknown("preset of the builder", preset, list(steps.PRESETS))
+    if engine not in engines.ENGINES:
+        raise unknown("engine", engine, list(engines.ENGINES))
+    given = {name: value.replace("-", "_") if isinstance(value, str) else value for name, value in choices.items() if value is not None}
+    if landmark or landmark_date:
+        given["landmark"] = _landmark(landmark, landmark_date)
+    try:
+        chosen = steps.Choices(**{**steps.PRESETS[preset], **given})
+    except ValueError as error:
+        raise _usage(str(error)) from error
+    manifest = cache.manifest
+    if manifest["clock"] != "calendar":
+        dated = [f"--{name} {getattr(chosen, name).replace('_', '-')}" for name, of in CALENDAR.items() if getattr(chosen, name) in of]
+        dated += ["--landmark-date"] * (chosen.landmark is not None and chosen.landmark.day is not None)
+        if dated:
+            raise _usage(f"{dated[0]} needs true dates", "this cache has none", "Ingest again with --keep-dates")
+    if preset == "original" and not manifest["settings"]["options"].get("keep_ignored"):
+        raise _usage("preset original keeps the PheCodes marked Ignore", "this cache has left them out", "Ingest again with --keep-ignored")
+    if seed is not None and seed != manifest["seed"]:
+        text = f"seed {seed}"
+        raise _usage(text, f"the cache keeps the split of seed {manifest['seed']}", "Ingest again with that --seed, or give --split-file")
+    if chosen.select is True and not manifest["names"]:
+        raise _usage("selection by prevalence ratio without any label", "expected rules or label columns", "Give --no-select")
+    return Plan(cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine)
+
+
+def _usage(text: str, wanted: str = "", action: str = "") -> UserError:
+    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, exit_code=Exit.USAGE)
+
+
+def _landmark(text: str | None, date: str | None) -> Any:
+    """`DAYS[,GAP,HORIZON]` or a date as a landmark. Raises UserError (config, exit 2)."""
+    from bitimely_core.claims import steps
+
+    names = ("landmark_days", "gap_days", "horizon_days")
+    try:
+        numbers = [int(part) for part in text.split(",")] if text else []
+        if date:
+            given: dict[str, Any] = {"date": date, **dict(zip(names[1:], numbers, strict=False))}
+        else:
+            given = dict(zip(names, numbers, strict=False))
+        if len(numbers) not in ((0, 2) if date else (1, 3)):
+            raise ValueError(f"found {text!r}")
+        return steps.landmark(given)
+    except ValueError as error:
+        wanted = "expected --landmark DAYS[,GAP,HORIZON], or --landmark-date with --landmark GAP,HORIZON"
+        raise _usage(str(error), wanted) from error
+
+
+def build(plan: Plan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None) -> Sequences:
+    """The sequences of a plan in `out`: what is there already under the same choices stays.
+
+    Raises:
+        UserError: settings_differ (exit 2), no_input (exit 4) when no subject is left, integrity (exit 5).
+    """
+    make(plan, out, verify=verify, force_new=force_new, progress=progress)
+    return open_sequences(out, verify=False)
+
+
+def make(plan: Plan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None) -> None:
+    """`build` without opening, for which everything has to fit into memory."""
+    if force_new or not _current(plan, out):
+        if verify:
+            storage.check_files(plan.cache.folder, plan.cache.manifest)
+        storage.make_folder(out)
+        with storage.lock(out):
+            if force_new or not _current(plan, out):
+                storage.sweep(out)
+                _write(plan, out, progress)
+                return
+    if verify:
+        storage.check_files(out, storage.read_manifest(out))
+
+
+def _current(plan: Plan, out: Path) -> bool:
+    """Whether `out` holds this. Raises UserError (settings_differ, exit 2) when it holds something else."""
+    if not (out / storage.MANIFEST).exists():
+        return False
+    old = storage.read_manifest(out)
+    new = plan.options | {"cache": plan.cache.manifest["manifest_sha256"]}
+    before = old.get("options", {}) | {"cache": old.get("cache")}
+    differing = [
+        Finding(
+            code=Reason.SETTINGS_DIFFER,
+            text=f"was made with {safe_text(before.get(key))}",
+            wanted=f"now it is {safe_text(new.get(key))}",
+            action="Give the same choices, another --name, or --force-new",
+            file=str(out / storage.MANIFEST),
+            field=key,
+        )
+        for key in sorted(set(before) | set(new))
+        if _plain(before.get(key)) != _plain(new.get(key))
+    ]
+    if differing:
+        one, *rest = differing
+        raise UserError(one.code, one.text, one.wanted, one.action, one.file, one.field, exit_code=Exit.USAGE, details=rest)
+    return True
+
+
+def _plain(value: Any) -> bytes:
+    return storage.canonical([value])
+
+
+# ---- the two passes
+
+
+def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
+    from bitimely_core.claims import engines, sequence_builder, shortcut_baselines, steps
+    from bitimely_core.claims import prevalence as ratios
+
+    cache, choices = plan.cache, plan.choices
+    names = list(cache.manifest["names"])
+    tell = progress or (lambda what, done, total: None)
+    total = len(cache.manifest["shards"])
+    with ExitStack() as stack:
+        engine = stack.enter_context(engines.opened(plan.engine))
+        people = everyone(plan)
+        held: list[Shard] = []
+        counts = ratios.Counts()
+        before: list[Prevalence] = []
+        for shard in marked(plan, people, engine):  # no enumerate: it holds a shard until it has the next
+            counts = counts + steps.count(shard, choices, engine)
+            before.append(shortcut_baselines.count_prevalence(_values(shard.people, names), shard.people["split"].to_numpy()))
+            held = [shard] if total == 1 else []
+            tell("count codes", len(before), total)
+            del shard
+        selection = steps.select(counts, names, choices)
+        size = len(sequence_builder.SPECIAL) + len(selection.phecodes)
+        usage = (np.zeros(size, np.int64), np.zeros(size, np.int64))
+        tally: Tally = {}
+        after: list[Prevalence] = []
+        lengths: list[np.ndarray] = []  # what else the statistics need of each sequence: its events are on the disk by then
+        gaps: list[np.ndarray] = []
+        files: Files = {}
+        unborn, none = 0, np.empty(0, np.float32)
+        sampled = max(1, min(SAMPLED[0], SAMPLED[1] // max(1, total)))
+        import polars as pl
+
+        for shard in held or marked(plan, people, engine):
+            built = steps.build(shard, choices, selection, engine)
+            unborn += built.no_birth
+            frame = pl.from_arrow(sequence_builder.table(built, shard.people, names))
+            assert isinstance(frame, pl.DataFrame)
+            if frame.height:
+                files |= shard_of(out, len(files), frame)
+            of_sampled = [np.diff(times.to_numpy()) for times in frame["times"].head(sampled)]
+            gaps.append(np.concatenate([none, *(gap[gap > 0] for gap in of_sampled)]))
+            lengths.append(frame["codes"].list.len().to_numpy())
+            after.append(shortcut_baselines.count_prevalence(_values(frame, names), frame["split"].cast(pl.String).to_numpy()))
+            of_subjects, of_events = sequence_builder.usage(built, shard.people, size)
+            usage = usage[0] + of_subjects, usage[1] + of_events
+            own = shard.people[built.subjects]
+            tally = shortcut_baselines.merge_tallies(
+                [tally, shortcut_baselines.count_shortcuts(built.offsets, built.ids, _values(own, names), own["split"].to_numpy())]
+            )
+            tell("sequences", len(lengths), total)
+            del shard, built, frame, own
+    whole = np.concatenate(lengths)
+    if not len(whole):
+        raise UserError(
+            Reason.NO_INPUT,
+            "no subject has a sequence",
+            wanted=f"{len(selection.phecodes)} PheCodes are selected, {choices.min_codes} {choices.min_codes_unit} are needed",
+            action="Lower --min-codes, or give --no-select",
+            file=str(cache.folder),
+        )
+    prevalence = {"before": shortcut_baselines.add_prevalence(before), "after": shortcut_baselines.add_prevalence(after)}
+    statistics = _statistics(plan, selection, tally, prevalence, whole, np.concatenate([none, *gaps]), unborn)
+    publish(
+        out,
+        shards=files,
+        vocabulary=_vocabulary(cache, selection, usage),
+        ratios=_ratios(selection),
+        statistics=statistics,
+        options=plan.options,
+        body={
+            "cache": cache.manifest["manifest_sha256"],
+            "class_names": names,
+            "notices": _notices(plan),
+            "findings": [finding.as_dict() for finding in findings(statistics, choices)],
+            "events": int(statistics["funnel"]["events"]),
+        },
+    )
+
+
+def everyone(plan: Plan) -> pl.DataFrame:
+    """Every subject with its split and labels, row i the subject i: some 26 bytes each with three labels."""
+    import polars as pl
+    import pyarrow as pa
+
+    from bitimely_core.claims import splits
+
+    people = plan.cache.people(("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split"))
+    bins = sorted(people["split_bin"].unique().to_list())
+    places = pl.Enum(splits.SPLITS)
+    placed = pl.col("split_bin").replace_strict(bins, [splits.place_bin(number) for number in bins], return_dtype=places)
+    people = people.with_columns(split=pl.col("split").cast(places).fill_null(placed) if "split" in people.columns else placed)
+    people = people.drop("split_bin")
+    if plan.split_file:
+        given = _given_split(Path(plan.split_file)).with_columns(pl.col("split").cast(places))
+        people = people.drop("split").join(given, on="subject_id", how="left", maintain_order="left")
+        if missing := people["split"].null_count():
+            text = f"misses {missing} of {people.height} subjects"
+            raise UserError(Reason.CONFIG, text, wanted="expected all", file=plan.split_file, field="--split-file", exit_code=Exit.USAGE)
+    names = sorted(plan.cache.manifest["names"])
+    columns: dict[str, pl.Series] = {}
+    for kind, of in (("y", "value"), ("onset", "onset_day")):
+        table = plan.cache.labels((of,))  # by subject and name
+        columns |= {f"{kind}_{name}": table[of][i :: len(names)] for i, name in enumerate(names)}
+        del table
+    people = people.with_columns(columns[f"{kind}_{name}"].alias(f"{kind}_{name}") for name in names for kind in ("y", "onset"))
+    pa.default_memory_pool().release_unused()
+    return people.drop("subject_id")
+
+
+def _given_split(path: Path) -> pl.DataFrame:
+    """subject_id, split. Raises UserError (config, exit 2)."""
+    import polars as pl
+
+    try:
+        frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
+        frame = frame.select(pl.col("subject_id").cast(pl.Int64), pl.col("split").cast(pl.String).replace(PLACES))
+    except (OSError, pl.exceptions.PolarsError) as error:
+        text = safe_text(str(error))
+        wanted = "expected the columns subject_id (as in subjects.parquet) and split"
+        raise UserError(Reason.CONFIG, text, wanted=wanted, file=str(path), field="--split-file", exit_code=Exit.USAGE) from error
+    odd = set(frame["split"].unique().to_list()) - {"train", "validation", "test"}
+    if odd or frame["subject_id"].is_duplicated().any():
+        text = f"split {safe_text(min(map(str, odd)))}" if odd else "a subject twice"
+        wanted = "expected train, validation or test, once a subject"
+        raise UserError(Reason.CONFIG, text, wanted=wanted, file=str(path), field="--split-file", exit_code=Exit.USAGE)
+    return frame
+
+
+def marked(plan: Plan, people: pl.DataFrame, engine: Engine) -> Iterator[Shard]:
+    """The cache's shards, labels marked; subjects without any event come with the last."""
+    import polars as pl
+    import pyarrow as pa
+
+    from bitimely_core.claims import steps
+    from bitimely_core.claims.label_rules import parse
+
+    manifest = plan.cache.manifest
+    rules = parse(manifest["rules"])
+    defining = {phecode for own in manifest["defining"].values() for phecode in own}
+    silent = np.ones(people.height, bool)
+    left = len(manifest["shards"])
+    for events in plan.cache.events():
+        left -= 1
+        ids = events["subject_id"].unique().to_numpy()
+        silent[ids] = False
+        rows = np.union1d(ids, ids if left else np.flatnonzero(silent))
+        mine = people[rows].select(pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String))
+        day = (pl.col("time").cast(pl.Int64) // 86_400_000_000).cast(pl.Int32)
+        events = events.sort("subject_id", "row").with_columns(day=day).drop("row")
+        shard = steps.recall(
+            events, _indexed(mine, events), dated=[rule.name for rule in rules if manifest["ruled"]], rules=rules, defining=defining
+        )
+        del events, mine  # the next shard is read when this one has gone
+        pa.default_memory_pool().release_unused()
+        shard = steps.mark(shard, plan.choices, manifest["data_end"], engine)
+        yield shard
+        del shard
+
+
+def _indexed(people: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Where the source gives index days: for subjects without one the day of their last row."""
+    import polars as pl
+
+    if "index_day" not in people.columns:
+        return people
+    if people["index_day"].null_count() == people.height:
+        return people.drop("index_day")
+    last = events.group_by("subject_id").agg(last=pl.col("day").max())
+    people = people.join(last, on="subject_id", how="left", maintain_order="left")
+    return people.with_columns(index_day=pl.coalesce("index_day", "last").cast(pl.Int64)).drop("last")
+
+
+def _values(people: pl.DataFrame, names: list[str]) -> dict[str, np.ndarray]:
+    """Labels as 1, 0 or -1 for not known."""
+    return {name: people[f"y_{name}"].fill_null(-1).to_numpy() for name in names}
+
+
+# ---- what is told
+
+
+def _vocabulary(cache: Cache, selection: Selection, usage: tuple[np.ndarray, np.ndarray]) -> pl.DataFrame:
+    import polars as pl
+
+    from bitimely_core.claims import sequence_builder
+
+    first = len(sequence_builder.SPECIAL)
+    names, categories = cache.manifest["phenotypes"], cache.manifest["categories"]
+    return pl.DataFrame(
+        {
+            "id": pl.Series(range(first, first + len(selection.phecodes)), dtype=pl.Int32),
+            "code": pl.Series(selection.phecodes, dtype=pl.String),
+            "name": pl.Series([names.get(code, "") for code in selection.phecodes], dtype=pl.String),
+            "category": pl.Series([categories.get(code, "") for code in selection.phecodes], dtype=pl.String),
+            "n_subjects_train": pl.Series(usage[0][first:], dtype=pl.Int64),
+            "n_events_train": pl.Series(usage[1][first:], dtype=pl.Int64),
+        }
+    )
+
+
+def _ratios(selection: Selection) -> pl.DataFrame:
+    import polars as pl
+
+    rows = [
+        (name, code, r.ratio, *(r.interval or (None, None)), r.n_case_with, r.n_case, r.n_ref_with, r.n_ref, code in selection.phecodes)
+        for name, own in selection.ratios.items()
+        for code, r in own.items()
+    ]
+    numbers = dict.fromkeys(("n_case_with", "n_case", "n_ref_with", "n_ref"), pl.Int64)
+    schema = {
+        "target": pl.String,
+        "code": pl.String,
+        "ratio": pl.Float64,
+        "lo": pl.Float64,
+        "hi": pl.Float64,
+        **numbers,
+        "selected": pl.Boolean,
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _statistics(
+    plan: Plan, selection: Selection, tally: Tally, prevalence: dict[str, Prevalence], lengths: np.ndarray, gaps: np.ndarray, unborn: int
+) -> dict[str, Any]:
+    """The honesty table and the funnel."""
+    from bitimely_core.claims import codes, sequence_builder, shortcut_baselines
+
+    manifest, choices = plan.cache.manifest, plan.choices
+    names = manifest["names"]
+    own = {
+        name: sorted(
+            {codes.rollup(phecode, choices.level) for phecode in manifest["defining"].get(name.removesuffix("_source"), ())},
+            key=codes.order,
+        )
+        for name in names
+    }
+    first = len(sequence_builder.SPECIAL)
+    funnel = dict(manifest["funnel"])
+    known = funnel.pop("subjects")
+    return {
+        "format_version": FORMAT,
+        "funnel": funnel | {"subjects_in": known, "subjects_out": len(lengths), "events": int(lengths.sum()), "no_birth": unborn},
+        "sequences": {
+            "n": len(lengths),
+            "median_length": float(np.median(lengths)),
+            "longest": int(lengths.max(initial=0)),
+            "median_positive_gap": float(np.median(gaps.astype(np.float64))) if len(gaps) else None,
+        },
+        "prevalence": prevalence,
+        "leaks": shortcut_baselines.score_shortcuts(tally, dict(enumerate(selection.phecodes, first)), own),
+        "own": own,
+        "max_attainable": {name: None if value is None or np.isinf(value) else value for name, value in selection.max_attainable.items()},
+        "threshold": choices.threshold,
+        "fallback": [
+            name for name, found in selection.ratios.items() if found and not any(r.ratio > choices.threshold for r in found.values())
+        ],
+        "selected": len(selection.phecodes),
+        "small_support": sorted(
+            {code for own in selection.ratios.values() for code, r in own.items() if r.selected and r.n_case_with < SMALL}
+        ),
+        "agreement": manifest["agreement"],
+        "unmapped": manifest["unmapped"],
+    }
+
+
+def findings(statistics: dict[str, Any], choices: Choices) -> list[Finding]:
+    """What of a build is worth a line on the screen and in the ingest report."""
+    found = []
+    funnel = statistics["funnel"]
+    lost = funnel["subjects_in"] - funnel["subjects_out"]
+    if lost:
+        least = f"fewer than {choices.min_codes} {choices.min_codes_unit} of the selected PheCodes"
+        text = f"{lost} of {funnel['subjects_in']} subjects have no sequence"
+        many = (
+            "The few PheCodes selected are rare: see --no-select, --min-case-support, --min-codes" if lost > funnel["subjects_out"] else ""
+        )
+        found.append(Finding(code=Reason.MIN_CODES, level="warning", text=text, wanted=least, action=many, count=lost))
+    for name, leak in statistics["leaks"].items():
+        best = leak["best"]
+        own = list(leak["own"])
+        chance = leak["prevalence"]["all"]
+        told_by_one = leak["leak"] and chance is not None and best["count"]["all"] > chance + 0.01
+        if not leak["cases"]["all"]:
+            continue
+        if told_by_one or (choices.leakage == "keep" and choices.landmark is None and own):
+            told = (
+                f"the count of PheCode {best['phecode']} alone scores {best['count']['all']:.3f}" if best and best["count"]["all"] else ""
+            )
+            said = f"its own codes ({', '.join(own)}) are in the input" if own else ""
+            found.append(
+                Finding(
+                    code=Reason.LABEL_LEAKAGE,
+                    level="warning",
+                    text=f"label {name}: {' and '.join(part for part in (said, told) if part)}",
+                    wanted=f"chance is {chance:.3f}" if chance is not None else "",
+                    action="Look at --leakage drop-phecode and --landmark",
+                )
+            )
+    for name in statistics["fallback"]:
+        ceiling = statistics["max_attainable"].get(name)
+        if ceiling is not None and ceiling <= statistics["threshold"]:
+            found.append(
+                Finding(
+                    code=Reason.CLASS_MISSING,
+                    level="info",
+                    text=f"label {name}: no ratio can exceed {ceiling:.2f} at its prevalence",
+                    wanted=f"the threshold is {statistics['threshold']:g}, so the top codes were taken",
+                )
+            )
+    return found
+
+
+def _notices(plan: Plan) -> list[str]:
+    """What must stand beside every score on these sequences."""
+    choices = plan.choices
+    if choices.leakage == "keep" and choices.landmark is None:
+        return [
+            "Codes that define the labels are in the input (--leakage keep, no landmark): scores tell how well labels are read off, not foretold."
+        ]
+    if choices.landmark is None:
+        return ["Labels come from the whole history (no landmark): scores are of recognition, not of prediction."]
+    return []

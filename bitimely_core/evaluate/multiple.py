@@ -1,0 +1,190 @@
+"""Many runs at once: means over seeds, differences on the same draws, correction for their number, ranks. Legend: `evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bitimely_core.evaluate.bootstrap import LEVEL, bootstrapped, metric_of, why_absent, why_rare, why_too_few, why_uncertain
+from bitimely_core.evaluate.metrics import EMPTY, MAIN, STATISTICS, Array, Metric, Rows, Statistic, Unit, ranked, rows_of
+from bitimely_core.evaluate.paired import Predictions, aligned, difference_of
+
+
+class Replicates(NamedTuple):
+    """One metric of several runs on the same windows and the same draws."""
+
+    values: dict[str, float]  # by run
+    draws: dict[str, Array]  # [R] by run
+    units: int
+    n_subjects: int
+    undefined: str | None  # why there is no value
+    uncertain: str | None  # why there is no interval
+
+
+def replicates(
+    task: str,
+    runs: Mapping[str, Predictions],
+    *,
+    class_names: Sequence[str] = (),
+    metric: str | None = None,
+    label: str | None = None,
+    bootstrap: int = 1000,
+    by: Unit = "subject",
+    seed: int = 0,
+) -> Replicates:
+    """One metric of all `runs`, with its replicates: what `contrast` pairs. Draws are those of `score` and `compare`.
+
+    Args:
+        task: classification, multilabel or regression.
+        runs: by name, on the same windows.
+        class_names: as for `score`.
+        metric: None: the main one of the task.
+        label: the average precision of this class or label, in the place of a metric.
+        bootstrap: replicates.
+        by: what is resampled.
+        seed: of the draws.
+
+    Raises:
+        UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
+    """
+    target, groups, ids, predictions = aligned(runs)
+    if not len(target):
+        return Replicates(dict.fromkeys(runs, np.nan), dict.fromkeys(runs, np.empty(0)), 0, 0, EMPTY, None)
+    rows = rows_of(task, target, predictions, groups, class_names, by, ids)
+    name = metric or MAIN[task]
+    k = None if label is None else rows.names.index(label)
+    points, draws = bootstrapped({run: _single(rows, values, name, k) for run, values in rows.predictions.items()}, rows, bootstrap, seed)
+    undefined = why_absent(rows, k) if k is not None else "not defined by these rows"
+    uncertain = why_uncertain(rows, name, bootstrap) if k is None else why_too_few(rows, bootstrap) or why_rare(rows, k)
+    values = {run: float(point["value"]) for run, point in points.items()}
+    return Replicates(values, {run: d["value"] for run, d in draws.items()}, rows.n_units, rows.n_subjects, undefined, uncertain)
+
+
+def _single(rows: Rows, prediction: Array, metric: str, label: int | None) -> Statistic:
+    """One metric as `value`; accuracy and a label alone without the cost of all the others."""
+    if label is not None:
+        kept = rows.known[:, label]
+        areas = ranked(prediction[kept, label], rows.positive[kept, label], rows.units[kept])
+        return lambda counts: {"value": areas(counts)[1]}
+    if rows.task == "classification" and metric == "accuracy":
+        hits, total = (np.bincount(rows.units, w, rows.n_units) for w in (prediction.argmax(1) == rows.target, np.ones(len(prediction))))
+        return lambda counts: {"value": (counts @ hits) / (counts @ total)}
+    every = STATISTICS[rows.task](rows, prediction, None)
+    return lambda counts: {"value": every(counts)[metric]}
+
+
+def average(found: Replicates, runs: Sequence[str]) -> Metric:
+    """The metric object of the mean over `runs`, such as a run a seed, on the same draws."""
+    drawn = np.mean([found.draws[run] for run in runs], axis=0)
+    return metric_of(float(np.mean([found.values[run] for run in runs])), drawn, found.undefined, found.uncertain)
+
+
+def contrast(found: Replicates, first: Sequence[str], second: Sequence[str], spread: tuple[float, float] | None = None) -> Metric:
+    """The paired difference of the means of two sets of runs, such as one model and another, a run a seed each.
+
+    `se`, `lo` and `hi` are those of the mean difference on the same draws of subjects, as `compare` has them for one pair. `total_se` adds what
+    another training would change, `sqrt(se^2 U / (U - 1) + variance)`, where it is known. `p` is two-sided, of the difference over `total_se` against
+    Student's t with the degrees of freedom of Welch and Satterthwaite: the replicates themselves do not reach as far into the tails as a
+    correction for many comparisons asks.
+
+    Args:
+        found: of all runs in question.
+        first: runs of the first.
+        second: runs of the second.
+        spread: variance of the mean difference over seeds, and its degrees of freedom; None: not known (one training each).
+
+    Returns:
+        `{difference, se, lo, hi, n_defined, undefined_reason, share_above_zero, share_below_zero, total_se, df, p}`; `total_se`, `df` and `p`
+        are null where there is no interval.
+    """
+    from scipy import stats
+
+    (value, drawn), (other, others) = (
+        (np.mean([found.values[run] for run in runs]), np.mean([found.draws[run] for run in runs], axis=0)) for runs in (first, second)
+    )
+    out = {**difference_of(np.asarray(value - other), drawn - others, found.uncertain), "total_se": None, "df": None, "p": None}
+    if out["se"] is None:
+        return out
+    units = found.units  # the variance of a mean over replicates is too small by (U - 1) / U
+    variances = [(out["se"] ** 2 * units / (units - 1), float(units - 1)), *([spread] if spread is not None and spread[1] > 0 else [])]
+    total = sum(v for v, _ in variances)
+    if total == 0:  # the runs say the same of every row that counts
+        return {**out, "total_se": 0.0, "df": float(found.units - 1), "p": 1.0 if out["difference"] == 0 else None}
+    df = total**2 / sum(v**2 / n for v, n in variances)
+    p = 2 * float(stats.t.sf(abs(out["difference"]) / np.sqrt(total), df))
+    return {**out, "total_se": float(np.sqrt(total)), "df": float(df), "p": p}
+
+
+def holm(p: Sequence[float | None], level: float = LEVEL) -> list[tuple[float, float] | None]:
+    """Holm's step-down correction of a family of comparisons; None stands for one that has no p and does not count.
+
+    Returns:
+        For each `(adjusted, alpha)`: the adjusted p, to be compared with 1 - level, and the error rate at which the procedure decides on
+        this one. An interval of level 1 - alpha excludes zero exactly where the adjusted p is at most 1 - level.
+    """
+    out: list[tuple[float, float] | None] = [None] * len(p)
+    known = sorted((value, k) for k, value in enumerate(p) if value is not None)
+    highest, kept = 0.0, None
+    for place, (value, k) in enumerate(known):
+        left = len(known) - place
+        highest = max(highest, min(1.0, left * value))
+        alpha = (1 - level) / left
+        if kept is None and value > alpha:
+            kept = alpha  # from the first that is not told apart on, nothing is
+        out[k] = (highest, alpha if kept is None else kept)
+    return out
+
+
+def corrected(differences: Sequence[Metric], level: float = LEVEL) -> list[Metric]:
+    """Differences of `contrast` as one family: each with `p_holm` and the interval `corrected_lo` to `corrected_hi`, null without p."""
+    from scipy import stats
+
+    out = []
+    for d, found in zip(differences, holm([d["p"] for d in differences], level), strict=True):
+        if found is None:
+            out.append({**d, "p_holm": None, "corrected_lo": None, "corrected_hi": None})
+            continue
+        reach = float(stats.t.isf(found[1] / 2, d["df"])) * d["total_se"]
+        out.append({**d, "p_holm": found[0], "corrected_lo": d["difference"] - reach, "corrected_hi": d["difference"] + reach})
+    return out
+
+
+def apart(difference: Mapping[str, Any]) -> int:
+    """1 or -1 where the corrected interval lies above or below zero, else 0."""
+    lo, hi = difference.get("corrected_lo"), difference.get("corrected_hi")
+    return 0 if lo is None or hi is None else int(lo > 0) - int(hi < 0)
+
+
+def ranks(values: Sequence[float | None], *, lower_is_better: bool = False) -> list[float | None]:
+    """Rank of each value, 1 the best, equal ones their mean rank; None has none."""
+    from scipy import stats
+
+    known = [k for k, value in enumerate(values) if value is not None]
+    found = stats.rankdata([values[k] if lower_is_better else -values[k] for k in known])  # type: ignore[operator]
+    out: list[float | None] = [None] * len(values)
+    for k, rank in zip(known, found.tolist(), strict=True):
+        out[k] = rank
+    return out
+
+
+def nemenyi(table: Any, level: float = LEVEL) -> dict[str, Any]:
+    """Mean ranks over data sets and how far two must lie apart (Nemenyi's test; Demsar 2006, section 3.2.2).
+
+    Args:
+        table: [N data sets, k rows] ranks.
+        level: one less the error rate over all pairs.
+
+    Returns:
+        `{mean_ranks [k], critical, friedman_p, data_sets, rows}`; critical = q sqrt(k (k + 1) / 6 N), q = the studentised range at infinite
+        degrees of freedom over sqrt(2). `friedman_p` of the hypothesis that all rows are equal; null below three rows.
+    """
+    from scipy import stats
+
+    x = np.asarray(table, dtype=np.float64)
+    n, k = x.shape
+    q = float(stats.studentized_range.ppf(level, k, np.inf)) / np.sqrt(2)
+    p = float(stats.friedmanchisquare(*x.T).pvalue) if k > 2 and n > 1 else None
+    critical = float(q * np.sqrt(k * (k + 1) / (6 * n)))
+    return {"mean_ranks": x.mean(0).tolist(), "critical": critical, "friedman_p": p, "data_sets": n, "rows": k}

@@ -1,0 +1,34 @@
+"""bitimely_core.evaluate.predict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core.types import Progress
+
+if TYPE_CHECKING:
+    from bitimely_core.tokens import Windows
+from bitimely_core.workflows.evaluate import EVALUATION_BATCH
+
+
+def predict(
+    model: Any, windows: Windows, *, batch_size: int | None = None, device: str = "auto", progress: Progress | None = None
+) -> np.ndarray:
+    """Predictions of a fine-tuned run, in the order of the rows: probabilities [n, K], or values [n] in the target's unit."""
+    import torch
+
+    from bitimely_core import data
+    from bitimely_core.training.devices import select_device
+
+    place = select_device(device)
+    model = model.to(place).eval()
+    out: list[np.ndarray] = []
+    batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False)
+    with torch.inference_mode():
+        for step, batch in enumerate(batches(0)):
+            out.append(model.predict(data.moved(batch, place)).float().cpu().numpy())
+            if progress is not None:
+                progress(f"predict {windows.name}", step + 1, batches.steps)
+    return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)

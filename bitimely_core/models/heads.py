@@ -1,0 +1,402 @@
+"""From the states of a model to one vector a sequence, and to predictions: readouts, heads, supervised losses.
+
+The vector is read behind the final norm, from the last layer or the last two. [SOS] of the last layer is the paper's choice: that
+layer runs backward, so [SOS] has seen every token.
+
+Legend: B batch, N tokens, M positions (N + 2 with [SOS] and [EOS]), D width, K outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core import models
+from bitimely_core.config import ModelConfig, validate
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.models.stack import Model, bernoulli_entropy, write
+from bitimely_core.registry import models as known
+from bitimely_core.types import Batch, Encoded
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Task = Literal["classification", "multilabel", "regression"]
+
+# ---------------------------------------------------------------------------------------------------------------- readouts
+
+
+def _special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
+    if encoded.eos is None:
+        raise UserError(
+            Reason.CONFIG,
+            f"readout {name}",
+            wanted="this model has no [SOS] and [EOS]",
+            action="Use mean, last, max or flatten",
+            field="finetune.readout",
+            exit_code=Exit.USAGE,
+        )
+    return states[:, 0] if name == "sos" else states.gather(1, encoded.eos[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+
+
+def _tokens(states: Tensor, encoded: Encoded) -> tuple[Tensor, Tensor]:
+    """States of the tokens [B, N, D] and which of them are real, bool [B, N, 1]."""
+    inner = states if encoded.eos is None else states[:, 1:-1]
+    real = torch.ones(inner.shape[:2], dtype=torch.bool, device=inner.device) if encoded.mask is None else encoded.mask
+    return inner, real[..., None]
+
+
+def _sos(states: Tensor, encoded: Encoded) -> Tensor:
+    return _special(states, encoded, "sos")
+
+
+def _eos(states: Tensor, encoded: Encoded) -> Tensor:
+    return _special(states, encoded, "eos")
+
+
+def _mean(states: Tensor, encoded: Encoded) -> Tensor:
+    inner, real = _tokens(states, encoded)
+    return torch.where(real, inner, 0.0).sum(1) / real.sum(1).clamp(min=1)
+
+
+def _max(states: Tensor, encoded: Encoded) -> Tensor:
+    inner, real = _tokens(states, encoded)
+    lowest = torch.where(real, inner, -torch.inf).amax(1)
+    return torch.where(real.any(1), lowest, 0.0)
+
+
+def _last(states: Tensor, encoded: Encoded) -> Tensor:
+    inner, real = _tokens(states, encoded)
+    at = (real.sum(1, keepdim=True) - 1).clamp(min=0)
+    return inner.gather(1, at.expand(-1, 1, inner.shape[2]))[:, 0]
+
+
+def _flatten(states: Tensor, encoded: Encoded) -> Tensor:
+    inner, real = _tokens(states, encoded)
+    return torch.where(real, inner, 0.0).flatten(1)
+
+
+def _native(states: Tensor, encoded: Encoded) -> Tensor:
+    if encoded.pooled is None:
+        raise UserError(
+            Reason.CONFIG,
+            "readout native",
+            wanted="this model has no vector of its own",
+            action="Use sos, eos or mean",
+            field="finetune.readout",
+            exit_code=Exit.USAGE,
+        )
+    return encoded.pooled
+
+
+POOLS: dict[str, Callable[[Tensor, Encoded], Tensor]] = {
+    "sos": _sos,
+    "eos": _eos,
+    "sos+eos": lambda states, encoded: torch.cat((_sos(states, encoded), _eos(states, encoded)), -1),
+    "mean": _mean,
+    "last": _last,
+    "max": _max,
+    "flatten": _flatten,
+    "native": _native,
+}
+"""Readout -> function of states [B, M, D] and the rest of `Encoded`. Means, maxima and `last` run over real tokens without [SOS], [EOS]."""
+
+
+def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
+    """One vector a sequence.
+
+    Args:
+        encoded: what the model returned.
+        model: gives the final norm.
+        readout: a key of `POOLS`.
+        layers: `last` or `last-two` (layers L - 1 and L, the paper's probing study).
+        merge: of two layers: `concat` or `mean`.
+
+    Returns:
+        [B, width] of the readout, twice as wide for two concatenated layers.
+
+    Raises:
+        UserError: the model has no such vector (config, exit 2).
+    """
+    if readout == "native":
+        return _native(encoded.hidden[-1] if encoded.hidden else torch.empty(0), encoded)
+    last: Literal["next", "previous"] = "previous" if model.directions[-1:] == ("backward",) else "next"  # they differ with separate heads
+    full = model.adapter.tokenizer.count(model.config.length) * model.width if readout == "flatten" else 0
+
+    def read(states: Tensor) -> Tensor:
+        found = POOLS[readout](states, encoded)
+        return F.pad(found, (0, max(0, full - found.shape[-1])))  # a batch of short sequences: the rest is empty places
+
+    vectors = [read(model.norm(encoded.hidden[-1], last))]
+    if layers == "last-two":
+        if len(encoded.hidden) < 2:
+            raise UserError(
+                Reason.CONFIG,
+                "layers last-two",
+                wanted=f"{model.config.name} has the states of one layer",
+                action="Use --layers last",
+                field="finetune.layers",
+                exit_code=Exit.USAGE,
+            )
+        vectors.insert(0, read(model.norm(encoded.hidden[-2], "next")))
+    return torch.cat(vectors, -1) if merge == "concat" else torch.stack(vectors).mean(0)
+
+
+def vectors(model: Model, batch: Batch, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
+    """One vector a row of the batch, as `pool`; where the model reads channels one by one their mean (`over_channels`)."""
+    return over_channels(pool(model(batch), model, readout, layers, merge), batch)
+
+
+def over_channels(found: Tensor, batch: Batch) -> Tensor:
+    """One vector a row of the batch from one a row, or from one a row and channel (their mean over the channels that were observed)."""
+    rows = len(batch.values)
+    if len(found) == rows:
+        return found
+    found = found.reshape(rows, -1, found.shape[-1])
+    if batch.mask is None or batch.mask.dim() == 2:
+        return found.mean(1)
+    seen = batch.mask.any(1).to(found.dtype)[..., None]
+    return (found * seen).sum(1) / seen.sum(1).clamp(min=1)
+
+
+def _width(model: Model, readout: str, layers: str, merge: str) -> int:
+    if readout == "native":
+        if model.pooled_width is None:
+            raise UserError(
+                Reason.CONFIG,
+                "readout native",
+                wanted=f"{model.config.name} has no vector of its own",
+                action="Use sos, eos or mean",
+                field="finetune.readout",
+                exit_code=Exit.USAGE,
+            )
+        return model.pooled_width
+    one = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}.get(readout, 1) * model.width
+    return one * (2 if layers == "last-two" and merge == "concat" else 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- heads
+
+
+class Head(nn.Module):
+    """A model and a linear head on one vector a sequence.
+
+    Attributes:
+        model: the part below the head.
+        task: `classification` (logits of K classes), `multilabel` (K logits), `regression` (K values, standardised).
+        target_scale: entropy of the training labels in nats (multilabel: mean over labels; regression: 1, targets are standardised); NaN
+            until it is measured.
+        target_mean: float32 [K], of the training targets of a regression; else 0.
+        target_std: float32 [K]; else 1.
+    """
+
+    target_scale: Tensor
+    target_mean: Tensor
+    target_std: Tensor
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        task: Task,
+        outputs: int,
+        readout: str | None = None,
+        layers: str = "last",
+        layer_merge: str = "concat",
+        freeze: bool = False,
+    ) -> None:
+        super().__init__()
+        self.task, self.outputs = task, outputs
+        self.readout = readout or known[model.config.name].facts.readout
+        self.layers, self.layer_merge, self.freeze = layers, layer_merge, freeze
+        if self.readout not in POOLS:
+            raise UserError(
+                Reason.UNKNOWN_NAME,
+                f"no readout is called {self.readout!r}",
+                wanted=f"known are {', '.join(POOLS)}",
+                field="finetune.readout",
+                exit_code=Exit.USAGE,
+            )
+        self.model = model.requires_grad_(not freeze)
+        self.linear = nn.Linear(_width(model, self.readout, layers, layer_merge), outputs)
+        self.register_buffer("target_scale", torch.tensor(torch.nan))
+        self.register_buffer("target_mean", torch.zeros(outputs))
+        self.register_buffer("target_std", torch.ones(outputs))
+
+    def train(self, mode: bool = True) -> Head:
+        """As for any module, but a frozen model stays in eval mode: its dropout and batch statistics are part of it."""
+        super().train(mode)
+        if self.freeze:
+            self.model.eval()
+        return self
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits, for regression standardised values, [B, K]."""
+        return self.linear(vectors(self.model, batch, self.readout, self.layers, self.layer_merge))
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Probabilities [B, K], or values in the target's own unit: [B] for one output, else [B, K]."""
+        out = self(batch).float()
+        if self.task == "classification":
+            return out.softmax(-1)
+        if self.task == "multilabel":
+            return out.sigmoid()
+        return (out * self.target_std + self.target_mean).squeeze(-1)
+
+    @torch.no_grad()
+    def measure(self, batches: Iterable[Batch]) -> float:
+        """The scale of the loss from the labels in `batches`; regression also keeps their mean and standard deviation."""
+        labels = [batch.target for batch in batches if batch.target is not None]
+        return self.standardise(torch.cat(labels)) if labels else torch.nan
+
+    @torch.no_grad()
+    def standardise(self, targets: Tensor) -> float:
+        """Keep what the training labels [n] or [n, K] say about the scale; returns `target_scale`. NaN labels are left out."""
+        if self.task == "classification":
+            share = torch.bincount(targets.long(), minlength=self.outputs).double() / max(len(targets), 1)
+            scale = float(torch.special.entr(share).sum())
+        else:
+            values = targets.reshape(len(targets), self.outputs).double()
+            mean = values.nanmean(0)
+            if self.task == "multilabel":
+                scale = float(bernoulli_entropy(mean).nanmean())
+            else:
+                spread = (values - mean).square().nanmean(0).sqrt()
+                self.target_mean.copy_(mean.nan_to_num(0.0))
+                self.target_std.copy_(torch.where(spread > 0, spread, 1.0))
+                scale = 1.0
+        self.target_scale.fill_(scale)
+        return scale
+
+    def described(self) -> dict[str, Any]:
+        """What `config.json` holds."""
+        head = {name: getattr(self, name) for name in ("task", "outputs", "readout", "layers", "layer_merge", "freeze")}
+        return {**self.model.described(), "head": head}
+
+    def save(self, folder: str | Path) -> None:
+        """`model.safetensors` and `config.json` in `folder`; read them with `heads.load`, the part below with `models.load`."""
+        write(folder, self, self.described())
+
+
+class Classifier(Head):
+    """A head for one of K classes: `Classifier(model, outputs=5)`."""
+
+    def __init__(self, model: Model, outputs: int, **options: Any) -> None:
+        super().__init__(model, task="classification", outputs=outputs, **options)
+
+
+class MultiLabel(Head):
+    """A head for K labels of which any may hold."""
+
+    def __init__(self, model: Model, outputs: int, **options: Any) -> None:
+        super().__init__(model, task="multilabel", outputs=outputs, **options)
+
+
+class Regressor(Head):
+    """A head for K values."""
+
+    def __init__(self, model: Model, outputs: int = 1, **options: Any) -> None:
+        super().__init__(model, task="regression", outputs=outputs, **options)
+
+
+def build(
+    model: Model,
+    *,
+    task: Task,
+    outputs: int,
+    readout: str | None = None,
+    layers: str = "last",
+    layer_merge: str = "concat",
+    freeze: bool = False,
+) -> Head:
+    """A head for `task` with random weights; `readout` None = the model's own.
+
+    Raises:
+        UserError: a readout that the model does not have (config, exit 2).
+    """
+    return Head(model, task=task, outputs=outputs, readout=readout, layers=layers, layer_merge=layer_merge, freeze=freeze)
+
+
+def standardise(head: Head, targets: np.ndarray) -> None:
+    """Tell the head its training labels, [n] or [n, K]: the scale of the loss, and mean and spread of a regression's targets."""
+    head.standardise(torch.as_tensor(targets))
+
+
+def load(folder: str | Path) -> Head:
+    """The head, with its model, that `Head.save` wrote, in eval mode. Raises UserError as `models.load`."""
+    stored, weights = models.read(folder)
+    where = Path(folder) / "config.json"
+    if "head" not in stored:
+        raise UserError(
+            Reason.CONFIG,
+            "a model without a head",
+            wanted="expected a fine-tuned model",
+            action="Use models.load",
+            file=str(where),
+            exit_code=Exit.USAGE,
+        )
+    head = Head(models.made(validate(ModelConfig, stored["model"], str(where))), **stored["head"])
+    models.put(head, weights, where.with_name("model.safetensors"))
+    return head.eval()
+
+
+# ---------------------------------------------------------------------------------------------------------------- losses
+
+
+def cross_entropy(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
+    """Cross-entropy of class ids [B] in the objective form; parts: accuracy."""
+    assert batch.target is not None
+    target = batch.target.long()
+    logits = head(batch).float()
+    accuracy = (logits.argmax(-1) == target).float().mean()
+    return _supervised(
+        head, F.cross_entropy(logits, target), {"accuracy": accuracy}, logits, target, torch.ones_like(target, dtype=torch.bool)
+    )
+
+
+def binary_cross_entropy(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
+    """Binary cross-entropy of labels [B, K] in {0, 1, NaN = unknown} in the objective form."""
+    logits, target, valid = _with_labels(head, batch)
+    each = F.binary_cross_entropy_with_logits(logits, torch.where(valid, target, 0.0), reduction="none")
+    return _supervised(head, torch.where(valid, each, 0.0).sum() / valid.sum().clamp(min=1), {}, logits, target, valid)
+
+
+def mean_squared_error(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
+    """Squared error on standardised targets [B] or [B, K] (NaN = unknown) in the objective form; parts: absolute error in their unit."""
+    prediction, target, valid = _with_labels(head, batch)
+    target = (target - head.target_mean) / head.target_std
+    error = torch.where(valid, prediction - torch.where(valid, target, 0.0), 0.0)
+    count = valid.sum().clamp(min=1)
+    absolute = (error.detach().abs() * head.target_std).sum() / count
+    return _supervised(head, error.square().sum() / count, {"mae": absolute}, prediction, target, valid)
+
+
+losses = {"classification": cross_entropy, "multilabel": binary_cross_entropy, "regression": mean_squared_error}
+"""Task -> its loss."""
+
+
+def _with_labels(head: Head, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, labels and which of them are known, all [B, K]."""
+    assert batch.target is not None
+    out = head(batch)
+    out = out if out.dtype == torch.float64 else out.float()
+    target = batch.target.reshape(out.shape).to(out.dtype)
+    return out, target, ~torch.isnan(target)
+
+
+def _supervised(head: Head, loss: Tensor, parts: dict[str, Tensor], prediction: Tensor, target: Tensor, valid: Tensor) -> dict[str, Any]:
+    penalty, head.model.penalty = head.model.penalty, None
+    return {
+        "loss": loss if penalty is None else loss + penalty,
+        "rel": loss.detach() / head.target_scale,
+        "parts": parts if penalty is None else {**parts, "penalty": penalty.detach()},
+        "prediction": prediction,
+        "target": target,
+        "valid": valid,
+        "count": valid.sum(),
+    }

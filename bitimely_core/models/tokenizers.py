@@ -1,0 +1,263 @@
+"""From a batch to tokens, their targets and the mask of real tokens (paper, appendix "Pre-training overview").
+
+Targets are raw values of the input, never a learned tensor: learned targets collapse (the tokens shrink until any prediction is good).
+Missing and padded samples are set to 0, that is to the mean after normalisation, and are left out of the loss; padding stands on the right.
+
+Legend: B batch, T timesteps, V channels, N tokens, F token width, P target width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.types import Batch
+
+PAD, SOS, EOS, MASK, UNK, FIRST = range(6)  # ids of the input vocabulary; codes stand from FIRST on
+IGNORE = -100  # class of a target that nobody predicts
+
+
+def row_ends(batch: Batch) -> Tensor:
+    """The true length of each row, int64 [B]: one past its last sample or event that any channel observed."""
+    if batch.mask is None:
+        return torch.full(batch.values.shape[:1], batch.values.shape[1], device=batch.values.device)
+    seen = batch.mask.any(-1) if batch.mask.dim() == 3 else batch.mask
+    return (seen * torch.arange(1, seen.shape[1] + 1, device=seen.device)).amax(1)
+
+
+def _observed(batch: Batch) -> Tensor:
+    """Which samples were observed, bool [B, T, V]."""
+    if batch.mask is None:
+        return torch.ones_like(batch.values, dtype=torch.bool)
+    mask = batch.mask.bool()
+    return mask if mask.dim() == 3 else mask.unsqueeze(-1).expand_as(batch.values)
+
+
+def _values(batch: Batch) -> Tensor:
+    """The samples with 0 where nothing was observed, [B, T, V]."""
+    return batch.values if batch.mask is None else batch.values.masked_fill(~_observed(batch), 0.0)
+
+
+class Conv(nn.Module):
+    """Two convolutions V -> V (kernel 3, stride 2, padding 1) with GELU: N = ceil(T / 4).
+
+    Token n sees the samples 4n-3 .. 4n+3. Its target is the raw centre sample x[4n], which token n-1 (up to 4n-1) and token n+1
+    (from 4n+1) cannot see, so one target is honest in both directions. Nothing mixes tokens afterwards: a centred kernel would show
+    token n+1 to token n.
+
+    Attributes:
+        width: F, the channels.
+        target_width: P, the channels.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.width = self.target_width = channels
+        self.first = nn.Conv1d(channels, channels, 3, stride=2, padding=1)
+        self.second = nn.Conv1d(channels, channels, 3, stride=2, padding=1)
+        for conv in (self.first, self.second):  # the default bounds shrink a channel to a few hundredths of its size on the way
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+            assert conv.bias is not None
+            nn.init.zeros_(conv.bias)
+
+    def count(self, length: int) -> int:
+        """N of windows of `length` samples."""
+        return -(-length // 4)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, N, V], targets [B, N, V], mask of real tokens [B, N]."""
+        x = _values(batch)
+        ends = row_ends(batch)
+        y = F.gelu(self.first(x.transpose(1, 2)))
+        if batch.mask is not None:  # behind its end a row must look as if it were alone
+            y = y * _before(-(-ends // 2), y.shape[-1]).unsqueeze(1)
+        tokens = F.gelu(self.second(y)).transpose(1, 2)
+        return tokens, x[:, ::4].detach(), _before(-(-ends // 4), tokens.shape[1])
+
+    def observed(self, batch: Batch) -> Tensor:
+        """Which target values were observed, bool [B, N, V]."""
+        return _observed(batch)[:, ::4]
+
+    def erase(self, batch: Batch, chosen: Tensor) -> Batch:
+        """The batch with the samples 4n .. 4n+3 of the `chosen` [B, N] tokens set to 0, all channels together."""
+        gone = chosen.repeat_interleave(4, dim=1)[:, : batch.values.shape[1]]
+        return batch._replace(values=batch.values.masked_fill(gone.unsqueeze(-1), 0.0))
+
+
+class Steps(nn.Module):
+    """Every timestep is a token; its target is its own raw sample. N = T.
+
+    Attributes:
+        width: F, the channels.
+        target_width: P, the channels.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.width = self.target_width = channels
+
+    def count(self, length: int) -> int:
+        """N of windows of `length` samples."""
+        return length
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, T, V], targets (the same values), mask of real tokens [B, T]."""
+        x = _values(batch)
+        return x, x.detach(), _before(row_ends(batch), x.shape[1])
+
+    def observed(self, batch: Batch) -> Tensor:
+        """Which target values were observed, bool [B, T, V]."""
+        return _observed(batch)
+
+    def erase(self, batch: Batch, chosen: Tensor) -> Batch:
+        """The batch with the `chosen` [B, T] timesteps set to 0, all channels together."""
+        return batch._replace(values=batch.values.masked_fill(chosen.unsqueeze(-1), 0.0))
+
+
+class Patch(nn.Module):
+    """Patches of P samples, flattened over time and channels; the target of a token is its raw patch (the paper's figures: 3000 -> 375).
+
+    A row whose length is no multiple repeats its last sample up to the end of the last patch (`crop="pad"`, the repeated samples are
+    left out of the loss), or loses its first samples (`crop="start"`). Overlapping patches show a token parts of its neighbours' targets.
+
+    Attributes:
+        width: F = P * V.
+        target_width: F as well.
+    """
+
+    def __init__(self, channels: int, patch: int = 8, *, stride: int | None = None, crop: str = "pad") -> None:
+        super().__init__()
+        self.patch, self.stride, self.crop = patch, stride or patch, crop
+        self.width = self.target_width = patch * channels
+
+    def count(self, length: int) -> int:
+        """N of windows of `length` samples. Raises UserError (shapes_differ, exit 2) when not one patch fits."""
+        if length < self.patch and self.crop == "start":
+            raise UserError(
+                Reason.SHAPES_DIFFER,
+                f"windows of {length} samples",
+                wanted=f"expected at least one patch of {self.patch}",
+                action="Choose a smaller model.patch",
+                exit_code=Exit.USAGE,
+            )
+        beyond = length - self.patch
+        return beyond // self.stride + 1 if self.crop == "start" else -(-max(beyond, 0) // self.stride) + 1
+
+    def _counts(self, lengths: Tensor) -> Tensor:
+        beyond = lengths - self.patch
+        if self.crop == "start":
+            return torch.where(beyond < 0, 0, beyond // self.stride + 1)
+        return torch.where(lengths > 0, -(-beyond.clamp(min=0) // self.stride) + 1, 0)
+
+    def _starts(self, ends: Tensor) -> Tensor:
+        """First sample that is used, [B]."""
+        return (ends - self.patch).clamp(min=0) % self.stride if self.crop == "start" else torch.zeros_like(ends)
+
+    def _index(self, batch: Batch) -> Tensor:
+        """The sample behind each entry of each patch, before repetition, [B, N * P]."""
+        count, device = self.count(batch.values.shape[1]), batch.values.device
+        steps = torch.arange(count, device=device)[:, None] * self.stride + torch.arange(self.patch, device=device)
+        return self._starts(row_ends(batch))[:, None] + steps.flatten()
+
+    def _whole(self, batch: Batch) -> bool:
+        """Whether patches are just a view of the window."""
+        return batch.mask is None and self.stride == self.patch and batch.values.shape[1] % self.patch == 0
+
+    def _cut(self, samples: Tensor, index: Tensor) -> Tensor:
+        """[B, T, V] -> [B, N, P * V]."""
+        taken = samples.gather(1, index.unsqueeze(-1).expand(-1, -1, samples.shape[2]))
+        return taken.reshape(len(taken), -1, self.width)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, N, P * V], targets (the same values), mask of real tokens [B, N]."""
+        x, ends = _values(batch), row_ends(batch)
+        if self._whole(batch):
+            tokens = x.reshape(len(x), -1, self.width)
+        else:
+            tokens = self._cut(x, torch.minimum(self._index(batch), (ends - 1).clamp(min=0)[:, None]))
+        return tokens, tokens.detach(), _before(self._counts(ends), tokens.shape[1])
+
+    def observed(self, batch: Batch) -> Tensor:
+        """Which target values were observed (repeated samples were not), bool [B, N, P * V]."""
+        if self._whole(batch):
+            return torch.ones_like(batch.values, dtype=torch.bool).reshape(len(batch.values), -1, self.width)
+        index, ends = self._index(batch), row_ends(batch)[:, None]
+        inside = (index < ends).unsqueeze(-1).expand(-1, -1, batch.values.shape[2]).reshape(len(index), -1, self.width)
+        return inside & self._cut(_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0)))
+
+    def erase(self, batch: Batch, chosen: Tensor) -> Batch:
+        """The batch with the patches of the `chosen` [B, N] tokens set to 0, all channels together (patches that do not overlap)."""
+        samples = torch.arange(batch.values.shape[1], device=chosen.device) - self._starts(row_ends(batch))[:, None]
+        token, within = samples // self.stride, samples % self.stride
+        inside = (samples >= 0) & (token < chosen.shape[1]) & (within < self.patch)
+        gone = chosen.gather(1, token.clamp(0, chosen.shape[1] - 1)) & inside
+        return batch._replace(values=batch.values.masked_fill(gone.unsqueeze(-1), 0.0))
+
+
+class Codes(nn.Module):
+    """Events: a token is the id of a code; its target is the output class. Classes: the codes in the order of their ids, one for [EOS].
+
+    [PAD], [SOS], [EOS], [MASK] and [UNK] are ids of the input only; `classes` holds the map, `IGNORE` where an id has no class.
+
+    Attributes:
+        width: rows of the embedding: one a code, and one for all ids below them (pads are never read: it is that of [MASK] and [UNK]).
+        target_width: output classes, codes + 1.
+    """
+
+    classes: Tensor
+
+    def __init__(self, codes: int) -> None:
+        super().__init__()
+        self.width = self.target_width = codes - FIRST + 1
+        classes = torch.full((codes,), IGNORE)
+        classes[FIRST:] = torch.arange(codes - FIRST)
+        classes[EOS] = codes - FIRST
+        self.register_buffer("classes", classes)
+
+    @property
+    def eos(self) -> int:
+        """The class of [EOS]."""
+        return self.target_width - 1
+
+    def count(self, length: int) -> int:
+        """N of sequences of `length` events."""
+        return length
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Code ids int64 [B, N], classes [B, N], mask of real tokens [B, N]."""
+        ids = batch.values.long()
+        if batch.mask is not None:
+            ids = ids.masked_fill(~batch.mask.bool(), PAD)
+        return ids, torch.where(ids < FIRST, IGNORE, self.classes[ids]), _before(row_ends(batch), ids.shape[1])
+
+    def observed(self, batch: Batch) -> Tensor:
+        """Which targets have a class, bool [B, N]."""
+        return self(batch)[1] != IGNORE
+
+    def erase(self, batch: Batch, chosen: Tensor) -> Batch:
+        """The batch with [MASK] in the place of the `chosen` [B, N] codes."""
+        return batch._replace(values=batch.values.masked_fill(chosen, MASK))
+
+    def sets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The codes of each distinct time, for models that do not order equal times.
+
+        Returns:
+            Sets float [B, N + 1, P] with a 1 for each code of the row's j-th distinct time, the set behind the last one holding [EOS]
+            alone; and the number j of each event's time, int64 [B, N].
+        """
+        _, targets, real = self(batch)
+        times = torch.arange(targets.shape[1], device=targets.device).expand_as(targets) if batch.times is None else batch.times
+        group = F.pad((times[:, 1:] > times[:, :-1]) & real[:, 1:], (1, 0)).cumsum(1)
+        known = targets != IGNORE
+        sets = torch.zeros(*targets.shape[:1], targets.shape[1] + 1, self.target_width, device=targets.device)
+        row = torch.arange(len(sets), device=targets.device)
+        sets[row[:, None].expand_as(group)[known], group[known], targets[known]] = 1.0
+        sets[row, torch.where(real.any(1), group[:, -1] + 1, 0), self.eos] = 1.0
+        return sets, group
+
+
+def _before(ends: Tensor, count: int) -> Tensor:
+    """Positions before each row's end, bool [B, count]."""
+    return torch.arange(count, device=ends.device) < ends[:, None]

@@ -1,0 +1,193 @@
+"""bitimely_core.recipe."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from bitimely_core.config import DataConfig, Rates, Section, Settings, merge_layers, parse_assignments, read_toml, validate
+from bitimely_core.errors import Exit, Reason, UserError
+
+
+class Stage(Section):
+    """A section of a recipe that is a training verb: its keys are the flags' names."""
+
+    preset: str | None = None
+    data: str | tuple[str, ...] | None = None
+    model: str | None = None
+    budget: Literal["table", "matched"] | None = None
+    objective: str | None = None
+    epochs: int | None = Field(None, ge=0)
+    steps: int | None = Field(None, ge=0)
+    batch_size: int | None = Field(None, ge=1)
+    accumulate: int | None = Field(None, ge=1)
+    lr: float | None = Field(None, gt=0)
+    tune: Rates = None
+    precision: str | None = None
+    device: str | None = None
+    devices: int | None = Field(None, ge=1)
+    compile: bool | None = None
+    seed: int | None = Field(None, ge=0)
+    ties: str | None = None
+    rotary: str | None = None
+    clock: str | None = None
+    readout: str | None = None
+    layers: str | None = None
+    freeze: bool | None = None
+    from_scratch: bool | None = None
+    fraction: float | None = Field(None, gt=0, le=1)
+
+    def flags(self) -> dict[str, Any]:
+        """As nested settings, without `preset` and `budget`; of `data` only what `pretrain` reads."""
+        out: dict[str, Any] = {}
+        for name, value in self.model_dump(exclude_none=True).items():
+            if name in {"preset", "budget"}:
+                continue
+            section, key = WHERE.get(name, ("train", name))
+            out.setdefault(section, {})[key] = (value,) if (section, key) == ("data", "names") and isinstance(value, str) else value
+        return out
+
+
+WHERE = {
+    "data": ("data", "names"),
+    "model": ("model", "name"),
+    "objective": ("objective", "name"),
+    "tune": ("tune", "rates"),
+    "ties": ("model", "ties"),
+    "rotary": ("model", "rotary"),
+    "clock": ("model", "clock"),
+    "readout": ("finetune", "readout"),
+    "layers": ("finetune", "layers"),
+    "freeze": ("finetune", "freeze"),
+    "from_scratch": ("finetune", "from_scratch"),
+    "fraction": ("data", "fraction"),
+}
+
+
+class IngestStage(Section):
+    """`[ingest]`: data sets, their sources and options."""
+
+    datasets: tuple[str, ...] = ()
+    sources: dict[str, str] = {}
+    options: dict[str, dict[str, Any]] = {}
+    jobs: int = Field(1, ge=1)
+
+
+class EvaluateStage(Section):
+    """`[evaluate]`: the flags of the verb."""
+
+    split: Literal["train", "validation", "test"] = "test"
+    bootstrap: int = Field(1000, ge=0)
+    by: Literal["subject", "window"] = "subject"
+    compare: str | None = None  # a value of the matrix: every other run is compared with that of the cell which has this one
+
+
+class AnalyzeStage(Section):
+    """One `[[analyze]]`: the kind, the runs that it reads and its options."""
+
+    kind: str
+    of: Literal["pretrain", "finetune", "both"] = "pretrain"  # both: a pre-training with all fine-tunings of it on one view
+    together: bool = False  # one page about all rows in the place of one for each
+    data: str | None = None
+    sequences: int | None = Field(None, ge=1)
+    options: dict[str, Any] = {}
+
+
+class Block(Section):
+    """One `[[block]]`: a pre-training and the columns of the table that come out of it. What it leaves open is the recipe's own."""
+
+    name: str = ""
+    tokenize: DataConfig = DataConfig()
+    build: dict[str, Any] = {}
+    pretrain: Stage = Stage()
+    finetune: Stage = Stage()
+
+
+class Arm(Stage):
+    """One `[[arm]]`: a row that is no point of a product. `set` holds settings that have no flag, by section."""
+
+    name: str
+    set: dict[str, dict[str, Any]] = {}
+
+
+class LeaveOut(Section):
+    """One `[[leave_out]]`: points of the matrix that cannot be, key -> values, and why."""
+
+    where: dict[str, tuple[Any, ...]]
+    why: str
+
+
+class Recipe(Section):
+    """A whole experiment as data (`pipelines/*.toml`), or the settings of one run (`--config`)."""
+
+    title: str = ""
+    description: str = ""
+    ingest: IngestStage = IngestStage()
+    tokenize: DataConfig = DataConfig()
+    build: dict[str, Any] = {}  # choices of the sequences of claims, named as the options of `tokenize pophr`
+    pretrain: Stage = Stage()
+    finetune: Stage = Stage()
+    evaluate: EvaluateStage = EvaluateStage()
+    analyze: tuple[AnalyzeStage, ...] = ()
+    matrix: dict[str, tuple[Any, ...]] = {}
+    block: tuple[Block, ...] = ()
+    arm: tuple[Arm, ...] = ()
+    leave_out: tuple[LeaveOut, ...] = ()
+    paper: dict[str, Any] = {}  # row -> column -> value, or [value, standard error], in the paper's units
+    folds: tuple[Annotated[int, Field(ge=1, le=10)], ...] = ()  # test folds: everything once for each, the test sets scored together
+    statistics: tuple[str, ...] = ()  # views whose windows are counted beside the paper's table
+    objectives: dict[str, str] = {}  # a model's own objective -> the one in its place
+    literal: dict[str, Any] = {}  # laid over the recipe unless `run --honest`: what the paper does and a fair evaluation would not
+    model: dict[str, Any] = {}
+    objective: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    train: dict[str, Any] = {}
+
+    @field_validator("folds")
+    @classmethod
+    def _each_once(cls, folds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(folds)) < len(folds):
+            raise ValueError("expected each fold once")
+        return folds
+
+    def overrides(self, stage: str, *, tokenize: bool = True) -> dict[str, Any]:
+        """Nested settings of one stage (pretrain, finetune): how windows are made if they are missing, the general sections, the stage's own flags."""
+        general = {name: getattr(self, name) for name in ("model", "objective", "data", "train") if getattr(self, name)}
+        windows = self.tokenize.model_dump(exclude_unset=True) if tokenize else {}
+        return merge_layers({"data": windows} if windows else {}, general, getattr(self, stage).flags())
+
+
+def load_recipe(path: Path, *, honest: bool = False, changes: dict[str, Any] | None = None) -> Recipe:
+    """A recipe file with `changes` laid over it, and before them its section `[literal]` unless `honest`.
+
+    Raises UserError (config, exit 2) naming the key, with the nearest right one.
+    """
+    values = read_toml(path)
+    if honest and not values.get("literal"):
+        raise UserError(
+            Reason.CONFIG,
+            "no section [literal]",
+            wanted="expected one for --honest to leave out",
+            action="Leave --honest out: there is one variant",
+            file=str(path),
+            exit_code=Exit.USAGE,
+        )
+    read = validate(Recipe, merge_layers(values, {} if honest else values.get("literal", {}), changes or {}), str(path))
+    free: list[dict[str, Any]] = [{}, *(arm.set for arm in read.arm)]
+    for stage, more in itertools.product(
+        ("pretrain", "finetune"), free
+    ):  # the free sections are checked against the settings they will become
+        validate(Settings, merge_layers(Settings().model_dump(by_alias=True), read.overrides(stage), more), str(path))
+    return read
+
+
+def resolve_settings(
+    stage: Literal["pretrain", "finetune"], base: dict[str, Any], *, config: Recipe | None, pairs: list[str], flags: dict[str, Any]
+) -> Settings:
+    """Field defaults <- `base` (the preset, or the source run) <- recipe <- command line; `--set` after the flags."""
+    layers = [base, config.overrides(stage) if config else {}, flags, parse_assignments(pairs)]
+    chosen = validate(Settings, merge_layers(*layers))
+    return chosen.model_copy(update={"model": chosen.model.model_copy(update={"core_precision": chosen.train.core_precision})})

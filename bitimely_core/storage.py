@@ -1,0 +1,603 @@
+"""The one module that writes. Nothing stands under its final name before it is whole, on the disk and read back.
+
+A file is written to `<name>.tmp-<pid>-<random>` in the same folder, flushed to the disk, read back and compared, renamed, and the folder is
+flushed too: a kill or a power cut leaves the old file or the new one. `manifest.json`, written last, names every file with its SHA-256 and
+holds its own. Imports neither pyarrow nor torch, so both sides of the cache use it. Every call of the operating system that can fail goes
+through one of the `os_*` functions below, so that a test can make the n-th one fail.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+
+from bitimely_core.errors import Exit, Finding, Reason, UserError, clean
+
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+CHUNK = 1 << 20  # bytes a read or write
+AGAIN = "Repeat the command: finished parts are kept"
+FULL = {errno.ENOSPC: "disk full", errno.EDQUOT: "disk quota used up", errno.EFBIG: "file size limit of this process reached"}
+SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
+OLD = re.compile(r"manifest-(\d+)\.json")
+ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps would make one a call
+
+
+def os_open(path: Path, flags: int) -> int:
+    """A file descriptor that child processes do not inherit; a file made by it is for its owner alone, whatever the umask."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    if flags & os.O_CREAT:
+        os.fchmod(fd, 0o600)
+    return fd
+
+
+def os_read(fd: int, size: int) -> bytes:
+    """Up to `size` bytes."""
+    return os.read(fd, size)
+
+
+def os_write(fd: int, data: memoryview) -> int:
+    """Write some of `data`; how much."""
+    return os.write(fd, data)
+
+
+def os_fsync(fd: int) -> None:
+    """Flush a file or a folder to the disk."""
+    os.fsync(fd)
+
+
+def os_replace(old: Path, new: Path) -> None:
+    """Rename, over what is there."""
+    old.replace(new)
+
+
+def os_link(old: Path, new: Path) -> None:
+    """A second name for the same file; fails where `new` exists."""
+    os.link(old, new)
+
+
+def os_unlink(path: Path) -> None:
+    """Remove a name."""
+    path.unlink()
+
+
+def os_mkdir(path: Path) -> None:
+    """A folder for its owner alone, whatever the umask."""
+    path.mkdir(0o700)
+    path.chmod(0o700)
+
+
+# ---- what things are called and how large they are
+
+
+def canonical(obj: Any) -> bytes:
+    """`obj` as JSON with one possible spelling: sorted keys, no blanks, UTF-8. Raises ValueError for NaN and infinities."""
+    return ENCODER.encode(obj).encode()
+
+
+def fingerprint(obj: Any) -> str:
+    """SHA-256, in hex, of the canonical JSON of `obj`."""
+    return hashlib.sha256(canonical(obj)).hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex. Raises OSError."""
+    return digest(path)[0]
+
+
+def digest(path: Path) -> tuple[str, int]:
+    """SHA-256, in hex, and size in bytes of the file as it is read now. Raises OSError."""
+    total, size = hashlib.sha256(), 0
+    fd = os_open(path, os.O_RDONLY)
+    try:
+        while block := os_read(fd, CHUNK):
+            total.update(block)
+            size += len(block)
+    finally:
+        os.close(fd)
+    return total.hexdigest(), size
+
+
+def bytes_text(size: float) -> str:
+    """A size for people: 1.5 GB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def require_space(folder: Path, need: int) -> None:
+    """Raises UserError (disk_full, exit 6) when the disk of `folder` has fewer than `need` bytes left."""
+    with _translate_errors(folder):
+        have = shutil.disk_usage(folder).free
+    if have < need:
+        raise UserError(
+            Reason.DISK_FULL,
+            f"disk full: need {bytes_text(need)}, have {bytes_text(have)}",
+            action=f"Make room. {AGAIN}",
+            file=str(folder),
+            exit_code=Exit.RESOURCES,
+        )
+
+
+def os_error(error: OSError, path: Path) -> UserError:
+    """A failed call of the operating system on our own files as the error that the user sees (exit 6)."""
+    code, text, action = Reason.IO_ERROR, error.strerror or str(error), AGAIN
+    if error.errno in FULL:
+        with suppress(OSError):
+            text = f"{FULL[error.errno]}, have {bytes_text(shutil.disk_usage(path.parent).free)} free there"
+        code, action = Reason.DISK_FULL, f"Make room. {AGAIN}"
+    elif error.errno in SCARCE:
+        code, action = Reason.RESOURCE_LIMIT, f"Raise the limit (ulimit), or use fewer --jobs. {AGAIN}"
+    elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        text, action = f"cannot be written ({text})", "Choose a folder that you may write to"
+    return UserError(code, text, action=action, file=str(path), exit_code=Exit.RESOURCES)
+
+
+@contextmanager
+def _translate_errors(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block into the UserError of `fault`."""
+    try:
+        yield
+    except OSError as error:
+        raise os_error(error, path) from error
+
+
+# ---- writing
+
+
+class _Sink(io.RawIOBase):
+    """A file descriptor that counts and hashes what goes through it, and remembers the error that a serialiser may hide."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self.fd, self.total, self.size, self.error = fd, hashlib.sha256(), 0, cast("OSError | None", None)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.size
+
+    def write(self, data: Any) -> int:  # one call each: the buffer above repeats it when it was interrupted
+        view = memoryview(data).cast("B")
+        try:
+            done = os_write(self.fd, view)
+        except OSError as error:
+            self.error = error
+            raise
+        self.total.update(view[:done])
+        self.size += done
+        return done
+
+
+Content = Callable[[BinaryIO], object] | bytes | memoryview
+"""Of a file: its bytes, or what writes them to the stream that it is given (not seekable)."""
+
+
+def _write(path: Path, content: Content) -> tuple[str, int]:
+    """A new file, on the disk and read back; its SHA-256 and size.
+
+    What is still in memory is compared byte by byte with what is read back, which is both stronger and cheaper than a second SHA-256.
+    """
+    fd = os_open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
+    sink = _Sink(fd)
+    try:
+        if callable(content):
+            stream = io.BufferedWriter(sink, CHUNK)
+            content(cast("BinaryIO", stream))
+            stream.flush()
+            stream.detach()
+        else:
+            left = memoryview(content).cast("B")
+            while left:
+                left = left[sink.write(left) :]
+        os_fsync(fd)
+    except Exception:
+        if sink.error is not None:  # serialisers wrap it into errors of their own
+            raise sink.error from None
+        raise
+    finally:
+        os.close(fd)
+    wanted = sink.total.hexdigest(), sink.size
+    if digest(path) != wanted if callable(content) else not _matches(path, memoryview(content).cast("B")):
+        raise UserError(
+            Reason.INTEGRITY,
+            "what was read back differs from what was written",
+            action="Check disk and memory of this machine",
+            file=str(path),
+            exit_code=Exit.INTEGRITY,
+        )
+    return wanted
+
+
+def _matches(path: Path, data: memoryview) -> bool:
+    """Whether the bytes of a file are `data` and nothing else."""
+    fd, at = os_open(path, os.O_RDONLY), 0
+    try:
+        while block := os_read(fd, CHUNK):
+            if data[at : at + len(block)].tobytes() != block:
+                return False
+            at += len(block)
+    finally:
+        os.close(fd)
+    return at == len(data)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A free name beside `path`; what still has it at the end is removed. Errors name `path`."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    with _translate_errors(path):
+        try:
+            yield temporary
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def _sync(folder: Path) -> None:
+    """Flush the names in a folder to the disk."""
+    fd = os_open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os_fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot flush folders
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_file(path: Path, content: Content) -> tuple[str, int]:
+    """Write a file whole or not at all.
+
+    Args:
+        path: where; a file that is there is replaced.
+        content: its bytes, or what writes them to the stream that it is given (not seekable).
+
+    Returns:
+        SHA-256 in hex and size in bytes.
+
+    Raises:
+        UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The former file
+            is intact.
+    """
+    with _temporary(path) as temporary:
+        found = _write(temporary, content)
+        os_replace(temporary, path)
+        _sync(path.parent)
+    return found
+
+
+def write_named(folder: Path, stem: str, suffix: str, content: Content) -> tuple[str, str, int]:
+    """As `write_file`, under the name `<stem>-<first 16 hex digits of its SHA-256><suffix>`, hence never over other content.
+
+    Returns the name, SHA-256 in hex and size in bytes.
+    """
+    with _temporary(folder / f"{stem}{suffix}") as temporary:
+        found, size = _write(temporary, content)
+        name = f"{stem}-{found[:16]}{suffix}"
+        os_replace(temporary, folder / name)
+        _sync(folder)
+    return name, found, size
+
+
+def write_bytes(path: Path, data: bytes | memoryview) -> tuple[str, int]:
+    """`write_file` of `data`."""
+    return write_file(path, data)
+
+
+def write_json(path: Path, obj: Any) -> tuple[str, int]:
+    """`write_file` of `obj` as canonical JSON and a line break."""
+    return write_bytes(path, canonical(obj) + b"\n")
+
+
+def write_secret(path: Path, size: int) -> None:
+    """Random bytes for their owner alone, made once: a file that is there is left as it is. Raises UserError as `write_file`."""
+    with _translate_errors(path):
+        if path.exists():
+            return
+        make_folder(path.parent)
+        with _temporary(path) as temporary:
+            _write(temporary, secrets.token_bytes(size))
+            with suppress(FileExistsError):  # another process was faster
+                os_link(temporary, path)
+        _sync(path.parent)
+
+
+def append_line(path: Path, obj: Any) -> None:
+    """Add `obj` as one line of canonical JSON; a last line that a killed run left unfinished is cut off first.
+
+    Raises UserError (exit 6).
+    """
+    with _translate_errors(path):
+        fd = os_open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+        try:
+            size = os.fstat(fd).st_size
+            tail = os.pread(fd, CHUNK, max(0, size - CHUNK))
+            if tail and not tail.endswith(b"\n"):
+                os.ftruncate(fd, size - (len(tail) - tail.rfind(b"\n") - 1))
+            left = memoryview(canonical(obj) + b"\n")
+            while left:
+                left = left[os_write(fd, left) :]
+        finally:
+            os.close(fd)
+
+
+def make_folder(path: Path) -> Path:
+    """A folder and its missing parents, readable by their owner alone.
+
+    Raises UserError: path_escape (exit 2) when `path` itself is a link, not_found (exit 2) when it is a file, io_error (exit 6).
+    """
+    if path.is_symlink():
+        raise UserError(
+            Reason.PATH_ESCAPE,
+            "is a link",
+            wanted="results are not written through links",
+            action="Give the folder that it leads to",
+            file=str(path),
+            exit_code=Exit.USAGE,
+        )
+    with _translate_errors(path):
+        missing = [p for p in (path, *path.parents) if not p.exists()]
+        for folder in reversed(missing):
+            with suppress(FileExistsError):  # another process was faster
+                os_mkdir(folder)
+                _sync(folder.parent)
+    if not path.is_dir():
+        raise UserError(Reason.NOT_FOUND, "is no folder", wanted="expected a folder", file=str(path), exit_code=Exit.USAGE)
+    return path
+
+
+def sweep(folder: Path) -> int:
+    """Remove the temporary files that dead runs left in `folder`; how many. The caller holds the lock."""
+    left = [p for p in _listed(folder) if TEMPORARY.search(p.name)]
+    with _translate_errors(folder):
+        for path in left:
+            os_unlink(path)
+    return len(left)
+
+
+def _listed(folder: Path) -> list[Path]:
+    with _translate_errors(folder):
+        return sorted(folder.iterdir())
+
+
+# ---- one writer at a time
+
+
+@contextmanager
+def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[None]:
+    """Hold `folder` while the block runs: `flock` on `.lock`, which the kernel frees when the process dies and which is never removed.
+
+    What is written into the file (pid, host, since) is for the message alone and decides nothing.
+
+    Args:
+        folder: made if it is missing.
+        wait: seconds to wait for another process.
+        shared: several processes may hold it at once; none of them while one holds it alone.
+
+    Raises:
+        UserError: locked (exit 7) naming the process that holds it; io_error (exit 6).
+    """
+    make_folder(folder)
+    path = folder / LOCK
+    with _translate_errors(path):
+        fd = os_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    guard: Path | None = None
+    try:
+        guard = _take(fd, path, time.monotonic() + wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        with _translate_errors(path):
+            os.ftruncate(fd, 0)
+            since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            os_write(fd, memoryview(canonical({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + b"\n"))
+        yield
+    finally:
+        if guard is not None:
+            with suppress(OSError):
+                guard.unlink()
+        if not shared:
+            with suppress(OSError):
+                os.ftruncate(fd, 0)
+        os.close(fd)
+
+
+def _take(fd: int, path: Path, deadline: float, kind: int) -> Path | None:
+    """Wait for the lock until `deadline`. Where the file system has no flock: a file made with O_EXCL, to be removed at the end."""
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise _locked_error(path, "Wait for it, or give --wait SECONDS") from error
+        except OSError as error:
+            if error.errno not in {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}:
+                raise os_error(error, path) from error
+            guard = path.with_name(".lock-exclusive")
+            try:
+                with _translate_errors(guard):
+                    os.close(os_open(guard, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+                return guard
+            except UserError as refused:
+                if not isinstance(refused.__cause__, FileExistsError):
+                    raise
+                if time.monotonic() >= deadline:
+                    raise _locked_error(path, f"This file system has no locks (flock): if that process is gone, remove {guard}") from error
+        time.sleep(0.05)
+
+
+def _locked_error(path: Path, action: str) -> UserError:
+    """The error of exit 7, with whatever the holder wrote into the lock."""
+    try:
+        holder = json.loads(path.read_bytes())
+        text = f"in use by process {int(holder['pid'])} on {clean(str(holder['host']), 80)} since {clean(str(holder['since']), 40)}"
+    except (OSError, ValueError, KeyError, TypeError):
+        text = "in use by another process"
+    return UserError(Reason.LOCKED, text, action=action, file=str(path), exit_code=Exit.LOCKED)
+
+
+# ---- the manifest
+
+
+def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]], generation: int) -> dict[str, Any]:
+    """The last step of a commit: make `files` the content of `folder`. The caller holds the lock.
+
+    Args:
+        folder: holds the files.
+        body: what else the manifest says.
+        files: name -> `{"sha256", "size"}` and further facts, for instance rows.
+        generation: number of this generation, one more than that of the manifest which the caller has read (1 for the first).
+
+    Returns:
+        The manifest: body, files, generation and `manifest_sha256`. The former one stays as `manifest-<N>.json`.
+
+    Raises:
+        UserError: locked (exit 7) when another generation has been published meanwhile, integrity (exit 5) when a file is not as described,
+            and those of `write_file`.
+    """
+    whole = {**body, "files": files, "generation": generation}
+    whole["manifest_sha256"] = fingerprint(whole)
+    for name, facts in files.items():
+        if not (folder / name).is_file() or (folder / name).stat().st_size != facts["size"]:
+            raise damage_error(Finding(code=Reason.INTEGRITY, text="is not as it was written", file=str(folder / name), action=AGAIN))
+    path = folder / MANIFEST
+    with _temporary(path) as temporary:
+        _write(temporary, canonical(whole) + b"\n")
+        found = read_manifest(folder)["generation"] if path.exists() else 0
+        if found != generation - 1:
+            raise UserError(
+                Reason.LOCKED,
+                f"generation {found} was published meanwhile",
+                wanted=f"expected {generation - 1}",
+                action=AGAIN,
+                file=str(path),
+                exit_code=Exit.LOCKED,
+            )
+        if found:
+            _keep(path, folder / f"manifest-{found}.json")
+        os_replace(temporary, path)
+        _sync(folder)
+    return whole
+
+
+def _keep(path: Path, old: Path) -> None:
+    """The published manifest under a second name, which readers of that generation still find."""
+    with suppress(FileNotFoundError):
+        os_unlink(old)  # of a run that was killed right here
+    try:
+        os_link(path, old)
+    except OSError as error:
+        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:  # no hard links on this file system
+            raise
+        write_bytes(old, path.read_bytes())
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The published manifest, after comparing it with its own hash.
+
+    Raises:
+        UserError: not_found or incomplete (exit 4) when there is none, integrity (exit 5) when it is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise os_error(error, path) from error
+        code, text = (Reason.INCOMPLETE, "incomplete: no manifest.json") if folder.is_dir() else (Reason.NOT_FOUND, "no such folder")
+        raise UserError(code, text, action="Run the command that makes it; finished parts are kept", file=str(folder)) from error
+    try:
+        body = json.loads(raw)
+        whole = isinstance(body["files"], dict) and isinstance(body["generation"], int) and canonical(body) + b"\n" == raw
+        whole = whole and fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"}) == body["manifest_sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        whole = False
+    if not whole:
+        raise damage_error(
+            Finding(code=Reason.INTEGRITY, text="differs from its own checksum", file=str(path), action="Make it again, or restore a copy")
+        )
+    return body
+
+
+def find_damage(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None) -> list[Finding]:
+    """What differs between the files of `folder` and its manifest, one finding a file; `names`: these alone."""
+    found = (_find_file_damage(folder, name, manifest["files"][name]) for name in sorted(manifest["files"] if names is None else names))
+    return [finding for finding in found if finding is not None]
+
+
+def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding | None:
+    path = folder / name
+
+    def differs(text: str, wanted: str) -> Finding:
+        return Finding(code=Reason.INTEGRITY, text=text, wanted=wanted, action="Make it again, or restore a copy", file=str(path))
+
+    if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+        return differs("leaves the folder", "expected a name inside of it")
+    try:
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            return differs("is no regular file", "expected the one in the manifest")
+        if info.st_size != facts["size"]:
+            return differs(f"has {info.st_size} bytes", f"expected {facts['size']}")
+        found = sha256(path)
+    except FileNotFoundError:
+        return differs("is missing", "the manifest names it")
+    except OSError as error:
+        return differs(f"cannot be read ({error.strerror})", "the manifest names it")
+    return None if found == facts["sha256"] else differs(f"has sha256 {found[:16]}", f"expected {facts['sha256'][:16]}")
+
+
+def check_files(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None) -> None:
+    """Compare size and SHA-256 of the files of `folder` with its manifest; `names`: these alone.
+
+    Raises:
+        UserError: integrity (exit 5) naming the first file that is damaged or missing, the others in `details`.
+    """
+    found = find_damage(folder, manifest, names)
+    if found:
+        raise damage_error(*found)
+
+
+def damage_error(first: Finding, *others: Finding) -> UserError:
+    """What `damage` found as one error (integrity, exit 5)."""
+    return UserError(
+        first.code, first.text, wanted=first.wanted, action=first.action, file=first.file, exit_code=Exit.INTEGRITY, details=list(others)
+    )
+
+
+def prune(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> None:
+    """Remove what neither the published generation nor the one before names. The caller holds the lock.
+
+    Of the files whose whole name matches `pattern` (files that bitimely makes, never others), and of older manifests. Readers of the former
+    generation are left in peace; what cannot be removed waits for the next time.
+    """
+    now = read_manifest(folder)
+    named = set(now["files"])
+    former = folder / f"manifest-{now['generation'] - 1}.json"
+    with suppress(OSError, ValueError, KeyError):
+        named |= set(json.loads(former.read_bytes())["files"])
+    for path in _listed(folder):
+        old = OLD.fullmatch(path.name)
+        if (old and int(old[1]) < now["generation"] - 1) or (
+            pattern.fullmatch(path.name) and path.name not in named and path.name not in keep
+        ):
+            with suppress(OSError):
+                os_unlink(path)

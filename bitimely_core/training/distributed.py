@@ -1,0 +1,152 @@
+"""bitimely_core.training.distributed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.training.faults import is_divisible, out_of_memory_error
+from bitimely_core.training.loop import TrainingState, _parameters
+
+
+def sync_step(run: TrainingState, numbers: list[float], fault: Exception | None, batch: int) -> tuple[list[float], int]:
+    """Sums of `numbers` over all processes and the signal that any of them got; a fault of one is raised in all: none waits for ever."""
+    flags = [float(fault is not None), float(run.stop == signal.SIGINT), float(run.stop == signal.SIGTERM)]
+    *sums, faults, interrupts, terminations = all_reduce_sum([*numbers, *flags])
+    if faults:
+        own = (
+            None
+            if fault is None
+            else out_of_memory_error(fault, run.batches, run.config, batch, alike=is_divisible(run.model, run.objective)) or fault
+        )
+        raise first_error(own) from (fault if own is not fault else None)
+    return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)
+
+
+def rank() -> int:
+    """Number of this process; process 0 alone writes and prints."""
+    return int(os.environ.get("RANK", "0")) if world() > 1 else 0
+
+
+def world() -> int:
+    """Number of processes that train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_resuming() -> bool:
+    """Whether torchrun has started this process again after a failure: then nothing may be started over."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def join_group() -> None:
+    """Join the other processes of torchrun, once; nothing for a single one. CPU tensors go by gloo, CUDA tensors by nccl."""
+    if world() > 1 and not dist.is_initialized():
+        import atexit
+
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
+
+
+def barrier() -> None:
+    """Wait until every process is here."""
+    join_group()
+    all_reduce_sum([0.0])
+
+
+def all_reduce_sum(numbers: list[float]) -> list[float]:
+    """Sums over all processes."""
+    if world() == 1:
+        return numbers
+    together = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(together)
+    return [float(number) for number in together.tolist()]
+
+
+def broadcast_parameters(model: nn.Module) -> None:
+    """Give every process the weights and buffers of process 0."""
+    if world() > 1:
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), 0)
+
+
+def all_reduce_gradients(run: TrainingState, count: float) -> None:
+    """Sum the gradients over all processes and divide by `count`. A parameter that no process used keeps None."""
+    used = _parameters(run.optimizer)
+    if world() > 1:
+        present = torch.tensor([p.grad is not None for p in used], dtype=torch.float32)
+        dist.all_reduce(present)
+        used = [p for p, seen in zip(used, present.tolist(), strict=True) if seen]
+        for kind in sorted({p.dtype for p in used}, key=str):
+            alike = [p for p in used if p.dtype == kind]
+            together = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in alike])
+            dist.all_reduce(together)
+            for p, piece in zip(alike, together.split([p.numel() for p in alike]), strict=True):
+                p.grad = piece.view_as(p)
+    for p in used:
+        if p.grad is not None:
+            p.grad.div_(count)
+
+
+def all_reduce_statistics(model: nn.Module) -> None:
+    """Mean over the processes of the running statistics of batch norms, so that all hold the same model."""
+    if world() > 1:
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None:
+                for buffer in (module.running_mean, module.running_var):
+                    dist.all_reduce(buffer)
+                    buffer.div_(world())
+
+
+def first_error(own: Exception | None) -> Exception:
+    """The exception to raise when some process has a fault: its own where that is a bug, else the first UserError of any."""
+    told: list[Any] = [own]
+    if world() > 1:
+        told = [None] * world()
+        dist.all_gather_object(told, own if isinstance(own, UserError) else None)
+    if own is None or isinstance(own, UserError):
+        other = UserError(Reason.INTERNAL, "another process failed", action="See its message", exit_code=Exit.BUG)
+        return next((error for error in told if error is not None), other)
+    return own
+
+
+def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> int | None:
+    """Run `python -m bitimely_cli ARGV` in `devices` processes under torchrun; 0, or the exit code of the process that failed first.
+
+    None when this process is to go on itself: it is already one of those processes, or one device was asked for.
+    """
+    if devices <= 1 or "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        return None
+    import logging
+    import sys
+    import uuid
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun's report of a failure: process 0 has said what happened
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    settings = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=devices,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(settings, sys.executable)("-m", module, *argv)
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return 128 - code if code < 0 else code
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0

@@ -1,0 +1,116 @@
+"""bitimely_core.training.faults."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+from torch import nn
+
+from bitimely_core import registry
+from bitimely_core.config import TrainConfig
+from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.training import checkpoints
+from bitimely_core.training.distributed import rank
+from bitimely_core.training.loop import Notice, Objective, TrainingState
+from bitimely_core.types import Batches
+
+
+@contextmanager
+def handle_signals(run: TrainingState) -> Iterator[None]:
+    """SIGTERM and SIGINT set a flag that the loop looks at; SIGINT while that is under way stops at once. Only for runs with a folder."""
+    if run.home is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if run.stop and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        run.stop = run.stop or number
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def interrupted_error(run: TrainingState, number: int, when: str, what: str) -> UserError:
+    return UserError(
+        Reason.INTERRUPTED,
+        f"stopped by {signal.Signals(number).name} {when}",
+        wanted=what,
+        file=str(run.home),
+        action="Repeat the same command to continue",
+        exit_code=Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED,
+    )
+
+
+def is_divisible(model: nn.Module, objective: Objective) -> bool:
+    """Whether a batch in parts has the gradient of the whole: no row is compared with others, nor read by their statistics."""
+    own = getattr(getattr(objective, "config", None), "name", "")
+    compared = bool(own) and registry.objectives[own].facts.rows > 1
+    shared = (isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "per_sample", True) is False for part in model.modules())
+    return not (compared or any(shared))
+
+
+def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig, batch: int, *, alike: bool) -> UserError | None:
+    """The UserError (resource_limit, exit 6) for an exception which says that memory is exhausted, else None.
+
+    `alike`: a batch in parts has the gradient of the whole.
+    """
+    words = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+    said = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    if not (said or isinstance(error, MemoryError)):
+        return None
+    return UserError(
+        Reason.RESOURCE_LIMIT,
+        f"out of memory at batch {batch}",
+        wanted=f"expected room for {batches.size} rows in {config.accumulate} parts",
+        action=f"Try --batch-size {max(batches.size // 2, 1)}, or --accumulate {2 * config.accumulate}"
+        + (" for the same gradient" if alike else ""),
+        exit_code=Exit.RESOURCES,
+    )
+
+
+def non_finite_error(run: TrainingState, what: str, value: float) -> UserError:
+    """The UserError (non_finite_loss) of the step after `run.step`, with the rows of its global batch."""
+    epoch, start = divmod(run.step, run.batches.steps)
+    batch = next(iter(run.batches(epoch, start=start)), None)
+    rows = broken = ""
+    if batch is not None:
+        index = torch.arange(batch.values.shape[0]) if batch.index is None else batch.index.cpu()
+        rows = f", batch rows {list_some(index.tolist())}"
+        if batch.values.is_floating_point():
+            finite = torch.isfinite(batch.values)
+            if batch.mask is not None:
+                finite |= ~(batch.mask if batch.mask.ndim == finite.ndim else batch.mask[..., None])
+            bad = index[~finite.flatten(1).all(1).cpu()].tolist()
+            broken = f"; values are not finite in rows {list_some(bad)}" if bad else ""
+    kept = [] if run.home is None else checkpoints.list_steps(run.home / "checkpoints")
+    return UserError(
+        Reason.NON_FINITE_LOSS,
+        f"non-finite {what} ({value:g}) at step {run.step + 1}{rows}{broken}",
+        wanted="expected a finite number",
+        action="Look at these rows, or lower --lr" + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
+        file=None if run.home is None else str(run.home),
+    )
+
+
+def list_some(numbers: list[int], limit: int = 20) -> str:
+    shown = ", ".join(map(str, numbers[:limit]))
+    return f"{shown} and {len(numbers) - limit} more" if len(numbers) > limit else shown
+
+
+def warn(finding: Finding, notice: Notice | None) -> None:
+    if notice is not None:
+        notice(finding)
+    elif rank() == 0:
+        import warnings
+
+        warnings.warn(finding.line(), RuntimeWarning, stacklevel=3)

@@ -1,0 +1,122 @@
+"""The plain types that both sides of the cache share. Imports neither torch nor pyarrow.
+
+Legend: B batch, T timesteps, V channels, N tokens, P target width, D model width, H heads, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from bitimely_core.errors import Finding
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+Progress = Callable[[str, int, int | None], None]
+"""`progress(what, done, total)`: core reports, the command line draws. What changes on the way (a loss) stands in `what` behind a tab."""
+
+
+class Signal(NamedTuple):
+    """One channel of one recording at its own rate. `samples * scale + offset` in float64 = physical values in `unit`."""
+
+    channel: str
+    rate: float  # Hz
+    unit: str
+    samples: np.ndarray  # int16 (the source's digital values, bit for bit) or float32, shape [n]
+    scale: float = 1.0
+    offset: float = 0.0
+    onset: float = 0.0  # seconds from the start of the recording; > 0 for later segments of a discontinuous file
+    rails: tuple[float, float] | None = None  # lowest and highest digital value, for the QC; not stored
+
+
+class Annotation(NamedTuple):
+    """A labelled stretch of a recording, in seconds from its start."""
+
+    onset: float
+    duration: float
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One recording as read: what goes into the cache."""
+
+    recording_id: str
+    subject_id: str
+    signals: list[Signal]
+    annotations: list[Annotation] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)  # of the subject or recording, allow-listed: age, sex, night ...
+    start_time: str | None = None  # ISO; only with --keep-dates
+    findings: list[Finding] = field(default_factory=list)  # warnings and infos of this unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What became of the rows of one table: a row object of the ingest report. Accounting: seen = used + dropped + quarantined."""
+
+    file: str  # relative to the source
+    kind: str = "rows"  # rows, segments, cases ...
+    seen: int  # data records in the file, counted independently of the parser
+    dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows left out by a documented rule
+    quarantined: dict[str, int] = field(default_factory=dict)  # reason -> faulty rows
+    warned: dict[str, int] = field(default_factory=dict)  # reason -> rows used with a warning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What a unit that is a whole table holds: many recordings, and the account of its rows."""
+
+    records: list[Record]
+    rows: list[Rows] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)  # warnings and infos of the table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """The smallest thing that is accepted or quarantined. `read` runs in a worker process and raises UserError.
+
+    A unit is not read again while its files and the arguments of `read` (a `functools.partial` of a function of a module) stay the same.
+    """
+
+    name: str
+    files: tuple[str, ...]  # relative to the source
+    read: Callable[[], Record | Records] | None  # None: `findings` already say why it cannot be read
+    findings: tuple[Finding, ...] = ()
+
+
+class Batch(NamedTuple):
+    """What a model reads. All but `values` may be None. mask: True = observed."""
+
+    values: Tensor  # signals [B, T, V] float; events [B, N] code ids; dense [B, T, V]
+    times: Tensor | None = None  # events [B, N] months; dense [B, T]
+    mask: Tensor | None = None  # [B, T], [B, T, V] or [B, N]
+    target: Tensor | None = None  # [B] class ids or values, [B, C] multi-label
+    index: Tensor | None = None  # type: ignore[assignment]  # [B] row in the tokens' index; hides the method of tuple
+    end: Tensor | None = None  # [B] months: where [EOS] stands, of events under a landmark the index day; None: at the last event
+    source: Tensor | None = None  # [B] all the same: which of the data sets of a mixed pre-training the rows are of; None: the first
+
+
+class Encoded(NamedTuple):
+    """What a model returns. Always in forward time order; with special positions [SOS] is 0, [EOS] at `eos`."""
+
+    tokens: Tensor | None  # [B, N, ...] before the embedding
+    targets: Tensor | None  # [B, N, P] fixed functions of the input; codes [B, N]
+    mask: Tensor | None  # [B, N] True = real token
+    hidden: tuple[Tensor, ...]  # L states [B, N+2, D] before the final norm (N without special positions)
+    attention: tuple[Tensor, ...] | None = None  # [B, H, N+2, N+2] a layer; row = query, column = key
+    pooled: Tensor | None = None  # the method's own vector
+    eos: Tensor | None = None  # [B] index of [EOS]
+
+
+class Batches(Protocol):
+    """`epoch -> iterator of Batch` with a known number of steps; the order is a function of (seed, epoch)."""
+
+    steps: int  # optimizer-sized global batches an epoch
+    size: int  # rows of a global batch
+
+    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each."""
+        ...

@@ -1,0 +1,36 @@
+"""The verbs on runs. Each reads settings and folders, calls the library, writes one folder and returns plain values."""
+
+from bitimely_core.report.recipe_results import write_results
+from bitimely_core.workflows.analyze import analyze
+from bitimely_core.workflows.demo import demonstrate
+from bitimely_core.workflows.embed import embed
+from bitimely_core.workflows.evaluate import evaluate
+from bitimely_core.workflows.export import export
+from bitimely_core.workflows.ingest import ingest
+from bitimely_core.workflows.ingest_claims import ingest_claims as ingest_claims
+from bitimely_core.workflows.report import report
+from bitimely_core.workflows.reproduce import reproduce
+from bitimely_core.workflows.statistics import statistics
+from bitimely_core.workflows.tokenize import tokenize
+from bitimely_core.workflows.train import finetune, pretrain
+from bitimely_core.workflows.verify import verify
+from bitimely_core.workspace import is_events
+
+__all__ = [
+    "analyze",
+    "demonstrate",
+    "embed",
+    "evaluate",
+    "export",
+    "finetune",
+    "ingest",
+    "ingest_claims",
+    "is_events",
+    "pretrain",
+    "report",
+    "reproduce",
+    "statistics",
+    "tokenize",
+    "verify",
+    "write_results",
+]

@@ -1,0 +1,173 @@
+"""The verbs analyze and report: pages about one or several runs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import registry
+from bitimely_core.config import DataConfig
+from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.page import Page
+from bitimely_core.run import FORMAT, load_trained, read_run
+from bitimely_core.types import Progress
+from bitimely_core.workflows.evaluate import count_shared_subjects
+from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.train import require_finished
+from bitimely_core.workspace import run_folder
+
+LONGEST = 150  # characters of a report's name
+
+
+def analyze(
+    kind: str,
+    names: list[str],
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    objective: str | None = None,
+    preset: str = "tiny",
+    sequences: int | None = None,
+    options: dict[str, str] | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    out: Path | None = None,
+    workspace: Path = Path("workspace"),
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run the analysis `kind` on runs (or on a model by name) and write its report; returns report, page, summary, verdict, notices.
+
+    Raises UserError: unknown_name, config (2), incomplete (4). The exit code is 5 when a leak contradicts a stamp.
+    """
+    from bitimely_core import report as rendering
+
+    registry.load_members("bitimely_core.analyses")
+    entry = registry.analyses[kind]
+    takes = entry.facts.takes
+    if takes in {"run", "runs"} and not names:
+        raise UserError(
+            Reason.CONFIG,
+            "no run",
+            wanted="expected at least one RUN",
+            action=f"For example: bitimely analyze {kind} tiny",
+            exit_code=Exit.USAGE,
+        )
+    if takes == "run" and len(names) > 1:
+        raise UserError(Reason.CONFIG, f"{len(names)} runs", wanted=f"{kind} takes one", exit_code=Exit.USAGE)
+    given = _parse_options(entry, {**(options or {}), **({} if sequences is None else {"sequences": str(sequences)})})
+    needed = _require_data(data, kind) if takes == "data" else None
+    target = out or workspace / "reports" / (name or _report_name(kind, names, needed, model, objective, preset))
+    if dry_run:
+        return {"kind": kind, "runs": names, "options": given, "report": str(target / "report.html")}
+    if needed is not None:
+        windows = prepare_windows(needed, workspace, DataConfig(), verify=verify, progress=progress)
+        page: Page = entry.function(windows, seed=seed, **given, **_progress(entry, progress))
+    else:
+        runs = [_load_run(n, data, workspace, verify, progress, scores=entry.facts.scores) for n in names]
+        extra = {"model": model or "bitimelygpt", "objective": objective, "preset": preset} if takes == "model" else {}
+        page = (
+            entry.function(runs or None, **extra, seed=seed, **given, **_progress(entry, progress))
+            if takes == "model"
+            else entry.function(runs, seed=seed, **given, **_progress(entry, progress))
+        )
+    path = rendering.write(target, page)
+    contradiction = bool(page.summary.get("contradiction"))
+    return {
+        "format_version": FORMAT,
+        "kind": kind,
+        "report": str(path),
+        "page": page,
+        "verdict": page.verdict,
+        "notices": page.notices,
+        **_top_level(page.summary),
+        "exit_code": int(Exit.INTEGRITY if contradiction else Exit.GOOD),
+    }
+
+
+def _load_run(name: str, data: str | None, workspace: Path, verify: bool, progress: Progress | None, *, scores: bool) -> Any:
+    from bitimely_core.analyses import LoadedRun
+
+    folder = run_folder(name, workspace)
+    body = read_run(folder)
+    require_finished(folder, body)
+    windows = prepare_windows(data or body["data"][0]["name"], workspace, DataConfig(), verify=verify, progress=progress)
+    shared = count_shared_subjects(folder, windows, "test") if scores else 0
+    model: Any = load_trained(folder, body, windows).eval()
+    tuned = body["kind"] == "finetune"
+    return LoadedRun(body["run"], model.model if tuned else model, windows, body, model if tuned else None, folder, shared)
+
+
+def _parse_options(entry: registry.Entry[Any], given: dict[str, str]) -> dict[str, Any]:
+    """Texts of the command line as the types of the analysis's keyword arguments. Raises UserError (config, exit 2)."""
+    parameters = {
+        n: p
+        for n, p in inspect.signature(entry.function).parameters.items()
+        if p.kind is p.KEYWORD_ONLY and n not in {"seed", "model", "objective", "preset", "progress"}
+    }
+    out: dict[str, Any] = {}
+    for key, text in given.items():
+        if key not in parameters:
+            raise registry.unknown(
+                f"option of {entry.name}", f"--{key.replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in parameters]
+            )
+        default = parameters[key].default
+        try:
+            out[key] = (
+                text.lower() in {"true", "yes", "1"}
+                if isinstance(default, bool)
+                else type(default)(text)
+                if default is not None
+                else _parse_literal(text)
+            )
+        except ValueError as error:
+            raise UserError(
+                Reason.CONFIG,
+                f"found {safe_text(text)}",
+                wanted=f"expected {type(default).__name__}",
+                field=f"--{key.replace('_', '-')}",
+                exit_code=Exit.USAGE,
+            ) from error
+    return out
+
+
+def _parse_literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _progress(entry: registry.Entry[Any], progress: Progress | None) -> dict[str, Any]:
+    return {"progress": progress} if "progress" in inspect.signature(entry.function).parameters else {}
+
+
+def _report_name(kind: str, names: list[str], data: str | None, model: str | None, objective: str | None, preset: str) -> str:
+    """The name of a report: its kind, and what was looked at."""
+    if names:
+        parts = [Path(n).name for n in names]
+    elif data is not None:
+        parts = [data.strip("/").replace("/", "-")]
+    else:
+        parts = [part for part in (model, objective, None if preset == "tiny" else preset) if part]
+    return "-".join([kind, *parts])
+
+
+def _require_data(data: str | None, kind: str) -> str:
+    if data is None:
+        raise UserError(
+            Reason.CONFIG,
+            "no data",
+            wanted="expected --data",
+            action=f"For example: bitimely analyze {kind} --data synthetic/staging",
+            exit_code=Exit.USAGE,
+        )
+    return data
+
+
+def _top_level(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary, with the measured `leak_free` at the top where there is one."""
+    return {"summary": summary, **({"leak_free": summary["leak_free"]} if "leak_free" in summary else {})}

@@ -1,0 +1,328 @@
+"""What there is: the rows behind `bitimely list` and `bitimely doctor`. torch is imported only where models are counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import __version__, registry
+from bitimely_core.config import build_model_config, list_presets, load_preset, read_toml
+from bitimely_core.recipe import load_recipe
+
+COLUMNS = {
+    "datasets": ["name", "title", "views", "licence", "paper"],
+    "views": ["name", "task", "channels", "rate", "window", "classes", "split"],
+    "models": ["name", "alias", "family", "input", "objective", "readout", "attention", "18m", "7.5m", "3m", "tiny", "train s", "infer s"],
+    "objectives": ["name", "leak_free", "help"],
+    "presets": ["name", "layers", "heads", "dim", "value_dim", "ffn_dim", "data", "parameters", "paper_parameters", "models"],
+    "analyses": ["name", "takes", "options", "help"],
+    "pipelines": ["name", "title", "description"],
+    "runs": ["name", "kind", "model", "data", "finished", "step", "leak_free"],
+}
+CLAIMED = [
+    "name",
+    "data kept",
+    "both ways",
+    "full rank",
+    "known",
+    "paper",
+]  # the second table of models: what the paper claims, what is known
+
+
+def rows(kind: str, workspace: Path) -> list[dict[str, Any]]:
+    """The rows of `bitimely list KIND`. Raises UserError (unknown_name, exit 2)."""
+    kinds = {
+        "datasets": _datasets,
+        "views": _views,
+        "models": _models,
+        "objectives": _objectives,
+        "presets": _presets,
+        "analyses": _analyses,
+        "pipelines": _pipelines,
+    }
+    if kind == "runs":
+        return _runs(workspace)
+    if kind not in kinds:
+        raise registry.unknown("kind", kind, [*kinds, "runs"])
+    return kinds[kind]()
+
+
+def notes(kind: str) -> list[str]:
+    """What a reader of `bitimely list KIND` must know of its columns."""
+    if kind != "models":
+        return []
+    costs = read_toml(COSTS) if COSTS.is_file() else {}
+    measured = (
+        f"train s, infer s: CPU seconds for 1,000 windows, preset {costs['preset']}, {costs['device']}, {costs['date']}." if costs else ""
+    )
+    return [
+        *([measured] if measured else []),
+        *(f"{claim}: what the paper says of a model. Known: {known}." for claim, known in KNOWN.items()),
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    registry.load_members("bitimely_core.datasets")
+    return [
+        {
+            "name": name,
+            "title": e.facts.title,
+            "views": [f"{name}/{v}" if v else name for v in e.facts.views],
+            "licence": e.facts.licence,
+            "source": e.facts.url,
+            "download": e.facts.download,
+            "layout": e.facts.layout,
+            "paper": _paper(e.facts.paper),
+            "statistics": e.facts.paper,
+            "rules": e.facts.rules,
+        }
+        for name, e in sorted(registry.datasets.items())
+    ]
+
+
+def _paper(statistics: dict[str, Any]) -> str:
+    """The paper's sequences and their length by view, in words."""
+    parts = [
+        f"{view + ': ' if view else ''}{facts['sequences']:,} x {facts['length']}"
+        for view, facts in statistics.items()
+        if isinstance(facts, dict) and "sequences" in facts
+    ]
+    return "; ".join(parts)
+
+
+def _views() -> list[dict[str, Any]]:
+    registry.load_members("bitimely_core.datasets")
+    return [
+        {
+            "name": f"{name}/{view}" if view else name,
+            "task": facts.task,
+            "channels": list(facts.channels),
+            "rate": facts.rate,
+            "window": facts.window,
+            "classes": list(facts.classes),
+            "split": facts.split,
+            "notice": facts.notice,
+            "help": facts.help,
+        }
+        for name, e in sorted(registry.datasets.items())
+        for view, facts in e.facts.views.items()
+    ]
+
+
+CLAIMS = {  # the paper's table of key advantages: data preserved, bidirectional, full rank
+    "patchtst": (False, True, False),
+    "crt": (False, True, False),
+    "timelygpt": (True, False, True),
+    "timelybert": (False, True, False),
+    "bitimelygpt": (True, True, True),
+}
+KNOWN = {
+    "data kept": "nothing is hidden in pre-training; next-previous shows the model its targets instead, gap hides tokens and alters none that is seen",
+    "both ways": "a layer of an alternating stack reads one way, the stack both; the same holds of any encoder and of TimelyBERT in every layer",
+    "full rank": "any triangular map with a non-zero diagonal has it, with random weights too: compare effective ranks (bitimely analyze svd)",
+}
+COSTS = Path(__file__).with_name("models") / "costs.toml"
+
+
+def _models() -> list[dict[str, Any]]:
+    """Every model, its true parameters in each preset, the paper's claims, and CPU seconds for 1,000 windows where they were measured."""
+    from bitimely_core import objectives
+
+    registry.load_members("bitimely_core.models")
+    costs = read_toml(COSTS) if COSTS.is_file() else {}
+    sizes: dict[str, dict[str, int]] = {name: {} for name in registry.models}
+    for preset in _presets():
+        for name, count in preset["models"].items():
+            sizes[name][preset["name"]] = count
+    return [
+        {
+            "name": name,
+            "alias": [alias for alias, of in registry.models.aliases.items() if of == name],
+            **{preset: _size(sizes[name].get(preset)) for preset in ("18m", "7.5m", "3m", "tiny")},
+            "parameters": sizes[name],
+            "train s": costs.get("models", {}).get(name, {}).get("train"),  # CPU seconds for 1,000 windows
+            "infer s": costs.get("models", {}).get(name, {}).get("infer"),
+            "measured": {key: value for key, value in costs.items() if key != "models"},
+            "claims": dict(zip(KNOWN, CLAIMS[name], strict=True)) if name in CLAIMS else None,
+            **dict(zip(KNOWN, CLAIMS.get(name, (None,) * len(KNOWN)), strict=True)),
+            "paper": " ".join(re.split(r"(?<=\d{4})", e.facts.source)[:1]),
+            "family": e.facts.family,
+            "input": list(e.facts.input),
+            "objective": e.facts.objective,
+            "objectives": objectives.fitting(name),
+            "readout": e.facts.readout,
+            "attention": e.facts.attention,
+            "directions": list(e.facts.directions),
+            "source": e.facts.source,
+            "known": e.facts.known,
+            "help": e.help,
+        }
+        for name, e in registry.models.items()
+    ]
+
+
+def _size(count: int | None) -> str | None:
+    return None if count is None else f"{count / 1e6:.2f} M"
+
+
+def _objectives() -> list[dict[str, Any]]:
+    import bitimely_core.objectives  # noqa: F401  registers them
+
+    return [
+        {"name": name, "leak_free": e.facts.leak_free, "help": e.help, "notice": e.facts.notice} for name, e in registry.objectives.items()
+    ]
+
+
+def _presets() -> list[dict[str, Any]]:
+    """Every preset with the dimensions of BiTimelyGPT; parameters of every model that can be built with it are counted, not quoted."""
+    from bitimely_core import models
+
+    out = []
+    for name in sorted(list_presets(), key=lambda n: -load_preset(n).get("paper_parameters", 0)):
+        shipped = load_preset(name)
+        counts, dimensions = {}, {}
+        for model, entry in registry.models.items():
+            family = shipped.get(entry.facts.family)
+            if family is None or (family.get("tokenizer") == "codes" and "events" not in entry.facts.input):
+                continue
+            config = build_model_config(model, entry.facts.family, name, **models.typical(name))
+            counts[model] = models.count(config)
+            dimensions[model] = {key: getattr(config, key) for key in ("layers", "heads", "dim", "value_dim", "ffn_dim")}
+        out.append(
+            {
+                "name": name,
+                **dimensions["bitimelygpt"],
+                "data": shipped["data"],
+                "parameters": counts["bitimelygpt"],
+                "paper_parameters": shipped.get("paper_parameters"),
+                "models": counts,
+                "dimensions": dimensions,
+                "description": shipped["description"],
+            }
+        )
+    return out
+
+
+def _analyses() -> list[dict[str, Any]]:
+    import inspect
+
+    registry.load_members("bitimely_core.analyses")
+    hidden = {"seed", "model", "objective", "preset", "progress"}
+    out = []
+    for name, e in sorted(registry.analyses.items()):
+        options = [
+            f"--{p.name.replace('_', '-')} {p.default}"
+            for p in inspect.signature(e.function).parameters.values()
+            if p.kind is p.KEYWORD_ONLY and p.name not in hidden
+        ]
+        out.append({"name": name, "takes": e.facts.takes, "options": options, "help": e.help})
+    return out
+
+
+def _pipelines() -> list[dict[str, Any]]:
+    out = []
+    for path in sorted(registry.RECIPES.glob("*.toml")):
+        recipe = load_recipe(path)
+        out.append({"name": path.stem, "title": recipe.title, "description": recipe.description})
+    return out
+
+
+def _runs(workspace: Path) -> list[dict[str, Any]]:
+    out = []
+    for path in sorted((workspace / "runs").glob("*/run.json")):
+        body = json.loads(path.read_bytes())
+        out.append(
+            {
+                "name": path.parent.name,
+                "kind": body["kind"],
+                "model": body["model"],
+                "data": [d["name"] for d in body["data"]],
+                "finished": body["finished"],
+                "step": (body.get("final") or {}).get("step"),
+                "leak_free": body["leak_free"],
+            }
+        )
+    return out
+
+
+EXTRAS = {
+    "duckdb": ("duckdb", "claims builder on DuckDB"),
+    "spark": ("pyspark", "claims builder on Spark; needs Java 17"),
+    "hub": ("huggingface_hub", "export --push, pretrain --init OWNER/NAME"),
+    "track": ("tensorboard", "training curves in TensorBoard"),
+    "fla": ("fla", "optional GPU kernels"),
+}
+NEEDED = (
+    "torch",
+    "numpy",
+    "polars",
+    "pyarrow",
+    "pydantic",
+    "typer",
+    "rich",
+    "safetensors",
+    "scikit-learn",
+    "scipy",
+    "matplotlib",
+    "jinja2",
+    "wfdb",
+    "pyedflib",
+    "mne",
+    "narwhals",
+    "meds",
+    "xlrd",
+)
+
+
+def doctor(workspace: Path) -> dict[str, Any]:
+    """Versions, devices, memory, disk, extras; `good` is false when something that is needed is missing."""
+    import torch
+
+    checks: list[dict[str, Any]] = [
+        {"what": "bitimely", "found": __version__, "note": ""},
+        {"what": "python", "found": platform.python_version(), "note": platform.platform()},
+        {"what": "cores", "found": str(os.cpu_count()), "note": f"torch uses {torch.get_num_threads()} threads"},
+        {"what": "memory", "found": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), "note": ""},
+    ]
+    place = workspace if workspace.exists() else Path()
+    checks.append({"what": "disk", "found": f"{_gib(shutil.disk_usage(place).free)} free", "note": f"at {place.resolve()}"})
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(i)
+            checks.append({"what": f"cuda:{i}", "found": properties.name, "note": _gib(properties.total_memory)})
+    else:
+        checks.append(
+            {
+                "what": "cuda",
+                "found": "none",
+                "note": "training runs on the CPU" if not torch.backends.mps.is_available() else "Metal is used",
+            }
+        )
+    missing = []
+    for name in NEEDED:
+        try:
+            checks.append({"what": name, "found": version(name), "note": ""})
+        except PackageNotFoundError:
+            missing.append(name)
+            checks.append({"what": name, "found": "missing", "note": f"pip install -c constraints.txt {name}"})
+    for extra, (module, purpose) in EXTRAS.items():
+        present = find_spec(module) is not None
+        checks.append(
+            {
+                "what": f"extra {extra}",
+                "found": "installed" if present else "not installed",
+                "note": purpose if present else f"{purpose}: pip install 'bitimely[{extra}]'",
+            }
+        )
+    return {"format_version": 1, "checks": checks, "missing": missing, "good": not missing}
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

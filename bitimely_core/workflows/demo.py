@@ -1,0 +1,51 @@
+"""bitimely_core.workflows.demo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bitimely_core.report import run_page
+from bitimely_core.report.comparison import comparison_page
+from bitimely_core.run import FORMAT
+from bitimely_core.types import Progress
+from bitimely_core.workflows.analyze import analyze
+
+
+def demonstrate(
+    workspace: Path,
+    *,
+    data: str = "synthetic-staging",
+    title: str = "Demonstration on a synthetic cohort",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """The last three commands of `bitimely demo`: spectra, maps, and one page of the two runs with data, scores, curves and these figures.
+
+    Args:
+        workspace: where `tiny` was pre-trained and fine-tuned on `data`, with and without its weights.
+        data: name of the tokens.
+        title: of the page.
+        progress: told about the analyses.
+    """
+    from bitimely_core import report as rendering
+    from bitimely_core import tokens
+    from bitimely_core.workflows.tokenize import audit_splits
+
+    spectra = analyze("svd", ["tiny"], sequences=32, workspace=workspace, progress=progress)
+    maps = analyze("attention", ["tiny"], workspace=workspace, progress=progress)
+    names = [f"tiny-{data.removeprefix('synthetic-') if data == 'synthetic-staging' else data}{end}" for end in ("", "-scratch")]
+    evaluated = [workspace / "runs" / name for name in names]
+    windows = tokens.open_tokens(workspace / "tokens" / data)
+    table = run_page.audit_table(windows.name, audit_splits(windows), list(windows.class_names))
+    page = run_page.combine_pages(comparison_page(evaluated), [spectra["page"], maps["page"]], [table], title)
+    path = rendering.write(workspace / "reports" / f"compare-{'-'.join(names)}", page)
+    scores = [json.loads((folder / "scores.json").read_bytes()) for folder in evaluated]
+    return {
+        "format_version": FORMAT,
+        "report": str(path),
+        "verdict": page.verdict,
+        "metrics": {one["run"]: one["metrics"] for one in scores},
+        "baselines": scores[0]["baselines"],
+        "comparison": scores[0]["comparison"],
+    }

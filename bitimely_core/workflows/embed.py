@@ -1,0 +1,86 @@
+"""bitimely_core.workflows.embed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitimely_core import registry, storage
+from bitimely_core.config import DataConfig
+from bitimely_core.run import FORMAT, read_run
+from bitimely_core.types import Progress
+from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.train import describe_data, require_finished
+from bitimely_core.workspace import run_folder
+
+if TYPE_CHECKING:
+    pass
+from bitimely_core.run import _select_adapter, load_trained
+from bitimely_core.workflows.evaluate import EVALUATION_BATCH
+
+
+def embed(
+    run: str | Path,
+    *,
+    data: str | None = None,
+    readout: str | None = None,
+    layers: str = "last",
+    split: str = "all",
+    out: Path | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    workspace: Path = Path("workspace"),
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write `embeddings-<data>.parquet` beside the run (or `out`): window, subject_id, recording_id, start, label, split, embedding.
+
+    The vector is what a head would read: `readout` over the last layer or the last two. Returns out, n, width.
+    """
+    import polars as pl
+    import torch
+
+    from bitimely_core import data as loading
+    from bitimely_core.models import heads
+    from bitimely_core.training.devices import select_device
+
+    folder = run_folder(run, workspace)
+    body = read_run(folder)
+    require_finished(folder, body)
+    windows = prepare_windows(data or body["data"][0]["name"], workspace, DataConfig(), verify=verify, progress=progress)
+    _select_adapter(windows, body, folder)
+    if split not in {"train", "validation", "test", "all"}:
+        raise registry.unknown("split", split, ["train", "validation", "test", "all"])
+    chosen = windows if split == "all" else windows[split]
+    kind = readout or body["settings"]["finetune"]["readout"] or registry.models[body["model"]].facts.readout
+    if kind not in heads.POOLS:
+        raise registry.unknown("readout", kind, list(heads.POOLS))
+    target = out or folder / f"embeddings-{windows.name}.parquet"
+    if dry_run:
+        return {"out": str(target), "n": len(chosen), "readout": kind, "layers": layers}
+    loaded: Any = load_trained(folder, body, windows)
+    place = select_device(device)
+    model = (loaded.model if body["kind"] == "finetune" else loaded).to(place).eval()
+    batches = loading.batches(chosen, batch_size or EVALUATION_BATCH, shuffle=False)
+    vectors: list[np.ndarray] = []
+    with torch.inference_mode():
+        for step, batch in enumerate(batches(0)):
+            vectors.append(heads.vectors(model, loading.moved(batch, place), kind, layers).float().cpu().numpy())
+            if progress is not None:
+                progress(f"embed {windows.name}", step + 1, batches.steps)
+    matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
+    frame = chosen.index.with_columns(embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1])))
+    storage.write_file(target, lambda stream: frame.write_parquet(stream, compression="zstd"))
+    return {
+        "format_version": FORMAT,
+        "run": body["run"],
+        "data": describe_data(windows)["name"],
+        "readout": kind,
+        "layers": layers,
+        "out": str(target),
+        "n": len(chosen),
+        "width": int(matrix.shape[1]),
+    }

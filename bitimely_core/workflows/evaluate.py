@@ -1,0 +1,268 @@
+"""The verbs that read a trained run: evaluate and embed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from bitimely_core import registry, storage
+from bitimely_core.claims import tasks
+from bitimely_core.config import DataConfig, ObjectiveConfig
+from bitimely_core.errors import Reason, UserError
+from bitimely_core.evaluate.predict import predict
+from bitimely_core.report import run_page
+from bitimely_core.run import FORMAT, _select_adapter, load_trained, read_run, vocabulary_digest
+from bitimely_core.types import Progress
+from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.train import describe_data, require_finished, subject_marks
+from bitimely_core.workspace import run_folder
+
+if TYPE_CHECKING:
+    from bitimely_core.tokens import Windows
+
+EVALUATION_BATCH = 64
+Unit = Literal["subject", "window"]
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    data: str | None = None,
+    split: str = "test",
+    bootstrap: int = 1000,
+    by: Unit = "subject",
+    compare: str | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    predictions: Path | None = None,
+    ids: Path | None = None,
+    workspace: Path = Path("workspace"),
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Score `run` on one split: scores.json, predictions.parquet and report.html in its folder; returns the scores.
+
+    A fine-tuned run is scored by its task; a pre-trained one by the held-out loss and loss / Var(target) of its objective. Intervals
+    come from a bootstrap over subjects (`by="window"` is stamped). A split without windows gives null metrics that say why. Of sequences up
+    to prediction times `predictions` is written in the schema of MEDS-evaluation, `ids` is the table of the ingest (`tokens.tasks`).
+
+    Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
+    """
+    folder = run_folder(run, workspace)
+    body = read_run(folder)
+    require_finished(folder, body)
+    if split not in {"train", "validation", "test"}:
+        raise registry.unknown("split", split, ["train", "validation", "test"])
+    if by not in {"subject", "window"}:
+        raise registry.unknown("unit of --by", by, ["subject", "window"])
+    name = data or body["data"][0]["name"]
+    windows = prepare_windows(name, workspace, DataConfig(), verify=verify, progress=progress)
+    _select_adapter(windows, body, folder)
+    if predictions is not None:
+        tasks.refuse_others(windows, body["kind"])
+    shared = count_shared_subjects(folder, windows, split)
+    chosen = windows[split]
+    if dry_run:
+        return {
+            "run": body["run"],
+            "data": windows.name,
+            "split": split,
+            "n": len(chosen),
+            "n_subjects": len(set(chosen.subjects())),
+            "folder": str(folder),
+        }
+    scores: dict[str, Any] = {
+        "format_version": FORMAT,
+        "run": body["run"],
+        "data": windows.name,
+        "split": split,
+        "n": len(chosen),
+        "n_subjects": len(set(chosen.subjects())),
+        "metrics": {},
+        "baselines": {},
+        "by_class": {},
+        "settings": {
+            "bootstrap": bootstrap,
+            "by": by,
+            "seed": 0,
+            "model": body["model"],
+            "preset": body["preset"],
+            "verified": verify and body["verified"],
+        },
+        "leak_free": body["leak_free"],
+        "subjects_shared_with_training": shared,
+        "notices": _notices(body, windows, by, shared, split, verify),
+    }
+    model = load_trained(folder, body, windows)
+    columns: dict[str, Any] = {}
+    if body["kind"] == "pretrain":
+        scores["metrics"] = _score_objective(model, chosen, body, batch_size, device, progress)
+    else:
+        scores |= _score_task(model, windows, chosen, body, bootstrap, by, batch_size, device, progress, columns)
+        _write_predictions(folder / "predictions.parquet", chosen, windows, columns)
+        if predictions is not None:
+            tasks.write_predictions(predictions, chosen, columns["prediction"], ids)
+    if compare is not None:
+        scores["comparison"] = _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)
+    storage.write_json(folder / "scores.json", scores)
+    report = run_page.write_evaluation_page(folder, body, scores, windows, columns)
+    return {**scores, "report": str(report)}
+
+
+def count_shared_subjects(folder: Path, windows: Windows, split: str) -> int:
+    """How many subjects of `split` were in the training of `folder` (fine-tuning or the pre-training before it).
+
+    Raises UserError (subject_leakage, exit 4) for a held-out split cut by subject.
+    """
+    path = folder / "train_subjects.json"
+    if split == "train" or not path.is_file():
+        return 0
+    shared = set(json.loads(path.read_bytes())["marks"]) & set(subject_marks([windows], split))
+    if shared and windows.split not in {"random-window", "time"}:
+        raise UserError(
+            Reason.SUBJECT_LEAKAGE,
+            f"{len(shared)} subjects of the {split} split were in the training of this run",
+            wanted="expected none",
+            action="Tokenize all views with the same --seed and train again",
+            file=str(windows.name),
+        )
+    return len(shared)
+
+
+def _notices(body: dict[str, Any], windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
+    out = list(body["notices"])
+    out += [line for line in windows.manifest.get("notices", []) if line not in out]
+    here, there = describe_data(windows), body["data"][0]
+    told = {key: (there.get(key), here[key]) for key in ("rate", "reading") if key in there and there[key] != here[key]}
+    out += [f"The run was trained with {key} {before}; these were made with {now}." for key, (before, now) in told.items()]
+    if by == "window":
+        out.append(
+            "Intervals are over windows, not subjects (--by window): windows of one subject are not independent, so they are too narrow."
+        )
+    if shared:
+        out.append(f"{shared} subjects of the {split} split were also in the training (split: {windows.split}).")
+    if not verify or not body["verified"]:
+        out.append("Checksums were not compared (--no-verify).")
+    if split != "test":
+        out.append(f"These are scores on the {split} split, not on the test split.")
+    return out
+
+
+def _score_objective(
+    model: Any, windows: Windows, body: dict[str, Any], batch_size: int | None, device: str, progress: Progress | None
+) -> dict[str, Any]:
+    """Mean held-out loss and rel of the pre-training objective, weighted by windows, no interval."""
+    import torch
+
+    from bitimely_core import data, objectives
+    from bitimely_core.training.devices import select_device
+
+    undefined = {"value": None, "se": None, "lo": None, "hi": None, "n_defined": 0, "undefined_reason": "the split has no windows"}
+    least = registry.objectives[body["settings"]["objective"]["name"]].facts.rows
+    if len(windows) < least:
+        return {"loss": undefined, "rel": undefined}
+    place = select_device(device)
+    model = model.to(place).eval()
+    objective = objectives.get(ObjectiveConfig(**body["settings"]["objective"]))
+    batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False, least=least)
+    sums: dict[str, float] = {}
+    seen = 0
+    with torch.no_grad():
+        for step, batch in enumerate(batches(0)):
+            found = objective(model, data.moved(batch, place), torch.Generator().manual_seed(step))
+            rows = len(batch.values)
+            seen += rows
+            for key, value in {"loss": found["loss"], "rel": found["rel"], **found["parts"]}.items():
+                sums[key] = sums.get(key, 0.0) + float(value) * rows
+            if progress is not None:
+                progress(f"evaluate {windows.name}", step + 1, batches.steps)
+    return {
+        key: {"value": total / seen, "se": None, "lo": None, "hi": None, "n_defined": 0, "undefined_reason": None}
+        for key, total in sums.items()
+    }
+
+
+def _score_task(
+    model: Any,
+    windows: Windows,
+    chosen: Windows,
+    body: dict[str, Any],
+    bootstrap: int,
+    by: Unit,
+    batch_size: int | None,
+    device: str,
+    progress: Progress | None,
+    columns: dict[str, Any],
+) -> dict[str, Any]:
+    from bitimely_core import evaluate as scoring
+
+    prediction = predict(model, chosen, batch_size=batch_size, device=device, progress=progress)
+    target = chosen.targets(None)
+    assert target is not None, "a view with a task has targets"
+    columns |= {"target": target, "prediction": prediction}
+    train_target = windows["train"].targets(None) if len(windows["train"]) else None
+    return scoring.score(
+        windows.task,
+        target,
+        prediction,
+        chosen.subjects(),
+        class_names=windows.class_names,
+        train_target=train_target,
+        baselines=_event_columns(windows, chosen) if vocabulary_digest(windows) and train_target is not None and len(chosen) else None,
+        bootstrap=bootstrap,
+        by=by,
+        seed=0,
+    )
+
+
+def _event_columns(windows: Any, chosen: Any) -> dict[str, np.ndarray]:
+    """What needs no model: the number of events of a sequence, and for each label how often the one most telling code occurs."""
+    from bitimely_core import evaluate as scoring
+    from bitimely_core.claims import shortcut_baselines
+
+    train = windows["train"]
+    labels = train.targets(None)
+    lengths, codes, own = train.lengths(), train.counts(), chosen.counts()
+    best = []
+    for label in labels.T:
+        known = np.isfinite(label)
+        told = [shortcut_baselines.average_precision(codes[known, c], label[known]) or 0.0 for c in range(codes.shape[1])]
+        best.append(int(np.argmax(told)))
+    single = [scoring.length_only("multilabel", codes[:, c], labels[:, k : k + 1], own[:, c]) for k, c in enumerate(best)]
+    return {"length_only": scoring.length_only("multilabel", lengths, labels, chosen.lengths()), "single_code": np.hstack(single)}
+
+
+def _write_predictions(path: Path, chosen: Windows, windows: Windows, columns: dict[str, Any]) -> None:
+    """One row a window: window, subject_id, recording_id, start, target, prediction, and one probability a class."""
+    from bitimely_core import evaluate as scoring
+
+    frame = scoring.frame(chosen.index, windows.task, windows.class_names, columns["target"], columns["prediction"])
+    storage.write_file(path, lambda out: frame.write_parquet(out, compression="zstd"))
+
+
+def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, split: str, bootstrap: int, by: Unit) -> dict[str, Any]:
+    """Paired differences to the predictions of another run on the same windows."""
+    import polars as pl
+
+    from bitimely_core import evaluate as scoring
+
+    second = run_folder(other, workspace)
+    path = second / "predictions.parquet"
+    scores = json.loads((second / "scores.json").read_bytes()) if (second / "scores.json").is_file() else {}
+    if not path.is_file() or (scores.get("data"), scores.get("split")) != (windows.name, split):
+        raise UserError(
+            Reason.INCOMPLETE,
+            f"no predictions on {windows.name}, split {split}",
+            wanted="expected those of a former evaluate",
+            file=str(second),
+            action=f"Run: bitimely evaluate {other} --split {split}",
+        )
+    ours, theirs = pl.read_parquet(folder / "predictions.parquet"), pl.read_parquet(path)
+    return {
+        "run": read_run(second)["run"],
+        "metrics": scoring.compare_frames(windows.task, ours, theirs, windows.class_names, bootstrap=bootstrap, by=by),
+    }

@@ -1,0 +1,54 @@
+"""The verbs export and reproduce: a run for others, and the same numbers again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import storage
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.run import FORMAT, check_weights, read_run
+from bitimely_core.workflows import hub
+from bitimely_core.workflows.train import require_finished
+from bitimely_core.workspace import run_folder
+
+PARTS = ("run.json", "model_card.md", "scores.json")
+DATA = ("channels", "length", "codes", "others")  # of the model: what the data decide
+
+
+def export(
+    run: str | Path, *, out: Path | None = None, push: str | None = None, workspace: Path = Path("workspace"), dry_run: bool = False
+) -> dict[str, Any]:
+    """Weights, configuration, card, settings and scores of a finished run in one folder that `--init` and `models.load` read.
+
+    No cache, no tokens, no predictions, no subject: nothing in it is about a person.
+
+    Args:
+        run: name or folder.
+        out: the folder, `export-<run>` beside the workspace's runs when not given; must not exist with something else in it.
+        push: `OWNER/NAME` of a model hub (extra `hub`): the folder is uploaded, to a repository that is made private where there is none.
+        workspace: where runs lie.
+        dry_run: say what would be written.
+
+    Raises:
+        UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is missing; not_found (4): no way to the hub.
+    """
+    folder = run_folder(run, workspace)
+    body = read_run(folder)
+    require_finished(folder, body)
+    target = out or workspace / "exports" / str(body["run"])
+    weights = check_weights(folder, body)
+    files = {"config.json": weights / "config.json", "model.safetensors": weights / "model.safetensors"}
+    files |= {name: folder / name for name in PARTS if (folder / name).is_file()}
+    told = {"format_version": FORMAT, "run": body["run"], "out": str(target), "files": sorted(files)}
+    if dry_run:
+        return {**told, "pushed": push}
+    if push is not None:
+        hub.library("--push")
+    if target.is_dir() and (foreign := {path.name for path in target.iterdir()} - set(files)):
+        text = f"holds {len(foreign)} other files"
+        raise UserError(Reason.CONFIG, text, wanted="expected an empty folder", file=str(target), field="--out", exit_code=Exit.USAGE)
+    storage.make_folder(target)
+    hashes = {name: storage.write_bytes(target / name, path.read_bytes())[0] for name, path in files.items()}
+    revision = None if push is None else hub.push(target, push, sorted(files))
+    return {**told, "sha256": hashes, "pushed": push, "revision": revision}

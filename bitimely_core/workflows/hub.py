@@ -1,0 +1,108 @@
+"""Models on a hub: the one place that speaks with it, through huggingface_hub (extra `hub`) and the credentials that are set up there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bitimely_core import storage
+from bitimely_core.errors import Exit, Reason, UserError, clean, safe_text
+
+SAFE = ("*.safetensors", "*.json", "*.md")  # what is downloaded: weights that are no program, numbers and text
+NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+T = TypeVar("T")
+
+
+def library(field: str) -> Any:
+    """huggingface_hub. Raises UserError (config, exit 2) naming `field` where the extra is missing."""
+    try:
+        import huggingface_hub  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise UserError(
+            Reason.CONFIG,
+            "huggingface_hub is not installed",
+            wanted="expected it for a repository of a hub" + (" (no run or folder has that name)" if field == "--init" else ""),
+            action="Install it with: pip install 'bitimely[hub]'",
+            field=field,
+            exit_code=Exit.USAGE,
+        ) from error
+    return huggingface_hub
+
+
+def _reached(call: Callable[[], T], repo: str, field: str) -> T:
+    """What `call` returns. Raises UserError (not_found, exit 4) in one line for whatever the hub, its client or the network raises."""
+    try:
+        return call()
+    except Exception as error:  # of several libraries and of no common kind
+        raise UserError(
+            Reason.NOT_FOUND,
+            f"{clean(repo, 100)}: {type(error).__name__}: {clean(str(error).strip().partition(chr(10))[0], 200)}",
+            wanted="expected a repository of the hub that can be reached",
+            action="Look at its name, the network and the credentials, or give a folder",
+            field=field,
+        ) from error
+
+
+def fetch(name: str, pinned: dict[str, str] | None = None) -> tuple[Path, dict[str, str]]:
+    """The folder of a model on the hub, in the cache of the hub's client, and where it is from: `repo` and the commit as `revision`.
+
+    Args:
+        name: `OWNER/NAME` or `OWNER/NAME@REVISION`.
+        pinned: where a run that is continued has started from: the same commit again, though the branch has moved on.
+
+    Raises:
+        UserError: config (exit 2) for another form of name or without the extra; not_found (exit 4) where the hub cannot be reached or has
+            no such model; integrity (exit 5) where the weights are not those that `run.json` speaks of.
+    """
+    found = NAME.fullmatch(name)
+    if found is None:
+        raise UserError(
+            Reason.NOT_FOUND,
+            "no model.safetensors there",
+            wanted="expected a run, a model folder or OWNER/NAME of a hub",
+            file=name,
+            field="--init",
+            exit_code=Exit.USAGE,
+        )
+    hub = library("--init")
+    repo, revision = found["repo"], found["revision"]
+    if revision is None and pinned and pinned.get("repo") == repo:
+        revision = pinned["revision"]
+    if revision is None or not COMMIT.fullmatch(revision):
+        revision = str(_reached(lambda: hub.HfApi().model_info(repo, revision=revision), repo, "--init").sha)
+    where = _reached(lambda: hub.snapshot_download(repo_id=repo, revision=revision, allow_patterns=list(SAFE)), repo, "--init")
+    folder = Path(where)
+    check(folder, f"{repo}@{revision}")
+    return folder, {"repo": repo, "revision": revision}
+
+
+def check(folder: Path, name: str) -> None:
+    """Compare the weights of an exported run with what its run.json says. Raises UserError (integrity, exit 5)."""
+    try:
+        told = json.loads((folder / "run.json").read_bytes())["weights"]
+        true = storage.sha256(folder / "model.safetensors")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text, wanted = f"no weights with their hash ({type(error).__name__})", "expected model.safetensors and run.json of bitimely export"
+        raise UserError(Reason.INTEGRITY, text, wanted=wanted, file=name, exit_code=Exit.INTEGRITY) from error
+    if told != true:
+        text, wanted = f"model.safetensors has the hash {true[:16]}", f"run.json says {safe_text(told)[:16]}"
+        raise UserError(Reason.INTEGRITY, text, wanted=wanted, file=name, action="Do not use it", exit_code=Exit.INTEGRITY)
+
+
+def push(folder: Path, repo: str, files: list[str]) -> str | None:
+    """Upload `files` of `folder` to `repo`, which is made private where there is none. Returns the commit.
+
+    Raises UserError: config (exit 2) without the extra, not_found (exit 4) where it cannot be reached.
+    """
+    hub = library("--push").HfApi()
+
+    def upload() -> Any:
+        hub.create_repo(repo_id=repo, repo_type="model", private=True, exist_ok=True)
+        return hub.upload_folder(repo_id=repo, folder_path=str(folder), repo_type="model", allow_patterns=files)
+
+    return getattr(_reached(upload, repo, "--push"), "oid", None)

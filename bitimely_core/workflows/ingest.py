@@ -1,0 +1,42 @@
+"""bitimely_core.workflows.ingest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import cache
+from bitimely_core.errors import Exit, Finding, UserError
+from bitimely_core.report.ingest_page import write_page
+
+
+def ingest(
+    dataset: str, source: str | Path | None, out: str | Path, *, said: Callable[[Finding], object] | None = None, **given: Any
+) -> dict[str, Any]:
+    """`cache.ingest`, and `report.html` beside its report.
+
+    Args:
+        dataset: registered name.
+        source: raw folder; None for data sets that are made.
+        out: folder of the data set's cache.
+        said: called with a warning where the page could not be written, which fails nothing.
+        **given: the other arguments of `cache.ingest`.
+
+    Returns:
+        The report of `cache.ingest`, as it is.
+
+    Raises:
+        UserError: that of `cache.ingest`; the page of a refused data set says why.
+    """
+    try:
+        report = cache.ingest(dataset, source, out, **given)
+    except UserError as error:
+        if error.report is not None and error.exit_code == Exit.REFUSED:
+            error.details = [*error.details, *write_page(out, error.report)]
+        raise
+    faults = write_page(out, report) if report.get("published") else []  # else it is a part or a plan
+    for fault in faults:
+        if said is not None:
+            said(fault)
+    return report

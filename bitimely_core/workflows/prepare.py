@@ -1,0 +1,92 @@
+"""bitimely_core.workflows.prepare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitimely_core import registry
+from bitimely_core.config import DataConfig
+from bitimely_core.errors import Reason, UserError
+from bitimely_core.types import Progress
+
+if TYPE_CHECKING:
+    from bitimely_core.tokens import Windows
+from bitimely_core.workspace import dataset_and_view, is_events, tokens_name
+
+
+def prepare_windows(data: str, workspace: Path, config: DataConfig, *, verify: bool = True, progress: Progress | None = None) -> Windows:
+    """The tokens called `data`, or those of the view `data`, made now when they are missing.
+
+    Of processes that train together the first makes them and the others wait.
+
+    Raises UserError (incomplete, exit 4) when the cache is missing and the data set needs a source.
+    """
+    from bitimely_core.training.distributed import barrier, rank, world
+
+    if rank() > 0:
+        barrier()
+    windows = _open_or_build(data, workspace, config, verify=verify, progress=progress)
+    if world() > 1 and rank() == 0:
+        barrier()
+    return windows
+
+
+def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bool, progress: Progress | None) -> Windows:
+    from bitimely_core import tokens
+
+    for folder in (workspace / "tokens" / data, workspace / "tokens" / tokens_name(data)):
+        if "/" not in folder.name and (folder / "manifest.json").is_file() and not _has_window_options(config):
+            return tokens.open_tokens(folder, verify=verify)
+    dataset, view = dataset_and_view(data)
+    folder = ensure_cache(dataset, workspace, progress=progress)
+    if registry.datasets[dataset].facts.kind == "events":
+        from bitimely_core.workflows.tokenize_claims import tokenize_claims
+
+        tokenize_claims(data, workspace=workspace, verify=verify, progress=progress)
+        return tokens.open_tokens(workspace / "tokens" / tokens_name(data), verify=False)
+    return tokens.build(
+        folder,
+        view=view,
+        out=workspace / "tokens" / tokens_name(data),
+        window=config.window,
+        stride=config.stride,
+        rate=config.rate,
+        channels=config.channels,
+        normalise=config.normalise,
+        split=config.split,
+        seed=config.seed,
+        bandpass=config.bandpass,
+        notch=config.notch,
+        test_fold=config.test_fold,
+        verify=verify,
+        progress=progress,
+    )
+
+
+def _has_window_options(config: DataConfig) -> bool:
+    """Whether any option of the windows differs from its default: then `build` must compare."""
+    return config.model_copy(update={"names": (), "fraction": 1.0, "limit": None}) != DataConfig()
+
+
+def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = None) -> Path:
+    """The cache folder of `dataset`; data sets that need no source are ingested when they are missing."""
+    from bitimely_core.workflows.ingest import ingest
+    from bitimely_core.workflows.ingest_claims import ingest_claims
+
+    folder = workspace / "cache" / dataset
+    if (folder / "manifest.json").is_file():
+        return folder
+    if registry.datasets[dataset].facts.needs_source:
+        raise UserError(
+            Reason.INCOMPLETE,
+            "no cache of this data set",
+            wanted="expected manifest.json in it",
+            action=f"Run: bitimely ingest {dataset} SOURCE",
+            file=str(folder),
+        )
+    if is_events(dataset):
+        ingest_claims(dataset, None, folder, progress=progress)
+    else:
+        ingest(dataset, None, folder, progress=progress)
+    return folder

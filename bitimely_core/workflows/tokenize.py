@@ -1,0 +1,80 @@
+"""The verb tokenize: a view's windows, with the audit of the split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitimely_core import registry
+from bitimely_core.run import FORMAT
+from bitimely_core.types import Progress
+from bitimely_core.workflows.prepare import ensure_cache
+from bitimely_core.workspace import dataset_and_view, tokens_name
+
+
+def tokenize(
+    data: str,
+    *,
+    workspace: Path = Path("workspace"),
+    name: str | None = None,
+    options: dict[str, Any] | None = None,
+    verify: bool = True,
+    force_new: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Build the tokens of `DATASET[/VIEW]` under `tokens/<name>`; returns folder, shape, notices, findings and the audit of the split.
+
+    Raises UserError: unknown_name, settings_differ (2), incomplete (4), integrity (5).
+    """
+    from bitimely_core import tokens
+
+    dataset, view = dataset_and_view(data)
+    if registry.datasets[dataset].facts.kind == "events":
+        from bitimely_core.workflows.tokenize_claims import tokenize_claims
+
+        return tokenize_claims(
+            data, workspace=workspace, name=name, options=options, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress
+        )
+    source = workspace / "cache" / dataset if dry_run else ensure_cache(dataset, workspace, progress=progress)
+    out = workspace / "tokens" / (name or tokens_name(data))
+    if dry_run:
+        return {**tokens.plan(source, view=view, **(options or {})), "folder": str(out)}
+    windows = tokens.build(source, view=view, out=out, verify=verify, force_new=force_new, progress=progress, **(options or {}))
+    return {
+        "format_version": FORMAT,
+        "name": windows.name,
+        "data": data,
+        "folder": str(out),
+        "windows": len(windows),
+        "length": windows.length,
+        "channels": windows.channels,
+        "channel_names": list(windows.channel_names),
+        "rate": windows.rate,
+        "task": windows.task,
+        "class_names": list(windows.class_names),
+        "split": windows.split,
+        "bandpass": windows.options.get("bandpass"),
+        "notch": windows.options.get("notch"),
+        "fingerprint": windows.fingerprint,
+        "notices": list(windows.manifest.get("notices", [])),
+        "findings": list(windows.manifest.get("findings", [])),
+        "audit": audit_splits(windows),
+    }
+
+
+def audit_splits(windows: Any) -> dict[str, dict[str, Any]]:
+    """Subjects, windows and windows a class in each split."""
+    out: dict[str, dict[str, Any]] = {}
+    for split in ("train", "validation", "test"):
+        part = windows[split]
+        classes: dict[str, int] = {}
+        if windows.task == "classification" and len(part):
+            counts = np.bincount(np.asarray(part.targets(None), dtype=np.int64), minlength=windows.classes)
+            classes = {name: int(n) for name, n in zip(windows.class_names, counts, strict=True)}
+        elif windows.task == "multilabel" and len(part):
+            classes = {name: int(n) for name, n in zip(windows.class_names, np.nansum(part.targets(None), axis=0), strict=True)}
+        out[split] = {"subjects": len(set(part.subjects())), "windows": len(part), "classes": classes}
+    return out

@@ -1,0 +1,117 @@
+"""bitimely_core.workflows.tokenize_claims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core import cache, storage
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.run import FORMAT
+from bitimely_core.types import Progress
+from bitimely_core.workflows.prepare import ensure_cache
+from bitimely_core.workspace import dataset_and_view, tokens_name
+
+if TYPE_CHECKING:
+    from bitimely_core.tokens import Sequences
+from bitimely_core.report.claims_page import _open_sequences, claims_page, shortcut_table
+
+
+def tokenize_claims(
+    data: str,
+    *,
+    workspace: Path = Path("workspace"),
+    name: str | None = None,
+    options: dict[str, Any] | None = None,
+    verify: bool = True,
+    force_new: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Sequences of cached claims under `tokens/<name>`, with `report.html`; returns folder, counts, honesty table and audit of the split.
+
+    With `options["task"]`, a folder of MEDS labels (and `ids`): sequences up to its prediction times, of the codes of `tokens/<data>`.
+
+    Raises UserError: settings_differ, config (2), incomplete, no_input (4), integrity (5).
+    """
+    from bitimely_core import report as pages
+    from bitimely_core.claims import tokenize as histories
+
+    dataset, _ = dataset_and_view(data)
+    opened = cache.open_cache(ensure_cache(dataset, workspace, progress=progress), verify=False)
+    if "task" in (options or {}):
+        return _tokenize_task(
+            data, opened, workspace, name, options or {}, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress
+        )
+    plan = histories.resolved(opened, **(options or {}))
+    out = workspace / "tokens" / (name or tokens_name(data))
+    if dry_run:
+        return {"folder": str(out), "options": plan.options, "subjects": opened.people().height}
+    histories.make(plan, out, verify=verify, force_new=force_new, progress=progress)
+    sequences = _open_sequences(out)
+    statistics = sequences.statistics
+    shown = claims_page(sequences)
+    storage.write_bytes(out / "report.html", pages.html(shown, alone=True).encode())
+    if opened.manifest["clock"] == "calendar":
+        from bitimely_core.claims import meds_export
+        from bitimely_core.tokens.sequences import open_sequences
+
+        meds_export.write(out / "meds", opened, open_sequences(out, verify=False))
+    return {
+        **_summarize(data, sequences),
+        "honesty": shortcut_table(statistics),
+        "selected": statistics["selected"],
+        "report": str(out / "report.html"),
+    }
+
+
+def _summarize(data: str, sequences: Sequences) -> dict[str, Any]:
+    """What a build of sequences says on the screen; of them some of the shards may be open."""
+    from bitimely_core.tokens.sequences import counted
+
+    audit = counted(sequences.folder)
+    return {
+        "format_version": FORMAT,
+        "name": sequences.name,
+        "data": data,
+        "folder": str(sequences.folder),
+        "windows": sum(split["windows"] for split in audit.values()),
+        "events": int(sequences.manifest["events"]),
+        "codes": sequences.codes - 5,
+        "task": sequences.task,
+        "class_names": list(sequences.class_names),
+        "split": sequences.split,
+        "fingerprint": sequences.fingerprint,
+        "notices": list(sequences.manifest["notices"]),
+        "findings": list(sequences.manifest["findings"]),
+        "audit": audit,
+    }
+
+
+def _tokenize_task(
+    data: str,
+    opened: cache.Cache,
+    workspace: Path,
+    name: str | None,
+    options: dict[str, Any],
+    *,
+    verify: bool,
+    force_new: bool,
+    dry_run: bool,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Sequences up to the prediction times of a MEDS label folder. Raises UserError (config, exit 2) for other options or no name."""
+    from bitimely_core.claims import tasks
+    from bitimely_core.tokens import open_tokens
+
+    base = workspace / "tokens" / tokens_name(data)
+    out = workspace / "tokens" / (name or base.name)
+    wrong = next((f"--{key.replace('_', '-')}" for key in options if key not in {"task", "ids"}), "" if out != base else "no --name")
+    if wrong:
+        wanted = f"the choices of --task are those of {base.name}, and its sequences have a name of their own"
+        raise UserError(Reason.CONFIG, wrong, wanted=wanted, field="--task", action="Give --name alone", exit_code=Exit.USAGE)
+    if dry_run:
+        return {"folder": str(out), "base": str(base), "rows": tasks.labels(options["task"]).height}
+    codes = open_tokens(base, verify=verify)
+    made = tasks.build(opened, codes, options["task"], out, ids=options.get("ids"), verify=verify, force_new=force_new, progress=progress)
+    return {**_summarize(data, made), "honesty": []}

@@ -1,0 +1,201 @@
+"""`verify`: everything stored, compared with its checksums."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bitimely_core import storage
+from bitimely_core.errors import Exit, Finding, Reason, UserError, clean
+from bitimely_core.run import FORMAT, read_run
+from bitimely_core.types import Progress
+
+KINDS = ("cache", "tokens", "run", "checkpoint", "model", "raw")
+
+
+def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+    """Check a workspace, a cache, a token set, a run, a checkpoint, a model folder or a raw folder with SHA256SUMS.txt.
+
+    Returns checked (path, kind, files, state), findings, exit_code: 0 good, 4 incomplete or nothing known there, 5 damaged.
+    """
+    path = Path(path)
+    if path.is_file():
+        raise UserError(
+            Reason.CORRUPT,
+            "a single file",
+            wanted="expected a folder made by bitimely, or a raw folder with SHA256SUMS.txt",
+            file=str(path),
+            action="Models are folders of safetensors and JSON; other model files are never opened",
+        )
+    if not path.is_dir():
+        raise UserError(
+            Reason.NOT_FOUND, "no such folder", wanted="expected a workspace, cache, tokens, run or model folder", file=str(path)
+        )
+    found = list(_artefacts(path))
+    if not found:
+        raise UserError(
+            Reason.NO_INPUT,
+            "nothing known here",
+            wanted="expected a workspace, cache, tokens, run, model or raw folder with SHA256SUMS.txt",
+            file=str(path),
+        )
+    checked: list[dict[str, Any]] = []
+    findings: list[Finding] = []
+    for done, (kind, folder) in enumerate(found):
+        if progress is not None:
+            progress("verify", done, len(found))
+        here, files = _check(kind, folder, deep)
+        findings += here
+        worst = [f for f in here if f.level == "error"]
+        state = "good" if not worst else "incomplete" if all(f.code == Reason.INCOMPLETE for f in worst) else "damaged"
+        checked.append({"path": clean(str(folder), 400), "kind": kind, "files": files, "state": state})
+    states = {c["state"] for c in checked}
+    code = Exit.INTEGRITY if "damaged" in states else Exit.REFUSED if "incomplete" in states else Exit.GOOD
+    if progress is not None:
+        progress("verify", len(found), len(found))
+    return {"format_version": FORMAT, "checked": checked, "findings": findings, "exit_code": int(code)}
+
+
+def _artefacts(path: Path) -> list[tuple[str, Path]]:
+    """(kind, folder) of everything known at `path`."""
+    kind = _kind(path)
+    if kind is not None:
+        return [
+            (kind, path),
+            *(
+                [("checkpoint", p) for p in sorted((path / "checkpoints").glob("step-*")) if not p.name.endswith(".tmp")]
+                if kind == "run"
+                else []
+            ),
+        ]
+    out: list[tuple[str, Path]] = []
+    for room, inner in (("cache", "cache"), ("tokens", "tokens"), ("runs", "run")):
+        for folder in sorted(p for p in (path / room).glob("*") if p.is_dir()):
+            out.append((inner, folder))
+            if inner == "run":
+                out += [("checkpoint", p) for p in sorted((folder / "checkpoints").glob("step-*")) if not p.name.endswith(".tmp")]
+    return out
+
+
+def _kind(path: Path) -> str | None:
+    if (path / "run.json").is_file():
+        return "run"
+    if (path / "meta.json").is_file() and (path / "model.safetensors").is_file():
+        return "checkpoint"
+    if (path / "config.json").is_file() and (path / "model.safetensors").is_file():
+        return "model"
+    if (path / "statistics.json").is_file() or (path / "index.parquet").is_file():
+        return "tokens"
+    if (path / "manifest.json").is_file() or (path / "ingest_report.json").is_file() or list(path.glob("recordings-*.parquet")):
+        return "cache"
+    if (path / "SHA256SUMS.txt").is_file():
+        return "raw"
+    return None
+
+
+def _check(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], int]:
+    try:
+        if kind == "cache":
+            from bitimely_core import cache
+
+            return cache.verify(folder, deep=deep), len(storage.read_manifest(folder)["files"])
+        if kind == "tokens":
+            manifest = storage.read_manifest(folder)
+            storage.check_files(folder, manifest)
+            return [], len(manifest["files"])
+        if kind == "checkpoint":
+            from bitimely_core.training import checkpoints
+
+            return [], len(checkpoints.verify_checkpoint(folder)["files"])
+        if kind == "raw":
+            return _raw(folder)
+        return _run(folder) if kind == "run" else _model(folder, None)
+    except UserError as error:
+        return [error.finding, *error.details], 0
+
+
+def _run(folder: Path) -> tuple[list[Finding], int]:
+    body = read_run(folder)
+    if not body.get("finished"):
+        finding = Finding(
+            code=Reason.INCOMPLETE,
+            file=str(folder),
+            text="the training has not ended",
+            wanted="expected a finished run",
+            action="Repeat the command that started it: it continues where it stopped",
+        )
+        return [finding], 1
+    return _model(folder / "model", body.get("weights"))
+
+
+def _model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
+    """A model folder: the weights against the hash in run.json (or in config.json), and the header of the safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        return [
+            Finding(code=Reason.INTEGRITY, file=str(path), text="missing", wanted="expected the weights", action="Repeat the training")
+        ], 0
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        with safe_open(path, framework="numpy") as tensors:
+            list(tensors.keys())
+    except (OSError, ValueError, SafetensorError) as error:
+        return [
+            Finding(
+                code=Reason.INTEGRITY, file=str(path), text=f"not readable ({type(error).__name__})", wanted="expected safetensors and JSON"
+            )
+        ], 2
+    wanted = digest or config.get("sha256")
+    found = storage.sha256(path)
+    if wanted is not None and found != wanted:
+        return [
+            Finding(
+                code=Reason.INTEGRITY,
+                file=str(path),
+                text=f"sha256 is {found[:12]}",
+                wanted=f"expected {wanted[:12]}",
+                action="Repeat the training",
+            )
+        ], 2
+    return [], 2
+
+
+def _raw(folder: Path) -> tuple[list[Finding], int]:
+    """A raw folder with SHA256SUMS.txt: listed and different, listed and absent."""
+    findings: list[Finding] = []
+    absent = files = 0
+    for line in (folder / "SHA256SUMS.txt").read_text("utf-8", errors="replace").splitlines():
+        digest, _, name = line.strip().partition(" ")
+        name = name.strip().lstrip("*")
+        target = folder / name
+        if not name or not target.resolve().is_relative_to(folder.resolve()):
+            continue
+        if not target.is_file():
+            absent += 1
+            continue
+        files += 1
+        if storage.sha256(target) != digest.lower():
+            findings.append(
+                Finding(
+                    code=Reason.SOURCE_CHECKSUM,
+                    file=name,
+                    text="differs from SHA256SUMS.txt",
+                    wanted="expected the listed hash",
+                    action="Download the file again",
+                )
+            )
+    if absent:
+        findings.append(
+            Finding(
+                code=Reason.SOURCE_CHECKSUM,
+                level="warning",
+                file="SHA256SUMS.txt",
+                text=f"{absent} listed files are not here",
+                wanted="expected all",
+                count=absent,
+            )
+        )
+    return findings, files
