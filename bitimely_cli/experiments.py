@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bitimely_cli.app import app
 from bitimely_cli.options import MAKING, WRITING, Devices, Out, Run, Set, shard, taking
 from bitimely_cli.screen import screen, span
 from bitimely_core.errors import Exit
@@ -119,8 +120,6 @@ def demo(
 
     Example: bitimely demo
     """
-    from bitimely_cli.main import app
-
     home = out or writing["workspace"] / "demo"
     commands = CLAIMS if claims else DEMO
     about = {"data": "synthetic-claims", "title": "Demonstration on made-up claims"} if claims else {}

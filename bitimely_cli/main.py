@@ -1,4 +1,4 @@
-"""`bitimely`: the app, and how its end becomes an exit code. Nothing heavy is imported before a verb needs it."""
+"""`bitimely`: registers the verbs, runs one, turns errors into exit codes. Nothing heavy is imported before a verb needs it."""
 
 from __future__ import annotations
 
@@ -12,38 +12,12 @@ from typing import Any
 import typer
 
 from bitimely_cli import data, experiments, training
+from bitimely_cli.app import app
 from bitimely_cli.screen import screen
-from bitimely_core import __version__
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
 from bitimely_core.registry import unknown
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, whether typer brings its own copy of click or not
-
-app = typer.Typer(
-    name="bitimely",
-    help="Representations of clinical time series: raw files to a Parquet cache, to tokens, to models, to scores and reports.\n\n"
-    "Start with: bitimely demo",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-
-
-def show_version(value: bool) -> None:
-    """`--version`."""
-    if value:
-        typer.echo(f"bitimely {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def top(version: bool = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Print the version and stop.")) -> None:
-    """Representations of clinical time series: raw files to a Parquet cache, to tokens, to models, to scores and reports.
-
-    Start with: bitimely demo
-    """
-
 
 for verbs in (data, training, experiments):
     for verb in verbs.VERBS:

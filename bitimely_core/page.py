@@ -1,4 +1,4 @@
-"""bitimely_core.page."""
+"""What a report shows, as plain data: figures, tables and the page that holds them."""
 
 from __future__ import annotations
 

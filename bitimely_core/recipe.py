@@ -1,4 +1,4 @@
-"""bitimely_core.recipe."""
+"""Recipes: whole experiments as TOML, and the settings of one run (`--config`)."""
 
 from __future__ import annotations
 

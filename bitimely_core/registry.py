@@ -82,11 +82,16 @@ def unknown(kind: str, name: str, known: list[str]) -> UserError:
     )
 
 
+MEMBERS_ELSEWHERE = {"bitimely_core.datasets": ("bitimely_core.claims.dataset", "bitimely_core.claims.synthetic")}
+
+
 def load_members(package: str) -> None:
     """Import every module of `package` once, so that each registers itself; then the plug-ins of other packages."""
     module = importlib.import_module(package)
     for found in pkgutil.iter_modules(module.__path__):
         importlib.import_module(f"{package}.{found.name}")
+    for name in MEMBERS_ELSEWHERE.get(package, ()):
+        importlib.import_module(name)
     for point in entry_points(group="bitimely.plugins"):
         point.load()
 
@@ -135,9 +140,25 @@ class DatasetFacts:
     clinical: bool = True  # folders 0700, files 0600
     options: dict[str, Any] | None = None  # option -> default, beyond those of every data set
     needs_source: bool = True
-    kind: Literal["recordings", "events"] = (
-        "recordings"  # events: claims, whose function returns nothing; cache and tokens know the builder
-    )
+    kind: Literal["recordings", "events"] = "recordings"  # a key of `DATA_KINDS`
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataKind:
+    """The operations of one kind of data. Verbs look them up here and never ask which kind it is."""
+
+    pin_options: Callable[[dict[str, Any], Path], dict[str, Any]]  # options of an ingest, cache folder -> as the manifest keeps them
+    ingest: Callable[..., dict[str, Any]]  # (run, shard, wait, force_new=) -> ingest report
+    tokenize: Callable[..., Any]  # (cache, out=, verify=, force_new=, progress=, **choices) -> windows or sequences
+
+
+DATA_KINDS = {"recordings": "bitimely_core.tokens.kind", "events": "bitimely_core.claims.kind"}  # modules, imported on use
+
+
+def load_data_kind(name: str) -> DataKind:
+    """The operations of `recordings` or `events`."""
+    kind: DataKind = importlib.import_module(DATA_KINDS[name]).KIND
+    return kind
 
 
 @dataclass(frozen=True, kw_only=True)

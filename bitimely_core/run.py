@@ -1,4 +1,4 @@
-"""bitimely_core.run."""
+"""A run on disk: its record, its weights, the adapter that fits some windows."""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ def further(recipe: str, workspace: Path) -> list[str]:
     from bitimely_core.evaluate import folds
     from bitimely_core.evaluate.result_table import Scored, read_scored_run
     from bitimely_core.pipeline.plan import planned
+    from bitimely_core.workflows.prepare import windows_opener
 
     plan = planned(pipeline.load(recipe), recipe, workspace, assignments=[])
     cells: dict[tuple[str, str, int], list[Scored]] = {}
@@ -66,7 +67,7 @@ def further(recipe: str, workspace: Path) -> list[str]:
             cells.setdefault((entry["column"], entry["row"], entry["seed"]), []).append(one)
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for (column, row, _), parts in cells.items():
-        whole = folds.pool_folds(parts, workspace / "reports" / recipe / "kept", workspace)
+        whole = folds.pool_folds(parts, workspace / "reports" / recipe / "kept", windows_opener(workspace))
         found.setdefault((column, row), []).append(whole.scores)
     task = next(iter(found.values()))[0]["task"]
     lines = [f"| data | row | seeds | {' | '.join(evaluate.NAMES[m] for m in FURTHER[task])} |", "|---" * (3 + len(FURTHER[task])) + "|"]

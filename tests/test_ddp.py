@@ -23,8 +23,7 @@ from torch import nn
 
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, UserError
-from bitimely_core.training import loop
-from bitimely_core.training import distributed
+from bitimely_core.training import distributed, loop
 from bitimely_core.training.distributed import barrier, is_resuming, launch, rank, world
 from bitimely_core.types import Batch
 

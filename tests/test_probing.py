@@ -9,9 +9,10 @@ from sklearn.metrics import log_loss
 
 from bitimely_core import data, models, report
 from bitimely_core.analyses import features
-from bitimely_core.analyses.features import Cell, cells_of, raw, standardised, vectors
-from bitimely_core.analyses.probing import PENALTIES, negated, probe, probing
+from bitimely_core.analyses.features import Cell, cells_of, vectors
+from bitimely_core.analyses.probing import negated, probing
 from bitimely_core.errors import UserError
+from bitimely_core.evaluate.linear import PENALTIES, extract_simple_features, fit_probe, standardise
 from bitimely_core.page import Figure, Table
 
 
@@ -23,9 +24,9 @@ def splits(rng, n, columns, rule):
 def test_a_probe_finds_what_is_linear_and_nothing_else():
     rng = np.random.default_rng(0)
     x, y = splits(rng, 200, 5, lambda part, _: (part[:, 0] > 0).astype(int))
-    assert (probe("classification", x, y, 2).prediction.argmax(1) == y["test"]).mean() > 0.95
+    assert (fit_probe("classification", x, y, 2).prediction.argmax(1) == y["test"]).mean() > 0.95
     x, y = splits(rng, 400, 5, lambda part, _: (part[:, 0] * part[:, 1] > 0).astype(int))
-    found = probe("classification", x, y, 2)
+    found = fit_probe("classification", x, y, 2)
     assert (found.prediction.argmax(1) == y["test"]).mean() < 0.62
     assert found.penalty[0] >= 1e2  # noise asks for the strongest
 
@@ -33,8 +34,8 @@ def test_a_probe_finds_what_is_linear_and_nothing_else():
 def test_the_penalty_is_the_one_with_the_least_validation_loss_and_test_labels_are_not_read():
     rng = np.random.default_rng(1)
     x, y = splits(rng, 60, 20, lambda part, r: (part[:, 0] + r.normal(size=len(part)) > 0).astype(int))
-    found = probe("classification", x, {k: y[k] for k in ("train", "validation")}, 2)
-    parts = standardised(x["train"], x["validation"], x["test"])
+    found = fit_probe("classification", x, {k: y[k] for k in ("train", "validation")}, 2)
+    parts = standardise(x["train"], x["validation"], x["test"])
     fitted = {p: LogisticRegression(C=1 / p, max_iter=5000, tol=1e-8).fit(parts[0], y["train"]) for p in PENALTIES}
     loss = {p: log_loss(y["validation"], m.predict_proba(parts[1])) for p, m in fitted.items()}
     best = min(loss, key=loss.get)
@@ -45,8 +46,8 @@ def test_the_penalty_is_the_one_with_the_least_validation_loss_and_test_labels_a
 def test_numbers_are_probed_by_ridge_regression():
     rng = np.random.default_rng(2)
     x, y = splits(rng, 80, 6, lambda part, r: 3 + part @ np.arange(6.0) + r.normal(size=len(part)))
-    found = probe("regression", x, y, 1)
-    parts = standardised(x["train"], x["validation"], x["test"])
+    found = fit_probe("regression", x, y, 1)
+    parts = standardise(x["train"], x["validation"], x["test"])
     errors = {p: np.mean((Ridge(alpha=p).fit(parts[0], y["train"]).predict(parts[1]) - y["validation"]) ** 2) for p in PENALTIES}
     best = min(errors, key=errors.get)
     assert found.penalty == [best]
@@ -62,7 +63,7 @@ def test_labels_are_probed_one_by_one_and_unknown_ones_left_out():
         return labels
 
     x, y = splits(rng, 300, 4, rule)
-    found = probe("multilabel", x, y, 2)
+    found = fit_probe("multilabel", x, y, 2)
     assert found.prediction.shape == (300, 2)
     assert len(found.penalty) == 2
     for k in range(2):
@@ -74,12 +75,12 @@ def test_classes_that_training_lacks_and_no_validation_split():
     rng = np.random.default_rng(4)
     x = {"train": rng.normal(size=(30, 3)), "validation": np.zeros((0, 3)), "test": rng.normal(size=(9, 3))}
     y = {"train": np.repeat([0, 2], 15), "validation": np.zeros(0, int)}
-    found = probe("classification", x, y, 3)
+    found = fit_probe("classification", x, y, 3)
     assert found.penalty == [1e2]
     assert found.prediction.sum(1) == pytest.approx(np.ones(9))
     assert found.prediction[:, 1].max() < 1e-5
     y["train"][:] = 1
-    assert (probe("classification", x, y, 3).prediction.argmax(1) == 1).all()
+    assert (fit_probe("classification", x, y, 3).prediction.argmax(1) == 1).all()
 
 
 def test_vectors_are_those_of_the_readouts():
@@ -115,7 +116,7 @@ def test_raw_features_of_a_sine():
     t = np.arange(64) / 64
     quiet, loud = np.sin(2 * np.pi * 4 * t), 3 + 2 * np.sin(2 * np.pi * 20 * t)
     windows = Windows(np.stack([quiet, loud])[..., None], [0, 1], [0, 1])
-    found = raw(windows, np.arange(2))
+    found = extract_simple_features(windows, np.arange(2))
     assert found[:, 0] == pytest.approx([0, 3], abs=1e-6)
     assert found[:, 1] == pytest.approx(np.log([np.sqrt(0.5), 2 * np.sqrt(0.5)]), abs=1e-5)
     assert found[0, 2:].argmax() < found[1, 2:].argmax()

@@ -17,7 +17,8 @@ from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines
 from bitimely_core.evaluate.result_table import Column, _pool_seeds, assign_rows
 from bitimely_core.report.model_card import write_card
-from bitimely_core.report.recipe_results import format_cell, format_paper
+from bitimely_core.report.recipe_results import format_cell, format_paper, write_results
+from bitimely_core.workflows.prepare import windows_opener
 
 HOSTILE = "<b>&|_$x^2$ \\input{/etc/passwd} `code` =1+1"
 
@@ -127,7 +128,7 @@ def planted(
 
 def made(tmp_path, entries, paper=None, **more):
     more = {"title": "A recipe", "description": "all of it", "workspace": tmp_path, "out": tmp_path / "out", "baselines": (), **more}
-    return workflows.write_results("recipe", entries, paper=paper or {}, **more)
+    return write_results("recipe", entries, paper=paper or {}, open_windows=windows_opener(tmp_path), **more)
 
 
 class Parsed(HTMLParser):
@@ -462,24 +463,21 @@ def test_baselines_on_tokens_never_read_test_labels_and_are_kept(tmp_path, monke
     scores = json.loads((tmp_path / "runs/a/scores.json").read_bytes())
     body["data"] = [train.describe_data(windows)]
     for kind in baselines.DESCRIPTIONS:
-        found = baselines.fit_baseline(kind, body, scores, keep=tmp_path / "kept", workspace=tmp_path)
+        found = baselines.fit_baseline(kind, body, scores, keep=tmp_path / "kept", open_windows=windows_opener(tmp_path))
         assert not isinstance(found, str)
         said, frame = found
         assert said["metrics"]["accuracy"]["value"] > 0.6
         assert evaluate.classes_of(frame) == list(windows.class_names)
-        real = prepare_windows
 
-        def shuffled(*arguments, real=real, **named):
-            made = real(*arguments, **named)
+        def shuffled(name):
+            made = windows_opener(tmp_path)(name)
             test = (made.whole_index["split"] == "test").to_numpy()
             return dataclasses.replace(made, target=np.where(test, 0, made.target))
 
-        monkeypatch.setattr(prepare, "prepare_windows", shuffled)
-        again = baselines.fit_baseline(kind, body, scores, keep=tmp_path / "other", workspace=tmp_path)[1]
+        again = baselines.fit_baseline(kind, body, scores, keep=tmp_path / "other", open_windows=shuffled)[1]
         assert np.allclose(again.select(pl.col("^p_.*$")).to_numpy(), frame.select(pl.col("^p_.*$")).to_numpy())
-        monkeypatch.undo()
         monkeypatch.setitem(baselines.MAKERS, kind, lambda *a: pytest.fail("computed again"))
-        assert baselines.fit_baseline(kind, body, scores, keep=tmp_path / "kept", workspace=tmp_path)[0] == said
+        assert baselines.fit_baseline(kind, body, scores, keep=tmp_path / "kept", open_windows=windows_opener(tmp_path))[0] == said
         monkeypatch.undo()
 
 

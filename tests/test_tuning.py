@@ -15,6 +15,7 @@ from bitimely_cli.main import main
 from bitimely_core import data, tokens, workflows
 from bitimely_core.config import merge_layers
 from bitimely_core.errors import Reason, UserError
+from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.recipe import Stage
 from bitimely_core.run import read_run
 from bitimely_core.training import loop, tuning
@@ -57,15 +58,15 @@ def trial(lr: float, reason: str = "", **scores: float | None) -> dict[str, Any]
 
 
 def test_the_best_wins_ties_go_on_and_what_diverged_loses() -> None:
-    assert tuning.best_trial([trial(1, rel=0.5, loss=9), trial(2, rel=0.4, loss=9)]) == {"lr": 2, "by": ["rel", "loss"]}
-    assert tuning.best_trial([trial(1, accuracy=0.5, rel=0.5), trial(2, accuracy=0.6, rel=0.9)])["lr"] == 2
-    assert tuning.best_trial([trial(1, loss=0.1, mae=3), trial(2, loss=0.2, mae=2)]) == {"lr": 2, "by": ["mae", "loss"]}
-    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.4)])["lr"] == 2
-    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.5)])["lr"] == 1
-    assert tuning.best_trial([trial(1, auprc=None, loss=0.5), trial(2, auprc=0.9, loss=0.9)]) == {"lr": 1, "by": ["loss"]}
-    assert tuning.best_trial([trial(1, rel=0.9), trial(2, "non-finite loss")])["lr"] == 1
+    assert tuning.best_trial([trial(1, rel=0.5, loss=9), trial(2, rel=0.4, loss=9)], LOWER_IS_BETTER) == {"lr": 2, "by": ["rel", "loss"]}
+    assert tuning.best_trial([trial(1, accuracy=0.5, rel=0.5), trial(2, accuracy=0.6, rel=0.9)], LOWER_IS_BETTER)["lr"] == 2
+    assert tuning.best_trial([trial(1, loss=0.1, mae=3), trial(2, loss=0.2, mae=2)], LOWER_IS_BETTER) == {"lr": 2, "by": ["mae", "loss"]}
+    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.4)], LOWER_IS_BETTER)["lr"] == 2
+    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.5)], LOWER_IS_BETTER)["lr"] == 1
+    assert tuning.best_trial([trial(1, auprc=None, loss=0.5), trial(2, auprc=0.9, loss=0.9)], LOWER_IS_BETTER) == {"lr": 1, "by": ["loss"]}
+    assert tuning.best_trial([trial(1, rel=0.9), trial(2, "non-finite loss")], LOWER_IS_BETTER)["lr"] == 1
     with pytest.raises(UserError, match="all of 2 learning rates diverge: 1, 2") as caught:
-        tuning.best_trial([trial(1, "non-finite loss"), trial(2, "non-finite loss")])
+        tuning.best_trial([trial(1, "non-finite loss"), trial(2, "non-finite loss")], LOWER_IS_BETTER)
     assert (caught.value.code, caught.value.exit_code) == (Reason.NON_FINITE_LOSS, 4)
 
 
@@ -122,7 +123,7 @@ def test_no_test_window_is_within_reach(home: Path) -> None:
         return {"accuracy": float(len(views[0]["test"]))}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "task_metric", lambda head, views, device: measure(head, views))
+        patch.setattr("bitimely_core.workflows.train.measure_task", lambda head, views, device: measure(head, views))
         with pytest.raises(UserError, match="split to choose on") as caught:
             finetuned(home, "peeps", tune=TUNE)
     assert asked == ["test"]
@@ -178,7 +179,7 @@ def test_without_validation_windows_there_is_no_choice(
         windows = opened(*given, **named)
         return windows.subset((windows.index["split"] != "validation").to_numpy())
 
-    monkeypatch.setattr(prepare, "prepare_windows", bare)
+    monkeypatch.setattr("bitimely_core.workflows.train.prepare_windows", bare)
     small = ["--batch-size", "8", "--steps", "2", "--tune", "2", "-w", str(home), "--run", "blind"]
     for argv in (
         ["pretrain", "--set", "model.tokenizer=patch", "--data", "synthetic/staging"],

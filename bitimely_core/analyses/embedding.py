@@ -21,6 +21,7 @@ from bitimely_core.analyses import features
 from bitimely_core.analyses.features import Cell
 from bitimely_core.analyses.regions import held_out
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.evaluate.linear import extract_simple_features, standardise
 from bitimely_core.models.heads import POOLS
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
@@ -221,8 +222,8 @@ def embedding(
     spaces: dict[str, Array] = {}
     for name, model in (("trained", run.model), ("random", features.random_weights(run.model, seed))):
         spaces[name] = features.vectors(model, windows, rows, [cell], progress=progress, what=f"{name} vectors")[cell]
-    spaces["raw"] = features.raw(windows, rows)
-    spaces = {name: features.standardised(x)[0] for name, x in spaces.items()}
+    spaces["raw"] = extract_simple_features(windows, rows)
+    spaces = {name: standardise(x)[0] for name, x in spaces.items()}
     words = {
         "trained": run.name,
         "random": "random weights",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 ROWS = 32  # of a batch
-BANDS = 16  # of a spectrum, of equal width in the logarithm of the frequency
+
 LIMIT = 4096  # widest vector that is probed
 WORDS = {
     "sos": "[SOS]",
@@ -135,39 +135,6 @@ def vectors(
 def random_weights(model: Any, seed: int) -> Any:
     """The same architecture with random weights, in float32."""
     return untrained(model, seed).float()
-
-
-def raw(windows: Windows, rows: Array) -> Array:
-    """What needs no model, float32.
-
-    Signals: mean, logarithm of the standard deviation and logarithm of the power in 16 bands of frequency of each channel, [n, 18 V].
-    Events: log(1 + count) of every code that is read, and of all, [n, codes + 1].
-    """
-    out = []
-    for start in range(0, len(rows), 256):
-        arrays = windows.arrays(rows[start : start + 256])
-        values, mask = arrays["values"], arrays["mask"]
-        assert values is not None
-        if hasattr(windows, "vocabulary"):
-            counts = np.zeros((len(values), len(windows.vocabulary)), np.float32)
-            assert mask is not None
-            np.add.at(counts, (np.nonzero(mask)[0], values[mask]), 1.0)
-            out.append(np.log1p(np.hstack([counts, counts.sum(1, keepdims=True)])))
-            continue
-        x = values.astype(np.float64)
-        power = np.abs(np.fft.rfft(x - x.mean(1, keepdims=True), axis=1)[:, 1:]) ** 2
-        bins = power.shape[1]
-        edges = np.unique(np.round(np.geomspace(1, bins + 1, min(BANDS, bins) + 1)).astype(int)) - 1
-        bands = np.add.reduceat(power, edges[:-1], axis=1) / np.diff(edges)[None, :, None]
-        parts = [x.mean(1), np.log(x.std(1) + 1e-6), *np.moveaxis(np.log(bands + 1e-6), 1, 0)]
-        out.append(np.hstack(parts).astype(np.float32))
-    return np.concatenate(out) if out else np.zeros((0, 1), np.float32)
-
-
-def standardised(train: Array, *others: Array) -> list[Array]:
-    """Each column less its mean over `train`, over its standard deviation there (1 where it is constant), float64."""
-    mean, std = train.mean(0, dtype=np.float64), train.std(0, dtype=np.float64)
-    return [(part - mean) / np.where(std > 1e-12, std, 1.0) for part in (train, *others)]
 
 
 def interval(values: Array, draws: Array, units: int, bootstrap: int) -> dict[str, Any]:

@@ -12,9 +12,8 @@ Legend: n rows, D width of a vector, K classes or labels, L layers.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ from bitimely_core.analyses import features
 from bitimely_core.analyses.calibration import predicted
 from bitimely_core.analyses.features import Cell
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_probe
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.types import Progress
@@ -33,85 +33,10 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)  # of the squared weights on standardised vectors, strongest first; 1 / C of scikit-learn
-UNTOLD = 1e2  # where there is no validation split
+
 ENOUGH = 2000  # rows of each split
-LEAST = 1e-6  # probability of a class that the training split lacks
+
 PAPER = ("sos", "eos", "sos+eos", "mean")  # rows of its table
-
-
-class Probe(NamedTuple):
-    """What one probe says."""
-
-    prediction: Array  # [n, K] probabilities or [n] values, of the test rows
-    penalty: list[float]  # one, for labels one each
-    unfinished: int  # fits that stopped at the limit of iterations
-
-
-def probe(task: str, x: Mapping[str, Array], y: Mapping[str, Array], classes: int) -> Probe:
-    """Fit on `train`, choose the penalty on `validation`, predict `test`.
-
-    Args:
-        task: classification, multilabel or regression.
-        x: split -> vectors [n, D]; `test` may be without labels.
-        y: split -> class ids [n], labels [n, K] (NaN: not known) or values [n], of train and validation.
-        classes: K.
-    """
-    train, validation, test = features.standardised(x["train"], x["validation"], x["test"])
-    if task == "regression":
-        return _ridge(train, validation, test, y)
-    if task == "classification":
-        found = _logistic(train, validation, test, y["train"].astype(np.int64), y["validation"].astype(np.int64), classes)
-        return Probe(found[0], [found[1]], found[2])
-    each = []
-    for k in range(classes):
-        known = {split: np.isfinite(y[split][:, k].astype(np.float64)) for split in ("train", "validation")}
-        labels = [y[split][known[split], k].astype(np.int64) for split in ("train", "validation")]
-        each.append(_logistic(train[known["train"]], validation[known["validation"]], test, labels[0], labels[1], 2))
-    return Probe(np.stack([p[:, 1] for p, _, _ in each], 1), [c for _, c, _ in each], sum(u for _, _, u in each))
-
-
-def _logistic(x: Array, held: Array, new: Array, y: Array, held_y: Array, classes: int) -> tuple[Array, float, int]:
-    """Probabilities [n, K] of `new`, the penalty, and how many fits did not converge."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    present = np.unique(y)
-    if len(present) < 2:  # nothing to fit
-        constant = np.full((len(new), classes), LEAST)
-        constant[:, present] = 1.0
-        return constant / constant.sum(1, keepdims=True), PENALTIES[0], 0
-    model = LogisticRegression(max_iter=500, warm_start=True)
-
-    def said(of: Array) -> Array:
-        out = np.full((len(of), classes), LEAST)
-        out[:, present] = np.maximum(model.predict_proba(of), LEAST)
-        return out / out.sum(1, keepdims=True)
-
-    best, kept, unfinished = np.inf, (said, UNTOLD), 0
-    prediction = np.empty((0, classes))
-    for penalty in PENALTIES if len(held) else (UNTOLD,):
-        model.set_params(C=1.0 / penalty)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always", ConvergenceWarning)
-            model.fit(x, y)
-        unfinished += any(issubclass(w.category, ConvergenceWarning) for w in told)
-        loss = -float(np.log(said(held)[np.arange(len(held)), held_y]).mean()) if len(held) else 0.0
-        if loss < best:
-            best, kept, prediction = loss, (said, penalty), said(new)
-    return prediction, kept[1], unfinished
-
-
-def _ridge(x: Array, held: Array, new: Array, y: Mapping[str, Array]) -> Probe:
-    from sklearn.linear_model import Ridge
-
-    best, penalty, prediction = np.inf, UNTOLD, np.empty(0)
-    for candidate in PENALTIES if len(held) else (UNTOLD,):
-        model = Ridge(alpha=candidate).fit(x, y["train"].astype(np.float64))
-        loss = float(np.square(model.predict(held) - y["validation"]).mean()) if len(held) else 0.0
-        if loss < best:
-            best, penalty, prediction = loss, candidate, model.predict(new)
-    return Probe(np.asarray(prediction, np.float64), [penalty], 0)
 
 
 @analyses(
@@ -169,17 +94,17 @@ def probing(
     if default not in cells:
         cells.insert(0, default)
     sources: dict[str, Any] = {"trained": run.model, **({"random": features.random_weights(run.model, seed)} if control else {})}
-    probes: dict[str, Probe] = {}
+    probes: dict[str, LinearProbe] = {}
     total = len(cells) * len(sources) + 1
     for name, model in sources.items():
         x = {split: features.vectors(model, windows, at, cells, progress=progress, what=f"{name}: {split}") for split, at in rows.items()}
         for cell in cells:
             parts = {split: _as_wide(x[split][cell], x["train"][cell]) for split in rows}
-            probes[_key(name, cell)] = probe(windows.task, parts, y, max(windows.classes, 1))
+            probes[_key(name, cell)] = fit_probe(windows.task, parts, y, max(windows.classes, 1))
             if progress is not None:
                 progress("probes", len(probes), total)
-    plain = {split: features.raw(windows, at) for split, at in rows.items()}
-    probes["raw"] = probe(windows.task, {k: _as_wide(v, plain["train"]) for k, v in plain.items()}, y, max(windows.classes, 1))
+    plain = {split: extract_simple_features(windows, at) for split, at in rows.items()}
+    probes["raw"] = fit_probe(windows.task, {k: _as_wide(v, plain["train"]) for k, v in plain.items()}, y, max(windows.classes, 1))
     groups = windows.whole_index["subject_id"].to_numpy()[rows["test"]]
     first = _key("trained", default)
     scores = evaluate.score(
@@ -228,7 +153,7 @@ def _fine_tuned(
     target: Array,
     rows: Array,
     groups: Array,
-    probes: Mapping[str, Probe],
+    probes: Mapping[str, LinearProbe],
     default: Cell,
     bootstrap: int,
     seed: int,
@@ -327,7 +252,7 @@ HEADLINE = "the default readout, and what it must beat. A probe that does not cl
 def _page(
     run: LoadedRun,
     scores: dict[str, Any],
-    probes: dict[str, Probe],
+    probes: dict[str, LinearProbe],
     cells: list[Cell],
     default: Cell,
     rows: dict[str, Array],
@@ -402,7 +327,7 @@ def _page(
         if len(at) < len(windows[split]):
             said.append(f"{len(at):,} of the {len(windows[split]):,} {split} windows were used (--sequences).")
     if not len(rows["validation"]):
-        said.append(f"There is no validation split: all penalties are {UNTOLD:g}.")
+        said.append(f"There is no validation split: all penalties are {DEFAULT_PENALTY:g}.")
     unfinished = sum(p.unfinished for p in probes.values())
     if unfinished:
         said.append(f"{unfinished} of the fits stopped before they had converged.")
@@ -452,7 +377,7 @@ def _excludes(difference: dict[str, Any] | None) -> str | None:
     return "yes" if difference["lo"] > 0 or difference["hi"] < 0 else "no"
 
 
-def _penalty(found: Probe) -> float:
+def _penalty(found: LinearProbe) -> float:
     return float(np.median(found.penalty))
 
 
@@ -533,7 +458,7 @@ def _verdict(
 
 def _summary(
     cells: Iterable[Cell],
-    probes: Mapping[str, Probe],
+    probes: Mapping[str, LinearProbe],
     metrics: Callable[[str], dict[str, Any]],
     against: Callable[[str], dict[str, Any] | None],
     main: str,

@@ -18,7 +18,6 @@ from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import AIM, UNITS, Task, grouped
 from bitimely_core.cache.workers import Worker, run, started, stopping
-from bitimely_core.claims import ingest as claims
 from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
 from bitimely_core.formats.source import Source, scan
 from bitimely_core.types import Progress
@@ -86,14 +85,14 @@ def ingest(
     entry, resolved = _resolved(dataset, options or {})
     _check_arguments(entry, source, jobs, max_bad, shard)
     found = None if source is None else _outside(scan(Path(source), follow_symlinks=follow_symlinks), folder)
-    events = entry.facts.kind == "events"
+    kind = registry.load_data_kind(entry.facts.kind)
     with stopping() as stop:
         attempt = IngestRun(
             dataset=entry,
             source=found,
             given=None if source is None else str(source),
             out=folder,
-            options={**(claims.pinned(resolved, folder) if events else resolved), "keep_phi": keep_phi, "keep_dates": keep_dates},
+            options={**kind.pin_options(resolved, folder), "keep_phi": keep_phi, "keep_dates": keep_dates},
             given_options=resolved,
             run_options={"strict": strict, "max_bad": max_bad, "follow_symlinks": follow_symlinks, "verify": verify},
             jobs=jobs,
@@ -102,22 +101,26 @@ def ingest(
         )
         if dry_run:
             return _plan(attempt)
-        if events:
-            return _events(attempt, shard, wait, force_new=force_new)
-        if shard is not None and shard[1] > 1:
-            with storage.lock(folder, wait, shared=True):
-                part = _part(replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={}), shard, force_new=force_new)
-            if part["parts_missing"]:
+        return kind.ingest(attempt, shard, wait, force_new=force_new)
+
+
+def ingest_recordings(attempt: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
+    """Recordings: part k of n of the units, or all that is left to do."""
+    folder = attempt.out
+    if shard is not None and shard[1] > 1:
+        with storage.lock(folder, wait, shared=True):
+            part = _part(replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={}), shard, force_new=force_new)
+        if part["parts_missing"]:
+            return part
+        try:  # the others may be just as far
+            with storage.lock(folder, max(wait, PATIENCE)):
+                return _whole(attempt, force_new=force_new)
+        except UserError as error:
+            if error.code == Reason.LOCKED:  # whoever holds it finds all parts done and publishes
                 return part
-            try:  # the others may be just as far
-                with storage.lock(folder, max(wait, PATIENCE)):
-                    return _whole(attempt, force_new=force_new)
-            except UserError as error:
-                if error.code == Reason.LOCKED:  # whoever holds it finds all parts done and publishes
-                    return part
-                raise
-        with storage.lock(folder, wait):
-            return _whole(attempt, force_new=force_new)
+            raise
+    with storage.lock(folder, wait):
+        return _whole(attempt, force_new=force_new)
 
 
 # ---- what was asked for
@@ -191,7 +194,7 @@ def _plan(attempt: IngestRun) -> dict[str, Any]:
 def _whole(attempt: IngestRun, *, force_new: bool) -> dict[str, Any]:
     """Read what has changed, publish, report."""
     storage.sweep(attempt.out)
-    former, parts = _former(attempt, force_new=force_new)
+    former, parts = load_previous(attempt, force_new=force_new)
     notes = _notes(attempt, force_new=force_new)
     storage.sweep(notes)
     try:
@@ -217,7 +220,7 @@ def _whole(attempt: IngestRun, *, force_new: bool) -> dict[str, Any]:
 RESULT = ("generation", "manifest_sha256", "content_sha256")
 
 
-def _former(attempt: IngestRun, *, force_new: bool) -> tuple[dict[str, Any] | None, list[Part]]:
+def load_previous(attempt: IngestRun, *, force_new: bool) -> tuple[dict[str, Any] | None, list[Part]]:
     """The published manifest and what it is made of, unless everything is to be read again.
 
     Raises UserError: settings_differ (exit 2), integrity (exit 5).
@@ -429,29 +432,13 @@ def _tidy(out: Path, manifest: dict[str, Any], report: dict[str, Any]) -> None:
     _clear(out / PROGRESS)
 
 
-def _events(attempt: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
-    """Claims: a part of their first pass, or all that is left to do."""
-    parts = 1 if shard is None else shard[1]
-    if shard is not None and parts > 1:
-        with storage.lock(attempt.out, wait, shared=True):
-            former = None if force_new else _former(attempt, force_new=force_new)[0]
-            fresh = replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={})
-            part = claims.part(fresh, shard, former, force_new=force_new)
-        if part["parts_missing"]:
-            return part
-    with storage.lock(attempt.out, wait if parts == 1 else max(wait, PATIENCE)):
-        storage.sweep(attempt.out)
-        former, _ = _former(attempt, force_new=force_new)
-        return claims.ingest(attempt, force_new=force_new, former=former, parts=parts)
-
-
 # ---- parts, beside other parts
 
 
 def _part(attempt: IngestRun, shard: tuple[int, int], *, force_new: bool) -> dict[str, Any]:
     """Part k of n: the groups that fall to it by the hash of their names. It is noted, not published."""
     k, n = shard
-    _, before = _former(attempt, force_new=force_new)
+    _, before = load_previous(attempt, force_new=force_new)
     notes = _notes(attempt, force_new=force_new)
     with attempt.reported(write=False):
         attempt.list_units()

@@ -22,6 +22,7 @@ from typing import Any
 
 from bitimely_core import storage
 from bitimely_core.cache import report as accounting
+from bitimely_core.cache.ingest import PATIENCE, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.claims import ingest_report, pass1_clean, pass2_write, spill, subjects
 from bitimely_core.claims.job import Job, clear
@@ -37,6 +38,22 @@ ROOMY = 8  # shards
 KEY = 32  # bytes
 UNMAPPED = 50  # codes without PheCode that are listed
 RUN_ONLY = ("keep_ids", "engine", "id_key")  # options that do not shape the cache, or do so through the key alone
+
+
+def ingest_events(attempt: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
+    """Claims: a part of their first pass, or all that is left to do."""
+    parts = 1 if shard is None else shard[1]
+    if shard is not None and parts > 1:
+        with storage.lock(attempt.out, wait, shared=True):
+            former = None if force_new else load_previous(attempt, force_new=force_new)[0]
+            fresh = replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={})
+            noted = part(fresh, shard, former, force_new=force_new)
+        if noted["parts_missing"]:
+            return noted
+    with storage.lock(attempt.out, wait if parts == 1 else max(wait, PATIENCE)):
+        storage.sweep(attempt.out)
+        former, _ = load_previous(attempt, force_new=force_new)
+        return ingest(attempt, force_new=force_new, former=former, parts=parts)
 
 
 def ingest(attempt: IngestRun, *, force_new: bool, former: dict[str, Any] | None, parts: int = 1) -> dict[str, Any]:

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate, storage
-from bitimely_core.config import DataConfig
 from bitimely_core.run import vocabulary_digest
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import prepare_windows
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from bitimely_core.evaluate.result_table import OpenWindows
 
 Array = npt.NDArray[Any]
 
@@ -113,9 +113,9 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
     """
     from sklearn.linear_model import Ridge
 
-    from bitimely_core.analyses.features import standardised
+    from bitimely_core.evaluate.linear import standardise
 
-    train, held, new = standardised(x["train"], x["validation"], x["test"])
+    train, held, new = standardise(x["train"], x["validation"], x["test"])
     target = {
         k: np.eye(classes)[v.astype(np.int64)] if task == "classification" else v.astype(np.float64).reshape(len(v), -1)
         for k, v in y.items()
@@ -149,12 +149,12 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
 
 
 def _features(windows: Any, parts: dict[str, Any], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
-    from bitimely_core.analyses import features, probing
+    from bitimely_core.evaluate.linear import extract_simple_features, fit_probe
 
-    x = {name: features.raw(part, part.rows) for name, part in parts.items()}
+    x = {name: extract_simple_features(part, part.rows) for name, part in parts.items()}
     width = x["train"].shape[1]
     x = {name: v.reshape(len(v), width) if len(v) else np.zeros((0, width), np.float32) for name, v in x.items()}
-    return probing.probe(windows.task, x, y, max(windows.classes, 1)).prediction
+    return fit_probe(windows.task, x, y, max(windows.classes, 1)).prediction
 
 
 def _kernels(windows: Any, parts: dict[str, Any], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
@@ -181,7 +181,7 @@ MAKERS: dict[str, Callable[[Any, dict[str, Any], dict[str, Array], int, Progress
 
 
 def fit_baseline(
-    kind: str, body: dict[str, Any], scores: dict[str, Any], *, keep: Path, workspace: Path, progress: Progress | None = None
+    kind: str, body: dict[str, Any], scores: dict[str, Any], *, keep: Path, open_windows: OpenWindows, progress: Progress | None = None
 ) -> tuple[dict[str, Any], pl.DataFrame] | str:
     """One baseline on the data of a fine-tuned run: its scores as `evaluate.score` makes them, and its predictions.
 
@@ -190,7 +190,7 @@ def fit_baseline(
         body: run.json of the run: its training windows are those of the baseline (data, limit, share of the subjects, seed).
         scores: scores.json of the run: split, unit of resampling and replicates are those of the baseline.
         keep: folder of what was made before; the same question is not computed again.
-        workspace: where the tokens lie.
+        open_windows: opens the tokens of that name.
         progress: told about the kernels.
 
     Returns:
@@ -204,7 +204,7 @@ def fit_baseline(
     from bitimely_core import data
 
     chosen, options = body["settings"]["data"], scores["settings"]
-    windows: Any = prepare_windows(scores["data"], workspace, DataConfig(), verify=False)
+    windows: Any = open_windows(scores["data"])
     if windows.fingerprint != body["data"][0]["fingerprint"]:
         return "the windows of the run are not there any more"
     if kind == "kernels" and vocabulary_digest(windows):

@@ -14,25 +14,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core import evaluate, storage
-from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.workflows.prepare import prepare_windows
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from bitimely_core.evaluate.result_table import Scored
+    from bitimely_core.evaluate.result_table import OpenWindows, Scored
 
 MADE = 1  # of what is kept between calls: raise it where the numbers change
 
 
-def pool_folds(parts: Sequence[Scored], keep: Path, workspace: Path) -> Scored:
+def pool_folds(parts: Sequence[Scored], keep: Path, open_windows: OpenWindows) -> Scored:
     """One scored run of those of several folds; its scores are kept under `keep`, which names no subject. A single one stays as it is.
 
     Args:
         parts: evaluated runs of one row, data set and seed on test sets without a common window. The first one says how it is scored.
         keep: folder of what was made before.
-        workspace: where their tokens lie.
+        open_windows: opens the tokens of that name.
 
     Raises:
         UserError: config (exit 2) where two runs score one window, or classes differ; not_found without the predictions of a run.
@@ -66,7 +64,7 @@ def pool_folds(parts: Sequence[Scored], keep: Path, workspace: Path) -> Scored:
                 file=first.name,
                 exit_code=Exit.USAGE,
             )
-        found = {**first.scores, **score_pooled(first.scores["task"], frame, options, constants=_constant_baselines(parts, workspace))}
+        found = {**first.scores, **score_pooled(first.scores["task"], frame, options, constants=_constant_baselines(parts, open_windows))}
         found["remarks"] = [
             f"{len(parts)} test folds together, each window scored by the model that had not seen its subject. AUROC and AUPRC rank the scores of different models, which tends to "
             "lower them.",
@@ -110,11 +108,11 @@ def pool_baseline(each: Sequence[tuple[dict[str, Any], pl.DataFrame]], scores: M
     return score_pooled(scores["task"], frame, scores["settings"]), frame
 
 
-def _constant_baselines(parts: Sequence[Scored], workspace: Path) -> dict[str, tuple[str, Any]]:
+def _constant_baselines(parts: Sequence[Scored], open_windows: OpenWindows) -> dict[str, tuple[str, Any]]:
     """What a model that never looks at its input would say of the rows of each part, from the training targets of that part."""
     out: dict[str, tuple[str, list[Any]]] = {}
     for one in parts:
-        windows: Any = prepare_windows(one.scores["data"], workspace, DataConfig(), verify=False)
+        windows: Any = open_windows(one.scores["data"])
         train = np.asarray(windows["train"].targets(None)) if len(windows["train"]) else np.zeros(0)
         for name, (words, values, decisions) in evaluate.constant(windows.task, train, one.scores["n"], windows.classes).items():
             if decisions is None:  # expected values have no prediction to put beside the others

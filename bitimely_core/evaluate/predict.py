@@ -1,4 +1,4 @@
-"""bitimely_core.evaluate.predict."""
+"""Predictions of a fine-tuned run on windows, and the metric that tuning goes by."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
-from bitimely_core.workflows.evaluate import EVALUATION_BATCH
+    from bitimely_core.training.tuning import Scores, TrainValidation
+
+EVALUATION_BATCH = 64
 
 
 def predict(
@@ -32,3 +34,16 @@ def predict(
             if progress is not None:
                 progress(f"predict {windows.name}", step + 1, batches.steps)
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
+
+
+def measure_task(head: Any, views: list[TrainValidation], device: str = "auto") -> Scores:
+    """The main metric of the task on the validation windows; a `measure` of `choose`."""
+    from bitimely_core import evaluate
+
+    rows = views[0]["validation"]
+    target = rows.targets(None)
+    assert target is not None, "a view with a task has targets"
+    found = evaluate.score(
+        rows.task, target, predict(head, rows, device=device), rows.subjects(), class_names=rows.class_names, bootstrap=0
+    )
+    return {found["main"]: found["metrics"][found["main"]]["value"]}

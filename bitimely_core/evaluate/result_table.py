@@ -1,21 +1,27 @@
-"""bitimely_core.evaluate.result_table."""
+"""Scores of many runs as a table: rows and columns, seeds, paired comparisons, one family of tests."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import UserError
 from bitimely_core.run import read_run
+
+if TYPE_CHECKING:
+    pass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bitimely_core import evaluate, registry, storage
 from bitimely_core.workspace import dataset_and_view
 
 Key = tuple[str, str]  # row, column
+OpenWindows = Callable[[str], Any]  # name of tokens -> its windows or sequences
 
 
 FRACTIONS = ("kappa", *evaluate.LOWER_IS_BETTER)  # metrics that are not printed in per cent
@@ -283,3 +289,28 @@ def correct_family(measures: Mapping[str, ColumnResult]) -> dict[Key, dict[str, 
 def rank_rows(rows: Sequence[str], shown: Sequence[Column], value: Callable[[str, Column], float | None]) -> dict[str, list[float | None]]:
     """Ranks of the rows in each column, 1 the best: column -> [rows]."""
     return {c.key: evaluate.ranks([value(row, c) for row in rows], lower_is_better=c.lower) for c in shown}
+
+
+def read_speed(folder: Path, body: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Seconds of training and windows a second (the median of the logged steps), of signals of one length; None where it is not logged."""
+    from bitimely_core.training import loop
+
+    final = body.get("final") or {}
+    stated, data = final.get("seconds"), body["data"]
+    lines = [line for line in loop.metrics(folder) if line.get("split") == "train" and line.get("tokens_per_second")]
+    if not lines or len({one["length"] for one in data}) > 1 or data[0].get("vocabulary"):
+        return stated, None
+    rate = np.array([line["tokens_per_second"] / data[0]["length"] for line in lines])
+    steps = np.diff([0, *(line["step"] for line in lines)])
+    seconds = float((steps * body["settings"]["train"]["batch_size"] / rate).sum())
+    return (stated if stated is not None else seconds), float(np.median(rate))
+
+
+def read_curve(folder: Path, split: str) -> tuple[str, np.ndarray, np.ndarray]:
+    """What is drawn of a training (`rel` where it is known, else `loss`), its steps and values in one split."""
+    from bitimely_core.training import loop
+
+    lines = loop.metrics(folder)
+    key = "rel" if any(line.get("rel") is not None for line in lines) else "loss"
+    points = [(line["step"], line[key]) for line in lines if line.get("split") == split and line.get(key) is not None]
+    return key, np.array([x for x, _ in points]), np.array([y for _, y in points], dtype=float)

@@ -14,7 +14,9 @@ from bitimely_core.config import DataConfig, Section, load_preset, merge_layers
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.pipeline.graph import SETTLED, Node, States
 from bitimely_core.recipe import AnalyzeStage, Block, Recipe, Stage
+from bitimely_core.report.recipe_results import write_results
 from bitimely_core.types import Progress
+from bitimely_core.workflows.prepare import windows_opener
 from bitimely_core.workspace import dataset_and_view, is_events, tokens_name
 
 AFTERWARDS = {
@@ -435,7 +437,7 @@ def _results(plan: Plan, workspace: Path, honest: bool, progress: Progress | Non
             entries.append({**cell, "run": runs_of if len(runs_of) > 1 else runs_of[0], "state": "done", "detail": ""})
     recipe = plan.recipe
     variant = "The honest variant" if honest else "As the paper has it; --honest for the other variant" if recipe.literal else ""
-    return workflows.write_results(
+    return write_results(
         plan.name,
         entries,
         paper=recipe.paper,
@@ -443,6 +445,7 @@ def _results(plan: Plan, workspace: Path, honest: bool, progress: Progress | Non
         description=". ".join(filter(None, [recipe.description, variant])),
         workspace=workspace,
         out=workspace / "reports" / plan.name,
+        open_windows=windows_opener(workspace),
         progress=progress,
     )
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from bitimely_core import evaluate as scoring
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.evaluate.result_table import assign_rows, compare_column, correct_family, group_columns
+from bitimely_core.evaluate.result_table import assign_rows, compare_column, correct_family, group_columns, read_curve, read_speed
 from bitimely_core.page import Figure, Page, Table
-from bitimely_core.report import comparison as comparing
 from bitimely_core.run import read_run
 
 if TYPE_CHECKING:
@@ -224,21 +223,6 @@ def win_table(
     return [Table(name="wins", title="Wins", columns=["row", *(names.get(row, row) for row in rows)], rows=table, caption=caption)]
 
 
-def speed(folder: Path, body: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Seconds of training and windows a second (the median of the logged steps), of signals of one length; None where it is not logged."""
-    from bitimely_core.training import loop
-
-    final = body.get("final") or {}
-    stated, data = final.get("seconds"), body["data"]
-    lines = [line for line in loop.metrics(folder) if line.get("split") == "train" and line.get("tokens_per_second")]
-    if not lines or len({one["length"] for one in data}) > 1 or data[0].get("vocabulary"):
-        return stated, None
-    rate = np.array([line["tokens_per_second"] / data[0]["length"] for line in lines])
-    steps = np.diff([0, *(line["step"] for line in lines)])
-    seconds = float((steps * body["settings"]["train"]["batch_size"] / rate).sum())
-    return (stated if stated is not None else seconds), float(np.median(rate))
-
-
 def cost_table(found: Sequence[Scored], workspace: Path, names: Mapping[str, str]) -> Table:
     """Parameters, seconds and speed of each row, pre-training and fine-tuning."""
     rows = []
@@ -246,8 +230,8 @@ def cost_table(found: Sequence[Scored], workspace: Path, names: Mapping[str, str
         mine = [run for one in found if one.row == row for run in one.runs]
         parents = dict.fromkeys((one.body.get("source") or {}).get("run") for one in mine if (one.body.get("source") or {}).get("weights"))
         before = [workspace / "runs" / str(name) for name in parents if (workspace / "runs" / str(name) / "run.json").is_file()]
-        cost = [speed(folder, read_run(folder)) for folder in before]
-        tuned = [speed(one.folder, one.body) for one in mine]
+        cost = [read_speed(folder, read_run(folder)) for folder in before]
+        tuned = [read_speed(one.folder, one.body) for one in mine]
         sizes = sorted({one.body["parameters"] for one in mine})
         told = [f"{sizes[0]:,}" + (f"–{sizes[-1]:,}" if len(sizes) > 1 else "")] if sizes else [None]
         rows.append([names.get(row, row), *told, len(before), _sum([s for s, _ in cost]), _middle([r for _, r in cost]), len(mine)])
@@ -301,9 +285,9 @@ def curve_figures(found: Sequence[Scored], workspace: Path, names: Mapping[str, 
     for title, rows in sorted(groups.items(), key=lambda pair: pair[0] != "Pre-training"):
         series, key = [], ""
         for row, (folder, _) in list(rows.items())[:LINES]:
-            key, x, y = curve(folder, "validation")
+            key, x, y = read_curve(folder, "validation")
             if len(x) < 2:
-                key, x, y = curve(folder, "train")
+                key, x, y = read_curve(folder, "train")
             if len(x):
                 series.append({"name": names.get(row, row), "x": x, "y": y})
         if series:
@@ -321,16 +305,6 @@ def curve_figures(found: Sequence[Scored], workspace: Path, names: Mapping[str, 
                 )
             )
     return out
-
-
-def curve(folder: Path, split: str) -> tuple[str, np.ndarray, np.ndarray]:
-    """What is drawn of a training (`rel` where it is known, else `loss`), its steps and values in one split."""
-    from bitimely_core.training import loop
-
-    lines = loop.metrics(folder)
-    key = "rel" if any(line.get("rel") is not None for line in lines) else "loss"
-    points = [(line["step"], line[key]) for line in lines if line.get("split") == split and line.get(key) is not None]
-    return key, np.array([x for x, _ in points]), np.array([y for _, y in points], dtype=float)
 
 
 def secondary_table(found: Sequence[Scored], names: Mapping[str, str]) -> list[Table]:
@@ -509,20 +483,20 @@ def comparison_page(found: list[Path]) -> Page:
             )
         )
     if differences:
-        blocks += comparing.difference_figure(differences, shown, reference, {})
-        blocks.append(comparing.difference_table(differences, shown, reference, {}))
+        blocks += difference_figure(differences, shown, reference, {})
+        blocks.append(difference_table(differences, shown, reference, {}))
     rows = list(dict.fromkeys(one.row for one in runs))
     if len(shown) > 1:
-        blocks += [*comparing.win_table(rows, shown, cells, {}), *comparing.rank_blocks(rows, shown, cells, {})]
-    blocks += comparing.variance_table(cells, shown, {})
+        blocks += [*win_table(rows, shown, cells, {}), *rank_blocks(rows, shown, cells, {})]
+    blocks += variance_table(cells, shown, {})
     root = found[0].parent.parent
-    blocks += [comparing.data_table(runs, {}), comparing.row_table(runs, {}), comparing.cost_table(runs, root, {})]
+    blocks += [data_table(runs, {}), row_table(runs, {}), cost_table(runs, root, {})]
     if len(entries) <= 4:
         for body, _, folder in entries:
             blocks += loss_curves(folder, f"curves-{body['run']}", f"Training of {body['run']}")
     else:
-        blocks += comparing.curve_figures(runs, root, {})
-    blocks += ["## How the numbers were made", comparing.METHOD] if differences else []
+        blocks += curve_figures(runs, root, {})
+    blocks += ["## How the numbers were made", METHOD] if differences else []
     lower = name in scoring.LOWER_IS_BETTER or name in {"loss", "rel"}
     best = (min if lower else max)(defined, key=lambda pair: pair[1]["value"], default=None)
     words = name.replace("_", " ")
@@ -535,7 +509,7 @@ def comparison_page(found: list[Path]) -> Page:
     if name == "rel" and len({body["settings"]["objective"]["name"] for body, _, _ in here}) > 1:
         verdict += " Their objectives differ, so their losses cannot be set beside each other."
     if differences:
-        verdict += " " + comparing.summarize_differences(differences, shown, reference, {})
+        verdict += " " + summarize_differences(differences, shown, reference, {})
     notices = list(
         dict.fromkeys([*(line for _, s, _ in entries for line in s["notices"]), *(line for m in measures.values() for line in m.remarks)])
     )

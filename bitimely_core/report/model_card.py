@@ -1,4 +1,4 @@
-"""bitimely_core.report.model_card."""
+"""The model card of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitimely_core import evaluate as scoring
 from bitimely_core import registry, storage
-from bitimely_core.report import comparison as comparing
+from bitimely_core.evaluate.result_table import read_speed
 from bitimely_core.report.text import markdown_text
 from bitimely_core.run import read_run
 
@@ -70,7 +70,7 @@ def write_card(folder: Path) -> None:
     """Write `model_card.md` of a finished run from what stands in its folder."""
     body = read_run(folder)
     found = {name: json.loads(path.read_bytes()) for name in ("scores", "train_subjects") if (path := folder / f"{name}.json").is_file()}
-    body["cost"] = {"seconds_and_speed": comparing.speed(folder, body)}
+    body["cost"] = {"seconds_and_speed": read_speed(folder, body)}
     storage.write_bytes(
         folder / "model_card.md", model_card(body, found.get("scores"), found.get("train_subjects", {}).get("marks")).encode()
     )

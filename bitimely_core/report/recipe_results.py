@@ -23,6 +23,7 @@ from bitimely_core.evaluate.result_table import (
     Column,
     ColumnResult,
     Key,
+    OpenWindows,
     Scored,
     compare_column,
     correct_family,
@@ -58,6 +59,7 @@ def write_results(
     description: str,
     workspace: Path,
     out: Path,
+    open_windows: OpenWindows,
     baselines: Sequence[str] = ("features", "kernels"),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -71,6 +73,7 @@ def write_results(
         title: of the page.
         description: what the recipe is and how its settings stand to the paper's.
         workspace: where runs and tokens lie.
+        open_windows: opens the tokens of that name.
         out: folder of the page; what was computed is kept in `out/kept`, so that a second call need not do it again.
         baselines: keys of `baselines.ABOUT` to fit beside the runs.
         progress: told about the baselines.
@@ -84,14 +87,14 @@ def write_results(
     from bitimely_core import report
 
     stated, names = read_paper(paper)
-    found, missing = _open_runs(entries, workspace, out / "kept")
+    found, missing = _open_runs(entries, workspace, out / "kept", open_windows)
     asked = dict.fromkeys(
         [*(str(e["column"]) for e in entries), *(c for _, c in stated if c.partition(":")[0] not in {e["column"] for e in entries})]
     )
     shown = group_columns(found, asked, [column for _, column in stated])
     rows = list(dict.fromkeys([*(str(e["row"]) for e in entries), *(row for row, _ in stated)]))
     reference = rows[0] if rows else ""
-    fitted, remarks = _baselines(found, reference, baselines, out / "kept", workspace, progress)
+    fitted, remarks = _baselines(found, reference, baselines, out / "kept", open_windows, progress)
     measures = {
         c.key: compare_column(
             c, found, reference, others={plain.TITLES[k]: f for k, (_, f) in fitted.get(c.data, {}).items()}, keep=out / "kept"
@@ -161,7 +164,9 @@ def read_paper(paper: Mapping[str, Any]) -> tuple[PaperValues, dict[str, str]]:
     return out, {str(k): str(v) for k, v in (paper.get("names") or {}).items()}
 
 
-def _open_runs(entries: Iterable[Mapping[str, Any]], workspace: Path, keep: Path) -> tuple[list[Scored], list[dict[str, Any]]]:
+def _open_runs(
+    entries: Iterable[Mapping[str, Any]], workspace: Path, keep: Path, open_windows: OpenWindows
+) -> tuple[list[Scored], list[dict[str, Any]]]:
     """The evaluated runs of the cells, and the cells without one."""
     found: list[Scored] = []
     missing: list[dict[str, Any]] = []
@@ -174,7 +179,7 @@ def _open_runs(entries: Iterable[Mapping[str, Any]], workspace: Path, keep: Path
                 data = column.partition(":")[0]
                 parts = [read_scored_run(row, data, seed, run_folder(str(name), workspace)) for name in names]
                 known = [part for part in parts if part is not None]
-                one = folds.pool_folds(known, keep, workspace) if len(known) == len(parts) else None
+                one = folds.pool_folds(known, keep, open_windows) if len(known) == len(parts) else None
                 detail = detail or "" if one else "the run has not been evaluated"
             except (UserError, ValueError) as error:
                 detail = clean(str(error), 300)
@@ -191,7 +196,7 @@ def _open_runs(entries: Iterable[Mapping[str, Any]], workspace: Path, keep: Path
 
 
 def _baselines(
-    found: Sequence[Scored], reference: str, kinds: Sequence[str], keep: Path, workspace: Path, progress: Progress | None
+    found: Sequence[Scored], reference: str, kinds: Sequence[str], keep: Path, open_windows: OpenWindows, progress: Progress | None
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Of each data set the baselines that could be fitted: kind -> (scores, frame); and a line for each that could not."""
     out: dict[str, dict[str, Any]] = {}
@@ -202,7 +207,8 @@ def _baselines(
         for kind in kinds:
             try:
                 each = [
-                    plain.fit_baseline(kind, one.body, one.scores, keep=keep, workspace=workspace, progress=progress) for one in first.runs
+                    plain.fit_baseline(kind, one.body, one.scores, keep=keep, open_windows=open_windows, progress=progress)
+                    for one in first.runs
                 ]
                 why = next((one for one in each if isinstance(one, str)), "")
                 made = why or folds.pool_baseline([one for one in each if not isinstance(one, str)], first.scores)

@@ -9,9 +9,8 @@ import numpy as np
 
 from bitimely_core import evaluate as scoring
 from bitimely_core import registry
+from bitimely_core.evaluate.result_table import read_curve
 from bitimely_core.page import Figure, Page, Table
-from bitimely_core.report import comparison as comparing
-from bitimely_core.report.model_card import write_card
 from bitimely_core.run import read_run
 from bitimely_core.training import tuning
 
@@ -80,7 +79,7 @@ def loss_curves(folder: Path, name: str = "curves", title: str = "Training") -> 
     """The training and validation curves of a run, as loss / Var(target) where it is known, else as loss."""
     series, key = [], ""
     for split in ("train", "validation"):
-        key, x, y = comparing.curve(folder, split)
+        key, x, y = read_curve(folder, split)
         if len(x):
             series.append({"name": split, "x": x, "y": y})
     if not series:
@@ -94,7 +93,6 @@ def write_training_page(folder: Path) -> Path:
     """Write the page of a run that has been trained but not evaluated."""
     from bitimely_core import report
 
-    write_card(folder)
     body = read_run(folder)
     final = body["final"]
     rel = (final.get("validation") or {}).get("rel", final.get("rel")) if final.get("validation") else final.get("rel")
@@ -119,7 +117,6 @@ def write_evaluation_page(folder: Path, body: dict[str, Any], scores: dict[str, 
     """Write the page of an evaluated run: scores beside the baselines, confusion, classes, curves."""
     from bitimely_core import report
 
-    write_card(folder)
     shown = scoring.headline(scores) if scores["metrics"] and "task" in scores else None
     blocks: list[Figure | Table | str] = [*([shown] if shown else []), metric_table(scores)]
     if scores.get("comparison"):

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import storage
+from bitimely_core import registry, storage
 from bitimely_core.cache import Cache, open_cache
-from bitimely_core.claims import tokenize
-from bitimely_core.tokens import building
 from bitimely_core.tokens.building import plan
 from bitimely_core.tokens.sequences import Sequences, open_sequences
 from bitimely_core.tokens.sets import TokenSet
@@ -39,10 +37,8 @@ def build(
     Raises UserError: as these.
     """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
-    if opened.manifest.get("kind") == "events":
-        made = tokenize.resolved(opened, **{name: value for name, value in choices.items() if name != "view"})
-        return tokenize.build(made, Path(out), verify=verify, force_new=force_new, progress=progress)
-    return building.build(cache, out=out, verify=verify, force_new=force_new, progress=progress, **choices)
+    kind = registry.load_data_kind(opened.manifest.get("kind", "recordings"))
+    return kind.tokenize(cache, out=Path(out), verify=verify, force_new=force_new, progress=progress, **choices)
 
 
 def open_tokens(folder: str | Path, verify: bool = True) -> Any:

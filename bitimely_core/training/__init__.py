@@ -1,1 +1,1 @@
-"""training."""
+"""Training: the loop, its checkpoints and faults, several processes, learning-rate search."""

@@ -1,4 +1,4 @@
-"""bitimely_core.training.devices."""
+"""Devices: which one a name selects, and deterministic kernels."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def select_device(name: str = "auto") -> torch.device:
 
 
 def missing_device(name: str, wanted: str) -> UserError:
+    """The error for a device that this machine does not have."""
     return UserError(
         Reason.CONFIG, f"no device {name!r}", wanted=wanted, action="Use --device auto", field="--device", exit_code=Exit.USAGE
     )

@@ -1,32 +1,18 @@
-"""bitimely_core.training.distributed."""
+"""Several processes that train one model: ranks, sums over processes, launch."""
 
 from __future__ import annotations
 
 import os
-import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.training.faults import is_divisible, out_of_memory_error
-from bitimely_core.training.loop import TrainingState, _parameters
 
-
-def sync_step(run: TrainingState, numbers: list[float], fault: Exception | None, batch: int) -> tuple[list[float], int]:
-    """Sums of `numbers` over all processes and the signal that any of them got; a fault of one is raised in all: none waits for ever."""
-    flags = [float(fault is not None), float(run.stop == signal.SIGINT), float(run.stop == signal.SIGTERM)]
-    *sums, faults, interrupts, terminations = all_reduce_sum([*numbers, *flags])
-    if faults:
-        own = (
-            None
-            if fault is None
-            else out_of_memory_error(fault, run.batches, run.config, batch, alike=is_divisible(run.model, run.objective)) or fault
-        )
-        raise first_error(own) from (fault if own is not fault else None)
-    return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)
+if TYPE_CHECKING:
+    from bitimely_core.training.loop import TrainingState
 
 
 def rank() -> int:
@@ -77,7 +63,7 @@ def broadcast_parameters(model: nn.Module) -> None:
 
 def all_reduce_gradients(run: TrainingState, count: float) -> None:
     """Sum the gradients over all processes and divide by `count`. A parameter that no process used keeps None."""
-    used = _parameters(run.optimizer)
+    used = list_parameters(run.optimizer)
     if world() > 1:
         present = torch.tensor([p.grad is not None for p in used], dtype=torch.float32)
         dist.all_reduce(present)
@@ -150,3 +136,8 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def list_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Parameters of every group, in order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,4 +1,4 @@
-"""bitimely_core.training.estimate."""
+"""Time and memory of a training, estimated from one step."""
 
 from __future__ import annotations
 

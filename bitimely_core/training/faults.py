@@ -1,4 +1,4 @@
-"""bitimely_core.training.faults."""
+"""Faults of a training: signals, memory, values that are not finite."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -15,9 +16,11 @@ from bitimely_core import registry
 from bitimely_core.config import TrainConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.training import checkpoints
-from bitimely_core.training.distributed import rank
-from bitimely_core.training.loop import Notice, Objective, TrainingState
+from bitimely_core.training.distributed import all_reduce_sum, first_error, rank
 from bitimely_core.types import Batches
+
+if TYPE_CHECKING:
+    from bitimely_core.training.loop import Notice, Objective, TrainingState
 
 
 @contextmanager
@@ -41,6 +44,7 @@ def handle_signals(run: TrainingState) -> Iterator[None]:
 
 
 def interrupted_error(run: TrainingState, number: int, when: str, what: str) -> UserError:
+    """The error for a training that a signal has stopped."""
     return UserError(
         Reason.INTERRUPTED,
         f"stopped by {signal.Signals(number).name} {when}",
@@ -103,14 +107,30 @@ def non_finite_error(run: TrainingState, what: str, value: float) -> UserError:
 
 
 def list_some(numbers: list[int], limit: int = 20) -> str:
+    """The first `limit` of `numbers`, and how many more there are."""
     shown = ", ".join(map(str, numbers[:limit]))
     return f"{shown} and {len(numbers) - limit} more" if len(numbers) > limit else shown
 
 
 def warn(finding: Finding, notice: Notice | None) -> None:
+    """Hand `finding` to `notice`, else raise it as a warning of the first process."""
     if notice is not None:
         notice(finding)
     elif rank() == 0:
         import warnings
 
         warnings.warn(finding.line(), RuntimeWarning, stacklevel=3)
+
+
+def sync_step(run: TrainingState, numbers: list[float], fault: Exception | None, batch: int) -> tuple[list[float], int]:
+    """Sums of `numbers` over all processes and the signal that any of them got; a fault of one is raised in all: none waits for ever."""
+    flags = [float(fault is not None), float(run.stop == signal.SIGINT), float(run.stop == signal.SIGTERM)]
+    *sums, faults, interrupts, terminations = all_reduce_sum([*numbers, *flags])
+    if faults:
+        own = (
+            None
+            if fault is None
+            else out_of_memory_error(fault, run.batches, run.config, batch, alike=is_divisible(run.model, run.objective)) or fault
+        )
+        raise first_error(own) from (fault if own is not fault else None)
+    return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)

@@ -40,11 +40,19 @@ from bitimely_core.training.distributed import (
     all_reduce_sum,
     broadcast_parameters,
     join_group,
+    list_parameters,
     rank,
-    sync_step,
     world,
 )
-from bitimely_core.training.faults import handle_signals, interrupted_error, is_divisible, non_finite_error, out_of_memory_error, warn
+from bitimely_core.training.faults import (
+    handle_signals,
+    interrupted_error,
+    is_divisible,
+    non_finite_error,
+    out_of_memory_error,
+    sync_step,
+    warn,
+)
 from bitimely_core.types import Batch, Batches
 
 Objective = Callable[..., dict[str, Any]]
@@ -258,7 +266,7 @@ def _step(run: TrainingState, stream: Iterator[Batch]) -> tuple[dict[str, Any] |
     if not math.isfinite(loss):
         raise non_finite_error(run, "loss", loss / count)
     all_reduce_gradients(run, count)
-    norm = float(nn.utils.clip_grad_norm_(_parameters(run.optimizer), run.config.clip))
+    norm = float(nn.utils.clip_grad_norm_(list_parameters(run.optimizer), run.config.clip))
     if not math.isfinite(norm):
         raise non_finite_error(run, "gradient norm", norm)
     for group in run.optimizer.param_groups:
@@ -536,7 +544,7 @@ def _save(run: TrainingState) -> None:
     if run.home is None:
         return
     parameters = dict(run.model.named_parameters())
-    states = [run.optimizer.state.get(p, {}) for p in _parameters(run.optimizer)]
+    states = [run.optimizer.state.get(p, {}) for p in list_parameters(run.optimizer)]
     moments = {f"{name}::{key}": value for name, state in zip(run.names, states, strict=False) for key, value in state.items()}
     if not (checkpoints.all_finite(parameters) and checkpoints.all_finite(moments)):
         raise UserError(
@@ -578,10 +586,6 @@ def _export(model: nn.Module, folder: Path) -> None:
         save(folder)
     else:
         checkpoints.write_tensors(storage.make_folder(folder) / "model.safetensors", _tensors(model))
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,7 @@ def select_learning_rate(
     rates: tuple[float, ...],
     steps: int,
     measure: Callable[[nn.Module, list[TrainValidation]], Scores] | None = None,
+    lower_is_better: Collection[str] = (),
     identity: dict[str, Any] | None = None,
     log: Callable[[float, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
@@ -109,7 +110,8 @@ def select_learning_rate(
         rates: to try, ascending.
         steps: of each trial.
         measure: metrics of a trained model on the validation windows by name, the one that counts first; losses are left to this function.
-        identity: as `train.fit`.
+        lower_is_better: names of metrics that are errors.
+        identity: as `training.fit`.
         log: called with the rate and every line of a trial's log.
 
     Returns:
@@ -137,7 +139,7 @@ def select_learning_rate(
         trial = json.loads((home / "trial.json").read_bytes())
         trials.append({key: trial[key] for key in ("lr", "scores", "reason")})
     model.load_state_dict(start)
-    return {**best_trial(trials), "steps": steps, "seed": chosen.train.seed, "around": chosen.train.lr, "trials": trials}
+    return {**best_trial(trials, lower_is_better), "steps": steps, "seed": chosen.train.seed, "around": chosen.train.lr, "trials": trials}
 
 
 def _run_trial(
@@ -175,13 +177,11 @@ def _run_trial(
         return {}, error.text
 
 
-def best_trial(trials: list[dict[str, Any]]) -> dict[str, Any]:
+def best_trial(trials: list[dict[str, Any]], lower_is_better: Collection[str] = ()) -> dict[str, Any]:
     """`lr` and `by`, the scores that decided, of trials with `lr`, `scores` and `reason`. A score counts where all that have ended have it.
 
     Raises UserError (non_finite_loss, exit 4) when none has ended.
     """
-    from bitimely_core.evaluate import LOWER_IS_BETTER
-
     ended = [trial for trial in trials if trial["scores"]]
     if not ended:
         raise UserError(
@@ -193,23 +193,9 @@ def best_trial(trials: list[dict[str, Any]]) -> dict[str, Any]:
     last = ("rel", "loss")  # the task's metric comes before them
     shared = [name for name in ended[0]["scores"] if all(trial["scores"].get(name) is not None for trial in ended)]
     by = sorted(shared, key=lambda name: last.index(name) if name in last else -1)
-    lower = {*LOWER_IS_BETTER, *last}
+    lower = {*lower_is_better, *last}
     won = min(ended, key=lambda trial: (*(trial["scores"][name] * (1 if name in lower else -1) for name in by), trial["lr"]))
     return {"lr": won["lr"], "by": by}
-
-
-def task_metric(head: Any, views: list[TrainValidation], device: str = "auto") -> Scores:
-    """The main metric of the task on the validation windows; a `measure` of `choose`."""
-    from bitimely_core import evaluate
-    from bitimely_core.evaluate.predict import predict
-
-    rows = views[0]["validation"]
-    target = rows.targets(None)
-    assert target is not None, "a view with a task has targets"
-    found = evaluate.score(
-        rows.task, target, predict(head, rows, device=device), rows.subjects(), class_names=rows.class_names, bootstrap=0
-    )
-    return {found["main"]: found["metrics"][found["main"]]["value"]}
 
 
 def describe_tuning(record: dict[str, Any]) -> str:

@@ -1,13 +1,12 @@
-"""The verbs on runs. Each reads settings and folders, calls the library, writes one folder and returns plain values."""
+"""The verbs, one file each: read settings and folders, call the library, write one folder, return plain values."""
 
-from bitimely_core.report.recipe_results import write_results
 from bitimely_core.workflows.analyze import analyze
 from bitimely_core.workflows.demo import demonstrate
 from bitimely_core.workflows.embed import embed
 from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.export import export
 from bitimely_core.workflows.ingest import ingest
-from bitimely_core.workflows.ingest_claims import ingest_claims as ingest_claims
+from bitimely_core.workflows.ingest_claims import ingest_claims
 from bitimely_core.workflows.report import report
 from bitimely_core.workflows.reproduce import reproduce
 from bitimely_core.workflows.statistics import statistics
@@ -32,5 +31,4 @@ __all__ = [
     "statistics",
     "tokenize",
     "verify",
-    "write_results",
 ]

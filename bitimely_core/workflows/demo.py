@@ -1,4 +1,4 @@
-"""bitimely_core.workflows.demo."""
+"""The last steps of `demo`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bitimely_core.workflows.embed."""
+"""`embed`: the vectors of a run, one row a sequence."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bitimely_core.workspace import run_folder
 
 if TYPE_CHECKING:
     pass
+from bitimely_core.evaluate.predict import EVALUATION_BATCH
 from bitimely_core.run import _select_adapter, load_trained
-from bitimely_core.workflows.evaluate import EVALUATION_BATCH
 
 
 def embed(

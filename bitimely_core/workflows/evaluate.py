@@ -12,8 +12,9 @@ from bitimely_core import registry, storage
 from bitimely_core.claims import tasks
 from bitimely_core.config import DataConfig, ObjectiveConfig
 from bitimely_core.errors import Reason, UserError
-from bitimely_core.evaluate.predict import predict
+from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.report import run_page
+from bitimely_core.report.model_card import write_card
 from bitimely_core.run import FORMAT, _select_adapter, load_trained, read_run, vocabulary_digest
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import prepare_windows
@@ -23,7 +24,6 @@ from bitimely_core.workspace import run_folder
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
 
-EVALUATION_BATCH = 64
 Unit = Literal["subject", "window"]
 
 
@@ -109,6 +109,7 @@ def evaluate(
     if compare is not None:
         scores["comparison"] = _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)
     storage.write_json(folder / "scores.json", scores)
+    write_card(folder)
     report = run_page.write_evaluation_page(folder, body, scores, windows, columns)
     return {**scores, "report": str(report)}
 

@@ -1,4 +1,4 @@
-"""bitimely_core.workflows.ingest."""
+"""`ingest` of recordings: the cache and its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bitimely_core.workflows.ingest_claims."""
+"""`ingest` of claims: the cache, then the sequences."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""bitimely_core.workflows.prepare."""
+"""Tokens and caches that a verb needs, made when they are missing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitimely_core import registry
 from bitimely_core.config import DataConfig
@@ -30,6 +31,11 @@ def prepare_windows(data: str, workspace: Path, config: DataConfig, *, verify: b
     if world() > 1 and rank() == 0:
         barrier()
     return windows
+
+
+def windows_opener(workspace: Path) -> Callable[[str], Any]:
+    """A function from the name of tokens to the windows or sequences in `workspace`, made when they are missing."""
+    return lambda data: prepare_windows(data, workspace, DataConfig(), verify=False)
 
 
 def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bool, progress: Progress | None) -> Windows:

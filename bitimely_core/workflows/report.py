@@ -1,4 +1,4 @@
-"""bitimely_core.workflows.report."""
+"""`report`: one comparison page of several runs."""
 
 from __future__ import annotations
 

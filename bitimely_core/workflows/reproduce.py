@@ -1,4 +1,4 @@
-"""bitimely_core.workflows.reproduce."""
+"""`reproduce`: a run once more from its record, or what differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bitimely_core.workflows.tokenize_claims."""
+"""`tokenize` of claims: sequences and their page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from bitimely_core import cache, storage
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import ensure_cache
 from bitimely_core.workspace import dataset_and_view, tokens_name
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def tokenize_claims(
     from bitimely_core.claims import tokenize as histories
 
     dataset, _ = dataset_and_view(data)
-    opened = cache.open_cache(ensure_cache(dataset, workspace, progress=progress), verify=False)
+    opened = cache.open_cache(workspace / "cache" / dataset, verify=False)
     if "task" in (options or {}):
         return _tokenize_task(
             data, opened, workspace, name, options or {}, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings, TuneConfig, list_presets, load_preset, merge_layers, parse_assignments
 from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.evaluate import LOWER_IS_BETTER
+from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.recipe import load_recipe, resolve_settings
 from bitimely_core.report import run_page
-from bitimely_core.report.model_card import model_card
+from bitimely_core.report.model_card import model_card, write_card
 from bitimely_core.run import (
     FORMAT,
     adapter_channels,
@@ -166,6 +168,7 @@ def pretrain(
     result = _fit(model, batches, objective, chosen, folder, body, identity, validation, tune, progress, force_new, say)
     if result["writer"] and (result["trained"] or not (folder / "train_subjects.json").is_file()):  # or a call was killed in between
         _train_subjects(folder, windows)
+        write_card(folder)
         run_page.write_training_page(folder)
     return result
 
@@ -303,11 +306,14 @@ def finetune(
         for line in body["notices"]:
             say(line)
     identity = {"data": [windows.fingerprint], "source": body["source"]}
-    measure = partial(tuning.task_metric, device=chosen.train.device)
-    tune = partial(tuning.select_learning_rate, views=[view], measure=measure, **trials) if trials else None
+    measure = partial(measure_task, device=chosen.train.device)
+    tune = (
+        partial(tuning.select_learning_rate, views=[view], measure=measure, lower_is_better=LOWER_IS_BETTER, **trials) if trials else None
+    )
     result = _fit(head, batches, heads.losses[windows.task], chosen, folder, body, identity, validation, tune, progress, force_new, say)
     if result["writer"] and (result["trained"] or not (folder / "train_subjects.json").is_file()):
         _train_subjects(folder, [windows], parent=None if scratch else parent)
+        write_card(folder)
         run_page.write_training_page(folder)
     return result
 

@@ -1,0 +1,25 @@
+"""The operations of histories of events (claims, EHR) that verbs look up in `registry.DATA_KINDS`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bitimely_core.cache import Cache, open_cache
+from bitimely_core.claims import tokenize
+from bitimely_core.claims.ingest import ingest_events, pinned
+from bitimely_core.registry import DataKind
+from bitimely_core.tokens.sequences import Sequences
+from bitimely_core.types import Progress
+
+
+def tokenize_events(
+    cache: str | Path | Cache, *, out: Path, verify: bool = True, force_new: bool = False, progress: Progress | None = None, **choices: Any
+) -> Sequences:
+    """Sequences of a cache of events, with the choices of `tokenize.resolved`. Raises UserError: as that and `tokenize.build`."""
+    opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
+    plan = tokenize.resolved(opened, **{name: value for name, value in choices.items() if name != "view"})
+    return tokenize.build(plan, out, verify=verify, force_new=force_new, progress=progress)
+
+
+KIND = DataKind(pin_options=pinned, ingest=ingest_events, tokenize=tokenize_events)

@@ -1,0 +1,9 @@
+"""The operations of recordings (signals on a regular clock) that verbs look up in `registry.DATA_KINDS`."""
+
+from __future__ import annotations
+
+from bitimely_core.cache.ingest import ingest_recordings
+from bitimely_core.registry import DataKind
+from bitimely_core.tokens import building
+
+KIND = DataKind(pin_options=lambda options, folder: options, ingest=ingest_recordings, tokenize=building.build)
