@@ -85,7 +85,7 @@ def ingest(
     where = workspace / "cache" / dataset / "ingest_report.json"
     if dry_run:
         screen.result(report, screen.lines(report))
-        return Exit.GOOD
+        return Exit.OK
     screen.findings([*(r for u in report["units"] for r in u["reasons"]), *report["reasons"], *undrawn], str(where))
     counts = report["counts"]
     screen.table(
@@ -189,7 +189,7 @@ def tokenize(
         result = workflows.tokenize(data, name=name, options=options, progress=progress, **making)
     if "dry_run" in making:
         screen.result(result, screen.lines(result))
-        return Exit.GOOD
+        return Exit.OK
     screen.findings(result.pop("findings", []))
     columns = ["split", "subjects", "windows", *result["class_names"]]
     screen.table(
@@ -208,7 +208,7 @@ def tokenize(
                 f"next: bitimely {'finetune RUN' if task else 'pretrain --preset 3m'} --data {name or data}",
             ],
         )
-        return Exit.GOOD
+        return Exit.OK
     screen.result(
         result,
         [
@@ -217,7 +217,7 @@ def tokenize(
             f"next: bitimely {'pretrain' if result['task'] == 'none' else 'finetune RUN'} --data {name or data}",
         ],
     )
-    return Exit.GOOD
+    return Exit.OK
 
 
 @taking(home=HOME)
@@ -260,7 +260,7 @@ def list_(
     for columns in (catalog.COLUMNS[kind], catalog.CLAIMED) if kind == "models" else (catalog.COLUMNS[kind],):
         screen.table(columns, [[row.get(column) for column in columns] for row in rows])
     screen.result({kind: rows, "format_version": 1}, catalog.notes(kind))
-    return Exit.GOOD
+    return Exit.OK
 
 
 @taking(home=HOME)
@@ -274,7 +274,7 @@ def doctor(home: dict[str, Any]) -> int:
     report = catalog.doctor(**home)
     screen.table(["what", "found", "note"], [[row["what"], row["found"], row["note"]] for row in report["checks"]])
     screen.result(report)
-    return Exit.GOOD if report["good"] else Exit.REFUSED
+    return Exit.OK if report["good"] else Exit.REFUSED
 
 
 VERBS = (ingest, tokenize, verify, list_, doctor)

@@ -73,7 +73,7 @@ def run(
                 f"rough: {result['assumptions']}",
             ],
         )
-        return Exit.GOOD
+        return Exit.OK
     screen.table(
         ["stage", "state", "time", "detail"], [[s["stage"], s["state"], span(s["seconds"]), s["detail"]] for s in result["stages"]]
     )
@@ -160,12 +160,12 @@ def reproduce(run: Run, making: dict[str, Any]) -> int:
     lines = [f"differs: {line}" for line in result["differences"]] or ["data and versions are as they were"]
     if "dry_run" in making:
         screen.result(result, lines)
-        return Exit.GOOD
+        return Exit.OK
     verdict = (
         "the weights are the same, bit for bit" if result["same_weights"] else f"last loss {result['loss'][1]}, it was {result['loss'][0]}"
     )
     screen.result(result, [*lines, verdict])
-    return int(Exit.GOOD if result["reproduced"] else Exit.INTEGRITY)
+    return int(Exit.OK if result["reproduced"] else Exit.INTEGRITY)
 
 
 @taking(writing=WRITING)
@@ -184,7 +184,7 @@ def export(
 
     result = workflows.export(run, out=out, push=push, **writing)
     screen.result(result, [f"{len(result['files'])} files in {result['out']}", f"next: bitimely pretrain --init {result['out']}"])
-    return Exit.GOOD
+    return Exit.OK
 
 
 VERBS = (run, demo, reproduce, export)

@@ -14,7 +14,7 @@ import typer
 from bitimely_cli import data, experiments, training
 from bitimely_cli.app import app
 from bitimely_cli.screen import screen
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.registry import unknown
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, whether typer brings its own copy of click or not
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = typer.main.get_command(app).main(args=arguments, prog_name="bitimely", standalone_mode=False)
-        return int(code) if isinstance(code, int) else Exit.GOOD
+        return int(code) if isinstance(code, int) else Exit.OK
     except UserError as error:
         return ended(error)
     except UsageError as error:
@@ -42,25 +42,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.Exit as error:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        return ended(UserError(Reason.INTERRUPTED, "stopped", action="Repeat the command to go on", exit_code=Exit.INTERRUPTED))
+        return ended(UserError(Reason.INTERRUPTED, "stopped", hint="Repeat the command to go on", exit_code=Exit.INTERRUPTED))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output went away: no second complaint at exit
-        return Exit.GOOD
+        return Exit.OK
     except MemoryError:
         return ended(
-            UserError(Reason.RESOURCE_LIMIT, "out of memory", action="Try a smaller --batch-size or fewer --jobs", exit_code=Exit.RESOURCES)
+            UserError(Reason.RESOURCE_LIMIT, "out of memory", hint="Try a smaller --batch-size or fewer --jobs", exit_code=Exit.RESOURCES)
         )
     except Exception as error:
         if screen.debug:
             traceback.print_exc()
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__} in {os.path.basename(where.filename)}:{where.lineno}"  # noqa: PTH119  a name, not a path
-        return ended(UserError(Reason.INTERNAL, text, action="This is a bug; repeat with --debug and report it", exit_code=Exit.BUG))
+        return ended(
+            UserError(Reason.INTERNAL, text, hint="This is a bug; repeat with --debug and report it", exit_code=Exit.INTERNAL_ERROR)
+        )
 
 
 def ended(error: UserError) -> int:
     """Print an error's lines (and its JSON object) and return its exit code."""
-    if screen.debug and error.exit_code != Exit.BUG:
+    if screen.debug and error.exit_code != Exit.INTERNAL_ERROR:
         traceback.print_exc()
     shown = [error.finding, *(f for f in error.details if f.message != error.finding.message)]
     screen.findings(shown, "ingest_report.json" if error.report else "the message of --json")
@@ -81,9 +83,9 @@ def usage(error: Any) -> UserError:
         known = [name for parameter in context.command.params for name in parameter.opts] if context is not None else []
         close = difflib.get_close_matches(option, known, n=2, cutoff=0.5)
         action = f"Did you mean {' or '.join(close)}?" if close else action
-        return UserError(Reason.CONFIG, f"no option {safe_text(option)}", action=action, exit_code=Exit.USAGE)
+        return usage_error(f"no option {safe_text(option)}", hint=action)
     commands = list(getattr(context.command, "commands", {})) if context is not None else []
     if commands and "No such command" in error.message:
         name = error.message.split("'")[1] if "'" in error.message else ""
         return unknown("command", name, commands)
-    return UserError(Reason.CONFIG, error.format_message().rstrip("."), action=action, exit_code=Exit.USAGE)
+    return usage_error(error.format_message().rstrip("."), hint=action)

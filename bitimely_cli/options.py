@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from bitimely_cli.screen import screen
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import safe_text, usage_error
 
 
 def _json(value: bool) -> bool:
@@ -151,10 +151,4 @@ def shard(text: str | None) -> tuple[int, int] | None:
     k, _, n = text.partition("/")
     if k.isdigit() and n.isdigit() and 1 <= int(k) <= int(n):
         return int(k), int(n)
-    raise UserError(
-        Reason.CONFIG,
-        f"--shard {safe_text(text)}",
-        wanted="expected k/n with 1 <= k <= n",
-        action="For example --shard 1/4",
-        exit_code=Exit.USAGE,
-    )
+    raise usage_error(f"--shard {safe_text(text)}", "expected k/n with 1 <= k <= n", "For example --shard 1/4")

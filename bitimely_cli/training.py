@@ -154,7 +154,7 @@ def evaluate(
         )
         lines.append(f"{name}: {result['run']} minus {compare} = {value}")
     screen.result(result, lines)
-    return Exit.GOOD
+    return Exit.OK
 
 
 @taking(scoring=SCORING)
@@ -179,7 +179,7 @@ def embed(
     if "dry_run" in scoring:
         return _planned(result)
     screen.result(result, [f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"])
-    return Exit.GOOD
+    return Exit.OK
 
 
 @taking(reading=READING)
@@ -248,7 +248,7 @@ def report(
     if "dry_run" in writing:
         return _planned(result)
     screen.result(result, [result["verdict"], f"report: {result['report']}"])
-    return Exit.GOOD
+    return Exit.OK
 
 
 def _of_training(training: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -271,7 +271,7 @@ def _trained(result: dict[str, Any], dry_run: bool, following: str) -> int:
     if dry_run:
         return _planned(result)
     if not result["writer"]:
-        return Exit.GOOD
+        return Exit.OK
     final = result["final"] or {}
     numbers = ", ".join(f"{name} {final[name]:.4g}" for name in ("loss", "rel") if final.get(name) is not None)
     lines = [
@@ -281,7 +281,7 @@ def _trained(result: dict[str, Any], dry_run: bool, following: str) -> int:
         f"next: bitimely {following} {result['run']}" + (" --data DATA" if following == "finetune" else ""),
     ]
     screen.result(result, lines)
-    return Exit.GOOD
+    return Exit.OK
 
 
 def _split(words: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -300,7 +300,7 @@ def _split(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 def _planned(result: dict[str, Any]) -> int:
     screen.result(result, screen.lines(result))
-    return Exit.GOOD
+    return Exit.OK
 
 
 VERBS = (pretrain, finetune, evaluate, embed, analyze, report)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, safe_text, usage_error
 from bitimely_core.registry import RECIPES, unknown
 
 
@@ -232,22 +232,15 @@ def load_preset(name: str) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file. Raises UserError (config, exit 2) that names file and line; other formats are refused."""
     if path.suffix.lower() != ".toml":
-        raise UserError(
-            Reason.CONFIG,
-            f"found {safe_text(path.suffix)}",
-            wanted="expected a .toml file",
-            action="Write the settings as TOML",
-            file=str(path),
-            exit_code=Exit.USAGE,
-        )
+        raise usage_error(f"found {safe_text(path.suffix)}", "expected a .toml file", "Write the settings as TOML", file=str(path))
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
-        raise UserError(
-            Reason.NOT_FOUND, error.strerror or str(error), file=str(path), action="Give the path of a TOML file", exit_code=Exit.USAGE
+        raise usage_error(
+            error.strerror or str(error), hint="Give the path of a TOML file", code=Reason.NOT_FOUND, file=str(path)
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(Reason.CONFIG, f"not valid TOML: {error}", file=str(path), exit_code=Exit.USAGE) from error
+        raise usage_error(f"not valid TOML: {error}", file=str(path)) from error
 
 
 def merge_layers(*layers: dict[str, Any]) -> dict[str, Any]:
@@ -266,13 +259,7 @@ def parse_assignments(pairs: list[str]) -> dict[str, Any]:
         key, sign, text = pair.partition("=")
         parts = key.strip().split(".")
         if not sign or len(parts) < 2 or not all(parts):
-            raise UserError(
-                Reason.CONFIG,
-                f"--set {safe_text(pair)}",
-                wanted="expected section.key=value",
-                action="For example --set model.tokenizer=patch",
-                exit_code=Exit.USAGE,
-            )
+            raise usage_error(f"--set {safe_text(pair)}", "expected section.key=value", "For example --set model.tokenizer=patch")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -293,16 +280,7 @@ def validate(kind: type[S], values: dict[str, Any], file: str | None = None) -> 
             _describe_config_error(kind, item, file) for item in sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
         ]
         first = findings[0]
-        raise UserError(
-            Reason.CONFIG,
-            first.text,
-            wanted=first.wanted,
-            action=first.action,
-            file=file,
-            field=first.field,
-            exit_code=Exit.USAGE,
-            details=findings[1:],
-        ) from error
+        raise usage_error(first.problem, first.requirement, first.hint, file=file, field=first.field, details=findings[1:]) from error
 
 
 SYNONYMS = {
@@ -347,7 +325,7 @@ def _describe_config_error(kind: type[Section], item: Any, file: str | None) -> 
     where = ".".join(str(part) for part in item["loc"])
     if item["type"] != "extra_forbidden":
         text = "missing" if item["type"] == "missing" else f"found {safe_text(item.get('input'))}"
-        return Finding(code=Reason.CONFIG, file=file, field=where, text=text, wanted=_rephrase_pydantic(str(item["msg"])))
+        return Finding(code=Reason.CONFIG, file=file, field=where, problem=text, requirement=_rephrase_pydantic(str(item["msg"])))
     owner: type[BaseModel] = kind
     for part in item["loc"][:-1]:  # of lists and unions also positions and names of types, which lead no further
         if part in owner.model_fields:
@@ -359,9 +337,9 @@ def _describe_config_error(kind: type[Section], item: Any, file: str | None) -> 
         code=Reason.CONFIG,
         file=file,
         field=where,
-        text="unknown key",
-        wanted=f"known here are {', '.join(owner.model_fields)}",
-        action=f"Did you mean {right}?" if right else "",
+        problem="unknown key",
+        requirement=f"known here are {', '.join(owner.model_fields)}",
+        hint=f"Did you mean {right}?" if right else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""What bitimely says when something is wrong: reason codes, findings and the one exception that users see.
+"""Errors: exit codes, reason codes, findings, and the one exception that users see with its three constructors.
 
 Library code raises `UserError`; only the command line prints it and turns it into an exit code.
 """
@@ -16,8 +16,8 @@ from typing import Any, Literal
 class Exit(IntEnum):
     """Stable exit codes of every command."""
 
-    GOOD = 0
-    BUG = 1
+    OK = 0
+    INTERNAL_ERROR = 1
     USAGE = 2
     PARTIAL = 3
     REFUSED = 4
@@ -163,13 +163,13 @@ def clean(text: str, limit: int = 400) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing to tell: the reason object of `ingest_report.json` and the error line on the screen."""
+    """One message: the reason object of `ingest_report.json` and the error line on the screen."""
 
     code: Reason
     level: Level = "error"
-    text: str = ""  # what was found, in words, without the path
-    wanted: str = ""  # what was expected, in words
-    action: str = ""  # what to do, one sentence without the full stop
+    problem: str = ""  # what was found, in words, without the path
+    requirement: str = ""  # what was expected, in words
+    hint: str = ""  # what to do, one sentence without the full stop
     file: str | None = None  # path relative to the source, or as given
     field: str | None = None
     row: int | None = None  # 1-based line number in the file
@@ -186,11 +186,11 @@ class Finding:
             where += f":{clean(self.field, 80)}" if where else clean(self.field, 80)
         elif self.row is not None:
             where += f":row {self.row}"
-        said = self.text if not self.wanted else f"{self.text}, {self.wanted}"
-        line = f"{where}: {said}" if where else said
+        line = self.problem if not self.requirement else f"{self.problem}, {self.requirement}"
+        line = f"{where}: {line}" if where else line
         line = line.rstrip(".") + "."
-        action = self.action if self.action.endswith(("?", "!", ".")) else f"{self.action}."
-        return clean(f"{line} {action}" if self.action else line, 1000)
+        hint = self.hint if self.hint.endswith(("?", "!", ".")) else f"{self.hint}."
+        return clean(f"{line} {hint}" if self.hint else line, 1000)
 
     def line(self) -> str:
         """The line on stderr: `error[code] path:field: ...`."""
@@ -218,15 +218,15 @@ class Finding:
 
 @dataclass
 class UserError(Exception):
-    """A fault that the user can mend. `exit_code` is that of the command when nothing catches it.
+    """An error that the user can correct. `exit_code` is that of the command when nothing catches it.
 
     Readers raise it for a unit that must be quarantined; commands raise it for usage, refusals, integrity and so on.
     """
 
     code: Reason
-    text: str
-    wanted: str = ""
-    action: str = ""
+    problem: str
+    requirement: str = ""
+    hint: str = ""
     file: str | None = None
     field: str | None = None
     row: int | None = None
@@ -240,7 +240,7 @@ class UserError(Exception):
         super().__init__(self.finding.message)
 
     def __reduce__(self) -> tuple[Any, ...]:  # worker processes hand it back
-        names = ("code", "text", "wanted", "action", "file", "field", "row", "found", "expected", "exit_code", "details", "report")
+        names = ("code", "problem", "requirement", "hint", "file", "field", "row", "found", "expected", "exit_code", "details", "report")
         return (type(self), tuple(getattr(self, name) for name in names))
 
     @property
@@ -248,9 +248,9 @@ class UserError(Exception):
         """This error as a finding of level error."""
         return Finding(
             code=self.code,
-            text=self.text,
-            wanted=self.wanted,
-            action=self.action,
+            problem=self.problem,
+            requirement=self.requirement,
+            hint=self.hint,
             file=self.file,
             field=self.field,
             row=self.row,
@@ -260,3 +260,43 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return self.finding.message
+
+
+def usage_error(
+    problem: str,
+    requirement: str = "",
+    hint: str = "",
+    *,
+    code: Reason = Reason.CONFIG,
+    file: str | None = None,
+    field: str | None = None,
+    row: int | None = None,
+    found: str | None = None,
+    details: list[Finding] | None = None,
+) -> UserError:
+    """An error in what the user asked for: an option, a setting, a name (exit 2)."""
+    return UserError(code, problem, requirement, hint, file, field, row, found, exit_code=Exit.USAGE, details=details or [])
+
+
+def input_error(
+    code: Reason,
+    problem: str,
+    requirement: str = "",
+    hint: str = "",
+    *,
+    file: str | None = None,
+    field: str | None = None,
+    row: int | None = None,
+    found: str | None = None,
+    expected: str | None = None,
+    details: list[Finding] | None = None,
+) -> UserError:
+    """An error in data that cannot be used as they are (exit 4)."""
+    return UserError(code, problem, requirement, hint, file, field, row, found, expected, details=details or [])
+
+
+def integrity_error(
+    file: str | None, problem: str, requirement: str = "", hint: str = "", *, field: str | None = None, details: list[Finding] | None = None
+) -> UserError:
+    """A stored file that is damaged or was altered (exit 5)."""
+    return UserError(Reason.INTEGRITY, problem, requirement, hint, file, field, exit_code=Exit.INTEGRITY, details=details or [])

@@ -1,5 +1,33 @@
 """Heads under the name that the library API promises; the code is in `models.heads`."""
 
-from bitimely_core.models.heads import Classifier, MultiLabel, Regressor, binary_cross_entropy, cross_entropy, mean_squared_error
+from bitimely_core.models.heads import (
+    POOLS,
+    Classifier,
+    Head,
+    MultiLabel,
+    Regressor,
+    binary_cross_entropy,
+    build,
+    cross_entropy,
+    load,
+    losses,
+    mean_squared_error,
+    pool,
+    vectors,
+)
 
-__all__ = ["Classifier", "MultiLabel", "Regressor", "binary_cross_entropy", "cross_entropy", "mean_squared_error"]
+__all__ = [
+    "POOLS",
+    "Classifier",
+    "Head",
+    "MultiLabel",
+    "Regressor",
+    "binary_cross_entropy",
+    "build",
+    "cross_entropy",
+    "load",
+    "losses",
+    "mean_squared_error",
+    "pool",
+    "vectors",
+]

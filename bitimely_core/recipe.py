@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from bitimely_core.config import DataConfig, Rates, Section, Settings, merge_layers, parse_assignments, read_toml, validate
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import usage_error
 
 
 class Stage(Section):
@@ -167,13 +167,8 @@ def load_recipe(path: Path, *, honest: bool = False, changes: dict[str, Any] | N
     """
     values = read_toml(path)
     if honest and not values.get("literal"):
-        raise UserError(
-            Reason.CONFIG,
-            "no section [literal]",
-            wanted="expected one for --honest to leave out",
-            action="Leave --honest out: there is one variant",
-            file=str(path),
-            exit_code=Exit.USAGE,
+        raise usage_error(
+            "no section [literal]", "expected one for --honest to leave out", "Leave --honest out: there is one variant", file=str(path)
         )
     read = validate(Recipe, merge_layers(values, {} if honest else values.get("literal", {}), changes or {}), str(path))
     free: list[dict[str, Any]] = [{}, *(arm.set for arm in read.arm)]

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, UserError, usage_error
 
 HERE = Path(__file__).parent
 RECIPES = next(p for p in (HERE / "pipelines", HERE.parent / "pipelines") if p.is_dir())  # installed, else a checkout
@@ -73,12 +73,11 @@ class Registry(dict[str, Entry[Facts]]):
 def unknown(kind: str, name: str, known: list[str]) -> UserError:
     """The error for a name that is not known, with the closest ones."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return UserError(
-        Reason.UNKNOWN_NAME,
+    return usage_error(
         f"no {kind} is called {name!r}",
-        wanted=f"known are {', '.join(sorted(known)) or 'none yet'}",
-        action=f"Did you mean {' or '.join(close)}?" if close else "",
-        exit_code=Exit.USAGE,
+        f"known are {', '.join(sorted(known)) or 'none yet'}",
+        f"Did you mean {' or '.join(close)}?" if close else "",
+        code=Reason.UNKNOWN_NAME,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitimely_core import __version__, storage
 from bitimely_core.config import Settings, validate
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text, usage_error
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Sequences, Windows
@@ -59,20 +59,15 @@ def read_run(folder: Path) -> dict[str, Any]:
     try:
         body: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(
-            Reason.INTEGRITY,
-            f"not readable: {safe_text(str(error))}",
-            wanted="expected JSON",
-            action="Repeat the training under --force-new",
-            file=str(path),
-            exit_code=Exit.INTEGRITY,
+        raise integrity_error(
+            str(path), f"not readable: {safe_text(str(error))}", "expected JSON", "Repeat the training under --force-new"
         ) from error
     if body.get("format_version", 0) > FORMAT:
-        raise UserError(
+        raise input_error(
             Reason.UNSUPPORTED_FORMAT,
             f"format version {body.get('format_version')}",
-            wanted=f"expected at most {FORMAT}",
-            action="Use a newer bitimely",
+            f"expected at most {FORMAT}",
+            "Use a newer bitimely",
             file=str(path),
         )
     return body
@@ -82,13 +77,11 @@ def check_weights(folder: Path, body: dict[str, Any]) -> Path:
     """The model folder of a finished run, its weights compared with the hash in `run.json`. Raises UserError (integrity, exit 5)."""
     path = folder / "model" / "model.safetensors"
     if not path.is_file() or storage.sha256(path) != body["weights"]:
-        raise UserError(
-            Reason.INTEGRITY,
+        raise integrity_error(
+            str(path),
             "missing" if not path.is_file() else "differs from its hash",
-            wanted="expected the weights that the training wrote",
-            action="Restore the file, or train again under --force-new",
-            file=str(path),
-            exit_code=Exit.INTEGRITY,
+            "expected the weights that the training wrote",
+            "Restore the file, or train again under --force-new",
         )
     return folder / "model"
 
@@ -129,20 +122,19 @@ def claim_folder(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool
                     code=Reason.SETTINGS_DIFFER,
                     file=str(folder / "run.json"),
                     field=key,
-                    text=f"the run has {safe_text(flatten_compared(old).get(key))}",
-                    wanted=f"now {safe_text(flatten_compared(body).get(key))}",
+                    problem=f"the run has {safe_text(flatten_compared(old).get(key))}",
+                    requirement=f"now {safe_text(flatten_compared(body).get(key))}",
                 )
                 for key in sorted(differing)
             ]
             first, *rest = shown
-            raise UserError(
-                Reason.SETTINGS_DIFFER,
-                first.text,
-                wanted=first.wanted,
-                action="Give another --run NAME, or --force-new to replace this one",
+            raise usage_error(
+                first.problem,
+                first.requirement,
+                "Give another --run NAME, or --force-new to replace this one",
+                code=Reason.SETTINGS_DIFFER,
                 file=first.file,
                 field=first.field,
-                exit_code=Exit.USAGE,
                 details=rest,
             )
         with storage.lock(folder):
@@ -210,12 +202,10 @@ def _select_adapter(windows: Windows, body: dict[str, Any], folder: Path) -> int
     """Which adapter of the run reads `windows`. Raises UserError (config, exit 2) where none does."""
     at = find_adapter(windows, body)
     if at is None:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"{windows.name} has {'another vocabulary' if vocabulary_digest(windows) else f'{windows.channels} channels'}",
-            wanted=f"the run reads {'its own' if vocabulary_digest(windows) else ' or '.join(str(n) for n in adapter_channels(body))}",
+            f"the run reads {'its own' if vocabulary_digest(windows) else ' or '.join(str(n) for n in adapter_channels(body))}",
+            f"Fine-tune on it first: bitimely finetune {body['run']} --data {windows.name}",
             file=str(folder),
-            action=f"Fine-tune on it first: bitimely finetune {body['run']} --data {windows.name}",
-            exit_code=Exit.USAGE,
         )
     return at

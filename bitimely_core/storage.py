@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from bitimely_core.errors import Exit, Finding, Reason, UserError, clean
+from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error, integrity_error, usage_error
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
@@ -131,7 +131,7 @@ def require_space(folder: Path, need: int) -> None:
         raise UserError(
             Reason.DISK_FULL,
             f"disk full: need {bytes_text(need)}, have {bytes_text(have)}",
-            action=f"Make room. {AGAIN}",
+            hint=f"Make room. {AGAIN}",
             file=str(folder),
             exit_code=Exit.RESOURCES,
         )
@@ -148,7 +148,7 @@ def os_error(error: OSError, path: Path) -> UserError:
         code, action = Reason.RESOURCE_LIMIT, f"Raise the limit (ulimit), or use fewer --jobs. {AGAIN}"
     elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         text, action = f"cannot be written ({text})", "Choose a folder that you may write to"
-    return UserError(code, text, action=action, file=str(path), exit_code=Exit.RESOURCES)
+    return UserError(code, text, hint=action, file=str(path), exit_code=Exit.RESOURCES)
 
 
 @contextmanager
@@ -218,13 +218,7 @@ def _write(path: Path, content: Content) -> tuple[str, int]:
         os.close(fd)
     wanted = sink.total.hexdigest(), sink.size
     if digest(path) != wanted if callable(content) else not _matches(path, memoryview(content).cast("B")):
-        raise UserError(
-            Reason.INTEGRITY,
-            "what was read back differs from what was written",
-            action="Check disk and memory of this machine",
-            file=str(path),
-            exit_code=Exit.INTEGRITY,
-        )
+        raise integrity_error(str(path), "what was read back differs from what was written", hint="Check disk and memory of this machine")
     return wanted
 
 
@@ -347,13 +341,12 @@ def make_folder(path: Path) -> Path:
     Raises UserError: path_escape (exit 2) when `path` itself is a link, not_found (exit 2) when it is a file, io_error (exit 6).
     """
     if path.is_symlink():
-        raise UserError(
-            Reason.PATH_ESCAPE,
+        raise usage_error(
             "is a link",
-            wanted="results are not written through links",
-            action="Give the folder that it leads to",
+            "results are not written through links",
+            "Give the folder that it leads to",
+            code=Reason.PATH_ESCAPE,
             file=str(path),
-            exit_code=Exit.USAGE,
         )
     with _translate_errors(path):
         missing = [p for p in (path, *path.parents) if not p.exists()]
@@ -362,7 +355,7 @@ def make_folder(path: Path) -> Path:
                 os_mkdir(folder)
                 _sync(folder.parent)
     if not path.is_dir():
-        raise UserError(Reason.NOT_FOUND, "is no folder", wanted="expected a folder", file=str(path), exit_code=Exit.USAGE)
+        raise usage_error("is no folder", "expected a folder", code=Reason.NOT_FOUND, file=str(path))
     return path
 
 
@@ -451,7 +444,7 @@ def _locked_error(path: Path, action: str) -> UserError:
         text = f"in use by process {int(holder['pid'])} on {clean(str(holder['host']), 80)} since {clean(str(holder['since']), 40)}"
     except (OSError, ValueError, KeyError, TypeError):
         text = "in use by another process"
-    return UserError(Reason.LOCKED, text, action=action, file=str(path), exit_code=Exit.LOCKED)
+    return UserError(Reason.LOCKED, text, hint=action, file=str(path), exit_code=Exit.LOCKED)
 
 
 # ---- the manifest
@@ -477,7 +470,7 @@ def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]]
     whole["manifest_sha256"] = fingerprint(whole)
     for name, facts in files.items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != facts["size"]:
-            raise damage_error(Finding(code=Reason.INTEGRITY, text="is not as it was written", file=str(folder / name), action=AGAIN))
+            raise damage_error(Finding(code=Reason.INTEGRITY, problem="is not as it was written", file=str(folder / name), hint=AGAIN))
     path = folder / MANIFEST
     with _temporary(path) as temporary:
         _write(temporary, canonical(whole) + b"\n")
@@ -486,8 +479,8 @@ def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]]
             raise UserError(
                 Reason.LOCKED,
                 f"generation {found} was published meanwhile",
-                wanted=f"expected {generation - 1}",
-                action=AGAIN,
+                f"expected {generation - 1}",
+                AGAIN,
                 file=str(path),
                 exit_code=Exit.LOCKED,
             )
@@ -523,7 +516,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise os_error(error, path) from error
         code, text = (Reason.INCOMPLETE, "incomplete: no manifest.json") if folder.is_dir() else (Reason.NOT_FOUND, "no such folder")
-        raise UserError(code, text, action="Run the command that makes it; finished parts are kept", file=str(folder)) from error
+        raise input_error(code, text, hint="Run the command that makes it; finished parts are kept", file=str(folder)) from error
     try:
         body = json.loads(raw)
         whole = isinstance(body["files"], dict) and isinstance(body["generation"], int) and canonical(body) + b"\n" == raw
@@ -532,7 +525,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         whole = False
     if not whole:
         raise damage_error(
-            Finding(code=Reason.INTEGRITY, text="differs from its own checksum", file=str(path), action="Make it again, or restore a copy")
+            Finding(code=Reason.INTEGRITY, problem="differs from its own checksum", file=str(path), hint="Make it again, or restore a copy")
         )
     return body
 
@@ -547,7 +540,7 @@ def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding
     path = folder / name
 
     def differs(text: str, wanted: str) -> Finding:
-        return Finding(code=Reason.INTEGRITY, text=text, wanted=wanted, action="Make it again, or restore a copy", file=str(path))
+        return Finding(code=Reason.INTEGRITY, problem=text, requirement=wanted, hint="Make it again, or restore a copy", file=str(path))
 
     if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
         return differs("leaves the folder", "expected a name inside of it")
@@ -579,7 +572,7 @@ def check_files(folder: Path, manifest: dict[str, Any], names: Iterable[str] | N
 def damage_error(first: Finding, *others: Finding) -> UserError:
     """What `damage` found as one error (integrity, exit 5)."""
     return UserError(
-        first.code, first.text, wanted=first.wanted, action=first.action, file=first.file, exit_code=Exit.INTEGRITY, details=list(others)
+        first.code, first.problem, first.requirement, first.hint, file=first.file, details=list(others), exit_code=Exit.INTEGRITY
     )
 
 

@@ -25,7 +25,7 @@ import pytest
 
 from bitimely_core import cache, registry, storage
 from bitimely_core.cache import quality, shards, units
-from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.formats.source import Source
 from bitimely_core.types import Annotation, Record, Records, Rows, Signal, Unit
 
@@ -47,7 +47,7 @@ def read_toy(path: Path, gain: float) -> Record | Records:
     body = json.loads(path.read_bytes())
     fault = body.get("fault")
     if fault == "header":
-        raise UserError(Reason.HEADER_BYTES, "found 1024", wanted="expected 2048", file=str(path), field="header_bytes")
+        raise input_error(Reason.HEADER_BYTES, "found 1024", "expected 2048", file=str(path), field="header_bytes")
     if fault == "memory":
         raise MemoryError
     if fault == "bug":
@@ -74,7 +74,7 @@ def read_toy(path: Path, gain: float) -> Record | Records:
             Record(recording_id=f"{path.stem}/{i}", subject_id=f"s{i}", signals=signals[:1], attributes={"label": i}) for i in range(3)
         ]
         return Records(records=parts, rows=[lost])
-    findings = [Finding(code=Reason.CLIPPED, level="warning", text="80 % at the rail", file=path.name)] if fault == "warn" else []
+    findings = [Finding(code=Reason.CLIPPED, level="warning", problem="80 % at the rail", file=path.name)] if fault == "warn" else []
     return Record(
         recording_id=path.stem,
         subject_id=path.stem[:2],
@@ -90,14 +90,14 @@ def toy(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Findi
     """Recordings described by JSON files."""
     assert source is not None
     if "refuse" in source.files:
-        raise UserError(Reason.SCHEMA_MISMATCH, "train and test differ", file="refuse")
+        raise input_error(Reason.SCHEMA_MISMATCH, "train and test differ", file="refuse")
     for name in source.files:
         if name.endswith(".json"):
             yield Unit(name=name[:-5], files=(name,), read=functools.partial(read_toy, source.path(name), options["gain"]))
         elif name.endswith(".csv"):
             yield Rows(file=name, seen=5, dropped={"duplicates": 1})
         elif name != "SHA256SUMS.txt":
-            yield Finding(code=Reason.FILE_NAME, level="warning", text="belongs to no unit", file=name)
+            yield Finding(code=Reason.FILE_NAME, level="warning", problem="belongs to no unit", file=name)
 
 
 @pytest.fixture(autouse=True)

@@ -84,12 +84,9 @@ def files(home: Path) -> dict[str, bytes]:
 KILLED = """
 import os, signal, sys
 from bitimely_core import cache
-from bitimely_core.cache import claims
-from bitimely_core.claims.ingest import first
-from bitimely_core.datasets import synthetic_claims
-from bitimely_core.claims.build import building, cleaning
+from bitimely_core.claims import clean, ingest, pass1_clean, steps, synthetic
 from bitimely_core.formats import tables
-tables.BLOCK, first.STRETCH, claims.SHARD_BYTES = {small}
+tables.BLOCK, pass1_clean.STRETCH, ingest.SHARD_BYTES = {small}
 home, name, after, dataset, source, out, options = {what}
 function, left = getattr(home, name), [after]
 def until(*args, **kwargs):
@@ -110,7 +107,7 @@ def killed(home: str, name: str, after: int, dataset: str, source: Path | None, 
     assert process.returncode == -9, process.stderr
 
 
-@pytest.mark.parametrize(("home", "name", "after"), [("cleaning", "clean", 5), ("building", "label", 2)])
+@pytest.mark.parametrize(("home", "name", "after"), [("clean", "clean", 5), ("steps", "label", 2)])
 def test_a_killed_ingest_goes_on_and_gives_the_same_bytes(
     raw: Path, small: None, counted: Counter[str], home: str, name: str, after: int
 ) -> None:
@@ -139,7 +136,7 @@ def test_a_killed_ingest_goes_on_and_gives_the_same_bytes(
 @pytest.mark.parametrize("changed", ["source", "options", "key", "force_new"])
 def test_what_is_stale_is_thrown_away(raw: Path, small: None, counted: Counter[str], changed: str) -> None:
     out = raw.parent / "killed" / "cache" / "pophr"
-    killed("building", "label", 2, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
+    killed("steps", "label", 2, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
     before = set((out / ".parts").iterdir())
     given: dict[str, Any] = {"options": {}}
     if changed == "source":
@@ -190,7 +187,7 @@ def test_made_claims_are_not_made_again(tmp_path: Path, counted: Counter[str], m
     options = {"subjects": 120, "seed": 2}
     out = tmp_path / "killed" / "cache" / "synthetic-claims"
     (tmp_path / "whole").mkdir()
-    killed("building", "label", 2, "synthetic-claims", None, out, options)
+    killed("steps", "label", 2, "synthetic-claims", None, out, options)
     (tmp_path / "whole" / "id.key").write_bytes((tmp_path / "killed" / "id.key").read_bytes())
     monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
     cache.ingest("synthetic-claims", None, out, options=options)
@@ -201,7 +198,7 @@ def test_made_claims_are_not_made_again(tmp_path: Path, counted: Counter[str], m
     cache.ingest("synthetic-claims", None, other, options=options)
     assert counted["write"] == 1
     assert files(out) == files(other)
-    killed("building", "label", 1, "synthetic-claims", None, tmp_path / "third", options)
+    killed("steps", "label", 1, "synthetic-claims", None, tmp_path / "third", options)
     cache.ingest("synthetic-claims", None, tmp_path / "third", options={**options, "seed": 3})
     assert counted["write"] == 2, "another seed is another cohort"
 

@@ -201,7 +201,7 @@ def test_stopped_and_continued_together_is_the_same_bit_for_bit(forge: Forge, tm
     [
         ("failing", Exit.RESOURCES, "out of memory at batch 1"),
         ("unlike", Exit.REFUSED, "non-finite loss"),
-        ("broken", Exit.BUG, "another process"),
+        ("broken", Exit.INTERNAL_ERROR, "another process"),
     ],
 )
 def test_a_fault_of_one_process_is_told_by_all(objective: str, code: Exit, words: str, forge: Forge, tmp_path: Path) -> None:
@@ -233,9 +233,9 @@ if sys.argv[1] == "die" and rank == "0":
 """
 LAUNCHER = """
 import sys
-from bitimely_core import train
+from bitimely_core.training import distributed
 for arguments in sys.argv[1:]:
-    code = train.launch(arguments.split(), 2, module="started")
+    code = distributed.launch(arguments.split(), 2, module="started")
     print("exit", code, flush=True)
 """
 

@@ -1,4 +1,4 @@
-"""Documentation that cannot drift: verbs, the file index, links, the command line reference, recipes, examples."""
+"""Documentation that cannot drift: verbs, links, the command line reference, recipes, examples."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ def commands() -> dict[str, Any]:
 
 def test_every_verb_is_in_the_readme() -> None:
     assert [name for name in commands() if not re.search(rf"(?:bitimely|make) {name}\b", README)] == []
-
-
-def test_the_file_index_of_the_readme_is_the_tree() -> None:
-    assert generate.file_index() in README, "run: python docs/generate.py"
 
 
 def test_the_command_line_reference_is_what_typer_says() -> None:

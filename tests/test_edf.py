@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import located, scan
 from bitimely_core.types import Annotation
@@ -404,7 +404,7 @@ def test_malformed_lists_are_refused(block: bytes) -> None:
     with pytest.raises(UserError) as caught:
         edf.parse_tals(block)
     assert caught.value.code == Reason.ANNOTATION_SYNTAX
-    assert "text" not in caught.value.text
+    assert "text" not in caught.value.problem
 
 
 def test_lists_as_the_standard_has_them() -> None:
@@ -599,7 +599,7 @@ def test_what_is_no_folder(tmp_path: Path) -> None:
 
 def test_errors_name_the_file_of_their_block() -> None:
     with pytest.raises(UserError) as caught, located("sub/x.edf"):
-        raise UserError(Reason.NOT_EDF, "is something else")
+        raise input_error(Reason.NOT_EDF, "is something else")
     assert str(caught.value) == "sub/x.edf: is something else."
 
 

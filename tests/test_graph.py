@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.pipeline import graph
 from bitimely_core.pipeline.graph import Node
 
@@ -32,7 +32,7 @@ class Workplace:
     ) -> Node:
         def call(_: graph.States) -> Mapping[str, Any]:
             if label in self.broken:
-                raise UserError(Reason.CONFIG, f"{label} is broken", exit_code=Exit.REFUSED)
+                raise input_error(Reason.CONFIG, f"{label} is broken")
             time.sleep(wait)
             self.ran.append(label)
             (self.folder / f"{label}.json").write_text(f"{label} {len(self.ran) if label == 'clock' else ''}")
@@ -154,7 +154,7 @@ def test_a_bug_costs_one_stage_and_says_where_without_values(work: Workplace) ->
 
     nodes = {"a": Node(label="a", settings={}, call=bug, made=work.folder / "a.json"), "b": work.node("b")}
     states = graph.execute(nodes, work.folder / "stages")
-    assert (states["a"]["state"], states["a"]["exit_code"], states["b"]["state"]) == ("failed", Exit.BUG, "done")
+    assert (states["a"]["state"], states["a"]["exit_code"], states["b"]["state"]) == ("failed", Exit.INTERNAL_ERROR, "done")
     written = (work.folder / "stages" / nodes["a"].key / "stage.json").read_text()
     assert "test_graph.py" in written
     assert "KeyError" in states["a"]["detail"]

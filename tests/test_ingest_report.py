@@ -167,7 +167,7 @@ def test_a_page_that_fails_is_a_warning_and_the_cache_is_there(raw: Path, tmp_pa
     said: list[Finding] = []
     found = workflows.ingest("edf", raw, out, said=said.append)
     assert (found["status"], found["generation"]) == ("published", 2)
-    assert [(fault.level, fault.text) for fault in said] == [("warning", "the page could not be written (ZeroDivisionError)")]
+    assert [(fault.level, fault.problem) for fault in said] == [("warning", "the page could not be written (ZeroDivisionError)")]
     assert not (out / "report.html").exists(), "the former page would show another ingest"
     assert workflows.ingest("edf", raw, out) == found, "also without anyone who listens"
 

@@ -155,7 +155,7 @@ def test_a_constant_lead_is_told(tmp_path: Path) -> None:
     record(folder / "records100/00000/00001_lr", flat="V3")
     (finding,) = Found(folder).records["1"].findings
     assert (finding.code, finding.level) == ("flat_channel", "warning")
-    assert "V3" in finding.text
+    assert "V3" in finding.problem
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_labels_follow_the_official_example_and_unknown_statements_are_counted(t
     assert (unknown.count, unknown.examples) == (1, ("XYZ",))
     (zero,) = [finding for finding in found.findings if finding.code == "metadata" and finding.level == "info"]
     assert zero.count == 1
-    assert {finding.text.rsplit(" ", 1)[1] for finding in found.findings if finding.code == "class_missing"} == {
+    assert {finding.problem.rsplit(" ", 1)[1] for finding in found.findings if finding.code == "class_missing"} == {
         "train",
         "validation",
         "test",
@@ -311,7 +311,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         Found(layout(tmp_path, [row(1)], columns=COLUMNS[:-3]))
     assert caught.value.code == "schema"
-    assert "strat_fold" in caught.value.text
+    assert "strat_fold" in caught.value.problem
 
 
 # --- the real sample

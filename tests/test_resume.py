@@ -122,8 +122,8 @@ def test_a_signal_ends_the_step_saves_and_tells(number: int, code: Exit, at: int
     with pytest.raises(UserError) as stopped:
         run(tmp_path, stopping(at, lambda: os.kill(os.getpid(), number)))
     assert (stopped.value.code, stopped.value.exit_code) == (Reason.INTERRUPTED, code)
-    assert f"after step {at} of 12" in stopped.value.text
-    assert "same command" in stopped.value.action
+    assert f"after step {at} of 12" in stopped.value.problem
+    assert "same command" in stopped.value.hint
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     saved = loop.latest(tmp_path)
     assert saved is not None
@@ -286,7 +286,7 @@ def child_with_little_memory(folder: str, at: int) -> int:
     try:
         run(Path(folder), stopping(at, greedy), checkpoint_every=2)
     except UserError as error:
-        return int(error.exit_code) if "--batch-size 2" in error.action and f"batch {at}" in error.text else 1
+        return int(error.exit_code) if "--batch-size 2" in error.hint and f"batch {at}" in error.problem else 1
     return 0
 
 
@@ -532,7 +532,7 @@ def test_nothing_but_damage_is_exit_5_and_changes_nothing(stopped: Path) -> None
     with pytest.raises(UserError) as refused:
         run(stopped)
     assert (refused.value.code, refused.value.exit_code) == (Reason.INTEGRITY, Exit.INTEGRITY)
-    assert "--force-new" in refused.value.action
+    assert "--force-new" in refused.value.hint
     assert len(refused.value.details) == 2
     assert sorted(path.relative_to(stopped) for path in stopped.rglob("*")) == before
     with pytest.raises(UserError):
@@ -636,7 +636,7 @@ def test_another_identity_is_refused_with_its_keys(changes: dict[str, Any], diff
         run(stopped, model=model, **changes)
     assert (refused.value.code, refused.value.exit_code) == (Reason.SETTINGS_DIFFER, Exit.USAGE)
     assert keys(refused.value) == differing
-    assert all(key in refused.value.text for key in differing)
+    assert all(key in refused.value.problem for key in differing)
     assert same(weights(model), before)
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != ".lock"} == files
 
@@ -656,7 +656,7 @@ def test_other_shapes_are_refused_with_their_keys(stopped: Path) -> None:
     found = keys(refused.value)
     assert {"extra", "enter.weight", "leave.weight", "norm.bias"} <= set(found)
     assert "leave.bias" not in found
-    assert any("nothing" in finding.text for finding in refused.value.details)
+    assert any("nothing" in finding.problem for finding in refused.value.details)
 
 
 def test_an_empty_folder_of_checkpoints_starts_anew(straight: Any, tmp_path: Path) -> None:

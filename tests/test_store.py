@@ -224,7 +224,7 @@ def test_sweep_removes_what_dead_runs_left_and_nothing_else(tmp_path: Path) -> N
 
 # ---- the lock
 
-HOLD = "import sys, time\nfrom pathlib import Path\nfrom bitimely_core import store\nwith store.lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
+HOLD = "import sys, time\nfrom pathlib import Path\nfrom bitimely_core import storage\nwith storage.lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
 
 
 def take(folder: Path, wait: float = 0.0) -> int | None:

@@ -165,4 +165,4 @@ def test_the_widths_of_the_table_are_refused_with_their_size(name, millions):
     with pytest.raises(UserError, match=f"{millions:,} million parameters") as caught:
         models.build("timesnet", preset=name, **table)
     assert caught.value.exit_code == 2
-    assert "--budget matched" in caught.value.finding.action
+    assert "--budget matched" in caught.value.finding.hint

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bitimely_core.config import TrainConfig, validate
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.training import checkpoints, loop
 from bitimely_core.training.devices import select_device
 from bitimely_core.training.estimate import estimate
@@ -295,8 +295,8 @@ def test_a_batch_that_is_not_finite_stops_at_its_step_and_is_named(tmp_path: Any
     rows = next(batch.index for at, batch in enumerate(batches(0)) if at + 1 == first)
     assert rows is not None
     assert stopped.value.code is Reason.NON_FINITE_LOSS
-    assert f"step {first}, batch rows {', '.join(map(str, rows.tolist()))}" in stopped.value.text
-    assert f"not finite in rows {int(bad.index[1])}" in stopped.value.text
+    assert f"step {first}, batch rows {', '.join(map(str, rows.tolist()))}" in stopped.value.problem
+    assert f"not finite in rows {int(bad.index[1])}" in stopped.value.problem
     former = loop.latest(tmp_path)
     assert (0 if former is None else former.step) == first - 1
 
@@ -317,7 +317,7 @@ def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) ->
     with pytest.raises(UserError) as stopped:
         loop.fit(Tiny(), Rows(), squares, epochs=20, lr=1e6, folder=tmp_path, config=config(checkpoint_every=1, warmup=0.0))
     assert stopped.value.code is Reason.NON_FINITE_LOSS
-    assert "step" in stopped.value.text
+    assert "step" in stopped.value.problem
     former = loop.latest(tmp_path)
     assert former is not None
     assert checkpoints.all_finite(checkpoints.load_tensors(former, "model"))
@@ -340,8 +340,8 @@ def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_
     with pytest.raises(UserError) as stopped:
         loop.fit(Tiny(), Rows(), greedy, folder=tmp_path, config=config(checkpoint_every=2))
     assert (stopped.value.code, stopped.value.exit_code) == (Reason.RESOURCE_LIMIT, Exit.RESOURCES)
-    assert "out of memory at batch 5" in stopped.value.text
-    assert "--batch-size 2" in stopped.value.action
+    assert "out of memory at batch 5" in stopped.value.problem
+    assert "--batch-size 2" in stopped.value.hint
     former = loop.latest(tmp_path)
     assert former is not None
     assert former.step == 4
@@ -372,8 +372,8 @@ def test_parts_of_a_batch_are_said_to_have_its_gradient_only_where_they_have(nam
     assert torch.allclose(whole, divided, rtol=1e-3, atol=1e-5) == alike
     told = out_of_memory_error(MemoryError(), Rows(), config(), 1, alike=is_divisible(model, objective))
     assert told is not None
-    assert "--accumulate 2" in told.action
-    assert ("same gradient" in told.action) == alike
+    assert "--accumulate 2" in told.hint
+    assert ("same gradient" in told.hint) == alike
 
 
 @pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), ZeroDivisionError()])
@@ -390,8 +390,8 @@ def test_memory_that_is_exhausted_while_the_scale_is_measured(fault: Exception, 
         loop.fit(model, Rows(), squares, config=config())
     if isinstance(stopped.value, UserError):
         assert stopped.value.exit_code == Exit.RESOURCES
-        assert "out of memory at batch 1" in stopped.value.text
-        assert "--batch-size 2" in stopped.value.action
+        assert "out of memory at batch 1" in stopped.value.problem
+        assert "--batch-size 2" in stopped.value.hint
 
 
 def test_other_exceptions_pass_through() -> None:
@@ -541,7 +541,7 @@ def test_reading_ahead_keeps_order_errors_and_ends(monkeypatch: pytest.MonkeyPat
 
     def broken() -> Iterator[Batch]:
         yield next(batches(0))
-        raise UserError(Reason.INTEGRITY, "damaged")
+        raise input_error(Reason.INTEGRITY, "damaged")
 
     stream = loop._prefetch(broken(), gpu)
     next(stream)

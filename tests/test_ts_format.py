@@ -150,7 +150,7 @@ def test_unknown_keys_are_one_warning(tmp_path: Path) -> None:
     header, _, _ = read(written(tmp_path, text(head=[*HEAD, "@colour blue", *["@shape round"] * 40_000])))
     (found,) = header.findings
     assert (str(found.code), found.level, found.count) == ("header_syntax", "warning", 40_001)
-    assert "'@colour' in line 8" in found.text
+    assert "'@colour' in line 8" in found.problem
 
 
 def test_thousands_of_classes_take_linear_time(tmp_path: Path, seconds: Callable[[Callable[[], object]], float]) -> None:

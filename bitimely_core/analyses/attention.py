@@ -38,7 +38,7 @@ from bitimely_core.analyses.regions import (
     spread,
     told_apart,
 )
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import UserError, usage_error
 from bitimely_core.models.stack import Attention, Retention
 from bitimely_core.ops.retention import decay_matrix
 from bitimely_core.ops.rotary import rotate
@@ -109,12 +109,10 @@ def _mapped(model: nn.Module, batch: Batch) -> Encoded:
     wide = batch._replace(**{name: part.double() for name, part in _given(batch) if part.is_floating_point()})
     encoded: Encoded = model(wide, attention=True)
     if encoded.attention is None:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"{getattr(getattr(model, 'config', None), 'name', 'the model')} has no attention maps",
-            wanted="expected a model with retention or attention layers",
-            action="`bitimely list models` says which have them",
-            exit_code=Exit.USAGE,
+            "expected a model with retention or attention layers",
+            "`bitimely list models` says which have them",
         )
     return encoded
 
@@ -274,9 +272,7 @@ def attention(
         UserError: config (exit 2) for a model without maps, half a region or --shapelets that fit no window; no_input without windows.
     """
     if (start is None) != (stop is None):
-        raise UserError(
-            Reason.CONFIG, "half a region", wanted="--start goes with --stop, in seconds", field="--start", exit_code=Exit.USAGE
-        )
+        raise usage_error("half a region", "--start goes with --stop, in seconds", field="--start")
     region, told = (None, []) if start is not None else _region(runs, windows, shapelets, lengths, seed, progress)
     summary: dict[str, Any] = {}
     rows: list[list[Any]] = []
@@ -358,15 +354,13 @@ def _region(
     source = runs[0].windows
     try:
         if not hasattr(source, "channel_names") or len({run.windows.fingerprint for run in runs}) > 1:
-            raise UserError(
-                Reason.CONFIG, "the runs do not all read the same windows of signals", field="--shapelets", exit_code=Exit.USAGE
-            )
+            raise usage_error("the runs do not all read the same windows of signals", field="--shapelets")
         stretches, but, chance = known(source, folder, lengths, seed, progress)
         chosen = present(source, stretches, count, seed, but)
     except UserError as error:
         if folder:
             raise
-        return None, [f"Nothing is said about shapelets: {error.text}{f' ({error.wanted})' if error.wanted else ''}."]
+        return None, [f"Nothing is said about shapelets: {error.problem}{f' ({error.requirement})' if error.requirement else ''}."]
     values = data.collate(source, chosen.rows).values.double().numpy()
     loud = ratios(loudness(values, source, stretches, chosen), chosen.start, chosen.length)
     subjects = len(set(chosen.subjects.tolist()))
@@ -548,9 +542,7 @@ def inside(share: Array, start: float, stop: float, rate: float) -> dict[str, fl
     """
     a, b = (int(np.clip(round(t * rate), 0, len(share))) for t in (start, stop))
     if a >= b:
-        raise UserError(
-            Reason.CONFIG, f"{start:g} to {stop:g} s", wanted="expected a region inside the window", field="--start", exit_code=Exit.USAGE
-        )
+        raise usage_error(f"{start:g} to {stop:g} s", "expected a region inside the window", field="--start")
     sums = np.concatenate([[0.0], np.cumsum(share)])
     everywhere = sums[b - a :] - sums[: len(sums) - (b - a)]
     got, length = float(sums[b] - sums[a]), (b - a) / len(share)

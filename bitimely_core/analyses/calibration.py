@@ -20,7 +20,7 @@ import torch
 
 from bitimely_core import data, evaluate
 from bitimely_core.analyses import features
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.types import Progress
@@ -189,20 +189,15 @@ def calibration(
     windows = features.labelled(run, "calibration")
     head: Any = run.head
     if head is None:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"{run.name} was only pre-trained",
-            wanted="expected a fine-tuned run, which predicts labels",
-            action=f"Run: bitimely finetune {run.name} --data {windows.dataset}" + (f"/{windows.view}" if windows.view else ""),
-            exit_code=Exit.USAGE,
+            "expected a fine-tuned run, which predicts labels",
+            f"Run: bitimely finetune {run.name} --data {windows.dataset}" + (f"/{windows.view}" if windows.view else ""),
         )
     rows = {split: features.drawn(windows, split, sequences, seed) for split in ("validation", "test")}
     if not len(rows["test"]):
-        raise UserError(
-            Reason.NO_INPUT,
-            f"{windows.name} has no test rows",
-            wanted="predictions are judged on the test split",
-            action="Tokenize more subjects",
+        raise input_error(
+            Reason.NO_INPUT, f"{windows.name} has no test rows", "predictions are judged on the test split", "Tokenize more subjects"
         )
     prediction = {split: predicted(head, windows, at, progress, f"predict {split}") for split, at in rows.items()}
     target = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}

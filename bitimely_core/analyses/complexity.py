@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from bitimely_core import models as building
 from bitimely_core.config import ModelConfig, build_model_config
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import safe_text, usage_error
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.ops.retention import retention
 from bitimely_core.page import Figure, Page, Table
@@ -222,7 +222,7 @@ def complexity(
     """
     numbers = _lengths(lengths)
     if rounds < 1:
-        raise UserError(Reason.CONFIG, f"{rounds} rounds", wanted="expected at least 1", field="--rounds", exit_code=Exit.USAGE)
+        raise usage_error(f"{rounds} rounds", "expected at least 1", field="--rounds")
     config, name = _config(runs, model, preset)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -253,13 +253,11 @@ def _lengths(text: str) -> list[int]:
     except ValueError:
         numbers = []
     if len(numbers) < 2 or numbers != sorted(set(numbers)) or numbers[0] < 8:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"lengths {safe_text(str(text))}",
-            wanted="expected two or more ascending numbers of tokens from 8 on",
-            action="For example --lengths 128,256,512",
+            "expected two or more ascending numbers of tokens from 8 on",
+            "For example --lengths 128,256,512",
             field="--lengths",
-            exit_code=Exit.USAGE,
         )
     return numbers
 
@@ -267,7 +265,7 @@ def _lengths(text: str) -> list[int]:
 def _config(runs: list[LoadedRun] | None, model: str, preset: str) -> tuple[ModelConfig, str]:
     if runs:
         if len(runs) > 1:
-            raise UserError(Reason.CONFIG, f"{len(runs)} runs", wanted="complexity takes one", exit_code=Exit.USAGE)
+            raise usage_error(f"{len(runs)} runs", "complexity takes one")
         config: Any = runs[0].model.config
         return config, runs[0].name
     entry = models[model]

@@ -20,7 +20,7 @@ from bitimely_core import evaluate
 from bitimely_core.analyses import features
 from bitimely_core.analyses.features import Cell
 from bitimely_core.analyses.regions import held_out
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import extract_simple_features, standardise
 from bitimely_core.models.heads import POOLS
 from bitimely_core.page import Figure, Page, Table
@@ -200,22 +200,14 @@ def embedding(
     windows = features.labelled(run, "embedding")
     rows, split = held_out(windows, sequences, seed)
     if len(rows) < 3:
-        raise UserError(
-            Reason.NO_INPUT, f"{len(rows)} rows in the {split} split", wanted="expected at least 3", action="Tokenize more subjects"
-        )
+        raise input_error(Reason.NO_INPUT, f"{len(rows)} rows in the {split} split", "expected at least 3", "Tokenize more subjects")
     if readout and readout not in POOLS:
         raise unknown("readout", readout, list(POOLS))
     own = features.default_cell(run)
     cell = Cell(readout or own.readout, layers if readout or layers != "last" else own.layers)
     depth = int(run.model.config.layers)  # type: ignore[union-attr, arg-type]
     if layers not in {"last", "last-two"} and not (layers.isdigit() and 1 <= int(layers) <= depth):
-        raise UserError(
-            Reason.CONFIG,
-            f"layers {layers[:20]!r}",
-            wanted=f"expected last, last-two or 1 to {depth}",
-            field="--layers",
-            exit_code=Exit.USAGE,
-        )
+        raise usage_error(f"layers {layers[:20]!r}", f"expected last, last-two or 1 to {depth}", field="--layers")
     group, names, about = _groups(windows, rows, label)
     counted = group == 1 if windows.task == "multilabel" else None
     units, n_units = features.numbered(windows.whole_index["subject_id"].to_numpy()[rows], seed)

@@ -14,7 +14,7 @@ import torch
 
 from bitimely_core import data, evaluate
 from bitimely_core.analyses.attention import facts_of, notices_of, untrained
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import UserError, usage_error
 from bitimely_core.models.heads import POOLS, over_channels, pool
 from bitimely_core.registry import models, unknown
 from bitimely_core.types import Progress
@@ -55,13 +55,11 @@ class Cell(NamedTuple):
 def labelled(run: LoadedRun, kind: str) -> Windows:
     """The windows of a run with labels. Raises UserError (config, exit 2) where they have none."""
     if run.windows.task == "none":
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"{run.windows.name} has no labels",
-            wanted="expected a labelled view",
-            action=f"Name one: bitimely analyze {kind} {run.name} --data synthetic/staging",
+            "expected a labelled view",
+            f"Name one: bitimely analyze {kind} {run.name} --data synthetic/staging",
             field="--data",
-            exit_code=Exit.USAGE,
         )
     return run.windows
 

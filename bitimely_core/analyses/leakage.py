@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 from bitimely_core import models as building
 from bitimely_core import objectives
 from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, build_model_config, validate
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import usage_error
 from bitimely_core.models import Model
 from bitimely_core.models.tokenizers import FIRST, IGNORE
 from bitimely_core.objectives import Objective
@@ -122,7 +122,7 @@ def _subject(runs: list[LoadedRun] | None, model: str, objective: str | None, pr
     """Settings, stamp and name of what is examined."""
     if runs:
         if len(runs) > 1:
-            raise UserError(Reason.CONFIG, f"{len(runs)} runs", wanted="leakage takes one", exit_code=Exit.USAGE)
+            raise usage_error(f"{len(runs)} runs", "leakage takes one")
         run = runs[0]
         stored = run.settings.get("settings", run.settings)
         settings = validate(Settings, {key: value for key, value in stored.items() if key in Settings.model_fields and key != "finetune"})

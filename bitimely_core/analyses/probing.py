@@ -22,7 +22,7 @@ from bitimely_core import evaluate
 from bitimely_core.analyses import features
 from bitimely_core.analyses.calibration import predicted
 from bitimely_core.analyses.features import Cell
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_probe
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses
@@ -81,11 +81,11 @@ def probing(
     rows = {split: features.drawn(windows, split, sequences, seed) for split in ("train", "validation", "test")}
     for split in ("train", "test"):
         if not len(rows[split]):
-            raise UserError(
+            raise input_error(
                 Reason.NO_INPUT,
                 f"{windows.name} has no {split} rows",
-                wanted="a probe is fitted on the training split and scored on the test split",
-                action="Tokenize more subjects",
+                "a probe is fitted on the training split and scored on the test split",
+                "Tokenize more subjects",
             )
     y = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
     named = None if readouts == "all" else [name.strip() for name in readouts.split(",")]
@@ -137,14 +137,12 @@ def _comparable(runs: list[LoadedRun]) -> None:
     for run in runs[1:]:
         if run.windows.fingerprint != runs[0].windows.fingerprint:
             wanted = f"expected those of {runs[0].name}"
-            raise UserError(Reason.CONFIG, f"{run.name} reads other windows", wanted=wanted, field="--data", exit_code=Exit.USAGE)
+            raise usage_error(f"{run.name} reads other windows", wanted, field="--data")
         if run.head is None:
-            raise UserError(
-                Reason.CONFIG,
+            raise usage_error(
                 f"{run.name} was only pre-trained",
-                wanted="the first run is probed, the others are fine-tuned ones to hold beside it",
-                action=f"Probe it by itself: bitimely analyze probing {run.name}",
-                exit_code=Exit.USAGE,
+                "the first run is probed, the others are fine-tuned ones to hold beside it",
+                f"Probe it by itself: bitimely analyze probing {run.name}",
             )
 
 

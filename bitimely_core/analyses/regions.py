@@ -18,7 +18,7 @@ import torch
 
 from bitimely_core import evaluate
 from bitimely_core.analyses.shapelets import Shapelet, distances, mine, read, seconds
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.page import Figure
 from bitimely_core.types import Progress
 
@@ -49,7 +49,7 @@ def held_out(windows: Windows, count: int, seed: int) -> tuple[npt.NDArray[np.in
         rows = windows[split].rows
         if len(rows):
             return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False)), split
-    raise UserError(Reason.NO_INPUT, f"{windows.name} has no windows", action="Tokenize it again with a shorter --window")
+    raise input_error(Reason.NO_INPUT, f"{windows.name} has no windows", hint="Tokenize it again with a shorter --window")
 
 
 def known(windows: Windows, folder: str, lengths: str, seed: int, progress: Progress | None) -> tuple[list[Shapelet], Ints, float | None]:
@@ -65,13 +65,11 @@ def known(windows: Windows, folder: str, lengths: str, seed: int, progress: Prog
         found = read(folder)
         return found, np.array([one.window for one in found], np.int64), None
     if windows.task != "classification":
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"{windows.name} has no classes",
-            wanted="shapelets tell classes apart",
-            action="Give --data a view with classes, or --shapelets a report of analyze shapelets",
+            "shapelets tell classes apart",
+            "Give --data a view with classes, or --shapelets a report of analyze shapelets",
             field="--data",
-            exit_code=Exit.USAGE,
         )
     mined = mine(windows, lengths=seconds(lengths), permutations=99, seed=seed, progress=progress)
     return mined.shapelets, mined.drawn.rows, mined.shapelets[0].p
@@ -108,12 +106,8 @@ def present(windows: Windows, found: Sequence[Shapelet], count: int, seed: int, 
     names = list(windows.channel_names)
     fitting = [k for k, one in enumerate(found) if one.channel in names and one.rate == windows.rate and len(one.values) <= windows.length]
     if not fitting:
-        raise UserError(
-            Reason.CONFIG,
-            f"no shapelet is of a channel of {windows.name} at {windows.rate:g} Hz",
-            wanted=f"known are {', '.join(names)}",
-            field="--shapelets",
-            exit_code=Exit.USAGE,
+        raise usage_error(
+            f"no shapelet is of a channel of {windows.name} at {windows.rate:g} Hz", f"known are {', '.join(names)}", field="--shapelets"
         )
     pool, split = held_out(windows, POOL * count, seed)
     pool = pool[~np.isin(pool, but)]
@@ -122,7 +116,7 @@ def present(windows: Windows, found: Sequence[Shapelet], count: int, seed: int, 
         whole = parts["mask"].reshape(len(pool), -1).all(1)
         pool, parts = pool[whole], {"values": parts["values"][whole]}
     if not len(pool):
-        raise UserError(Reason.NO_INPUT, f"{windows.name} has no windows that the shapelets were not mined from")
+        raise input_error(Reason.NO_INPUT, f"{windows.name} has no windows that the shapelets were not mined from")
     values = torch.from_numpy(np.ascontiguousarray(parts["values"]))
     rank, places, apart = (np.full((len(found), len(pool)), fill) for fill in (np.inf, -1.0, np.inf))
     for k in fitting:

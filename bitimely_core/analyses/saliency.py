@@ -44,7 +44,7 @@ from bitimely_core.analyses.regions import (
 )
 from bitimely_core.analyses.shapelets import Shapelet, named
 from bitimely_core.config import ObjectiveConfig, validate
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import UserError, usage_error
 from bitimely_core.models import heads
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses
@@ -352,7 +352,7 @@ def _common(runs: list[LoadedRun], layer: int) -> Windows:
 
 
 def _refused(text: str, wanted: str, where: str, action: str = "") -> UserError:
-    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, field=where, exit_code=Exit.USAGE)
+    return usage_error(text, wanted, action, field=where)
 
 
 class Found(NamedTuple):

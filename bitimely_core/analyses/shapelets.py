@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
 from bitimely_core.types import Progress
@@ -264,13 +264,11 @@ def drawn(windows: Windows, splits: Sequence[str], count: int, seed: int) -> Dra
         UserError: the windows have no classes (config, exit 2).
     """
     if windows.task != "classification":
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"{windows.name} has no classes",
-            wanted="shapelets tell classes apart",
-            action="Give --data a view with classes; `bitimely list views` says which have them",
+            "shapelets tell classes apart",
+            "Give --data a view with classes; `bitimely list views` says which have them",
             field="--data",
-            exit_code=Exit.USAGE,
         )
     for split in splits:
         part = windows[split]
@@ -340,20 +338,18 @@ def mine(
     fit = sorted({round(s * windows.rate) for s in lengths if SHORTEST <= round(s * windows.rate) <= windows.length // 2})
     if not fit:
         shortest, longest = SHORTEST / windows.rate, windows.length // 2 / windows.rate
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"lengths of {', '.join(f'{s:g}' for s in lengths)} s",
-            wanted=f"expected {shortest:.3g} to {longest:.3g} s, half a window",
+            f"expected {shortest:.3g} to {longest:.3g} s, half a window",
             field="--lengths",
-            exit_code=Exit.USAGE,
         )
     train = drawn(windows, ("train",), sequences, seed)
     if train is None or min((np.unique(train.labels, return_counts=True)[1] > 1).sum(), len(train.labels) - 2) < 2:
-        raise UserError(Reason.NO_INPUT, f"{windows.name} has too few training windows", wanted="expected two classes of two windows each")
+        raise input_error(Reason.NO_INPUT, f"{windows.name} has too few training windows", "expected two classes of two windows each")
     channels = [windows.channel_names.index(channel)] if channel else list(range(windows.channels))
     tried = _candidates(train, channels, fit, candidates, seed)
     if not len(tried):
-        raise UserError(Reason.NO_INPUT, f"every stretch of {windows.name} is flat", wanted="expected a signal that moves")
+        raise input_error(Reason.NO_INPUT, f"every stretch of {windows.name} is flat", "expected a signal that moves")
     d = _to_all(train.values, tried, normalised, progress)
     labels = torch.from_numpy(train.labels)
     scores = SCORES[score](d, labels).nan_to_num(0.0)
@@ -468,11 +464,9 @@ def read(path: Path | str) -> list[Shapelet]:
         stored = json.loads(file.read_bytes())["shapelets"]
         return [Shapelet(**{**one, "values": np.array(one["values"], np.float64)}) for one in stored]
     except OSError:
-        raise UserError(
-            Reason.NOT_FOUND, f"no report in {safe_text(str(path))}", wanted="expected that of analyze shapelets", exit_code=Exit.USAGE
-        ) from None
+        raise usage_error(f"no report in {safe_text(str(path))}", "expected that of analyze shapelets", code=Reason.NOT_FOUND) from None
     except (ValueError, KeyError, TypeError):
-        raise UserError(Reason.CONFIG, f"{safe_text(str(file))} holds no shapelets", exit_code=Exit.USAGE) from None
+        raise usage_error(f"{safe_text(str(file))} holds no shapelets") from None
 
 
 # --- the analysis -------------------------------------------------------------------------------------------------------------------------
@@ -551,9 +545,7 @@ def seconds(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in str(text).split(",") if part.strip())
     except ValueError:
-        raise UserError(
-            Reason.CONFIG, f"found {safe_text(str(text))}", wanted="expected seconds, as in 0.5,1", field="--lengths", exit_code=Exit.USAGE
-        ) from None
+        raise usage_error(f"found {safe_text(str(text))}", "expected seconds, as in 0.5,1", field="--lengths") from None
 
 
 class Held(NamedTuple):

@@ -18,7 +18,7 @@ from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import AIM, UNITS, Task, grouped
 from bitimely_core.cache.workers import Worker, run, started, stopping
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats.source import Source, scan
 from bitimely_core.types import Progress
 
@@ -152,7 +152,7 @@ def _check_arguments(
     elif shard is not None and not 1 <= shard[0] <= shard[1]:
         said = (f"shard is {shard[0]}/{shard[1]}", "expected k/n with k from 1 to n")
     if said:
-        raise UserError(Reason.CONFIG, said[0], wanted=said[1], exit_code=Exit.USAGE)
+        raise usage_error(said[0], said[1])
 
 
 def _outside(source: Source, out: Path) -> Source:
@@ -232,7 +232,7 @@ def load_previous(attempt: IngestRun, *, force_new: bool) -> tuple[dict[str, Any
         former = storage.read_manifest(attempt.out)
     except UserError as error:
         if not force_new:
-            error.action = "Restore a copy, or give --force-new to read everything again"
+            error.hint = "Restore a copy, or give --force-new to read everything again"
             raise
         for old in attempt.out.glob("manifest*.json"):
             storage.os_unlink(old)
@@ -253,9 +253,9 @@ def _compare(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     found = [
         Finding(
             code=Reason.SETTINGS_DIFFER,
-            text=f"was made with {safe_text(before.get(key))}",
-            wanted=f"now it is {safe_text(now.get(key))}",
-            action="Give the same options, another folder, or --force-new to read everything again",
+            problem=f"was made with {safe_text(before.get(key))}",
+            requirement=f"now it is {safe_text(now.get(key))}",
+            hint="Give the same options, another folder, or --force-new to read everything again",
             file=str(path),
             field=key,
         )
@@ -264,7 +264,7 @@ def _compare(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     ]
     if found:
         one, *rest = found
-        raise UserError(one.code, one.text, one.wanted, one.action, one.file, one.field, exit_code=Exit.USAGE, details=rest)
+        raise usage_error(one.problem, one.requirement, one.hint, code=one.code, file=one.file, field=one.field, details=rest)
 
 
 def _notes(attempt: IngestRun, *, force_new: bool) -> Path:
@@ -374,7 +374,7 @@ def _publish(attempt: IngestRun, former: dict[str, Any] | None, parts: list[Part
             for recording, subject, attributes, *_ in part["units"][name]["recordings"]:
                 if recording in subjects:
                     text = f"the unit {safe_text(name)} holds the recording {safe_text(recording)}, and another unit too"
-                    raise UserError(Reason.DUPLICATE_KEY, text, wanted="expected a name of its own for each", file=attempt.given)
+                    raise input_error(Reason.DUPLICATE_KEY, text, "expected a name of its own for each", file=attempt.given)
                 subjects[recording] = (recording, subject, storage.canonical(attributes).decode())
     files: dict[str, dict[str, Any]] = {}
     for part in parts:
@@ -453,7 +453,7 @@ def _part(attempt: IngestRun, shard: tuple[int, int], *, force_new: bool) -> dic
         "status": "part",
         "dataset": attempt.dataset.name,
         "shard": f"{k}/{n}",
-        "exit_code": int(Exit.GOOD),
+        "exit_code": int(Exit.OK),
         "published": False,
         "parts_missing": len(missing),
         **{key: report[key] for key in ("units", "counts", "rows", "reasons", "reason_counts", "options")},

@@ -13,7 +13,7 @@ from bitimely_core.cache import report as accounting
 from bitimely_core.cache import shards
 from bitimely_core.cache.units import mismatch
 from bitimely_core.cache.workers import Stop
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, Entry
 from bitimely_core.types import Progress, Rows, Unit
@@ -68,7 +68,7 @@ class IngestRun:
         for unit, following in zip(self.units, self.units[1:], strict=False):
             if unit.name == following.name:
                 text = f"the unit {safe_text(unit.name)} is there twice"
-                raise UserError(Reason.DUPLICATE_KEY, text, wanted="expected one", file=next(iter(following.files), None))
+                raise input_error(Reason.DUPLICATE_KEY, text, "expected one", file=next(iter(following.files), None))
         if self.source is not None:
             named = {file for unit in self.units for file in unit.files} | {reason.file for reason in self.reasons}
             self.reasons += [replace(fault, level="warning") for name, fault in self.source.odd.items() if name not in named]
@@ -132,8 +132,14 @@ class IngestRun:
         """Why nothing may be published (exit 4)."""
         for reason in self.reasons:
             if reason.code == Reason.SOURCE_CHECKSUM and reason.level == "error":
-                return UserError(
-                    reason.code, reason.text, reason.wanted, reason.action, file=reason.file, found=reason.found, expected=reason.expected
+                return input_error(
+                    reason.code,
+                    reason.problem,
+                    reason.requirement,
+                    reason.hint,
+                    file=reason.file,
+                    found=reason.found,
+                    expected=reason.expected,
                 )
         found = accounting.find_refusal(self.report(), strict=self.run_options["strict"], max_bad=self.run_options["max_bad"])
         if found is not None and found.file is None:
@@ -191,15 +197,15 @@ def _translate_errors(out: Path) -> Iterator[None]:
         yield
     except MemoryError as error:
         action = "Use fewer --jobs, or a larger machine"
-        raise UserError(Reason.RESOURCE_LIMIT, "out of memory", action=action, file=str(out), exit_code=Exit.RESOURCES) from error
+        raise UserError(Reason.RESOURCE_LIMIT, "out of memory", hint=action, file=str(out), exit_code=Exit.RESOURCES) from error
     except OSError as error:
         raise storage.os_error(error, out / storage.MANIFEST) from error
 
 
 def _sums_warning(text: str, count: int, examples: tuple[str, ...] = ()) -> Finding:
-    return Finding(code=Reason.SOURCE_CHECKSUM, level="warning", text=text, file=SUMS, count=count, examples=examples)
+    return Finding(code=Reason.SOURCE_CHECKSUM, level="warning", problem=text, file=SUMS, count=count, examples=examples)
 
 
 def _unread_finding(name: str, error: OSError) -> Finding:
     text = f"cannot be read ({error.strerror or type(error).__name__})"
-    return Finding(code=Reason.IO_ERROR, level="warning", text=text, file=name)
+    return Finding(code=Reason.IO_ERROR, level="warning", problem=text, file=name)

@@ -13,7 +13,7 @@ from bitimely_core import storage
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest import COPY, SCHEMA
 from bitimely_core.cache.ingest_run import PAGE, REPORT
-from bitimely_core.errors import Exit, Finding, Reason, UserError, clean
+from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, integrity_error
 from bitimely_core.types import Record
 
 if TYPE_CHECKING:
@@ -121,13 +121,11 @@ class Cache:
         try:
             yield from read()
         except OSError as error:  # pyarrow's errors are OSErrors too
-            raise UserError(
-                Reason.INTEGRITY,
+            raise integrity_error(
+                str(self.folder / (name or "")),
                 f"cannot be read ({clean(str(error), 80)})",
-                wanted="it was whole when the cache was opened",
-                action="Open the cache again; when that fails, ingest again",
-                file=str(self.folder / (name or "")),
-                exit_code=Exit.INTEGRITY,
+                "it was whole when the cache was opened",
+                "Open the cache again; when that fails, ingest again",
             ) from error
 
 
@@ -175,14 +173,10 @@ def _settled(folder: Path, look: Callable[[dict[str, Any]], list[Finding]]) -> t
         manifest = storage.read_manifest(folder)
         if not str(manifest.get("schema")).startswith(SCHEMA.partition("/")[0] + "/"):
             text = f"is {clean(str(manifest.get('schema')), 80)}"
-            raise UserError(
-                Reason.UNSUPPORTED_FORMAT, text, wanted="expected a cache", action="Give a folder made by ingest", file=str(folder)
-            )
+            raise input_error(Reason.UNSUPPORTED_FORMAT, text, "expected a cache", "Give a folder made by ingest", file=str(folder))
         if manifest.get("format_version", 0) > FORMAT:
             text = f"has format version {manifest['format_version']}"
-            raise UserError(
-                Reason.UNSUPPORTED_FORMAT, text, wanted=f"expected at most {FORMAT}", action="Use a newer bitimely", file=str(folder)
-            )
+            raise input_error(Reason.UNSUPPORTED_FORMAT, text, f"expected at most {FORMAT}", "Use a newer bitimely", file=str(folder))
         found = look(manifest)
         if not found or storage.read_manifest(folder)["generation"] == manifest["generation"]:
             return manifest, found
@@ -205,15 +199,15 @@ def _deep(cache: Cache) -> list[Finding]:
     found = [
         Finding(
             code=Reason.INTEGRITY,
-            text=f"the content of the unit {clean(name, 80)} differs from its hash",
-            action="Ingest again under --force-new",
+            problem=f"the content of the unit {clean(name, 80)} differs from its hash",
+            hint="Ingest again under --force-new",
             file=str(cache.folder / (units[name]["shard"][0] or storage.MANIFEST)),
         )
         for name in bad
     ]
     if shards.joined_hash(said.values()) != cache.manifest["content_sha256"]:
         text, file = "the units do not add up to the content", str(cache.folder / storage.MANIFEST)
-        found.append(Finding(code=Reason.INTEGRITY, text=text, action="Ingest again under --force-new", file=file))
+        found.append(Finding(code=Reason.INTEGRITY, problem=text, hint="Ingest again under --force-new", file=file))
     return found
 
 
@@ -234,7 +228,9 @@ def _foreign(folder: Path, manifest: dict[str, Any]) -> list[Finding]:
         ours = storage.TEMPORARY.search(path.name) or shards.NAMES.fullmatch(path.name)
         text = "was left by an ingest that did not end" if ours else "does not belong to this cache"
         action = "The next ingest removes it" if ours else "Remove it"
-        found.append(Finding(code=Reason.FILE_NAME, level="warning", text=text, wanted="it is not read", action=action, file=str(path)))
+        found.append(
+            Finding(code=Reason.FILE_NAME, level="warning", problem=text, requirement="it is not read", hint=action, file=str(path))
+        )
     copy, real = folder / COPY, manifest["files"].get(manifest.get("subjects"))
     if copy.is_file() and real and storage.sha256(copy) != real["sha256"]:
         text = "differs from the subjects of this cache"
@@ -242,9 +238,9 @@ def _foreign(folder: Path, manifest: dict[str, Any]) -> list[Finding]:
             Finding(
                 code=Reason.FILE_NAME,
                 level="warning",
-                text=text,
-                wanted="it is not read",
-                action="The next ingest mends it",
+                problem=text,
+                requirement="it is not read",
+                hint="The next ingest mends it",
                 file=str(copy),
             )
         )

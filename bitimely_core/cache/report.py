@@ -13,13 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 from bitimely_core import __version__
-from bitimely_core.errors import Exit, Finding, Level, Reason, UserError
+from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, input_error
 from bitimely_core.types import Rows, Unit
 
 SCHEMA = "bitimely.ingest_report/1"
 LISTED = 100_000  # units; beyond, plain accepted ones are left out of the list
 STATUS = {
-    Exit.GOOD: "published",
+    Exit.OK: "published",
     Exit.PARTIAL: "partial",
     Exit.REFUSED: "refused",
     Exit.INTERRUPTED: "interrupted",
@@ -35,7 +35,7 @@ def unit_to_json(
     named = [finding.at(file) for finding in reasons]
     loud = any(finding.level != "info" for finding in named)
     if content is None and not loud:
-        named.append(Finding(code=Reason.INTERNAL, text="cannot be read, and the reader gives no reason", file=file))
+        named.append(Finding(code=Reason.INTERNAL, problem="cannot be read, and the reader gives no reason", file=file))
     status = "quarantined" if content is None else "accepted_with_warning" if loud else "accepted"
     return {
         "unit": unit.name,
@@ -146,7 +146,7 @@ def find_refusal(report: dict[str, Any], *, strict: bool, max_bad: float) -> Use
     seen, bad = counts["units_seen"], counts["quarantined"]
     if not seen:
         wanted = f"expected files of {report['dataset']}"
-        return UserError(Reason.NO_INPUT, "nothing was recognised in it", wanted=wanted, action="Check the folder")
+        return input_error(Reason.NO_INPUT, "nothing was recognised in it", wanted, "Check the folder")
     faults = [(bad, seen, "units", _commonest(report["units"]), None)]
     for table in report["rows"]:
         by_reason = table["quarantined_by_reason"]
@@ -164,7 +164,7 @@ def find_refusal(report: dict[str, Any], *, strict: bool, max_bad: float) -> Use
         )
         if limit:
             text = f"{faulty} of {total} {what} are quarantined"
-            return UserError(code, text, wanted=limit, action="Mend or remove what is named above", file=file)
+            return input_error(code, text, limit, "Mend or remove what is named above", file=file)
     return None
 
 
@@ -180,7 +180,7 @@ def _commonest(units: list[dict[str, Any]]) -> Reason:
 def exit_code_of(report: dict[str, Any]) -> Exit:
     """The exit code of a report that is published: partial when a unit or a row was quarantined."""
     lost = report["counts"]["quarantined"] or any(table["quarantined"] for table in report["rows"])
-    return Exit.PARTIAL if lost else Exit.GOOD
+    return Exit.PARTIAL if lost else Exit.OK
 
 
 def finish_report(report: dict[str, Any], code: int, error: UserError | None = None) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def finish_report(report: dict[str, Any], code: int, error: UserError | None = N
     return report | {
         "status": STATUS.get(Exit(code), "failed"),
         "exit_code": int(code),
-        "published": code in {Exit.GOOD, Exit.PARTIAL},
+        "published": code in {Exit.OK, Exit.PARTIAL},
         "error": None if error is None else {"code": str(error.code), "message": str(error)},
     }
 
@@ -197,7 +197,7 @@ def list_findings(report: dict[str, Any]) -> list[Finding]:
     """Everything in a report that is worth a line on the screen (levels warning and error), units first; `line()` of each is that line."""
     reasons = [*(reason for unit in report["units"] for reason in unit["reasons"]), *report["reasons"]]
     return [
-        Finding(code=Reason(reason["code"]), level=cast("Level", reason["level"]), text=reason["message"], count=reason["count"])
+        Finding(code=Reason(reason["code"]), level=cast("Level", reason["level"]), problem=reason["message"], count=reason["count"])
         for reason in reasons
         if reason["level"] != "info"
     ]

@@ -19,7 +19,7 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.cache.quality import quality
-from bitimely_core.errors import Reason, UserError
+from bitimely_core.errors import Reason, input_error
 from bitimely_core.types import Annotation, Record, Signal
 
 if TYPE_CHECKING:
@@ -75,14 +75,14 @@ def _checked(signal: Signal) -> Signal:
         raise ValueError(f"samples are {found}, expected one dimension of int16 or float32")
     samples = np.ascontiguousarray(signal.samples, dtype=DTYPES[name])
     if samples.nbytes > LONGEST:
-        raise UserError(
+        raise input_error(
             Reason.RESOURCE_LIMIT,
             f"{storage.bytes_text(samples.nbytes)} in one channel",
-            wanted=f"expected at most {storage.bytes_text(LONGEST)}",
-            action="Cut the recording into parts",
+            f"expected at most {storage.bytes_text(LONGEST)}",
+            "Cut the recording into parts",
         )
     if name == "float32" and bool(np.isinf(samples).any()):
-        raise UserError(Reason.NON_FINITE, "holds infinite values", wanted="expected finite numbers", field=signal.channel)
+        raise input_error(Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field=signal.channel)
     numbers = [float(x) for x in (signal.rate, signal.scale, signal.offset, signal.onset)]
     if not all(math.isfinite(x) for x in numbers) or numbers[0] <= 0:
         raise ValueError("rate, scale, offset and onset must be finite, the rate positive")

@@ -22,7 +22,7 @@ import numpy as np
 from bitimely_core import storage
 from bitimely_core.cache import shards
 from bitimely_core.cache.report import rows_to_json, unit_to_json
-from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source
 from bitimely_core.types import Record, Records, Unit
 
@@ -186,9 +186,9 @@ def mismatch(file: str, found: str, listed: str, *, level: Any = "error") -> Fin
     return Finding(
         code=Reason.SOURCE_CHECKSUM,
         level=level,
-        text=f"sha256 is {found[:16]}",
-        wanted=f"SHA256SUMS.txt says {safe_text(listed[:16])}",
-        action="Download the file again",
+        problem=f"sha256 is {found[:16]}",
+        requirement=f"SHA256SUMS.txt says {safe_text(listed[:16])}",
+        hint="Download the file again",
         file=file,
         found=found[:16],
         expected=listed[:16],
@@ -197,7 +197,7 @@ def mismatch(file: str, found: str, listed: str, *, level: Any = "error") -> Fin
 
 def _crash() -> Finding:
     return Finding(
-        code=Reason.READER_CRASH, text="its reader killed the worker process twice", action="Report it, with the file if you may share it"
+        code=Reason.READER_CRASH, problem="its reader killed the worker process twice", hint="Report it, with the file if you may share it"
     )
 
 
@@ -205,7 +205,7 @@ def _unreadable(error: OSError, path: Path, file: str | None) -> Finding:
     """A file of the source that cannot be read. Raises UserError (exit 6) when it is this machine that lacks something."""
     if error.errno in storage.SCARCE:
         raise storage.os_error(error, path) from error
-    return Finding(code=Reason.IO_ERROR, text=f"cannot be read ({error.strerror or type(error).__name__})", file=file)
+    return Finding(code=Reason.IO_ERROR, problem=f"cannot be read ({error.strerror or type(error).__name__})", file=file)
 
 
 def _read(unit: Unit, task: Task, entry: dict[str, Any], stamps: dict[str, tuple[int, int]]) -> tuple[dict[str, Any], list[Record]]:
@@ -221,18 +221,18 @@ def _read(unit: Unit, task: Task, entry: dict[str, Any], stamps: dict[str, tuple
         digest = shards.content_hash(records)
         for name in entry["sources"]:
             if task.root is not None and _stamp(task.root / name) != stamps[name]:
-                raise UserError(Reason.IO_ERROR, "changed while it was read", action="Repeat the command", file=name)
+                raise input_error(Reason.IO_ERROR, "changed while it was read", hint="Repeat the command", file=name)
     except UserError as error:
         return _refused(unit, entry, [_relative(finding, task.root) for finding in (error.finding, *error.details)]), []
     except MemoryError:
         fault = Finding(
-            code=Reason.RESOURCE_LIMIT, text="does not fit into memory", action="Use fewer --jobs or a larger machine", file=file
+            code=Reason.RESOURCE_LIMIT, problem="does not fit into memory", hint="Use fewer --jobs or a larger machine", file=file
         )
         return _refused(unit, entry, [fault]), []
     except OSError as error:
         return _refused(unit, entry, [_unreadable(error, Path(file), file)]), []
     except Exception as error:  # a defect of a reader costs its unit, never the whole
-        fault = Finding(code=Reason.INTERNAL, text=_place(error), action="This is a defect of the reader: report it", file=file)
+        fault = Finding(code=Reason.INTERNAL, problem=_place(error), hint="This is a defect of the reader: report it", file=file)
         return _refused(unit, entry, [fault]), []
     findings = [*unit.findings, *held.findings, *(finding for record in held.records for finding in record.findings)]
     findings = [_relative(finding, task.root) for finding in findings]
@@ -242,7 +242,7 @@ def _read(unit: Unit, task: Task, entry: dict[str, Any], stamps: dict[str, tuple
     }
     if lost and not any(finding.level != "info" for finding in findings):
         findings += [
-            Finding(code=Reason(code), level="warning", text=f"{count} rows", count=count, file=file) for code, count in lost.items()
+            Finding(code=Reason(code), level="warning", problem=f"{count} rows", count=count, file=file) for code, count in lost.items()
         ]
     report = unit_to_json(
         unit,

@@ -34,7 +34,7 @@ class Stop:
         if self.signal is not None:
             code = Exit.INTERRUPTED if self.signal == signal.SIGINT else Exit.TERMINATED
             text = f"stopped by {signal.Signals(self.signal).name}"
-            raise UserError(Reason.INTERRUPTED, text, action="Give the same command again: it goes on where it stopped", exit_code=code)
+            raise UserError(Reason.INTERRUPTED, text, hint="Give the same command again: it goes on where it stopped", exit_code=code)
 
 
 @contextmanager
@@ -179,7 +179,7 @@ class _Pool:
             raise UserError(
                 Reason.READER_CRASH,
                 "worker processes die outside of any reader",
-                action='Use --jobs 1; in a script of your own, call ingest under `if __name__ == "__main__":`',
+                hint='Use --jobs 1; in a script of your own, call ingest under `if __name__ == "__main__":`',
                 exit_code=Exit.RESOURCES,
             )
         if task is not None:
@@ -202,7 +202,7 @@ def _serve(pipe: Connection, modules: Sequence[str]) -> None:
         try:
             reply = ("done", work(task, lambda unit: pipe.send(("unit", unit))))
         except MemoryError:
-            reply = ("failed", UserError(Reason.RESOURCE_LIMIT, "out of memory", action="Use fewer --jobs", exit_code=Exit.RESOURCES))
+            reply = ("failed", UserError(Reason.RESOURCE_LIMIT, "out of memory", hint="Use fewer --jobs", exit_code=Exit.RESOURCES))
         except Exception as error:
             reply = ("failed", error)
         try:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, usage_error
 
 if TYPE_CHECKING:
     import narwhals as nw
@@ -71,11 +71,10 @@ def _installed(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(
-            Reason.MISSING_EXTRA,
+        raise usage_error(
             f"the engine {extra} is not installed",
-            action=f"Install it with `pip install 'bitimely[{extra}]'`, or use --engine polars",
-            exit_code=Exit.USAGE,
+            hint=f"Install it with `pip install 'bitimely[{extra}]'`, or use --engine polars",
+            code=Reason.MISSING_EXTRA,
         ) from None
 
 

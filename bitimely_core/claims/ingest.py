@@ -26,7 +26,7 @@ from bitimely_core.cache.ingest import PATIENCE, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.claims import ingest_report, pass1_clean, pass2_write, spill, subjects
 from bitimely_core.claims.job import Job, clear
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.formats.source import scan
 
 SCHEMA = "bitimely.cache/1"
@@ -119,9 +119,7 @@ def part(attempt: IngestRun, shard: tuple[int, int], former: dict[str, Any] | No
     k, n = shard
     if attempt.given_options["keep_ids"]:
         text = "--keep-ids with --shard"
-        raise UserError(
-            Reason.CONFIG, text, wanted="raw ids are in several processes", action="Ingest without --shard", exit_code=Exit.USAGE
-        )
+        raise usage_error(text, "raw ids are in several processes", "Ingest without --shard")
     attempt.hash_rest()
     if former is not None and _unchanged(attempt, former):
         return {"parts_missing": 0}
@@ -136,7 +134,7 @@ def part(attempt: IngestRun, shard: tuple[int, int], former: dict[str, Any] | No
         "status": "part",
         "dataset": attempt.dataset.name,
         "shard": f"{k}/{n}",
-        "exit_code": int(Exit.GOOD),
+        "exit_code": int(Exit.OK),
         "published": False,
         "parts_missing": missing,
         **{key: attempt.report()[key] for key in ("units", "counts", "rows", "reasons", "reason_counts", "options")},
@@ -206,16 +204,14 @@ def secret(file: str, out: Path) -> bytes:
     except OSError as error:
         text = f"cannot be read ({error.strerror})"
         wanted = f"expected {KEY} random bytes"
-        raise UserError(Reason.NOT_FOUND, text, wanted=wanted, file=str(path), field="--id-key", exit_code=Exit.USAGE) from error
+        raise usage_error(text, wanted, code=Reason.NOT_FOUND, file=str(path), field="--id-key") from error
     if len(key) != KEY:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"{len(key)} bytes",
-            wanted=f"expected {KEY} random bytes",
+            f"expected {KEY} random bytes",
+            f"Make one with: head -c {KEY} /dev/urandom > FILE",
             file=str(path),
             field="--id-key",
-            action=f"Make one with: head -c {KEY} /dev/urandom > FILE",
-            exit_code=Exit.USAGE,
         )
     return key
 

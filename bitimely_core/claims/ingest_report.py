@@ -48,8 +48,8 @@ def tell(job: Job, found: Found, content: str) -> None:
                 Finding(
                     code=reason,
                     level="warning" if str(reason) in dropped else "error",
-                    text=f"{n} {table.kind}",
-                    wanted=WANTED.get(reason, ""),
+                    problem=f"{n} {table.kind}",
+                    requirement=WANTED.get(reason, ""),
                     file=table.file,
                     count=n,
                     examples=tuple(account.examples.get(reason, ())),
@@ -81,9 +81,9 @@ def _silent_rules(job: Job, found: Found) -> list[Finding]:
         Finding(
             code=Reason.CLASS_MISSING,
             level="warning",
-            text=f"rule {safe_text(name)} looks at {' and '.join(sorted(kinds))} rows, and there are only {' and '.join(sorted(there))} ones",
-            wanted="nobody can have this label",
-            action="Name the kind of claims: --default-source, or --col source=COLUMN",
+            problem=f"rule {safe_text(name)} looks at {' and '.join(sorted(kinds))} rows, and there are only {' and '.join(sorted(there))} ones",
+            requirement="nobody can have this label",
+            hint="Name the kind of claims: --default-source, or --col source=COLUMN",
         )
         for name, kinds in wanted.items()
         if not kinds & there

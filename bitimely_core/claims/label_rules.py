@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core.claims.codes import Code, Table
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, usage_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,16 +84,15 @@ def load(name: str | Path) -> list[dict[str, Any]]:
             raise ValueError(f"expected [[rule]] alone, found {', '.join(map(repr, rules)) or 'nothing'}")
         parse(rules["rule"])
     except OSError as error:
-        raise UserError(
-            Reason.NOT_FOUND,
+        raise usage_error(
             f"cannot be read ({error.strerror})",
-            wanted=f"shipped are {', '.join(SHIPPED)}",
-            action="Check --rules",
+            f"shipped are {', '.join(SHIPPED)}",
+            "Check --rules",
+            code=Reason.NOT_FOUND,
             file=str(path),
-            exit_code=Exit.USAGE,
         ) from None
     except ValueError as error:
-        raise UserError(Reason.CONFIG, str(error), action="Mend the rule table", file=str(path), exit_code=Exit.USAGE) from None
+        raise usage_error(str(error), hint="Mend the rule table", file=str(path)) from None
     return list(rules["rule"])
 
 

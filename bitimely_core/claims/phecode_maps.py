@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from bitimely_core.claims import codes
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 
 if TYPE_CHECKING:
     import polars as pl
@@ -149,18 +149,16 @@ def read(
         UserError: no_input without a path (exit 2); map_damaged, format, not_found, duplicate_key for two tables of one vocabulary.
     """
     if not paths:
-        raise UserError(Reason.NO_INPUT, "a PheCode map is needed", wanted="none is shipped", action=GET, exit_code=Exit.USAGE)
+        raise usage_error("a PheCode map is needed", "none is shipped", GET, code=Reason.NO_INPUT)
     if repair is not None and repair not in REPAIRS:
-        raise UserError(
-            Reason.CONFIG, f"no repair is called {safe_text(repair)}", wanted=f"known: {', '.join(REPAIRS)}", exit_code=Exit.USAGE
-        )
+        raise usage_error(f"no repair is called {safe_text(repair)}", f"known: {', '.join(REPAIRS)}")
     whole = PhecodeMap({})
     for path in paths:
         one = _one(_open(str(path)), repair=repair, keep_ignored=keep_ignored, vocab=vocab)
         twice = sorted(set(one.tables) & set(whole.tables))
         if twice:
             text = f"is a second table for {', '.join(twice)}"
-            raise UserError(Reason.DUPLICATE_KEY, text, wanted="expected one a vocabulary", action="Give one of them", file=str(path))
+            raise input_error(Reason.DUPLICATE_KEY, text, "expected one a vocabulary", "Give one of them", file=str(path))
         _companions(str(path), one)
         for mine, other in (
             (whole.tables, one.tables),
@@ -196,7 +194,7 @@ def _open(path: str) -> Sheet:
         csv.Error,
         RuntimeError,
     ) as error:  # RuntimeError: encrypted
-        raise UserError(Reason.CORRUPT, f"cannot be read ({type(error).__name__})", action="Get it again", file=path) from None
+        raise input_error(Reason.CORRUPT, f"cannot be read ({type(error).__name__})", hint="Get it again", file=path) from None
 
 
 def _file(path: str) -> Sheet:
@@ -204,7 +202,7 @@ def _file(path: str) -> Sheet:
     place = next((whole for n in range(len(parts), 0, -1) if (whole := Path(*parts[:n])).is_file()), None)
     member = "/".join(parts[len(place.parts) :]) if place else path
     if place is None or (member and not place.name.lower().endswith(ARCHIVES)):
-        raise UserError(Reason.NOT_FOUND, "no such file", action="Check the path of the map", file=path, exit_code=Exit.USAGE)
+        raise usage_error("no such file", hint="Check the path of the map", code=Reason.NOT_FOUND, file=path)
     with place.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         stream.seek(0)
@@ -224,7 +222,7 @@ def _package(path: str) -> Sheet:
     try:
         files = metadata.distribution(name).files or []
     except metadata.PackageNotFoundError:
-        raise UserError(Reason.NOT_FOUND, f"no package {safe_text(name)} is installed", action=GET, exit_code=Exit.USAGE) from None
+        raise usage_error(f"no package {safe_text(name)} is installed", hint=GET, code=Reason.NOT_FOUND) from None
     places = {str(file): file.locate() for file in files}
     return _member(path, None, list(places), lambda name: Path(str(places[name])).open("rb"), member)
 
@@ -247,7 +245,7 @@ def _member(path: str, digest: str | None, names: Iterable[str], opened: Callabl
         return found[0]
     text = f"holds {len(found)} map tables" if found else "holds no map table"
     told = ", ".join(safe_text(sheet.name) for sheet in found[:5]) or f"tables found: {len(candidates)}"
-    raise UserError(Reason.FORMAT, text, wanted=told, action="Give the one that is meant as ARCHIVE/member", file=path)
+    raise input_error(Reason.FORMAT, text, told, "Give the one that is meant as ARCHIVE/member", file=path)
 
 
 def _sheet(name: str, digest: str, stream: BinaryIO) -> Sheet:
@@ -257,7 +255,7 @@ def _sheet(name: str, digest: str, stream: BinaryIO) -> Sheet:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
             data = unpacked.read(MOST + 1)
     if len(data) > MOST:
-        raise UserError(Reason.EXPANSION_LIMIT, f"holds more than {MOST} bytes", wanted="no map is that large", file=name)
+        raise input_error(Reason.EXPANSION_LIMIT, f"holds more than {MOST} bytes", "no map is that large", file=name)
     if data[:4] == b"PAR1":
         return _parquet(name, digest, data)
     try:
@@ -277,7 +275,7 @@ def _parquet(name: str, digest: str, data: bytes) -> Sheet:
     try:
         frame = pl.read_parquet(io.BytesIO(data))
     except pl.exceptions.PolarsError as error:
-        raise UserError(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=name) from None
+        raise input_error(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=name) from None
     numbers = frozenset(column.strip().lower() for column, dtype in frame.schema.items() if dtype.is_numeric())
     columns = {column.strip().lower(): frame[column].cast(pl.String).fill_null("").to_list() for column in frame.columns}
     return Sheet(name, digest, columns, numbers)
@@ -296,7 +294,7 @@ def _one(sheet: Sheet, *, repair: str | None, keep_ignored: bool, vocab: str | N
     if layout is None:
         found = ", ".join(safe_text(name) for name in list(sheet.columns)[:12]) or "nothing"
         wanted = "expected a code column (ICD9, ICD10, ICD, code) and one called phecode"
-        raise UserError(Reason.FORMAT, f"is in no layout of a PheCode map: found columns {found}", wanted=wanted, file=sheet.name)
+        raise input_error(Reason.FORMAT, f"is in no layout of a PheCode map: found columns {found}", wanted, file=sheet.name)
     kept, left = _rows(sheet, layout, keep_ignored=keep_ignored, vocab=vocab)
     failed = _damage(kept, layout, sheet.numbers)
     findings = []
@@ -304,7 +302,7 @@ def _one(sheet: Sheet, *, repair: str | None, keep_ignored: bool, vocab: str | N
         shown = tuple(failed.pop(5))
         text = f"holds numbers as a spreadsheet writes them ({', '.join(shown)})"
         findings.append(
-            Finding(code=Reason.MAP_DAMAGED, level="warning", text=text, action="Check the map", file=sheet.name, examples=shown)
+            Finding(code=Reason.MAP_DAMAGED, level="warning", problem=text, hint="Check the map", file=sheet.name, examples=shown)
         )
     repaired = 0
     if set(failed) == {3} and repair == "phecode-zeros":
@@ -365,7 +363,7 @@ def _vocabularies(sheet: Sheet, layout: Layout, vocab: str | None) -> list[str]:
         name = re.sub(r"[^a-z0-9]", "", cell.lower()).removesuffix("0" if cell.endswith(".0") else "")
         if name not in VOCABULARIES:
             text = f"names the vocabulary {safe_text(cell)}"
-            raise UserError(Reason.FORMAT, text, wanted=f"known: {', '.join(VOCABULARIES)}", file=sheet.name, field=layout.vocab_column)
+            raise input_error(Reason.FORMAT, text, f"known: {', '.join(VOCABULARIES)}", file=sheet.name, field=layout.vocab_column)
         known[cell] = VOCABULARIES[name]
     if whole is not None and codes.FAMILIES[whole] == "icd10":
         known = {cell: whole if codes.FAMILIES[own] == "icd10" else own for cell, own in known.items()}
@@ -419,7 +417,7 @@ SAID = {
 def _refused(name: str, failed: Mapping[int, Sequence[str]]) -> UserError:
     text = "; ".join(f"{SAID[test]} ({', '.join(map(safe_text, found))})" for test, found in failed.items())
     action = "Give --map-repair phecode-zeros" if set(failed) == {3} else f"It cannot be repaired: use an intact copy. {GET}"
-    return UserError(Reason.MAP_DAMAGED, f"is damaged: {text}", action=action, file=name, found=next(iter(failed.values()))[0])
+    return input_error(Reason.MAP_DAMAGED, f"is damaged: {text}", hint=action, file=name, found=next(iter(failed.values()))[0])
 
 
 # --- companions, overrides
@@ -448,16 +446,14 @@ def _override(whole: PhecodeMap, sheet: Sheet) -> None:
     """Replace the PheCodes of the codes that a table names; without PheCode the code leaves the map."""
     wanted = ("code", "vocab", "phecode")
     if not set(wanted) <= set(sheet.columns):
-        raise UserError(
-            Reason.FORMAT, "has not the columns of overrides", wanted=f"expected {', '.join(wanted)}", file=sheet.name, exit_code=Exit.USAGE
-        )
+        raise usage_error("has not the columns of overrides", f"expected {', '.join(wanted)}", code=Reason.FORMAT, file=sheet.name)
     found: dict[tuple[str, str], set[str]] = {}
     for code, vocab, phecode in zip(*(sheet.columns[name] for name in wanted), strict=True):
         own = VOCABULARIES.get(re.sub(r"[^a-z0-9]", "", vocab.lower()))
         text = codes.normalise(code, own)[0] if own else None
         if own is None or text is None or (phecode and not codes.PHECODE.fullmatch(phecode)):
             said = f"cannot be used: {safe_text(code)}, {safe_text(vocab)}, {safe_text(phecode)}"
-            raise UserError(Reason.FORMAT, said, wanted="expected an ICD code, its vocabulary, a PheCode", file=sheet.name)
+            raise input_error(Reason.FORMAT, said, "expected an ICD code, its vocabulary, a PheCode", file=sheet.name)
         found.setdefault((own, text), set()).update({phecode} - {""})
     for (vocab, code), phecodes in found.items():
         table = whole.tables.setdefault(vocab, {})

@@ -14,7 +14,7 @@ import numpy as np
 from bitimely_core import storage
 from bitimely_core.claims import pass1_clean, spill
 from bitimely_core.claims.job import SPAN, Found, Job
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text, usage_error
 
 if TYPE_CHECKING:
     import polars as pl
@@ -88,7 +88,7 @@ def numbered(job: Job, found: Found, laid: Sequence[Pile], told: Path | None) ->
     whole = np.sort(np.concatenate(keys))
     if (whole[1:] == whole[:-1]).any():
         text, action = "the pseudonyms of two subjects begin alike", "Give another key with --id-key"
-        raise UserError(Reason.INTEGRITY, text, action=action, exit_code=Exit.INTEGRITY)
+        raise UserError(Reason.INTEGRITY, text, hint=action, exit_code=Exit.INTEGRITY)
     if job.splits is not None and job.given.get("split_file"):
         _compare(job, len(whole), listed)
     return whole
@@ -98,17 +98,17 @@ def _compare(job: Job, subjects: int, listed: int) -> None:
     """Says how many of a split file nobody knows; raises UserError (config, exit 2) when it misses some who are there."""
     assert job.splits is not None
     if listed < subjects:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"misses {subjects - listed} of {subjects} subjects",
-            wanted="expected all, by the ids of the source",
+            "expected all, by the ids of the source",
             file=job.given["split_file"],
             field="--split-file",
-            exit_code=Exit.USAGE,
         )
     if strange := job.splits.height - listed:
         text = f"{strange} of {job.splits.height} subjects of the split file are not in the data"
-        found = Finding(code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted="passed over", field="--split-file", count=strange)
+        found = Finding(
+            code=Reason.UNMATCHED_LABELS, level="warning", problem=text, requirement="passed over", field="--split-file", count=strange
+        )
         job.attempt.reasons.append(found)
 
 
@@ -130,7 +130,7 @@ def _given(path: Path) -> pl.DataFrame:
     from bitimely_core.claims.splits import SPLITS as KNOWN
 
     def refused(text: str, wanted: str) -> UserError:
-        return UserError(Reason.CONFIG, text, wanted=wanted, file=str(path), field="--split-file", exit_code=Exit.USAGE)
+        return usage_error(text, wanted, file=str(path), field="--split-file")
 
     try:
         frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
@@ -152,7 +152,7 @@ def outside(path: Path, workspace: Path) -> None:
     """Raises UserError (config, exit 2) for a path inside the workspace: raw ids are for their owner alone."""
     if path.resolve().is_relative_to(workspace.resolve()):
         wanted = "expected a place that is not shared with caches and reports"
-        raise UserError(Reason.CONFIG, "lies in the workspace", wanted=wanted, file=str(path), field="--keep-ids", exit_code=Exit.USAGE)
+        raise usage_error("lies in the workspace", wanted, file=str(path), field="--keep-ids")
 
 
 def keep_ids(job: Job, keys: np.ndarray) -> None:

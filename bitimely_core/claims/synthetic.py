@@ -30,7 +30,7 @@ import numpy as np
 
 from bitimely_core import registry, storage
 from bitimely_core.claims.dataset import LABELS, OPTIONS
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import Reason, safe_text, usage_error
 from bitimely_core.registry import DatasetFacts, View, datasets
 
 NAME = "synthetic-claims"
@@ -206,9 +206,7 @@ def write(
     """
     for name, value, low in (("subjects", subjects, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**63:
-            raise UserError(
-                Reason.CONFIG, f"{name} is {safe_text(value)}", wanted=f"expected a whole number from {low} on", exit_code=Exit.USAGE
-            )
+            raise usage_error(f"{name} is {safe_text(value)}", f"expected a whole number from {low} on")
     chosen = resolved(config or {})
     solved = solve(chosen)
     ledger: Counter[str] = Counter()
@@ -409,13 +407,7 @@ def _over(base: dict[str, Any], values: dict[str, Any], where: str) -> dict[str,
         elif (type(value) is type(base[key]) or (isinstance(base[key], float) and type(value) is int)) and value == value:  # no NaN
             out[key] = value
         else:
-            raise UserError(
-                Reason.CONFIG,
-                f"found {safe_text(value)}",
-                wanted=f"expected a value like {base[key]!r}",
-                field=f"{where}.{key}",
-                exit_code=Exit.USAGE,
-            )
+            raise usage_error(f"found {safe_text(value)}", f"expected a value like {base[key]!r}", field=f"{where}.{key}")
     return out
 
 

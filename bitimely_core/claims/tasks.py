@@ -15,7 +15,7 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.claims import tokenize
-from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
 from bitimely_core.tokens.sequences import SPECIAL, Files, Sequences, open_sequences, parquet, publish, shard
 from bitimely_core.tokens.sets import FORMAT
 from bitimely_core.types import Progress
@@ -42,15 +42,15 @@ def labels(folder: str | Path) -> pl.DataFrame:
         raise _usage("no such folder", "expected one with label files of MEDS", str(folder), "--task")
     found = sorted(folder.rglob("*.parquet"))
     if not found:
-        raise UserError(Reason.NO_INPUT, "no .parquet in it", wanted="expected label files of MEDS", file=str(folder), field="--task")
+        raise input_error(Reason.NO_INPUT, "no .parquet in it", "expected label files of MEDS", file=str(folder), field="--task")
     kinds: dict[str, Any] = {"subject_id": pl.Int64, "prediction_time": pl.Datetime("us"), "boolean_value": pl.Boolean}
     try:
         rows = pl.concat([pl.read_parquet(path, columns=list(kinds)).select(pl.col(n).cast(k) for n, k in kinds.items()) for path in found])
     except (OSError, pl.exceptions.PolarsError) as error:
         wanted = "expected subject_id, prediction_time and boolean_value"
-        raise UserError(Reason.SCHEMA, type(error).__name__, wanted=wanted, file=str(folder), field="--task") from error
+        raise input_error(Reason.SCHEMA, type(error).__name__, wanted, file=str(folder), field="--task") from error
     if rows["subject_id"].null_count() or rows["prediction_time"].null_count():
-        raise UserError(Reason.SCHEMA, "a row without subject or time", wanted="expected both", file=str(folder), field="--task")
+        raise input_error(Reason.SCHEMA, "a row without subject or time", "expected both", file=str(folder), field="--task")
     return rows.unique(maintain_order=True).sort("subject_id", "prediction_time", maintain_order=True)
 
 
@@ -108,13 +108,12 @@ def build(
         old = storage.read_manifest(out)
         if old.get("options") == options and old.get("base") == base.fingerprint:
             return open_sequences(out, verify=verify)
-        raise UserError(
-            Reason.SETTINGS_DIFFER,
+        raise usage_error(
             "was made of other labels or codes",
-            wanted="expected the same",
-            action="Give another --name, or --force-new",
+            "expected the same",
+            "Give another --name, or --force-new",
+            code=Reason.SETTINGS_DIFFER,
             file=str(out),
-            exit_code=Exit.USAGE,
         )
     if verify:
         storage.check_files(cache.folder, cache.manifest)
@@ -139,7 +138,7 @@ def _mark(asked: pl.DataFrame) -> str:
 
 
 def _usage(text: str, wanted: str, file: str, field: str, action: str = "") -> UserError:
-    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, file=file, field=field, exit_code=Exit.USAGE)
+    return usage_error(text, wanted, action, file=file, field=field)
 
 
 def _write(
@@ -171,9 +170,7 @@ def _write(
                 progress("sequences", done, total)
             del one, frame
     if not parts:
-        raise UserError(
-            Reason.NO_INPUT, "no subject of the labels is in the cache", wanted="expected some", action="Give --ids of the ingest"
-        )
+        raise input_error(Reason.NO_INPUT, "no subject of the labels is in the cache", "expected some", "Give --ids of the ingest")
     whole = pl.concat(parts)
     silent = whole.filter(pl.col("codes").list.first() == UNKNOWN).height
     notices = (
@@ -181,7 +178,9 @@ def _write(
     )
     text = f"{strangers} subjects of the labels are not in the cache"
     found = (
-        [Finding(code=Reason.IDENTIFIER, level="warning", text=text, wanted="they get no prediction", count=strangers)] if strangers else []
+        [Finding(code=Reason.IDENTIFIER, level="warning", problem=text, requirement="they get no prediction", count=strangers)]
+        if strangers
+        else []
     )
     events = int(whole["codes"].list.len().sum())
     publish(

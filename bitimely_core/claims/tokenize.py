@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.registry import unknown
 from bitimely_core.tokens.sequences import Files, Sequences, open_sequences, publish
 from bitimely_core.tokens.sequences import shard as shard_of
@@ -120,7 +120,7 @@ def resolved(
 
 
 def _usage(text: str, wanted: str = "", action: str = "") -> UserError:
-    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, exit_code=Exit.USAGE)
+    return usage_error(text, wanted, action)
 
 
 def _landmark(text: str | None, date: str | None) -> Any:
@@ -177,9 +177,9 @@ def _current(plan: Plan, out: Path) -> bool:
     differing = [
         Finding(
             code=Reason.SETTINGS_DIFFER,
-            text=f"was made with {safe_text(before.get(key))}",
-            wanted=f"now it is {safe_text(new.get(key))}",
-            action="Give the same choices, another --name, or --force-new",
+            problem=f"was made with {safe_text(before.get(key))}",
+            requirement=f"now it is {safe_text(new.get(key))}",
+            hint="Give the same choices, another --name, or --force-new",
             file=str(out / storage.MANIFEST),
             field=key,
         )
@@ -188,7 +188,7 @@ def _current(plan: Plan, out: Path) -> bool:
     ]
     if differing:
         one, *rest = differing
-        raise UserError(one.code, one.text, one.wanted, one.action, one.file, one.field, exit_code=Exit.USAGE, details=rest)
+        raise usage_error(one.problem, one.requirement, one.hint, code=one.code, file=one.file, field=one.field, details=rest)
     return True
 
 
@@ -252,11 +252,11 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
             del shard, built, frame, own
     whole = np.concatenate(lengths)
     if not len(whole):
-        raise UserError(
+        raise input_error(
             Reason.NO_INPUT,
             "no subject has a sequence",
-            wanted=f"{len(selection.phecodes)} PheCodes are selected, {choices.min_codes} {choices.min_codes_unit} are needed",
-            action="Lower --min-codes, or give --no-select",
+            f"{len(selection.phecodes)} PheCodes are selected, {choices.min_codes} {choices.min_codes_unit} are needed",
+            "Lower --min-codes, or give --no-select",
             file=str(cache.folder),
         )
     prevalence = {"before": shortcut_baselines.add_prevalence(before), "after": shortcut_baselines.add_prevalence(after)}
@@ -296,7 +296,7 @@ def everyone(plan: Plan) -> pl.DataFrame:
         people = people.drop("split").join(given, on="subject_id", how="left", maintain_order="left")
         if missing := people["split"].null_count():
             text = f"misses {missing} of {people.height} subjects"
-            raise UserError(Reason.CONFIG, text, wanted="expected all", file=plan.split_file, field="--split-file", exit_code=Exit.USAGE)
+            raise usage_error(text, "expected all", file=plan.split_file, field="--split-file")
     names = sorted(plan.cache.manifest["names"])
     columns: dict[str, pl.Series] = {}
     for kind, of in (("y", "value"), ("onset", "onset_day")):
@@ -318,12 +318,12 @@ def _given_split(path: Path) -> pl.DataFrame:
     except (OSError, pl.exceptions.PolarsError) as error:
         text = safe_text(str(error))
         wanted = "expected the columns subject_id (as in subjects.parquet) and split"
-        raise UserError(Reason.CONFIG, text, wanted=wanted, file=str(path), field="--split-file", exit_code=Exit.USAGE) from error
+        raise usage_error(text, wanted, file=str(path), field="--split-file") from error
     odd = set(frame["split"].unique().to_list()) - {"train", "validation", "test"}
     if odd or frame["subject_id"].is_duplicated().any():
         text = f"split {safe_text(min(map(str, odd)))}" if odd else "a subject twice"
         wanted = "expected train, validation or test, once a subject"
-        raise UserError(Reason.CONFIG, text, wanted=wanted, file=str(path), field="--split-file", exit_code=Exit.USAGE)
+        raise usage_error(text, wanted, file=str(path), field="--split-file")
     return frame
 
 
@@ -474,7 +474,7 @@ def findings(statistics: dict[str, Any], choices: Choices) -> list[Finding]:
         many = (
             "The few PheCodes selected are rare: see --no-select, --min-case-support, --min-codes" if lost > funnel["subjects_out"] else ""
         )
-        found.append(Finding(code=Reason.MIN_CODES, level="warning", text=text, wanted=least, action=many, count=lost))
+        found.append(Finding(code=Reason.MIN_CODES, level="warning", problem=text, requirement=least, hint=many, count=lost))
     for name, leak in statistics["leaks"].items():
         best = leak["best"]
         own = list(leak["own"])
@@ -491,9 +491,9 @@ def findings(statistics: dict[str, Any], choices: Choices) -> list[Finding]:
                 Finding(
                     code=Reason.LABEL_LEAKAGE,
                     level="warning",
-                    text=f"label {name}: {' and '.join(part for part in (said, told) if part)}",
-                    wanted=f"chance is {chance:.3f}" if chance is not None else "",
-                    action="Look at --leakage drop-phecode and --landmark",
+                    problem=f"label {name}: {' and '.join(part for part in (said, told) if part)}",
+                    requirement=f"chance is {chance:.3f}" if chance is not None else "",
+                    hint="Look at --leakage drop-phecode and --landmark",
                 )
             )
     for name in statistics["fallback"]:
@@ -503,8 +503,8 @@ def findings(statistics: dict[str, Any], choices: Choices) -> list[Finding]:
                 Finding(
                     code=Reason.CLASS_MISSING,
                     level="info",
-                    text=f"label {name}: no ratio can exceed {ceiling:.2f} at its prevalence",
-                    wanted=f"the threshold is {statistics['threshold']:g}, so the top codes were taken",
+                    problem=f"label {name}: no ratio can exceed {ceiling:.2f} at its prevalence",
+                    requirement=f"the threshold is {statistics['threshold']:g}, so the top codes were taken",
                 )
             )
     return found

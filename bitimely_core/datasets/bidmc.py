@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bitimely_core.datasets import tser
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -115,7 +115,7 @@ def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Fin
     )
     if found and names:
         text, action = f"{len(found)} problems in .ts files and {len(names)} recordings", "Give the folder of one form"
-        raise UserError(Reason.CONFIG, text, wanted="expected one form of one data set", action=action, exit_code=Exit.USAGE)
+        raise usage_error(text, "expected one form of one data set", action)
     yield from tser.others(source, {**found, **tables_of, **headers}, LAYOUT)
     if found:
         yield from _problems(source, found)
@@ -130,7 +130,7 @@ def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Fin
         if name not in names:
             rel = next(iter(files.values()))
             fault = Finding(
-                code=Reason.MISSING_SIGNAL_FILE, text="there is no Signals file beside it", action="Download it again", file=rel
+                code=Reason.MISSING_SIGNAL_FILE, problem="there is no Signals file beside it", hint="Download it again", file=rel
             )
             yield Unit(name=name, files=tuple(files.values()), read=None, findings=(fault,))
 
@@ -143,11 +143,11 @@ def _problems(source: Source, found: dict[str, dict[str, str]]) -> Iterator[Unit
         if named is None:
             text = f"the problem {safe_text(PurePosixPath(problem).name)}"
             wanted = "expected BIDMC32RR, BIDMC32HR, BIDMC32SpO2"
-            raise UserError(Reason.CONFIG, text, wanted=wanted, file=next(iter(files.values())), exit_code=Exit.USAGE)
+            raise usage_error(text, wanted, file=next(iter(files.values())))
         channels = tuple(tser.Channel(name, RATE, "", 4000) for name in NEEDED)
         layouts[problem] = tser.Layout(target=named[1].lower(), channels=channels, subject="bidmc", windows=True)
     if len({layout.target for layout in layouts.values()}) < len(layouts):
-        raise UserError(Reason.CONFIG, "one of the problems is there twice", action="Give the folder of one copy", exit_code=Exit.USAGE)
+        raise usage_error("one of the problems is there twice", hint="Give the folder of one copy")
     yield from tser.units(source, found, layouts)
 
 
@@ -179,7 +179,7 @@ def read_tables(name: str, files: dict[str, tuple[Path, str]], split: str) -> Re
         late = np.abs(values[0] - values[0][0] - np.arange(rows) / RATE).max()
         if late > 0.75 / RATE:  # the official files round the times to a hundredth of a second
             text = f"{rows} rows whose times do not run at {RATE:g} Hz"
-            raise UserError(Reason.SAMPLING_RATE, text, wanted=f"expected a row every {1 / RATE:g} s", field="Time [s]")
+            raise input_error(Reason.SAMPLING_RATE, text, f"expected a row every {1 / RATE:g} s", field="Time [s]")
         signals = [_signal(label, "", values[i]) for i, label in enumerate(columns) if i > 0]
     seconds = rows / RATE
     labels: dict[str, np.ndarray] = {}
@@ -200,23 +200,23 @@ def _columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]]:
     clock = next((name for name in clocks if name in names), None)
     if clock is None or len(set(names)) < len(names):
         wanted = f"expected {clocks[0]} and channels of different names"
-        raise UserError(Reason.SCHEMA, f"has the columns {', '.join(map(safe_text, names[:12]))}", wanted=wanted, field=clocks[0])
+        raise input_error(Reason.SCHEMA, f"has the columns {', '.join(map(safe_text, names[:12]))}", wanted, field=clocks[0])
     order = [clock, *(name for name in names if name and name != clock)]
     cells: array[float] = array("d")
     for row in tables.rows(path, order):
         if isinstance(row, Finding):
-            raise UserError(row.code, row.text, wanted="a lost row would shift what follows", row=row.row)
+            raise input_error(row.code, row.problem, "a lost row would shift what follows", row=row.row)
         for label, cell in zip(order, row.cells, strict=True):
             try:
                 value = None if cell.strip().lower() == "nan" else tables.number(cell)
             except UserError as error:
-                raise UserError(
-                    error.code, f"the cell of row {row.row} {error.text}", wanted=error.wanted, field=label, row=row.row
+                raise input_error(
+                    error.code, f"the cell of row {row.row} {error.problem}", error.requirement, field=label, row=row.row
                 ) from None
             cells.append(np.nan if value is None else value)
     table = np.frombuffer(cells, np.float64).reshape(-1, len(order)) if len(cells) else np.zeros((0, len(order)))
     if not len(table) or np.isnan(table[:, 0]).any():
-        raise UserError(Reason.TIMESTAMPS, "has rows without a time" if len(table) else "has no rows", field=clock)
+        raise input_error(Reason.TIMESTAMPS, "has rows without a time" if len(table) else "has no rows", field=clock)
     return order, list(np.ascontiguousarray(table.T))
 
 
@@ -226,7 +226,7 @@ def _breaths(path: Path) -> list[np.ndarray]:
     people: list[list[float]] = [[] for _ in names]
     for row in tables.rows(path, names):
         if isinstance(row, Finding):
-            raise UserError(row.code, row.text, wanted=row.wanted, row=row.row)
+            raise input_error(row.code, row.problem, row.requirement, row=row.row)
         for place, cell in zip(people, row.cells, strict=True):
             value = tables.number(cell)
             if value is not None:  # one person may have marked fewer
@@ -257,7 +257,7 @@ def read_records(name: str, source: Source, files: dict[str, str], split: str) -
     findings = [finding.at(rel) for finding in found.findings]
     with located(rel):
         if any(abs(signal.rate - RATE) > 1e-6 or signal.onset for signal in found.signals):
-            raise UserError(Reason.SAMPLING_RATE, "the signals are not in one piece at one rate", wanted=f"expected {RATE:g} Hz")
+            raise input_error(Reason.SAMPLING_RATE, "the signals are not in one piece at one rate", f"expected {RATE:g} Hz")
     signals = [signal._replace(channel=_named(signal.channel)) for signal in found.signals]
     seconds = max(len(signal.samples) for signal in signals) / RATE
     labels: dict[str, np.ndarray] = {}
@@ -288,19 +288,19 @@ def _record(name: str, signals: list[Signal], labels: dict[str, np.ndarray], spl
     """The recording, with its labels as channels whose values belong to the 32 s that follow."""
     channels = [signal.channel for signal in signals]
     if len(set(channels)) < len(channels):
-        raise UserError(Reason.DUPLICATE_CHANNEL, f"found {', '.join(map(safe_text, channels))}", wanted="expected each once", file=rel)
+        raise input_error(Reason.DUPLICATE_CHANNEL, f"found {', '.join(map(safe_text, channels))}", "expected each once", file=rel)
     if missing := [channel for channel in NEEDED if channel not in channels]:
         text = f"has no {' and no '.join(missing)}"
-        findings.append(Finding(code=Reason.MISSING_CHANNEL, level="warning", text=text, wanted="left out of the views", file=rel))
+        findings.append(Finding(code=Reason.MISSING_CHANNEL, level="warning", problem=text, requirement="left out of the views", file=rel))
     for signal in signals:
         if lost := int(np.count_nonzero(np.isnan(signal.samples))) if signal.samples.dtype.kind == "f" else 0:
             text = f"{lost} values of {safe_text(signal.channel)} are missing"
-            findings.append(Finding(code=Reason.MISSING_VALUES, level="warning", text=text, count=lost, file=rel))
+            findings.append(Finding(code=Reason.MISSING_VALUES, level="warning", problem=text, count=lost, file=rel))
     absent = [key for key in PLAUSIBLE if key not in labels or not np.isfinite(labels[key]).any()]
     if absent:
         text = f"there are no labels for {', '.join(absent)}"
         wanted = "rr comes from Breaths, hr and spo2 from Numerics"
-        findings.append(Finding(code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted=wanted, file=rel))
+        findings.append(Finding(code=Reason.UNMATCHED_LABELS, level="warning", problem=text, requirement=wanted, file=rel))
     clocks = [Signal(key, 1 / STEP, UNITS[key], values.astype(np.float32)) for key, values in labels.items() if key not in absent]
     return Record(recording_id=name, subject_id=name, signals=[*signals, *clocks], attributes={"split": split}, findings=findings)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import wfdb
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -66,25 +66,27 @@ NOTICE = (
 def emg(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
     """EMG examples (PhysioNet emgdb): three recordings, one a class."""
     if source is None:
-        raise UserError(Reason.NO_INPUT, "needs the folder of the data set", action="Give it as SOURCE")
+        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
     headers = [rel for rel in sorted({*source.files, *source.odd}) if rel.endswith(".hea")]
     found = [rel for rel in headers if PurePosixPath(rel).stem in RECORDS]
     if not found:
         wanted = f"expected {', '.join(f'{name}.hea' for name in RECORDS)}"
-        raise UserError(Reason.NO_INPUT, f"no record of the data set among {len(source.files)} files", wanted=wanted)
+        raise input_error(Reason.NO_INPUT, f"no record of the data set among {len(source.files)} files", wanted)
     yield Finding(
-        code=Reason.LABEL_LEAKAGE, level="warning", text="each class is one person", wanted="scores say nothing about other people"
+        code=Reason.LABEL_LEAKAGE, level="warning", problem="each class is one person", requirement="scores say nothing about other people"
     )
     for name in RECORDS:
         here = [rel for rel in found if PurePosixPath(rel).stem == name]
         if not here:
             text = f"{name}.hea is not there"
-            yield Finding(code=Reason.CLASS_MISSING, level="warning", text=text, wanted="its class is missing", action="Download it")
+            yield Finding(code=Reason.CLASS_MISSING, level="warning", problem=text, requirement="its class is missing", hint="Download it")
         elif len(here) > 1:
-            raise UserError(Reason.DUPLICATE_KEY, f"{name}.hea is there {len(here)} times", wanted="expected one", file=here[1])
+            raise input_error(Reason.DUPLICATE_KEY, f"{name}.hea is there {len(here)} times", "expected one", file=here[1])
     for rel in headers:
         if rel not in found:
-            yield Finding(code=Reason.FILE_NAME, level="warning", text="is no record of this data set", wanted="it is not read", file=rel)
+            yield Finding(
+                code=Reason.FILE_NAME, level="warning", problem="is no record of this data set", requirement="it is not read", file=rel
+            )
     for rel in found:
         yield _unit(source, rel, keep_dates=bool(options.get("keep_dates")), keep_phi=bool(options.get("keep_phi")))
 
@@ -119,20 +121,20 @@ def read_record(source: Source, rel: str, *, keep_dates: bool = False, keep_phi:
         signals = [signal for signal in found.signals if signal.channel.upper() == CHANNEL]
         if not signals:
             text, wanted = f"has no signal {CHANNEL}", f"found {', '.join(safe_text(signal.channel) for signal in found.signals[:12])}"
-            raise UserError(Reason.MISSING_CHANNEL, text, wanted=wanted, field="description", expected=CHANNEL)
+            raise input_error(Reason.MISSING_CHANNEL, text, wanted, field="description", expected=CHANNEL)
         first = signals[0]
         if not math.isclose(first.rate, RATE, rel_tol=1e-6):
             text, wanted = f"is sampled at {first.rate:g} Hz", f"expected {RATE:g} Hz"
-            raise UserError(Reason.SAMPLING_RATE, text, wanted=wanted, field="sampling_rate", found=f"{first.rate:g}", expected=f"{RATE:g}")
+            raise input_error(Reason.SAMPLING_RATE, text, wanted, field="sampling_rate", found=f"{first.rate:g}", expected=f"{RATE:g}")
         factor = MILLIVOLTS.get(first.unit.lower())
         if factor is None:
             shown = safe_text(first.unit)
-            raise UserError(Reason.UNIT, f"is in {shown}", wanted="expected mV, uV or V", field="unit", found=shown, expected="mV")
+            raise input_error(Reason.UNIT, f"is in {shown}", "expected mV, uV or V", field="unit", found=shown, expected="mV")
         if factor != 1.0:
             text, wanted = f"is in {first.unit}", "brought to mV by its scale"
-            findings.append(Finding(code=Reason.UNIT, level="warning", text=text, wanted=wanted, field="unit"))
+            findings.append(Finding(code=Reason.UNIT, level="warning", problem=text, requirement=wanted, field="unit"))
         if not any(np.fmin.reduce(signal.samples) < np.fmax.reduce(signal.samples) for signal in signals):
-            findings.append(Finding(code=Reason.FLAT_CHANNEL, level="warning", text="is constant", field=CHANNEL))
+            findings.append(Finding(code=Reason.FLAT_CHANNEL, level="warning", problem="is constant", field=CHANNEL))
     start, comments = found.header.start, found.header.comments
     return Record(
         recording_id=name,

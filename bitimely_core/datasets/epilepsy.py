@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError
+from bitimely_core.errors import Finding, Reason, UserError, input_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -82,16 +82,16 @@ RULES = {
 def epilepsy(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
     """Epileptic Seizure Recognition (UCI): 11,500 seconds of EEG in five conditions."""
     if source is None:
-        raise UserError(Reason.NO_INPUT, "needs the folder of the data set", action="Give it as SOURCE")
+        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
     found = sorted(rel for rel in {*source.files, *source.odd} if PurePosixPath(rel).name.lower() == TABLE)
     if len(found) != 1:
         action = "Give the folder that holds it; tables in another form are read by `ingest generic` with --map"
         text = f"{TABLE} is there {len(found)} times" if found else f"no {TABLE} among {len(source.files)} files"
-        raise UserError(Reason.NO_INPUT, text, wanted="expected one", action=action)
+        raise input_error(Reason.NO_INPUT, text, "expected one", action)
     for rel in source.files:
         if rel not in found and PurePosixPath(rel).suffix.lower() in {".csv", ".parquet", ".tsv", ".txt"} and not _official(rel):
             text, wanted = f"is not {TABLE}", "it is not read"
-            yield Finding(code=Reason.FILE_NAME, level="warning", text=text, wanted=wanted, file=rel)
+            yield Finding(code=Reason.FILE_NAME, level="warning", problem=text, requirement=wanted, file=rel)
     rel = found[0]
     if rel in source.odd:
         yield Unit(name=rel, files=(rel,), read=None, findings=(source.odd[rel],))
@@ -128,7 +128,7 @@ def read_table(path: Path, rel: str) -> Records:
                 records.append(found)
         counted = tables.count(path)
         if counted != seen:
-            raise UserError(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", wanted="expected the same number")
+            raise input_error(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", "expected the same number")
         findings = tables.gathered(faults)
         if not records:
             raise _nothing(findings, seen)
@@ -143,9 +143,9 @@ def read_table(path: Path, rel: str) -> Records:
 
 def _nothing(findings: list[Finding], seen: int) -> UserError:
     """Why a table without a usable row is refused."""
-    worst = max(findings, key=lambda finding: finding.count, default=Finding(code=Reason.EMPTY_FILE, text="has no rows"))
-    text = f"no row of {seen} can be used: {worst.text}"
-    return UserError(worst.code, text, wanted=worst.wanted, field=worst.field, row=worst.row)
+    worst = max(findings, key=lambda finding: finding.count, default=Finding(code=Reason.EMPTY_FILE, problem="has no rows"))
+    text = f"no row of {seen} can be used: {worst.problem}"
+    return input_error(worst.code, text, worst.requirement, field=worst.field, row=worst.row)
 
 
 def _id_column(names: tuple[str, ...]) -> str:
@@ -158,10 +158,10 @@ def _id_column(names: tuple[str, ...]) -> str:
     other = [name for name in names if name not in expected]
     if len(expected & set(names)) < 2:
         text = f"the first line names none of the columns {VALUES[0]} to {VALUES[-1]} and {LABEL}"
-        raise UserError(Reason.HEADER, text, wanted="is the header line absent?")
+        raise input_error(Reason.HEADER, text, "is the header line absent?")
     if len(other) != 1:
         text = f"{len(other)} columns besides {VALUES[0]} to {VALUES[-1]} and {LABEL}"
-        raise UserError(Reason.HEADER, text, wanted="expected one, which holds the id of the row")
+        raise input_error(Reason.HEADER, text, "expected one, which holds the id of the row")
     return other[0]
 
 
@@ -171,20 +171,22 @@ def _record(row: tables.Row, key: str) -> Record | Finding:
     place = ID.fullmatch(name.strip())
     if place is None:
         text = f"the one of row {row.row} is not of the form X21.V1.791"
-        return Finding(code=Reason.IDENTIFIER, text=text, wanted="it says which rows belong together", field=key or "id", row=row.row)
+        return Finding(
+            code=Reason.IDENTIFIER, problem=text, requirement="it says which rows belong together", field=key or "id", row=row.row
+        )
     number = None
     with suppress(UserError):
         number = tables.integer(label)
     if number not in CONDITIONS:
         text, wanted = f"the one of row {row.row} is no class", f"expected {', '.join(map(str, CONDITIONS))}"
-        return Finding(code=Reason.LABEL, text=text, wanted=wanted, field=LABEL, row=row.row)
+        return Finding(code=Reason.LABEL, problem=text, requirement=wanted, field=LABEL, row=row.row)
     values = tables.numbers(tables.Row(row.row, tuple(cells)), VALUES)
     if isinstance(values, Finding):
         return values
     largest = np.abs(values).max()
     if largest > np.finfo(np.float32).max:
         text = f"row {row.row} has a value beyond 10^38"
-        return Finding(code=Reason.NON_FINITE, text=text, wanted="expected microvolts", row=row.row)
+        return Finding(code=Reason.NON_FINITE, problem=text, requirement="expected microvolts", row=row.row)
     whole = largest <= 32767 and np.array_equal(values, np.rint(values))
     signal = Signal(CHANNEL, RATE, UNIT, values.astype(np.int16 if whole else np.float32))
     attributes = {"binary": BINARY[number == 1], "condition": CONDITIONS[number], "chunk": int(place[1])}
@@ -198,4 +200,6 @@ def _torn(records: list[Record]) -> list[Finding]:
         classes.setdefault(record.subject_id, set()).add(record.attributes["condition"])
     torn = sum(len(found) > 1 for found in classes.values())
     text = f"segments whose chunks have different classes: {torn}"
-    return [Finding(code=Reason.LABEL, level="warning", text=text, wanted="expected one class a segment", count=torn)] if torn else []
+    return (
+        [Finding(code=Reason.LABEL, level="warning", problem=text, requirement="expected one class a segment", count=torn)] if torn else []
+    )

@@ -26,7 +26,7 @@ from pydantic import Field
 from bitimely_core.config import Section, read_toml, validate
 from bitimely_core.datasets import tser
 from bitimely_core.datasets.tser import needed, others
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import edf as format_edf
 from bitimely_core.formats import tables
 from bitimely_core.formats import wfdb as format_wfdb
@@ -234,7 +234,7 @@ def wfdb(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Find
 
 
 def _usage(file: str, name: str, text: str, wanted: str) -> UserError:
-    return UserError(Reason.CONFIG, text, wanted=wanted, file=file, field=name, exit_code=Exit.USAGE)
+    return usage_error(text, wanted, file=file, field=name)
 
 
 def _listed(source: Source, chosen: Map, formats: tuple[Format, ...], options: Mapping[str, Any]) -> Iterator[Unit | Finding | Rows]:
@@ -281,17 +281,26 @@ def _matched(told: Mapping[str, Told], tabled: Mapping[str, Any], events: Mappin
         text = f"{len(alone)} recordings whose subjects are not known, each is taken for another one"
         action = "Give --map (generic) with a match or a table where some are of one person"
         wanted = "recordings of one person in two splits make scores optimistic"
-        yield Finding(code=Reason.IDENTIFIER, level="warning", text=text, wanted=wanted, action=action, file=alone[0], count=len(alone))
+        yield Finding(
+            code=Reason.IDENTIFIER, level="warning", problem=text, requirement=wanted, hint=action, file=alone[0], count=len(alone)
+        )
     keys = {key for rel, about in told.items() for key in (*_keys(rel), about.subject_id)}
     for what, table in (("the table", tabled), ("the table of annotations", events)):
         if extra := [key for key in table if key not in keys]:
             text = f"{len(extra)} recordings or subjects of {what} have no file here"
-            yield Finding(code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted="their rows are not used", count=len(extra))
+            yield Finding(
+                code=Reason.UNMATCHED_LABELS, level="warning", problem=text, requirement="their rows are not used", count=len(extra)
+            )
     lacking = [rel for rel, about in told.items() if tabled and not {*_keys(rel), about.subject_id} & tabled.keys()]
     if lacking:
         text = f"{len(lacking)} recordings have no row in the table"
         yield Finding(
-            code=Reason.UNMATCHED_LABELS, level="warning", text=text, wanted="they have no label", file=lacking[0], count=len(lacking)
+            code=Reason.UNMATCHED_LABELS,
+            level="warning",
+            problem=text,
+            requirement="they have no label",
+            file=lacking[0],
+            count=len(lacking),
         )
 
 
@@ -382,7 +391,7 @@ def _unit(source: Source, rel: str, kind: Format, told: Told, *, bids: bool) -> 
         own = replace(source, files={name: source.files[name] for name in held}, odd={})
         return Unit(name=told.recording_id, files=tuple(dict.fromkeys([*files, *held])), read=partial(read_wfdb, own, rel, told))
     if kind == "npy" and told.rate is None:
-        raise UserError(Reason.CONFIG, "has no sampling rate", wanted="expected `rate` in [[files]] of the map", exit_code=Exit.USAGE)
+        raise usage_error("has no sampling rate", "expected `rate` in [[files]] of the map")
     if kind == "mne":
         files += [name for name in source.files if _stem(name) == _stem(rel) and _ending(name) in COMPANIONS.get(_ending(rel), ())]
     if told.series:
@@ -443,7 +452,7 @@ def _table(source: Source, table: TableOf) -> tuple[list[Rows | Finding], dict[s
             try:
                 value = tables.number(cells["value"]) if "value" in cells else None
             except UserError as error:
-                faults.append(replace(error.finding, row=row.row, field=table.value, file=table.path, text=f"the cell {error.text}"))
+                faults.append(replace(error.finding, row=row.row, field=table.value, file=table.path, problem=f"the cell {error.problem}"))
                 continue
             told: dict[str, Any] = {name: cell for name, cell in cells.items() if cell.lower() not in NOTHING and name != "value"}
             out[row.cells[names.index(key)].strip()] = told | ({} if value is None else {"value": value})
@@ -500,11 +509,13 @@ def _event(row: tables.Row, table: EventsOf) -> Annotation | Finding:
         return note
     if duration and not note.duration:
         wanted = 'expected some seconds; with duration = "" in the map a number holds until the next row'
-        return Finding(code=Reason.ANNOTATION_SYNTAX, text=f"row {row.row} lasts 0 s", wanted=wanted, field=table.duration, row=row.row)
+        return Finding(
+            code=Reason.ANNOTATION_SYNTAX, problem=f"row {row.row} lasts 0 s", requirement=wanted, field=table.duration, row=row.row
+        )
     try:
         return note._replace(label=repr(tables.number(text)))
     except UserError as error:
-        return replace(error.finding, row=row.row, field=table.value, text=f"the cell of row {row.row} {error.text}")
+        return replace(error.finding, row=row.row, field=table.value, problem=f"the cell of row {row.row} {error.problem}")
 
 
 def _until_next(notes: list[Annotation]) -> list[Annotation]:
@@ -529,7 +540,7 @@ def _bids_events(path: Path, rel: str) -> list[Annotation]:
                 else _note(row.row, *(("0" if cell.strip().lower() in NOTHING else cell) for cell in row.cells))
             )
             if isinstance(note, Finding):
-                raise UserError(note.code, note.text, wanted=note.wanted, field=note.field, row=note.row)
+                raise input_error(note.code, note.problem, note.requirement, field=note.field, row=note.row)
             out.append(note)
     return out
 
@@ -538,9 +549,9 @@ def _note(row: int, onset: str, duration: str, label: str) -> Annotation | Findi
     try:
         times = [tables.number(cell) or 0.0 for cell in (onset, duration)]
     except UserError as error:
-        return Finding(code=Reason.ANNOTATION_SYNTAX, text=f"onset or duration {error.text}", wanted="expected seconds", row=row)
+        return Finding(code=Reason.ANNOTATION_SYNTAX, problem=f"onset or duration {error.problem}", requirement="expected seconds", row=row)
     if times[1] < 0 or not label.strip():
-        return Finding(code=Reason.ANNOTATION_SYNTAX, text="a negative duration or no label", row=row)
+        return Finding(code=Reason.ANNOTATION_SYNTAX, problem="a negative duration or no label", row=row)
     return Annotation(times[0], times[1], label.strip())
 
 
@@ -574,21 +585,21 @@ def read_table(path: Path, rel: str, told: Told) -> Record:
         cells: array[float] = array("d")
         for row in tables.rows(path, order, delimiter=told.delimiter):
             if isinstance(row, Finding):
-                raise UserError(row.code, row.text, wanted="a lost row would shift what follows", row=row.row)
+                raise input_error(row.code, row.problem, "a lost row would shift what follows", row=row.row)
             for name, cell in zip(order, row.cells, strict=True):
                 try:
                     value = None if cell.strip().lower() in NOTHING else tables.number(cell)
                 except UserError as error:
-                    raise UserError(
-                        error.code, f"the cell of row {row.row} {error.text}", wanted=error.wanted, field=name, row=row.row
+                    raise input_error(
+                        error.code, f"the cell of row {row.row} {error.problem}", error.requirement, field=name, row=row.row
                     ) from None
                 cells.append(math.nan if value is None else value)
         values = np.frombuffer(cells, np.float64).reshape(-1, len(order)) if len(cells) else np.zeros((0, len(order)))
         if not len(values):
-            raise UserError(Reason.TRUNCATED, "has no rows below its header", action="Download it again")
+            raise input_error(Reason.TRUNCATED, "has no rows below its header", hint="Download it again")
         rate = _clocked(values[:, 0], told) if told.time else told.rate
         if rate is None:
-            raise UserError(Reason.SAMPLING_RATE, "has no sampling rate", wanted="expected `rate` or `time` in [[files]] of the map")
+            raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "expected `rate` or `time` in [[files]] of the map")
         own = values[:, 1:] if told.time else values
         with np.errstate(over="ignore"):
             signals = [Signal(name, rate, "", np.ascontiguousarray(own[:, i], np.float32)) for i, name in enumerate(wanted)]
@@ -599,12 +610,12 @@ def read_series(path: Path, rel: str, told: Told) -> Records:
     """A table with a recording a row: the columns of `told.series` are its samples. Faulty rows are counted and left out."""
     with located(rel):
         if told.rate is None:
-            raise UserError(Reason.CONFIG, "has no sampling rate", wanted="expected `rate` in [[files]] of the map")
+            raise input_error(Reason.CONFIG, "has no sampling rate", "expected `rate` in [[files]] of the map")
         columns = tables.names(path, delimiter=told.delimiter)
         samples = [name for name in columns if fnmatch.fnmatchcase(name, told.series) and name not in told.columns.values()]
         if not samples:
             text = f"has no column that fits {safe_text(told.series)}"
-            raise UserError(Reason.SCHEMA, text, wanted=f"found {', '.join(map(safe_text, columns[:12]))}", field="series")
+            raise input_error(Reason.SCHEMA, text, f"found {', '.join(map(safe_text, columns[:12]))}", field="series")
         key = [told.columns["id"]] if "id" in told.columns else []
         order = [*told.columns.values(), *samples]
         records: list[Record] = []
@@ -624,7 +635,9 @@ def read_series(path: Path, rel: str, told: Told) -> Records:
     if len(records) > 1 and "subject" not in told.columns:
         text = f"{len(records)} rows whose subjects are not known, each is taken for another one"
         wanted = "recordings of one person in two splits make scores optimistic"
-        findings.append(Finding(code=Reason.IDENTIFIER, level="warning", text=text, wanted=wanted, action="Give subject_column", file=rel))
+        findings.append(
+            Finding(code=Reason.IDENTIFIER, level="warning", problem=text, requirement=wanted, hint="Give subject_column", file=rel)
+        )
     account = Rows(
         file=rel, kind="segments", seen=seen, dropped=dict(dropped), quarantined=dict(Counter(str(fault.code) for fault in faults))
     )
@@ -643,12 +656,12 @@ def _series(row: tables.Row, samples: list[str], told: Told) -> Record | Finding
     try:
         value = tables.number(said.get("value", ""))
     except UserError as error:
-        return replace(error.finding, row=row.row, field=told.columns["value"], text=f"the cell of row {row.row} {error.text}")
+        return replace(error.finding, row=row.row, field=told.columns["value"], problem=f"the cell of row {row.row} {error.problem}")
     if value is not None:
         attributes["value"] = value
     if "subject" in said and said["subject"].lower() in NOTHING:
         text = f"row {row.row} names no subject"
-        return Finding(code=Reason.IDENTIFIER, text=text, wanted="expected one", field=told.columns["subject"], row=row.row)
+        return Finding(code=Reason.IDENTIFIER, problem=text, requirement="expected one", field=told.columns["subject"], row=row.row)
     assert told.rate is not None
     name, unit = next(iter(told.channels.values()), ("channel 1", ""))
     with np.errstate(over="ignore"):
@@ -664,14 +677,14 @@ def _clocked(times: np.ndarray, told: Told) -> float:
         UserError: timestamps for a clock that skips or stands still, sampling_rate where the map says another.
     """
     if len(times) < 2 or np.isnan(times).any() or times[-1] <= times[0]:
-        raise UserError(Reason.TIMESTAMPS, "the times do not increase, or one is missing", field=told.time)
+        raise input_error(Reason.TIMESTAMPS, "the times do not increase, or one is missing", field=told.time)
     rate = told.rate or (len(times) - 1) / float(times[-1] - times[0])
     off = np.abs(times - times[0] - np.arange(len(times)) / rate) * rate
     if off.max() > 0.75:  # of a sample: times may be rounded
         row = int(np.argmax(off > 0.75))
         code = Reason.SAMPLING_RATE if told.rate else Reason.TIMESTAMPS
         text = f"the time of sample {row + 1} is {off[row]:.3g} samples off a clock of {rate:.6g} Hz"
-        raise UserError(code, text, wanted="expected a row for every sample", field=told.time)
+        raise input_error(code, text, "expected a row for every sample", field=told.time)
     return rate
 
 
@@ -683,17 +696,17 @@ def read_npy(path: Path, rel: str, told: Told) -> Record:
         except ValueError as error:
             unsafe = "pickle" in str(error).lower() or "object" in str(error).lower()
             code = Reason.UNSAFE_PICKLE if unsafe else Reason.CORRUPT
-            raise UserError(code, "is no .npy file of numbers", wanted="only arrays of numbers are read") from None
+            raise input_error(code, "is no .npy file of numbers", "only arrays of numbers are read") from None
         except (OSError, EOFError, SyntaxError) as error:
-            raise UserError(Reason.CORRUPT, f"does not read as .npy ({type(error).__name__})", action="Save it again") from None
+            raise input_error(Reason.CORRUPT, f"does not read as .npy ({type(error).__name__})", hint="Save it again") from None
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2} or values.size == 0:
-            raise UserError(
-                Reason.DIMENSIONS, f"is an array of {values.ndim} dimensions of {values.dtype}", wanted="expected [samples, channels]"
+            raise input_error(
+                Reason.DIMENSIONS, f"is an array of {values.ndim} dimensions of {values.dtype}", "expected [samples, channels]"
             )
         table = np.asarray(values).reshape(len(values), -1)
         names = list(told.channels) or [f"channel {i}" for i in range(1, table.shape[1] + 1)]
         if len(names) != table.shape[1]:
-            raise UserError(Reason.DIMENSIONS, f"has {table.shape[1]} columns", wanted=f"the map names {len(names)} channels")
+            raise input_error(Reason.DIMENSIONS, f"has {table.shape[1]} columns", f"the map names {len(names)} channels")
         kind = np.int16 if table.dtype == np.int16 else np.float32
         rate = told.rate or 1.0
         with np.errstate(over="ignore"):
@@ -714,7 +727,7 @@ def read_mne(path: Path, rel: str, told: Told) -> Record:
                 raw = mne.io.read_raw(path, preload=False, verbose="ERROR")
                 for name in raw.filenames:
                     if name is not None and os.path.normpath(Path(name).parent) != os.path.normpath(path.parent):
-                        raise UserError(Reason.PATH_ESCAPE, "names a file in another folder", wanted="which is not read")
+                        raise input_error(Reason.PATH_ESCAPE, "names a file in another folder", "which is not read")
                 values = raw.get_data(verbose="ERROR")
             kinds = raw.get_channel_types()
             rate = float(raw.info["sfreq"])
@@ -723,8 +736,8 @@ def read_mne(path: Path, rel: str, told: Told) -> Record:
         except (UserError, MemoryError):
             raise
         except Exception as error:  # readers of many formats, and as many ways to fail
-            raise UserError(
-                Reason.CORRUPT, f"mne does not read it ({type(error).__name__})", action="Open it with mne to see more"
+            raise input_error(
+                Reason.CORRUPT, f"mne does not read it ({type(error).__name__})", hint="Open it with mne to see more"
             ) from None
         signals: list[Signal] = []
         for name, kind, channel in zip(raw.ch_names, kinds, values, strict=True):
@@ -739,7 +752,7 @@ def _beside(names: Iterable[str]) -> None:
     """Raises UserError (path_escape) for a name that is more than that of a file in the same folder."""
     for name in names:
         if PurePosixPath(name).name != name or "\\" in name:
-            raise UserError(Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", wanted="which must lie beside it")
+            raise input_error(Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", "which must lie beside it")
 
 
 def _record(
@@ -775,20 +788,20 @@ def _record(
 def _chosen(signals: list[Signal], told: Told) -> list[Signal]:
     """The channels of the map under their names, else all; in the units asked for."""
     if not signals or not any(len(signal.samples) for signal in signals):
-        raise UserError(Reason.NO_INPUT, "holds no signals", wanted="files of annotations alone are no recordings")
+        raise input_error(Reason.NO_INPUT, "holds no signals", "files of annotations alone are no recordings")
     names = dict.fromkeys(signal.channel for signal in signals)
     channels = told.channels or {name: (name, "") for name in names}
     missing = [name for name in channels if name not in names]
     if missing:
         text = f"has no channel {safe_text(missing[0])}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
         wanted = f"found {', '.join(safe_text(name) for name in list(names)[:12])}"
-        raise UserError(Reason.MISSING_CHANNEL, text, wanted=wanted, field="channels", expected=safe_text(missing[0]))
+        raise input_error(Reason.MISSING_CHANNEL, text, wanted, field="channels", expected=safe_text(missing[0]))
     out = []
     for name, (to, unit) in channels.items():
         for signal in (signal for signal in signals if signal.channel == name and len(signal.samples)):
             if told.rate is not None and not math.isclose(signal.rate, told.rate, rel_tol=1e-6):
                 text = f"{safe_text(name)} is sampled at {signal.rate:g} Hz"
-                raise UserError(Reason.SAMPLING_RATE, text, wanted=f"the map says {told.rate:g} Hz", field="rate")
+                raise input_error(Reason.SAMPLING_RATE, text, f"the map says {told.rate:g} Hz", field="rate")
             out.append(_in_unit(signal, unit or told.unit)._replace(channel=to))
     return out
 
@@ -802,7 +815,7 @@ def _in_unit(signal: Signal, unit: str) -> Signal:
         return signal._replace(unit=unit)
     if here not in VOLTS or there not in VOLTS:
         text = f"{safe_text(signal.channel)} is in {safe_text(signal.unit)}"
-        raise UserError(Reason.UNIT, text, wanted=f"the map says {safe_text(unit)}", field="unit", found=safe_text(signal.unit))
+        raise input_error(Reason.UNIT, text, f"the map says {safe_text(unit)}", field="unit", found=safe_text(signal.unit))
     factor = VOLTS[here] / VOLTS[there]
     return signal._replace(unit=unit, scale=signal.scale * factor, offset=signal.offset * factor)
 
@@ -822,7 +835,7 @@ def _labelled(notes: list[Annotation], told: Told, end: float) -> tuple[list[Ann
     if left := len(notes) - len(inside) + len(told.notes) - len(beside):
         text = f"annotations whose texts are no labels of the map: {left}"
         wanted = "counted, not kept: texts can hold names"
-        findings.append(Finding(code=Reason.UNKNOWN_LABEL, level="info", text=text, wanted=wanted, count=left))
+        findings.append(Finding(code=Reason.UNKNOWN_LABEL, level="info", problem=text, requirement=wanted, count=left))
     kept, cut = [], 0
     for note in sorted([*inside, *beside, *told.numbers]):
         begin, stop = max(note.onset, 0.0), min(note.onset + note.duration, end)
@@ -831,5 +844,7 @@ def _labelled(notes: list[Annotation], told: Told, end: float) -> tuple[list[Ann
             kept.append(note._replace(onset=begin, duration=stop - begin))
     if cut:
         text = f"annotations that reach beyond the signal: {cut}"
-        findings.append(Finding(code=Reason.ANNOTATION_OUT_OF_RANGE, level="warning", text=text, wanted="that part is dropped", count=cut))
+        findings.append(
+            Finding(code=Reason.ANNOTATION_OUT_OF_RANGE, level="warning", problem=text, requirement="that part is dropped", count=cut)
+        )
     return kept, findings

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bitimely_core.datasets import tser
-from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.errors import Finding, usage_error
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import Unit
@@ -48,7 +48,7 @@ def ieee_ppg(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | 
     found = tser.problems(source)
     if len(found) > 1:
         text, action = f"{len(found)} problems in .ts files", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts"
-        raise UserError(Reason.CONFIG, text, wanted="expected one", action=action, exit_code=Exit.USAGE)
+        raise usage_error(text, "expected one", action)
     yield from tser.others(source, found)
     for files in found.values():
         yield from tser.units(source, {"": files}, {"": tser.Layout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)})

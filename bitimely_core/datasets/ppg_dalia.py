@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bitimely_core.datasets import tser
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import pickles
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -71,7 +71,7 @@ def ppg_dalia(source: Source | None, options: dict[str, Any]) -> Iterator[Unit |
     if len(found) > 1 or (found and pickled):
         text = f"{len(found)} problems in .ts files and {len(pickled)} pickles"
         action = "Give the folder of one form"
-        raise UserError(Reason.CONFIG, text, wanted="expected one form of one data set", action=action, exit_code=Exit.USAGE)
+        raise usage_error(text, "expected one form of one data set", action)
     yield from tser.others(source, {**found, "": {rel: rel for rel in pickled}}, LAYOUT)
     for files in found.values():
         layout = tser.Layout(target="hr", channels=CHANNELS, subject="ppg-dalia", windows=True)
@@ -98,7 +98,7 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         wrist = _part(_part(content, "signal"), "wrist")
         if content.get("subject", subject) != subject:
             text = f"is of subject {safe_text(content['subject'])}"
-            raise UserError(Reason.RECORD_NAME, text, wanted=f"the name of the file says {subject}", field="subject")
+            raise input_error(Reason.RECORD_NAME, text, f"the name of the file says {subject}", field="subject")
         ppg = _numbers(_part(wrist, "BVP", dict_=False), "BVP", 1)[:, 0]
         motion = _numbers(_part(wrist, "ACC", dict_=False), "ACC", len(AXES))
         rates = _numbers(_part(content, "label", dict_=False), "label", 1)[:, 0]
@@ -106,7 +106,7 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         windows = int((seconds - WINDOW) / STEP + 1e-6) + 1 if seconds >= WINDOW else 0
         if abs(len(ppg) / PPG - len(motion) / ACC) > WINDOW or abs(windows - len(rates)) > SLACK:
             text = f"{len(rates)} labels, {len(ppg) / PPG:g} s of PPG and {len(motion) / ACC:g} s of acceleration"
-            raise UserError(Reason.LENGTH, text, wanted=f"expected a label every {STEP:g} s, for {WINDOW:g} s each", field="label")
+            raise input_error(Reason.LENGTH, text, f"expected a label every {STEP:g} s, for {WINDOW:g} s each", field="label")
         findings = []
         if windows != len(rates):
             text = f"{len(rates)} labels for {windows} windows"
@@ -114,8 +114,8 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
                 Finding(
                     code=Reason.UNMATCHED_LABELS,
                     level="warning",
-                    text=text,
-                    wanted="what has no counterpart is left out",
+                    problem=text,
+                    requirement="what has no counterpart is left out",
                     field="label",
                     file=rel,
                 )
@@ -123,15 +123,15 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         rates = rates[:windows].copy()
         odd = ~np.isfinite(rates) | (rates <= 0)
         if odd.all():
-            raise UserError(Reason.LABEL, "no heart rate is a positive number", wanted="expected beats a minute", field="label")
+            raise input_error(Reason.LABEL, "no heart rate is a positive number", "expected beats a minute", field="label")
         if odd.any():
             text = f"{int(odd.sum())} heart rates are no positive numbers"
             findings.append(
                 Finding(
                     code=Reason.LABEL,
                     level="warning",
-                    text=text,
-                    wanted="their windows have no label",
+                    problem=text,
+                    requirement="their windows have no label",
                     field="label",
                     count=int(odd.sum()),
                     file=rel,
@@ -148,7 +148,7 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
 
 
 def _schema(field: str, text: str) -> UserError:
-    return UserError(Reason.SCHEMA, text, wanted="expected the layout of the official archive", field=field)
+    return input_error(Reason.SCHEMA, text, "expected the layout of the official archive", field=field)
 
 
 def _part(content: dict[Any, Any], name: str, *, dict_: bool = True) -> Any:
@@ -176,7 +176,7 @@ def _stored(values: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(values, np.float32)
     if np.isinf(out).any():
-        raise UserError(Reason.NON_FINITE, "holds infinite values", wanted="expected finite numbers", field=name)
+        raise input_error(Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field=name)
     return out
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -112,17 +112,17 @@ class Entry:
 def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Rows | Finding]:
     """PTB-XL (PhysioNet): 21,799 ECGs of 18,869 patients with diagnostic statements."""
     if source is None:
-        raise UserError(Reason.NO_INPUT, "needs the folder of the data set", action="Give it as SOURCE")
+        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
     rate = options.get("rate", 100)
     if rate not in RECORD:
         text, wanted = f"the rate is {safe_text(rate)}", "the data set comes at 100 and at 500 Hz"
-        raise UserError(Reason.CONFIG, text, wanted=wanted, field="--rate", exit_code=Exit.USAGE)
+        raise usage_error(text, wanted, field="--rate")
     table = _table(source)
     folder = PurePosixPath(table).parent
     statements = (folder / STATEMENTS).as_posix()
     with located(statements):
         if statements not in source.files:
-            raise UserError(Reason.NO_INPUT, "is not there", wanted="it says which statements are diagnoses", action="Download it")
+            raise input_error(Reason.NO_INPUT, "is not there", "it says which statements are diagnoses", "Download it")
         known, odd = _superclasses(source, statements)
     yield from odd
     with located(table):
@@ -148,15 +148,15 @@ def _table(source: Source) -> str:
     found = sorted((rel.count("/"), rel) for rel in source.files if rel == TABLE or rel.endswith(f"/{TABLE}"))
     if not found:
         action = "Give the folder that holds it, with records100, records500 and scp_statements.csv"
-        raise UserError(Reason.NO_INPUT, f"no {TABLE} among {len(source.files)} files", action=action)
+        raise input_error(Reason.NO_INPUT, f"no {TABLE} among {len(source.files)} files", hint=action)
     if len(found) > 1 and found[0][0] == found[1][0]:
         text = f"{TABLE} is there {sum(depth == found[0][0] for depth, _ in found)} times"
-        raise UserError(Reason.NO_INPUT, text, wanted="expected one", action="Give the folder of one of them", file=found[0][1])
+        raise input_error(Reason.NO_INPUT, text, "expected one", "Give the folder of one of them", file=found[0][1])
     return found[0][1]
 
 
 def _warning(code: Reason, text: str, wanted: str = "", count: int = 1, examples: tuple[str, ...] = ()) -> Finding:
-    return Finding(code=code, level="warning", text=text, wanted=wanted, count=count, examples=examples)
+    return Finding(code=code, level="warning", problem=text, requirement=wanted, count=count, examples=examples)
 
 
 # --- metadata
@@ -207,7 +207,9 @@ def _entries(source: Source, rel: str, rate: int, known: dict[str, str | None]) 
         name = _whole(item.cells[0])
         if name is None:
             text = f"the one of row {item.row} is no whole number"
-            lost.append(Finding(code=Reason.IDENTIFIER, text=text, wanted="every row needs one", field="ecg_id", row=item.row, file=rel))
+            lost.append(
+                Finding(code=Reason.IDENTIFIER, problem=text, requirement="every row needs one", field="ecg_id", row=item.row, file=rel)
+            )
         elif name not in entries:
             entries[name] = replace(_entry(item, known, notes), recorded=item.cells[-1].strip() if dated else None)
             cells_of[name] = item.cells[1:]
@@ -216,16 +218,16 @@ def _entries(source: Source, rel: str, rate: int, known: dict[str, str | None]) 
         else:
             text = f"rows {entries[name].row} and {item.row} have the same ecg_id and differ"
             action = "Mend the table: nobody knows which row is right"
-            raise UserError(Reason.DUPLICATE_KEY, text, wanted="expected one row a record", action=action, field="ecg_id", row=item.row)
+            raise input_error(Reason.DUPLICATE_KEY, text, "expected one row a record", action, field="ecg_id", row=item.row)
     if (counted := tables.count(path)) != seen:
-        raise UserError(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", wanted="expected the same number")
+        raise input_error(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", "expected the same number")
     rows_of: dict[str, list[int]] = defaultdict(list)
     for entry in entries.values():
         rows_of[entry.record].append(entry.row)
     for name, entry in entries.items():
         if entry.record and len(rows_of[entry.record]) > 1 and not entry.faults:
             text = f"rows {', '.join(map(str, rows_of[entry.record][:5]))} name the same record"
-            fault = Finding(code=Reason.DUPLICATE_KEY, text=text, wanted="expected one row a record", row=entry.row, file=rel)
+            fault = Finding(code=Reason.DUPLICATE_KEY, problem=text, requirement="expected one row a record", row=entry.row, file=rel)
             entries[name] = entry = replace(entry, faults=(fault,))
         quarantined.update(fault.code for fault in entry.faults[:1])
         entries[name] = replace(entry, faults=tuple(fault.at(rel) for fault in entry.faults))
@@ -279,7 +281,7 @@ def _entry(row: tables.Row, known: dict[str, str | None], notes: _Notes) -> Entr
     faults: list[Finding] = []
 
     def fault(code: Reason, field: str, wanted: str, what: str = "is not usable") -> None:
-        faults.append(Finding(code=code, text=f"the cell of row {row.row} {what}", wanted=wanted, field=field, row=row.row))
+        faults.append(Finding(code=code, problem=f"the cell of row {row.row} {what}", requirement=wanted, field=field, row=row.row))
 
     subject, place = _whole(patient), _whole(fold)
     if subject is None:
@@ -354,11 +356,11 @@ def _leaking(entries: dict[str, Entry]) -> list[Finding]:
     if not leaking:
         return []
     rows = [str(entry.row) for entry in entries.values() if entry.subject in leaking]
-    raise UserError(
+    raise input_error(
         Reason.SUBJECT_LEAKAGE,
         f"{len(leaking)} patient{'s' * (len(leaking) > 1)} in folds of several splits (rows {', '.join(rows[:10])})",
-        wanted="folds 1-8, 9 and 10 must not share a patient",
-        action="Mend strat_fold or patient_id in the table",
+        "folds 1-8, 9 and 10 must not share a patient",
+        "Mend strat_fold or patient_id in the table",
         field="strat_fold",
     )
 
@@ -401,7 +403,7 @@ def _unit(source: Source, table: str, name: str, entry: Entry, beside: dict[str,
     faults = tuple(source.odd[file] for file in files if file in source.odd)
     if not faults and rel not in source.files:
         text, wanted = "is not there", f"row {entry.row} of {TABLE} names it"
-        faults = (Finding(code=Reason.MISSING_SIGNAL_FILE, text=text, wanted=wanted, action="Download it again", file=rel),)
+        faults = (Finding(code=Reason.MISSING_SIGNAL_FILE, problem=text, requirement=wanted, hint="Download it again", file=rel),)
     if faults:
         return Unit(name=name, files=files, read=None, findings=faults)
     recorded = entry.recorded if options.get("keep_dates") and RECORDED.fullmatch(entry.recorded or "") else None
@@ -491,29 +493,25 @@ def leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Find
         named[signal.channel.strip().upper()].append(signal)
     if missing := [lead for lead in LEADS if lead not in named]:
         text, wanted = f"has no lead {', '.join(missing)}", f"found {', '.join(safe_text(signal.channel) for signal in signals[:12])}"
-        raise UserError(Reason.MISSING_CHANNEL, text, wanted=wanted, field="description", expected=missing[0])
+        raise input_error(Reason.MISSING_CHANNEL, text, wanted, field="description", expected=missing[0])
     out: list[Signal] = []
     odd: list[str] = []
     flat: list[str] = []
     for lead in LEADS:
         first, *others = named[lead]
         if any(other.onset == first.onset for other in others):
-            raise UserError(
-                Reason.DUPLICATE_CHANNEL, f"several signals are lead {lead}", wanted="expected one", field="description", found=lead
-            )
+            raise input_error(Reason.DUPLICATE_CHANNEL, f"several signals are lead {lead}", "expected one", field="description", found=lead)
         if not math.isclose(first.rate, rate, rel_tol=1e-6):
             text, wanted = f"lead {lead} is sampled at {first.rate:g} Hz", f"expected {rate} Hz"
-            raise UserError(Reason.SAMPLING_RATE, text, wanted=wanted, field="sampling_rate", found=f"{first.rate:g}", expected=str(rate))
+            raise input_error(Reason.SAMPLING_RATE, text, wanted, field="sampling_rate", found=f"{first.rate:g}", expected=str(rate))
         if others or len(first.samples) != rate * SECONDS:
             had = f"{len(others) + 1} stretches" if others else f"{len(first.samples) / rate:g} s"
             text, wanted = f"lead {lead} has {had}", f"expected {SECONDS} s without a gap: nothing is padded or cut"
-            raise UserError(Reason.LENGTH, text, wanted=wanted, field="length", found=had, expected=f"{SECONDS} s")
+            raise input_error(Reason.LENGTH, text, wanted, field="length", found=had, expected=f"{SECONDS} s")
         factor = MILLIVOLTS.get(first.unit.lower())
         if factor is None:
             shown = safe_text(first.unit)
-            raise UserError(
-                Reason.UNIT, f"lead {lead} is in {shown}", wanted="expected mV, uV or V", field="unit", found=shown, expected="mV"
-            )
+            raise input_error(Reason.UNIT, f"lead {lead} is in {shown}", "expected mV, uV or V", field="unit", found=shown, expected="mV")
         if factor != 1.0:
             odd.append(lead)
         if _constant(first.samples):

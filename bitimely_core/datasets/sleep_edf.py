@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -101,7 +101,7 @@ RULES = {
 def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
     """Sleep-EDF Expanded (PhysioNet): 197 whole-night recordings with sleep stages."""
     if source is None:
-        raise UserError(Reason.NO_INPUT, "needs the folder of the data set", action="Give it as SOURCE")
+        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
     pairs: dict[str, dict[str, list[str]]] = {}
     other: list[str] = []
     for rel in sorted({*source.files, *source.odd}):
@@ -115,9 +115,9 @@ def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit |
     if not pairs:
         yield Finding(
             code=Reason.NO_INPUT,
-            text=f"no PSG and hypnogram among {len(source.files)} files",
-            wanted="expected names such as SC4001E0-PSG.edf and SC4001EC-Hypnogram.edf",
-            action="Give the folder that holds sleep-cassette and sleep-telemetry",
+            problem=f"no PSG and hypnogram among {len(source.files)} files",
+            requirement="expected names such as SC4001E0-PSG.edf and SC4001EC-Hypnogram.edf",
+            hint="Give the folder that holds sleep-cassette and sleep-telemetry",
         )
     tables: dict[str, Table] = {}
     for study in sorted({unit[:2] for unit in pairs}):
@@ -137,7 +137,7 @@ def _unit(source: Source, unit: str, files: dict[str, list[str]], table: Table, 
             text = f"{len(found)} {kind} files for one {other}" if found else f"has no {kind} file"
             action = "Keep one of them" if found else "Download the missing file; PSGs without stages are read by `ingest edf`"
             wanted = f"expected one, {unit}??-{kind}.edf"
-            faults.append(Finding(code=Reason.MISSING_PAIR, text=text, wanted=wanted, action=action, file=(found or names)[0]))
+            faults.append(Finding(code=Reason.MISSING_PAIR, problem=text, requirement=wanted, hint=action, file=(found or names)[0]))
     if faults:
         return Unit(name=unit, files=names, read=None, findings=tuple(faults))
     subject, night = int(unit[3:5]), int(unit[5])
@@ -170,7 +170,7 @@ def _ignored(source: Source, other: Sequence[str]) -> Iterator[Finding]:
 
 
 def _warning(code: Reason, text: str, wanted: str = "", field: str | None = None, count: int = 1) -> Finding:
-    return Finding(code=code, level="warning", text=text, wanted=wanted, field=field, count=count)
+    return Finding(code=code, level="warning", problem=text, requirement=wanted, field=field, count=count)
 
 
 # --- one recording
@@ -215,7 +215,7 @@ def read_recording(
     with located(names[1]):
         scores = edf.read(hypnogram, needed=())
         if not scores.header.texts:
-            raise UserError(Reason.ANNOTATION_SYNTAX, "has no annotation signal", wanted="stages are EDF+ annotations")
+            raise input_error(Reason.ANNOTATION_SYNTAX, "has no annotation signal", "stages are EDF+ annotations")
         _same_start(night.header, scores.header)
         scored, notices = stages(scores.annotations, night.segments, shift=scores.origin - night.origin)
     start = night.header.start
@@ -246,10 +246,10 @@ def _same_start(psg: edf.Header, hypnogram: edf.Header) -> None:
     else:
         return
     if seconds:
-        raise UserError(
+        raise input_error(
             Reason.START_MISMATCH,
             f"starts {abs(seconds):g} s {'after' if seconds > 0 else 'before'} the PSG",
-            wanted="expected the same start, else every label is shifted",
+            "expected the same start, else every label is shifted",
             field="start_time",
         )
 
@@ -259,10 +259,10 @@ def _signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
     findings = []
     labels = list(dict.fromkeys(signal.channel for signal in signals))
     if missing := [name for name in NEEDED if name not in labels]:
-        raise UserError(
+        raise input_error(
             Reason.MISSING_CHANNEL,
             f"has no channel {' and no channel '.join(missing)}",
-            wanted=f"found {', '.join(safe_text(label) for label in labels[:12])}",
+            f"found {', '.join(safe_text(label) for label in labels[:12])}",
             field="label",
             expected=missing[0],
         )
@@ -273,10 +273,10 @@ def _signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
         factor = MICROVOLTS.get(unit.lower())
         if name in NEEDED and factor is None:
             shown = safe_text(unit)
-            raise UserError(Reason.UNIT, f"{name} is in {shown}", wanted="expected uV, mV or V", field="unit", found=shown, expected="uV")
+            raise input_error(Reason.UNIT, f"{name} is in {shown}", "expected uV, mV or V", field="unit", found=shown, expected="uV")
         if name in NEEDED and abs(rate - RATE) > 1e-6:
             text, wanted = f"{name} is sampled at {rate:g} Hz", f"expected {RATE:g} Hz"
-            raise UserError(Reason.SAMPLING_RATE, text, wanted=wanted, field="samples_per_record", found=f"{rate:g}", expected=f"{RATE:g}")
+            raise input_error(Reason.SAMPLING_RATE, text, wanted, field="samples_per_record", found=f"{rate:g}", expected=f"{RATE:g}")
         if name in NEEDED:
             findings += _quality(name, parts)
         if factor not in {None, 1.0}:
@@ -350,7 +350,7 @@ def stages(
         if note.label not in STAGES and note.label not in UNSCORED:
             unknown[note.label if note.label.startswith("Sleep stage") else ""] += 1
         elif note.duration <= 0:
-            raise UserError(Reason.ANNOTATION_SYNTAX, f"{note.label!r} at {note.onset:g} s has no duration", wanted="every stage has one")
+            raise input_error(Reason.ANNOTATION_SYNTAX, f"{note.label!r} at {note.onset:g} s has no duration", "every stage has one")
         else:
             known.append(note._replace(onset=note.onset + shift))
     findings = [_unknown(label, count) for label, count in sorted(unknown.items())]
@@ -405,7 +405,7 @@ def _single(notes: list[Annotation]) -> tuple[list[Annotation], int]:
             continue
         if note.label != last.label:
             text = f"{last.label!r} lasts until {last.onset + last.duration:g} s, {note.label!r} begins at {note.onset:g} s"
-            raise UserError(Reason.ANNOTATION_OVERLAP, text, wanted="expected one stage at a time", found=f"{over:g} s")
+            raise input_error(Reason.ANNOTATION_OVERLAP, text, "expected one stage at a time", found=f"{over:g} s")
         repeated += 1
         if note.duration - over > 1e-6:
             single.append(Annotation(note.onset + over, note.duration - over, note.label))
@@ -420,11 +420,11 @@ def _subjects(source: Source, name: str) -> tuple[Table, list[Finding]]:
     found = [rel for rel in source.files if PurePosixPath(rel).name == name]
     unknown = "age and sex stay unknown"
     if not found:
-        return {}, [Finding(code=Reason.METADATA, level="info", text=f"{name} is not there", wanted=unknown)]
+        return {}, [Finding(code=Reason.METADATA, level="info", problem=f"{name} is not there", requirement=unknown)]
     try:
         table, bad = read_subjects(source.root / found[0])
     except UserError as error:
-        return {}, [_warning(error.code, error.text, unknown).at(found[0])]
+        return {}, [_warning(error.code, error.problem, unknown).at(found[0])]
     text = f"cells for subject, night, age or sex that are not usable: {bad}"
     return table, [_warning(Reason.METADATA, text, "left out", count=bad).at(found[0])] if bad else []
 
@@ -444,17 +444,17 @@ def read_subjects(path: Path) -> tuple[Table, int]:
         sheet = xlrd.open_workbook(file_contents=data, logfile=io.StringIO()).sheet_by_index(0)
         rows = [[cell.value for cell in sheet.row(i)] for i in range(sheet.nrows)]
     except Exception as error:  # the reader raises nearly anything on a damaged file
-        raise UserError(Reason.METADATA, f"is not a readable .xls table ({type(error).__name__})") from None
+        raise input_error(Reason.METADATA, f"is not a readable .xls table ({type(error).__name__})") from None
     top = next((i for i, row in enumerate(rows[:5]) if any(str(cell).strip().lower() == "age" for cell in row)), None)
     if top is None:
-        raise UserError(Reason.METADATA, "has no column 'age' in its first rows")
+        raise input_error(Reason.METADATA, "has no column 'age' in its first rows")
     heads = [str(cell).strip().lower() for cell in rows[top]]
     nights = [i for i, head in enumerate(heads) if head.startswith("night")]
     lights = [i for i, head in enumerate(heads) if "light" in head]
     subject = next((i for i, head in enumerate(heads) if head in {"subject", "nr"}), None)
     sex = next((i for i, head in enumerate(heads) if SEX.search(head)), None)
     if subject is None or not nights:
-        raise UserError(Reason.METADATA, "has no columns for subject and night")
+        raise input_error(Reason.METADATA, "has no columns for subject and night")
     code = {int(number): letter.upper() for letter, number in SEX.findall(heads[sex])} if sex is not None else {}
     if len(code) == 1:  # 'sex (F=1)': whatever is not 1 is the other
         ((number, letter),) = code.items()

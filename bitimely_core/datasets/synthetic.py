@@ -23,7 +23,7 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.datasets.sleep_edf import EPOCH, RATE, RULES, VIEWS, read_recording
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, safe_text, usage_error
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, datasets, unknown
@@ -115,7 +115,7 @@ def synthetic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit |
     planted: as small, but all stages have one quiet background, so that the planted waveforms alone tell them apart.
     """
     if source is not None:
-        raise UserError(Reason.NO_INPUT, "takes no folder", wanted="its data are made", action="Leave SOURCE away", exit_code=Exit.USAGE)
+        raise usage_error("takes no folder", "its data are made", "Leave SOURCE away", code=Reason.NO_INPUT)
     size, seed = chosen(options.get("size", "small"), options.get("seed", 0))
     for subject in range(SIZES[size][0]):
         for night in range(1, NIGHTS + 1):
@@ -132,7 +132,7 @@ def chosen(size: object, seed: object) -> tuple[str, int]:
     if size not in SIZES:
         raise unknown("size of the synthetic cohort", str(size), list(SIZES))
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise UserError(Reason.CONFIG, f"the seed is {safe_text(seed)}", wanted="expected a whole number from 0 on", exit_code=Exit.USAGE)
+        raise usage_error(f"the seed is {safe_text(seed)}", "expected a whole number from 0 on")
     return str(size), seed
 
 

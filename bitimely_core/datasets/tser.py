@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import ts as format_ts
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -106,12 +106,10 @@ def ts(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Findin
     source = needed(source)
     found = problems(source)
     if len(found) > 1:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"{len(found)} problems: {', '.join(safe_text(name, 60) for name in list(found)[:10])}",
-            wanted="expected one",
-            action="Give the folder of one of them",
-            exit_code=Exit.USAGE,
+            "expected one",
+            "Give the folder of one of them",
         )
     yield from others(source, found)
     for files in found.values():
@@ -121,7 +119,7 @@ def ts(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Findin
 def needed(source: Source | None) -> Source:
     """The source. Raises UserError (no_input) without one."""
     if source is None:
-        raise UserError(Reason.NO_INPUT, "needs the folder of the data set", action="Give it as SOURCE")
+        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
     return source
 
 
@@ -147,8 +145,8 @@ def others(source: Source, found: Mapping[str, Mapping[str, str]], layout: re.Pa
         yield Finding(
             code=Reason.UNSUPPORTED_FORMAT if not taken else Reason.FILE_NAME,
             level="warning",
-            text=f"{len(files)} file{'s' * (len(files) > 1)} {f'ending in {safe_text(ending)}' if ending else 'without an ending'}",
-            wanted="not read",
+            problem=f"{len(files)} file{'s' * (len(files) > 1)} {f'ending in {safe_text(ending)}' if ending else 'without an ending'}",
+            requirement="not read",
             file=files[0],
             count=len(files),
             examples=tuple(safe_text(rel) for rel in files[:5]),
@@ -181,7 +179,7 @@ def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mappi
             try:
                 format_ts.compare(heads[train], heads[test], test)
             except UserError as error:  # both files are named: either may be the wrong one
-                error.wanted = error.wanted.replace("TRAIN", PurePosixPath(train).name, 1)
+                error.requirement = error.requirement.replace("TRAIN", PurePosixPath(train).name, 1)
                 raise
             repeated = format_ts.duplicates(source.path(train), source.path(test))
             notes[test] += [repeated.at(test)] if repeated else []
@@ -189,7 +187,7 @@ def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mappi
             ((kind, rel),) = files.items()
             missing = "TEST" if kind == "TRAIN" else "TRAIN"
             text, wanted = f"there is no {missing} file beside it", "split 80/10/10 by recording"
-            notes[rel].append(Finding(code=Reason.MISSING_PAIR, level="warning", text=text, wanted=wanted, file=rel))
+            notes[rel].append(Finding(code=Reason.MISSING_PAIR, level="warning", problem=text, requirement=wanted, file=rel))
     names = [(rel, kind) for files in found.values() for kind, rel in files.items()]
     windows = any(layout.windows for layout in layouts.values())
     length = (
@@ -204,8 +202,8 @@ def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mappi
         yield Finding(
             code=Reason.IDENTIFIER,
             level="warning",
-            text="no two cases share samples, so their recordings cannot be told",
-            wanted="the archive's own split is kept; a split by subject would be one by random windows",
+            problem="no two cases share samples, so their recordings cannot be told",
+            requirement="the archive's own split is kept; a split by subject would be one by random windows",
             file=names[0][0],
         )
     layout_of = {rel: layouts[problem] for problem, files in found.items() for rel in files.values()}
@@ -267,7 +265,7 @@ def told(faults: Sequence[Finding]) -> list[Finding]:
         out += same[:EACH]
         if more := same[EACH:]:
             rows = tuple(f"row {fault.row}" for fault in more[:5])
-            out.append(replace(more[0], text=f"{len(more)} more lines with this fault", wanted="", count=len(more), examples=rows))
+            out.append(replace(more[0], problem=f"{len(more)} more lines with this fault", requirement="", count=len(more), examples=rows))
     return out
 
 
@@ -289,10 +287,10 @@ def _signals(case: format_ts.Case, file: File) -> list[Signal]:
         if at is None:
             lengths = ", ".join(str(len(values)) for values in case.channels[:8])
             wanted = ", ".join(str(channel.length) for channel in layout.channels)
-            raise UserError(Reason.LENGTH, f"has channels of {lengths} values", wanted=f"expected {wanted}")
+            raise input_error(Reason.LENGTH, f"has channels of {lengths} values", f"expected {wanted}")
         out.append(Signal(channel.name, channel.rate, channel.unit, left.pop(at)))
     if left:
-        raise UserError(Reason.DIMENSIONS, f"has {len(case.channels)} channels", wanted=f"expected {len(layout.channels)}")
+        raise input_error(Reason.DIMENSIONS, f"has {len(case.channels)} channels", f"expected {len(layout.channels)}")
     return out
 
 
@@ -334,7 +332,7 @@ def on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, f
     places = (times - times[0]) / step
     at = np.rint(places).astype(np.int64)
     if at[-1] + 1 > SPREAD * len(at) or np.abs(places - at).max() > 0.01:
-        raise UserError(Reason.TIMESTAMPS, "the times keep to no regular grid", wanted="resample the case, or leave it out")
+        raise input_error(Reason.TIMESTAMPS, "the times keep to no regular grid", "resample the case, or leave it out")
     if at[-1] + 1 == len(at):
         return values, 1.0 / step
     grid = np.full(int(at[-1]) + 1, np.nan, np.float32)
@@ -509,4 +507,4 @@ def _ordered(groups: Sequence[int], *, test: bool) -> dict[int, str]:
 
 def _shared(count: int, done: str) -> Finding:
     text = f"{count} recording{'s' * (count > 1)} {'have' if count > 1 else 'has'} cases in TRAIN and in TEST"
-    return Finding(code=Reason.DUPLICATE_ACROSS_SPLITS, level="warning", text=text, wanted=done, count=count)
+    return Finding(code=Reason.DUPLICATE_ACROSS_SPLITS, level="warning", problem=text, requirement=done, count=count)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core import evaluate, storage
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, UserError, usage_error
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,7 +43,7 @@ def pool_folds(parts: Sequence[Scored], keep: Path, open_windows: OpenWindows) -
     files = [one.folder / "predictions.parquet" for one in parts]
     for one, file in zip(parts, files, strict=True):
         if not file.is_file():
-            raise UserError(Reason.NOT_FOUND, "no predictions", wanted="expected those of a fold", file=str(file), exit_code=Exit.USAGE)
+            raise usage_error("no predictions", "expected those of a fold", code=Reason.NOT_FOUND, file=str(file))
         if one.scores["task"] != first.scores["task"]:
             raise _mismatch_error(first, one, f"{one.scores['task']} and {first.scores['task']}")
     options = first.scores["settings"]
@@ -56,14 +56,7 @@ def pool_folds(parts: Sequence[Scored], keep: Path, open_windows: OpenWindows) -
                 raise _mismatch_error(first, one, "other columns")
         frame = pl.concat(frames)
         if frame.select(evaluate.IDENTITY[:2]).is_duplicated().any():
-            raise UserError(
-                Reason.CONFIG,
-                "a window is in the test sets of two folds",
-                wanted="expected each once",
-                field="folds",
-                file=first.name,
-                exit_code=Exit.USAGE,
-            )
+            raise usage_error("a window is in the test sets of two folds", "expected each once", field="folds", file=first.name)
         found = {**first.scores, **score_pooled(first.scores["task"], frame, options, constants=_constant_baselines(parts, open_windows))}
         found["remarks"] = [
             f"{len(parts)} test folds together, each window scored by the model that had not seen its subject. AUROC and AUPRC rank the scores of different models, which tends to "
@@ -121,10 +114,4 @@ def _constant_baselines(parts: Sequence[Scored], open_windows: OpenWindows) -> d
 
 
 def _mismatch_error(first: Scored, one: Scored, what: str) -> UserError:
-    return UserError(
-        Reason.CONFIG,
-        f"{first.name} and {one.name} differ: {what}",
-        wanted="expected folds of one task",
-        field="folds",
-        exit_code=Exit.USAGE,
-    )
+    return usage_error(f"{first.name} and {one.name} differ: {what}", "expected folds of one task", field="folds")

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.errors import Reason, UserError
+from bitimely_core.errors import Reason, input_error
 
 Array = npt.NDArray[Any]
 Unit = Literal["subject", "window"]
@@ -92,11 +92,11 @@ def probabilities(task: str, logits: Any) -> Array:
 def _finite(values: Array, what: str) -> None:
     bad = int((~np.isfinite(values)).reshape(len(values), -1).any(1).sum()) if len(values) else 0
     if bad:
-        raise UserError(
+        raise input_error(
             Reason.NON_FINITE,
             f"{bad} of {len(values)} rows have a {what} that is NaN or infinite",
-            wanted="nothing is scored, since dropping them would flatter the model",
-            action="Look at the loss of the run and at the values of these windows",
+            "nothing is scored, since dropping them would flatter the model",
+            "Look at the loss of the run and at the values of these windows",
             found=str(bad),
             expected="0",
         )

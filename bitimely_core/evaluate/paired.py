@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Reason, UserError
+from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.bootstrap import bootstrapped, metric_of, metrics_of, resampling_of, why_uncertain
 from bitimely_core.evaluate.metrics import EMPTY, MAIN, METRICS, STATISTICS, Array, Metric, Unit, rows_of
 
@@ -44,11 +44,11 @@ def aligned(runs: Mapping[str, Predictions]) -> tuple[Array, Array, Array, dict[
             b = np.asarray(getattr(p, field))[orders[name]]
             kind, nan = (np.float64, True) if field == "target" else (str, False)
             if a.shape != b.shape or not np.array_equal(a.astype(kind), b.astype(kind), equal_nan=nan):
-                raise UserError(
+                raise input_error(
                     Reason.SETTINGS_DIFFER,
                     f"the runs differ in the {field if field != 'groups' else 'subjects'} of their windows ({len(a)} and {len(b)} rows)",
-                    wanted="a paired comparison needs the same windows",
-                    action="Evaluate both runs on the same tokens and split",
+                    "a paired comparison needs the same windows",
+                    "Evaluate both runs on the same tokens and split",
                 )
     predictions = {name: np.asarray(p.prediction)[orders[name]] for name, p in runs.items()}
     return common["target"], common["groups"], common["rows"], predictions

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.errors import Finding, Reason, UserError, clean, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, safe_text
 from bitimely_core.types import Annotation, Signal
 
 FIELDS = (
@@ -154,14 +154,14 @@ def read_header(path: Path, *, needed: Collection[str] | None = None, keep_phi: 
     try:
         info = path.stat()
         if not stat.S_ISREG(info.st_mode):
-            raise UserError(Reason.NOT_REGULAR_FILE, "is no regular file", file=str(path))
+            raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file", file=str(path))
         with path.open("rb") as file:
             fixed = file.read(256)
             rest = file.read(min(_signal_count(fixed, info.st_size) * 256, info.st_size))
         suffix = path.suffix.lower()
         return parse_header(fixed + rest, info.st_size, suffix=suffix, needed=needed, keep_phi=keep_phi)
     except OSError as error:
-        raise UserError(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=str(path)) from None
+        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=str(path)) from None
     except UserError as error:
         error.file = error.file or str(path)
         raise
@@ -174,21 +174,21 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
     width = 3 if raw["version"][:1] == b"\xff" else 2
     family = "BDF" if width == 3 else "EDF"
     if suffix in {".edf", ".bdf"} and suffix != "." + family.lower():
-        raise UserError(
+        raise input_error(
             Reason.NOT_EDF,
             f"holds {family} data ({8 * width} bits a sample) under the name of another format",
-            action=f"Rename it to .{family.lower()} if that is right, or download it again",
+            hint=f"Rename it to .{family.lower()} if that is right, or download it again",
             found=family,
             expected=suffix[1:].upper(),
         )
     wanted = 256 * (count + 1)
     said = _integer(raw["header_bytes"], "header_bytes")
     if said != wanted:
-        raise UserError(
+        raise input_error(
             Reason.HEADER_BYTES,
             f"found {said}",
-            wanted=f"expected {wanted} for {count} signals",
-            action="Download the file again",
+            f"expected {wanted} for {count} signals",
+            "Download the file again",
             field="header_bytes",
             found=str(said),
             expected=str(wanted),
@@ -238,18 +238,18 @@ def _cut(data: bytes, widths: Sequence[int]) -> list[bytes]:
 def _signal_count(data: bytes, size: int) -> int:
     """Number of signals, after the checks that come before everything else."""
     if size == 0:
-        raise UserError(Reason.EMPTY_FILE, "has 0 bytes", action="Download it again")
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
     version = data[:8]
     if version != b"\xffBIOSEMI" and version.strip(b" \x00") != b"0":
-        raise UserError(
+        raise input_error(
             Reason.NOT_EDF,
             f"begins with {safe_text(version[:8].decode('latin-1'))}",
-            wanted="EDF begins with '0', BDF with a byte of 255 and 'BIOSEMI'",
-            action="Open it in a text editor: a failed download is often an error page",
+            "EDF begins with '0', BDF with a byte of 255 and 'BIOSEMI'",
+            "Open it in a text editor: a failed download is often an error page",
             field="version",
         )
     if len(data) < 256:
-        raise UserError(Reason.TRUNCATED, f"has {size} bytes", wanted="a header has 256 and more", action="Download it again")
+        raise input_error(Reason.TRUNCATED, f"has {size} bytes", "a header has 256 and more", "Download it again")
     count = _integer(data[252:256].strip(b" \x00"), "n_signals")
     if count < 1:
         raise _fault(Reason.HEADER_IMPLAUSIBLE, f"found {count} signals", "expected at least 1", "n_signals", str(count))
@@ -257,11 +257,11 @@ def _signal_count(data: bytes, size: int) -> int:
 
 
 def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None, found: str | None = None) -> UserError:
-    return UserError(code, text, wanted=wanted, field=name, found=found)
+    return input_error(code, text, wanted, field=name, found=found)
 
 
 def _warning(code: Reason, text: str, wanted: str = "", name: str | None = None, count: int = 1) -> Finding:
-    return Finding(code=code, level="warning", text=text, wanted=wanted, field=name, count=count)
+    return Finding(code=code, level="warning", problem=text, requirement=wanted, field=name, count=count)
 
 
 def _shown(raw: bytes) -> str:
@@ -375,8 +375,8 @@ def _channels(
         except UserError as error:
             if needed is None or names[i] in needed:
                 raise
-            wanted = f"{error.wanted}; the channel {safe_text(names[i])} is left out"
-            findings.append(_warning(error.code, error.text, wanted, error.field))
+            wanted = f"{error.requirement}; the channel {safe_text(names[i])} is left out"
+            findings.append(_warning(error.code, error.problem, wanted, error.field))
     if signals and not channels:
         raise _fault(Reason.PHYSICAL_RANGE, "no channel has a usable calibration", "expected one at least", "physical_min")
     return channels
@@ -425,7 +425,7 @@ def _identifying(raw: dict[str, bytes], findings: list[Finding], *, keep: bool) 
         recording = recording[2:]
     named = [name for name, words in (("patient", patient), ("recording", recording)) if set(words) - {"X", "F", "M"}]
     done = "kept, as --keep-phi asks" if keep else "not stored"
-    findings += [Finding(code=Reason.PHI, level="info", text="may identify a person", wanted=done, field=name) for name in named]
+    findings += [Finding(code=Reason.PHI, level="info", problem="may identify a person", requirement=done, field=name) for name in named]
     return {name: clean(_decode(raw[name])) for name in named} if keep else {}
 
 
@@ -498,7 +498,7 @@ def _notes(blocks: Sequence[np.ndarray]) -> tuple[np.ndarray, list[Annotation], 
             try:
                 lists = parse_tals(rows[record].tobytes())
             except UserError as error:
-                error.text += f", record {record + 1}"
+                error.problem += f", record {record + 1}"
                 raise
             if signal == 0 and lists and lists[0][1] is None and not any(lists[0][2][:1]):
                 onsets[record] = lists[0][0]

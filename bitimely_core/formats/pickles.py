@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from bitimely_core.errors import Reason, UserError, safe_text
+from bitimely_core.errors import Reason, UserError, input_error, safe_text
 
 DEEPEST = 100  # containers in containers
 TYPES = re.compile(r"([<>|=]?)([biuf])([1248])")
@@ -209,31 +209,31 @@ def load(path: Path) -> Any:
     try:
         info = path.stat()
         if not stat.S_ISREG(info.st_mode):
-            raise UserError(Reason.NOT_REGULAR_FILE, "is no regular file", file=str(path))
+            raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file", file=str(path))
         if info.st_size == 0:
-            raise UserError(Reason.EMPTY_FILE, "has 0 bytes", action="Download it again", file=str(path))
+            raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again", file=str(path))
         with path.open("rb") as file:
             return _plain(_Reader(_Bounded(file, info.st_size), encoding="latin1").load(), {}, 0)
     except OSError as error:
-        raise UserError(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=str(path)) from None
+        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=str(path)) from None
     except _Unsafe as error:
-        raise UserError(
+        raise input_error(
             Reason.UNSAFE_PICKLE,
             str(error),
-            wanted="only arrays of numbers are read, and nothing was run",
-            action="Do not open this file with other tools; download it again from its official place",
+            "only arrays of numbers are read, and nothing was run",
+            "Do not open this file with other tools; download it again from its official place",
             file=str(path),
         ) from None
     except EOFError:
-        raise UserError(Reason.TRUNCATED, "the pickle ends early", action="Download it again", file=str(path)) from None
+        raise input_error(Reason.TRUNCATED, "the pickle ends early", hint="Download it again", file=str(path)) from None
     except pickle.UnpicklingError as error:
         code = Reason.TRUNCATED if "truncated" in str(error) or "exhausted" in str(error) else Reason.CORRUPT
-        raise UserError(code, "the pickle does not decode", action="Download it again", file=str(path)) from None
+        raise input_error(code, "the pickle does not decode", hint="Download it again", file=str(path)) from None
     except (MemoryError, UserError):
         raise
     except Exception as error:  # whatever odd bytes do to an interpreter of opcodes
-        raise UserError(
-            Reason.CORRUPT, f"the pickle does not decode ({type(error).__name__})", action="Download it again", file=str(path)
+        raise input_error(
+            Reason.CORRUPT, f"the pickle does not decode ({type(error).__name__})", hint="Download it again", file=str(path)
         ) from None
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, safe_text, usage_error
 
 RECORDINGS = (".edf", ".bdf", ".hea", ".dat")  # endings under which a folder is not descended into
 ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -34,22 +34,22 @@ class Source:
         """
         pure = PurePosixPath(rel)
         if pure.is_absolute() or ".." in pure.parts or "\\" in rel or "\0" in rel:
-            raise UserError(Reason.PATH_ESCAPE, f"names the file {safe_text(rel)}", wanted="which must lie inside the data set's folder")
+            raise input_error(Reason.PATH_ESCAPE, f"names the file {safe_text(rel)}", "which must lie inside the data set's folder")
         name = pure.as_posix()
         if name in self.odd:
             raise refused(self.odd[name])
         if name not in self.files:
-            raise UserError(Reason.MISSING_SIGNAL_FILE, f"the file {safe_text(rel)} is not there", action="Download it again")
+            raise input_error(Reason.MISSING_SIGNAL_FILE, f"the file {safe_text(rel)} is not there", hint="Download it again")
         return self.root / name
 
 
 def refused(finding: Finding) -> UserError:
     """A finding as the error that quarantines its unit."""
-    return UserError(
+    return input_error(
         finding.code,
-        finding.text,
-        wanted=finding.wanted,
-        action=finding.action,
+        finding.problem,
+        finding.requirement,
+        finding.hint,
         file=finding.file,
         field=finding.field,
         found=finding.found,
@@ -86,7 +86,7 @@ def scan(root: Path, *, follow_symlinks: bool = False) -> Source:
         mode = root.stat().st_mode
     except OSError as error:
         text = "no such folder" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise UserError(Reason.NOT_FOUND, text, action="Check the path", file=str(root), exit_code=Exit.USAGE) from None
+        raise usage_error(text, hint="Check the path", code=Reason.NOT_FOUND, file=str(root)) from None
     if not stat.S_ISDIR(mode):
         raise _no_folder(root, mode)
     files: dict[str, int] = {}
@@ -104,7 +104,7 @@ def scan(root: Path, *, follow_symlinks: bool = False) -> Source:
             entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
         except OSError as error:
             where = folder.rstrip("/") or "."
-            odd[where] = Finding(code=Reason.IO_ERROR, text=f"the folder cannot be listed ({error.strerror})", file=where)
+            odd[where] = Finding(code=Reason.IO_ERROR, problem=f"the folder cannot be listed ({error.strerror})", file=where)
             continue
         for entry in entries:
             if entry.name.startswith("."):
@@ -126,7 +126,7 @@ def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | 
     try:
         rel.encode()
     except UnicodeEncodeError:
-        return Finding(code=Reason.FILE_NAME, level="warning", text="the name is not valid UTF-8, the file is not read", file=clean(rel))
+        return Finding(code=Reason.FILE_NAME, level="warning", problem="the name is not valid UTF-8, the file is not read", file=clean(rel))
     try:
         info = path.lstat()
         if stat.S_ISLNK(info.st_mode):
@@ -135,9 +135,9 @@ def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | 
             if not inside and not follow:
                 return Finding(
                     code=Reason.SYMLINK_OUTSIDE_ROOT,
-                    text="is a link that leaves the data set's folder",
-                    wanted="which is not followed",
-                    action="Copy the file, or give --follow-symlinks",
+                    problem="is a link that leaves the data set's folder",
+                    requirement="which is not followed",
+                    hint="Copy the file, or give --follow-symlinks",
                     file=rel,
                 )
             info = path.stat()
@@ -145,12 +145,12 @@ def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | 
                 return -1  # what it leads to is found anyway
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         why = getattr(error, "strerror", None) or "loop of links"
-        return Finding(code=Reason.NOT_REGULAR_FILE, text=f"cannot be followed ({why})", file=rel)
+        return Finding(code=Reason.NOT_REGULAR_FILE, problem=f"cannot be followed ({why})", file=rel)
     if stat.S_ISDIR(info.st_mode) and not rel.lower().endswith(RECORDINGS):
         return None
     if stat.S_ISREG(info.st_mode):
         return info.st_size
-    return Finding(code=Reason.NOT_REGULAR_FILE, text=f"is a {_kind(info.st_mode)}", wanted="a regular file was expected", file=rel)
+    return Finding(code=Reason.NOT_REGULAR_FILE, problem=f"is a {_kind(info.st_mode)}", requirement="a regular file was expected", file=rel)
 
 
 def _no_folder(root: Path, mode: int) -> UserError:
@@ -159,7 +159,7 @@ def _no_folder(root: Path, mode: int) -> UserError:
         code, text, action = Reason.NOT_REGULAR_FILE, f"is a {_kind(mode)}", "Give a folder"
     elif root.suffix.lower() in ARCHIVES:
         code, text, action = Reason.UNSUPPORTED_FORMAT, "is an archive", "Unpack it and give the folder"
-    return UserError(code, text, wanted="a folder was expected", action=action, file=str(root))
+    return input_error(code, text, "a folder was expected", action, file=str(root))
 
 
 def _kind(mode: int) -> str:

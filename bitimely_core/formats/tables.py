@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 
 if TYPE_CHECKING:
     import polars as pl
@@ -67,7 +67,7 @@ class Block(NamedTuple):
 
 
 def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None) -> UserError:
-    return UserError(code, text, wanted=wanted, field=name)
+    return input_error(code, text, wanted, field=name)
 
 
 # --- the table
@@ -101,10 +101,10 @@ def kinds(path: Path) -> dict[str, str]:
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=str(path)) from None
+        raise input_error(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=str(path)) from None
     texts = {pa.string(), pa.large_string(), pa.string_view()}
     if len({field.name.strip() for field in schema}) < len(schema):
-        raise UserError(Reason.HEADER, "columns have equal names", wanted="expected different ones", file=str(path))
+        raise input_error(Reason.HEADER, "columns have equal names", "expected different ones", file=str(path))
     held = {field.name.strip(): field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in schema}
     return {name: "text" if kind in texts else str(kind) for name, kind in held.items()}
 
@@ -229,12 +229,12 @@ def _unique(path: Path, every: Sequence[str], chosen: Sequence[int], keyed: Sequ
         mark = _hash(item.cells[i].strip() for i in keyed)
         if not all(item.cells[i].strip() for i in keyed):
             text = f"the one of row {item.row} is empty"
-            yield Finding(code=Reason.IDENTIFIER, text=text, wanted="every row needs one", field=field, row=item.row)
+            yield Finding(code=Reason.IDENTIFIER, problem=text, requirement="every row needs one", field=field, row=item.row)
         elif mark in torn:
             text = f"the one of row {item.row} is that of other rows too, which differ"
-            yield Finding(code=Reason.DUPLICATE_KEY, text=text, wanted="none of them is used", field=field, row=item.row)
+            yield Finding(code=Reason.DUPLICATE_KEY, problem=text, requirement="none of them is used", field=field, row=item.row)
         elif mark in seen:
-            yield Finding(code=Reason.DUPLICATES, level="warning", text="repeats a row above", wanted="used once", row=item.row)
+            yield Finding(code=Reason.DUPLICATES, level="warning", problem="repeats a row above", requirement="used once", row=item.row)
         else:
             seen.add(mark)
             yield item
@@ -254,10 +254,10 @@ def _records(path: Path, every: Sequence[str], needed: Sequence[int], shown: Seq
         for row, cells, ended in _parsed(lines, len(every), delimiter):
             if isinstance(cells, UserError):
                 cut = not ended and cells.code == Reason.ROW_WIDTH
-                yield Finding(code=Reason.TRUNCATED if cut else cells.code, text=cells.text, wanted=cells.wanted, row=row)
+                yield Finding(code=Reason.TRUNCATED if cut else cells.code, problem=cells.problem, requirement=cells.requirement, row=row)
             elif odd := [i for i in shown if not cells[i].isascii() and not _is_utf8(cells[i])]:
                 text = f"the cell of row {row} is not valid UTF-8"
-                yield Finding(code=Reason.ENCODING, text=text, wanted="the row is left out", field=every[odd[0]], row=row)
+                yield Finding(code=Reason.ENCODING, problem=text, requirement="the row is left out", field=every[odd[0]], row=row)
             else:
                 yield Row(row, tuple(cells))
 
@@ -295,7 +295,7 @@ def gathered(findings: Iterable[Finding]) -> list[Finding]:
         rows = [str(one.row) for one in (first, *others) if one.row is not None]
         many = sum(one.count for one in (first, *others))
         more = f" (and {len(others)} more rows)" if others else ""
-        told.append(replace(first, text=first.text + more, count=many, examples=tuple(rows[:5])))
+        told.append(replace(first, problem=first.problem + more, count=many, examples=tuple(rows[:5])))
     return told
 
 
@@ -312,7 +312,7 @@ def _header(lines: Iterator[tuple[int, bytes, bool]], delimiter: str) -> tuple[s
         if not isinstance(cells, list):
             raise _fault(Reason.CSV_SYNTAX, f"line {row}, the header, is not well formed", "expected column names")
         return tuple(cell.strip() for cell in cells)
-    raise UserError(Reason.EMPTY_FILE, "holds nothing but blank lines", action="Download it again")
+    raise input_error(Reason.EMPTY_FILE, "holds nothing but blank lines", hint="Download it again")
 
 
 Parsed = tuple[int, list[str] | UserError, bool]  # line, cells or fault, whether the line has an end
@@ -436,9 +436,9 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, float]]:
             else:
                 yield packed, math.inf
     except EOFError:
-        raise UserError(Reason.TRUNCATED, "the packed text ends early", action="Download it again") from None
+        raise input_error(Reason.TRUNCATED, "the packed text ends early", hint="Download it again") from None
     except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error):
-        raise UserError(Reason.CORRUPT, "the packed text is damaged", action="Download it again") from None
+        raise input_error(Reason.CORRUPT, "the packed text is damaged", hint="Download it again") from None
     except OSError as error:
         raise _fault(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
 
@@ -477,7 +477,7 @@ def _lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
             text = line.removesuffix(b"\n")
             yield row, text.removesuffix(b"\r"), len(text) < len(line)
     if row == 0:
-        raise UserError(Reason.EMPTY_FILE, "has 0 bytes", action="Download it again")
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
 
 
 def _marked(head: bytes) -> bytes:
@@ -583,7 +583,9 @@ def _sort_out(
     for row, cells, ended in records:
         if isinstance(cells, UserError):
             cut = not ended and cells.code == Reason.ROW_WIDTH
-            faults.append(Finding(code=Reason.TRUNCATED if cut else cells.code, text=cells.text, wanted=cells.wanted, row=row))
+            faults.append(
+                Finding(code=Reason.TRUNCATED if cut else cells.code, problem=cells.problem, requirement=cells.requirement, row=row)
+            )
         else:
             kept.append((row, cells))
     if kept:
@@ -828,10 +830,20 @@ def numbers(row: Row, columns: Sequence[str]) -> np.ndarray | Finding:
         try:
             value = number(cell)
         except UserError as error:
-            return Finding(code=error.code, text=f"the cell of row {row.row} {error.text}", wanted=error.wanted, field=name, row=row.row)
+            return Finding(
+                code=error.code,
+                problem=f"the cell of row {row.row} {error.problem}",
+                requirement=error.requirement,
+                field=name,
+                row=row.row,
+            )
         if value is None:
             return Finding(
-                code=Reason.MISSING_VALUES, text=f"the cell of row {row.row} is empty", wanted="expected a number", field=name, row=row.row
+                code=Reason.MISSING_VALUES,
+                problem=f"the cell of row {row.row} is empty",
+                requirement="expected a number",
+                field=name,
+                row=row.row,
             )
         found.append(value)
     return np.array(found, np.float64)

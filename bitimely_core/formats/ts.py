@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.edf import stored
 
 MOST_LINE = 1 << 27  # bytes; the longest case of the archives has a few millions
@@ -76,11 +76,11 @@ class Header:
 
 
 def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None) -> UserError:
-    return UserError(code, text, wanted=wanted, field=name)
+    return input_error(code, text, wanted, field=name)
 
 
 def _warning(code: Reason, text: str, wanted: str = "", name: str | None = None, count: int = 1) -> Finding:
-    return Finding(code=code, level="warning", text=text, wanted=wanted, field=name, count=count)
+    return Finding(code=code, level="warning", problem=text, requirement=wanted, field=name, count=count)
 
 
 # --- header
@@ -234,7 +234,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     except OSError as error:
         raise _fault(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     if row == 0:
-        raise UserError(Reason.EMPTY_FILE, "has 0 bytes", action="Download it again")
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
 
 
 def _decode(raw: bytes) -> str:
@@ -272,9 +272,11 @@ def cases(path: Path, header: Header | None = None) -> Iterator[Case | Finding]:
                 case = _case(row, line, header, known)
             except UserError as error:
                 code, text, wanted = (
-                    (error.code, error.text, error.wanted) if ended else (Reason.TRUNCATED, "the file ends inside of it", error.text)
+                    (error.code, error.problem, error.requirement)
+                    if ended
+                    else (Reason.TRUNCATED, "the file ends inside of it", error.problem)
                 )
-                yield Finding(code=code, text=text, wanted=wanted, row=row)
+                yield Finding(code=code, problem=text, requirement=wanted, row=row)
                 continue
             lost = sum(int(np.count_nonzero(np.isnan(values))) for values in case.channels)
             missing += lost
@@ -413,11 +415,11 @@ def compare(train: Header, test: Header, file: str | None = None) -> None:
     }
     for field, (one, other) in pairs.items():
         if one != other:
-            raise UserError(
+            raise input_error(
                 Reason.SCHEMA_MISMATCH,
                 f"TEST has {safe_text(str(other))}",
-                wanted=f"TRAIN has {safe_text(str(one))}",
-                action="Check that both files are of the same problem",
+                f"TRAIN has {safe_text(str(one))}",
+                "Check that both files are of the same problem",
                 file=file,
                 field=field,
             )
@@ -433,9 +435,9 @@ def duplicates(train: Path, test: Path) -> Finding | None:
     return Finding(
         code=Reason.DUPLICATE_ACROSS_SPLITS,
         level="warning",
-        text=f"{len(rows)} case{'s' * (len(rows) > 1)} of the test file {'are' if len(rows) > 1 else 'is'} in the training file too",
-        wanted="a score on them shows memory",
-        action="Leave them out of the test or say so",
+        problem=f"{len(rows)} case{'s' * (len(rows) > 1)} of the test file {'are' if len(rows) > 1 else 'is'} in the training file too",
+        requirement="a score on them shows memory",
+        hint="Leave them out of the test or say so",
         row=rows[0],
         count=len(rows),
         examples=tuple(f"row {row}" for row in rows[:5]),

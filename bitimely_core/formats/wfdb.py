@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, clean, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, safe_text
 from bitimely_core.formats.edf import stored
 from bitimely_core.formats.source import Source, located
 from bitimely_core.types import Signal
@@ -158,11 +158,11 @@ class Recording:
 
 
 def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None, found: str | None = None) -> UserError:
-    return UserError(code, text, wanted=wanted, field=name, found=found)
+    return input_error(code, text, wanted, field=name, found=found)
 
 
 def _warning(code: Reason, text: str, wanted: str = "", name: str | None = None, count: int = 1) -> Finding:
-    return Finding(code=code, level="warning", text=text, wanted=wanted, field=name, count=count)
+    return Finding(code=code, level="warning", problem=text, requirement=wanted, field=name, count=count)
 
 
 def _numbers(channels: Sequence[Channel]) -> str:
@@ -190,11 +190,11 @@ def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = Non
     named = NAME.fullmatch(record[0])
     if named is None or len(record) < 2 or not re.fullmatch(r"\d{1,9}", record[1], re.ASCII):
         wanted = "expected a record name and a number of signals"
-        raise UserError(
+        raise input_error(
             Reason.HEADER_SYNTAX,
             "the first line is no record line",
-            wanted=wanted,
-            action="Open it in a text editor: a failed download is often an error page",
+            wanted,
+            "Open it in a text editor: a failed download is often an error page",
         )
     if named[1] != stem:
         text = f"the record line names {safe_text(named[1])}"
@@ -227,7 +227,7 @@ def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = Non
 def _lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
     """Lines of the header that say something, and its comments."""
     if not data.strip():
-        raise UserError(Reason.EMPTY_FILE, f"has {len(data)} bytes, all blank" if data else "has 0 bytes", action="Download it again")
+        raise input_error(Reason.EMPTY_FILE, f"has {len(data)} bytes, all blank" if data else "has 0 bytes", hint="Download it again")
     if len(data) > MOST_HEADER:
         raise _fault(Reason.HEADER_IMPLAUSIBLE, f"has more than {MOST_HEADER} bytes", "no header is that long")
     try:
@@ -307,7 +307,7 @@ def _signals(
     if unitless:
         text = f"missing for signal {_numbers(unitless)}"
         findings.append(
-            Finding(code=Reason.UNIT, level="info", text=text, wanted="mV by the format's rule", field="unit", count=len(unitless))
+            Finding(code=Reason.UNIT, level="info", problem=text, requirement="mV by the format's rule", field="unit", count=len(unitless))
         )
     odd = [channels[i] for i in flags if "label" in flags[i]]
     if odd:
@@ -436,7 +436,7 @@ def read_header(path: Path | str, source: Source | None = None, *, needed: Colle
         if comments:
             text = f"{len(comments)} lines of comment, which may identify a person"
             done = "kept, as --keep-phi asks" if keep_phi else "not stored"
-            findings.append(Finding(code=Reason.PHI, level="info", text=text, wanted=done, field="comments", count=len(comments)))
+            findings.append(Finding(code=Reason.PHI, level="info", problem=text, requirement=done, field="comments", count=len(comments)))
     return Header(
         name=parsed.name,
         where=str(whole),
@@ -484,7 +484,7 @@ def _locate(folder: PurePosixPath, name: str, source: Source | None) -> Path:
             raise _fault(Reason.NOT_REGULAR_FILE, f"the file {safe_text(name)} is no regular file")
     except (FileNotFoundError, NotADirectoryError):
         text = f"the file {safe_text(name)} is not there"
-        raise UserError(Reason.MISSING_SIGNAL_FILE, text, action="Download it again", field="file_name") from None
+        raise input_error(Reason.MISSING_SIGNAL_FILE, text, hint="Download it again", field="file_name") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         why = getattr(error, "strerror", None) or "loop of links"
         raise _fault(Reason.IO_ERROR, f"the file {safe_text(name)} cannot be reached ({why})") from None
@@ -525,7 +525,7 @@ def _common(said: int | None, groups: Sequence[Group], findings: list[Finding], 
         if frames == 0:
             raise _fault(Reason.TRUNCATED, "a signal file holds no whole frame", "expected one at least", "length")
         text = f"is not in the header, {frames} by the size of the signal files"
-        findings.append(Finding(code=Reason.LENGTH, level="info", text=text, field="length"))
+        findings.append(Finding(code=Reason.LENGTH, level="info", problem=text, field="length"))
         if max(n for n, _ in held) > frames:
             findings.append(_warning(Reason.SIZE_MISMATCH, "the signal files are of unequal length", "the shortest decides", "length"))
         return frames
@@ -533,11 +533,11 @@ def _common(said: int | None, groups: Sequence[Group], findings: list[Finding], 
         file = safe_text(group.name)
         if frames < said:
             code = Reason.HEADER_IMPLAUSIBLE if said > max(frames, 1) * IMPLAUSIBLE else Reason.TRUNCATED
-            raise UserError(
+            raise input_error(
                 code,
                 f"{file} has {size} bytes for {frames} samples a signal",
-                wanted=f"the header says {said}",
-                action="Download it again",
+                f"the header says {said}",
+                "Download it again",
                 field="length",
                 found=str(frames),
                 expected=str(said),
@@ -598,7 +598,7 @@ def _parts(
             parts.append(Part(first, _common(frames, groups, findings, spare=False), groups))
             first += frames
         except UserError as error:
-            error.text = f"segment {number} ({safe_text(name)}): {error.text}"
+            error.problem = f"segment {number} ({safe_text(name)}): {error.problem}"
             raise
     if parsed.frames is not None and first != parsed.frames:
         text = f"the segments have {first} samples in all"
@@ -646,7 +646,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     """Equal findings of several segments as one."""
     merged: dict[tuple[str, str], Finding] = {}
     for found in findings:
-        key = (found.code, found.text)
+        key = (found.code, found.problem)
         merged[key] = replace(found, count=merged[key].count + found.count) if key in merged else found
     return list(merged.values())
 
@@ -885,7 +885,7 @@ def _verify(group: Group, values: Sequence[np.ndarray] | np.ndarray, findings: l
     if bad:
         text = f"the samples of signal {_numbers(bad)} in {file} do not add up to the checksum of the header"
         if sized and not unfilled:
-            raise UserError(Reason.CHECKSUM, text, wanted="one of them is damaged", action="Download it again", field="checksum")
+            raise input_error(Reason.CHECKSUM, text, "one of them is damaged", "Download it again", field="checksum")
         why = "the header says no length" if not sized else "all are 0 in the header"
         findings.append(_warning(Reason.CHECKSUM, text, f"not refused because {why}", "checksum", len(bad)))
     if group.code == 8:  # the initial value is what the differences are added to
@@ -898,9 +898,7 @@ def _verify(group: Group, values: Sequence[np.ndarray] | np.ndarray, findings: l
     summed = not bad and all(c.checksum is not None for c in channels)
     elsewhere = np.logical_and.reduce([v[:: c.samples] == c.initial for c, v in known]).any()
     if not unfilled and (elsewhere or not summed):
-        raise UserError(
-            Reason.INITIAL_VALUE, text, wanted="the samples are shifted or damaged", action="Download it again", field="initial_value"
-        )
+        raise input_error(Reason.INITIAL_VALUE, text, "the samples are shifted or damaged", "Download it again", field="initial_value")
     why = "all are 0 in the header" if unfilled else "the checksums are right and the values occur nowhere in the file"
     findings.append(_warning(Reason.INITIAL_VALUE, text, f"not refused because {why}", "initial_value", len(late)))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bitimely_core import registry
 from bitimely_core.config import ModelConfig, build_model_config, load_preset, validate
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
 from bitimely_core.models.adapters import on_grid
 from bitimely_core.models.stack import FORMAT, Model
 
@@ -129,29 +129,22 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         stored = json.loads(path.read_text("utf-8"))
         weights = load_file(path.with_name("model.safetensors"))
     except FileNotFoundError as error:
-        raise UserError(
-            Reason.NOT_FOUND,
+        raise usage_error(
             "no model here",
-            wanted="expected config.json and model.safetensors",
+            "expected config.json and model.safetensors",
+            "Give the folder of a saved model",
+            code=Reason.NOT_FOUND,
             file=str(folder),
-            exit_code=Exit.USAGE,
-            action="Give the folder of a saved model",
         ) from error
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise UserError(
-            Reason.INTEGRITY,
-            f"damaged ({safe_text(str(error))})",
-            action="Restore it from a copy",
-            file=str(folder),
-            exit_code=Exit.INTEGRITY,
-        ) from error
+        raise integrity_error(str(folder), f"damaged ({safe_text(str(error))})", hint="Restore it from a copy") from error
     if not isinstance(stored, dict) or stored.get("format_version") != FORMAT or not isinstance(stored.get("model"), dict):
         found = safe_text(stored.get("format_version")) if isinstance(stored, dict) else "no object"
         raise UserError(
             Reason.UNSUPPORTED_FORMAT,
             f"format version {found}",
-            wanted=f"expected {FORMAT}",
-            action="Update bitimely",
+            f"expected {FORMAT}",
+            "Update bitimely",
             file=str(path),
             exit_code=Exit.INTEGRITY,
         )
@@ -168,9 +161,9 @@ def put(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
         raise UserError(
             Reason.SHAPES_DIFFER,
             f"{len(wrong)} weights do not fit: {'; '.join(sorted(wrong)[:5])}",
+            "expected the weights of this model",
+            "Use the config.json that they were saved with",
             file=str(file),
-            wanted="expected the weights of this model",
-            action="Use the config.json that they were saved with",
             exit_code=Exit.INTEGRITY,
         )
     module.load_state_dict(weights)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import usage_error
 from bitimely_core.models.tokenizers import FIRST, Steps
 from bitimely_core.types import Batch
 
@@ -98,13 +98,7 @@ class Table(Steps):
     def __init__(self, config: ModelConfig, *, absent: bool = False) -> None:
         self.events = config.tokenizer == "codes"
         if self.events and (config.codes is None or config.codes <= FIRST):
-            raise UserError(
-                Reason.CONFIG,
-                f"{config.codes} codes",
-                wanted=f"expected the size of the input vocabulary, above {FIRST}",
-                field="model.codes",
-                exit_code=Exit.USAGE,
-            )
+            raise usage_error(f"{config.codes} codes", f"expected the size of the input vocabulary, above {FIRST}", field="model.codes")
         super().__init__((config.codes or 0) - FIRST if self.events else 1 if config.channel_independent else config.channels)
         self.absent = absent
 

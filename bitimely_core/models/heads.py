@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core import models
 from bitimely_core.config import ModelConfig, validate
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models.stack import Model, bernoulli_entropy, write
 from bitimely_core.registry import models as known
 from bitimely_core.types import Batch, Encoded
@@ -33,13 +33,8 @@ Task = Literal["classification", "multilabel", "regression"]
 
 def _special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
     if encoded.eos is None:
-        raise UserError(
-            Reason.CONFIG,
-            f"readout {name}",
-            wanted="this model has no [SOS] and [EOS]",
-            action="Use mean, last, max or flatten",
-            field="finetune.readout",
-            exit_code=Exit.USAGE,
+        raise usage_error(
+            f"readout {name}", "this model has no [SOS] and [EOS]", "Use mean, last, max or flatten", field="finetune.readout"
         )
     return states[:, 0] if name == "sos" else states.gather(1, encoded.eos[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
 
@@ -83,14 +78,7 @@ def _flatten(states: Tensor, encoded: Encoded) -> Tensor:
 
 def _native(states: Tensor, encoded: Encoded) -> Tensor:
     if encoded.pooled is None:
-        raise UserError(
-            Reason.CONFIG,
-            "readout native",
-            wanted="this model has no vector of its own",
-            action="Use sos, eos or mean",
-            field="finetune.readout",
-            exit_code=Exit.USAGE,
-        )
+        raise usage_error("readout native", "this model has no vector of its own", "Use sos, eos or mean", field="finetune.readout")
     return encoded.pooled
 
 
@@ -135,13 +123,8 @@ def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", mer
     vectors = [read(model.norm(encoded.hidden[-1], last))]
     if layers == "last-two":
         if len(encoded.hidden) < 2:
-            raise UserError(
-                Reason.CONFIG,
-                "layers last-two",
-                wanted=f"{model.config.name} has the states of one layer",
-                action="Use --layers last",
-                field="finetune.layers",
-                exit_code=Exit.USAGE,
+            raise usage_error(
+                "layers last-two", f"{model.config.name} has the states of one layer", "Use --layers last", field="finetune.layers"
             )
         vectors.insert(0, read(model.norm(encoded.hidden[-2], "next")))
     return torch.cat(vectors, -1) if merge == "concat" else torch.stack(vectors).mean(0)
@@ -167,13 +150,8 @@ def over_channels(found: Tensor, batch: Batch) -> Tensor:
 def _width(model: Model, readout: str, layers: str, merge: str) -> int:
     if readout == "native":
         if model.pooled_width is None:
-            raise UserError(
-                Reason.CONFIG,
-                "readout native",
-                wanted=f"{model.config.name} has no vector of its own",
-                action="Use sos, eos or mean",
-                field="finetune.readout",
-                exit_code=Exit.USAGE,
+            raise usage_error(
+                "readout native", f"{model.config.name} has no vector of its own", "Use sos, eos or mean", field="finetune.readout"
             )
         return model.pooled_width
     one = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}.get(readout, 1) * model.width
@@ -215,12 +193,11 @@ class Head(nn.Module):
         self.readout = readout or known[model.config.name].facts.readout
         self.layers, self.layer_merge, self.freeze = layers, layer_merge, freeze
         if self.readout not in POOLS:
-            raise UserError(
-                Reason.UNKNOWN_NAME,
+            raise usage_error(
                 f"no readout is called {self.readout!r}",
-                wanted=f"known are {', '.join(POOLS)}",
+                f"known are {', '.join(POOLS)}",
+                code=Reason.UNKNOWN_NAME,
                 field="finetune.readout",
-                exit_code=Exit.USAGE,
             )
         self.model = model.requires_grad_(not freeze)
         self.linear = nn.Linear(_width(model, self.readout, layers, layer_merge), outputs)
@@ -332,14 +309,7 @@ def load(folder: str | Path) -> Head:
     stored, weights = models.read(folder)
     where = Path(folder) / "config.json"
     if "head" not in stored:
-        raise UserError(
-            Reason.CONFIG,
-            "a model without a head",
-            wanted="expected a fine-tuned model",
-            action="Use models.load",
-            file=str(where),
-            exit_code=Exit.USAGE,
-        )
+        raise usage_error("a model without a head", "expected a fine-tuned model", "Use models.load", file=str(where))
     head = Head(models.made(validate(ModelConfig, stored["model"], str(where))), **stored["head"])
     models.put(head, weights, where.with_name("model.safetensors"))
     return head.eval()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.models.adapters import grid
 from bitimely_core.models.tokenizers import FIRST, Codes, Conv, Patch, Steps
 from bitimely_core.ops.retention import retention, retention_matrix
@@ -49,7 +49,7 @@ class Places(NamedTuple):
 
 def wrong(text: str, wanted: str, field: str, action: str = "") -> UserError:
     """Settings that do not fit together (config, exit 2)."""
-    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, field=field, exit_code=Exit.USAGE)
+    return usage_error(text, wanted, action, field=field)
 
 
 # ---------------------------------------------------------------------------------------------------------------- mixers
@@ -627,12 +627,11 @@ def continued(positions: Tensor, count: int, draw: Callable[[int, int], Tensor])
 def refuse_longer(count: int, learned: int, what: str = "positions") -> None:
     """More places than were learned. Raises UserError (shapes_differ, exit 2)."""
     if count > learned:
-        raise UserError(
-            Reason.SHAPES_DIFFER,
+        raise usage_error(
             f"{count} {what}",
-            wanted=f"this model has learned {learned}",
-            action="Cut shorter windows, or build it with their length",
-            exit_code=Exit.USAGE,
+            f"this model has learned {learned}",
+            "Cut shorter windows, or build it with their length",
+            code=Reason.SHAPES_DIFFER,
         )
 
 

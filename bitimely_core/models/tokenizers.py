@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, usage_error
 from bitimely_core.types import Batch
 
 PAD, SOS, EOS, MASK, UNK, FIRST = range(6)  # ids of the input vocabulary; codes stand from FIRST on
@@ -135,12 +135,11 @@ class Patch(nn.Module):
     def count(self, length: int) -> int:
         """N of windows of `length` samples. Raises UserError (shapes_differ, exit 2) when not one patch fits."""
         if length < self.patch and self.crop == "start":
-            raise UserError(
-                Reason.SHAPES_DIFFER,
+            raise usage_error(
                 f"windows of {length} samples",
-                wanted=f"expected at least one patch of {self.patch}",
-                action="Choose a smaller model.patch",
-                exit_code=Exit.USAGE,
+                f"expected at least one patch of {self.patch}",
+                "Choose a smaller model.patch",
+                code=Reason.SHAPES_DIFFER,
             )
         beyond = length - self.patch
         return beyond // self.stride + 1 if self.crop == "start" else -(-max(beyond, 0) // self.stride) + 1

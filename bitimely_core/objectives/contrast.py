@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ObjectiveConfig
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import usage_error
 from bitimely_core.models.tokenizers import row_ends
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.types import Batch
@@ -123,13 +123,11 @@ def compared(parts: dict[str, Tensor], blind: float | Tensor, rows: int) -> Resu
 def refuse_alone(name: str, batch: Batch) -> None:
     """One row has nothing to be told from. Raises UserError (config, exit 2)."""
     if len(batch.values) < 2:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"{name} with {len(batch.values)} row in a micro-batch",
-            wanted="expected at least 2: it tells each row from the others",
+            "expected at least 2: it tells each row from the others",
+            "Use a larger --batch-size or a smaller --accumulate; of data.batches the option least=2",
             field="train.batch_size",
-            action="Use a larger --batch-size or a smaller --accumulate; of data.batches the option least=2",
-            exit_code=Exit.USAGE,
         )
 
 

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig, ObjectiveConfig
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import usage_error
 from bitimely_core.models.stack import Direction, Model, Which
 from bitimely_core.models.tokenizers import IGNORE, Codes
 from bitimely_core.registry import ObjectiveFacts, objectives
@@ -99,13 +99,8 @@ def gap(model: Model, batch: Batch, generator: Generator | None = None, *, confi
 @objectives(ObjectiveFacts(leak_free=None, notice="none: no pre-training; the model is trained with its head alone."), name="none")
 def nothing(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """No pre-training."""
-    raise UserError(
-        Reason.CONFIG,
-        "objective none",
-        wanted="expected an objective that trains",
-        action="Skip pretrain, and fine-tune from scratch",
-        field="objective.name",
-        exit_code=Exit.USAGE,
+    raise usage_error(
+        "objective none", "expected an objective that trains", "Skip pretrain, and fine-tune from scratch", field="objective.name"
     )
 
 
@@ -226,11 +221,9 @@ def _spans(count: int, config: ObjectiveConfig, generator: Generator | None) -> 
 def refuse_overlap(config: ModelConfig) -> None:
     """Overlapping patches make neighbouring targets visible. Raises UserError (config, exit 2)."""
     if config.tokenizer == "patch" and config.stride is not None and config.stride < config.patch:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"patches of {config.patch} with stride {config.stride} overlap",
+            "expected stride >= patch for a leak-free objective",
+            "Leave model.stride out, or use next-previous",
             field="model.stride",
-            exit_code=Exit.USAGE,
-            wanted="expected stride >= patch for a leak-free objective",
-            action="Leave model.stride out, or use next-previous",
         )

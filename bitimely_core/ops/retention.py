@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, UserError, input_error, usage_error
 
 Direction = Literal["forward", "backward", "both"]
 Form = Literal["auto", "parallel", "chunkwise", "recurrent"]
@@ -247,7 +247,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Ten
 
 def _check_options(options: dict[str, Any], *, stateful: bool) -> None:
     def refuse(text: str, wanted: str, action: str = "") -> UserError:
-        return UserError(Reason.CONFIG, text, wanted, action, exit_code=Exit.USAGE)
+        return usage_error(text, wanted, action)
 
     for name, kind in OPTIONS.items():
         if options[name] not in get_args(kind):
@@ -272,7 +272,7 @@ def _check_order(times: Tensor) -> None:
     t = times.detach()
     bad = (t[:, 1:] < t[:, :-1]).any(1) | ~torch.isfinite(t).all(1)
     if bool(bad.any()):
-        raise UserError(
+        raise input_error(
             Reason.TIMESTAMPS,
             f"times decrease or are not finite in {int(bad.sum())} of {len(bad)} sequences, first in number {int(bad.nonzero()[0])}",
             "times that never decrease",
@@ -323,7 +323,7 @@ def _carried(
     else:
         start = sign * state.time.to(clock.dtype)[:, None]
         if bool((clock < start).any()):
-            raise UserError(
+            raise input_error(
                 Reason.TIMESTAMPS,
                 f"times lie {'after' if backward else 'before'} the time of the state",
                 f"pieces of a sequence from the {'last to the first' if backward else 'first to the last'}",

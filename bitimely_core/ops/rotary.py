@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, usage_error
 
 BASE = 10000.0
 SCALE_BASE = 512.0  # positions over which the xPos scale falls by one factor zeta
@@ -64,22 +64,19 @@ def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"]
         UserError: `config` for direction `both`, float16 and positions further than `SPAN / 2` from the origin.
     """
     if direction not in {"forward", "backward"}:
-        raise UserError(
-            Reason.CONFIG, f"xpos_scale with direction {direction!r}", "forward or backward", "switch xpos_scale off", exit_code=Exit.USAGE
-        )
+        raise usage_error(f"xpos_scale with direction {direction!r}", "forward or backward", "switch xpos_scale off")
     if x.dtype == torch.float16:
-        raise UserError(Reason.CONFIG, "xpos_scale in float16", "bfloat16 or float32", "switch xpos_scale off", exit_code=Exit.USAGE)
+        raise usage_error("xpos_scale in float16", "bfloat16 or float32", "switch xpos_scale off")
     wide = torch.promote_types(x.dtype, torch.float32)
     t = positions.to(_wide(x))
     middle = (t.amin(-1, keepdim=True) + t.amax(-1, keepdim=True)) / 2 if origin is None else origin
     t = t - middle
     if float(t.detach().abs().max()) > SPAN / 2:
-        raise UserError(
-            Reason.LENGTH,
+        raise usage_error(
             "the sequence is too long for the xPos scale",
             f"positions within {SPAN // 2} of their origin",
             "switch xpos_scale off or cut shorter windows",
-            exit_code=Exit.USAGE,
+            code=Reason.LENGTH,
         )
     width = x.shape[-1]
     pair = torch.arange(0, width, 2, device=x.device, dtype=t.dtype)

@@ -106,7 +106,7 @@ def run(
         "pipeline": pipeline,
         "stages": stages,
         "report": str(page) if page.is_file() else None,
-        "exit_code": int(failed[0] if failed else Exit.PARTIAL if any(s["state"] == "partial" for s in stages) else Exit.GOOD),
+        "exit_code": int(failed[0] if failed else Exit.PARTIAL if any(s["state"] == "partial" for s in stages) else Exit.OK),
     }
 
 

@@ -156,7 +156,7 @@ def _run(node: Node, nodes: Mapping[str, Node], folder: Path, states: States) ->
         state, detail, code = (
             "failed",
             f"{type(error).__name__} in {frames[-1]}: a bug; {folder / node.key / 'stage.json'} says where",
-            int(Exit.BUG),
+            int(Exit.INTERNAL_ERROR),
         )
     ended = {"state": state, "detail": detail, "exit_code": code, "seconds": round(time.monotonic() - start, 3)}
     body = {"format_version": 1, "stage": node.label, "settings": dict(node.settings), "time": time.time(), "frames": frames, **ended}

@@ -11,7 +11,7 @@ from typing import Any
 
 from bitimely_core import registry, workflows
 from bitimely_core.config import DataConfig, Section, load_preset, merge_layers
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Exit, Reason, UserError, input_error, usage_error
 from bitimely_core.pipeline.graph import SETTLED, Node, States
 from bitimely_core.recipe import AnalyzeStage, Block, Recipe, Stage
 from bitimely_core.report.recipe_results import write_results
@@ -149,12 +149,10 @@ class _Building:
         """Keep a stage once, whoever asks for it. Raises UserError (config, exit 2) where two would have one name."""
         known = self.plan.nodes.setdefault(node.label, node)
         if known.key != node.key:
-            raise UserError(
-                Reason.CONFIG,
+            raise usage_error(
                 f"two stages {node.label!r} with different settings",
-                wanted="expected a name of its own for each block and arm",
-                action="Give them different names",
-                exit_code=Exit.USAGE,
+                "expected a name of its own for each block and arm",
+                "Give them different names",
             )
         if known is node and owner:
             self.plan.owner[node.label] = owner
@@ -170,11 +168,11 @@ class _Building:
             if source is None and registry.datasets[dataset].facts.needs_source:
                 if (out / "manifest.json").is_file():
                     return {"detail": "the cache that is there"}
-                raise UserError(
+                raise input_error(
                     Reason.INCOMPLETE,
                     "no cache of this data set",
-                    wanted="expected its raw files",
-                    action=f"Give --set ingest.sources.{dataset}=FOLDER, or run: bitimely ingest {dataset} FOLDER",
+                    "expected its raw files",
+                    f"Give --set ingest.sources.{dataset}=FOLDER, or run: bitimely ingest {dataset} FOLDER",
                     file=str(out),
                 )
             if is_events(dataset):
@@ -191,14 +189,7 @@ class _Building:
         dataset, _ = dataset_and_view(view)
         events = is_events(view)
         if events and own.test_fold is not None:
-            raise UserError(
-                Reason.CONFIG,
-                f"folds of {view}",
-                wanted="expected windows of signals",
-                action="Split claims with --split-file at ingest",
-                field="folds",
-                exit_code=Exit.USAGE,
-            )
+            raise usage_error(f"folds of {view}", "expected windows of signals", "Split claims with --split-file at ingest", field="folds")
         chosen = {**self.recipe.build, **build} if events else {**_given(self.recipe.tokenize), **_given(own)}
         local = bool(build) if events else bool(_given(own))
         name = "-".join([*([self.plan.name] if chosen else []), *([block] if local and block else []), tokens_name(view)])
@@ -401,11 +392,7 @@ def _train(
         code = launch([verb, str(workspace), json.dumps(call)], devices, module="bitimely_cli.stage")
         if code:
             raise UserError(
-                Reason.INCOMPLETE,
-                f"exit code {code}",
-                wanted=f"expected {devices} processes to end well",
-                exit_code=Exit(code),
-                file=call["run"],
+                Reason.INCOMPLETE, f"exit code {code}", f"expected {devices} processes to end well", file=call["run"], exit_code=Exit(code)
             )
         return {}
     return training(verb, call, workspace=workspace, progress=progress, say=say)

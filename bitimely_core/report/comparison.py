@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core import evaluate as scoring
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.result_table import assign_rows, compare_column, correct_family, group_columns, read_curve, read_speed
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.run import read_run
@@ -432,13 +432,8 @@ def comparison_page(found: list[Path]) -> Page:
     for folder in found:
         path = folder / "scores.json"
         if not path.is_file():
-            raise UserError(
-                Reason.INCOMPLETE,
-                "no scores",
-                wanted="expected scores.json",
-                file=str(folder),
-                action=f"Run: bitimely evaluate {folder.name}",
-                exit_code=Exit.REFUSED,
+            raise input_error(
+                Reason.INCOMPLETE, "no scores", "expected scores.json", f"Run: bitimely evaluate {folder.name}", file=str(folder)
             )
         entries.append((read_run(folder), json.loads(path.read_bytes()), folder))
     name = main_metric(entries[0][1])

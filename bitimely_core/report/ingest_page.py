@@ -79,9 +79,9 @@ def write_page(folder: str | Path, report: dict[str, Any]) -> list[Finding]:
     except Exception as error:
         with suppress(OSError):
             path.unlink()  # it would show another ingest
-        why = error.text if isinstance(error, UserError) else type(error).__name__
+        why = error.problem if isinstance(error, UserError) else type(error).__name__
         text, wanted = f"the page could not be written ({why})", "the cache is whole without it"
-        return [Finding(code=Reason.INTERNAL, level="warning", text=text, wanted=wanted, file=str(path))]
+        return [Finding(code=Reason.INTERNAL, level="warning", problem=text, requirement=wanted, file=str(path))]
     return []
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bitimely_core import evaluate, storage
-from bitimely_core.errors import Exit, Reason, UserError, clean
+from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines as plain
 from bitimely_core.evaluate import folds
 from bitimely_core.evaluate.result_table import (
@@ -153,12 +153,10 @@ def read_paper(paper: Mapping[str, Any]) -> tuple[PaperValues, dict[str, str]]:
         for column, value in values.items() if isinstance(values, Mapping) else [("", values)]:
             pair = value if isinstance(value, list | tuple) else (value,)
             if not column or not 1 <= len(pair) <= 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in pair):
-                raise UserError(
-                    Reason.CONFIG,
+                raise usage_error(
                     f"found {clean(str(value), 80)}",
-                    wanted="expected column = value, or column = [value, standard error]",
+                    "expected column = value, or column = [value, standard error]",
                     field=f"paper.{row}" + (f".{column}" if column else ""),
-                    exit_code=Exit.USAGE,
                 )
             out[row, column] = (float(pair[0]), float(pair[1]) if len(pair) == 2 else None)
     return out, {str(k): str(v) for k, v in (paper.get("names") or {}).items()}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from bitimely_core import registry, storage
-from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.tokens import filters, moments, splits
 from bitimely_core.tokens.cutting import Cut, Place, Plan, blocks, cut, unfiltered
 from bitimely_core.tokens.sets import FORMAT, check_subjects
@@ -179,7 +179,7 @@ def resolved(
         first = next((record for record in cache.records() if record.annotations or own.epoch is None), None)
         if first is None and own.epoch is not None:
             text, action = "no recording has an annotation", "Give labels at ingest (--map), or take another view"
-            raise UserError(Reason.UNMATCHED_LABELS, text, action=action, file=str(cache.folder))
+            raise input_error(Reason.UNMATCHED_LABELS, text, hint=action, file=str(cache.folder))
         signals = [s for s in first.signals if s.channel in names or not names] if first else []
         names = names or tuple(dict.fromkeys(s.channel for s in signals))
         own_rate = own_rate if own_rate > 0 else max((s.rate for s in signals), default=1.0)
@@ -233,7 +233,7 @@ def _known(cache: Cache, channels: Sequence[str]) -> None:
         if name not in names:
             error = registry.unknown("channel", name, names)
             if len(names) > 20:
-                error.wanted = f"known are {', '.join(names[:20])} and {len(names) - 20} more"
+                error.requirement = f"known are {', '.join(names[:20])} and {len(names) - 20} more"
             raise error
 
 
@@ -244,7 +244,7 @@ def _commonest(annotations: Sequence[Annotation]) -> float:
 
 
 def _refused(field: str, text: str, wanted: str) -> UserError:
-    return UserError(Reason.CONFIG, text, wanted=wanted, field=f"--{field}", exit_code=Exit.USAGE)
+    return usage_error(text, wanted, field=f"--{field}")
 
 
 def is_current(out: Path, chosen: Plan, fingerprint: str) -> bool:
@@ -258,22 +258,21 @@ def is_current(out: Path, chosen: Plan, fingerprint: str) -> bool:
             code=Reason.SETTINGS_DIFFER,
             file=str(out),
             field=key,
-            text=f"the windows there have {safe_text(old.get(key))}",
-            wanted=f"now {safe_text(new.get(key))}",
+            problem=f"the windows there have {safe_text(old.get(key))}",
+            requirement=f"now {safe_text(new.get(key))}",
         )
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     ]
     if differing:
         first, *rest = differing
-        raise UserError(
-            first.code,
-            first.text,
-            wanted=first.wanted,
-            action="Tokenize under another --name, or with --force-new to replace them",
+        raise usage_error(
+            first.problem,
+            first.requirement,
+            "Tokenize under another --name, or with --force-new to replace them",
+            code=first.code,
             file=first.file,
             field=first.field,
-            exit_code=Exit.USAGE,
             details=rest,
         )
     return bool(manifest["cache"] == fingerprint)
@@ -366,11 +365,11 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
         class_names = classes_of(seen, chosen)
         told = findings(seen, class_names) + duplicates(contents)
         if not seen.rows:
-            raise UserError(
+            raise input_error(
                 Reason.NO_INPUT,
                 "no window fits this view",
-                wanted=f"expected recordings with {', '.join(chosen.channels)}" + (" and with labels" if chosen.task != "none" else ""),
-                action="See the details for what was left out",
+                f"expected recordings with {', '.join(chosen.channels)}" + (" and with labels" if chosen.task != "none" else ""),
+                "See the details for what was left out",
                 file=str(cache.folder),
                 details=told,
             )
@@ -526,18 +525,18 @@ WORDS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` counts
 def findings(seen: Survey, class_names: list[str]) -> list[Finding]:
     """What was left out, and what the splits lack."""
     out = [
-        Finding(code=code, level=level, text=f"{seen.left_out[key]:,} {text}", count=seen.left_out[key])
+        Finding(code=code, level=level, problem=f"{seen.left_out[key]:,} {text}", count=seen.left_out[key])
         for key, (code, level, text) in WORDS.items()
         if seen.left_out[key]
     ]
     found = audit(seen, class_names)
     empty = [split for split in splits.SPLITS if not found[split]["windows"]]
     if empty and seen.rows:
-        out.append(Finding(code=Reason.SPLIT_EMPTY, level="warning", text=f"no windows in {', '.join(empty)}", count=len(empty)))
+        out.append(Finding(code=Reason.SPLIT_EMPTY, level="warning", problem=f"no windows in {', '.join(empty)}", count=len(empty)))
     absent = tuple(safe_text(name) for name in class_names if not found["train"]["classes"][name])
     if absent and seen.rows:
         text = f"{len(absent)} of {len(class_names)} classes have no training window"
-        out.append(Finding(code=Reason.CLASS_MISSING, level="warning", text=text, count=len(absent), examples=absent[:5]))
+        out.append(Finding(code=Reason.CLASS_MISSING, level="warning", problem=text, count=len(absent), examples=absent[:5]))
     return out
 
 
@@ -545,7 +544,7 @@ def duplicates(contents: dict[bytes, list[set[str]]]) -> list[Finding]:
     """A warning for recordings of equal content that stand in different splits."""
     count = sum(len(found) - 1 for found in contents.values() if len(found) > 1 and len(set.union(*found)) > 1)
     text, action = f"{count:,} recordings repeat one of another split", "Remove the copies from the source: scores on them are optimistic"
-    return [Finding(code=Reason.DUPLICATE_ACROSS_SPLITS, level="warning", text=text, action=action, count=count)] if count else []
+    return [Finding(code=Reason.DUPLICATE_ACROSS_SPLITS, level="warning", problem=text, hint=action, count=count)] if count else []
 
 
 def statistics(parts: list[list[moments.Moments]], seen: Survey, class_names: list[str], chosen: Plan) -> dict[str, Any]:

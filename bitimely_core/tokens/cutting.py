@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Reason, UserError, safe_text
+from bitimely_core.errors import Reason, input_error, safe_text
 from bitimely_core.registry import Task
 from bitimely_core.tokens import filters
 from bitimely_core.types import Annotation, Record, Signal
@@ -192,11 +192,11 @@ def same_rate(signal: Signal, plan: Plan) -> bool:
 def length_at_rate(signal: Signal, plan: Plan, recording: str) -> int:
     """floor(samples * rate / own rate). Raises UserError (sampling_rate) for a faster channel that nobody asked to resample."""
     if faster(signal, plan) and not plan.resample and signal.channel not in plan.decimate:
-        raise UserError(
+        raise input_error(
             Reason.SAMPLING_RATE,
             f"{safe_text(signal.channel)} of recording {safe_text(recording)} has {signal.rate:g} Hz",
-            wanted=f"expected at most the {plan.rate:g} Hz of this view",
-            action=f"Give --rate {plan.rate:g} to resample with an anti-alias filter",
+            f"expected at most the {plan.rate:g} Hz of this view",
+            f"Give --rate {plan.rate:g} to resample with an anti-alias filter",
             field="rate",
             found=f"{signal.rate:g}",
             expected=f"{plan.rate:g}",

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import UserError, safe_text, usage_error
 
 ORDER = 4  # Butterworth; a band-pass has this order at each edge
 QUALITY = 30.0  # of a notch: frequency over its width at -3 dB (once, not forward and backward)
@@ -112,4 +112,4 @@ def apply(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] =
 
 
 def _refused(field: str, text: str, wanted: str, action: str = "") -> UserError:
-    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, field=f"--{field}", exit_code=Exit.USAGE)
+    return usage_error(text, wanted, action, field=f"--{field}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text
 from bitimely_core.registry import Task, unknown
 from bitimely_core.tokens.splits import SHARED, SPLITS
 
@@ -139,11 +139,11 @@ def opened(folder: Path, kind: str, verify: bool) -> dict[str, Any]:
     manifest = storage.read_manifest(folder)
     found, version = manifest.get("kind"), manifest.get("format_version", 0)
     if found != kind or version > FORMAT:
-        raise UserError(
+        raise input_error(
             Reason.UNSUPPORTED_FORMAT,
             f"holds {safe_text(str(found))}, format version {safe_text(str(version))}",
-            wanted=f"expected {kind}, at most version {FORMAT}",
-            action="Use a newer bitimely, or tokenize again",
+            f"expected {kind}, at most version {FORMAT}",
+            "Use a newer bitimely, or tokenize again",
             file=str(folder),
         )
     if verify:
@@ -153,7 +153,7 @@ def opened(folder: Path, kind: str, verify: bool) -> dict[str, Any]:
 
 def damaged(path: Path, text: str, wanted: str) -> UserError:
     """The error (integrity, exit 5) for a file of a token set."""
-    return UserError(Reason.INTEGRITY, text, wanted=wanted, action="Tokenize again", file=str(path), exit_code=Exit.INTEGRITY)
+    return integrity_error(str(path), text, wanted, "Tokenize again")
 
 
 def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
@@ -164,11 +164,11 @@ def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
         return
     several = index.group_by("subject_id").agg(pl.col("split").n_unique()).filter(pl.col("split") > 1).height
     if several:
-        raise UserError(
+        raise input_error(
             Reason.SUBJECT_LEAKAGE,
             f"{several:,} subjects stand in more than one split",
-            wanted="expected every subject in one",
-            action="Tokenize again with --split subject",
+            "expected every subject in one",
+            "Tokenize again with --split subject",
             file=str(folder),
             found=str(several),
             expected="0",

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import UserError, safe_text, usage_error
 from bitimely_core.registry import unknown
 
 SPLITS = ("train", "validation", "test")
@@ -89,7 +89,7 @@ def blocks_of_time(starts: Sequence[float], length: float) -> list[str | None]:
 
 def _no_folds(text: str, wanted: str) -> UserError:
     action = "Leave --test-fold out, or use --split subject or official"
-    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, field="--test-fold", exit_code=Exit.USAGE)
+    return usage_error(text, wanted, action, field="--test-fold")
 
 
 def official(attributes: dict[str, Any], test_fold: int | None = None) -> str | None:
@@ -124,14 +124,12 @@ def scheme(name: str, *, subjects: Iterable[str], seed: int, length: float, test
         found = official(attributes, test_fold)
         if found is None:
             named = "" if test_fold else "'split' or "
-            raise UserError(
-                Reason.CONFIG,
+            raise usage_error(
                 f"this data set gives no official {'folds' if test_fold else 'split'}",
-                wanted=f"expected an attribute {named}'fold' of every recording",
-                action="Use --split subject",
+                f"expected an attribute {named}'fold' of every recording",
+                "Use --split subject",
                 field="split",
                 found=safe_text(attributes.get("fold")),
-                exit_code=Exit.USAGE,
             )
         return [found] * len(starts)
 

@@ -212,7 +212,7 @@ def mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.ndarr
         if getattr(error, "errno", None) == errno.ENOMEM or isinstance(error, MemoryError):
             text = "cannot be mapped: no address space left"
             action = "Raise the limit (ulimit -v)"
-            raise UserError(Reason.RESOURCE_LIMIT, text, action=action, file=str(path), exit_code=Exit.RESOURCES) from error
+            raise UserError(Reason.RESOURCE_LIMIT, text, hint=action, file=str(path), exit_code=Exit.RESOURCES) from error
         raise damaged(path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows") from error
     if not whole:
         raise damaged(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")

@@ -25,7 +25,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from bitimely_core import storage
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
 
 FORMAT = 1
 STEP = re.compile(r"step-(\d{1,15})")
@@ -115,11 +115,11 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
     if not whole:
         raise _damage_error(where, "differs from its own checksum", "expected it unchanged")
     if meta["format_version"] > FORMAT:
-        raise UserError(
+        raise input_error(
             Reason.UNSUPPORTED_FORMAT,
             f"format version {meta['format_version']}",
-            wanted=f"expected at most {FORMAT}",
-            action="Use a newer bitimely",
+            f"expected at most {FORMAT}",
+            "Use a newer bitimely",
             file=str(where),
         )
     storage.check_files(path, meta)
@@ -144,13 +144,11 @@ def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Finding]]:
         return Checkpoint(path, meta), [_fallback_finding(path, error, f"step-{at}") for at, error in bad]
     if not bad:
         return None, []
-    raise UserError(
-        Reason.INTEGRITY,
+    raise integrity_error(
+        str(folder),
         f"none of {len(bad)} checkpoints verifies",
-        wanted="expected one whole checkpoint",
-        file=str(folder),
-        action="Start again with --force-new",
-        exit_code=Exit.INTEGRITY,
+        "expected one whole checkpoint",
+        "Start again with --force-new",
         details=[error.finding for _, error in bad],
     )
 
@@ -194,15 +192,19 @@ def refuse_other_run(checkpoint: Checkpoint, identity: Mapping[str, Any], free: 
     )
     code = Reason.SETTINGS_DIFFER
     if differing:
-        raise UserError(
-            code,
+        raise usage_error(
             f"{_count(differing, 'key differs', 'keys differ')} from the run to continue: {', '.join(differing)}",
-            wanted="expected the settings and data it was started with",
+            "expected the settings and data it was started with",
+            "Repeat the former command, choose another --run, or start over with --force-new",
+            code=code,
             file=str(checkpoint.folder),
-            action="Repeat the former command, choose another --run, or start over with --force-new",
-            exit_code=Exit.USAGE,
             details=[
-                Finding(code=code, field=key, text=f"the checkpoint has {safe_text(was.get(key))}", wanted=f"now {safe_text(now.get(key))}")
+                Finding(
+                    code=code,
+                    field=key,
+                    problem=f"the checkpoint has {safe_text(was.get(key))}",
+                    requirement=f"now {safe_text(now.get(key))}",
+                )
                 for key in differing
             ],
         )
@@ -217,14 +219,16 @@ def refuse_other_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], wan
     differing = sorted(key for key in saved.keys() | wanted.keys() if said(saved, key) != said(wanted, key))
     code = Reason.SHAPES_DIFFER
     if differing:
-        raise UserError(
+        raise input_error(
             code,
             f"{_count(differing, 'tensor differs', 'tensors differ')}: {', '.join(differing)}",
+            "expected the architecture of the checkpoint",
+            "Build the model with the settings of the run",
             file=str(checkpoint.folder),
-            wanted="expected the architecture of the checkpoint",
-            action="Build the model with the settings of the run",
             details=[
-                Finding(code=code, field=key, text=f"the checkpoint has {said(saved, key)}", wanted=f"the model has {said(wanted, key)}")
+                Finding(
+                    code=code, field=key, problem=f"the checkpoint has {said(saved, key)}", requirement=f"the model has {said(wanted, key)}"
+                )
                 for key in differing
             ],
         )
@@ -279,7 +283,7 @@ def _count(items: list[str], one: str, many: str) -> str:
 
 
 def _damage_error(path: Path, text: str, wanted: str) -> UserError:
-    return UserError(Reason.INTEGRITY, text, wanted=wanted, file=str(path), exit_code=Exit.INTEGRITY)
+    return integrity_error(str(path), text, wanted)
 
 
 def _fallback_finding(used: Path, error: UserError, name: str) -> Finding:
@@ -287,7 +291,7 @@ def _fallback_finding(used: Path, error: UserError, name: str) -> Finding:
         code=Reason.INTEGRITY,
         level="warning",
         file=error.file,
-        text=f"checkpoint {name} is damaged: {error.text}",
-        wanted=error.wanted,
-        action=f"Continuing from {used.name}",
+        problem=f"checkpoint {name} is damaged: {error.problem}",
+        requirement=error.requirement,
+        hint=f"Continuing from {used.name}",
     )

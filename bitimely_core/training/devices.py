@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import UserError, usage_error
 from bitimely_core.training.distributed import world
 
 
@@ -55,6 +55,4 @@ def select_device(name: str = "auto") -> torch.device:
 
 def missing_device(name: str, wanted: str) -> UserError:
     """The error for a device that this machine does not have."""
-    return UserError(
-        Reason.CONFIG, f"no device {name!r}", wanted=wanted, action="Use --device auto", field="--device", exit_code=Exit.USAGE
-    )
+    return usage_error(f"no device {name!r}", wanted, "Use --device auto", field="--device")

@@ -96,7 +96,7 @@ def first_error(own: Exception | None) -> Exception:
         told = [None] * world()
         dist.all_gather_object(told, own if isinstance(own, UserError) else None)
     if own is None or isinstance(own, UserError):
-        other = UserError(Reason.INTERNAL, "another process failed", action="See its message", exit_code=Exit.BUG)
+        other = UserError(Reason.INTERNAL, "another process failed", hint="See its message", exit_code=Exit.INTERNAL_ERROR)
         return next((error for error in told if error is not None), other)
     return own
 

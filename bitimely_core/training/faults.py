@@ -14,7 +14,7 @@ from torch import nn
 
 from bitimely_core import registry
 from bitimely_core.config import TrainConfig
-from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.training import checkpoints
 from bitimely_core.training.distributed import all_reduce_sum, first_error, rank
 from bitimely_core.types import Batches
@@ -48,9 +48,9 @@ def interrupted_error(run: TrainingState, number: int, when: str, what: str) -> 
     return UserError(
         Reason.INTERRUPTED,
         f"stopped by {signal.Signals(number).name} {when}",
-        wanted=what,
+        what,
+        "Repeat the same command to continue",
         file=str(run.home),
-        action="Repeat the same command to continue",
         exit_code=Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED,
     )
 
@@ -75,8 +75,8 @@ def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig,
     return UserError(
         Reason.RESOURCE_LIMIT,
         f"out of memory at batch {batch}",
-        wanted=f"expected room for {batches.size} rows in {config.accumulate} parts",
-        action=f"Try --batch-size {max(batches.size // 2, 1)}, or --accumulate {2 * config.accumulate}"
+        f"expected room for {batches.size} rows in {config.accumulate} parts",
+        f"Try --batch-size {max(batches.size // 2, 1)}, or --accumulate {2 * config.accumulate}"
         + (" for the same gradient" if alike else ""),
         exit_code=Exit.RESOURCES,
     )
@@ -97,11 +97,11 @@ def non_finite_error(run: TrainingState, what: str, value: float) -> UserError:
             bad = index[~finite.flatten(1).all(1).cpu()].tolist()
             broken = f"; values are not finite in rows {list_some(bad)}" if bad else ""
     kept = [] if run.home is None else checkpoints.list_steps(run.home / "checkpoints")
-    return UserError(
+    return input_error(
         Reason.NON_FINITE_LOSS,
         f"non-finite {what} ({value:g}) at step {run.step + 1}{rows}{broken}",
-        wanted="expected a finite number",
-        action="Look at these rows, or lower --lr" + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
+        "expected a finite number",
+        "Look at these rows, or lower --lr" + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
         file=None if run.home is None else str(run.home),
     )
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from bitimely_core import __version__, objectives, storage
 from bitimely_core.config import TrainConfig, merge_layers, validate
-from bitimely_core.errors import Finding, Reason, UserError
+from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.training import checkpoints
 from bitimely_core.training.devices import deterministic_kernels, select_device
 from bitimely_core.training.distributed import (
@@ -142,11 +142,8 @@ def fit(
     settings = validate(TrainConfig, {**(config.model_dump() if config else {}), **whole, **asked})
     total = settings.epochs * batches.steps if settings.steps is None else settings.steps
     if not batches.steps and (settings.epochs if settings.steps is None else settings.steps):
-        raise UserError(
-            Reason.NO_INPUT,
-            "no training batch",
-            wanted="expected at least one",
-            action="Look at the split: it may leave no subject for training",
+        raise input_error(
+            Reason.NO_INPUT, "no training batch", "expected at least one", "Look at the split: it may leave no subject for training"
         )
     join_group()
     where = select_device(settings.device)
@@ -262,7 +259,7 @@ def _step(run: TrainingState, stream: Iterator[Batch]) -> tuple[dict[str, Any] |
         fault = error
     (count, loss, rel), stop = sync_step(run, sums, fault, run.step + 1)
     if not count:
-        raise UserError(Reason.NO_INPUT, f"no valid value in the batch of step {run.step + 1}", wanted="expected at least one")
+        raise input_error(Reason.NO_INPUT, f"no valid value in the batch of step {run.step + 1}", "expected at least one")
     if not math.isfinite(loss):
         raise non_finite_error(run, "loss", loss / count)
     all_reduce_gradients(run, count)
@@ -547,12 +544,12 @@ def _save(run: TrainingState) -> None:
     states = [run.optimizer.state.get(p, {}) for p in list_parameters(run.optimizer)]
     moments = {f"{name}::{key}": value for name, state in zip(run.names, states, strict=False) for key, value in state.items()}
     if not (checkpoints.all_finite(parameters) and checkpoints.all_finite(moments)):
-        raise UserError(
+        raise input_error(
             Reason.NON_FINITE_LOSS,
             f"non-finite weights after step {run.step}",
-            wanted="expected finite numbers",
+            "expected finite numbers",
+            "Lower --lr; the former checkpoint is kept",
             file=str(run.home),
-            action="Lower --lr; the former checkpoint is kept",
         )
     if rank() == 0:
         done = run.step == run.total and not _unvalidated(run)

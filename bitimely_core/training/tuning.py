@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitimely_core import registry, storage
 from bitimely_core.config import Settings
-from bitimely_core.errors import Reason, UserError
+from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Batches
 
@@ -65,11 +65,11 @@ def plan_tuning(chosen: Settings, batches: Batches, validation: Batches | None, 
     if chosen.tune.rates is None or not total:
         return None
     if validation is None or not validation.steps:
-        raise UserError(
+        raise input_error(
             Reason.NO_INPUT,
             f"{names} has no validation windows",
-            wanted="--tune chooses the learning rate on them",
-            action="Give the rate with --lr, or ingest more subjects",
+            "--tune chooses the learning rate on them",
+            "Give the rate with --lr, or ingest more subjects",
             field="--tune",
         )
     return {
@@ -174,7 +174,7 @@ def _run_trial(
     except UserError as error:
         if error.code not in {Reason.NON_FINITE_LOSS, Reason.NON_FINITE}:
             raise
-        return {}, error.text
+        return {}, error.problem
 
 
 def best_trial(trials: list[dict[str, Any]], lower_is_better: Collection[str] = ()) -> dict[str, Any]:
@@ -184,11 +184,11 @@ def best_trial(trials: list[dict[str, Any]], lower_is_better: Collection[str] = 
     """
     ended = [trial for trial in trials if trial["scores"]]
     if not ended:
-        raise UserError(
+        raise input_error(
             Reason.NON_FINITE_LOSS,
             f"all of {len(trials)} learning rates diverge: {', '.join(format(trial['lr'], 'g') for trial in trials)}",
-            wanted="expected one that does not",
-            action="Give smaller ones: --tune LR,LR...",
+            "expected one that does not",
+            "Give smaller ones: --tune LR,LR...",
         )
     last = ("rel", "loss")  # the task's metric comes before them
     shared = [name for name in ended[0]["scores"] if all(trial["scores"].get(name) is not None for trial in ended)]

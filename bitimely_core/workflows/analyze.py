@@ -9,7 +9,7 @@ from typing import Any
 
 from bitimely_core import registry
 from bitimely_core.config import DataConfig
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import Exit, safe_text, usage_error
 from bitimely_core.page import Page
 from bitimely_core.run import FORMAT, load_trained, read_run
 from bitimely_core.types import Progress
@@ -49,15 +49,9 @@ def analyze(
     entry = registry.analyses[kind]
     takes = entry.facts.takes
     if takes in {"run", "runs"} and not names:
-        raise UserError(
-            Reason.CONFIG,
-            "no run",
-            wanted="expected at least one RUN",
-            action=f"For example: bitimely analyze {kind} tiny",
-            exit_code=Exit.USAGE,
-        )
+        raise usage_error("no run", "expected at least one RUN", f"For example: bitimely analyze {kind} tiny")
     if takes == "run" and len(names) > 1:
-        raise UserError(Reason.CONFIG, f"{len(names)} runs", wanted=f"{kind} takes one", exit_code=Exit.USAGE)
+        raise usage_error(f"{len(names)} runs", f"{kind} takes one")
     given = _parse_options(entry, {**(options or {}), **({} if sequences is None else {"sequences": str(sequences)})})
     needed = _require_data(data, kind) if takes == "data" else None
     target = out or workspace / "reports" / (name or _report_name(kind, names, needed, model, objective, preset))
@@ -84,7 +78,7 @@ def analyze(
         "verdict": page.verdict,
         "notices": page.notices,
         **_top_level(page.summary),
-        "exit_code": int(Exit.INTEGRITY if contradiction else Exit.GOOD),
+        "exit_code": int(Exit.INTEGRITY if contradiction else Exit.OK),
     }
 
 
@@ -124,12 +118,8 @@ def _parse_options(entry: registry.Entry[Any], given: dict[str, str]) -> dict[st
                 else _parse_literal(text)
             )
         except ValueError as error:
-            raise UserError(
-                Reason.CONFIG,
-                f"found {safe_text(text)}",
-                wanted=f"expected {type(default).__name__}",
-                field=f"--{key.replace('_', '-')}",
-                exit_code=Exit.USAGE,
+            raise usage_error(
+                f"found {safe_text(text)}", f"expected {type(default).__name__}", field=f"--{key.replace('_', '-')}"
             ) from error
     return out
 
@@ -158,13 +148,7 @@ def _report_name(kind: str, names: list[str], data: str | None, model: str | Non
 
 def _require_data(data: str | None, kind: str) -> str:
     if data is None:
-        raise UserError(
-            Reason.CONFIG,
-            "no data",
-            wanted="expected --data",
-            action=f"For example: bitimely analyze {kind} --data synthetic/staging",
-            exit_code=Exit.USAGE,
-        )
+        raise usage_error("no data", "expected --data", f"For example: bitimely analyze {kind} --data synthetic/staging")
     return data
 
 

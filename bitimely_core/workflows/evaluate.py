@@ -11,7 +11,7 @@ import numpy as np
 from bitimely_core import registry, storage
 from bitimely_core.claims import tasks
 from bitimely_core.config import DataConfig, ObjectiveConfig
-from bitimely_core.errors import Reason, UserError
+from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import write_card
@@ -124,11 +124,11 @@ def count_shared_subjects(folder: Path, windows: Windows, split: str) -> int:
         return 0
     shared = set(json.loads(path.read_bytes())["marks"]) & set(subject_marks([windows], split))
     if shared and windows.split not in {"random-window", "time"}:
-        raise UserError(
+        raise input_error(
             Reason.SUBJECT_LEAKAGE,
             f"{len(shared)} subjects of the {split} split were in the training of this run",
-            wanted="expected none",
-            action="Tokenize all views with the same --seed and train again",
+            "expected none",
+            "Tokenize all views with the same --seed and train again",
             file=str(windows.name),
         )
     return len(shared)
@@ -255,12 +255,12 @@ def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, s
     path = second / "predictions.parquet"
     scores = json.loads((second / "scores.json").read_bytes()) if (second / "scores.json").is_file() else {}
     if not path.is_file() or (scores.get("data"), scores.get("split")) != (windows.name, split):
-        raise UserError(
+        raise input_error(
             Reason.INCOMPLETE,
             f"no predictions on {windows.name}, split {split}",
-            wanted="expected those of a former evaluate",
+            "expected those of a former evaluate",
+            f"Run: bitimely evaluate {other} --split {split}",
             file=str(second),
-            action=f"Run: bitimely evaluate {other} --split {split}",
         )
     ours, theirs = pl.read_parquet(folder / "predictions.parquet"), pl.read_parquet(path)
     return {

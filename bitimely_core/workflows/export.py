@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core import storage
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import usage_error
 from bitimely_core.run import FORMAT, check_weights, read_run
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.train import require_finished
@@ -47,7 +47,7 @@ def export(
         hub.library("--push")
     if target.is_dir() and (foreign := {path.name for path in target.iterdir()} - set(files)):
         text = f"holds {len(foreign)} other files"
-        raise UserError(Reason.CONFIG, text, wanted="expected an empty folder", file=str(target), field="--out", exit_code=Exit.USAGE)
+        raise usage_error(text, "expected an empty folder", file=str(target), field="--out")
     storage.make_folder(target)
     hashes = {name: storage.write_bytes(target / name, path.read_bytes())[0] for name, path in files.items()}
     revision = None if push is None else hub.push(target, push, sorted(files))

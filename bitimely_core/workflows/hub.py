@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bitimely_core import storage
-from bitimely_core.errors import Exit, Reason, UserError, clean, safe_text
+from bitimely_core.errors import Reason, clean, input_error, integrity_error, safe_text, usage_error
 
 SAFE = ("*.safetensors", "*.json", "*.md")  # what is downloaded: weights that are no program, numbers and text
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
@@ -23,13 +23,11 @@ def library(field: str) -> Any:
     try:
         import huggingface_hub  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             "huggingface_hub is not installed",
-            wanted="expected it for a repository of a hub" + (" (no run or folder has that name)" if field == "--init" else ""),
-            action="Install it with: pip install 'bitimely[hub]'",
+            "expected it for a repository of a hub" + (" (no run or folder has that name)" if field == "--init" else ""),
+            "Install it with: pip install 'bitimely[hub]'",
             field=field,
-            exit_code=Exit.USAGE,
         ) from error
     return huggingface_hub
 
@@ -39,11 +37,11 @@ def _reached(call: Callable[[], T], repo: str, field: str) -> T:
     try:
         return call()
     except Exception as error:  # of several libraries and of no common kind
-        raise UserError(
+        raise input_error(
             Reason.NOT_FOUND,
             f"{clean(repo, 100)}: {type(error).__name__}: {clean(str(error).strip().partition(chr(10))[0], 200)}",
-            wanted="expected a repository of the hub that can be reached",
-            action="Look at its name, the network and the credentials, or give a folder",
+            "expected a repository of the hub that can be reached",
+            "Look at its name, the network and the credentials, or give a folder",
             field=field,
         ) from error
 
@@ -61,13 +59,12 @@ def fetch(name: str, pinned: dict[str, str] | None = None) -> tuple[Path, dict[s
     """
     found = NAME.fullmatch(name)
     if found is None:
-        raise UserError(
-            Reason.NOT_FOUND,
+        raise usage_error(
             "no model.safetensors there",
-            wanted="expected a run, a model folder or OWNER/NAME of a hub",
+            "expected a run, a model folder or OWNER/NAME of a hub",
+            code=Reason.NOT_FOUND,
             file=name,
             field="--init",
-            exit_code=Exit.USAGE,
         )
     hub = library("--init")
     repo, revision = found["repo"], found["revision"]
@@ -88,10 +85,10 @@ def check(folder: Path, name: str) -> None:
         true = storage.sha256(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError) as error:
         text, wanted = f"no weights with their hash ({type(error).__name__})", "expected model.safetensors and run.json of bitimely export"
-        raise UserError(Reason.INTEGRITY, text, wanted=wanted, file=name, exit_code=Exit.INTEGRITY) from error
+        raise integrity_error(name, text, wanted) from error
     if told != true:
         text, wanted = f"model.safetensors has the hash {true[:16]}", f"run.json says {safe_text(told)[:16]}"
-        raise UserError(Reason.INTEGRITY, text, wanted=wanted, file=name, action="Do not use it", exit_code=Exit.INTEGRITY)
+        raise integrity_error(name, text, wanted, "Do not use it")
 
 
 def push(folder: Path, repo: str, files: list[str]) -> str | None:

@@ -60,7 +60,9 @@ def ingest_claims(
     except UserError as error:
         if error.exit_code != Exit.REFUSED:
             raise
-        found = [Finding(code=Reason.MIN_CODES, level="warning", text=error.text, wanted=error.wanted, action=error.action).as_dict()]
+        found = [
+            Finding(code=Reason.MIN_CODES, level="warning", problem=error.problem, requirement=error.requirement, hint=error.hint).as_dict()
+        ]
         if said is not None:
             said(error.finding)
     report["reasons"] = [*report["reasons"], *found]

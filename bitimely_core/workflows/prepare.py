@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitimely_core import registry
 from bitimely_core.config import DataConfig
-from bitimely_core.errors import Reason, UserError
+from bitimely_core.errors import Reason, input_error
 from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = N
     if (folder / "manifest.json").is_file():
         return folder
     if registry.datasets[dataset].facts.needs_source:
-        raise UserError(
+        raise input_error(
             Reason.INCOMPLETE,
             "no cache of this data set",
-            wanted="expected manifest.json in it",
-            action=f"Run: bitimely ingest {dataset} SOURCE",
+            "expected manifest.json in it",
+            f"Run: bitimely ingest {dataset} SOURCE",
             file=str(folder),
         )
     if is_events(dataset):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core.config import DataConfig
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import usage_error
 from bitimely_core.run import FORMAT, list_versions, read_run
 from bitimely_core.types import Progress
 from bitimely_core.workflows.export import DATA
@@ -74,7 +74,7 @@ def _initial_run(body: dict[str, Any]) -> str | None:
     origin = body.get("init_from") or {}
     if body["init"] and not origin:
         text = "the run started from the weights of a folder, and does not say which"
-        raise UserError(Reason.CONFIG, text, action="Train it again with --init", file=str(body["run"]), exit_code=Exit.USAGE)
+        raise usage_error(text, hint="Train it again with --init", file=str(body["run"]))
     return origin.get("run") or (f"{origin['repo']}@{origin['revision']}" if origin else None)
 
 

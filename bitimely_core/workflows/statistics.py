@@ -56,7 +56,7 @@ def _row(view: str, workspace: Path) -> dict[str, Any]:
     try:
         windows = tokens.open_tokens(workspace / "tokens" / tokens_name(view), verify=False)
     except UserError as error:
-        return {**row, "note": error.finding.text}
+        return {**row, "note": error.finding.problem}
     counted = {
         "channels": windows.channels,
         "timesteps": len(windows) * windows.length,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core import cache, storage
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import usage_error
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
 from bitimely_core.workspace import dataset_and_view, tokens_name
@@ -108,7 +108,7 @@ def _tokenize_task(
     wrong = next((f"--{key.replace('_', '-')}" for key in options if key not in {"task", "ids"}), "" if out != base else "no --name")
     if wrong:
         wanted = f"the choices of --task are those of {base.name}, and its sequences have a name of their own"
-        raise UserError(Reason.CONFIG, wrong, wanted=wanted, field="--task", action="Give --name alone", exit_code=Exit.USAGE)
+        raise usage_error(wrong, wanted, "Give --name alone", field="--task")
     if dry_run:
         return {"folder": str(out), "base": str(base), "rows": tasks.labels(options["task"]).height}
     codes = open_tokens(base, verify=verify)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings, TuneConfig, list_presets, load_preset, merge_layers, parse_assignments
-from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.recipe import load_recipe, resolve_settings
@@ -202,14 +202,7 @@ def finetune(
     require_finished(parent, origin)
     names: tuple[str, ...] = (data,) if data else tuple(recipe.overrides("finetune").get("data", {}).get("names", ())) if recipe else ()
     if len(names) != 1:
-        raise UserError(
-            Reason.CONFIG,
-            "no labelled view",
-            wanted="expected one --data",
-            action="For example --data synthetic/staging",
-            exit_code=Exit.USAGE,
-            field="--data",
-        )
+        raise usage_error("no labelled view", "expected one --data", "For example --data synthetic/staging", field="--data")
     shipped = load_preset(origin["preset"]) if origin["preset"] in list_presets() else {}
     same = dataset_of(names[0], workspace) in {d["dataset"] for d in origin["data"]}
     base = merge_layers(
@@ -222,23 +215,14 @@ def finetune(
     windows = prepare_windows(names[0], workspace, chosen.data, verify=verify, progress=progress)
     task = windows.task
     if task == "none":
-        raise UserError(
-            Reason.CONFIG,
-            f"{names[0]} has no labels",
-            wanted="expected a labelled view",
-            exit_code=Exit.USAGE,
-            field="--data",
-            action="See: bitimely list views",
-        )
+        raise usage_error(f"{names[0]} has no labels", "expected a labelled view", "See: bitimely list views", field="--data")
     windows = loading.limited(windows, chosen.data.limit, chosen.train.seed)
     view = tuning.TrainValidation(
         loading.fraction_of(windows["train"], chosen.data.fraction, seed=chosen.train.seed), windows["validation"]
     )
     training = view["train"]
     if len(training) == 0:
-        raise UserError(
-            Reason.NO_INPUT, f"{windows.name} has no training windows", wanted="expected at least one", action="Ingest more recordings"
-        )
+        raise input_error(Reason.NO_INPUT, f"{windows.name} has no training windows", "expected at least one", "Ingest more recordings")
     facts = registry.models[origin["model"]].facts
     set_seeds(chosen.train.seed)
     scratch = chosen.finetune.from_scratch or chosen.objective.name == "none"
@@ -418,12 +402,12 @@ def _apply_tuned(chosen: Settings, body: dict[str, Any], record: dict[str, Any])
 def require_finished(folder: Path, body: dict[str, Any]) -> None:
     """Refuse a run whose training has not ended. Raises UserError (incomplete, exit 4) with the command that ends it."""
     if not body.get("finished"):
-        raise UserError(
+        raise input_error(
             Reason.INCOMPLETE,
             "the training of this run has not ended",
-            wanted="expected a finished run",
+            "expected a finished run",
+            "Repeat the command that started it: it continues where it stopped",
             file=str(folder),
-            action="Repeat the command that started it: it continues where it stopped",
         )
 
 
@@ -473,24 +457,20 @@ def _model_shape(windows: list[Any], chosen: Any) -> dict[str, Any]:
     gridded = model.get("events") == "grid"
     if all(isinstance(w, Sequences) for w in windows) and (gridded or model["tokenizer"] == "codes"):
         if len({vocabulary_digest(w) for w in windows}) > 1:
-            raise UserError(
-                Reason.CONFIG,
+            raise usage_error(
                 f"{' and '.join(w.name for w in windows)} have different vocabularies",
-                wanted="expected one",
+                "expected one",
+                "Tokenize them together, or pre-train on one of them",
                 field="--data",
-                action="Tokenize them together, or pre-train on one of them",
-                exit_code=Exit.USAGE,
             )
         return grid_shape(first.codes, model["horizon"]) if gridded else {**shape, "codes": first.codes}
     if model["tokenizer"] == "codes" or any(isinstance(w, Sequences) for w in windows):
         kinds = {w.name: "events" if isinstance(w, Sequences) else "signals" for w in windows}
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"tokenizer {model['tokenizer']} for {' and '.join(f'{kind} ({name})' for name, kind in kinds.items())}",
-            wanted="expected codes for events, conv or patch for signals",
+            "expected codes for events, conv or patch for signals",
+            "Choose data of the other kind, or another preset",
             field="--data",
-            action="Choose data of the other kind, or another preset",
-            exit_code=Exit.USAGE,
         )
     if not model["channel_independent"]:
         shape["others"] = tuple(w.channels for w in windows[1:])
@@ -582,9 +562,7 @@ def dry_run_summary(
 
 def _options_of_tokenize(chosen: Settings) -> None:
     if not chosen.data.names:
-        raise UserError(
-            Reason.CONFIG, "no data", wanted="expected --data", action="See: bitimely list datasets", exit_code=Exit.USAGE, field="--data"
-        )
+        raise usage_error("no data", "expected --data", "See: bitimely list datasets", field="--data")
 
 
 def _contrastive_batch_note(chosen: Settings) -> list[str]:
@@ -604,13 +582,11 @@ def _min_batch_rows(chosen: Settings, parts: int) -> int:
     if own == 1:
         return 1
     if chosen.train.batch_size < own * parts:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             f"{chosen.train.batch_size} windows in {parts} part{'s' if parts > 1 else ''}",
-            wanted=f"{chosen.objective.name} compares windows with each other: expected at least {own} in each part",
+            f"{chosen.objective.name} compares windows with each other: expected at least {own} in each part",
+            f"Use --batch-size {own * parts} or more",
             field="train.batch_size",
-            action=f"Use --batch-size {own * parts} or more",
-            exit_code=Exit.USAGE,
         )
     return own * parts
 
@@ -618,13 +594,11 @@ def _min_batch_rows(chosen: Settings, parts: int) -> int:
 def _supervised_only(chosen: Settings, facts: registry.ModelFacts) -> bool:
     """Whether the model has no pre-training. Raises UserError (config, exit 2) where it has and is asked for none."""
     if chosen.objective.name == "none" != facts.objective:
-        raise UserError(
-            Reason.CONFIG,
+        raise usage_error(
             "objective none",
-            wanted="expected an objective that pre-trains",
-            action="Train without pre-training with: bitimely finetune RUN --from-scratch",
+            "expected an objective that pre-trains",
+            "Train without pre-training with: bitimely finetune RUN --from-scratch",
             field="objective.name",
-            exit_code=Exit.USAGE,
         )
     return facts.objective == "none"
 
@@ -671,11 +645,11 @@ def _initialise(model: Any, start: Path) -> None:
     wanted, found = {k: v for k, v in model.state_dict().items() if not k.startswith("others.")}, other.state_dict()
     differing = sorted(k for k in wanted.keys() | found.keys() if k not in wanted or k not in found or wanted[k].shape != found[k].shape)
     if differing:
-        raise UserError(
+        raise input_error(
             Reason.SHAPES_DIFFER,
             f"{len(differing)} tensors differ: {', '.join(differing[:5])}",
-            wanted="expected the same architecture",
-            action="Use the preset and model of the other run",
+            "expected the same architecture",
+            "Use the preset and model of the other run",
             file=str(start),
         )
     model.load_state_dict({**model.state_dict(), **found})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core import storage
-from bitimely_core.errors import Exit, Finding, Reason, UserError, clean
+from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error
 from bitimely_core.run import FORMAT, read_run
 from bitimely_core.types import Progress
 
@@ -21,23 +21,21 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
     """
     path = Path(path)
     if path.is_file():
-        raise UserError(
+        raise input_error(
             Reason.CORRUPT,
             "a single file",
-            wanted="expected a folder made by bitimely, or a raw folder with SHA256SUMS.txt",
+            "expected a folder made by bitimely, or a raw folder with SHA256SUMS.txt",
+            "Models are folders of safetensors and JSON; other model files are never opened",
             file=str(path),
-            action="Models are folders of safetensors and JSON; other model files are never opened",
         )
     if not path.is_dir():
-        raise UserError(
-            Reason.NOT_FOUND, "no such folder", wanted="expected a workspace, cache, tokens, run or model folder", file=str(path)
-        )
+        raise input_error(Reason.NOT_FOUND, "no such folder", "expected a workspace, cache, tokens, run or model folder", file=str(path))
     found = list(_artefacts(path))
     if not found:
-        raise UserError(
+        raise input_error(
             Reason.NO_INPUT,
             "nothing known here",
-            wanted="expected a workspace, cache, tokens, run, model or raw folder with SHA256SUMS.txt",
+            "expected a workspace, cache, tokens, run, model or raw folder with SHA256SUMS.txt",
             file=str(path),
         )
     checked: list[dict[str, Any]] = []
@@ -51,7 +49,7 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
         state = "good" if not worst else "incomplete" if all(f.code == Reason.INCOMPLETE for f in worst) else "damaged"
         checked.append({"path": clean(str(folder), 400), "kind": kind, "files": files, "state": state})
     states = {c["state"] for c in checked}
-    code = Exit.INTEGRITY if "damaged" in states else Exit.REFUSED if "incomplete" in states else Exit.GOOD
+    code = Exit.INTEGRITY if "damaged" in states else Exit.REFUSED if "incomplete" in states else Exit.OK
     if progress is not None:
         progress("verify", len(found), len(found))
     return {"format_version": FORMAT, "checked": checked, "findings": findings, "exit_code": int(code)}
@@ -121,9 +119,9 @@ def _run(folder: Path) -> tuple[list[Finding], int]:
         finding = Finding(
             code=Reason.INCOMPLETE,
             file=str(folder),
-            text="the training has not ended",
-            wanted="expected a finished run",
-            action="Repeat the command that started it: it continues where it stopped",
+            problem="the training has not ended",
+            requirement="expected a finished run",
+            hint="Repeat the command that started it: it continues where it stopped",
         )
         return [finding], 1
     return _model(folder / "model", body.get("weights"))
@@ -136,7 +134,9 @@ def _model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
     path = folder / "model.safetensors"
     if not path.is_file():
         return [
-            Finding(code=Reason.INTEGRITY, file=str(path), text="missing", wanted="expected the weights", action="Repeat the training")
+            Finding(
+                code=Reason.INTEGRITY, file=str(path), problem="missing", requirement="expected the weights", hint="Repeat the training"
+            )
         ], 0
     try:
         config = json.loads((folder / "config.json").read_bytes())
@@ -145,7 +145,10 @@ def _model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
     except (OSError, ValueError, SafetensorError) as error:
         return [
             Finding(
-                code=Reason.INTEGRITY, file=str(path), text=f"not readable ({type(error).__name__})", wanted="expected safetensors and JSON"
+                code=Reason.INTEGRITY,
+                file=str(path),
+                problem=f"not readable ({type(error).__name__})",
+                requirement="expected safetensors and JSON",
             )
         ], 2
     wanted = digest or config.get("sha256")
@@ -155,9 +158,9 @@ def _model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
             Finding(
                 code=Reason.INTEGRITY,
                 file=str(path),
-                text=f"sha256 is {found[:12]}",
-                wanted=f"expected {wanted[:12]}",
-                action="Repeat the training",
+                problem=f"sha256 is {found[:12]}",
+                requirement=f"expected {wanted[:12]}",
+                hint="Repeat the training",
             )
         ], 2
     return [], 2
@@ -182,9 +185,9 @@ def _raw(folder: Path) -> tuple[list[Finding], int]:
                 Finding(
                     code=Reason.SOURCE_CHECKSUM,
                     file=name,
-                    text="differs from SHA256SUMS.txt",
-                    wanted="expected the listed hash",
-                    action="Download the file again",
+                    problem="differs from SHA256SUMS.txt",
+                    requirement="expected the listed hash",
+                    hint="Download the file again",
                 )
             )
     if absent:
@@ -193,8 +196,8 @@ def _raw(folder: Path) -> tuple[list[Finding], int]:
                 code=Reason.SOURCE_CHECKSUM,
                 level="warning",
                 file="SHA256SUMS.txt",
-                text=f"{absent} listed files are not here",
-                wanted="expected all",
+                problem=f"{absent} listed files are not here",
+                requirement="expected all",
                 count=absent,
             )
         )

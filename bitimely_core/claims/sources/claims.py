@@ -44,7 +44,7 @@ from bitimely_core.claims.sources.reading import (
     usage,
     whole,
 )
-from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.types import Rows
@@ -173,7 +173,7 @@ def _table(path: Path, file: str, renamed: Mapping[str, str], options: Mapping[s
         wanted.pop("code")
     elif "code" not in renamed and len(both := [name for name in every if name.lower() in {"icd9", "icd10"}]) > 1:
         text = f"the columns {' and '.join(map(safe_text, both))} both hold codes"
-        raise UserError(Reason.SCHEMA, text, wanted="expected one column", action="Choose one with --col code=NAME", file=file)
+        raise input_error(Reason.SCHEMA, text, "expected one column", "Choose one with --col code=NAME", file=file)
     columns = matched(path, wanted, {"vocab", "source", "claim", "position"} - set(renamed), mark)
     typed(path, file, {**columns, **{name: name for name in wide}}, {"code", *wide})
     since = switch(options)
@@ -265,7 +265,7 @@ def _labels(
         wanted |= {name.lower(): (name,) for name in every if name not in subject.values()}
     names = [name for name in wanted if name not in {"subject_id", INDEX}]
     if len(names) + len(subject) < len(every) and not chosen:
-        raise UserError(Reason.HEADER, "columns have equal names", wanted="expected different ones (case does not count)", file=file)
+        raise input_error(Reason.HEADER, "columns have equal names", "expected different ones (case does not count)", file=file)
     columns = matched(path, wanted, {INDEX}, mark)
     typed(path, file, {key: columns[key] for key in ("subject_id", INDEX) if key in columns})
     frame = whole(path, file, columns, mark)
@@ -293,7 +293,9 @@ def _indexed(labels: pl.DataFrame, file: str) -> tuple[pl.DataFrame, list[Findin
     if not rows.len():
         return labels, []
     text, examples = f"{rows.len()} rows have an index date that cannot be read", tuple(map(str, rows.head(5)))
-    fault = Finding(code=Reason.DATE, text=text, wanted="they are left out", file=file, field=INDEX, count=rows.len(), examples=examples)
+    fault = Finding(
+        code=Reason.DATE, problem=text, requirement="they are left out", file=file, field=INDEX, count=rows.len(), examples=examples
+    )
     return labels.filter(~odd), [fault]
 
 
@@ -307,5 +309,5 @@ def _unmatched(labels: pl.DataFrame | None, seen: np.ndarray, rows: list[Rows]) 
     if not without and not unlabelled:
         return []
     text = f"{without} subjects with labels have no claims, {unlabelled} subjects with claims have no labels"
-    finding = Finding(code=Reason.UNMATCHED_LABELS, level="warning", text=text, file=rows[0].file, count=without + unlabelled)
+    finding = Finding(code=Reason.UNMATCHED_LABELS, level="warning", problem=text, file=rows[0].file, count=without + unlabelled)
     return [finding]

@@ -26,7 +26,7 @@ from bitimely_core.claims.sources.reading import (
     typed,
     usage,
 )
-from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, located
 
@@ -95,7 +95,7 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     files = [rel for rel in source.files if "data" in PurePosixPath(rel).parts[:-1] and rel.lower().endswith(".parquet")]
     if not files:
         text = f"no data/*.parquet among {len(source.files)} files"
-        raise UserError(Reason.NO_INPUT, text, action="Give the folder that holds data/ and metadata/")
+        raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds data/ and metadata/")
     found = []
     for file in files:
         path = source.path(file)
@@ -110,7 +110,7 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     findings = list(seen.findings)
     if torn:
         text = f"{torn} subjects lie in several files"
-        findings.append(Finding(code=Reason.METADATA, level="warning", text=text, wanted="MEDS wants each in one", count=torn))
+        findings.append(Finding(code=Reason.METADATA, level="warning", problem=text, requirement="MEDS wants each in one", count=torn))
     unmatched = sorted(text for text, (vocab, _) in meaning.known.items() if vocab is None)
     facts = {
         "tables": files,
@@ -165,7 +165,7 @@ def _parents(source: Source) -> dict[str, list[str]]:
         held = pq.read_table(path, columns=["code", "parent_codes"], page_checksum_verification=True).to_pydict()
     except (OSError, pa.ArrowException) as error:
         text = f"does not read as Parquet ({type(error).__name__})"
-        raise UserError(Reason.CORRUPT, text, wanted="expected the table of codes", file="metadata/codes.parquet") from None
+        raise input_error(Reason.CORRUPT, text, "expected the table of codes", file="metadata/codes.parquet") from None
     return {code: parents for code, parents in zip(held["code"], held["parent_codes"], strict=True) if code and isinstance(parents, list)}
 
 
@@ -180,10 +180,10 @@ def _splits(source: Source) -> dict[str, str] | None:
         for block in tables.frames(path, ("subject_id", "split")):
             if strange := sorted(set(block.frame["split"].drop_nulls()) - set(SPLITS)):
                 text = f"holds {', '.join(map(safe_text, strange[:5]))}"
-                raise UserError(Reason.SCHEMA, text, wanted=f"expected {', '.join(SPLITS)}", field="split")
+                raise input_error(Reason.SCHEMA, text, f"expected {', '.join(SPLITS)}", field="split")
             for subject, split in block.frame.select("subject_id", "split").drop_nulls().iter_rows():
                 if found.setdefault(subject, SPLITS[split]) != SPLITS[split]:
-                    raise UserError(Reason.SUBJECT_LEAKAGE, "a subject is in two splits", wanted="expected one", field="split")
+                    raise input_error(Reason.SUBJECT_LEAKAGE, "a subject is in two splits", "expected one", field="split")
     return found
 
 

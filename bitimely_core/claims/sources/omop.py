@@ -30,7 +30,7 @@ from bitimely_core.claims.sources.reading import (
     typed,
     whole,
 )
-from bitimely_core.errors import Finding, Reason, UserError
+from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.types import Rows
@@ -74,13 +74,13 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
         else:
             absent.append(name)
     if not found:
-        raise UserError(Reason.NO_INPUT, f"none of {', '.join(EVENTS)} is there", action="Give the folder that holds the tables")
+        raise input_error(Reason.NO_INPUT, f"none of {', '.join(EVENTS)} is there", hint="Give the folder that holds the tables")
     seen = survey(found, vocab="icd9cm", stated="surely" if since is not None else "nowhere")
     persons, rows, findings = _persons(source, form)
     if absent:
         text = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there"
         wanted = "V, E and Z codes (insulin use, status after) may be missing: OMOP routes them by domain"
-        findings.append(Finding(code=Reason.MISSING_PAIR, level="warning", text=text, wanted=wanted, count=len(absent)))
+        findings.append(Finding(code=Reason.MISSING_PAIR, level="warning", problem=text, requirement=wanted, count=len(absent)))
     facts = {
         "tables": [table.file for table in found] + [row.file for row in rows],
         "absent": absent,
@@ -115,7 +115,7 @@ def _concepts(source: Source) -> pl.DataFrame | None:
     for block in tables.frames(path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"):
         if block.faults:
             first = block.faults[0]
-            raise UserError(first.code, first.text, wanted=first.wanted, file=file, row=first.row)
+            raise input_error(first.code, first.problem, first.requirement, file=file, row=first.row)
         named = block.frame.select(bare(pl.col(name)).alias(key) for key, name in columns.items())
         kept.append(named.filter(pl.col("vocab").is_in(list(VOCABULARIES))))
     return pl.concat(kept).with_columns(pl.col("vocab").replace_strict(VOCABULARIES)).unique("concept")

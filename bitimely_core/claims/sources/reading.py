@@ -18,7 +18,7 @@ import numpy as np
 
 from bitimely_core.claims import codes, dates
 from bitimely_core.claims.label_rules import SOURCES as KINDS
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, located
 from bitimely_core.registry import unknown
@@ -104,10 +104,10 @@ def find(source: Source, *stems: str, needed: bool = True) -> str:
     found = sorted(rel for rel in {*source.files, *source.odd} if PurePosixPath(rel).name.lower() in names)
     if len(found) > 1:
         text = f"{stems[0]} is there {len(found)} times ({', '.join(map(safe_text, found[:5]))})"
-        raise UserError(Reason.NO_INPUT, text, wanted="expected once", action="Keep one of them in the folder")
+        raise input_error(Reason.NO_INPUT, text, "expected once", "Keep one of them in the folder")
     if needed and not found:
         text = f"no {stems[0]}{{{','.join(ENDINGS)}}} among {len(source.files)} files"
-        raise UserError(Reason.NO_INPUT, text, action="Give the folder that holds it, and the --source it is laid out for")
+        raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds it, and the --source it is laid out for")
     return found[0] if found else ""
 
 
@@ -139,11 +139,11 @@ def matched(path: Path, wanted: Mapping[str, Sequence[str]], optional: Collectio
             missing.append(" or ".join(accepted))
     if missing and not set(chosen) - set(optional):
         text = f"the first line names none of the columns wanted ({', '.join(missing)})"
-        raise UserError(Reason.HEADER, text, wanted="is the header line absent, or the separator another?", file=str(path))
+        raise input_error(Reason.HEADER, text, "is the header line absent, or the separator another?", file=str(path))
     if missing:
         text = f"the column{'s' * (len(missing) > 1)} {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
         found = ", ".join(map(safe_text, every[:60]))
-        raise UserError(Reason.SCHEMA, text, wanted=f"found {found}", field=missing[0], file=str(path), found=found, expected=missing[0])
+        raise input_error(Reason.SCHEMA, text, f"found {found}", field=missing[0], file=str(path), found=found, expected=missing[0])
     return chosen
 
 
@@ -164,11 +164,9 @@ def typed(path: Path, file: str, columns: Mapping[str, str], codes: Collection[s
         kind = kinds.get(name, "text")
         if key in codes and kind != "text":
             text = f"the codes are stored as {kind}, which loses zeros: 018.82 and 188.2 look the same"
-            raise UserError(
-                Reason.AMBIGUOUS_CODE, text, wanted="expected text", action="Write the table again from its origin", file=file, field=name
-            )
+            raise input_error(Reason.AMBIGUOUS_CODE, text, "expected text", "Write the table again from its origin", file=file, field=name)
         if key in {"subject", "subject_id", "date", *DATES} and re.match(r"float|double|halffloat|decimal", kind):
-            raise UserError(Reason.SCHEMA, f"is stored as {kind}", wanted="expected text", action="Write it as text", file=file, field=name)
+            raise input_error(Reason.SCHEMA, f"is stored as {kind}", "expected text", "Write it as text", file=file, field=name)
 
 
 def refuse_faults(block: tables.Block, file: str) -> None:
@@ -179,9 +177,9 @@ def refuse_faults(block: tables.Block, file: str) -> None:
     """
     if block.faults:
         first, *others = (finding.at(file) for finding in tables.gathered(block.faults))
-        wanted = first.wanted if first.code == Reason.ROW_WIDTH else "expected a record"
+        wanted = first.requirement if first.code == Reason.ROW_WIDTH else "expected a record"
         action = "Nothing of the table is used: mend it"
-        raise UserError(first.code, first.text, wanted=wanted, action=action, file=file, row=first.row, details=others)
+        raise input_error(first.code, first.problem, wanted, action, file=file, row=first.row, details=others)
 
 
 def whole(path: Path, file: str, columns: Mapping[str, str], mark: str = ",", *, quotes: bool = True) -> pl.DataFrame:
@@ -241,19 +239,26 @@ def one_row_each(frame: pl.DataFrame, file: str, key: str = "subject_id") -> tup
         many = torn[key].n_unique()
         more = f", so do those of {many - 1} other subjects" if many > 1 else ""
         action = "Keep the right one: nobody else knows which that is"
-        raise UserError(
-            Reason.DUPLICATE_KEY, text + more, wanted="expected one row a subject", action=action, file=file, row=int(torn["row"][0])
-        )
+        raise input_error(Reason.DUPLICATE_KEY, text + more, "expected one row a subject", action, file=file, row=int(torn["row"][0]))
     empty, repeated = frame.height - known.height, known.height - single.height
     findings = []
     if empty:
         text, rows = f"{empty} rows have no subject", frame.filter(pl.col(key).is_null())["row"].head(5)
         findings.append(
-            Finding(code=Reason.IDENTIFIER, text=text, wanted="they are left out", file=file, count=empty, examples=tuple(map(str, rows)))
+            Finding(
+                code=Reason.IDENTIFIER,
+                problem=text,
+                requirement="they are left out",
+                file=file,
+                count=empty,
+                examples=tuple(map(str, rows)),
+            )
         )
     if repeated:
         text = f"{repeated} rows repeat others"
-        findings.append(Finding(code=Reason.DUPLICATES, level="warning", text=text, wanted="they are used once", file=file, count=repeated))
+        findings.append(
+            Finding(code=Reason.DUPLICATES, level="warning", problem=text, requirement="they are used once", file=file, count=repeated)
+        )
     dropped = {str(Reason.DUPLICATES): repeated} if repeated else {}
     quarantined = {str(Reason.IDENTIFIER): empty} if empty else {}
     return single, Rows(file=file, seen=frame.height, dropped=dropped, quarantined=quarantined), findings
@@ -278,7 +283,15 @@ def subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.DataFra
         if bad := odd.total():
             text = f"{bad} of {good + bad} dates cannot be read"
             found.append(
-                Finding(code=Reason.METADATA, level="warning", text=text, wanted="they count as unknown", file=file, field=name, count=bad)
+                Finding(
+                    code=Reason.METADATA,
+                    level="warning",
+                    problem=text,
+                    requirement="they count as unknown",
+                    file=file,
+                    field=name,
+                    count=bad,
+                )
             )
     columns = [pl.col(name) if name in frame.columns else pl.lit(None, pl.String).alias(name) for name in ("subject_id", *DATES)]
     sex = pl.col("sex") if "sex" in frame.columns else pl.lit(None, pl.UInt8).alias("sex")
@@ -399,7 +412,9 @@ def survey(found: Sequence[Table], *, vocab: str = "icd9", stated: Stated = "sur
         told.rows.append(Rows(file=table.file, kind=table.kind, seen=kept + sum(dropped.values()), dropped=dict(dropped)))
         if foreign:
             text, wanted = f"{foreign} lines are not valid UTF-8", "they are read as latin-1"
-            told.findings.append(Finding(code=Reason.ENCODING, level="warning", text=text, wanted=wanted, file=table.file, count=foreign))
+            told.findings.append(
+                Finding(code=Reason.ENCODING, level="warning", problem=text, requirement=wanted, file=table.file, count=foreign)
+            )
         if strange:
             text, wanted = (
                 f"{strange} rows have a subject that looks like a formula or holds control characters",
@@ -407,13 +422,19 @@ def survey(found: Sequence[Table], *, vocab: str = "icd9", stated: Stated = "sur
             )
             examples = tuple(map(str, odd))
             finding = Finding(
-                code=Reason.LABEL_CHARS, level="warning", text=text, wanted=wanted, file=table.file, count=strange, examples=examples
+                code=Reason.LABEL_CHARS,
+                level="warning",
+                problem=text,
+                requirement=wanted,
+                file=table.file,
+                count=strange,
+                examples=examples,
             )
             told.findings.append(finding)
     told.subjects = np.unique(np.concatenate([told.subjects, *met]))
     if not any(row.seen - sum(row.dropped.values()) for row in told.rows):
         text = f"none of {sum(told.records.values())} records holds a diagnosis"
-        raise UserError(Reason.NO_INPUT, text, action=hint, file=found[0].file if len(found) == 1 else None)
+        raise input_error(Reason.NO_INPUT, text, hint=hint, file=found[0].file if len(found) == 1 else None)
     return told
 
 
@@ -428,7 +449,7 @@ def _known_words(frame: pl.DataFrame, file: str) -> None:
         if words:
             text = f"holds {', '.join(map(safe_text, sorted(words)[:5]))}"
             action = "" if name == "vocab" else "Say what they mean with --source-value WORD=KIND"
-            raise UserError(code, text, wanted=f"known are {', '.join(known)}", action=action, file=file, field=name)
+            raise input_error(code, text, f"known are {', '.join(known)}", action, file=file, field=name)
 
 
 def _spelled(column: pl.Series) -> tuple[int, Counter[str]]:
@@ -452,7 +473,7 @@ def _readable(good: int, odd: Counter[str], file: str, name: str) -> None:
     shape = re.sub(r"[^\W\d_]", "x", re.sub(r"\d", "9", next(iter(odd))))  # no date of a patient is shown
     text = f"{bad} of {good + bad} dates are not in a form that is read (they look like {safe_text(shape)})"
     action = "Say how they are written with --date-format, as in --date-format '%d/%m/%Y'"
-    raise UserError(Reason.DATE, text, wanted="expected YYYY-MM-DD or YYYYMMDD", action=action, file=file, field=name)
+    raise input_error(Reason.DATE, text, "expected YYYY-MM-DD or YYYYMMDD", action, file=file, field=name)
 
 
 def _whole_codes(texts: Collection[str], file: str) -> None:
@@ -461,9 +482,7 @@ def _whole_codes(texts: Collection[str], file: str) -> None:
     if short and not any(text.lstrip(" '\"").startswith("0") for text in texts):
         text = f"codes have lost their leading zeros ({', '.join(map(safe_text, short[:5]))}), no code begins with 0"
         action = "Write the table again from its origin, with the codes as text"
-        raise UserError(
-            Reason.AMBIGUOUS_CODE, text, wanted="expected three digits before the dot", action=action, file=file, found=short[0]
-        )
+        raise input_error(Reason.AMBIGUOUS_CODE, text, "expected three digits before the dot", action, file=file, found=short[0])
 
 
 def _one_vocabulary(texts: Collection[str], file: str, vocab: str, stated: Stated) -> None:
@@ -472,7 +491,7 @@ def _one_vocabulary(texts: Collection[str], file: str, vocab: str, stated: State
     if both and (stated == "nowhere" or (stated == "by name" and any(_foreign(text, vocab) for text in texts))):
         text = f"{', '.join(both)} exist in ICD-9 and in ICD-10, and nothing says which is meant"
         action = "Give --icd10-from DATE; or for plain claims --col vocab=COLUMN, or --col vocab=icd9"
-        raise UserError(Reason.AMBIGUOUS_CODE, text, wanted="expected a vocabulary", action=action, file=file)
+        raise input_error(Reason.AMBIGUOUS_CODE, text, "expected a vocabulary", action, file=file)
 
 
 def _foreign(text: str, vocab: str) -> bool:
@@ -487,7 +506,7 @@ def _foreign(text: str, vocab: str) -> bool:
 
 def usage(text: str, wanted: str = "", action: str = "") -> UserError:
     """An option that cannot be followed (exit 2)."""
-    return UserError(Reason.CONFIG, text, wanted=wanted, action=action, exit_code=Exit.USAGE)
+    return usage_error(text, wanted, action)
 
 
 def switch(options: Mapping[str, Any]) -> int | None:
@@ -592,7 +611,7 @@ def read_labels(
         if 2 * wrong.height > frame[name].count():
             text = f"{wrong.height} of {frame[name].count()} rows hold neither 0 nor 1"
             action = "Take the column out of the table, or name the labels with --label-column COLUMN:NAME:VALUE"
-            raise UserError(Reason.LABEL, text, wanted="expected a label", action=action, file=file, field=columns[name])
+            raise input_error(Reason.LABEL, text, "expected a label", action, file=file, field=columns[name])
         odd |= pl.col(name).is_not_null() & ~pl.col(name).is_in(list(words))
     left = frame.filter(odd)
     kept = frame.filter(~odd).with_columns(pl.col(name).replace_strict(words, default=None, return_dtype=pl.Int8) for name in names)
@@ -602,5 +621,5 @@ def read_labels(
     return (
         kept,
         left.height,
-        [Finding(code=Reason.LABEL, text=text, wanted="they are left out", file=file, count=left.height, examples=examples)],
+        [Finding(code=Reason.LABEL, problem=text, requirement="they are left out", file=file, count=left.height, examples=examples)],
     )

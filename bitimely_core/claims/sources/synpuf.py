@@ -33,7 +33,7 @@ from bitimely_core.claims.sources.reading import (
     usage,
     whole,
 )
-from bitimely_core.errors import Finding, Reason, UserError, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, located
 from bitimely_core.types import Rows
@@ -84,7 +84,7 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     found = _files(source, CLAIMS)
     if not found:
         text = f"no DE1_0_..._Claims_Sample_... among {len(source.files)} files"
-        raise UserError(Reason.NO_INPUT, text, action="Give the folder that holds the tables of DE-SynPUF")
+        raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds the tables of DE-SynPUF")
     parts, filled, undated = [], 0, 0
     for one in found:
         table, segments = _table(source.path(one.rel), one, admitting=bool(options.get("admitting")))
@@ -153,7 +153,7 @@ def _partial(absent: Sequence[str]) -> list[Finding]:
         return []
     text = f"{len(absent)} tables are not there ({'; '.join(absent[:6])})"
     action = "Subjects and labels are incomplete without them"
-    return [Finding(code=Reason.MISSING_PAIR, level="warning", text=text, action=action, count=len(absent), examples=tuple(absent[:5]))]
+    return [Finding(code=Reason.MISSING_PAIR, level="warning", problem=text, hint=action, count=len(absent), examples=tuple(absent[:5]))]
 
 
 # --- claims
@@ -167,8 +167,8 @@ def _table(path: Path, one: _File, *, admitting: bool) -> tuple[Table, _Segments
     wide = [name for _, _, name in sorted(numbered)]
     wide += [name for name in every if admitting and name.upper() == ADMITTING]
     if not wide:
-        raise UserError(
-            Reason.SCHEMA, "no column ICD9_DGNS_CD_1 .. is there", wanted=f"found {', '.join(map(safe_text, every[:60]))}", file=one.rel
+        raise input_error(
+            Reason.SCHEMA, "no column ICD9_DGNS_CD_1 .. is there", f"found {', '.join(map(safe_text, every[:60]))}", file=one.rel
         )
     typed(path, one.rel, {**columns, **{name: name for name in wide}}, wide)
     segments = _segments(path, one.rel, columns, wide)
@@ -261,7 +261,7 @@ def _beneficiaries(
     if torn:
         text = f"{torn} beneficiaries have another date of birth in another year"
         findings.append(
-            Finding(code=Reason.METADATA, level="warning", text=text, wanted="the first is used", file=files[0].rel, count=torn)
+            Finding(code=Reason.METADATA, level="warning", problem=text, requirement="the first is used", file=files[0].rel, count=torn)
         )
     labels = None
     if wanted:
