@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from bitimely_core import storage
 from bitimely_core.errors import Reason, input_error, integrity_error, safe_text
@@ -89,3 +89,205 @@ class StoredRecord(Part):
     def save(self, path: Path) -> None:
         """Write the record to `path` in one step. Raises UserError: disk (exit 6)."""
         storage.write_json(path, self.to_json())
+
+
+# --- scores -------------------------------------------------------------------------------------------------------------------------------
+
+
+class Estimate(Part):
+    """Uncertainty of an estimate: standard error and 95 % confidence interval, null with the reason where they are not defined."""
+
+    se: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    n_defined: int = 0  # bootstrap replicates in which the estimate is defined
+    undefined_reason: str | None = None
+
+
+class Difference(Estimate):
+    """A paired difference of one metric between two models on the same rows."""
+
+    difference: float | None = None
+    share_above_zero: float | None = None  # of the bootstrap replicates
+    share_below_zero: float | None = None
+
+
+class PairedScores(Difference):
+    """A paired difference, first less second, with both scores."""
+
+    first: float | None = None
+    second: float | None = None
+
+
+class MeanDifference(Difference):
+    """A paired difference of means over seeds with its two-sided test."""
+
+    total_se: float | None = None  # of subjects and seeds
+    df: float | None = None  # of Student's t
+    p: float | None = None
+
+
+class CorrectedDifference(MeanDifference):
+    """A member of a family of comparisons after Holm correction."""
+
+    p_holm: float | None = None
+    corrected_lo: float | None = None
+    corrected_hi: float | None = None
+
+
+class ClassCounts(Part):
+    """Classes that enter a macro mean, out of all."""
+
+    defined: int
+    of: int
+
+
+class MetricValue(Estimate):
+    """One metric; the value is null, with the reason, where the rows cannot define it."""
+
+    value: float | None = None
+    classes: ClassCounts | None = omit_none("of a macro mean")
+    difference: Difference | None = omit_none("run less baseline, of a baseline")
+
+
+class ClassScores(Part):
+    """Scores of one class or label against the rest."""
+
+    support: int = 0  # rows of the class
+    subjects: int = 0  # subjects with such a row
+    base_rate: float | None = None
+    unknown: int | None = omit_none("rows in which the label is not known, multi-label only")
+    precision: MetricValue = MetricValue()
+    recall: MetricValue = MetricValue()
+    f1: MetricValue = MetricValue()
+    auroc: MetricValue = MetricValue()
+    auprc: MetricValue = MetricValue()
+
+
+class Baseline(Part):
+    """Scores of a baseline; its metrics are stored beside `about`."""
+
+    about: str = ""
+    metrics: dict[str, MetricValue] = {}
+    by_class: dict[str, dict[str, MetricValue]] | None = omit_none("label -> AUROC and AUPRC, multi-label only")
+
+    @model_validator(mode="before")
+    @classmethod
+    def gather_metrics(cls, values: Any) -> Any:
+        """Metrics stored at the top level as `metrics`."""
+        if not isinstance(values, dict) or "metrics" in values:
+            return values
+        own = {key: values[key] for key in ("about", "by_class") if key in values}
+        return {**own, "metrics": {key: value for key, value in values.items() if key not in own}}
+
+    @model_serializer(mode="wrap")
+    def flatten_metrics(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Inverse of `gather_metrics`."""
+        values = handler(self)
+        return {**values.pop("metrics"), **values}
+
+
+class Resampling(Part):
+    """The bootstrap behind the intervals."""
+
+    replicates: int
+    by: str  # subject or window
+    seed: int
+    level: float
+    interval: str
+    units: int
+    minimum_units: int
+    minimum_rows: int
+    minimum_defined: float
+
+
+class PairedComparison(Part):
+    """Two runs on the same rows, metric by metric."""
+
+    task: str
+    main: str
+    n: int
+    n_subjects: int
+    metrics: dict[str, PairedScores]
+    resampling: Resampling
+
+
+class Comparison(Part):
+    """Paired differences of a run to another one, which is named."""
+
+    run: str
+    metrics: dict[str, PairedScores]
+
+
+class EvaluationSettings(Part):
+    """How a run was scored."""
+
+    bootstrap: int = 0
+    by: str = "subject"
+    seed: int = 0
+    model: str = ""
+    preset: str = ""
+    verified: bool = True
+
+
+class TaskScores(Part):
+    """Scores of predictions on the rows of one split. Rows of `confusion` are true classes."""
+
+    task: str | None = None
+    main: str | None = None  # the metric of verdicts
+    n: int = 0
+    n_subjects: int = 0
+    metrics: dict[str, MetricValue] = {}
+    by_class: dict[str, ClassScores] = {}
+    confusion: list[list[int]] | None = None
+    baselines: dict[str, Baseline] = {}
+    resampling: Resampling | None = None
+    remarks: list[str] = []
+
+
+class Scores(TaskScores, StoredRecord):
+    """scores.json: an evaluated run. A pre-trained one has no task; its metrics are loss, rel and the parts of the objective."""
+
+    REPAIR: ClassVar[str] = "Repeat: bitimely evaluate"
+
+    run: str = ""
+    data: str = ""
+    split: str = "test"
+    settings: EvaluationSettings = EvaluationSettings()
+    leak_free: bool | str | None = None
+    subjects_shared_with_training: int = 0
+    notices: list[str] = []
+    comparison: Comparison | None = omit_none("with --compare")
+
+    @model_serializer(mode="wrap")
+    def omit_task(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the fields of a task where there is none."""
+        values = handler(self)
+        hidden = ("task", "main", "confusion", "resampling", "remarks") if self.task is None else ()
+        return {key: value for key, value in values.items() if key not in hidden}
+
+
+# --- reports ------------------------------------------------------------------------------------------------------------------------------
+
+
+class ReportFile(Part):
+    """A file that a report wrote beside its page."""
+
+    sha256: str
+    size: int
+
+
+class ReportInfo(Part):
+    """The page of a report."""
+
+    title: str
+    verdict: str
+    notices: list[str] = []
+    facts: dict[str, str] = {}
+    files: dict[str, ReportFile] = {}
+
+
+class Summary(StoredRecord):
+    """summary.json: the page, and the numbers of its figures under keys that depend on the kind of report (`model_extra`)."""
+
+    report: ReportInfo

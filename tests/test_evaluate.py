@@ -3,15 +3,17 @@
 import json
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from bitimely_core import evaluate
+from bitimely_core import evaluate, storage
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.evaluate import Predictions, compare, compare_frames, draw, headline, length_only, probabilities, score
 from bitimely_core.evaluate.metrics import ranked, rows_of
+from bitimely_core.schemas import Scores, StoredRecord, Summary
 
 
 def softmax(x):
@@ -475,3 +477,11 @@ def test_nothing_here_warns():
 def test_labels_that_are_known_of_no_row_are_undefined_not_an_error():
     found = score("multilabel", np.full((6, 2), np.nan), np.full((6, 2), 0.4), np.arange(6), class_names=("a", "b"), bootstrap=20)
     assert all(metric["value"] is None and metric["undefined_reason"] for metric in found["metrics"].values())
+
+
+@pytest.mark.parametrize(("record", "name"), [(Scores, "scores.json"), (Summary, "summary.json")])
+def test_records_of_version_1_keep_their_bytes(record: type[StoredRecord], name: str) -> None:
+    files = sorted((Path(__file__).parent / "fixtures" / "v1").rglob(name))
+    assert len(files) >= 6
+    for file in files:
+        assert storage.canonical(record.load(file).to_json()) + b"\n" == file.read_bytes(), file
