@@ -1,37 +1,222 @@
-"""What a report shows, as plain data: figures, tables and the page that holds them."""
+"""What a report shows, as plain data: figures, tables, the page that holds them, and the builder that collects one in reading order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    pass
+    import numpy.typing as npt
+
+    Values = Sequence[float | None] | Sequence[float] | Sequence[int] | npt.NDArray[Any]  # None and NaN: not defined, not drawn
+
+
+# --- kinds of figures ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A curve with an optional band from `lo` to `hi`; a reference is dashed and grey."""
+
+    name: str
+    x: Values
+    y: Values
+    lo: Values | None = None
+    hi: Values | None = None
+    reference: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class LinePlot:
+    """Curves on common axes."""
+
+    kind: ClassVar = "lines"
+    series: Sequence[Line]
+    xlabel: str = ""
+    ylabel: str = ""
+    logx: bool = False
+    logy: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class HeatMap:
+    """A matrix [R, C], or panels [M, R, C] with `names` [M]. Up to 16 rows and columns with names show the number in every cell."""
+
+    kind: ClassVar = "matrix"
+    values: npt.NDArray[Any]
+    xlabel: str = ""
+    ylabel: str = ""
+    diverging: bool = False  # colours around 0
+    names: Sequence[str] | None = None
+    row_names: Sequence[str] | None = None
+    column_names: Sequence[str] | None = None
+    mark: Sequence[float] | None = None  # columns at which a vertical line is drawn
+
+
+@dataclass(frozen=True, eq=False)
+class BarPlot:
+    """A bar a name, with an optional interval. As the first block of a page it is the headline: the result first, then what it is compared with."""
+
+    kind: ClassVar = "bars"
+    names: Sequence[str]
+    values: Values
+    lo: Values | None = None
+    hi: Values | None = None
+    ylabel: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A signal; with `accent` it is drawn in colour."""
+
+    name: str
+    values: Values
+    unit: str = ""
+    accent: bool = False
+
+
+@dataclass(frozen=True)
+class TimeSpan:
+    """A named interval in seconds; start = stop is an instant."""
+
+    start: float
+    stop: float
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class SpanLanes:
+    """Time spans below the traces, a line a name: a hypnogram, beats, events."""
+
+    names: Sequence[str]
+    spans: Sequence[TimeSpan]
+
+
+@dataclass(frozen=True, eq=False)
+class TracePlot:
+    """Signals of one sampling rate (Hz) below each other, with spans shaded in all of them."""
+
+    kind: ClassVar = "traces"
+    rate: float
+    signals: Sequence[Trace]
+    spans: Sequence[TimeSpan] = ()
+    lanes: SpanLanes | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StageTrack:
+    """Classes of successive epochs: names or numbers; None and numbers outside the classes are gaps."""
+
+    name: str
+    stages: Sequence[Any] | npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Hypnogram:
+    """Tracks of classes over time; two tracks are compared epoch by epoch."""
+
+    kind: ClassVar = "hypnogram"
+    epoch: float  # seconds
+    tracks: Sequence[StageTrack]
+    classes: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Events of one subject: times and the number of the group of each."""
+
+    name: str
+    times: Values
+    groups: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class TimelinePlot:
+    """Events as ticks, a line a subject; the first group is the background."""
+
+    kind: ClassVar = "timelines"
+    lanes: Sequence[Timeline]
+    groups: Sequence[str]
+    xlabel: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class ScatterPanel:
+    """Points and the number of the group of each, -1 for none."""
+
+    name: str
+    x: Values
+    y: Values
+    group: Sequence[int] | npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ScatterPlot:
+    """Panels of points with common groups."""
+
+    kind: ClassVar = "scatter"
+    panels: Sequence[ScatterPanel]
+    groups: Sequence[str]
+    xlabel: str = ""
+    ylabel: str = ""
+    ticks: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ForestPanel:
+    """A value with an interval a name, and optionally another value beside it; `zero` draws the line of no difference."""
+
+    name: str
+    values: Values
+    lo: Values | None = None
+    hi: Values | None = None
+    other: Values | None = None
+    zero: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ForestPlot:
+    """Panels of values with intervals that share their names; `ours` and `other` are the words of the legend."""
+
+    kind: ClassVar = "forest"
+    names: Sequence[str]
+    panels: Sequence[ForestPanel]
+    xlabel: str = ""
+    ours: str = "ours"
+    other: str = "other"
+
+
+@dataclass(frozen=True, eq=False)
+class RankPlot:
+    """Mean ranks on a line; a bar joins names that differ by less than the critical difference (Demsar 2006)."""
+
+    kind: ClassVar = "ranks"
+    names: Sequence[str]
+    ranks: Values
+    critical: float
+
+
+FigureData = LinePlot | HeatMap | BarPlot | TracePlot | Hypnogram | TimelinePlot | ScatterPlot | ForestPlot | RankPlot
+
+
+# --- pages --------------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure as data; the report draws it. Every array lands beside the page as Parquet.
-
-    kind `lines`: data = {"series": [{"name", "x", "y", "lo"?, "hi"?, "reference"?: bool}], "xlabel", "ylabel", "logx"?, "logy"?}; `matrix`: {"values": [R, C] array,
-    "xlabel", "ylabel", "diverging": bool, "mark"?: [lo, hi], "row_names"?, "column_names"?}; `bars`: {"names": [...], "values": [...], "lo"?, "hi"?, "ylabel"}; `traces`: {"rate", "signals":
-    [{"name", "unit", "values"}], "spans"?: [{"start", "stop", "name"}]} (seconds); `hypnogram`: {"epoch", "tracks": [{"name", "stages"}], "classes"};
-    `timelines`: {"lanes": [{"name", "times", "groups": [index]}], "groups": [names, the first for the background], "xlabel"};
-    `scatter`: {"panels": [{"name", "x", "y", "group": [index, -1 for none]}], "groups": [names], "xlabel", "ylabel", "ticks"?: bool};
-    `forest`: {"names": [...], "panels": [{"name", "values", "lo"?, "hi"?, "other"?, "zero"?: bool}], "xlabel", "ours"?, "other"?: words for the legend};
-    `ranks`: {"names", "ranks": mean ranks, "critical": difference below which a bar joins two}.
-    """
+    """A figure as data; the report draws it and stores every array beside the page as Parquet."""
 
     name: str
     title: str
-    caption: str  # what is seen, and what would refute it
+    caption: str  # what is seen, and which observation would be evidence against it
     kind: str
     data: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of a report: cells are text, numbers or None (shown as a dash)."""
+    """A table of a report: cells are text, numbers, metric objects or None (shown as a dash)."""
 
     name: str
     title: str
@@ -42,11 +227,77 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What an analysis or an evaluation found; `report.write` turns it into one self-contained HTML file and its data."""
+    """Result of an analysis or an evaluation; `report.write` turns it into one self-contained HTML file and its data."""
 
     title: str
     verdict: str  # one sentence a newcomer understands
     notices: list[str] = field(default_factory=list)  # at the top: leak_free false, random-window split ...
-    blocks: list[Figure | Table | str] = field(default_factory=list)  # in reading order; a str is a paragraph
+    blocks: list[Figure | Table | str] = field(default_factory=list)  # in reading order; a str is a paragraph, "## ..." a heading
     facts: dict[str, str] = field(default_factory=dict)  # data, split, subjects, seed, versions ...
     summary: dict[str, Any] = field(default_factory=dict)  # summary.json
+
+
+def make_figure(name: str, title: str, caption: str, data: FigureData) -> Figure:
+    """A figure outside of a page, for `PageBuilder.add`."""
+    return Figure(name=name, title=title, caption=caption, kind=data.kind, data=_to_dict(data))
+
+
+def make_table(name: str, title: str, caption: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
+    """A table outside of a page, for `PageBuilder.add`."""
+    return Table(name=name, title=title, caption=caption, columns=list(columns), rows=[list(row) for row in rows])
+
+
+def _to_dict(data: Any) -> Any:
+    if is_dataclass(data):
+        return {f.name: _to_dict(value) for f in fields(data) if (value := getattr(data, f.name)) is not None}
+    if isinstance(data, list | tuple) and data and is_dataclass(data[0]):
+        return [_to_dict(one) for one in data]
+    return data
+
+
+class PageBuilder:
+    """A page that is filled in reading order: `page.fact(..)`, `page.figure(..)`, `page.table(..)`, at last `page.finish(verdict, summary)`."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.blocks: list[Figure | Table | str] = []
+        self.notices: list[str] = []
+        self.facts: dict[str, str] = {}
+
+    def fact(self, name: str, value: object) -> None:
+        """Add a row to the facts at the top; a later value of the same name replaces the earlier."""
+        self.facts[name] = str(value)
+
+    def add_facts(self, facts: Mapping[str, str]) -> None:
+        """Add rows to the facts at the top."""
+        self.facts.update(facts)
+
+    def notice(self, *lines: str) -> None:
+        """Add caveats at the top; repeated ones appear once."""
+        self.notices += [line for line in dict.fromkeys(lines) if line not in self.notices]
+
+    def heading(self, text: str) -> None:
+        """Start a section."""
+        self.blocks.append(f"## {text}")
+
+    def text(self, text: str) -> None:
+        """Add a paragraph."""
+        self.blocks.append(text)
+
+    def figure(self, name: str, title: str, caption: str, data: FigureData) -> None:
+        """Add a figure; the class of `data` is its kind."""
+        self.blocks.append(make_figure(name, title, caption, data))
+
+    def table(self, name: str, title: str, caption: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+        """Add a table."""
+        self.blocks.append(make_table(name, title, caption, columns, rows))
+
+    def add(self, *blocks: Figure | Table | str) -> None:
+        """Add blocks that were made elsewhere."""
+        self.blocks += blocks
+
+    def finish(self, verdict: str, summary: Mapping[str, Any] | None = None) -> Page:
+        """The page, with its verdict (one sentence) and what `summary.json` holds."""
+        return Page(
+            title=self.title, verdict=verdict, notices=self.notices, blocks=self.blocks, facts=self.facts, summary=dict(summary or {})
+        )
