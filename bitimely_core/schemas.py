@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from bitimely_core import storage
-from bitimely_core.errors import Reason, input_error, integrity_error, safe_text
+from bitimely_core.errors import Exit, Level, Reason, input_error, integrity_error, safe_text
+from bitimely_core.registry import Task
 
 
 def is_none(value: object) -> bool:
@@ -89,6 +90,451 @@ class StoredRecord(Part):
     def save(self, path: Path) -> None:
         """Write the record to `path` in one step. Raises UserError: disk (exit 6)."""
         storage.write_json(path, self.to_json())
+
+
+# --- manifests --------------------------------------------------------------------------------------------------------------------------
+
+
+class StoredFile(Part):
+    """A file that a manifest names."""
+
+    sha256: str
+    size: int  # bytes
+    rows: int | None = omit_none()
+
+
+class Manifest(StoredRecord):
+    """The `manifest.json` of a folder: `storage.publish` adds files, generation and the hash of all the rest."""
+
+    REPAIR: ClassVar[str] = "Make it again, or restore a copy"
+
+    files: dict[str, StoredFile] = {}
+    generation: int = 0
+    manifest_sha256: str = ""
+
+    @classmethod
+    def parse(cls, values: Any, path: Path) -> Self:
+        """The manifest of `values` in the subclass of its kind. Raises UserError: as `load`."""
+        kind = values.get("kind") if isinstance(values, dict) else None
+        found = next((one for one in cls.__subclasses__() if one.model_fields["kind"].default == kind), cls)
+        return super(Manifest, found).parse(values, path)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The published manifest of `folder`, compared with its own hash. Raises UserError: as `storage.read_manifest` and `parse`."""
+        return cls.parse(storage.read_manifest(folder), folder / storage.MANIFEST)
+
+
+# --- ingest report ----------------------------------------------------------------------------------------------------------------------
+
+
+class FindingRecord(Part):
+    """A finding as it is stored (`Finding.as_dict`)."""
+
+    code: str
+    level: Level
+    message: str
+    file: str | None
+    field: str | None
+    row: int | None
+    found: str | None
+    expected: str | None
+    count: int
+    examples: list[str]
+
+
+class UnitReport(Part):
+    """Status of one unit of a data set."""
+
+    unit: str
+    files: list[str]
+    status: Literal["accepted", "accepted_with_warning", "quarantined"]
+    reasons: list[FindingRecord]
+    content_sha256: str | None
+    samples: int | None
+    channels: int | None
+
+
+class TableReport(Part):
+    """Status of the rows of one table."""
+
+    file: str
+    kind: str
+    seen: int
+    used: int
+    dropped: int
+    quarantined: int
+    dropped_by_reason: dict[str, int]
+    quarantined_by_reason: dict[str, int]
+    warned_by_reason: dict[str, int]
+
+
+class SourceReport(Part):
+    """The source of an ingest."""
+
+    path: str | None
+    kind: str | None
+    files: int
+    bytes: int
+    sha256: str
+    sha256sums: Literal["verified", "mismatch", "absent", "skipped"]
+
+
+class UnitCounts(Part):
+    """Units by status."""
+
+    units_seen: int
+    accepted: int
+    accepted_with_warning: int
+    quarantined: int
+
+
+class ToolVersions(Part):
+    """Versions of bitimely and of the libraries that read and write."""
+
+    version: str
+    python: str
+    libraries: dict[str, str]
+
+
+class ErrorReport(Part):
+    """The error that ended an ingest."""
+
+    code: str
+    message: str
+
+
+class IngestReport(StoredRecord):
+    """`ingest_report.json`: status of every unit and row of an ingest. Holds no clock, host or duration."""
+
+    REPAIR: ClassVar[str] = "Ingest again"
+
+    schema_name: str = Field("bitimely.ingest_report/1", alias="schema")
+    dataset: str
+    source: SourceReport
+    status: Literal["published", "partial", "refused", "interrupted", "failed"] = "refused"
+    exit_code: int = int(Exit.REFUSED)
+    published: bool = False
+    generation: int | None = None
+    manifest_sha256: str | None = None
+    content_sha256: str | None = None
+    units: list[UnitReport]
+    units_listed: Literal["all", "not_accepted"]
+    counts: UnitCounts
+    rows: list[TableReport]
+    reasons: list[FindingRecord]  # of the data set as a whole
+    reason_counts: dict[str, int]
+    options: dict[str, Any]
+    rules: dict[str, str]
+    tool: ToolVersions
+    error: ErrorReport | None = None
+    tokens: dict[str, Any] | None = omit_none()  # of claims: the sequences that were built at once
+
+
+# --- cache ------------------------------------------------------------------------------------------------------------------------------
+
+
+class CachedUnit(Part):
+    """A unit in `units-*.json`, and in the notes of an unfinished ingest."""
+
+    key: str | None  # hash of what decides the content; None: read again every time
+    sources: dict[str, str]  # file -> SHA-256
+    report: UnitReport | None
+    rows: list[TableReport] = []
+    recordings: list[tuple[str, str, dict[str, Any], int, int]] = []  # id, subject, attributes, signals, annotations
+    shard: tuple[str | None, str | None] = (None, None)  # files of recordings and annotations
+
+
+class CacheSettings(Part):
+    """What a cache must have been made with to be continued."""
+
+    dataset: str
+    version: str
+    options: dict[str, Any]
+
+
+class CacheManifest(Manifest):
+    """The manifest of a cache, of recordings or of events."""
+
+    schema_name: str = Field("bitimely.cache/1", alias="schema")
+    kind: Literal["recordings", "events"]
+    dataset: str
+    settings: CacheSettings
+    content_sha256: str
+    subjects: str  # file: one row a recording, of events a subject
+    report: IngestReport
+
+
+class RecordingsManifest(CacheManifest):
+    """The manifest of a cache of recordings."""
+
+    kind: Literal["recordings"] = "recordings"
+    shards: list[tuple[str | None, str | None]]  # files of recordings and annotations
+    units: str  # file: `CachedUnit` by name
+    recordings: int
+
+
+class CodeCount(Part):
+    """A code without PheCode, and its rows."""
+
+    code: str
+    n: int
+
+
+class AgreementCell(Part):
+    """A cell of the table of a label rule against a label of the source."""
+
+    rule: str
+    flag: str
+    cell: Literal["tp", "fp", "fn", "tn"]
+    n: int
+
+
+class ClaimsFunnel(Part):
+    """Rows of claims by the first check that they fail."""
+
+    rows: int
+    bad_date: int
+    before_birth: int
+    bad_code: dict[str, int]
+    mapped: dict[str, int]
+    unmapped: int
+    subjects: int | None = omit_none()
+
+
+class EventsManifest(CacheManifest):
+    """The manifest of a cache of events (claims)."""
+
+    kind: Literal["events"] = "events"
+    shards: list[str]
+    labels: str  # file: one row a subject and label
+    names: list[str]  # of the labels
+    rules: list[dict[str, Any]]  # as `label_rules.parse` takes them
+    ruled: bool  # whether the rules make the labels
+    defining: dict[str, list[str]]  # label -> PheCodes of its rule
+    phenotypes: dict[str, str]  # PheCode -> name
+    categories: dict[str, str]
+    map: list[dict[str, Any]]  # PheCode map: facts of each file
+    clock: Literal["calendar", "subject"]
+    data_end: int | None  # day since 1970
+    days: int
+    seed: int
+    split: Literal["official", "subject"]
+    agreement: list[AgreementCell]
+    funnel: ClaimsFunnel
+    unmapped: list[CodeCount]
+    facts: dict[str, Any]
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------------------------
+
+
+Number = int | float  # stored as given: 30 stays 30
+
+
+class TokenOptions(Part):
+    """The resolved choices that made a token set; those of one kind of data are added by the subclasses."""
+
+    dataset: str
+    view: str
+    task: Task
+    split: str
+    seed: int
+    normalise: str
+
+
+class WindowOptions(TokenOptions):
+    """Choices of windows (`tokens.cutting.WindowPlan`). Options that came later are stored only when they are used."""
+
+    channels: list[str]
+    rate: float  # Hz
+    window: int  # samples
+    stride: int
+    resample: bool
+    decimate: list[str]
+    hold: list[str]
+    classes: list[str]
+    labels: dict[str, str] | None
+    epoch: Number | None  # seconds
+    trim: tuple[str, Number] | None
+    target: str | None
+    overlap: Number | None = omit_none()
+    bandpass: tuple[Number | None, Number | None] | None = omit_none()
+    notch: list[Number] | None = omit_none()
+    test_fold: int | None = omit_none()
+
+
+class SequenceOptions(TokenOptions):
+    """Choices of sequences (`claims.steps.Choices`)."""
+
+    preset: str
+    split_file: str | None  # SHA-256
+    landmark: str | int | None
+    leakage: str
+    level: str
+    asked: str | None = omit_none()  # of prediction times: hash of the labels
+
+
+class SplitCounts(Part):
+    """Audit of one split."""
+
+    windows: int
+    subjects: int
+    recordings: int
+    classes: dict[str, int]
+
+
+class WindowShard(Part):
+    """A file of windows."""
+
+    name: str
+    rows: int
+    dtype: Literal["int16", "float32"]
+
+
+class TokenManifest(Manifest):
+    """The manifest of a token set, of windows or of sequences."""
+
+    REPAIR: ClassVar[str] = "Tokenize again"
+
+    kind: Literal["windows", "sequences"]
+    cache: str  # SHA-256 of the manifest of the cache
+    options: TokenOptions
+    class_names: list[str]
+    notices: list[str]
+    findings: list[FindingRecord]
+
+
+class WindowManifest(TokenManifest):
+    """The manifest of windows."""
+
+    kind: Literal["windows"] = "windows"
+    options: WindowOptions
+    units: list[str]  # of the channels
+    windows: int
+    missing: bool  # whether any value is missing
+    shards: list[WindowShard]
+    counts: dict[str, SplitCounts]
+    left_out: dict[str, int]
+
+
+class SequenceManifest(TokenManifest):
+    """The manifest of event sequences."""
+
+    kind: Literal["sequences"] = "sequences"
+    options: SequenceOptions
+    shards: list[str]
+    events: int
+    base: str | None = omit_none()  # of prediction times: hash of the sequences whose codes they use
+
+
+class ChannelStatistics(Part):
+    """Physical values of a channel in the training split."""
+
+    channel: str
+    unit: str
+    n: int
+    mean: float
+    std: float
+
+
+class TargetStatistics(Part):
+    """Numeric labels of the training split."""
+
+    n: int
+    mean: float
+    std: float
+
+
+class TokenStatistics(StoredRecord):
+    """`statistics.json` of a token set."""
+
+    REPAIR: ClassVar[str] = "Tokenize again"
+
+
+class WindowStatistics(TokenStatistics):
+    """What windows are normalised with, and label frequencies: of the training split alone."""
+
+    split: Literal["train"] = "train"
+    windows: int
+    channels: list[ChannelStatistics]
+    labels: dict[str, int] | None = omit_none()
+    target: TargetStatistics | None = omit_none()
+
+
+class SequenceFunnel(ClaimsFunnel):
+    """`ClaimsFunnel`, and the subjects and events that are left in sequences."""
+
+    subjects_in: int
+    subjects_out: int
+    events: int
+    no_birth: int
+
+
+class SequenceLengths(Part):
+    """Lengths of sequences."""
+
+    n: int
+    median_length: float
+    longest: int
+    median_positive_gap: float | None  # months
+
+
+PartScores = dict[str, float | None]
+"""train, validation, test, all -> average precision."""
+
+
+class BestCode(Part):
+    """The PheCode whose count predicts a label best on the training split."""
+
+    phecode: str
+    count: PartScores
+
+
+class ShortcutScores(Part):
+    """How well shortcuts alone predict a label; `prevalence` is the average precision of chance."""
+
+    subjects: dict[str, int]
+    cases: dict[str, int]
+    prevalence: PartScores
+    length: PartScores
+    best: BestCode | None
+    own: dict[str, PartScores]  # PheCode of the label's rule -> scores
+    leak: bool
+
+
+class PrevalenceCount(Part):
+    """Subjects with a label, and cases among them."""
+
+    subjects: int
+    cases: int
+    prevalence: float | None
+
+
+class SequenceStatistics(TokenStatistics):
+    """Funnel, label prevalences and shortcut baselines of sequences."""
+
+    funnel: SequenceFunnel
+    sequences: SequenceLengths
+    prevalence: dict[Literal["before", "after"], dict[str, dict[str, PrevalenceCount]]]  # of the filters -> label -> split
+    leaks: dict[str, ShortcutScores]
+    own: dict[str, list[str]]  # label -> PheCodes of its rule
+    max_attainable: dict[str, float | None]
+    threshold: Number
+    fallback: list[str]  # labels without a PheCode above the threshold
+    selected: int
+    small_support: list[str]
+    agreement: list[AgreementCell]
+    unmapped: list[CodeCount]
+
+
+class PredictionStatistics(TokenStatistics):
+    """Counts of sequences up to prediction times."""
+
+    rows: int
+    without_codes: int
+    not_in_cache: int
+    events: int
 
 
 # --- scores -------------------------------------------------------------------------------------------------------------------------------

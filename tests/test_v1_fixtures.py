@@ -17,7 +17,7 @@ from fixtures import make_v1
 from safetensors.numpy import load_file
 
 from bitimely_cli.main import main
-from bitimely_core import cache, data, heads, models, tokens
+from bitimely_core import cache, data, heads, models, schemas, storage, tokens
 
 FIXTURE = Path(__file__).parent / "fixtures" / "v1"
 EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text())
@@ -305,3 +305,22 @@ def test_a_second_ingest_reads_nothing_new(home: Path, tmp_path: Path, monkeypat
     assert shards
     assert {name: snapshot(home / "cache" / "generic").get(name) for name in shards} == shards
     assert read(home / "cache" / "generic" / "manifest.json")["generation"] == json.loads(before["manifest.json"][0])["generation"]
+
+
+@pytest.mark.parametrize(
+    ("record", "files"),
+    [
+        (schemas.CacheManifest, "cache/*/manifest.json"),
+        (schemas.IngestReport, "cache/*/ingest_report.json"),
+        (schemas.TokenManifest, "tokens/*/manifest.json"),
+        (schemas.WindowStatistics, "tokens/generic*/statistics.json"),
+        (schemas.SequenceStatistics, "tokens/synthetic-claims/statistics.json"),
+    ],
+)
+def test_records_keep_the_stored_bytes(record: type[schemas.StoredRecord], files: str) -> None:
+    paths = sorted((FIXTURE / make_v1.HOME).glob(files))
+    assert paths
+    for path in paths:
+        loaded = record.load(path)
+        assert storage.canonical(loaded.to_json()) + b"\n" == path.read_bytes()
+        assert isinstance(loaded, schemas.IngestReport) or not loaded.model_extra
