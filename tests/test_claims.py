@@ -235,8 +235,8 @@ def test_the_command_is_the_builder(tmp_path: Path) -> None:
     wanted = build_sequences(
         frame,
         people,
-        phecode_maps.read([raw / "icd9_phecode.csv"]).frame(),
-        rules=label_rules.load("ccdss"),
+        phecode_maps.read_map([raw / "icd9_phecode.csv"]).frame(),
+        rules=label_rules.load_rules("ccdss"),
         select=False,
         min_codes=3,
         leakage="drop_icd",
@@ -377,10 +377,10 @@ def test_a_named_subject_stays_out_of_every_message(tmp_path: Path, capsys: pyte
 
 def test_shards_grow_smaller_as_the_table_of_subjects_grows() -> None:
     mib = 1 << 20
-    assert [ingest.shards_of(size * mib) for size in (0, 1, 48, 49, 384)] == [1, 1, 1, 2, 8]
-    assert 130 < ingest.shards_of(3800 * mib) < 160  # 100 million rows
+    assert [ingest.count_shards(size * mib) for size in (0, 1, 48, 49, 384)] == [1, 1, 1, 2, 8]
+    assert 130 < ingest.count_shards(3800 * mib) < 160  # 100 million rows
     sizes = [48 * mib * k for k in range(1, 2000, 7)]
-    counts = [ingest.shards_of(size) for size in sizes]
+    counts = [ingest.count_shards(size) for size in sizes]
     assert counts == sorted(counts)
     assert all(size / count <= 48 * mib for size, count in zip(sizes, counts, strict=True))
     assert sizes[-1] / counts[-1] > 11.9 * mib  # a quarter, whatever comes

@@ -26,7 +26,7 @@ SMALL = {"BLOCK": 3000, "STRETCH": 150, "SHARD_BYTES": 6000}  # bytes, rows, byt
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "BLOCK", SMALL["BLOCK"])
-    monkeypatch.setattr(pass1_clean, "STRETCH", SMALL["STRETCH"])
+    monkeypatch.setattr(pass1_clean, "SPILL_ROWS", SMALL["STRETCH"])
     monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
 
 
@@ -164,7 +164,7 @@ def test_a_part_of_a_job_array_that_ended_early_goes_on(
     ingested(raw, "whole")
     every = counted["clean"]
     counted.clear()
-    original = clean.clean
+    original = clean.clean_rows
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
         if counted["clean"] == 3:
@@ -172,7 +172,7 @@ def test_a_part_of_a_job_array_that_ended_early_goes_on(
         return original(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(clean, "clean", stopped)
+        patch.setattr(clean, "clean_rows", stopped)
         with pytest.raises(KeyboardInterrupt):
             ingested(raw, "parts", shard=(1, 2))
     assert counted["clean"] == 3
@@ -209,7 +209,7 @@ def test_made_claims_are_not_made_again(tmp_path: Path, counted: Counter[str], m
 def test_forgetting_subjects_changes_nothing(raw: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pseudonyms beyond what is remembered are computed again, and one subject stays one."""
     ingested(raw, "whole")
-    monkeypatch.setattr(pass1_clean, "REMEMBERED", 7)
+    monkeypatch.setattr(pass1_clean, "CACHED_SUBJECTS", 7)
     ingested(raw, "few")
     assert files(raw.parent / "few") == files(raw.parent / "whole")
 
@@ -222,9 +222,9 @@ def test_a_table_in_slices_has_the_bytes_of_the_whole(tmp_path: Path, monkeypatc
     paths = [tmp_path / f"{i}.parquet" for i in range(5)]
     for i, path in enumerate(paths):
         whole.filter(pl.Series(shard == i)).write_parquet(path)
-    name, facts = spill.written(tmp_path, "one", spill.in_order(paths, "subject_id", 1100, 7, ("subject_id", "name")))
+    name, facts = spill.write_table(tmp_path, "one", spill.merge_sorted(paths, "subject_id", 1100, 7, ("subject_id", "name")))
     with (tmp_path / "other").open("wb") as stream:
-        spill.parquet(whole)(stream)
+        spill.make_parquet_writer(whole)(stream)
     assert (tmp_path / name).read_bytes() == (tmp_path / "other").read_bytes()
     assert facts["rows"] == 3300
     assert pq.ParquetFile(tmp_path / name).num_row_groups == 4

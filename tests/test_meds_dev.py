@@ -99,7 +99,7 @@ def test_every_prediction_reads_what_was_coded_on_the_days_before_it(home: Path)
     made = tokens.open_tokens(home / "w" / "tokens" / "task")
     base = tokens.open_tokens(home / "w" / "tokens" / "pophr")
     assert made.vocabulary == base.vocabulary
-    asked = tasks.labels(home / "labels")
+    asked = tasks.read_task_labels(home / "labels")
     assert len(made) == asked.height == 2 * SUBJECTS + 1
     old = raw_ids(home)
     split = dict(pl.read_parquet(home / "raw" / "metadata" / "subject_splits.parquet").iter_rows())
@@ -137,7 +137,7 @@ def test_predictions_are_those_of_the_run_in_the_schema_of_meds_evaluation(home:
     found = pl.read_parquet(out)
     assert dict(found.schema) == SCHEMA
     held = {s for s, place in pl.read_parquet(home / "raw" / "metadata" / "subject_splits.parquet").iter_rows() if place == "held_out"}
-    asked = tasks.labels(home / "labels").filter(pl.col("subject_id").is_in(list(held)))
+    asked = tasks.read_task_labels(home / "labels").filter(pl.col("subject_id").is_in(list(held)))
     assert sorted(found.select("subject_id", "prediction_time", "boolean_value").iter_rows()) == sorted(asked.iter_rows())
     assert found["predicted_boolean_probability"].is_between(0, 1).all()
     assert (found["predicted_boolean_value"] == (found["predicted_boolean_probability"] > 0.5)).all()
@@ -267,7 +267,7 @@ def test_meds_dev_runs_end_to_end_on_a_folder_that_bitimely_wrote(home: Path, tm
     found = pl.read_parquet(Path(before) / "predictions.parquet")
     assert dict(found.schema) == SCHEMA
     held = pl.read_parquet(dataset / "metadata" / "subject_splits.parquet").filter(pl.col("split") == "held_out")["subject_id"]
-    asked = tasks.labels(labels).filter(pl.col("subject_id").is_in(held.implode()))
+    asked = tasks.read_task_labels(labels).filter(pl.col("subject_id").is_in(held.implode()))
     assert asked.height > 0
     assert sorted(found.select("subject_id", "prediction_time", "boolean_value").iter_rows()) == sorted(asked.iter_rows())
     assert workflows.verify(Path(before) / "workspace")["exit_code"] == 0

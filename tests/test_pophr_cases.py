@@ -110,3 +110,10 @@ def test_the_matcher_sees_differences() -> None:
         (1, True),
     ]:
         assert differences(expected, found)
+
+
+def test_documented_import_path() -> None:
+    from bitimely_core.claims import build_sequences as exported
+    from bitimely_core.datasets.pophr import build_sequences as documented
+
+    assert documented is exported is build_sequences

@@ -21,7 +21,7 @@ def frame(rows: list[tuple[Any, ...]], names: str = "subject_id date code") -> p
 
 
 def day(text: str) -> int:
-    found = dates.read(text)
+    found = dates.parse_day(text)
     assert found is not None
     return found
 
@@ -50,7 +50,7 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
         ("b", "2001-01-01", "999"),
     ]
     book = Codebook(TABLES, strict=True)
-    kept, account = clean.clean(frame(rows), book, lives=LIVES.drop("index_day"), latest=day("2006-01-01"))
+    kept, account = clean.clean_rows(frame(rows), book, lives=LIVES.drop("index_day"), latest=day("2006-01-01"))
     assert kept["row"].to_list() == [1, 7, 14]
     assert kept.schema == {"subject_id": pl.String, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8, "row": pl.Int64}
     dropped, quarantined = account.split()
@@ -66,9 +66,9 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
 
 def test_examples_are_codes_or_row_numbers_and_five_at_most() -> None:
     rows = [("secret-id", "31/12/1999", "496")] * 7 + [("secret-id", "2001-01-01", f"bad{i}" + "x" * 200) for i in range(7)]
-    account = clean.Account()
+    account = clean.RowAccount()
     for part in (frame(rows[:3]), frame(rows[3:])):
-        account += clean.clean(part.with_columns(row=pl.lit(7, pl.Int64)), Codebook(TABLES))[1]
+        account += clean.clean_rows(part.with_columns(row=pl.lit(7, pl.Int64)), Codebook(TABLES))[1]
     shown = [text for own in account.examples.values() for text in own]
     assert all(len(own) <= 5 for own in account.examples.values())
     assert account.examples["date"] == ["row 7"] * 5  # type: ignore[index]
@@ -91,9 +91,9 @@ def test_duplicates_silent_codes_and_late_rows() -> None:
         ("b", "2003-01-02", "496", None),
     ]
     book = Codebook(TABLES)
-    valid, account = clean.clean(frame(rows, "subject_id date code claim"), book, lives=LIVES, twins=True)
+    valid, account = clean.clean_rows(frame(rows, "subject_id date code claim"), book, lives=LIVES, twins=True)
     assert valid.height == len(rows)
-    kept, more = clean.settle(valid, book.codes)
+    kept, more = clean.drop_duplicates(valid, book.codes)
     assert kept["row"].to_list() == [1, 3, 4, 6, 7, 9, 10]
     assert kept.filter("late")["row"].to_list() == [7, 9]
     assert more.split()[0] == {"duplicates": 3, "label_leakage": 1, "unmapped_code": 1}
@@ -108,22 +108,22 @@ def test_vocabularies_and_sources_of_rows() -> None:
         ("a", "2001-01-01", "496", "icd9", "elsewhere"),
     ]
     book = Codebook(TABLES)
-    kept, _ = clean.clean(frame(rows, "subject_id date code vocab source"), book, vocab="icd9cm", source="physician")
+    kept, _ = clean.clean_rows(frame(rows, "subject_id date code vocab source"), book, vocab="icd9cm", source="physician")
     assert [SOURCES[i] for i in kept["source"]] == ["inpatient", "physician", "other"]
     assert [book.codes[i].text for i in kept["code"]] == ["ICD10//E11.9", "ICD9CM//496", "ICD9//496"]
     with pytest.raises(ValueError, match="icd8"):
-        clean.clean(frame([("a", "x", "1", "icd8")], "subject_id date code vocab"), book)
+        clean.clean_rows(frame([("a", "x", "1", "icd8")], "subject_id date code vocab"), book)
     with pytest.raises(ValueError, match="expected text"):
-        clean.clean(frame(rows, "subject_id date code vocab source").with_columns(code=pl.lit(25000)), book)
+        clean.clean_rows(frame(rows, "subject_id date code vocab source").with_columns(code=pl.lit(25000)), book)
 
 
 def test_the_future_of_the_data() -> None:
     usual = dict.fromkeys(range(10000, 11000), 10)
-    assert clean.future(usual) is None
-    assert clean.future(usual | {300000: 3}) == 10999
-    assert clean.future(usual | {14000: 3}) is None  # less than ten years
-    assert clean.future(usual | {300000: 300}) is None  # too many to be slips
-    assert clean.future({}) is None
+    assert clean.find_data_end(usual) is None
+    assert clean.find_data_end(usual | {300000: 3}) == 10999
+    assert clean.find_data_end(usual | {14000: 3}) is None  # less than ten years
+    assert clean.find_data_end(usual | {300000: 300}) is None  # too many to be slips
+    assert clean.find_data_end({}) is None
 
 
 def test_controls_near_the_disease_lose_their_label() -> None:
@@ -132,8 +132,8 @@ def test_controls_near_the_disease_lose_their_label() -> None:
         schema={"subject": pl.Int32, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8},
     )
     people = pl.DataFrame({"y_x": [1, 0, 0, None, 0]}, schema={"y_x": pl.Int8})
-    found = [codes.Code("icd9", "790.2", ("250.4",), "exact"), codes.Code("icd9", "496", ("496",), "exact")]
-    with engines.opened("polars") as engine:
+    found = [codes.IcdCode("icd9", "790.2", ("250.4",), "exact"), codes.IcdCode("icd9", "496", ("496",), "exact")]
+    with engines.open_engine("polars") as engine:
         told = labels.exclude_controls(rows, found, {"x": frozenset({"250.4"})}, people, engine)
         assert told["y_x"].to_list() == [1, None, None, None, 0]
         assert labels.exclude_controls(rows, found, {"x": frozenset({"496"})}, people, engine)["y_x"].to_list() == [1, None, 0, None, 0]
@@ -143,6 +143,6 @@ def test_controls_near_the_disease_lose_their_label() -> None:
 def test_the_bins_of_the_cache_keep_the_splits() -> None:
     names = [f"s{i}" for i in range(3000)]
     for train, validation in ((0.8, 0.1), (0.1, 0.2), (0.333, 0.334)):
-        kept = [splits.place_bin(n, train, validation) for n in splits.bins(names, seed=3)]
-        assert kept == [splits.place(splits.share(name, 3), train, validation) for name in names]
-    assert splits.share("a") == int.from_bytes(sha256(b"0|a").digest()[:8], "big") / 2**64
+        kept = [splits.assign_split_of_bin(n, train, validation) for n in splits.compute_bins(names, seed=3)]
+        assert kept == [splits.assign_split(splits.hash_subject(name, 3), train, validation) for name in names]
+    assert splits.hash_subject("a") == int.from_bytes(sha256(b"0|a").digest()[:8], "big") / 2**64

@@ -43,8 +43,8 @@ MAP = DATA / "phecode" / "phecode_map_v1_2_icd9cm.csv"
     ],
 )
 def test_icd9_spellings(raw: str, code: str | None) -> None:
-    assert codes.normalise(raw, "icd9")[0] == code
-    assert codes.normalise(raw, "icd9cm")[0] == code
+    assert codes.normalise_code(raw, "icd9")[0] == code
+    assert codes.normalise_code(raw, "icd9cm")[0] == code
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_icd9_spellings(raw: str, code: str | None) -> None:
     ],
 )
 def test_icd9_refusals(raw: str | None, fault: str) -> None:
-    assert codes.normalise(raw, "icd9") == (None, fault)
+    assert codes.normalise_code(raw, "icd9") == (None, fault)
 
 
 def test_short_numbers_are_padded_on_request_alone() -> None:
-    assert codes.normalise("8", "icd9", pad_undotted=True) == ("008", None)
-    assert codes.normalise("85", "icd9", pad_undotted=True) == ("085", None)
-    assert codes.normalise("", "icd9", pad_undotted=True) == (None, "missing")
+    assert codes.normalise_code("8", "icd9", pad_undotted=True) == ("008", None)
+    assert codes.normalise_code("85", "icd9", pad_undotted=True) == ("085", None)
+    assert codes.normalise_code("", "icd9", pad_undotted=True) == (None, "missing")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_short_numbers_are_padded_on_request_alone() -> None:
     ],
 )
 def test_icd10(raw: str | None, code: str | None, fault: str | None) -> None:
-    assert codes.normalise(raw, "icd10") == codes.normalise(raw, "icd10cm") == (code, fault)
+    assert codes.normalise_code(raw, "icd10") == codes.normalise_code(raw, "icd10cm") == (code, fault)
 
 
 @pytest.mark.skipif(not MAP.is_file(), reason=f"no map at {MAP}: set BITIMELY_TEST_DATA")
@@ -98,45 +98,45 @@ def test_every_code_of_the_map_is_a_fixed_point_and_survives_the_loss_of_its_dot
     assert len(every) == 13707
     for code in every:
         for spelling in (code, code.replace(".", ""), f" {code.lower()}  "):
-            assert codes.normalise(spelling, "icd9") == (code, None)
+            assert codes.normalise_code(spelling, "icd9") == (code, None)
 
 
 @given(st.text(alphabet="0123456789.EV -x", max_size=8), st.sampled_from(["icd9", "icd10"]))
 def test_reading_twice_changes_nothing(raw: str, vocab: str) -> None:
-    code, fault = codes.normalise(raw, vocab)
+    code, fault = codes.normalise_code(raw, vocab)
     assert (code is None) != (fault is None)
     if code is not None:
-        assert codes.normalise(code, vocab) == (code, None)
+        assert codes.normalise_code(code, vocab) == (code, None)
 
 
 def test_lookup_steps() -> None:
     table = {"496": ("496",), "401.9": ("401.1",), "414": ("411",), "E10.3": ("250.1",), "250": ("250",), "250.0": ("250.x",)}
-    assert codes.lookup("496", table) == (("496",), "exact")
-    assert codes.lookup("496.0", table) == (("496",), "trailing_zero")
-    assert codes.lookup("401.90", table) == (("401.1",), "trailing_zero")
-    assert codes.lookup("250.00", table) == (("250.x",), "trailing_zero")  # not yet the category
-    assert codes.lookup("414.9", table) == (("411",), "parent")
-    assert codes.lookup("E10.3491", table) == (("250.1",), "parent")
-    assert codes.lookup("4149", table) == ((), "unmapped")
-    assert codes.lookup("500.1", table) == ((), "unmapped")
-    assert codes.lookup("496.0", table, ["exact", "parent"]) == (("496",), "parent")
-    assert codes.lookup("496.0", table, ["exact"]) == ((), "unmapped")
-    assert codes.lookup("496", table, ["parent"]) == ((), "unmapped")
+    assert codes.find_phecodes("496", table) == (("496",), "exact")
+    assert codes.find_phecodes("496.0", table) == (("496",), "trailing_zero")
+    assert codes.find_phecodes("401.90", table) == (("401.1",), "trailing_zero")
+    assert codes.find_phecodes("250.00", table) == (("250.x",), "trailing_zero")  # not yet the category
+    assert codes.find_phecodes("414.9", table) == (("411",), "parent")
+    assert codes.find_phecodes("E10.3491", table) == (("250.1",), "parent")
+    assert codes.find_phecodes("4149", table) == ((), "unmapped")
+    assert codes.find_phecodes("500.1", table) == ((), "unmapped")
+    assert codes.find_phecodes("496.0", table, ["exact", "parent"]) == (("496",), "parent")
+    assert codes.find_phecodes("496.0", table, ["exact"]) == ((), "unmapped")
+    assert codes.find_phecodes("496", table, ["parent"]) == ((), "unmapped")
 
 
 def test_the_exact_vocabulary_chooses_where_the_map_has_both() -> None:
     both = {"icd10": {"A00": ("1",)}, "icd10cm": {"A00": ("2",)}, "icd9": {}}
-    assert [codes.choose(both, vocab).get("A00") for vocab in ("icd10", "icd10cm")] == [("1",), ("2",)]
-    assert codes.choose({"icd10cm": both["icd10cm"]}, "icd10") == both["icd10cm"]
-    assert codes.choose({"icd9": both["icd10"]}, "icd9cm") == both["icd10"]
-    assert codes.choose({"icd9": both["icd10"]}, "icd10") == {}
+    assert [codes.choose_table(both, vocab).get("A00") for vocab in ("icd10", "icd10cm")] == [("1",), ("2",)]
+    assert codes.choose_table({"icd10cm": both["icd10cm"]}, "icd10") == both["icd10cm"]
+    assert codes.choose_table({"icd9": both["icd10"]}, "icd9cm") == both["icd10"]
+    assert codes.choose_table({"icd9": both["icd10"]}, "icd10") == {}
 
 
 def test_levels_and_order() -> None:
-    assert [codes.rollup("250.21", level) for level in codes.LEVELS] == ["250", "250.2", "250.21"]
-    assert [codes.rollup("008", level) for level in codes.LEVELS] == ["008"] * 3
-    assert [codes.rollup("ID_001.11", level) for level in codes.LEVELS] == ["ID_001", "ID_001.1", "ID_001.11"]
-    assert sorted(["1000", "250.2", "ID_001", "008", "250", "CV_404.1", "250.20"], key=codes.order) == (
+    assert [codes.roll_up_phecode("250.21", level) for level in codes.LEVELS] == ["250", "250.2", "250.21"]
+    assert [codes.roll_up_phecode("008", level) for level in codes.LEVELS] == ["008"] * 3
+    assert [codes.roll_up_phecode("ID_001.11", level) for level in codes.LEVELS] == ["ID_001", "ID_001.1", "ID_001.11"]
+    assert sorted(["1000", "250.2", "ID_001", "008", "250", "CV_404.1", "250.20"], key=codes.phecode_sort_key) == (
         ["008", "250", "250.2", "250.20", "1000", "CV_404.1", "ID_001"]
     )
 
@@ -156,24 +156,24 @@ def test_levels_and_order() -> None:
     ],
 )
 def test_reasons_of_the_report(raw: str | None, vocab: str, reason: Reason) -> None:
-    fault = codes.normalise(raw, vocab)[1]
+    fault = codes.normalise_code(raw, vocab)[1]
     assert fault is not None
-    assert codes.reason(raw, vocab, fault) == reason
+    assert codes.classify_fault(raw, vocab, fault) == reason
 
 
 def test_icd9_external_causes() -> None:
-    assert not any(codes.foreign(code, "icd9") for code in ("E000", "E030.1", "E800", "E888.9", "E999", "250", "V58"))
-    assert all(codes.foreign(code, "icd9cm") for code in ("E119", "E031", "E799.9"))
-    assert not codes.foreign("E11.9", "icd10")
+    assert not any(codes.is_foreign_code(code, "icd9") for code in ("E000", "E030.1", "E800", "E888.9", "E999", "250", "V58"))
+    assert all(codes.is_foreign_code(code, "icd9cm") for code in ("E119", "E031", "E799.9"))
+    assert not codes.is_foreign_code("E11.9", "icd10")
 
 
 def test_codebook_reads_each_spelling_once_and_merges_them() -> None:
     book = codes.Codebook({"icd9": {"250.00": ("250.2",)}}, strict=True)
     places = [book.read("icd9", raw).place for raw in ("25000", "250.00", " 250.00")]
     assert places == [0, 0, 0]
-    assert book.codes == [codes.Code("icd9", "250.00", ("250.2",), "exact")]
+    assert book.codes == [codes.IcdCode("icd9", "250.00", ("250.2",), "exact")]
     assert book.codes[0].text == "ICD9//250.00"
-    assert book.read("icd9", "E119") == codes.Reading(-1, "unmapped", Reason.WRONG_VOCABULARY)
+    assert book.read("icd9", "E119") == codes.CodeReading(-1, "unmapped", Reason.WRONG_VOCABULARY)
     assert len(book.codes) == 1
 
 
@@ -195,44 +195,44 @@ def test_codebook_reads_each_spelling_once_and_merges_them() -> None:
     ],
 )
 def test_dates(text: str | None, day: int | None) -> None:
-    assert dates.read(text) == day
+    assert dates.parse_day(text) == day
 
 
 def test_a_form_and_the_century_of_an_anchor() -> None:
     form = "%m/%d/%y %H:%M"
-    assert dates.read(" 2/24/96 14:38 ", form, 2190) == dates.number(date(2196, 2, 24))
-    assert dates.read("2/24/96 14:38", form, 2201) == dates.number(date(2196, 2, 24))
-    assert dates.read("1/1/02 00:00", form, 2198) == dates.number(date(2202, 1, 1))
-    assert dates.read("2/29/00 00:00", form, 2201) is None  # 2200 is no leap year
-    assert dates.read("2196-02-24", form) is None
+    assert dates.parse_day(" 2/24/96 14:38 ", form, 2190) == dates.to_day(date(2196, 2, 24))
+    assert dates.parse_day("2/24/96 14:38", form, 2201) == dates.to_day(date(2196, 2, 24))
+    assert dates.parse_day("1/1/02 00:00", form, 2198) == dates.to_day(date(2202, 1, 1))
+    assert dates.parse_day("2/29/00 00:00", form, 2201) is None  # 2200 is no leap year
+    assert dates.parse_day("2196-02-24", form) is None
 
 
 def test_columns_of_dates() -> None:
     texts = pl.Series("date", ["19700102", None, "x", "19700102"])
-    assert dates.days(texts).to_list() == [1, None, None, 1]
-    assert dates.days(pl.Series("date", [None, None])).to_list() == [None, None]
-    assert dates.days(pl.Series("date", [None, None], dtype=pl.String)).to_list() == [None, None]
-    assert dates.days(pl.Series("date", [date(1970, 1, 2), None])).to_list() == [1, None]
+    assert dates.parse_days(texts).to_list() == [1, None, None, 1]
+    assert dates.parse_days(pl.Series("date", [None, None])).to_list() == [None, None]
+    assert dates.parse_days(pl.Series("date", [None, None], dtype=pl.String)).to_list() == [None, None]
+    assert dates.parse_days(pl.Series("date", [date(1970, 1, 2), None])).to_list() == [1, None]
     for wrong in (pl.Series("date", [20010101]), pl.Series("date", [date(2001, 1, 1)]).cast(pl.Datetime)):
         with pytest.raises(ValueError, match="expected text or dates"):
-            dates.days(wrong)
+            dates.parse_days(wrong)
 
 
 def test_birthdays() -> None:
-    born = dates.number(date(1960, 2, 29))
-    assert dates.iso(dates.birthday(born, 40)) == "2000-02-29"
-    assert dates.iso(dates.birthday(born, 41)) == "2001-03-01"
-    assert dates.birthday(born, 9000) == dates.LATEST
+    born = dates.to_day(date(1960, 2, 29))
+    assert dates.format_day(dates.find_birthday(born, 40)) == "2000-02-29"
+    assert dates.format_day(dates.find_birthday(born, 41)) == "2001-03-01"
+    assert dates.find_birthday(born, 9000) == dates.LATEST
 
 
 @given(st.integers(0, 60000))
 def test_age_months_are_exact(days: int) -> None:
-    assert dates.age_months(np.array([days])).item() == round(Fraction(days, 30))
-    assert dates.whole_months(np.array([days])).item() == Fraction(days) / Fraction("30.4375") // 1
+    assert dates.to_age_months(np.array([days])).item() == round(Fraction(days, 30))
+    assert dates.to_completed_months(np.array([days])).item() == Fraction(days) / Fraction("30.4375") // 1
 
 
 @given(st.dates(date(1850, 1, 1), date(2300, 1, 1)), st.integers(0, 4000))
 def test_calendar_months(start: date, days: int) -> None:
     later = start + timedelta(days=days)
-    first, last = dates.months(np.array([dates.number(start), dates.number(later)], np.int32))
+    first, last = dates.to_calendar_months(np.array([dates.to_day(start), dates.to_day(later)], np.int32))
     assert last - first == 12 * (later.year - start.year) + later.month - start.month

@@ -52,7 +52,7 @@ def written(folder: Path, text: str, name: str = "map.csv", encoding: str = "utf
 
 def refused(*paths: Path | str, **options: Any) -> UserError:
     with pytest.raises(UserError) as error:
-        phecode_maps.read(paths, **options)
+        phecode_maps.read_map(paths, **options)
     return error.value
 
 
@@ -75,34 +75,34 @@ def refused(*paths: Path | str, **options: Any) -> UserError:
     ],
 )
 def test_layouts(tmp_path: Path, text: str, layout: str, tables: dict[str, Any]) -> None:
-    found = phecode_maps.read([written(tmp_path, text)])
+    found = phecode_maps.read_map([written(tmp_path, text)])
     assert found.tables == tables
     assert found.facts[0]["layout"] == layout
-    assert phecode_maps.tables(found.frame().iter_rows()) == tables
+    assert phecode_maps.group_phecodes(found.frame().iter_rows()) == tables
 
 
 def test_what_the_catalog_says_besides(tmp_path: Path) -> None:
     path = written(tmp_path, CATALOG9)
-    found = phecode_maps.read([path])
+    found = phecode_maps.read_map([path])
     assert found.facts[0]["left_out"] == {"ignored": 1, "without_phecode": 1}
     assert found.facts[0]["rows"] == sum(found.facts[0]["pairs"].values()) + 2
     assert found.names["250.2"] == "Type 2 diabetes"
     assert found.exclusions["250.2"] == ("249-250.99", "648-649")
-    assert phecode_maps.read([path], keep_ignored=True).tables["icd9"]["V70.0"] == ("1010",)
+    assert phecode_maps.read_map([path], keep_ignored=True).tables["icd9"]["V70.0"] == ("1010",)
 
 
 def test_ranges_of_exclusions() -> None:
-    assert phecode_maps.excludes("250.99", ["249-250.99", "008"])
-    assert phecode_maps.excludes("008", ["249-250.99", "008"])
-    assert not phecode_maps.excludes("251", ["249-250.99", "008"])
-    assert not phecode_maps.excludes("EM_250", ["249-250.99"])
+    assert phecode_maps.is_excluded("250.99", ["249-250.99", "008"])
+    assert phecode_maps.is_excluded("008", ["249-250.99", "008"])
+    assert not phecode_maps.is_excluded("251", ["249-250.99", "008"])
+    assert not phecode_maps.is_excluded("EM_250", ["249-250.99"])
 
 
 def test_the_who_table_is_told_by_name_or_option(tmp_path: Path) -> None:
-    assert "icd10" in phecode_maps.read([written(tmp_path, PHETKX, "phecodeX_WHO.csv")]).tables
-    assert "icd10" in phecode_maps.read([written(tmp_path, PHETKX)], vocab="icd10").tables
-    assert "icd9" in phecode_maps.read([written(tmp_path, PHETKX)], vocab="icd10").tables
-    assert phecode_maps.read([written(tmp_path, "icd,phecode\nE11.9,250.2\n")], vocab="icd10cm").tables == {
+    assert "icd10" in phecode_maps.read_map([written(tmp_path, PHETKX, "phecodeX_WHO.csv")]).tables
+    assert "icd10" in phecode_maps.read_map([written(tmp_path, PHETKX)], vocab="icd10").tables
+    assert "icd9" in phecode_maps.read_map([written(tmp_path, PHETKX)], vocab="icd10").tables
+    assert phecode_maps.read_map([written(tmp_path, "icd,phecode\nE11.9,250.2\n")], vocab="icd10cm").tables == {
         "icd10cm": {"E11.9": ("250.2",)}
     }
 
@@ -141,7 +141,7 @@ CONTAINERS: dict[str, Callable[[Path, bytes], Path | str]] = {
 def test_containers(tmp_path: Path, container: str) -> None:
     place = CONTAINERS[container](tmp_path, CATALOG9.encode())
     before = sorted(tmp_path.rglob("*"))
-    found = phecode_maps.read([place])
+    found = phecode_maps.read_map([place])
     assert found.tables == {"icd9": {"001": ("008",), "250.00": ("250.2",)}}
     assert len(found.facts[0]["sha256"]) == 64
     assert sorted(tmp_path.rglob("*")) == before  # nothing is extracted
@@ -166,7 +166,7 @@ def test_an_installed_package_is_read_and_not_imported(tmp_path: Path, monkeypat
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: phemapper\nVersion: 1.0\n")
     (facts / "RECORD").write_text("phemapper/__init__.py,,\nphemapper/map.csv,,\nphemapper-1.0.dist-info/METADATA,,\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert phecode_maps.read(["pkg:phemapper"]).tables == phecode_maps.read(["pkg:phemapper/map.csv"]).tables != {}
+    assert phecode_maps.read_map(["pkg:phemapper"]).tables == phecode_maps.read_map(["pkg:phemapper/map.csv"]).tables != {}
     assert "phemapper" not in sys.modules
     assert refused("pkg:phemapper/other.csv").code == Reason.FORMAT
     error = refused("pkg:no-such-package-at-all")
@@ -179,7 +179,7 @@ def test_what_is_missing_or_given_twice(tmp_path: Path) -> None:
     assert refused(tmp_path / "absent.csv").exit_code == Exit.USAGE
     path = written(tmp_path, CATALOG9)
     assert refused(path, path).code == Reason.DUPLICATE_KEY
-    assert set(phecode_maps.read([path, written(tmp_path, CATALOG10, "b.csv")]).tables) == {"icd9", "icd10"}
+    assert set(phecode_maps.read_map([path, written(tmp_path, CATALOG10, "b.csv")]).tables) == {"icd9", "icd10"}
     assert refused(written(tmp_path, "a,b\n1,2\n", "c.csv")).code == Reason.FORMAT
     assert refused(path, repair="everything").exit_code == Exit.USAGE
 
@@ -207,7 +207,7 @@ def test_what_is_missing_or_given_twice(tmp_path: Path) -> None:
 )
 def test_damage_is_refused_and_shown(tmp_path: Path, text: str, old: str, new: str, shown: str) -> None:
     assert old in text
-    phecode_maps.read([written(tmp_path, text)])
+    phecode_maps.read_map([written(tmp_path, text)])
     error = refused(written(tmp_path, text.replace(old, new)))
     assert (error.code, error.exit_code) == (Reason.MAP_DAMAGED, Exit.REFUSED)
     assert shown in str(error)
@@ -221,9 +221,9 @@ def full() -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("gone", ["001", "001.0", "phecode 008"])
 def test_a_full_map_without_its_first_rows_is_refused(tmp_path: Path, gone: str) -> None:  # 4
     rows = full()
-    assert len(rows) >= phecode_maps.FULL
+    assert len(rows) >= phecode_maps.FULL_ROWS
     header = "vocabulary_id,code,phecode\n"
-    phecode_maps.read([written(tmp_path, header + "".join(f"{','.join(row)}\n" for row in rows))])
+    phecode_maps.read_map([written(tmp_path, header + "".join(f"{','.join(row)}\n" for row in rows))])
     rows = [(v, c, "250") for v, c, _ in rows] if gone == "phecode 008" else [row for row in rows if row[1] != gone]
     error = refused(written(tmp_path, header + "".join(f"{','.join(row)}\n" for row in rows)))
     assert (error.code, gone.split()[-1] in str(error)) == (Reason.MAP_DAMAGED, True)
@@ -234,13 +234,13 @@ def test_numbers_in_parquet_are_refused(tmp_path: Path, column: str) -> None:  #
     frame = pl.DataFrame({"code": ["250.1"], "phecode": ["250.2"]})
     path = tmp_path / "map.parquet"
     frame.write_parquet(path)
-    assert phecode_maps.read([path]).tables == {"icd9": {"250.1": ("250.2",)}}
+    assert phecode_maps.read_map([path]).tables == {"icd9": {"250.1": ("250.2",)}}
     frame.with_columns(pl.col(column).cast(pl.Float64)).write_parquet(path)
     assert refused(path).code == Reason.MAP_DAMAGED
 
 
 def test_in_a_plain_map_odd_phecodes_are_a_warning(tmp_path: Path) -> None:
-    found = phecode_maps.read([written(tmp_path, "icd9,phecode\n250.00,250.20\n")])
+    found = phecode_maps.read_map([written(tmp_path, "icd9,phecode\n250.00,250.20\n")])
     assert found.tables == {"icd9": {"250.00": ("250.20",)}}
     assert [(one.code, one.level) for one in found.findings] == [(Reason.MAP_DAMAGED, "warning")]
 
@@ -249,7 +249,7 @@ def test_zeros_of_phecodes_are_put_back_on_request_where_nothing_else_is_wrong(t
     damaged = CATALOG10.replace("Cholera,008", "Cholera,8").replace("I13.0,Both,428.1", "I13.0,Both,38.1")
     path = written(tmp_path, damaged)
     assert "--map-repair phecode-zeros" in str(refused(path))
-    found = phecode_maps.read([path], repair="phecode-zeros")
+    found = phecode_maps.read_map([path], repair="phecode-zeros")
     assert found.tables == {"icd10": {"A00": ("008",), "I13.0": ("038.1", "401.2")}}
     assert found.facts[0]["repaired"] == 2
     assert found.names["008"] == "Intestinal infection"
@@ -260,7 +260,7 @@ def test_zeros_of_phecodes_are_put_back_on_request_where_nothing_else_is_wrong(t
 def test_overrides(tmp_path: Path) -> None:
     path = written(tmp_path, CATALOG9)
     text = "code,vocab,phecode\n250.00,ICD9CM,250.1\n25000,icd9,250.3\n001,icd9,\nE119,icd10,250.2\n"
-    found = phecode_maps.read([path], overrides=written(tmp_path, text, "o.csv"))
+    found = phecode_maps.read_map([path], overrides=written(tmp_path, text, "o.csv"))
     assert found.tables == {"icd9": {"250.00": ("250.1", "250.3")}, "icd10": {"E11.9": ("250.2",)}}
     assert found.facts[-1]["codes"] == 3
     for wrong in ("code,phecode\n1,2\n", "code,vocab,phecode\nxx,icd9,250\n", "code,vocab,phecode\n250,icd8,250\n"):
@@ -273,13 +273,15 @@ def test_overrides(tmp_path: Path) -> None:
 @needs_data
 def test_the_published_maps() -> None:
     r, icd10 = DATA / "phecode_map_v1_2_icd9cm.csv", DATA / "variants" / "phecode_icd10.csv"
-    found = phecode_maps.read([r, icd10], repair="phecode-zeros")
+    found = phecode_maps.read_map([r, icd10], repair="phecode-zeros")
     assert [facts["pairs"] for facts in found.facts] == [{"icd9": 13707}, {"icd10": 9366}]
     with icd10.open(encoding="latin-1") as stream:
         assert set(found.tables["icd10"]) == {row["ICD10"] for row in csv.DictReader(stream) if row["PheCode"]}
     assert len({p for own in found.tables["icd9"].values() for p in own}) == 1817
     assert (found.names["008"], found.categories["008"]) == ("Intestinal infection", "infectious diseases")
-    near = phecode_maps.near(found, label_rules.defining(label_rules.parse(label_rules.load("ccdss")), {"icd9": found.tables["icd9"]}))
+    near = phecode_maps.related_phecodes(
+        found, label_rules.find_defining_phecodes(label_rules.parse_rules(label_rules.load_rules("ccdss")), {"icd9": found.tables["icd9"]})
+    )
     assert "250.1" in near["diabetes"]
     assert "008" not in near["diabetes"]
     with (DATA / "phecode_map_v1_2_icd9cm.csv").open() as stream:

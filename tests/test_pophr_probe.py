@@ -109,7 +109,7 @@ def test_the_interval_has_the_spread_of_simulated_ratios(denominator: str) -> No
     reference = (a1 + a0) / (n1 + n0) if denominator == "all" else a0 / n0
     spread = np.log((a1 / n1) / reference).std()
     whole = (n1 * p1 + n0 * p0) / (n1 + n0) if denominator == "all" else p0
-    ends = prevalence.interval(p1 / whole, int(n1 * p1), n1, int(n0 * p0), n0, denominator)
+    ends = prevalence.compute_interval(p1 / whole, int(n1 * p1), n1, int(n0 * p0), n0, denominator)
     assert ends is not None
     low, high = ends
     assert math.sqrt(low * high) == pytest.approx(p1 / whole)
@@ -117,23 +117,23 @@ def test_the_interval_has_the_spread_of_simulated_ratios(denominator: str) -> No
 
 
 def test_no_interval_where_there_is_nothing_to_compare() -> None:
-    assert prevalence.interval(1.0, 3, 5, 0, 0, "all") is None
-    assert prevalence.interval(math.inf, 3, 5, 0, 7, "controls") is None
+    assert prevalence.compute_interval(1.0, 3, 5, 0, 0, "all") is None
+    assert prevalence.compute_interval(math.inf, 3, 5, 0, 7, "controls") is None
 
 
 def test_support_as_a_share_is_exact() -> None:
-    counts = prevalence.Counts()
+    counts = prevalence.CodeCounts()
     counts.cases["x"], counts.known["x"] = 20, 60
     for n, phecode in enumerate(("001", "002", "003"), 10):
         counts.cases_with["x", phecode] = counts.known_with["x", phecode] = n
-    found = prevalence.select(counts, ["x"], min_case_fraction=0.55)  # 11 of 20, although 0.55 * 20 > 11 in binary
+    found = prevalence.select_codes(counts, ["x"], min_case_fraction=0.55)  # 11 of 20, although 0.55 * 20 > 11 in binary
     assert list(found.ratios["x"]) == ["002", "003"]
     assert found.max_attainable == {"x": 3.0}
-    assert not any(one.selected for one in prevalence.select(counts, ["x"], select=False).ratios["x"].values())
+    assert not any(one.selected for one in prevalence.select_codes(counts, ["x"], select=False).ratios["x"].values())
 
 
 def test_selection_by_frequency() -> None:
-    counts = prevalence.Counts()
+    counts = prevalence.CodeCounts()
     counts.records.update({"001": 1, "250": 1, "1000": 998})
-    assert prevalence.select(counts, [], select="frequency", min_record_frequency=0.001).phecodes == ["1000"]
-    assert prevalence.select(counts, [], select="frequency", min_record_frequency=0.0009).phecodes == ["001", "250", "1000"]
+    assert prevalence.select_codes(counts, [], select="frequency", min_record_frequency=0.001).phecodes == ["1000"]
+    assert prevalence.select_codes(counts, [], select="frequency", min_record_frequency=0.0009).phecodes == ["001", "250", "1000"]

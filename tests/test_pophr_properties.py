@@ -151,7 +151,7 @@ def oracle(events: pl.DataFrame, subjects: pl.DataFrame | None, phemap: pl.DataF
     for place, (subject, text, raw, vocab, source) in enumerate(events.iter_rows()):
         vocab, source = vocab or p["vocab"], source or "outpatient"
         day, birth = read_date(text), people.get(subject, (None, None))[0]
-        code, fault = codes.normalise(raw, vocab, pad_undotted=p["pad_undotted"])
+        code, fault = codes.normalise_code(raw, vocab, pad_undotted=p["pad_undotted"])
         if day is None:
             funnel["bad_date"] += 1
         elif birth and day < birth:
@@ -160,7 +160,7 @@ def oracle(events: pl.DataFrame, subjects: pl.DataFrame | None, phemap: pl.DataF
             funnel["bad_code"][fault] += 1
         else:
             own = {c: tuple(v) for (f, c), v in table.items() if f == family[vocab]}
-            found, step = codes.lookup(code, own, p["fallback"])
+            found, step = codes.find_phecodes(code, own, p["fallback"])
             if found:
                 funnel["mapped"][step] += 1
             else:
@@ -402,7 +402,7 @@ def test_2_every_row_twice_changes_row_counts_alone(seed: int) -> None:
 def test_3_a_subject_of_the_test_split_changes_nothing_for_others(seed: int) -> None:
     chosen = {"select": True, "rules": RULES, "threshold": 1.0, "top_k": 5, "fallback": codes.STEPS, "min_case_support": 1}
     result, (events, subjects, phemap), params = built(seed, landmark=None, split=None, min_codes=1, **chosen)
-    new = next(name for name in (f"new{i}" for i in range(99)) if splits.place(splits.share(name)) == "test")
+    new = next(name for name in (f"new{i}" for i in range(99)) if splits.assign_split(splits.hash_subject(name)) == "test")
     rows = events.filter(pl.col("subject_id") == "s1").with_columns(subject_id=pl.lit(new))
     again = build_sequences(pl.concat([rows, events]), subjects, phemap, **params)
     assert again["ratios"] == result["ratios"]
@@ -432,24 +432,24 @@ def test_5_engines_agree(block: int) -> None:
         assert build_sequences(*tables, **params, engine="duckdb") == result
 
 
-def coded(events: pl.DataFrame, phemap: pl.DataFrame) -> steps.Shard:
+def coded(events: pl.DataFrame, phemap: pl.DataFrame) -> steps.ClaimsShard:
     """All subjects as one shard, by the functions that the commands call."""
-    own = label_rules.parse(RULES)
-    tables = phecode_maps.tables(phemap.iter_rows())
+    own = label_rules.parse_rules(RULES)
+    tables = phecode_maps.group_phecodes(phemap.iter_rows())
     book = codes.Codebook(tables)
-    rows, _ = clean.clean(events, book)
+    rows, _ = clean.clean_rows(events, book)
     people = rows.select("subject_id").unique().sort("subject_id")
-    placed = [splits.place(splits.share(name), 0.6, 0.2) for name in people["subject_id"]]
+    placed = [splits.assign_split(splits.hash_subject(name), 0.6, 0.2) for name in people["subject_id"]]
     unknown = [pl.lit(None, pl.Int32).alias(name) for name in ("birth_day", "obs_end")]
     people = people.with_columns(*unknown, pl.Series("split", placed))
     numbers = people.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
-    defining = {phecode for found in label_rules.defining(own, tables).values() for phecode in found}
-    return steps.Shard(rows=rows.join(numbers, on="subject_id"), codes=book.codes, people=people, rules=own, defining=defining)
+    defining = {phecode for found in label_rules.find_defining_phecodes(own, tables).values() for phecode in found}
+    return steps.ClaimsShard(rows=rows.join(numbers, on="subject_id"), codes=book.codes, people=people, rules=own, defining=defining)
 
 
-def parted(whole: steps.Shard, shards: int) -> list[steps.Shard]:
+def parted(whole: steps.ClaimsShard, shards: int) -> list[steps.ClaimsShard]:
     """Its subjects by their hash, each shard with its own numbers."""
-    place = [splits.shard(name, shards) for name in whole.people["subject_id"]]
+    place = [splits.assign_shard(name, shards) for name in whole.people["subject_id"]]
     found = []
     for k in range(shards):
         people = whole.people.filter(pl.Series(place) == k)
@@ -464,20 +464,20 @@ def parted(whole: steps.Shard, shards: int) -> list[steps.Shard]:
 def test_6_any_number_of_shards_agrees(seed: int, shards: int) -> None:
     events, _, phemap = random_tables(seed, rows=300)
     params = random_params(seed) | {"min_codes": 1, "threshold": 1.0, "select": [True, False, "frequency"][seed % 3]}
-    names = {field.name for field in dataclasses.fields(steps.Choices)}
-    choices = steps.Choices(**{key: value for key, value in params.items() if key in names - {"landmark", "time", "dedupe"}})
-    choices = dataclasses.replace(choices, landmark=steps.landmark({"landmark_days": 200, "gap_days": 0, "horizon_days": 300}))
+    names = {field.name for field in dataclasses.fields(steps.SequenceChoices)}
+    choices = steps.SequenceChoices(**{key: value for key, value in params.items() if key in names - {"landmark", "time", "dedupe"}})
+    choices = dataclasses.replace(choices, landmark=steps.parse_landmark({"landmark_days": 200, "gap_days": 0, "horizon_days": 300}))
 
-    def run(parts: list[steps.Shard]) -> tuple[Any, dict[str, Any]]:
-        with engines.opened("polars") as engine:
-            parts = [steps.label(part, engine) for part in parts]
+    def run(parts: list[steps.ClaimsShard]) -> tuple[Any, dict[str, Any]]:
+        with engines.open_engine("polars") as engine:
+            parts = [steps.label_shard(part, engine) for part in parts]
             end = max(part.last_day for part in parts if part.last_day is not None)
-            parts = [steps.mark(part, choices, end, engine) for part in parts]
-            counts = sum((steps.count(part, choices, engine) for part in parts), start=steps.Counts())
-            selection = steps.select(counts, parts[0].labels, choices)
+            parts = [steps.set_index_days(part, choices, end, engine) for part in parts]
+            counts = sum((steps.count_shard(part, choices, engine) for part in parts), start=steps.CodeCounts())
+            selection = steps.select_vocabulary(counts, parts[0].labels, choices)
             kept = {}
             for part in parts:
-                own = steps.build(part, choices, selection, engine)
+                own = steps.build_shard(part, choices, selection, engine)
                 for i, subject in enumerate(part.people["subject_id"].gather(own.subjects)):
                     span = slice(own.offsets[i], own.offsets[i + 1])
                     kept[subject] = (own.ids[span].tolist(), own.times[span].tolist(), own.gaps(i).tolist())
@@ -496,7 +496,7 @@ def test_7_spellings_agree(seed: int) -> None:
 
     def spelt(vocab: str | None, raw: str | None) -> str | None:
         own = vocab or params["vocab"]
-        code = codes.normalise(raw, own)[0]
+        code = codes.normalise_code(raw, own)[0]
         if code is None or raw is None:
             return raw
         return rng.choice([code, code.replace(".", ""), f"  {code.lower()}", f"{code}\t", f"'{code}'"])
@@ -513,8 +513,10 @@ def test_8_9_10_11_accounts_splits_inputs_and_gaps(seed: int) -> None:
     assert funnel["rows"] == events.height == lost + sum(funnel["mapped"].values()) + funnel["unmapped"]
     assert result["split"].keys() == result["labels"].keys() == result["onset"].keys() >= result["sequences"].keys()
     assert set(result["split"].values()) <= {"train", "validation", "test"}
-    defining = label_rules.defining(label_rules.parse(params["rules"]), phecode_maps.tables(random_tables(seed)[2].iter_rows()))
-    gone = {codes.rollup(phecode, params["level"]) for own in defining.values() for phecode in own}
+    defining = label_rules.find_defining_phecodes(
+        label_rules.parse_rules(params["rules"]), phecode_maps.group_phecodes(random_tables(seed)[2].iter_rows())
+    )
+    gone = {codes.roll_up_phecode(phecode, params["level"]) for own in defining.values() for phecode in own}
     for one in result["sequences"].values():
         times, gaps = one["times"], one["gaps"]
         assert len(gaps) == len(times) + 2
@@ -535,10 +537,10 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
     params = random_params(seed) | {"landmark": mark, "select": False, "min_codes": 1, "dedupe": "day", "time": "months"}
     params |= {"fallback": codes.STEPS, "vocab": "icd9", "pad_undotted": False, "rules": RULES, "split": {"train": 0.6, "validation": 0.2}}
     wanted = build_sequences(events, None, phemap, **params)
-    names = {field.name for field in dataclasses.fields(steps.Choices)} - {"landmark"}
-    choices = steps.Choices(**{key: value for key, value in params.items() if key in names}, landmark=steps.landmark(mark))
-    with engines.opened("polars") as engine:
-        shard = steps.label(coded(events, phemap), engine)
+    names = {field.name for field in dataclasses.fields(steps.SequenceChoices)} - {"landmark"}
+    choices = steps.SequenceChoices(**{key: value for key, value in params.items() if key in names}, landmark=steps.parse_landmark(mark))
+    with engines.open_engine("polars") as engine:
+        shard = steps.label_shard(coded(events, phemap), engine)
         people = shard.people.with_columns(obs_end=shard.last_day - pl.col("first_day"))
         onsets = [(pl.col(name) - pl.col("first_day")) for name in people.columns if name.startswith("onset_")]
         people = people.with_columns(*onsets)
@@ -551,10 +553,10 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
             pl.col("source").replace_strict(range(5), label_rules.SOURCES, return_dtype=pl.String),
             spoken["phecodes"].gather(rows["code"]).alias("phecodes"),
         ).sample(fraction=1.0, shuffle=True, seed=seed)
-        again = steps.recall(cached, people.drop("first_day"), dated=shard.dated, rules=shard.rules, defining=shard.defining)
-        again = steps.mark(again, choices, None, engine)
-        selection = steps.select(steps.count(again, choices, engine), again.labels, choices)
-        own = steps.build(again, choices, selection, engine)
+        again = steps.load_shard(cached, people.drop("first_day"), dated=shard.dated, rules=shard.rules, defining=shard.defining)
+        again = steps.set_index_days(again, choices, None, engine)
+        selection = steps.select_vocabulary(steps.count_shard(again, choices, engine), again.labels, choices)
+        own = steps.build_shard(again, choices, selection, engine)
     assert selection.phecodes == wanted["selected"]
     kept = again.people["subject_id"].gather(own.subjects).to_list()
     assert kept == sorted(wanted["sequences"]) != []

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitimely_core.claims import label_rules, phecode_maps
-from bitimely_core.claims.codes import Code, rollup
+from bitimely_core.claims.codes import IcdCode, roll_up_phecode
 from bitimely_core.errors import Exit, UserError
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -51,55 +51,61 @@ GOOD: dict[str, Any] = {"name": "a", "codes": {"icd9": ["250"]}, "any": [{"count
 )
 def test_what_is_not_known_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        label_rules.parse([GOOD | change])
+        label_rules.parse_rules([GOOD | change])
 
 
 def test_missing_fields_and_repeated_names_are_refused() -> None:
     for field in GOOD:
         with pytest.raises(ValueError):
-            label_rules.parse([{key: value for key, value in GOOD.items() if key != field}])
+            label_rules.parse_rules([{key: value for key, value in GOOD.items() if key != field}])
     with pytest.raises(ValueError, match="two rules"):
-        label_rules.parse([GOOD, GOOD])
+        label_rules.parse_rules([GOOD, GOOD])
     for wrong in (GOOD, "ccdss", 3):
         with pytest.raises(ValueError):
-            label_rules.parse(wrong)  # type: ignore[arg-type]
+            label_rules.parse_rules(wrong)  # type: ignore[arg-type]
 
 
 def test_comments_are_allowed() -> None:
-    assert label_rules.parse([GOOD | {"source": "x", "note": "y", "reference": "z"}]) == label_rules.parse([GOOD])
+    assert label_rules.parse_rules([GOOD | {"source": "x", "note": "y", "reference": "z"}]) == label_rules.parse_rules([GOOD])
 
 
 def test_shipped_tables() -> None:
-    ccdss, ccw = (label_rules.parse(label_rules.load(name)) for name in ("ccdss", "ccw"))
+    ccdss, ccw = (label_rules.parse_rules(label_rules.load_rules(name)) for name in ("ccdss", "ccw"))
     assert [rule.name for rule in ccdss] == [rule.name for rule in ccw] == ["chf", "copd", "diabetes"]
     assert [rule.min_age_years for rule in ccdss] == [40, 35, 1]
-    assert ccdss[2].clauses[1] == label_rules.Clause(sources=frozenset({"physician"}), count=2, window=730, gap=1)
-    assert label_rules.matching(ccw, Code("icd9", "398.91")) == (0,)
+    assert ccdss[2].clauses[1] == label_rules.RuleClause(sources=frozenset({"physician"}), count=2, window=730, gap=1)
+    assert label_rules.match_rules(ccw, IcdCode("icd9", "398.91")) == (0,)
 
 
 def test_own_tables(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[[rule]]\nname = "x"\ncodes = { icd9 = ["1"] }\nany = [{ counts = 2 }]\n')
     with pytest.raises(UserError, match="counts") as refused:
-        label_rules.load(path)
+        label_rules.load_rules(path)
     assert refused.value.exit_code == Exit.USAGE
     for text in ("", "x = [", "rules = []\n"):
         path.write_text(text)
         with pytest.raises(UserError):
-            label_rules.load(path)
+            label_rules.load_rules(path)
     with pytest.raises(UserError, match="shipped are ccdss, ccw"):
-        label_rules.load("ccds")
+        label_rules.load_rules("ccds")
 
 
 def test_matching_by_prefix_family_and_exclusion() -> None:
-    (rule,) = label_rules.parse([GOOD | {"codes": {"icd9": ["250", "v58.67"], "icd10": ["E11"]}, "exclude": {"icd9": ["250.0"]}}])
-    yes = [Code("icd9", "250"), Code("icd9cm", "250.10"), Code("icd9", "V58.67"), Code("icd10cm", "E11.9"), Code("icd10", "E11")]
-    no = [Code("icd9", "250.00"), Code("icd9", "E11.9"), Code("icd10", "E10"), Code("icd9", "025.0"), Code("icd9", "V58.6")]
+    (rule,) = label_rules.parse_rules([GOOD | {"codes": {"icd9": ["250", "v58.67"], "icd10": ["E11"]}, "exclude": {"icd9": ["250.0"]}}])
+    yes = [
+        IcdCode("icd9", "250"),
+        IcdCode("icd9cm", "250.10"),
+        IcdCode("icd9", "V58.67"),
+        IcdCode("icd10cm", "E11.9"),
+        IcdCode("icd10", "E11"),
+    ]
+    no = [IcdCode("icd9", "250.00"), IcdCode("icd9", "E11.9"), IcdCode("icd10", "E10"), IcdCode("icd9", "025.0"), IcdCode("icd9", "V58.6")]
     assert all(map(rule.matches, yes))
     assert not any(map(rule.matches, no))
 
 
-def brute(days: list[int], clause: label_rules.Clause) -> int | None:
+def brute(days: list[int], clause: label_rules.RuleClause) -> int | None:
     """The clause's day by the letter of the rule."""
     ends = []
     for start in days:
@@ -118,20 +124,20 @@ def brute(days: list[int], clause: label_rules.Clause) -> int | None:
     st.sampled_from([1, 2, 7, 30, 10**9]),
 )
 def test_completion_equals_the_letter_of_the_rule(events: list[tuple[int, int]], count: int, window: int | None, gap: int) -> None:
-    clause = label_rules.Clause(sources=frozenset(label_rules.SOURCES), count=count, window=window, gap=gap)
+    clause = label_rules.RuleClause(sources=frozenset(label_rules.SOURCES), count=count, window=window, gap=gap)
     subject, day = (np.array([event[i] for event in events], np.int32) for i in (0, 1))
-    who, when = label_rules.completed(subject, day, clause)
+    who, when = label_rules.find_completion_days(subject, day, clause)
     wanted = {s: brute(sorted({d for own, d in events if own == s}), clause) for s in range(5)}
     assert dict(zip(who.tolist(), when.tolist(), strict=True)) == {s: d for s, d in wanted.items() if d is not None}
 
 
 @pytest.mark.skipif(not MAP.is_file(), reason=f"no map at {MAP}: set BITIMELY_TEST_DATA")
 def test_defining_phecodes_come_from_the_map() -> None:
-    tables = phecode_maps.read([MAP]).tables
+    tables = phecode_maps.read_map([MAP]).tables
 
     def rolled(name: str) -> dict[str, set[str]]:
-        found = label_rules.defining(label_rules.parse(label_rules.load(name)), tables)
-        return {rule: {rollup(phecode, "integer") for phecode in own} for rule, own in found.items()}
+        found = label_rules.find_defining_phecodes(label_rules.parse_rules(label_rules.load_rules(name)), tables)
+        return {rule: {roll_up_phecode(phecode, "integer") for phecode in own} for rule, own in found.items()}
 
     assert rolled("ccw") == {"chf": {"428", "401"}, "copd": {"496", "497"}, "diabetes": {"249", "250", "366"}}
     assert rolled("ccdss") == {"chf": {"428"}, "copd": {"496"}, "diabetes": {"250"}}

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bitimely_core.claims.sources import SOURCES, Claims, read
+from bitimely_core.claims.sources import SOURCES, ClaimsSource, read_source
 from bitimely_core.errors import UserError
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan
@@ -58,7 +58,7 @@ def folder(root: Path, **files: str | bytes) -> Path:
     return root
 
 
-def sound(claims: Claims) -> pl.DataFrame:
+def sound(claims: ClaimsSource) -> pl.DataFrame:
     """All events, after what must hold for every source."""
     frames = list(pickle.loads(pickle.dumps(claims.events))())
     assert all(dict(frame.schema) == COLUMNS for frame in frames)
@@ -76,14 +76,14 @@ def sound(claims: Claims) -> pl.DataFrame:
     return events
 
 
-def of(root: Path, kind: str = "claims", **options: Any) -> tuple[Claims, pl.DataFrame]:
-    claims = read(scan(root), kind, options)
+def of(root: Path, kind: str = "claims", **options: Any) -> tuple[ClaimsSource, pl.DataFrame]:
+    claims = read_source(scan(root), kind, options)
     return claims, sound(claims)
 
 
 def refusal(root: Path, kind: str = "claims", **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
-        read(scan(root), kind, options)
+        read_source(scan(root), kind, options)
     error = caught.value
     assert str(root) not in error.finding.line()
     return error
@@ -99,7 +99,7 @@ def listed(path: Path) -> list[dict[str, str]]:
         return [{name.lower(): cell for name, cell in row.items()} for row in csv.DictReader(file, strict=True)]
 
 
-def codes(claims: Claims) -> set[str]:
+def codes(claims: ClaimsSource) -> set[str]:
     return {str(finding.code) for finding in claims.findings}
 
 

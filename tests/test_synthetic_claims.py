@@ -18,7 +18,7 @@ import pytest
 
 from bitimely_core import registry
 from bitimely_core.claims import synthetic as module
-from bitimely_core.claims.synthetic import resolved, write
+from bitimely_core.claims.synthetic import resolve_config, write_cohort
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.recipe import load_recipe
 
@@ -46,7 +46,7 @@ class Cohort:
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Cohort:
     folder = tmp_path_factory.mktemp("claims")
-    ledger = write(folder)
+    ledger = write_cohort(folder)
     tables = {name: pl.read_csv(folder / f"{name}.csv", infer_schema=False) for name in ("claims", "patients", "labels", "truth")}
     patients = tables["patients"].with_columns(pl.col("obs_start", "obs_end", "death_date").str.to_date())
     labels = tables["labels"].with_columns(pl.col("tempo").cast(pl.Int8), pl.col("index_date").str.to_date())
@@ -260,22 +260,22 @@ def test_builder_counts_what_the_ledger_says(vocab_column: bool, tmp_path: Path)
     from bitimely_core.claims import clean, codes, dates, phecode_maps, sources
     from bitimely_core.formats.source import scan
 
-    ledger = write(tmp_path, subjects=1000, vocab_column=vocab_column)
-    claims = sources.read(scan(tmp_path), "claims", {} if vocab_column else {"icd10_from": SWITCH})
+    ledger = write_cohort(tmp_path, subjects=1000, vocab_column=vocab_column)
+    claims = sources.read_source(scan(tmp_path), "claims", {} if vocab_column else {"icd10_from": SWITCH})
     assert claims.findings == []
     assert claims.subjects is not None
     assert claims.labels is not None
     days = {"birth_day": claims.subjects["birth"], "death_day": claims.subjects["death"]}
-    lives = claims.subjects.select("subject_id", **{name: dates.days(texts) for name, texts in days.items()}).join(
-        claims.labels.select("subject_id", index_day=dates.days(claims.labels["index_date"])), on="subject_id", how="left"
+    lives = claims.subjects.select("subject_id", **{name: dates.parse_days(texts) for name, texts in days.items()}).join(
+        claims.labels.select("subject_id", index_day=dates.parse_days(claims.labels["index_date"])), on="subject_id", how="left"
     )
-    book = codes.Codebook(phecode_maps.read([tmp_path / "icd_phecode_demo.csv"]).tables, strict=True)
-    frames, account = [], clean.Account()
+    book = codes.Codebook(phecode_maps.read_map([tmp_path / "icd_phecode_demo.csv"]).tables, strict=True)
+    frames, account = [], clean.RowAccount()
     for frame in claims.events():
-        rows, counted = clean.clean(frame, book, vocab=claims.vocab, source=claims.source, lives=lives, twins=True)
+        rows, counted = clean.clean_rows(frame, book, vocab=claims.vocab, source=claims.source, lives=lives, twins=True)
         frames.append(rows)
         account += counted
-    _, settled = clean.settle(pl.concat(frames), book.codes)
+    _, settled = clean.drop_duplicates(pl.concat(frames), book.codes)
     funnel = account.funnel()
     assert funnel["mapped"].pop("parent") == 0
     assert funnel == {"rows": ledger["rows"], **ledger["funnel"]}
@@ -363,10 +363,10 @@ def test_demo_map_agrees_with_phecode_1_2() -> None:
 
 
 def test_same_seed_same_bytes_and_subjects_do_not_depend_on_their_number(cohort: Cohort, tmp_path: Path) -> None:
-    write(tmp_path / "a", subjects=300)
-    write(tmp_path / "b", subjects=300)
-    write(tmp_path / "c", subjects=1100)
-    write(tmp_path / "d", subjects=300, seed=1)
+    write_cohort(tmp_path / "a", subjects=300)
+    write_cohort(tmp_path / "b", subjects=300)
+    write_cohort(tmp_path / "c", subjects=1100)
+    write_cohort(tmp_path / "d", subjects=300, seed=1)
     for name in ("claims.csv", "patients.csv", "labels.csv", "truth.csv"):
         few = (tmp_path / "a" / name).read_bytes()
         assert few == (tmp_path / "b" / name).read_bytes()
@@ -381,7 +381,7 @@ def test_same_seed_same_bytes_and_subjects_do_not_depend_on_their_number(cohort:
 
 
 def test_without_a_vocab_column_the_day_tells(tmp_path: Path) -> None:
-    ledger = write(tmp_path, subjects=200, vocab_column=False)
+    ledger = write_cohort(tmp_path, subjects=200, vocab_column=False)
     claims = pl.read_csv(tmp_path / "claims.csv", infer_schema=False)
     assert claims.columns == ["patient_id", "date", "icd", "source"]
     assert len(claims) == ledger["rows"]
@@ -400,9 +400,9 @@ def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -
     assert {name: shipped[name] for name in ("subjects", "seed")} == {
         name: (module.FACTS.options or {})[name] for name in ("subjects", "seed")
     }
-    assert resolved({}) == shipped["config"]
+    assert resolve_config({}) == shipped["config"]
     tidy = {name: 0 for name in shipped["config"]["mess"] if name != "dotted"} | {"dotted": 1.0}
-    ledger = write(tmp_path, subjects=200, config={"mess": tidy, "visits": {"preventive": 0.0}})
+    ledger = write_cohort(tmp_path, subjects=200, config={"mess": tidy, "visits": {"preventive": 0.0}})
     assert ledger["rows"] == ledger["funnel"]["mapped"]["exact"]
     assert set(ledger["mess"].values()) == {0}
     assert sum(ledger["reasons"].values()) == ledger["reasons"]["label_leakage"]
@@ -422,7 +422,7 @@ def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
-        write(tmp_path / "none", **arguments)
+        write_cohort(tmp_path / "none", **arguments)
     assert error.value.exit_code == Exit.USAGE
     assert said in error.value.finding.line() + str(error.value.finding)
     assert not (tmp_path / "none").exists()

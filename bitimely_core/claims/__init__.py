@@ -1,1 +1,16 @@
-"""Claims and EHR histories: sources to a cleaned cache, to labels, to sequences of PheCodes on an irregular clock."""
+"""Claims and EHR histories: sources to a cleaned cache, to labels, to sequences of PheCodes on an irregular clock.
+
+dates, codes, phecode_maps           texts to days, codes and PheCodes; each distinct text is read once
+label_rules, labels                  labels as data; onsets, index dates and labels of subjects
+clean                                claims as text to integers; every excluded row is counted by reason
+leakage_policy, prevalence           records that may enter the input; PheCodes selected by prevalence ratio
+sequence_builder, steps, engines     sequences of a shard of subjects, in two passes, with polars, DuckDB or Spark
+build                                these steps on tables in memory
+shortcut_baselines                   scores of sequence length and of single codes
+sources, pass1_clean, pass2_write    raw files to the cache
+tokenize, tasks, meds_export         the cache to sequences, to sequences up to prediction times, to MEDS
+"""
+
+from bitimely_core.claims.build import build_sequences
+
+__all__ = ["build_sequences"]

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from bitimely_core.claims import clean, dates, phecode_maps, prevalence, sequence_builder, splits, steps
 from bitimely_core.claims.codes import FAMILIES, STEPS, Codebook
-from bitimely_core.claims.engines import ENGINES, opened
-from bitimely_core.claims.label_rules import Rule, defining, parse
-from bitimely_core.claims.steps import Choices, Shard
+from bitimely_core.claims.engines import ENGINES, open_engine
+from bitimely_core.claims.label_rules import LabelRule, find_defining_phecodes, parse_rules
+from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
 
 if TYPE_CHECKING:
     import polars as pl
@@ -91,54 +91,56 @@ def build_sequences(
     Raises:
         ValueError: for parameters and tables that are not as described. Bad rows never raise, they are counted in the funnel.
     """
-    parsed = parse(rules)
-    choices = Choices(
+    parsed = parse_rules(rules)
+    choices = SequenceChoices(
         level=level,
         leakage=leakage,
-        landmark=steps.landmark(landmark),
+        landmark=steps.parse_landmark(landmark),
         population=population,
         denominator=denominator,
         threshold=threshold,
         top_k=top_k,
         min_case_support=min_case_support,
         min_case_fraction=min_case_fraction,
-        select=_one_of("select", select, (True, False)),
+        select=_check_choice("select", select, (True, False)),
         dedupe=dedupe,
         min_codes=min_codes,
         min_codes_unit=min_codes_unit,
         max_events=max_events,
         time=time,
     )
-    _one_of("vocab", vocab, tuple(FAMILIES))
-    _one_of("pad_undotted", pad_undotted, (True, False))
-    _one_of("engine", engine, ENGINES)
+    _check_choice("vocab", vocab, tuple(FAMILIES))
+    _check_choice("pad_undotted", pad_undotted, (True, False))
+    _check_choice("engine", engine, ENGINES)
     if isinstance(fallback, str) or not set(fallback) <= set(STEPS):
         raise ValueError(f"fallback is a list of {', '.join(STEPS)}, found {fallback!r}")
-    tables = _tables(phemap)
-    rows, people, account = _read(events, _registered(subjects, events), book := Codebook(tables, tuple(fallback), pad_undotted), vocab)
-    people = _split(people, split, split_override)
-    own = {phecode for found in defining(parsed, tables).values() for phecode in found}
-    shard = Shard(rows=rows, codes=book.codes, people=people, rules=parsed, defining=own)
+    tables = _read_phemap(phemap)
+    rows, people, account = _clean_events(
+        events, _select_registered(subjects, events), book := Codebook(tables, tuple(fallback), pad_undotted), vocab
+    )
+    people = _assign_splits(people, split, split_override)
+    own = {phecode for found in find_defining_phecodes(parsed, tables).values() for phecode in found}
+    shard = ClaimsShard(rows=rows, codes=book.codes, people=people, rules=parsed, defining=own)
 
-    with opened(engine) as run:
-        labelled = steps.label(shard, run)
-        marked = steps.mark(labelled, choices, labelled.last_day, run)
-        counts = steps.count(marked, choices, run)
-        selection = steps.select(counts, marked.labels, choices)
-        built = steps.build(marked, choices, selection, run)
-    return _result(marked, selection, built, account, parsed)
+    with open_engine(engine) as run:
+        labelled = steps.label_shard(shard, run)
+        marked = steps.set_index_days(labelled, choices, labelled.last_day, run)
+        counts = steps.count_shard(marked, choices, run)
+        selection = steps.select_vocabulary(counts, marked.labels, choices)
+        built = steps.build_shard(marked, choices, selection, run)
+    return _assemble_result(marked, selection, built, account, parsed)
 
 
 # --- arguments
 
 
-def _one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
+def _check_choice(name: str, value: Any, known: Sequence[Any]) -> Any:
     if not any(value is one or (isinstance(value, str) and value == one) for one in known):
         raise ValueError(f"{name} is one of {', '.join(map(str, known))}, found {value!r}")
     return value
 
 
-def _columns(frame: Any, name: str, needed: Sequence[str]) -> None:
+def _require_columns(frame: Any, name: str, needed: Sequence[str]) -> None:
     import polars as pl
 
     if not isinstance(frame, pl.DataFrame):
@@ -147,7 +149,7 @@ def _columns(frame: Any, name: str, needed: Sequence[str]) -> None:
         raise ValueError(f"{name} has no column {missing[0]!r}")
 
 
-def _ids(frame: pl.DataFrame, name: str) -> pl.DataFrame:
+def _check_subject_ids(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     import polars as pl
 
     dtype = frame.schema["subject_id"]
@@ -158,10 +160,10 @@ def _ids(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     return frame
 
 
-def _tables(phemap: pl.DataFrame) -> dict[str, dict[str, tuple[str, ...]]]:
+def _read_phemap(phemap: pl.DataFrame) -> dict[str, dict[str, tuple[str, ...]]]:
     import polars as pl
 
-    _columns(phemap, "phemap", ("vocab", "code", "phecode"))
+    _require_columns(phemap, "phemap", ("vocab", "code", "phecode"))
     frame = phemap.select("vocab", "code", "phecode")
     for column, dtype in frame.schema.items():
         if dtype != pl.String and not (dtype == pl.Null and frame.is_empty()):
@@ -169,20 +171,20 @@ def _tables(phemap: pl.DataFrame) -> dict[str, dict[str, tuple[str, ...]]]:
         if frame[column].null_count():
             raise ValueError(f"column {column!r} of phemap is null in some row")
     for name in frame["vocab"].unique():
-        _one_of("vocab of phemap", name, tuple(FAMILIES))
-    return phecode_maps.tables(frame.unique().iter_rows())
+        _check_choice("vocab of phemap", name, tuple(FAMILIES))
+    return phecode_maps.group_phecodes(frame.unique().iter_rows())
 
 
-def _registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> pl.DataFrame:
+def _select_registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> pl.DataFrame:
     """subject_id, birth_day, obs_end of the registered population."""
     import polars as pl
 
-    _columns(events, "events", ("subject_id", "date", "code"))
-    dtype = _ids(events, "events").schema["subject_id"]
+    _require_columns(events, "events", ("subject_id", "date", "code"))
+    dtype = _check_subject_ids(events, "events").schema["subject_id"]
     if subjects is None:
         return pl.DataFrame(schema={"subject_id": dtype, "birth_day": pl.Int32, "obs_end": pl.Int32})
-    _columns(subjects, "subjects", ("subject_id",))
-    own = _ids(subjects, "subjects").schema["subject_id"]
+    _require_columns(subjects, "subjects", ("subject_id",))
+    own = _check_subject_ids(subjects, "subjects").schema["subject_id"]
     if subjects["subject_id"].is_duplicated().any():
         raise ValueError("subject_id of subjects is there twice")
     if own != dtype and not (events.is_empty() or subjects.is_empty()):
@@ -191,19 +193,21 @@ def _registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> pl.DataF
     return subjects.select(
         pl.col("subject_id").cast(dtype if subjects.is_empty() else own),
         *(
-            (dates.days(subjects[old]) if old in subjects.columns else unknown).alias(new)
+            (dates.parse_days(subjects[old]) if old in subjects.columns else unknown).alias(new)
             for old, new in (("birth", "birth_day"), ("obs_end", "obs_end"))
         ),
     )
 
 
-def _read(events: pl.DataFrame, registered: pl.DataFrame, book: Codebook, vocab: str) -> tuple[pl.DataFrame, pl.DataFrame, clean.Account]:
+def _clean_events(
+    events: pl.DataFrame, registered: pl.DataFrame, book: Codebook, vocab: str
+) -> tuple[pl.DataFrame, pl.DataFrame, clean.RowAccount]:
     """The valid rows, and the subjects: registered, or with a valid row."""
     import polars as pl
 
     used = events.select(name for name in ("subject_id", "date", "code", "vocab", "source") if name in events.columns)
     events = used.cast({"subject_id": registered.schema["subject_id"]}) if used.is_empty() else used
-    rows, account = clean.clean(events, book, vocab=vocab, lives=registered.select("subject_id", "birth_day"))
+    rows, account = clean.clean_rows(events, book, vocab=vocab, lives=registered.select("subject_id", "birth_day"))
     known = pl.concat([registered.select("subject_id"), rows.select("subject_id")]).unique()
     people = known.join(registered, on="subject_id", how="left").sort("subject_id")
     numbers = people.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
@@ -211,7 +215,7 @@ def _read(events: pl.DataFrame, registered: pl.DataFrame, book: Codebook, vocab:
     return rows, people, account
 
 
-def _split(people: pl.DataFrame, split: Mapping[str, Any] | None, override: Mapping[str, str] | None) -> pl.DataFrame:
+def _assign_splits(people: pl.DataFrame, split: Mapping[str, Any] | None, override: Mapping[str, str] | None) -> pl.DataFrame:
     """`people` with their splits."""
     import polars as pl
 
@@ -226,19 +230,23 @@ def _split(people: pl.DataFrame, split: Mapping[str, Any] | None, override: Mapp
         if isinstance(chosen[name], bool) or not isinstance(chosen[name], int | float) or not 0 <= chosen[name] <= 1:
             raise ValueError(f"{name} of split is a share, found {chosen[name]!r}")
     if override is None:
-        placed = [splits.place(splits.share(name, seed), chosen["train"], chosen["validation"]) for name in names]
+        placed = [splits.assign_split(splits.hash_subject(name, seed), chosen["train"], chosen["validation"]) for name in names]
     else:
         if missing := [name for name in names if name not in override]:
             raise ValueError(f"split_override misses {len(missing)} of {len(names)} subjects")
-        placed = [_one_of("a split", override[name], splits.SPLITS) for name in names]
+        placed = [_check_choice("a split", override[name], splits.SPLITS) for name in names]
     return people.with_columns(pl.Series("split", placed, dtype=pl.String))
 
 
 # --- result
 
 
-def _result(
-    shard: Shard, selection: prevalence.Selection, built: sequence_builder.Sequences, account: clean.Account, rules: Sequence[Rule]
+def _assemble_result(
+    shard: ClaimsShard,
+    selection: prevalence.CodeSelection,
+    built: sequence_builder.CodeSequences,
+    account: clean.RowAccount,
+    rules: Sequence[LabelRule],
 ) -> dict[str, Any]:
     people = shard.people
     names = [str(subject) for subject in people["subject_id"]]
@@ -246,10 +254,10 @@ def _result(
     values = {rule.name: people[f"y_{rule.name}"].to_list() for rule in rules}
     days = {rule.name: people[f"onset_{rule.name}"].to_list() for rule in rules}
     labels = [{name: of[i] for name, of in values.items()} for i in range(len(names))]
-    onsets = [{name: None if of[i] is None else dates.iso(of[i]) for name, of in days.items()} for i in range(len(names))]
+    onsets = [{name: None if of[i] is None else dates.format_day(of[i]) for name, of in days.items()} for i in range(len(names))]
     phecode = dict(enumerate(selection.phecodes, len(sequence_builder.SPECIAL)))
     kept = {}
-    for n, (i, age) in enumerate(zip(built.subjects.tolist(), sequence_builder.ages(built, people), strict=True)):
+    for n, (i, age) in enumerate(zip(built.subjects.tolist(), sequence_builder.compute_ages(built, people), strict=True)):
         span = slice(built.offsets[n], built.offsets[n + 1])
         ids = built.ids[span].tolist()
         kept[names[i]] = {
@@ -264,7 +272,7 @@ def _result(
     funnel = account.funnel() | {"events": len(built.ids), "subjects_in": len(names), "subjects_out": len(kept), "no_birth": built.no_birth}
     return {
         "selected": selection.phecodes,
-        "vocab": sequence_builder.vocabulary(selection.phecodes),
+        "vocab": sequence_builder.number_phecodes(selection.phecodes),
         "labels": dict(zip(names, labels, strict=True)),
         "onset": dict(zip(names, onsets, strict=True)),
         "split": dict(zip(names, placed, strict=True)),

@@ -14,30 +14,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.codes import FAMILIES, STEPS, UNMAPPED, Code, Codebook
+from bitimely_core.claims.codes import FAMILIES, STEPS, UNMAPPED, Codebook, IcdCode
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Reason, safe_text
 
 if TYPE_CHECKING:
     import polars as pl
 
-GRACE = 90  # days after death in which bills still come
-SILENCE = 3653  # days without a single row after which dates are in the future of the data
-STRAYS = 0.01  # at most this share of the rows may lie there
+GRACE_DAYS = 90  # days after death in which bills still come
+SILENT_DAYS = 3653  # days without a single row after which dates are in the future of the data
+STRAY_SHARE = 0.01  # at most this share of the rows may lie there
 EXAMPLES = 5
 
-FAULTS = {  # fault of a date -> reason in the ingest report
+DATE_FAULTS = {  # fault of a date -> reason in the ingest report
     "identifier": Reason.IDENTIFIER,
     "bad_date": Reason.DATE,
     "before_birth": Reason.DATE_OUTSIDE_LIFE,
     "after_death": Reason.DATE_OUTSIDE_LIFE,
     "future": Reason.DATE_OUTSIDE_LIFE,
 }
-DROPPED = {Reason.DATE_OUTSIDE_LIFE, Reason.DUPLICATES, Reason.UNMAPPED_CODE, Reason.LABEL_LEAKAGE}  # by a documented rule
+RULE_REASONS = {Reason.DATE_OUTSIDE_LIFE, Reason.DUPLICATES, Reason.UNMAPPED_CODE, Reason.LABEL_LEAKAGE}  # by a documented rule
 
 
 @dataclass
-class Account:
+class RowAccount:
     """What became of the rows. Accounts of several frames add up with `+=`."""
 
     rows: int = 0
@@ -47,7 +47,7 @@ class Account:
     unmapped: Counter[str] = field(default_factory=Counter)  # valid rows by code without PheCode (`ICD9CM//V70.0`)
     examples: dict[Reason, list[str]] = field(default_factory=dict)  # the first 5: codes as written, or row numbers; never ids or dates
 
-    def __iadd__(self, other: Account) -> Account:
+    def __iadd__(self, other: RowAccount) -> RowAccount:
         self.rows += other.rows
         self.faults.update(other.faults)
         self.reasons.update(other.reasons)
@@ -59,20 +59,22 @@ class Account:
 
     def split(self) -> tuple[dict[str, int], dict[str, int]]:
         """Rows dropped by a rule and rows quarantined, by reason: the two columns of the ingest report."""
-        dropped, quarantined = ({str(r): n for r, n in sorted(self.reasons.items()) if (r in DROPPED) is rule} for rule in (True, False))
+        dropped, quarantined = (
+            {str(r): n for r, n in sorted(self.reasons.items()) if (r in RULE_REASONS) is rule} for rule in (True, False)
+        )
         return dropped, quarantined
 
     def funnel(self) -> dict[str, Any]:
         """The part of the funnel that counts rows: each row once, at the first check it fails, duplicates included."""
         kinds = {kind: self.faults[kind] for kind in ("missing", "bad_format", "ambiguous_short")}
         mapped = {step: self.steps[step] for step in STEPS}
-        others = {name: self.faults[name] for name in FAULTS if name in self.faults}
+        others = {name: self.faults[name] for name in DATE_FAULTS if name in self.faults}
         unmapped = self.faults[UNMAPPED] + self.steps[UNMAPPED]
         whole = {"rows": self.rows, "bad_date": 0, "before_birth": 0} | others
         return whole | {"bad_code": kinds, "mapped": mapped, "unmapped": unmapped}
 
 
-def clean(
+def clean_rows(
     frame: pl.DataFrame,
     book: Codebook,
     *,
@@ -82,7 +84,7 @@ def clean(
     form: str | None = None,
     latest: int | None = None,
     twins: bool = False,
-) -> tuple[pl.DataFrame, Account]:
+) -> tuple[pl.DataFrame, RowAccount]:
     """The valid rows of one frame as integers.
 
     Args:
@@ -113,25 +115,25 @@ def clean(
     table = frame.with_columns(pl.col(texts).cast(pl.String)).with_columns(
         *absent, *(pl.col(name).fill_null(everywhere[name]) for name in texts if name != "code")
     )
-    table = table.with_columns(dates.days(frame["date"], form).alias("day"))
-    table = table.join(_read(table, book), on=["vocab", "code"], how="left", nulls_equal=True, maintain_order="left")
+    table = table.with_columns(dates.parse_days(frame["date"], form).alias("day"))
+    table = table.join(_read_codes(table, book), on=["vocab", "code"], how="left", nulls_equal=True, maintain_order="left")
     if lives is not None:
         table = table.join(lives, on="subject_id", how="left", maintain_order="left")
-    checks = _checks(set(table.columns), strict=book.strict, latest=latest)
+    checks = _make_checks(set(table.columns), strict=book.strict, latest=latest)
     fault = pl.coalesce(*(pl.when(test).then(pl.lit(name)) for name, test in checks.items()), pl.col("code_fault"))
     table = table.with_columns(fault=fault).with_columns(
-        reason=pl.col("fault").replace_strict(FAULTS, default=pl.col("code_reason"), return_dtype=pl.String)
+        reason=pl.col("fault").replace_strict(DATE_FAULTS, default=pl.col("code_reason"), return_dtype=pl.String)
     )
     late = [(pl.col("day") > pl.col("index_day")).fill_null(value=False).alias("late")] if "index_day" in table.columns else []
-    twin = [_twin(frame.columns)] if twins else []
+    twin = [_make_copy_key(frame.columns)] if twins else []
     where = pl.col("source").replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8)
     kept = table.filter(pl.col("fault").is_null()).select(
         "subject_id", "day", pl.col("index").alias("code"), where.alias("source"), "row", *late, *twin
     )
-    return kept, _account(table, kept, book.codes)
+    return kept, _count_rows(table, kept, book.codes)
 
 
-def _read(table: pl.DataFrame, book: Codebook) -> pl.DataFrame:
+def _read_codes(table: pl.DataFrame, book: Codebook) -> pl.DataFrame:
     """vocab, code -> index, code_fault, code_reason, for the distinct pairs of a table."""
     import polars as pl
 
@@ -143,7 +145,7 @@ def _read(table: pl.DataFrame, book: Codebook) -> pl.DataFrame:
     return pl.DataFrame(readings, schema=schema, orient="row")
 
 
-def _checks(columns: set[str], *, strict: bool, latest: int | None) -> dict[str, pl.Expr]:
+def _make_checks(columns: set[str], *, strict: bool, latest: int | None) -> dict[str, pl.Expr]:
     """Fault -> test, in order. A test that is null, for instance because no birth is known, is passed."""
     import polars as pl
 
@@ -154,13 +156,13 @@ def _checks(columns: set[str], *, strict: bool, latest: int | None) -> dict[str,
     if "birth_day" in columns:
         checks["before_birth"] = day < pl.col("birth_day")
     if "death_day" in columns:
-        checks["after_death"] = day > pl.col("death_day") + GRACE
+        checks["after_death"] = day > pl.col("death_day") + GRACE_DAYS
     if latest is not None:
         checks["future"] = day > latest
     return checks
 
 
-def _twin(columns: list[str]) -> pl.Expr:
+def _make_copy_key(columns: list[str]) -> pl.Expr:
     """Equal for two rows of one subject, day and code that are one: of one claim, or equal in everything that was written."""
     import polars as pl
 
@@ -170,11 +172,11 @@ def _twin(columns: list[str]) -> pl.Expr:
     return written.alias("twin")
 
 
-def _account(table: pl.DataFrame, kept: pl.DataFrame, codes: list[Code]) -> Account:
+def _count_rows(table: pl.DataFrame, kept: pl.DataFrame, codes: list[IcdCode]) -> RowAccount:
     import polars as pl
 
     left = table.filter(pl.col("fault").is_not_null())
-    account = Account(rows=table.height)
+    account = RowAccount(rows=table.height)
     account.faults.update(dict(left["fault"].value_counts().iter_rows()))
     account.reasons.update({Reason(reason): n for reason, n in left["reason"].value_counts().iter_rows()})
     for index, n in kept["code"].value_counts().iter_rows():
@@ -183,12 +185,12 @@ def _account(table: pl.DataFrame, kept: pl.DataFrame, codes: list[Code]) -> Acco
             account.unmapped[codes[index].text] += n
     for (reason,), rows in left.group_by("reason", maintain_order=True):
         shown = rows.head(EXAMPLES)
-        by_row = Reason(reason) in FAULTS.values()
+        by_row = Reason(reason) in DATE_FAULTS.values()
         account.examples[Reason(reason)] = [f"row {row}" for row in shown["row"]] if by_row else [safe_text(text) for text in shown["code"]]
     return account
 
 
-def settle(rows: pl.DataFrame, codes: list[Code]) -> tuple[pl.DataFrame, Account]:
+def drop_duplicates(rows: pl.DataFrame, codes: list[IcdCode]) -> tuple[pl.DataFrame, RowAccount]:
     """The valid rows that stay, and an account of those that do not speak: each at the first of duplicate, no PheCode, after the index day.
 
     Exact duplicates leave. Rows without PheCode and late rows stay for the label rules; a late one has no place in the input.
@@ -207,13 +209,13 @@ def settle(rows: pl.DataFrame, codes: list[Code]) -> tuple[pl.DataFrame, Account
     found = {Reason.DUPLICATES: copies.height, Reason.UNMAPPED_CODE: int(silent.sum())}
     if "late" in kept.columns:
         found[Reason.LABEL_LEAKAGE] = int((kept["late"] & ~silent).sum())
-    account = Account(reasons=Counter({reason: n for reason, n in found.items() if n}))
+    account = RowAccount(reasons=Counter({reason: n for reason, n in found.items() if n}))
     if copies.height:
         account.examples[Reason.DUPLICATES] = [f"row {row}" for row in copies["row"].head(EXAMPLES)]
     return kept.drop("twin"), account
 
 
-def future(counts: Mapping[int, int]) -> int | None:
+def find_data_end(counts: Mapping[int, int]) -> int | None:
     """The last day of the data when a few rows lie beyond: after ten years without any row, and 1 % of the rows at most. None: no such.
 
     Args:
@@ -223,5 +225,5 @@ def future(counts: Mapping[int, int]) -> int | None:
         return None
     days = np.array(sorted(counts))
     after = np.cumsum([counts[int(day)] for day in days][::-1])[::-1]
-    gaps = np.flatnonzero((np.diff(days) > SILENCE) & (after[1:] <= STRAYS * after[0]))
+    gaps = np.flatnonzero((np.diff(days) > SILENT_DAYS) & (after[1:] <= STRAY_SHARE * after[0]))
     return int(days[gaps[0]]) if len(gaps) else None

@@ -28,11 +28,11 @@ NOT_ICD10 = re.compile(r"[^A-Z0-9]")
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?E[+-]?\d+", re.ASCII)
 PHECODE = re.compile(r"([A-Z_]*)(\d+(?:\.\d+)?)", re.ASCII)
 
-Table = Mapping[str, tuple[str, ...]]
+PhecodeTable = Mapping[str, tuple[str, ...]]
 """Normalised code -> its PheCodes in numeric order."""
 
 
-class Code(NamedTuple):
+class IcdCode(NamedTuple):
     """One distinct code of the data: what every later step knows of it."""
 
     vocab: str
@@ -51,7 +51,7 @@ class Code(NamedTuple):
         return f"{self.vocab.upper()}//{self.code}"
 
 
-def normalise(raw: str | None, vocab: str, *, pad_undotted: bool = False) -> tuple[str | None, str | None]:
+def normalise_code(raw: str | None, vocab: str, *, pad_undotted: bool = False) -> tuple[str | None, str | None]:
     """A code as written in the one spelling of its vocabulary (sections 4.1, 4.2).
 
     Args:
@@ -64,10 +64,10 @@ def normalise(raw: str | None, vocab: str, *, pad_undotted: bool = False) -> tup
     """
     if raw is None:
         return None, "missing"
-    return _icd9(raw, pad_undotted) if FAMILIES[vocab] == "icd9" else _icd10(raw)
+    return _normalise_icd9(raw, pad_undotted) if FAMILIES[vocab] == "icd9" else _normalise_icd10(raw)
 
 
-def _icd9(raw: str, pad: bool) -> tuple[str | None, str | None]:
+def _normalise_icd9(raw: str, pad: bool) -> tuple[str | None, str | None]:
     text = "".join(raw.split()).replace("'", "").replace('"', "").upper()
     if text in MISSING:
         return None, "missing"
@@ -85,7 +85,7 @@ def _icd9(raw: str, pad: bool) -> tuple[str | None, str | None]:
     return None, "bad_format"
 
 
-def _icd10(raw: str) -> tuple[str | None, str | None]:
+def _normalise_icd10(raw: str) -> tuple[str | None, str | None]:
     text = NOT_ICD10.sub("", raw.upper())
     if text in MISSING:
         return None, "missing"
@@ -94,7 +94,7 @@ def _icd10(raw: str) -> tuple[str | None, str | None]:
     return f"{text[:3]}.{text[3:]}" if len(text) > 3 else text, None
 
 
-def reason(raw: str | None, vocab: str, fault: str) -> Reason:
+def classify_fault(raw: str | None, vocab: str, fault: str) -> Reason:
     """The reason code under which the command quarantines what `normalise` refused with `fault` (section 3.3)."""
     text = "".join((raw or "").split()).upper()
     if fault == "missing" or not any(c.isalnum() for c in text):
@@ -102,24 +102,24 @@ def reason(raw: str | None, vocab: str, fault: str) -> Reason:
     if fault == "ambiguous_short" or SCIENTIFIC.fullmatch(text):
         return Reason.AMBIGUOUS_CODE
     other = "icd10" if FAMILIES[vocab] == "icd9" else "icd9"
-    return Reason.WRONG_VOCABULARY if normalise(raw, other)[0] else Reason.BAD_CODE
+    return Reason.WRONG_VOCABULARY if normalise_code(raw, other)[0] else Reason.BAD_CODE
 
 
-def foreign(code: str, vocab: str) -> bool:
+def is_foreign_code(code: str, vocab: str) -> bool:
     """Whether a normalised ICD-9 code is an E code that ICD-9 does not have: `E119` is diabetes in ICD-10."""
     return FAMILIES[vocab] == "icd9" and code[0] == "E" and not ICD9_EXTERNAL.fullmatch(code)
 
 
-def shortened(code: str, *, zeros: bool) -> Iterator[str]:
+def shorten_code(code: str, *, zeros: bool) -> Iterator[str]:
     """The code without its last decimal, its last two, ... down to the category; `zeros`: only as long as it ends in 0."""
     while "." in code and (code.endswith("0") or not zeros):
         code = code[:-1].removesuffix(".")
         yield code
 
 
-def lookup(code: str, table: Table, fallback: Collection[str] = STEPS) -> tuple[tuple[str, ...], str]:
+def find_phecodes(code: str, table: PhecodeTable, fallback: Collection[str] = STEPS) -> tuple[tuple[str, ...], str]:
     """PheCodes of a normalised code, and the step that found them (section 4.3); ((), `unmapped`) when none does."""
-    candidates = {"exact": (code,), "trailing_zero": shortened(code, zeros=True), "parent": shortened(code, zeros=False)}
+    candidates = {"exact": (code,), "trailing_zero": shorten_code(code, zeros=True), "parent": shorten_code(code, zeros=False)}
     for step in STEPS:
         if step in fallback:
             for candidate in candidates[step]:
@@ -128,19 +128,19 @@ def lookup(code: str, table: Table, fallback: Collection[str] = STEPS) -> tuple[
     return (), UNMAPPED
 
 
-def rollup(phecode: str, level: str) -> str:
+def roll_up_phecode(phecode: str, level: str) -> str:
     """A PheCode at `level`: the part before the dot (zeros kept), with one decimal, or unchanged (section 4.4)."""
     head, dot, decimals = phecode.partition(".")
     return phecode if level == "full" or not dot else head if level == "integer" else f"{head}.{decimals[:1]}"
 
 
-def order(phecode: str) -> tuple[str, float, str]:
+def phecode_sort_key(phecode: str) -> tuple[str, float, str]:
     """Sort key of PheCodes, (letters, number, text): 008 < 250 < 250.2 < 1000. What is no PheCode comes after those of its first letters."""
     found = PHECODE.fullmatch(phecode)
     return (found[1], float(found[2]), phecode) if found else (phecode, math.inf, phecode)
 
 
-def choose(tables: Mapping[str, Table], vocab: str) -> Table:
+def choose_table(tables: Mapping[str, PhecodeTable], vocab: str) -> PhecodeTable:
     """The table for a vocabulary: its own where the map has one, else the one of its family; empty when there is none.
 
     A map that has WHO and CM tables separately is asked by exact vocabulary, one that has a single table by family.
@@ -150,7 +150,7 @@ def choose(tables: Mapping[str, Table], vocab: str) -> Table:
     return next((table for name, table in tables.items() if FAMILIES[name] == FAMILIES[vocab]), {})
 
 
-class Reading(NamedTuple):
+class CodeReading(NamedTuple):
     """What became of one distinct (vocabulary, text)."""
 
     place: int  # in `Codebook.codes`, -1 when it cannot be read
@@ -165,33 +165,33 @@ class Codebook:
     `strict` refuses what only the command refuses: ICD-9 E codes that do not exist (and in `cleaning.clean` empty subject ids).
     """
 
-    tables: Mapping[str, Table]
+    tables: Mapping[str, PhecodeTable]
     fallback: Sequence[str] = STEPS
     pad_undotted: bool = False
     strict: bool = False
-    codes: list[Code] = field(default_factory=list)
-    _spellings: dict[tuple[str, str | None], Reading] = field(default_factory=dict)
+    codes: list[IcdCode] = field(default_factory=list)
+    _spellings: dict[tuple[str, str | None], CodeReading] = field(default_factory=dict)
     _indices: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def recall(self, codes: Sequence[Code]) -> None:
+    def recall(self, codes: Sequence[IcdCode]) -> None:
         """Go on after these codes, which another book has read from the same tables."""
         self.codes = list(codes)
         self._indices = {(code.vocab, code.code): number for number, code in enumerate(codes)}
 
-    def read(self, vocab: str, raw: str | None) -> Reading:
+    def read(self, vocab: str, raw: str | None) -> CodeReading:
         """The code that `raw` spells, or why it spells none."""
         key = (vocab, raw)
         if key not in self._spellings:
             self._spellings[key] = self._read(vocab, raw)
         return self._spellings[key]
 
-    def _read(self, vocab: str, raw: str | None) -> Reading:
-        code, fault = normalise(raw, vocab, pad_undotted=self.pad_undotted)
+    def _read(self, vocab: str, raw: str | None) -> CodeReading:
+        code, fault = normalise_code(raw, vocab, pad_undotted=self.pad_undotted)
         if code is None:
-            return Reading(-1, fault, reason(raw, vocab, fault or ""))
-        if self.strict and foreign(code, vocab):
-            return Reading(-1, UNMAPPED, Reason.WRONG_VOCABULARY)
+            return CodeReading(-1, fault, classify_fault(raw, vocab, fault or ""))
+        if self.strict and is_foreign_code(code, vocab):
+            return CodeReading(-1, UNMAPPED, Reason.WRONG_VOCABULARY)
         if (vocab, code) not in self._indices:
             self._indices[vocab, code] = len(self.codes)
-            self.codes.append(Code(vocab, code, *lookup(code, choose(self.tables, vocab), self.fallback)))
-        return Reading(self._indices[vocab, code])
+            self.codes.append(IcdCode(vocab, code, *find_phecodes(code, choose_table(self.tables, vocab), self.fallback)))
+        return CodeReading(self._indices[vocab, code])

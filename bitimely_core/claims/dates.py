@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 EPOCH = date(1970, 1, 1).toordinal()
 MONTH = 30.4375  # days: 365.25 / 12 = 487 / 16
 AGE_MONTH = 30  # days of the released code's "age months"
-FORMS = re.compile(r"(\d{4})-(\d{1,2})(?:-(\d{1,2}))?|(\d{4})(\d{2})(\d{2})", re.ASCII)
+DATE_FORMS = re.compile(r"(\d{4})-(\d{1,2})(?:-(\d{1,2}))?|(\d{4})(\d{2})(\d{2})", re.ASCII)
 EARLIEST, LATEST = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # what a date can be
 
 
-def number(when: date) -> int:
+def to_day(when: date) -> int:
     """The day of a calendar date."""
     return when.toordinal() - EPOCH
 
 
-def read(text: str | None, form: str | None = None, near: int | None = None) -> int | None:
+def parse_day(text: str | None, form: str | None = None, near: int | None = None) -> int | None:
     """The day that a text means, None when it means none.
 
     Args:
@@ -36,20 +36,20 @@ def read(text: str | None, form: str | None = None, near: int | None = None) -> 
         return None
     try:
         if form is None:
-            found = FORMS.fullmatch(text.strip()[:10])
+            found = DATE_FORMS.fullmatch(text.strip()[:10])
             if found is None:
                 return None
             year, month, day = found.group(1, 2, 3) if found[1] else found.group(4, 5, 6)
-            return number(date(int(year), int(month), int(day or 1)))
+            return to_day(date(int(year), int(month), int(day or 1)))
         when = datetime.strptime(text.strip(), form).date()
         if near is not None and "%y" in form:
             when = when.replace(year=near + (when.year - near + 50) % 100 - 50)
-        return number(when)
+        return to_day(when)
     except ValueError:
         return None
 
 
-def days(texts: pl.Series, form: str | None = None) -> pl.Series:
+def parse_days(texts: pl.Series, form: str | None = None) -> pl.Series:
     """The days of a column of texts or dates, Int32; null where there is none.
 
     Raises:
@@ -64,36 +64,36 @@ def days(texts: pl.Series, form: str | None = None) -> pl.Series:
     if texts.is_empty() or texts.dtype == pl.Null:
         return texts.cast(pl.Int32)
     distinct = texts.unique()
-    known = pl.Series([read(text, form) for text in distinct], dtype=pl.Int32)
+    known = pl.Series([parse_day(text, form) for text in distinct], dtype=pl.Int32)
     return texts.replace_strict(distinct, known, return_dtype=pl.Int32)
 
 
-def iso(day: int) -> str:
+def format_day(day: int) -> str:
     """`YYYY-MM-DD`."""
     return date.fromordinal(day + EPOCH).isoformat()
 
 
-def birthday(birth: int, years: int) -> int:
+def find_birthday(birth: int, years: int) -> int:
     """The day on which somebody born on day `birth` has completed `years` years; 29 February has it on 1 March of common years."""
     born = date.fromordinal(birth + EPOCH)
     if born.year + years > date.max.year:
         return LATEST
     try:
-        return number(born.replace(year=born.year + years))
+        return to_day(born.replace(year=born.year + years))
     except ValueError:
-        return number(date(born.year + years, 3, 1))
+        return to_day(date(born.year + years, 3, 1))
 
 
-def months(of: NDArray[np.integer]) -> NDArray[np.int64]:
+def to_calendar_months(of: NDArray[np.integer]) -> NDArray[np.int64]:
     """Calendar months since January 1970 of some days."""
     return of.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
 
 
-def age_months(since_birth: NDArray[np.integer]) -> NDArray[np.int64]:
+def to_age_months(since_birth: NDArray[np.integer]) -> NDArray[np.int64]:
     """Days since birth / 30, rounded half to even: 105 -> 4, 135 -> 4, 136 -> 5. Halves are exact in binary."""
     return np.rint(since_birth / AGE_MONTH).astype(np.int64)
 
 
-def whole_months(since_birth: NDArray[np.integer]) -> NDArray[np.int64]:
+def to_completed_months(since_birth: NDArray[np.integer]) -> NDArray[np.int64]:
     """Days since birth / 30.4375, rounded down, in integers."""
     return since_birth.astype(np.int64) * 16 // 487

@@ -24,7 +24,7 @@ ENGINES = ("polars", "duckdb", "spark")
 
 
 @contextmanager
-def opened(name: str, *, threads: int | None = None, memory: str | None = None, folder: Path | None = None) -> Iterator[Engine]:
+def open_engine(name: str, *, threads: int | None = None, memory: str | None = None, folder: Path | None = None) -> Iterator[Engine]:
     """An engine, ready to take frames.
 
     Args:
@@ -42,7 +42,7 @@ def opened(name: str, *, threads: int | None = None, memory: str | None = None, 
     if name == "polars":
         yield lambda frame: nw.from_native(frame.lazy())
     elif name == "duckdb":
-        duckdb = _installed("duckdb", name)
+        duckdb = _import_engine("duckdb", name)
         options = {"threads": threads, "memory_limit": memory, "temp_directory": folder and str(folder)}
         connection = duckdb.connect(config={key: value for key, value in options.items() if value is not None})
         try:
@@ -50,13 +50,13 @@ def opened(name: str, *, threads: int | None = None, memory: str | None = None, 
         finally:
             connection.close()
     elif name == "spark":
-        session = _spark(threads)
+        session = _open_spark(threads)
         yield lambda frame: nw.from_native(session.createDataFrame(frame.to_arrow()))
     else:
         raise ValueError(f"engine is one of {', '.join(ENGINES)}, found {name!r}")
 
 
-def collect(lazy: nw.LazyFrame[Any]) -> pl.DataFrame:
+def collect_rows(lazy: nw.LazyFrame[Any]) -> pl.DataFrame:
     """The rows, in no particular order; sums that an engine returns as decimals or 128-bit integers as Int64."""
     import polars as pl
     import polars.selectors as cs
@@ -65,7 +65,7 @@ def collect(lazy: nw.LazyFrame[Any]) -> pl.DataFrame:
     return frame.with_columns((cs.decimal() | cs.by_dtype(pl.Int128)).cast(pl.Int64))
 
 
-def _installed(module: str, extra: str) -> Any:
+def _import_engine(module: str, extra: str) -> Any:
     import importlib
 
     try:
@@ -78,9 +78,9 @@ def _installed(module: str, extra: str) -> Any:
         ) from None
 
 
-def _spark(threads: int | None) -> Any:
+def _open_spark(threads: int | None) -> Any:
     """The session of this process: the one that is running, else a local one, which stays (a start takes most of a minute)."""
-    sql = _installed("pyspark.sql", "spark")
+    sql = _import_engine("pyspark.sql", "spark")
     running = sql.SparkSession.getActiveSession()
     if running is not None:
         return running

@@ -25,18 +25,18 @@ from bitimely_core.cache import report as accounting
 from bitimely_core.cache.ingest import PATIENCE, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.claims import ingest_report, pass1_clean, pass2_write, spill, subjects
-from bitimely_core.claims.job import Job, clear
+from bitimely_core.claims.job import ClaimsJob, clear_folder
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.formats.source import scan
 
 SCHEMA = "bitimely.cache/1"
 NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
 RAW, PARTS = ".raw", ".parts"
-MADE = "made.json"  # in PARTS: the raw files of a data set that is made are whole
+GENERATED = "made.json"  # in PARTS: the raw files of a data set that is made are whole
 SHARD_BYTES = 48 << 20  # of the source: a shard is a million rows or two
-ROOMY = 8  # shards
+FEW_SHARDS = 8  # shards
 KEY = 32  # bytes
-UNMAPPED = 50  # codes without PheCode that are listed
+UNMAPPED_LISTED = 50  # codes without PheCode that are listed
 RUN_ONLY = ("keep_ids", "engine", "id_key")  # options that do not shape the cache, or do so through the key alone
 
 
@@ -47,16 +47,16 @@ def ingest_events(attempt: IngestRun, shard: tuple[int, int] | None, wait: float
         with storage.lock(attempt.out, wait, shared=True):
             former = None if force_new else load_previous(attempt, force_new=force_new)[0]
             fresh = replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={})
-            noted = part(fresh, shard, former, force_new=force_new)
+            noted = ingest_part(fresh, shard, former, force_new=force_new)
         if noted["parts_missing"]:
             return noted
     with storage.lock(attempt.out, wait if parts == 1 else max(wait, PATIENCE)):
         storage.sweep(attempt.out)
         former, _ = load_previous(attempt, force_new=force_new)
-        return ingest(attempt, force_new=force_new, former=former, parts=parts)
+        return build_cache(attempt, force_new=force_new, former=former, parts=parts)
 
 
-def ingest(attempt: IngestRun, *, force_new: bool, former: dict[str, Any] | None, parts: int = 1) -> dict[str, Any]:
+def build_cache(attempt: IngestRun, *, force_new: bool, former: dict[str, Any] | None, parts: int = 1) -> dict[str, Any]:
     """Read claims, publish, report. The caller holds the lock and has compared the settings of a former cache.
 
     Args:
@@ -69,33 +69,33 @@ def ingest(attempt: IngestRun, *, force_new: bool, former: dict[str, Any] | None
         UserError: as `cache.ingest`.
     """
     home = attempt.out / PARTS
-    with attempt.reported(), _made_up(attempt, former if not force_new else None):
+    with attempt.reported(), _generate_source(attempt, former if not force_new else None):
         attempt.read_sums()
         attempt.hash_rest()
-        if former is not None and not force_new and _unchanged(attempt, former):
+        if former is not None and not force_new and _is_unchanged(attempt, former):
             kept = {key: former[key] for key in ("generation", "manifest_sha256", "content_sha256")}
             report: dict[str, Any] = former["report"] | kept
             storage.write_json(attempt.out / REPORT, report)
             return report
-        same = _same(attempt, force_new=force_new)
-        clear(home, same, MADE)
+        same = _name_work(attempt, force_new=force_new)
+        clear_folder(home, same, GENERATED)
         storage.sweep(storage.make_folder(home))
         try:
-            job = _job(attempt, f"{same}-{parts}")
-            body, files = _made(job, parts)
+            job = _open_job(attempt, f"{same}-{parts}")
+            body, files = _write_cache(job, parts)
         except UserError as error:
             if error.exit_code not in {Exit.REFUSED, Exit.USAGE}:
                 raise
-            clear(home)
+            clear_folder(home)
             name = next((name for name in attempt.sizes if error.file and (error.file == name or error.file.endswith(f"/{name}"))), None)
             if name and error.exit_code == Exit.REFUSED:
-                ingest_report.unit(attempt, name, [replace(error.finding, file=name)], None)
+                ingest_report.add_unit(attempt, name, [replace(error.finding, file=name)], None)
             raise
         refused = attempt.refusal()
         if refused is not None:
             for name in files:
                 storage.os_unlink(attempt.out / name)
-            clear(home)
+            clear_folder(home)
             raise refused
         generation = former["generation"] + 1 if former else 1
         report = attempt.report()
@@ -107,11 +107,11 @@ def ingest(attempt: IngestRun, *, force_new: bool, former: dict[str, Any] | None
         report |= {"manifest_sha256": manifest["manifest_sha256"]}
         storage.write_json(attempt.out / REPORT, report)
         storage.prune(attempt.out, NAMES)
-        clear(home)
+        clear_folder(home)
     return report
 
 
-def part(attempt: IngestRun, shard: tuple[int, int], former: dict[str, Any] | None, *, force_new: bool = False) -> dict[str, Any]:
+def ingest_part(attempt: IngestRun, shard: tuple[int, int], former: dict[str, Any] | None, *, force_new: bool = False) -> dict[str, Any]:
     """Part k of n of the first pass: every n-th block of rows, cleaned and laid down. It is noted, not published.
 
     What of it was finished for the same source and options is not done again.
@@ -121,13 +121,13 @@ def part(attempt: IngestRun, shard: tuple[int, int], former: dict[str, Any] | No
         text = "--keep-ids with --shard"
         raise usage_error(text, "raw ids are in several processes", "Ingest without --shard")
     attempt.hash_rest()
-    if former is not None and _unchanged(attempt, former):
+    if former is not None and _is_unchanged(attempt, former):
         return {"parts_missing": 0}
     home = storage.make_folder(attempt.out / PARTS)
-    stem = f"{_same(attempt, force_new=force_new)}-{n}"
-    if not pass1_clean.finished(home, stem, k):
-        pass1_clean.read(_job(attempt, stem), k, n)
-    missing = sum(not pass1_clean.finished(home, stem, i) for i in range(1, n + 1))
+    stem = f"{_name_work(attempt, force_new=force_new)}-{n}"
+    if not pass1_clean.is_finished(home, stem, k):
+        pass1_clean.clean_source(_open_job(attempt, stem), k, n)
+    missing = sum(not pass1_clean.is_finished(home, stem, i) for i in range(1, n + 1))
     return {
         "schema": "bitimely.ingest_part/1",
         "format_version": 1,
@@ -141,31 +141,31 @@ def part(attempt: IngestRun, shard: tuple[int, int], former: dict[str, Any] | No
     }
 
 
-def _same(attempt: IngestRun, *, force_new: bool) -> str:
+def _name_work(attempt: IngestRun, *, force_new: bool) -> str:
     """What the names of unfinished work begin with: another source, other options or another key, another name."""
     import polars as pl
 
-    key = hashlib.sha256(secret(attempt.given_options.get("id_key", ""), attempt.out)).hexdigest()
-    content = [attempt.settings, attempt.report()["source"]["sha256"], key, _shards(attempt), pl.__version__, force_new]
+    key = hashlib.sha256(load_key(attempt.given_options.get("id_key", ""), attempt.out)).hexdigest()
+    content = [attempt.settings, attempt.report()["source"]["sha256"], key, _count_source_shards(attempt), pl.__version__, force_new]
     return storage.fingerprint(content)[:16]
 
 
-def _shards(attempt: IngestRun) -> int:
-    return shards_of(sum(attempt.sizes.values()))
+def _count_source_shards(attempt: IngestRun) -> int:
+    return count_shards(sum(attempt.sizes.values()))
 
 
-def shards_of(size: int) -> int:
+def count_shards(size: int) -> int:
     """How many shards a source of `size` bytes falls into.
 
     What is held of every subject, whatever the shard, grows with the source, by some 60 bytes in 1,500 of it; beyond `ROOMY` shards each is
     smaller by what that takes, so that a build needs the same memory. Never less than a quarter.
     """
     whole = -(-size // SHARD_BYTES)
-    spared = min(max(0, whole - ROOMY) / 160, 0.75)
+    spared = min(max(0, whole - FEW_SHARDS) / 160, 0.75)
     return max(1, math.ceil(size / (SHARD_BYTES * (1 - spared))))
 
 
-def pinned(options: dict[str, Any], out: Path) -> dict[str, Any]:
+def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
     """Options as a manifest keeps them: contents in the place of paths, so that the same files elsewhere are the same choice.
 
     Raises UserError: as `secret` and `rules.load`.
@@ -186,12 +186,12 @@ def pinned(options: dict[str, Any], out: Path) -> dict[str, Any]:
     return plain | {
         "phecode_map": [content(path) for path in options["phecode_map"]],
         "map_overrides": content(options["map_overrides"]) if options["map_overrides"] else "",
-        "rules": storage.fingerprint(label_rules.load(options["rules"])) if options["rules"] else "",
-        "pseudonyms": hashlib.sha256(b"bitimely id key" + secret(options["id_key"], out)).hexdigest()[:16],
+        "rules": storage.fingerprint(label_rules.load_rules(options["rules"])) if options["rules"] else "",
+        "pseudonyms": hashlib.sha256(b"bitimely id key" + load_key(options["id_key"], out)).hexdigest()[:16],
     }
 
 
-def secret(file: str, out: Path) -> bytes:
+def load_key(file: str, out: Path) -> bytes:
     """The key of the pseudonyms: `file`, else `id.key` of the workspace that the cache lies in, made when there is none.
 
     Raises UserError: not_found or config (exit 2) for a file that cannot be the key.
@@ -217,54 +217,54 @@ def secret(file: str, out: Path) -> bytes:
 
 
 @contextmanager
-def _made_up(attempt: IngestRun, former: dict[str, Any] | None) -> Iterator[None]:
+def _generate_source(attempt: IngestRun, former: dict[str, Any] | None) -> Iterator[None]:
     """For a data set that is made: its raw files, until they are ingested or refused. What there is of its options is not made again."""
     if attempt.source is not None or (former is not None and not storage.find_damage(attempt.out, former)):
         yield
         return
-    folder, note = attempt.out / RAW, attempt.out / PARTS / MADE
+    folder, note = attempt.out / RAW, attempt.out / PARTS / GENERATED
     given = attempt.given_options
     same = storage.fingerprint([attempt.settings, str(folder)])
     try:
-        options = _still_made(folder, note, same)
+        options = _load_generated(folder, note, same)
         if options is None:
-            clear(folder)
-            clear(note.parent)
+            clear_folder(folder)
+            clear_folder(note.parent)
             options = attempt.dataset.function(storage.make_folder(folder), dict(given))
             storage.make_folder(note.parent)
-            storage.write_json(note, {"same": same, "options": options, "files": _digests(folder)})
+            storage.write_json(note, {"same": same, "options": options, "files": _hash_files(folder)})
         attempt.given_options = {**options, **{name: given.get(name, options[name]) for name in RUN_ONLY}}
         attempt.source = scan(folder)
         yield
     except UserError as error:
         if error.exit_code in {Exit.REFUSED, Exit.USAGE}:
-            clear(folder)
+            clear_folder(folder)
         raise
     else:
-        clear(folder)
+        clear_folder(folder)
     finally:
         attempt.source, attempt.given_options = None, {}
 
 
-def _still_made(folder: Path, note: Path, same: str) -> dict[str, Any] | None:
+def _load_generated(folder: Path, note: Path, same: str) -> dict[str, Any] | None:
     """The options of raw files that a killed run has made, when they are whole and what is wanted."""
     if not note.is_file():
         return None
     noted = json.loads(note.read_bytes())
-    return noted["options"] if noted["same"] == same and folder.is_dir() and noted["files"] == _digests(folder) else None
+    return noted["options"] if noted["same"] == same and folder.is_dir() and noted["files"] == _hash_files(folder) else None
 
 
-def _digests(folder: Path) -> dict[str, list[Any]]:
+def _hash_files(folder: Path) -> dict[str, list[Any]]:
     return {name: list(storage.digest(folder / name)) for name in scan(folder).files}
 
 
-def _unchanged(attempt: IngestRun, former: dict[str, Any]) -> bool:
+def _is_unchanged(attempt: IngestRun, former: dict[str, Any]) -> bool:
     """Whether the same files, under the same options, are in a whole cache already."""
     same = attempt.source is None or former["report"]["source"]["sha256"] == attempt.report()["source"]["sha256"]
     return same and not storage.find_damage(attempt.out, former)
 
 
-def _job(attempt: IngestRun, stem: str) -> Job:
+def _open_job(attempt: IngestRun, stem: str) -> ClaimsJob:
     """What is needed before any row. Raises UserError for a source, a map or rules that cannot be used."""
     from bitimely_core.claims import label_rules, phecode_maps, sources
     from bitimely_core.claims.codes import Codebook
@@ -272,53 +272,53 @@ def _job(attempt: IngestRun, stem: str) -> Job:
     given = attempt.given_options
     assert attempt.source is not None
     if given["keep_ids"]:
-        subjects.outside(Path(given["keep_ids"]), attempt.out.parent.parent)
-    claims = sources.read(attempt.source, given["source"], given)
+        subjects.refuse_inside_workspace(Path(given["keep_ids"]), attempt.out.parent.parent)
+    claims = sources.read_source(attempt.source, given["source"], given)
     paths = [*given["phecode_map"]]
     if not paths and "phecode_map" in claims.facts:
         paths = [str(attempt.source.path(claims.facts["phecode_map"]))]
-    codemap = phecode_maps.read(
+    codemap = phecode_maps.read_map(
         paths,
         repair=given["map_repair"] or None,
         overrides=given["map_overrides"] or None,
         keep_ignored=given["keep_ignored"],
         vocab=given["map_vocab"] or None,
     )
-    table = label_rules.load(given["rules"] or "ccdss")
+    table = label_rules.load_rules(given["rules"] or "ccdss")
     flags = () if claims.labels is None else tuple(name for name in claims.labels.columns if name not in {"subject_id", "index_date"})
-    return Job(
+    return ClaimsJob(
         attempt=attempt,
         given=given,
         claims=claims,
-        splits=subjects.splits(claims.splits, given["split_file"]),
+        splits=subjects.load_splits(claims.splits, given["split_file"]),
         codemap=codemap,
         table=table,
-        rules=label_rules.parse(table),
+        rules=label_rules.parse_rules(table),
         flags=flags,
         book=Codebook(codemap.tables, pad_undotted=given["pad_undotted"], strict=True),
-        key=secret(given["id_key"], attempt.out),
-        shards=_shards(attempt),
+        key=load_key(given["id_key"], attempt.out),
+        shards=_count_source_shards(attempt),
         home=attempt.out / PARTS,
         stem=stem,
     )
 
 
-def _made(job: Job, parts: int) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """All files of the cache, and what its manifest says beside them."""
     from bitimely_core.claims import label_rules
 
     attempt = job.attempt
     if parts == 1:
-        pass1_clean.read(job)
-    found, laid = pass1_clean.joined(job, parts)
-    known = subjects.facts(job)
-    keys = subjects.numbered(job, found, laid, known)
+        pass1_clean.clean_source(job)
+    found, laid = pass1_clean.join_parts(job, parts)
+    known = subjects.write_subject_facts(job)
+    keys = subjects.assign_pseudonyms(job, found, laid, known)
     if job.given["keep_ids"]:
-        subjects.keep_ids(job, keys)
+        subjects.write_id_table(job, keys)
     events: list[str] = []
     files: dict[str, dict[str, Any]] = {}
-    agreement = pass2_write.Agreement()
-    for done in pass2_write.shards(job, found, laid, known, keys):
+    agreement = pass2_write.AgreementCounts()
+    for done in pass2_write.write_shards(job, found, laid, known, keys):
         events.append(done.events[0])
         files[done.events[0]] = done.events[1]
         agreement.update(done.agreement)
@@ -327,14 +327,14 @@ def _made(job: Job, parts: int) -> tuple[dict[str, Any], dict[str, dict[str, Any
     slices = -(-max(len(keys), 1) // spill.SLICE)
     body: dict[str, Any] = {}
     for kind, by in (("subjects", ("subject_id",)), ("labels", ("subject_id", "name"))):
-        frames = spill.in_order(pass2_write.waiting(job, kind), "subject_id", len(keys), slices, by)
-        body[kind], facts = spill.written(attempt.out, kind, frames)
+        frames = spill.merge_sorted(pass2_write.list_shard_files(job, kind), "subject_id", len(keys), slices, by)
+        body[kind], facts = spill.write_table(attempt.out, kind, frames)
         files[body[kind]] = facts
-    content = pass2_write.content(job, found, slices)
-    ingest_report.tell(job, found, content)
+    content = pass2_write.hash_content(job, found, slices)
+    ingest_report.write_ingest_report(job, found, content)
     span = found.span
     silent = ((found.codes[number], n) for number, n in found.spoken.items() if not found.codes[number].phecodes)
-    unmapped = sorted(silent, key=lambda one: (-one[1], one[0].text))[:UNMAPPED]
+    unmapped = sorted(silent, key=lambda one: (-one[1], one[0].text))[:UNMAPPED_LISTED]
     return body | {
         "schema": SCHEMA,
         "format_version": 1,
@@ -346,7 +346,7 @@ def _made(job: Job, parts: int) -> tuple[dict[str, Any], dict[str, dict[str, Any
         "names": job.names,
         "rules": job.table,
         "ruled": job.ruled,
-        "defining": label_rules.defining(job.rules, job.codemap.tables),
+        "defining": label_rules.find_defining_phecodes(job.rules, job.codemap.tables),
         "phenotypes": job.codemap.names,
         "categories": job.codemap.categories,
         "map": job.codemap.facts,

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from bitimely_core.cache import report
 from bitimely_core.cache.ingest_run import IngestRun
-from bitimely_core.claims.job import Found, Job
+from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.errors import Finding, Reason, safe_text
 from bitimely_core.types import Rows, Unit
 
-WANTED = {
+REQUIREMENTS = {
     Reason.DATE: "expected a calendar date",
     Reason.DATE_OUTSIDE_LIFE: "expected a day between birth and death, within the data",
     Reason.EMPTY_CODE: "expected a code",
@@ -25,7 +25,7 @@ WANTED = {
 }
 
 
-def tell(job: Job, found: Found, content: str) -> None:
+def write_ingest_report(job: ClaimsJob, found: CleaningFindings, content: str) -> None:
     """Units, rows and findings of the report: one of each a table, and what was said about the whole."""
     attempt, claims = job.attempt, job.claims
     of_file: dict[str, list[Finding]] = {}
@@ -49,7 +49,7 @@ def tell(job: Job, found: Found, content: str) -> None:
                     code=reason,
                     level="warning" if str(reason) in dropped else "error",
                     problem=f"{n} {table.kind}",
-                    requirement=WANTED.get(reason, ""),
+                    requirement=REQUIREMENTS.get(reason, ""),
                     file=table.file,
                     count=n,
                     examples=tuple(account.examples.get(reason, ())),
@@ -58,10 +58,10 @@ def tell(job: Job, found: Found, content: str) -> None:
                 if n
             )
         rows.append(table)
-    attempt.reasons += _silent_rules(job, found)
+    attempt.reasons += _find_unmet_rules(job, found)
     attempt.rows = [report.rows_to_json(table) for table in rows]
     for table in rows:
-        unit(
+        add_unit(
             attempt,
             table.file,
             of_file.get(table.file, []),
@@ -69,7 +69,7 @@ def tell(job: Job, found: Found, content: str) -> None:
         )
 
 
-def _silent_rules(job: Job, found: Found) -> list[Finding]:
+def _find_unmet_rules(job: ClaimsJob, found: CleaningFindings) -> list[Finding]:
     """Rules that look at kinds of claims of which the data have none."""
     from bitimely_core.claims.label_rules import SOURCES
 
@@ -90,7 +90,7 @@ def _silent_rules(job: Job, found: Found) -> list[Finding]:
     ]
 
 
-def unit(attempt: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:
+def add_unit(attempt: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:
     """Enter a table into the report."""
     one = Unit(name=file, files=(file,), read=None)
     attempt.entries[file] = {"report": report.unit_to_json(one, reasons, content=content), "rows": []}

@@ -10,34 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 from bitimely_core import storage
 from bitimely_core.cache.ingest_run import IngestRun
-from bitimely_core.claims.clean import Account
+from bitimely_core.claims.clean import RowAccount
 from bitimely_core.errors import Reason
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from bitimely_core.claims.codes import Code, Codebook
-    from bitimely_core.claims.label_rules import Rule
+    from bitimely_core.claims.codes import Codebook, IcdCode
+    from bitimely_core.claims.label_rules import LabelRule
     from bitimely_core.claims.phecode_maps import PhecodeMap
-    from bitimely_core.claims.sources import Claims
+    from bitimely_core.claims.sources import ClaimsSource
 
-FILE = 40  # bits of a line number; those above say of which file
+FILE_SHIFT = 40  # bits of a line number; those above say of which file
 SPAN_DAYS = 1 << 19  # days, before and after 1970, are fewer than half of it
-SPAN = {"birth": "birth_day", "obs_start": "obs_start", "obs_end": "obs_end", "death": "death_day"}
-DAYS = (*SPAN.values(), "index_day")
+SUBJECT_DATES = {"birth": "birth_day", "obs_start": "obs_start", "obs_end": "obs_end", "death": "death_day"}
+DAY_COLUMNS = (*SUBJECT_DATES.values(), "index_day")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ClaimsJob:
     """What an ingest of claims works with."""
 
     attempt: IngestRun
     given: dict[str, Any]  # options as given
-    claims: Claims
+    claims: ClaimsSource
     splits: pl.DataFrame | None  # subject_id, split, where the source or the user says so
     codemap: PhecodeMap
     table: list[dict[str, Any]]  # rules as the manifest keeps them
-    rules: tuple[Rule, ...]
+    rules: tuple[LabelRule, ...]
     flags: tuple[str, ...]  # label columns of the source
     book: Codebook
     key: bytes
@@ -58,18 +58,18 @@ class Job:
 
 
 @dataclass
-class Found:
+class CleaningFindings:
     """What the first pass has found so far: small, however many the subjects."""
 
     blocks: int = 0  # of the source that are done
     stretches: int = 0  # that these have been laid down in
     done: bool = False
     files: list[str] = field(default_factory=list)
-    accounts: dict[str, Account] = field(default_factory=dict)  # file -> what became of its rows
+    accounts: dict[str, RowAccount] = field(default_factory=dict)  # file -> what became of its rows
     days: Counter[int] = field(default_factory=Counter)  # valid day -> rows
     spoken: Counter[int] = field(default_factory=Counter)  # code -> valid rows
     sources: Counter[int] = field(default_factory=Counter)  # kind of claim -> valid rows
-    codes: list[Code] = field(default_factory=list)
+    codes: list[IcdCode] = field(default_factory=list)
     latest: int | None = None  # days after it are in the future of the data; known when all is read
 
     @property
@@ -79,15 +79,15 @@ class Found:
         return (min(valid), max(valid)) if valid else None
 
     @property
-    def total(self) -> Account:
+    def total(self) -> RowAccount:
         """The accounts of all files together."""
-        total = Account()
+        total = RowAccount()
         for account in self.accounts.values():
             total += account
         return total
 
 
-def noted(account: Account) -> dict[str, Any]:
+def account_to_json(account: RowAccount) -> dict[str, Any]:
     """An account as JSON; `recalled` reads it."""
     return {
         "rows": account.rows,
@@ -98,9 +98,9 @@ def noted(account: Account) -> dict[str, Any]:
     }
 
 
-def recalled(told: dict[str, Any]) -> Account:
+def account_from_json(told: dict[str, Any]) -> RowAccount:
     """The account that `noted` wrote."""
-    return Account(
+    return RowAccount(
         rows=told["rows"],
         faults=Counter(told["faults"]),
         reasons=Counter({Reason(reason): n for reason, n in told["reasons"].items()}),
@@ -109,7 +109,7 @@ def recalled(told: dict[str, Any]) -> Account:
     )
 
 
-def clear(folder: Path, *stems: str) -> None:
+def clear_folder(folder: Path, *stems: str) -> None:
     """Remove the files of a folder but for those whose names begin with one of some stems, and the folder when it is empty."""
     if folder.is_dir():
         for path in folder.iterdir():

@@ -7,7 +7,7 @@ from typing import Any
 
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.claims import tokenize
-from bitimely_core.claims.ingest import ingest_events, pinned
+from bitimely_core.claims.ingest import ingest_events, pin_options
 from bitimely_core.registry import DataKind
 from bitimely_core.tokens.sequences import Sequences
 from bitimely_core.types import Progress
@@ -18,8 +18,8 @@ def tokenize_events(
 ) -> Sequences:
     """Sequences of a cache of events, with the choices of `tokenize.resolved`. Raises UserError: as that and `tokenize.build`."""
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
-    plan = tokenize.resolved(opened, **{name: value for name, value in choices.items() if name != "view"})
-    return tokenize.build(plan, out, verify=verify, force_new=force_new, progress=progress)
+    plan = tokenize.resolve_plan(opened, **{name: value for name, value in choices.items() if name != "view"})
+    return tokenize.open_built(plan, out, verify=verify, force_new=force_new, progress=progress)
 
 
-KIND = DataKind(pin_options=pinned, ingest=ingest_events, tokenize=tokenize_events)
+KIND = DataKind(pin_options=pin_options, ingest=ingest_events, tokenize=tokenize_events)

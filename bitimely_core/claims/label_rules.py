@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core.claims.codes import Code, Table
+from bitimely_core.claims.codes import IcdCode, PhecodeTable
 from bitimely_core.errors import Reason, usage_error
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Prefixes = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clause:
+class RuleClause:
     """`count` distinct dates from `sources`, each `gap` days or more after the one before, from first to last at most `window` days."""
 
     sources: frozenset[str]
@@ -41,22 +41,22 @@ class Clause:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class LabelRule:
     """A label. Onset: the earliest over its clauses."""
 
     name: str
     codes: Prefixes
     exclude: Prefixes
     min_age_years: int  # 0: no limit
-    clauses: tuple[Clause, ...]
+    clauses: tuple[RuleClause, ...]
 
-    def matches(self, code: Code) -> bool:
+    def matches(self, code: IcdCode) -> bool:
         """Whether a code belongs to the rule's code set."""
         text = code.code.replace(".", "")
         return text.startswith(self.codes.get(code.family, ())) and not text.startswith(self.exclude.get(code.family, ()))
 
 
-def parse(rules: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
+def parse_rules(rules: Iterable[Mapping[str, Any]]) -> tuple[LabelRule, ...]:
     """Rule objects, as in the shipped tables, checked.
 
     Raises:
@@ -64,14 +64,14 @@ def parse(rules: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
     """
     if isinstance(rules, Mapping | str) or not isinstance(rules, Iterable):
         raise ValueError(f"rules are a list of objects, found {type(rules).__name__}")  # noqa: TRY004
-    found = tuple(_rule(rule) for rule in rules)
+    found = tuple(_parse_rule(rule) for rule in rules)
     names = [rule.name for rule in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two rules are called {twice[0]!r}")
     return found
 
 
-def load(name: str | Path) -> list[dict[str, Any]]:
+def load_rules(name: str | Path) -> list[dict[str, Any]]:
     """The rule objects of a shipped table (`ccdss`, `ccw`) or of a TOML file, as `parse` takes them and the manifest keeps them.
 
     Raises:
@@ -82,7 +82,7 @@ def load(name: str | Path) -> list[dict[str, Any]]:
         rules = tomllib.loads(path.read_text(encoding="utf-8"))
         if set(rules) != {"rule"}:
             raise ValueError(f"expected [[rule]] alone, found {', '.join(map(repr, rules)) or 'nothing'}")
-        parse(rules["rule"])
+        parse_rules(rules["rule"])
     except OSError as error:
         raise usage_error(
             f"cannot be read ({error.strerror})",
@@ -96,49 +96,49 @@ def load(name: str | Path) -> list[dict[str, Any]]:
     return list(rules["rule"])
 
 
-def _rule(rule: Mapping[str, Any]) -> Rule:
+def _parse_rule(rule: Mapping[str, Any]) -> LabelRule:
     name = rule.get("name") if isinstance(rule, Mapping) else None
     if not isinstance(name, str) or not name.strip():
         raise ValueError("a rule has no name")
     where = f"rule {name!r}"
-    _known(rule, RULE_FIELDS | COMMENTS, where)
+    _check_fields(rule, RULE_FIELDS | COMMENTS, where)
     clauses = rule.get("any")
     if not isinstance(clauses, Sequence) or isinstance(clauses, str) or not clauses:
         raise ValueError(f"{where}: `any` is a list of one clause or more")
     if "codes" not in rule:
         raise ValueError(f"{where} has no codes")
-    return Rule(
+    return LabelRule(
         name=name,
-        codes=_prefixes(rule["codes"], f"{where}, codes"),
-        exclude=_prefixes(rule.get("exclude") or {}, f"{where}, exclude"),
-        min_age_years=_whole(rule, "min_age_years", 0, 0, where) or 0,
-        clauses=tuple(_clause(clause, f"{where}, clause {i}") for i, clause in enumerate(clauses, 1)),
+        codes=_parse_prefixes(rule["codes"], f"{where}, codes"),
+        exclude=_parse_prefixes(rule.get("exclude") or {}, f"{where}, exclude"),
+        min_age_years=_parse_count(rule, "min_age_years", 0, 0, where) or 0,
+        clauses=tuple(_parse_clause(clause, f"{where}, clause {i}") for i, clause in enumerate(clauses, 1)),
     )
 
 
-def _clause(clause: Mapping[str, Any], where: str) -> Clause:
+def _parse_clause(clause: Mapping[str, Any], where: str) -> RuleClause:
     if not isinstance(clause, Mapping):
         raise ValueError(f"{where} is no object")  # noqa: TRY004
-    _known(clause, CLAUSE_FIELDS | COMMENTS - {"source"}, where)  # `source` is `sources` misspelt
+    _check_fields(clause, CLAUSE_FIELDS | COMMENTS - {"source"}, where)  # `source` is `sources` misspelt
     sources = clause.get("sources")
     if sources is None:
         sources = SOURCES
     if not isinstance(sources, Sequence) or isinstance(sources, str) or not sources or not set(sources) <= set(SOURCES):
         raise ValueError(f"{where}: sources are some of {', '.join(SOURCES)}, found {sources!r}")
-    return Clause(
+    return RuleClause(
         sources=frozenset(sources),
-        count=_whole(clause, "count", 1, 1, where) or 1,
-        window=_whole(clause, "window_days", None, 0, where),
-        gap=max(1, _whole(clause, "min_gap_days", 1, 0, where) or 1),  # dates are distinct anyway
+        count=_parse_count(clause, "count", 1, 1, where) or 1,
+        window=_parse_count(clause, "window_days", None, 0, where),
+        gap=max(1, _parse_count(clause, "min_gap_days", 1, 0, where) or 1),  # dates are distinct anyway
     )
 
 
-def _known(given: Mapping[str, Any], fields: set[str], where: str) -> None:
+def _check_fields(given: Mapping[str, Any], fields: set[str], where: str) -> None:
     if odd := [name for name in given if name not in fields]:
         raise ValueError(f"{where} has the unknown field {odd[0]!r}, known are {', '.join(sorted(fields))}")
 
 
-def _whole(given: Mapping[str, Any], name: str, absent: int | None, least: int, where: str) -> int | None:
+def _parse_count(given: Mapping[str, Any], name: str, absent: int | None, least: int, where: str) -> int | None:
     value = given.get(name)
     if value is None:
         return absent
@@ -147,7 +147,7 @@ def _whole(given: Mapping[str, Any], name: str, absent: int | None, least: int, 
     return value
 
 
-def _prefixes(given: Any, where: str) -> Prefixes:
+def _parse_prefixes(given: Any, where: str) -> Prefixes:
     if not isinstance(given, Mapping) or not set(given) <= {"icd9", "icd10"}:
         raise ValueError(f"{where}: expected lists of prefixes for icd9 and icd10, found {given!r}")
     found: Prefixes = {}
@@ -159,12 +159,12 @@ def _prefixes(given: Any, where: str) -> Prefixes:
     return found
 
 
-def matching(rules: Sequence[Rule], code: Code) -> tuple[int, ...]:
+def match_rules(rules: Sequence[LabelRule], code: IcdCode) -> tuple[int, ...]:
     """Numbers of the rules whose code set holds a code."""
     return tuple(i for i, rule in enumerate(rules) if rule.matches(code))
 
 
-def defining(rules: Sequence[Rule], tables: Mapping[str, Table]) -> dict[str, list[str]]:
+def find_defining_phecodes(rules: Sequence[LabelRule], tables: Mapping[str, PhecodeTable]) -> dict[str, list[str]]:
     """Rule -> the PheCodes that the map gives to any of its own codes in the code set of the rule, in text order.
 
     Computed from the map, not from the data, so that `drop_phecode` means the same everywhere.
@@ -172,14 +172,16 @@ def defining(rules: Sequence[Rule], tables: Mapping[str, Table]) -> dict[str, li
     found: dict[str, set[str]] = {rule.name: set() for rule in rules}
     for vocab, table in tables.items():
         for text, phecodes in table.items():
-            code = Code(vocab, text)
+            code = IcdCode(vocab, text)
             for rule in rules:
                 if rule.matches(code):
                     found[rule.name].update(phecodes)
     return {name: sorted(phecodes) for name, phecodes in found.items()}
 
 
-def completed(subject: NDArray[np.integer], day: NDArray[np.integer], clause: Clause) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def find_completion_days(
+    subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """When a clause is first fulfilled.
 
     From every start date the next date far enough from the last chosen one is taken, until `count` are; of the sets that fit the window the

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.codes import Code
-from bitimely_core.claims.engines import collect
-from bitimely_core.claims.label_rules import SOURCES, Rule, completed, matching
+from bitimely_core.claims.codes import IcdCode
+from bitimely_core.claims.engines import collect_rows
+from bitimely_core.claims.label_rules import SOURCES, LabelRule, find_completion_days, match_rules
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,16 +34,18 @@ class Landmark:
     horizon_days: int = 1095
 
 
-def first_days(rows: pl.DataFrame, people: pl.DataFrame, engine: Engine) -> pl.DataFrame:
+def add_first_days(rows: pl.DataFrame, people: pl.DataFrame, engine: Engine) -> pl.DataFrame:
     """`people` with `first_day`: that of the subject's first valid row, mapped or not; null without any."""
     import narwhals as nw
     import polars as pl
 
-    found = collect(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min().alias("first_day")))
-    return _placed(people, "first_day", pl.Int32, found["subject"].to_numpy(), found["first_day"].to_numpy())
+    found = collect_rows(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min().alias("first_day")))
+    return _add_column(people, "first_day", pl.Int32, found["subject"].to_numpy(), found["first_day"].to_numpy())
 
 
-def onsets(rows: pl.DataFrame, codes: Sequence[Code], rules: Sequence[Rule], people: pl.DataFrame, engine: Engine) -> pl.DataFrame:
+def add_onsets(
+    rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], people: pl.DataFrame, engine: Engine
+) -> pl.DataFrame:
     """`people` with the onset and the label of every rule, from all valid rows.
 
     Where no birth is known and the rule has an age limit, its onset without the limit tells whether the age decides: if there is one, label
@@ -58,19 +60,19 @@ def onsets(rows: pl.DataFrame, codes: Sequence[Code], rules: Sequence[Rule], peo
     """
     import polars as pl
 
-    found, patterns = _bearers(rows, [matching(rules, code) for code in codes], engine)
+    found, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes], engine)
     subject, day, source, pattern = (found[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
     births = people["birth_day"]
     unknown = births.is_null().to_numpy()
     for number, rule in enumerate(rules):
         mine = np.array([number in own for own in patterns], bool)[pattern]
         if rule.min_age_years:
-            mine &= unknown[subject] | (day >= _birthdays(births, rule.min_age_years)[subject])
+            mine &= unknown[subject] | (day >= _find_birthdays(births, rule.min_age_years)[subject])
         onset = np.full(people.height, dates.LATEST + 1)
         for clause in rule.clauses:
             named = np.array([name in clause.sources for name in SOURCES])
             of_clause = mine & named[source]
-            who, when = completed(subject[of_clause], day[of_clause], clause)
+            who, when = find_completion_days(subject[of_clause], day[of_clause], clause)
             onset[who] = np.minimum(onset[who], when)
         case = onset <= dates.LATEST
         doubtful = case & unknown & bool(rule.min_age_years)
@@ -81,7 +83,7 @@ def onsets(rows: pl.DataFrame, codes: Sequence[Code], rules: Sequence[Rule], peo
     return people
 
 
-def _bearers(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], engine: Engine) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
+def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], engine: Engine) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
     """The distinct subject, day, source, pattern of the rows whose code bears a mark; `pattern` is an index into the list of mark sets."""
     import polars as pl
 
@@ -90,11 +92,11 @@ def _bearers(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], engine: Engin
     pairs = [(code, index[own]) for code, own in enumerate(marks) if own]
     table = engine(pl.DataFrame(pairs, schema={"code": pl.Int32, "pattern": pl.Int32}, orient="row"))
     marked = engine(rows.select("subject", "day", "code", "source")).join(table, on="code")
-    return collect(marked.select("subject", "day", "source", "pattern").unique()), patterns
+    return collect_rows(marked.select("subject", "day", "source", "pattern").unique()), patterns
 
 
 def exclude_controls(
-    rows: pl.DataFrame, codes: Sequence[Code], near: Mapping[str, frozenset[str]], people: pl.DataFrame, engine: Engine
+    rows: pl.DataFrame, codes: Sequence[IcdCode], near: Mapping[str, frozenset[str]], people: pl.DataFrame, engine: Engine
 ) -> pl.DataFrame:
     """`people` with null in the place of 0 for subjects who are no case but have a code near the label's.
 
@@ -109,7 +111,7 @@ def exclude_controls(
 
     names = list(near)
     marks = [tuple(i for i, name in enumerate(names) if not near[name].isdisjoint(code.phecodes)) for code in codes]
-    found, patterns = _bearers(rows, marks, engine)
+    found, patterns = _select_marked_rows(rows, marks, engine)
     for i, name in enumerate(names):
         bears = found["subject"].filter(pl.Series([i in own for own in patterns], dtype=pl.Boolean).gather(found["pattern"]))
         control = pl.int_range(pl.len()).is_in(bears.cast(pl.Int64).implode()) & (pl.col(f"y_{name}") == 0)
@@ -117,13 +119,13 @@ def exclude_controls(
     return people
 
 
-def _birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
+def _find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
     """The day on which each subject has completed `years` years; that of the age from day 0 where no birth is known [S] int64."""
     distinct, place = np.unique(births.fill_null(0).to_numpy(), return_inverse=True)
-    return np.array([dates.birthday(int(birth), years) for birth in distinct], np.int64)[place]
+    return np.array([dates.find_birthday(int(birth), years) for birth in distinct], np.int64)[place]
 
 
-def _placed(people: pl.DataFrame, name: str, dtype: Any, subject: NDArray[Any], values: NDArray[Any]) -> pl.DataFrame:
+def _add_column(people: pl.DataFrame, name: str, dtype: Any, subject: NDArray[Any], values: NDArray[Any]) -> pl.DataFrame:
     """`people` with a column that has `values` for some subjects, else null."""
     import polars as pl
 
@@ -131,7 +133,7 @@ def _placed(people: pl.DataFrame, name: str, dtype: Any, subject: NDArray[Any], 
     return people.with_columns(column.scatter(subject, values).alias(name) if len(subject) else column.alias(name))
 
 
-def landmarked(people: pl.DataFrame, names: Sequence[str], landmark: Landmark | None, data_end: int | None = None) -> pl.DataFrame:
+def apply_landmark(people: pl.DataFrame, names: Sequence[str], landmark: Landmark | None, data_end: int | None = None) -> pl.DataFrame:
     """`people` with `index_day` and with the labels that hold at it: the table of section 7.
 
     Args:
@@ -163,7 +165,7 @@ def landmarked(people: pl.DataFrame, names: Sequence[str], landmark: Landmark | 
     )
 
 
-def long(people: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+def to_long_labels(people: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """The labels as the cache keeps them: subject_id, name, value Int8, onset_day Int32, one row a subject and label."""
     import polars as pl
 
@@ -181,7 +183,7 @@ def long(people: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     return pl.concat(parts).sort("subject_id", "name", maintain_order=True)
 
 
-def wide(people: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+def join_labels(people: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """`people` with the columns of `long`'s table."""
     import polars as pl
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.claims import codes
-from bitimely_core.claims.codes import Code
-from bitimely_core.claims.label_rules import Rule, matching
+from bitimely_core.claims.codes import IcdCode
+from bitimely_core.claims.label_rules import LabelRule, match_rules
 
 if TYPE_CHECKING:
     import narwhals as nw
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from bitimely_core.claims.engines import Engine
 
-LEAKAGE = ("keep", "drop_icd", "drop_phecode")
+LEAKAGE_POLICIES = ("keep", "drop_icd", "drop_phecode")
 
 
-def spoken(
-    found: Sequence[Code], *, level: str, leakage: str = "keep", rules: Sequence[Rule] = (), defining: Collection[str] = ()
+def list_input_phecodes(
+    found: Sequence[IcdCode], *, level: str, leakage: str = "keep", rules: Sequence[LabelRule] = (), defining: Collection[str] = ()
 ) -> list[tuple[str, ...]]:
     """The PheCodes that each code speaks as in the input.
 
@@ -37,16 +37,16 @@ def spoken(
     Returns:
         For each code its rolled-up PheCodes, distinct, in numeric order.
     """
-    silent = {codes.rollup(phecode, level) for phecode in defining} if leakage == "drop_phecode" else set()
+    silent = {codes.roll_up_phecode(phecode, level) for phecode in defining} if leakage == "drop_phecode" else set()
     return [
         ()
-        if leakage == "drop_icd" and matching(rules, code)
-        else tuple(sorted({codes.rollup(phecode, level) for phecode in code.phecodes} - silent, key=codes.order))
+        if leakage == "drop_icd" and match_rules(rules, code)
+        else tuple(sorted({codes.roll_up_phecode(phecode, level) for phecode in code.phecodes} - silent, key=codes.phecode_sort_key))
         for code in found
     ]
 
 
-def records(
+def select_records(
     rows: pl.DataFrame, voices: Sequence[Sequence[str]], people: pl.DataFrame, engine: Engine
 ) -> tuple[nw.LazyFrame[Any], list[str]]:
     """The records of the input as a lazy frame, `phecode` being an index into the list of PheCodes, which is in numeric order.
@@ -60,7 +60,7 @@ def records(
     import narwhals as nw
     import polars as pl
 
-    phecodes = sorted({phecode for own in voices for phecode in own}, key=codes.order)
+    phecodes = sorted({phecode for own in voices for phecode in own}, key=codes.phecode_sort_key)
     index = {phecode: i for i, phecode in enumerate(phecodes)}
     pairs = [(code, index[phecode]) for code, own in enumerate(voices) for phecode in own]
     table = engine(pl.DataFrame(pairs, schema={"code": pl.Int32, "phecode": pl.Int32}, orient="row"))

@@ -19,7 +19,7 @@ SPLITS = {"train": "train", "validation": "tuning", "test": "held_out"}
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 
 
-def write(out: Path, cache: Cache, sequences: Sequences) -> None:
+def write_meds(out: Path, cache: Cache, sequences: Sequences) -> None:
     """Write `data/`, `metadata/` and `labels/<label>/` below `out`. The cache must have been made with --keep-dates.
 
     A label is asked for at the index day, without a landmark at the last event that is in the sequence's input.
@@ -30,7 +30,7 @@ def write(out: Path, cache: Cache, sequences: Sequences) -> None:
     events = pl.concat([frame.select("subject_id", "time", "code", "numeric_value") for frame in cache.events()])
     lives = [
         people.filter(pl.col(column).is_not_null()).select(
-            "subject_id", time=_time(pl.col(column)), code=pl.lit(code), numeric_value=pl.lit(None, pl.Float32)
+            "subject_id", time=_to_time(pl.col(column)), code=pl.lit(code), numeric_value=pl.lit(None, pl.Float32)
         )
         for column, code in (("birth_day", BIRTH), ("death_day", DEATH))
     ]
@@ -49,17 +49,17 @@ def write(out: Path, cache: Cache, sequences: Sequences) -> None:
     storage.write_file(metadata / "subject_splits.parquet", parquet(splits))
     facts = {"dataset_name": cache.dataset, "etl_name": "bitimely", "etl_version": __version__, "meds_version": "0.4.0"}
     storage.write_json(metadata / "dataset.json", facts)
-    for name, frame in labels(cache, sequences).items():
+    for name, frame in select_labels(cache, sequences).items():
         storage.write_file(storage.make_folder(storage.make_folder(out / "labels") / name) / "0.parquet", parquet(frame))
 
 
-def _time(day: pl.Expr) -> pl.Expr:
+def _to_time(day: pl.Expr) -> pl.Expr:
     import polars as pl
 
     return (day.cast(pl.Int64) * DAY).cast(pl.Datetime("us"))
 
 
-def labels(cache: Cache, sequences: Sequences) -> dict[str, pl.DataFrame]:
+def select_labels(cache: Cache, sequences: Sequences) -> dict[str, pl.DataFrame]:
     """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known."""
     import numpy as np
     import polars as pl
@@ -71,7 +71,7 @@ def labels(cache: Cache, sequences: Sequences) -> dict[str, pl.DataFrame]:
     if landmark is None:
         when = pl.col("last")
     elif landmark["day"] is not None:
-        when = _time(pl.lit(landmark["day"]))
+        when = _to_time(pl.lit(landmark["day"]))
     else:
         when = pl.col("first") + pl.duration(days=landmark["landmark_days"])
     frame = frame.select("subject_id", prediction_time=when.cast(pl.Datetime("us")))

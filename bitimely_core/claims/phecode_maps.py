@@ -28,13 +28,13 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_t
 if TYPE_CHECKING:
     import polars as pl
 
-MOST = 1 << 28  # bytes of a table when unpacked; the largest one in circulation has 30 MB
-FULL = 10_000  # ICD-9 rows from which on a 1.2 table must be complete
-TABLES = (".csv", ".csv.gz", ".parquet")
-ARCHIVES = (".zip", ".whl", ".tar.gz", ".tgz", ".tar")
+MAX_BYTES = 1 << 28  # bytes of a table when unpacked; the largest one in circulation has 30 MB
+FULL_ROWS = 10_000  # ICD-9 rows from which on a 1.2 table must be complete
+TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
+ARCHIVE_ENDINGS = (".zip", ".whl", ".tar.gz", ".tgz", ".tar")
 REPAIRS = ("phecode-zeros",)
-PREFERRED = "phecode12.csv"  # of an archive with several tables
-GET = "Get the full PheCode 1.2 map with `pip download --no-deps phetk` and give the .whl file as --phecode-map"
+PREFERRED_TABLE = "phecode12.csv"  # of an archive with several tables
+DOWNLOAD_HINT = "Get the full PheCode 1.2 map with `pip download --no-deps phetk` and give the .whl file as --phecode-map"
 
 NUMERIC = re.compile(r"\d+(\.\d*)?", re.ASCII)
 PLAIN_KEY = re.compile(r"[A-Z0-9.]+", re.ASCII)
@@ -42,7 +42,7 @@ VOCABULARIES = {"icd9": "icd9", "icd9cm": "icd9", "9": "icd9", "icd10": "icd10",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class MapLayout:
     """How a published table is recognised (names of columns, lower case) and what of it is taken."""
 
     name: str
@@ -55,26 +55,26 @@ class Layout:
     single: bool = False  # one row an ICD-9 code
 
 
-def _catalog(column: str) -> Layout:
+def _make_catalog_layout(column: str) -> MapLayout:
     needs = frozenset({column, f"{column} string", "phecode"})
-    return Layout(
+    return MapLayout(
         name=f"catalog-{column}", needs=needs, code=column, vocab=VOCABULARIES[column], title="phenotype", single=column == "icd9"
     )
 
 
-_phetk = partial(Layout, code="icd", vocab_column="flag", title="phecode_string", category="phecode_category")
+_phetk = partial(MapLayout, code="icd", vocab_column="flag", title="phecode_string", category="phecode_category")
 
 LAYOUTS = (
-    *(_catalog(column) for column in ("icd9", "icd10", "icd10cm")),
+    *(_make_catalog_layout(column) for column in ("icd9", "icd10", "icd10cm")),
     _phetk(name="phetk-1.2", needs=frozenset({"phecode", "icd", "flag", "phecode_unrolled"})),
     _phetk(name="phetk-x", needs=frozenset({"phecode", "icd", "flag", "code_val"})),
-    Layout(name="r", needs=frozenset({"vocabulary_id", "code", "phecode"}), code="code", vocab_column="vocabulary_id", single=True),
-    *(Layout(name="plain", needs=frozenset({name, "phecode"}), code=name, vocab=name, vocab_column="vocab") for name in VOCABULARIES),
-    *(Layout(name="plain", needs=frozenset({name, "phecode"}), code=name, vocab_column="vocab") for name in ("icd", "code")),
+    MapLayout(name="r", needs=frozenset({"vocabulary_id", "code", "phecode"}), code="code", vocab_column="vocabulary_id", single=True),
+    *(MapLayout(name="plain", needs=frozenset({name, "phecode"}), code=name, vocab=name, vocab_column="vocab") for name in VOCABULARIES),
+    *(MapLayout(name="plain", needs=frozenset({name, "phecode"}), code=name, vocab_column="vocab") for name in ("icd", "code")),
 )
 
 
-class Sheet(NamedTuple):
+class MapSheet(NamedTuple):
     """A table as text."""
 
     name: str  # of the file or of the member of an archive
@@ -102,32 +102,32 @@ class PhecodeMap:
         return pl.DataFrame(rows, schema={"vocab": pl.String, "code": pl.String, "phecode": pl.String}, orient="row")
 
 
-def tables(rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, tuple[str, ...]]]:
+def group_phecodes(rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, tuple[str, ...]]]:
     """(vocab, code, phecode) in any order -> the PheCodes of each code, distinct and in numeric order."""
     found: dict[str, defaultdict[str, set[str]]] = {}
     for vocab, code, phecode in rows:
         found.setdefault(vocab, defaultdict(set))[code].add(phecode)
-    return {vocab: {code: tuple(sorted(own, key=codes.order)) for code, own in table.items()} for vocab, table in found.items()}
+    return {vocab: {code: tuple(sorted(own, key=codes.phecode_sort_key)) for code, own in table.items()} for vocab, table in found.items()}
 
 
-def excludes(phecode: str, items: Iterable[str]) -> bool:
+def is_excluded(phecode: str, items: Iterable[str]) -> bool:
     """Whether a PheCode is among exclusions, each a PheCode or a range `714-716.99` (both ends belong to it)."""
-    prefix, number, _ = codes.order(phecode)
+    prefix, number, _ = codes.phecode_sort_key(phecode)
     for item in items:
         low, dash, high = item.partition("-")
-        if item == phecode or (dash and not prefix and codes.order(low)[1] <= number <= codes.order(high)[1]):
+        if item == phecode or (dash and not prefix and codes.phecode_sort_key(low)[1] <= number <= codes.phecode_sort_key(high)[1]):
             return True
     return False
 
 
-def near(whole: PhecodeMap, defining: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
+def related_phecodes(whole: PhecodeMap, defining: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
     """Label -> the PheCodes of the map that its controls may not have: those in the exclusions of the label's own (`rules.defining`)."""
     every = {phecode for table in whole.tables.values() for found in table.values() for phecode in found}
     items = {name: [item for phecode in own for item in whole.exclusions.get(phecode, ())] for name, own in defining.items()}
-    return {name: frozenset(phecode for phecode in every if excludes(phecode, own)) for name, own in items.items()}
+    return {name: frozenset(phecode for phecode in every if is_excluded(phecode, own)) for name, own in items.items()}
 
 
-def read(
+def read_map(
     paths: Sequence[str | Path],
     *,
     repair: str | None = None,
@@ -149,17 +149,17 @@ def read(
         UserError: no_input without a path (exit 2); map_damaged, format, not_found, duplicate_key for two tables of one vocabulary.
     """
     if not paths:
-        raise usage_error("a PheCode map is needed", "none is shipped", GET, code=Reason.NO_INPUT)
+        raise usage_error("a PheCode map is needed", "none is shipped", DOWNLOAD_HINT, code=Reason.NO_INPUT)
     if repair is not None and repair not in REPAIRS:
         raise usage_error(f"no repair is called {safe_text(repair)}", f"known: {', '.join(REPAIRS)}")
     whole = PhecodeMap({})
     for path in paths:
-        one = _one(_open(str(path)), repair=repair, keep_ignored=keep_ignored, vocab=vocab)
+        one = _parse_map(_open_sheet(str(path)), repair=repair, keep_ignored=keep_ignored, vocab=vocab)
         twice = sorted(set(one.tables) & set(whole.tables))
         if twice:
             text = f"is a second table for {', '.join(twice)}"
             raise input_error(Reason.DUPLICATE_KEY, text, "expected one a vocabulary", "Give one of them", file=str(path))
-        _companions(str(path), one)
+        _add_companions(str(path), one)
         for mine, other in (
             (whole.tables, one.tables),
             (whole.names, one.names),
@@ -170,21 +170,21 @@ def read(
         whole.facts += one.facts
         whole.findings += one.findings
     if overrides is not None:
-        _override(whole, _open(str(overrides)))
+        _apply_overrides(whole, _open_sheet(str(overrides)))
     return whole
 
 
 # --- files, archives, packages
 
 
-def _open(path: str) -> Sheet:
+def _open_sheet(path: str) -> MapSheet:
     """The table at a path, in an archive, or in an installed package.
 
     Raises:
         UserError: not_found (exit 2), format, corrupt.
     """
     try:
-        return _package(path) if path.startswith("pkg:") else _file(path)
+        return _open_package(path) if path.startswith("pkg:") else _open_file(path)
     except (
         OSError,
         EOFError,
@@ -197,50 +197,50 @@ def _open(path: str) -> Sheet:
         raise input_error(Reason.CORRUPT, f"cannot be read ({type(error).__name__})", hint="Get it again", file=path) from None
 
 
-def _file(path: str) -> Sheet:
+def _open_file(path: str) -> MapSheet:
     parts = Path(path).parts
     place = next((whole for n in range(len(parts), 0, -1) if (whole := Path(*parts[:n])).is_file()), None)
     member = "/".join(parts[len(place.parts) :]) if place else path
-    if place is None or (member and not place.name.lower().endswith(ARCHIVES)):
+    if place is None or (member and not place.name.lower().endswith(ARCHIVE_ENDINGS)):
         raise usage_error("no such file", hint="Check the path of the map", code=Reason.NOT_FOUND, file=path)
     with place.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         stream.seek(0)
         if zipfile.is_zipfile(stream):
             with zipfile.ZipFile(stream) as archive:
-                return _member(path, digest, archive.namelist(), archive.open, member)
+                return _open_member(path, digest, archive.namelist(), archive.open, member)
         stream.seek(0)
-        if place.name.lower().endswith(ARCHIVES):
+        if place.name.lower().endswith(ARCHIVE_ENDINGS):
             with tarfile.open(fileobj=stream) as bundle:
-                return _member(path, digest, [item.name for item in bundle if item.isfile()], bundle.extractfile, member)
-        return _sheet(place.name, digest, stream)
+                return _open_member(path, digest, [item.name for item in bundle if item.isfile()], bundle.extractfile, member)
+        return _read_sheet(place.name, digest, stream)
 
 
-def _package(path: str) -> Sheet:
+def _open_package(path: str) -> MapSheet:
     """A table among the files of an installed package, which is not imported."""
     name, _, member = path.removeprefix("pkg:").partition("/")
     try:
         files = metadata.distribution(name).files or []
     except metadata.PackageNotFoundError:
-        raise usage_error(f"no package {safe_text(name)} is installed", hint=GET, code=Reason.NOT_FOUND) from None
+        raise usage_error(f"no package {safe_text(name)} is installed", hint=DOWNLOAD_HINT, code=Reason.NOT_FOUND) from None
     places = {str(file): file.locate() for file in files}
-    return _member(path, None, list(places), lambda name: Path(str(places[name])).open("rb"), member)
+    return _open_member(path, None, list(places), lambda name: Path(str(places[name])).open("rb"), member)
 
 
-def _member(path: str, digest: str | None, names: Iterable[str], opened: Callable[[str], Any], wanted: str) -> Sheet:
+def _open_member(path: str, digest: str | None, names: Iterable[str], opened: Callable[[str], Any], wanted: str) -> MapSheet:
     """The one map table of a collection of files; `wanted` is the end of its name."""
-    candidates = [name for name in sorted(names) if name.lower().endswith(TABLES) and name.endswith(wanted)]
+    candidates = [name for name in sorted(names) if name.lower().endswith(TABLE_ENDINGS) and name.endswith(wanted)]
     found = []
     for name in candidates:
         with opened(name) as stream:
             own = digest or hashlib.file_digest(stream, "sha256").hexdigest()
             if not digest:
                 stream.seek(0)
-            sheet = _sheet(name, own, stream)
-        if _layout(sheet) is not None:
+            sheet = _read_sheet(name, own, stream)
+        if _detect_layout(sheet) is not None:
             found.append(sheet)
     if len(found) > 1:
-        found = [sheet for sheet in found if sheet.name.rpartition("/")[2] == PREFERRED] or found
+        found = [sheet for sheet in found if sheet.name.rpartition("/")[2] == PREFERRED_TABLE] or found
     if len(found) == 1:
         return found[0]
     text = f"holds {len(found)} map tables" if found else "holds no map table"
@@ -248,16 +248,16 @@ def _member(path: str, digest: str | None, names: Iterable[str], opened: Callabl
     raise input_error(Reason.FORMAT, text, told, "Give the one that is meant as ARCHIVE/member", file=path)
 
 
-def _sheet(name: str, digest: str, stream: BinaryIO) -> Sheet:
+def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
     """The cells of a csv, csv.gz or Parquet file."""
-    data = stream.read(MOST + 1)
+    data = stream.read(MAX_BYTES + 1)
     if data[:2] == b"\x1f\x8b":
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
-            data = unpacked.read(MOST + 1)
-    if len(data) > MOST:
-        raise input_error(Reason.EXPANSION_LIMIT, f"holds more than {MOST} bytes", "no map is that large", file=name)
+            data = unpacked.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise input_error(Reason.EXPANSION_LIMIT, f"holds more than {MAX_BYTES} bytes", "no map is that large", file=name)
     if data[:4] == b"PAR1":
-        return _parquet(name, digest, data)
+        return _read_parquet(name, digest, data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -266,10 +266,10 @@ def _sheet(name: str, digest: str, stream: BinaryIO) -> Sheet:
     header = [cell.strip().lower() for cell in rows[0]] if rows else []
     kept = [row for row in rows[1:] if any(row)]
     columns = {column: [row[i].strip() if i < len(row) else "" for row in kept] for i, column in enumerate(header)}
-    return Sheet(name, digest, columns, frozenset())
+    return MapSheet(name, digest, columns, frozenset())
 
 
-def _parquet(name: str, digest: str, data: bytes) -> Sheet:
+def _read_parquet(name: str, digest: str, data: bytes) -> MapSheet:
     import polars as pl
 
     try:
@@ -278,25 +278,25 @@ def _parquet(name: str, digest: str, data: bytes) -> Sheet:
         raise input_error(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=name) from None
     numbers = frozenset(column.strip().lower() for column, dtype in frame.schema.items() if dtype.is_numeric())
     columns = {column.strip().lower(): frame[column].cast(pl.String).fill_null("").to_list() for column in frame.columns}
-    return Sheet(name, digest, columns, numbers)
+    return MapSheet(name, digest, columns, numbers)
 
 
 # --- layouts
 
 
-def _layout(sheet: Sheet) -> Layout | None:
+def _detect_layout(sheet: MapSheet) -> MapLayout | None:
     return next((layout for layout in LAYOUTS if layout.needs <= set(sheet.columns)), None)
 
 
-def _one(sheet: Sheet, *, repair: str | None, keep_ignored: bool, vocab: str | None) -> PhecodeMap:
+def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab: str | None) -> PhecodeMap:
     """One table, checked."""
-    layout = _layout(sheet)
+    layout = _detect_layout(sheet)
     if layout is None:
         found = ", ".join(safe_text(name) for name in list(sheet.columns)[:12]) or "nothing"
         wanted = "expected a code column (ICD9, ICD10, ICD, code) and one called phecode"
         raise input_error(Reason.FORMAT, f"is in no layout of a PheCode map: found columns {found}", wanted, file=sheet.name)
-    kept, left = _rows(sheet, layout, keep_ignored=keep_ignored, vocab=vocab)
-    failed = _damage(kept, layout, sheet.numbers)
+    kept, left = _select_rows(sheet, layout, keep_ignored=keep_ignored, vocab=vocab)
+    failed = _find_damage(kept, layout, sheet.numbers)
     findings = []
     if layout.name == "plain" and 5 in failed:
         shown = tuple(failed.pop(5))
@@ -306,11 +306,11 @@ def _one(sheet: Sheet, *, repair: str | None, keep_ignored: bool, vocab: str | N
         )
     repaired = 0
     if set(failed) == {3} and repair == "phecode-zeros":
-        whole = [(own, code, _filled(phecode)) for own, code, phecode in kept]
+        whole = [(own, code, _pad_zeros(phecode)) for own, code, phecode in kept]
         repaired = sum(a != b for a, b in zip(kept, whole, strict=True))
         kept = whole
     elif failed:
-        raise _refused(sheet.name, failed)
+        raise _damage_error(sheet.name, failed)
     pairs = set(kept)
     facts = {
         "file": sheet.name,
@@ -321,26 +321,30 @@ def _one(sheet: Sheet, *, repair: str | None, keep_ignored: bool, vocab: str | N
         "left_out": dict(sorted(left.items())),
         "repaired": repaired,
     }
-    fill = _filled if repaired else str.strip
+    fill = _pad_zeros if repaired else str.strip
     return PhecodeMap(
-        tables(pairs),
-        _told(sheet, layout.title, fill),
-        _told(sheet, layout.category or "category_string", fill),
-        {code: tuple(part.strip() for part in text.split(",")) for code, text in _told(sheet, "excl. phecodes", fill).items()},
+        group_phecodes(pairs),
+        _read_descriptions(sheet, layout.title, fill),
+        _read_descriptions(sheet, layout.category or "category_string", fill),
+        {code: tuple(part.strip() for part in text.split(",")) for code, text in _read_descriptions(sheet, "excl. phecodes", fill).items()},
         [facts],
         findings,
     )
 
 
-def _rows(sheet: Sheet, layout: Layout, *, keep_ignored: bool, vocab: str | None) -> tuple[list[tuple[str, str, str]], Counter[str]]:
+def _select_rows(
+    sheet: MapSheet, layout: MapLayout, *, keep_ignored: bool, vocab: str | None
+) -> tuple[list[tuple[str, str, str]], Counter[str]]:
     """(vocab, code, phecode) of the rows that are taken, and how many are not, by reason. ICD-9 codes stay as written, to be tested."""
     kept, left = [], Counter[str]()
     cells = sheet.columns
     ignored = cells.get("ignore bool", [""] * len(cells["phecode"]))
-    for own, code, phecode, ignore in zip(_vocabularies(sheet, layout, vocab), cells[layout.code], cells["phecode"], ignored, strict=True):
+    for own, code, phecode, ignore in zip(
+        _read_vocabularies(sheet, layout, vocab), cells[layout.code], cells["phecode"], ignored, strict=True
+    ):
         text: str | None = code
         if codes.FAMILIES[own] == "icd10":
-            text = codes.normalise(code, own)[0] if PLAIN_KEY.fullmatch(code.upper()) else None  # blocks such as A00-A09 are no codes
+            text = codes.normalise_code(code, own)[0] if PLAIN_KEY.fullmatch(code.upper()) else None  # blocks such as A00-A09 are no codes
         if not phecode:
             left["without_phecode"] += 1
         elif ignore.lower() in {"1", "true"} and not keep_ignored:
@@ -352,7 +356,7 @@ def _rows(sheet: Sheet, layout: Layout, *, keep_ignored: bool, vocab: str | None
     return kept, left
 
 
-def _vocabularies(sheet: Sheet, layout: Layout, vocab: str | None) -> list[str]:
+def _read_vocabularies(sheet: MapSheet, layout: MapLayout, vocab: str | None) -> list[str]:
     """The vocabulary of each row: icd9, icd10 or icd10cm."""
     size = len(sheet.columns[layout.code])
     cells = sheet.columns.get(layout.vocab_column or "", [""] * size)
@@ -370,7 +374,7 @@ def _vocabularies(sheet: Sheet, layout: Layout, vocab: str | None) -> list[str]:
     return [known[cell] for cell in cells]
 
 
-def _told(sheet: Sheet, column: str | None, fill: Callable[[str], str]) -> dict[str, str]:
+def _read_descriptions(sheet: MapSheet, column: str | None, fill: Callable[[str], str]) -> dict[str, str]:
     """PheCode -> cell of a column that describes it; empty without such a column."""
     cells = sheet.columns.get(column or "", [])
     return {fill(code): cell for code, cell in zip(sheet.columns["phecode"], cells, strict=False) if code and cell}
@@ -379,32 +383,32 @@ def _told(sheet: Sheet, column: str | None, fill: Callable[[str], str]) -> dict[
 # --- damage
 
 
-def _filled(phecode: str) -> str:
+def _pad_zeros(phecode: str) -> str:
     """A numeric PheCode with the zeros of its head: 8 -> 008, 38.1 -> 038.1."""
     head, dot, rest = phecode.partition(".")
     return f"{head.zfill(3)}{dot}{rest}" if NUMERIC.fullmatch(phecode) else phecode
 
 
-def _damage(rows: Sequence[tuple[str, str, str]], layout: Layout, numbers: frozenset[str]) -> dict[int, list[str]]:
+def _find_damage(rows: Sequence[tuple[str, str, str]], layout: MapLayout, numbers: frozenset[str]) -> dict[int, list[str]]:
     """The tests of section 5 that a table fails, by number, each with up to three damaged keys."""
     icd9 = [(code, phecode) for vocab, code, phecode in rows if vocab == "icd9"]
     keys, targets = Counter(code for code, _ in icd9), {phecode for _, _, phecode in rows}
     original = all(NUMERIC.fullmatch(p) or codes.SCIENTIFIC.fullmatch(p.upper()) for p in targets)  # PheCode 1.2, not PhecodeX
     failed = {
-        1: [code for code in keys if codes.normalise(code, "icd9")[0] != code],
+        1: [code for code in keys if codes.normalise_code(code, "icd9")[0] != code],
         2: [code for code, n in keys.items() if n > 1] if layout.single and original else [],
-        3: [phecode for phecode in sorted(targets) if _filled(phecode) != phecode],
+        3: [phecode for phecode in sorted(targets) if _pad_zeros(phecode) != phecode],
         4: [],
         5: [code for _, code, _ in rows if codes.SCIENTIFIC.fullmatch(code.upper())]
         + [p for p in sorted(targets) if codes.SCIENTIFIC.fullmatch(p.upper()) or (original and re.fullmatch(r"\d+\.\d*0", p, re.ASCII))],
         6: sorted(numbers & {layout.code, "phecode"}),
     }
-    if len(icd9) >= FULL and original:
+    if len(icd9) >= FULL_ROWS and original:
         failed[4] = [f"no {code}" for code in ("001", "001.0") if code not in keys] + ["no PheCode 008"] * ("008" not in targets)
     return {test: list(dict.fromkeys(found))[:3] for test, found in failed.items() if found}
 
 
-SAID = {
+DAMAGE = {
     1: "ICD-9 codes have lost zeros or are none",
     2: "ICD-9 codes stand there twice",
     3: "PheCodes have lost leading zeros",
@@ -414,16 +418,16 @@ SAID = {
 }
 
 
-def _refused(name: str, failed: Mapping[int, Sequence[str]]) -> UserError:
-    text = "; ".join(f"{SAID[test]} ({', '.join(map(safe_text, found))})" for test, found in failed.items())
-    action = "Give --map-repair phecode-zeros" if set(failed) == {3} else f"It cannot be repaired: use an intact copy. {GET}"
+def _damage_error(name: str, failed: Mapping[int, Sequence[str]]) -> UserError:
+    text = "; ".join(f"{DAMAGE[test]} ({', '.join(map(safe_text, found))})" for test, found in failed.items())
+    action = "Give --map-repair phecode-zeros" if set(failed) == {3} else f"It cannot be repaired: use an intact copy. {DOWNLOAD_HINT}"
     return input_error(Reason.MAP_DAMAGED, f"is damaged: {text}", hint=action, file=name, found=next(iter(failed.values()))[0])
 
 
 # --- companions, overrides
 
 
-def _companions(path: str, one: PhecodeMap) -> None:
+def _add_companions(path: str, one: PhecodeMap) -> None:
     """Names, categories and exclusions from the files that are published beside the R export."""
     folder = Path(path).parent
     if one.facts[0]["layout"] != "r" or not Path(path).is_file():
@@ -431,7 +435,7 @@ def _companions(path: str, one: PhecodeMap) -> None:
     for name in ("pheinfo.csv", "phecode_exclude.csv"):
         if not (folder / name).is_file():
             continue
-        columns = _open(str(folder / name)).columns
+        columns = _open_sheet(str(folder / name)).columns
         if {"phecode", "description", "group"} <= set(columns):
             one.names.update(zip(columns["phecode"], columns["description"], strict=True))
             one.categories.update(zip(columns["phecode"], columns["group"], strict=True))
@@ -442,7 +446,7 @@ def _companions(path: str, one: PhecodeMap) -> None:
             one.exclusions.update({code: tuple(others) for code, others in found.items()})
 
 
-def _override(whole: PhecodeMap, sheet: Sheet) -> None:
+def _apply_overrides(whole: PhecodeMap, sheet: MapSheet) -> None:
     """Replace the PheCodes of the codes that a table names; without PheCode the code leaves the map."""
     wanted = ("code", "vocab", "phecode")
     if not set(wanted) <= set(sheet.columns):
@@ -450,7 +454,7 @@ def _override(whole: PhecodeMap, sheet: Sheet) -> None:
     found: dict[tuple[str, str], set[str]] = {}
     for code, vocab, phecode in zip(*(sheet.columns[name] for name in wanted), strict=True):
         own = VOCABULARIES.get(re.sub(r"[^a-z0-9]", "", vocab.lower()))
-        text = codes.normalise(code, own)[0] if own else None
+        text = codes.normalise_code(code, own)[0] if own else None
         if own is None or text is None or (phecode and not codes.PHECODE.fullmatch(phecode)):
             said = f"cannot be used: {safe_text(code)}, {safe_text(vocab)}, {safe_text(phecode)}"
             raise input_error(Reason.FORMAT, said, "expected an ICD code, its vocabulary, a PheCode", file=sheet.name)
@@ -459,6 +463,6 @@ def _override(whole: PhecodeMap, sheet: Sheet) -> None:
         table = whole.tables.setdefault(vocab, {})
         table.pop(code, None)
         if phecodes:
-            table[code] = tuple(sorted(phecodes, key=codes.order))
+            table[code] = tuple(sorted(phecodes, key=codes.phecode_sort_key))
     facts = {"file": sheet.name, "sha256": sheet.sha256, "layout": "overrides", "rows": len(sheet.columns["code"]), "codes": len(found)}
     whole.facts.append(facts)

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.claims import codes
-from bitimely_core.claims.engines import collect
+from bitimely_core.claims.engines import collect_rows
 
 if TYPE_CHECKING:
     import narwhals as nw
@@ -25,7 +25,7 @@ Z = 1.96  # of a 95 % interval
 
 
 @dataclass
-class Counts:
+class CodeCounts:
     """What the selection needs to know. Counts of shards add up with `+`.
 
     Of training subjects with a label: `cases` and `known` by rule, `cases_with` and `known_with` by (rule, PheCode). Of all training
@@ -40,12 +40,12 @@ class Counts:
     records: Counter[str] = field(default_factory=Counter)
     carriers: Counter[str] = field(default_factory=Counter)
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
+    def __add__(self, other: CodeCounts) -> CodeCounts:
+        return CodeCounts(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ratio:
+class PrevalenceRatio:
     """Prevalence of a PheCode among the cases of a rule over that in the reference group."""
 
     ratio: float  # infinite when no reference subject carries it
@@ -62,15 +62,15 @@ class Ratio:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class CodeSelection:
     """PheCodes of the vocabulary in numeric order, and how they came there."""
 
     phecodes: list[str]
-    ratios: dict[str, dict[str, Ratio]]  # rule -> candidates in numeric order
+    ratios: dict[str, dict[str, PrevalenceRatio]]  # rule -> candidates in numeric order
     max_attainable: dict[str, float | None]  # rule -> what no ratio can exceed; None without case or reference subject
 
 
-def count(
+def count_codes(
     records: nw.LazyFrame[Any],
     phecodes: Sequence[str],
     people: pl.DataFrame,
@@ -79,7 +79,7 @@ def count(
     *,
     population: str = "subjects",
     frequency: bool = False,
-) -> Counts:
+) -> CodeCounts:
     """The counts of one shard.
 
     Args:
@@ -104,11 +104,11 @@ def count(
     columns = flags.columns[1:]
     sums = [nw.col(column).sum() for column in columns]
     present = records.select("subject", "phecode").unique().join(engine(flags), on="subject")
-    with_code = collect(present.group_by("phecode").agg(nw.len().alias("carriers"), *sums))
-    found = Counts()
+    with_code = collect_rows(present.group_by("phecode").agg(nw.len().alias("carriers"), *sums))
+    found = CodeCounts()
     if frequency:
         often = records.join(engine(flags.select("subject", "train")), on="subject").group_by("phecode").agg(nw.col("train").sum())
-        found.records.update({phecodes[i]: n for i, n in collect(often).select("phecode", "train").iter_rows()})
+        found.records.update({phecodes[i]: n for i, n in collect_rows(often).select("phecode", "train").iter_rows()})
     for row in with_code.iter_rows(named=True):
         phecode = phecodes[row["phecode"]]
         found.carriers[phecode] = int(row["carriers"])
@@ -117,7 +117,7 @@ def count(
             found.cases_with[name, phecode] = int(row[f"case_{i}"])
             found.known_with[name, phecode] = int(row[f"known_{i}"])
     if population == "observed":
-        seen = collect(records.select("subject").unique())
+        seen = collect_rows(records.select("subject").unique())
         flags = flags.join(seen, on="subject", how="semi")
     total = {column: int(flags[column].sum()) for column in columns}
     for i, name in enumerate(names):
@@ -125,8 +125,8 @@ def count(
     return found
 
 
-def select(
-    counts: Counts,
+def select_codes(
+    counts: CodeCounts,
     names: Sequence[str],
     *,
     select: bool | str = True,
@@ -136,7 +136,7 @@ def select(
     min_case_support: int = 1,
     min_case_fraction: float = 0.0,
     min_record_frequency: float = 0.001,
-) -> Selection:
+) -> CodeSelection:
     """Ratios of every rule, and the vocabulary.
 
     Args:
@@ -151,18 +151,20 @@ def select(
         min_case_fraction: the same as a share of the cases; the larger of the two limits holds.
         min_record_frequency: of `frequency`.
     """
-    ratios: dict[str, dict[str, Ratio]] = {}
+    ratios: dict[str, dict[str, PrevalenceRatio]] = {}
     ceiling: dict[str, float | None] = {}
     chosen: set[str] = set()
     for name in names:
         support = max(min_case_support, math.ceil(Decimal(repr(min_case_fraction)) * counts.cases[name]))
-        own = _candidates(counts, name, denominator=denominator, support=support)
+        own = _compute_ratios(counts, name, denominator=denominator, support=support)
         passing = [phecode for phecode, found in own.items() if found.ratio > threshold]
         if not passing:
-            passing = sorted(own, key=lambda phecode: (-own[phecode].ratio, -own[phecode].n_case_with, codes.order(phecode)))[:top_k]
+            passing = sorted(own, key=lambda phecode: (-own[phecode].ratio, -own[phecode].n_case_with, codes.phecode_sort_key(phecode)))[
+                :top_k
+            ]
         if select is True:
             chosen.update(passing)
-            own = {phecode: Ratio(**vars(found) | {"selected": phecode in passing}) for phecode, found in own.items()}
+            own = {phecode: PrevalenceRatio(**vars(found) | {"selected": phecode in passing}) for phecode, found in own.items()}
         ratios[name] = own
         cases, known = counts.cases[name], counts.known[name]
         ceiling[name] = None if not cases else known / cases if denominator == "all" else math.inf if known > cases else None
@@ -171,33 +173,35 @@ def select(
     elif select == "frequency":
         least = min_record_frequency * counts.records.total()
         chosen.update(phecode for phecode, n in counts.records.items() if n > least)
-    return Selection(phecodes=ordered(chosen), ratios=ratios, max_attainable=ceiling)
+    return CodeSelection(phecodes=sort_phecodes(chosen), ratios=ratios, max_attainable=ceiling)
 
 
-def ordered(phecodes: Iterable[str]) -> list[str]:
+def sort_phecodes(phecodes: Iterable[str]) -> list[str]:
     """PheCodes in numeric order."""
-    return sorted(phecodes, key=codes.order)
+    return sorted(phecodes, key=codes.phecode_sort_key)
 
 
-def _candidates(counts: Counts, name: str, *, denominator: str, support: int) -> dict[str, Ratio]:
+def _compute_ratios(counts: CodeCounts, name: str, *, denominator: str, support: int) -> dict[str, PrevalenceRatio]:
     """PheCode -> its ratio for one rule, where enough cases carry it."""
     cases, known = counts.cases[name], counts.known[name]
     reference = known if denominator == "all" else known - cases
     if not cases or not reference:
         return {}
     found = {}
-    for phecode in ordered(phecode for rule, phecode in counts.cases_with if rule == name):
+    for phecode in sort_phecodes(phecode for rule, phecode in counts.cases_with if rule == name):
         cases_with, known_with = counts.cases_with[name, phecode], counts.known_with[name, phecode]
         if cases_with < support:
             continue
         reference_with = known_with if denominator == "all" else known_with - cases_with
         ratio = (cases_with / cases) / (reference_with / reference) if reference_with else math.inf
-        span = interval(ratio, cases_with, cases, known_with - cases_with, known - cases, denominator)
-        found[phecode] = Ratio(ratio=ratio, n_case_with=cases_with, n_case=cases, n_ref_with=reference_with, n_ref=reference, interval=span)
+        span = compute_interval(ratio, cases_with, cases, known_with - cases_with, known - cases, denominator)
+        found[phecode] = PrevalenceRatio(
+            ratio=ratio, n_case_with=cases_with, n_case=cases, n_ref_with=reference_with, n_ref=reference, interval=span
+        )
     return found
 
 
-def interval(ratio: float, a1: int, n1: int, a0: int, n0: int, denominator: str) -> tuple[float, float] | None:
+def compute_interval(ratio: float, a1: int, n1: int, a0: int, n0: int, denominator: str) -> tuple[float, float] | None:
     """95 % interval of a ratio, on the log scale (section 8).
 
     Args:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.engines import collect
+from bitimely_core.claims.engines import collect_rows
 
 if TYPE_CHECKING:
     import narwhals as nw
@@ -29,11 +29,11 @@ DEDUPES = ("day", "month", "none", "first_per_age30")
 UNITS = ("events", "records", "unique")
 TIMES = ("months", "calendar_month", "age30")
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4
-OLDEST = 1080  # months: ages of 90 and over are one
+MAX_AGE_MONTHS = 1080  # months: ages of 90 and over are one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequences:
+class CodeSequences:
     """All kept sequences of a shard, flat: events of sequence i are `offsets[i]:offsets[i + 1]`. In order of subject, then (day, id)."""
 
     subjects: NDArray[np.int64]  # [S] rows of `people`
@@ -51,12 +51,12 @@ class Sequences:
         return np.diff(times, prepend=[times[0], times[0]], append=self.ends[i])
 
 
-def vocabulary(phecodes: Sequence[str]) -> dict[str, int]:
+def number_phecodes(phecodes: Sequence[str]) -> dict[str, int]:
     """PheCode -> id, after the special tokens."""
     return {phecode: i for i, phecode in enumerate(phecodes, len(SPECIAL))}
 
 
-def build(
+def build_code_sequences(
     records: nw.LazyFrame[Any],
     phecodes: Sequence[str],
     vocab: Mapping[str, int],
@@ -68,7 +68,7 @@ def build(
     min_codes_unit: str = "events",
     max_events: int | None = None,
     time: str = "months",
-) -> Sequences:
+) -> CodeSequences:
     """The sequences of one shard.
 
     Args:
@@ -96,17 +96,17 @@ def build(
     births = people.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), birth="birth_day").drop_nulls()
     unborn = 0
     if "age30" in f"{time} {dedupe}":
-        unborn = collect(chosen.select("subject").unique()).join(births, on="subject", how="anti").height
+        unborn = collect_rows(chosen.select("subject").unique()).join(births, on="subject", how="anti").height
         chosen = chosen.join(engine(births), on="subject")
     size = len(SPECIAL) + len(vocab)
-    kept = _deduped(chosen, dedupe, size, engine)
-    subject, day, code = _sorted(kept, size, repeats=dedupe == "none")
+    kept = _deduplicate(chosen, dedupe, size, engine)
+    subject, day, code = _sort_records(kept, size, repeats=dedupe == "none")
 
     subjects, starts = np.unique(subject, return_index=True)
     lengths = np.diff(starts, append=len(subject))
     amount = lengths
     if min_codes_unit == "records":
-        found = collect(chosen.group_by("subject").agg(nw.len().alias("n"))).sort("subject")
+        found = collect_rows(chosen.group_by("subject").agg(nw.len().alias("n"))).sort("subject")
         amount = found["n"].to_numpy()
     elif min_codes_unit == "unique":
         amount = np.bincount(np.unique(subject * size + code) // size, minlength=people.height)[subjects]
@@ -118,8 +118,8 @@ def build(
     subjects = subjects[enough]
     offsets = np.searchsorted(subject, subjects).astype(np.int64)
     offsets = np.append(offsets, len(subject))
-    times, ends = _clock(time, subjects, offsets, day, people)
-    return Sequences(
+    times, ends = _compute_times(time, subjects, offsets, day, people)
+    return CodeSequences(
         subjects=subjects,
         offsets=offsets,
         ids=code.astype(np.int32),
@@ -131,37 +131,37 @@ def build(
     )
 
 
-def _deduped(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engine) -> nw.LazyFrame[Any]:
+def _deduplicate(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engine) -> nw.LazyFrame[Any]:
     """The records that the dedupe keeps; equal (subject, day, id) may still stand there several times."""
     import narwhals as nw
 
     if dedupe == "month":
-        binned = chosen.join(engine(_bins(chosen, nw.col("day"), "day", dates.months)), on="day")
+        binned = chosen.join(engine(_make_bins(chosen, nw.col("day"), "day", dates.to_calendar_months)), on="day")
         return binned.filter(nw.col("day") == nw.col("day").min().over("subject", "bin", "id"))
     if dedupe == "first_per_age30":
         aged = chosen.with_columns((nw.col("day") - nw.col("birth")).alias("age"))
-        binned = aged.join(engine(_bins(aged, nw.col("age"), "age", dates.age_months)), on="age")
+        binned = aged.join(engine(_make_bins(aged, nw.col("age"), "age", dates.to_age_months)), on="age")
         binned = binned.with_columns((nw.col("row").cast(nw.Int64) * size + nw.col("id")).alias("place"))
         return binned.filter(nw.col("place") == nw.col("place").min().over("subject", "bin"))
     return chosen
 
 
-def _bins(lazy: nw.LazyFrame[Any], column: nw.Expr, name: str, function: Any) -> pl.DataFrame:
+def _make_bins(lazy: nw.LazyFrame[Any], column: nw.Expr, name: str, function: Any) -> pl.DataFrame:
     """`name` -> `bin`, for every value between the least and the greatest of a column: date arithmetic without an engine's dates."""
     import polars as pl
 
-    ends = collect(lazy.select(column.min().alias("low"), column.max().alias("high"))).row(0)
+    ends = collect_rows(lazy.select(column.min().alias("low"), column.max().alias("high"))).row(0)
     values = np.arange(ends[0], ends[1] + 1, dtype=np.int32) if ends[0] is not None else np.empty(0, np.int32)
     return pl.DataFrame({name: values, "bin": function(values).astype(np.int32)})
 
 
-def _sorted(kept: nw.LazyFrame[Any], size: int, *, repeats: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _sort_records(kept: nw.LazyFrame[Any], size: int, *, repeats: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """subject, day and id of the records, sorted by them; `repeats` keeps equal ones."""
     import narwhals as nw
 
     low, span = dates.EARLIEST, dates.LATEST - dates.EARLIEST + 1
     place = nw.col("subject").cast(nw.Int64) * span + (nw.col("day") - low)
-    key = collect(kept.select((place * size + nw.col("id")).alias("key")))["key"].sort().to_numpy()
+    key = collect_rows(kept.select((place * size + nw.col("id")).alias("key")))["key"].sort().to_numpy()
     if not repeats and len(key):
         key = key[np.append(True, key[1:] != key[:-1])]
     rest, code = np.divmod(key, size)
@@ -169,7 +169,7 @@ def _sorted(kept: nw.LazyFrame[Any], size: int, *, repeats: bool) -> tuple[NDArr
     return subject, day + low, code
 
 
-def _clock(
+def _compute_times(
     time: str, subjects: NDArray[np.int64], offsets: NDArray[np.int64], day: NDArray[np.int64], people: pl.DataFrame
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Times of the events and of [EOS]. Under a landmark and with months, [EOS] stands at the index day."""
@@ -178,24 +178,24 @@ def _clock(
     if time == "months":
         times = (day - np.repeat(first, lengths)) / dates.MONTH
     elif time == "calendar_month":
-        times = (dates.months(day) - np.repeat(dates.months(first), lengths)).astype(np.float64)
+        times = (dates.to_calendar_months(day) - np.repeat(dates.to_calendar_months(first), lengths)).astype(np.float64)
     else:
         births = people["birth_day"].gather(subjects).to_numpy()
-        times = dates.age_months(day - np.repeat(births, lengths)).astype(np.float64)
+        times = dates.to_age_months(day - np.repeat(births, lengths)).astype(np.float64)
     if time == "months" and "index_day" in people.columns:
         return times, (people["index_day"].gather(subjects).to_numpy() - first) / dates.MONTH
     return times, times[offsets[1:] - 1]
 
 
-def ages(sequences: Sequences, people: pl.DataFrame) -> list[int | None]:
+def compute_ages(sequences: CodeSequences, people: pl.DataFrame) -> list[int | None]:
     """Whole months from birth to the first event of each sequence, None where no birth is known."""
     births = people["birth_day"].gather(sequences.subjects)
     first = sequences.days[sequences.offsets[:-1]].astype(np.int64)
-    months = dates.whole_months(first - births.fill_null(0).to_numpy())
+    months = dates.to_completed_months(first - births.fill_null(0).to_numpy())
     return [None if unknown else int(n) for n, unknown in zip(months, births.is_null(), strict=True)]
 
 
-def table(sequences: Sequences, people: pl.DataFrame, names: Sequence[str]) -> pa.Table:
+def to_table(sequences: CodeSequences, people: pl.DataFrame, names: Sequence[str]) -> pa.Table:
     """The sequences in the form of `sequences-*.parquet` (section 11), sorted by subject_id when `people` is.
 
     Args:
@@ -207,7 +207,7 @@ def table(sequences: Sequences, people: pl.DataFrame, names: Sequence[str]) -> p
 
     own = people[sequences.subjects]
     offsets = pa.array(sequences.offsets, pa.int32())
-    months = [None if age is None else min(age, OLDEST) for age in ages(sequences, people)]
+    months = [None if age is None else min(age, MAX_AGE_MONTHS) for age in compute_ages(sequences, people)]
     columns = {
         "subject_id": pa.array(own["subject_id"].to_numpy(), pa.int64()),
         "codes": pa.ListArray.from_arrays(offsets, pa.array(sequences.ids, pa.int32())),
@@ -221,7 +221,7 @@ def table(sequences: Sequences, people: pl.DataFrame, names: Sequence[str]) -> p
     return pa.table(columns)
 
 
-def usage(sequences: Sequences, people: pl.DataFrame, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_usage(sequences: CodeSequences, people: pl.DataFrame, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of the training sequences: subjects and events by id [size each]; they add up over shards."""
     train = (people["split"].gather(sequences.subjects) == "train").to_numpy()
     of_event = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 LENGTH = -1
 ALL = "all"
-LEAK = 0.9  # best single-code average precision above which a label is as good as written into the input
+LEAK_SCORE = 0.9  # best single-code average precision above which a label is as good as written into the input
 
-Tally = dict[tuple[str, str], "NDArray[np.int64]"]
+ShortcutTally = dict[tuple[str, str], "NDArray[np.int64]"]
 """(label, split) -> [rows, 4]: feature, value > 0, subjects with it, cases among them; sorted by feature, then value."""
 
 
@@ -35,10 +35,10 @@ def average_precision(score: NDArray[Any], positive: NDArray[Any]) -> float | No
     value, place = np.unique(score, return_inverse=True)
     n = np.bincount(place, minlength=len(value))
     cases = np.bincount(place, weights=positive, minlength=len(value))
-    return _precision(n[::-1], cases[::-1])
+    return _average_grouped(n[::-1], cases[::-1])
 
 
-def _precision(n: NDArray[Any], cases: NDArray[Any]) -> float | None:
+def _average_grouped(n: NDArray[Any], cases: NDArray[Any]) -> float | None:
     """Average precision of groups of tied scores in falling order: subjects and cases of each."""
     total = cases.sum()
     if not total:
@@ -47,7 +47,7 @@ def _precision(n: NDArray[Any], cases: NDArray[Any]) -> float | None:
     return float(np.sum(cases / total * found / np.maximum(seen, 1)))
 
 
-def count_shortcuts(offsets: NDArray[Any], ids: NDArray[Any], labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> Tally:
+def count_shortcuts(offsets: NDArray[Any], ids: NDArray[Any], labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> ShortcutTally:
     """The tables of one shard.
 
     Args:
@@ -63,16 +63,16 @@ def count_shortcuts(offsets: NDArray[Any], ids: NDArray[Any], labels: Mapping[st
     subject = np.concatenate([np.arange(size), pairs // width])
     feature = np.concatenate([np.full(size, LENGTH), pairs % width])
     value = np.concatenate([lengths, counts])
-    found: Tally = {}
+    found: ShortcutTally = {}
     for name, y in labels.items():
         for part in SPLITS:
             mine = ((split == part) & ((y == 0) | (y == 1)))[subject]
             rows = np.stack([feature[mine], value[mine], np.ones(mine.sum(), np.int64), y[subject[mine]]], 1)
-            found[name, part] = _reduce(rows)
+            found[name, part] = _sum_rows(rows)
     return found
 
 
-def _reduce(rows: NDArray[Any]) -> NDArray[np.int64]:
+def _sum_rows(rows: NDArray[Any]) -> NDArray[np.int64]:
     """One row a (feature, value), the others added to it."""
     rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
     starts = np.flatnonzero(np.append(True, (rows[1:, :2] != rows[:-1, :2]).any(1))) if len(rows) else np.empty(0, np.intp)
@@ -80,16 +80,18 @@ def _reduce(rows: NDArray[Any]) -> NDArray[np.int64]:
     return np.concatenate([rows[starts, :2], sums], 1)
 
 
-def merge_tallies(tallies: Iterable[Tally]) -> Tally:
+def merge_tallies(tallies: Iterable[ShortcutTally]) -> ShortcutTally:
     """The tables of several shards as those of one."""
     parts: dict[tuple[str, str], list[NDArray[np.int64]]] = {}
     for one in tallies:
         for key, rows in one.items():
             parts.setdefault(key, []).append(rows)
-    return {key: _reduce(np.concatenate(rows)) for key, rows in parts.items()}
+    return {key: _sum_rows(np.concatenate(rows)) for key, rows in parts.items()}
 
 
-def score_shortcuts(tally: Tally, phecodes: Mapping[int, str], own: Mapping[str, Sequence[str]] | None = None) -> dict[str, dict[str, Any]]:
+def score_shortcuts(
+    tally: ShortcutTally, phecodes: Mapping[int, str], own: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, dict[str, Any]]:
     """The leak probe.
 
     Args:
@@ -105,7 +107,7 @@ def score_shortcuts(tally: Tally, phecodes: Mapping[int, str], own: Mapping[str,
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(label for label, _ in tally):
         parts = {part: tally[name, part] for part in SPLITS if (name, part) in tally}
-        parts[ALL] = _reduce(np.concatenate(list(parts.values())))
+        parts[ALL] = _sum_rows(np.concatenate(list(parts.values())))
         totals = {part: rows[rows[:, 0] == LENGTH, 2:].sum(0) for part, rows in parts.items()}
 
         def scored(feature: int, parts: dict[str, Any] = parts, totals: dict[str, Any] = totals) -> dict[str, float | None]:
@@ -123,7 +125,7 @@ def score_shortcuts(tally: Tally, phecodes: Mapping[int, str], own: Mapping[str,
             "length": scored(LENGTH),
             "best": None if best is None else {"phecode": phecodes[best], "count": of_best},
             "own": {phecode: scored(ids[phecode]) for phecode in (own or {}).get(name, ()) if phecode in ids},
-            "leak": of_best is not None and (of_best[ALL] or 0.0) > LEAK,
+            "leak": of_best is not None and (of_best[ALL] or 0.0) > LEAK_SCORE,
         }
     return found
 
@@ -132,7 +134,7 @@ def _score_feature(rows: NDArray[np.int64], feature: int, total: NDArray[np.int6
     """Average precision of a feature; whoever is not in its rows has the value 0."""
     first, last = np.searchsorted(rows[:, 0], [feature, feature + 1])
     counted = rows[first:last, 2:][::-1]
-    return _precision(*np.concatenate([counted, [total - counted.sum(0)]]).T)
+    return _average_grouped(*np.concatenate([counted, [total - counted.sum(0)]]).T)
 
 
 def count_prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> Prevalence:
@@ -147,19 +149,21 @@ def count_prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) ->
         for part in (*SPLITS, ALL):
             own = y[(split == part) | (part == ALL)]
             n, cases = int(np.isin(own, (0, 1)).sum()), int((own == 1).sum())
-            told.setdefault(name, {})[part] = _prevalence_entry(n, cases)
+            told.setdefault(name, {})[part] = _make_prevalence_entry(n, cases)
     return told
 
 
 def add_prevalence(shards: Sequence[Prevalence]) -> Prevalence:
     """The `prevalence` of several shards as that of one."""
     return {
-        name: {part: _prevalence_entry(*(sum(one[name][part][key] for one in shards) for key in ("subjects", "cases"))) for part in parts}
+        name: {
+            part: _make_prevalence_entry(*(sum(one[name][part][key] for one in shards) for key in ("subjects", "cases"))) for part in parts
+        }
         for name, parts in shards[0].items()
     }
 
 
-def _prevalence_entry(subjects: int, cases: int) -> dict[str, Any]:
+def _make_prevalence_entry(subjects: int, cases: int) -> dict[str, Any]:
     return {"subjects": subjects, "cases": cases, "prevalence": cases / subjects if subjects else None}
 
 

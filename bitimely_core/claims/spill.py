@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.claims.job import FILE
+from bitimely_core.claims.job import FILE_SHIFT
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,7 +20,7 @@ GROUP = 1 << 20  # rows of a row group of a published file
 SLICE = 1 << 18  # subjects that are put in order together
 
 
-class Pile(NamedTuple):
+class SpillFile(NamedTuple):
     """A stretch of the source, cleaned and laid down."""
 
     rows: Path
@@ -29,7 +29,7 @@ class Pile(NamedTuple):
     files: np.ndarray
 
 
-def lay(path: Path, frame: pl.DataFrame, shards: int) -> None:
+def write_partitioned(path: Path, frame: pl.DataFrame, shards: int) -> None:
     """Write a frame whose column `shard` says in which row group each row goes; their order stays."""
     import pyarrow.parquet as pq
 
@@ -45,7 +45,7 @@ def lay(path: Path, frame: pl.DataFrame, shards: int) -> None:
     storage.write_file(path, fill)
 
 
-def taken(path: Path, shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
+def read_partition(path: Path, shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """One shard of a file that `lay` wrote."""
     import polars as pl
     import pyarrow.parquet as pq
@@ -56,18 +56,18 @@ def taken(path: Path, shard: int, columns: Sequence[str] | None = None) -> pl.Da
     return found
 
 
-def rows(piles: Iterable[Pile], shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
+def read_rows(piles: Iterable[SpillFile], shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """The rows of a shard from all piles, with the code and file numbers of the whole."""
     import polars as pl
 
     parts = []
     for pile in piles:
-        part = taken(pile.rows, shard, columns)
+        part = read_partition(pile.rows, shard, columns)
         if columns is None:
             row = part["row"].to_numpy()
             part = part.with_columns(
                 code=pl.Series(pile.codes[part["code"].to_numpy()], dtype=pl.Int32),
-                row=pl.Series((pile.files[row >> FILE] << FILE) + row % (1 << FILE), dtype=pl.Int64),
+                row=pl.Series((pile.files[row >> FILE_SHIFT] << FILE_SHIFT) + row % (1 << FILE_SHIFT), dtype=pl.Int64),
             )
         parts.append(part)
     return pl.concat(parts) if parts else pl.DataFrame()
@@ -76,7 +76,7 @@ def rows(piles: Iterable[Pile], shard: int, columns: Sequence[str] | None = None
 # ---- files in the order of a column whose values are evenly spread over all shards
 
 
-def in_order(paths: Sequence[Path], column: str, size: int, slices: int, by: Sequence[str]) -> Iterator[pl.DataFrame]:
+def merge_sorted(paths: Sequence[Path], column: str, size: int, slices: int, by: Sequence[str]) -> Iterator[pl.DataFrame]:
     """The rows of many sorted files as one sorted table, a slice at a time.
 
     Args:
@@ -94,7 +94,7 @@ def in_order(paths: Sequence[Path], column: str, size: int, slices: int, by: Seq
         yield pl.concat([pl.scan_parquet(path).filter(mine).collect() for path in paths]).sort(*by, maintain_order=True)
 
 
-def written(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, dict[str, Any]]:
+def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, dict[str, Any]]:
     """A file of a cache from its frames one after another: the bytes are those of the whole in one piece. Its name, and what it is."""
     count = 0
 
@@ -103,7 +103,7 @@ def written(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, 
         import pyarrow.parquet as pq
 
         writer: pq.ParquetWriter | None = None
-        for table in _groups(frames):
+        for table in _iter_groups(frames):
             if writer is None:
                 writer = pq.ParquetWriter(stream, table.schema, compression="zstd", version="2.6")
             writer.write_table(table, row_group_size=GROUP)
@@ -115,7 +115,7 @@ def written(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, 
     return name, {"sha256": digest, "size": size, "rows": count}
 
 
-def _groups(frames: Iterable[pl.DataFrame]) -> Iterator[pa.Table]:
+def _iter_groups(frames: Iterable[pl.DataFrame]) -> Iterator[pa.Table]:
     """The rows of some frames, GROUP at a time."""
     import polars as pl
 
@@ -129,7 +129,7 @@ def _groups(frames: Iterable[pl.DataFrame]) -> Iterator[pa.Table]:
         yield held.rechunk().to_arrow()
 
 
-def parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
+def make_parquet_writer(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
     """Writes a frame as Parquet, the same bytes for the same content."""
     import pyarrow.parquet as pq
 

@@ -140,7 +140,7 @@ _, OF_PRODROME, OF_BACKGROUND, OF_PREVENTIVE, OF_UNKNOWN, OF_MALFORMED = itertoo
 MAPPED = np.array([phecode != "" for _, _, phecode in CODES])
 
 
-class People(NamedTuple):
+class SyntheticSubjects(NamedTuple):
     """The subjects of a block, one value each [B]; days are whole numbers."""
 
     birth: np.ndarray
@@ -154,7 +154,7 @@ class People(NamedTuple):
     rate: np.ndarray  # visits a month
 
 
-class Claims(NamedTuple):
+class SyntheticRows(NamedTuple):
     """Rows of a block [N]: subject of the block, day, index into `CODES`, index into `SOURCES`."""
 
     subject: np.ndarray
@@ -163,17 +163,17 @@ class Claims(NamedTuple):
     source: np.ndarray
 
 
-class History(NamedTuple):
+class SyntheticHistory(NamedTuple):
     """A block before it is written."""
 
-    people: People
+    people: SyntheticSubjects
     onset: np.ndarray  # day [B, 12], infinite for never
-    claims: Claims  # by subject, day and code; no two alike
+    claims: SyntheticRows  # by subject, day and code; no two alike
     until: np.ndarray  # last day of the input [B]
     score: np.ndarray  # z of the tempo signal [B]
 
 
-class Solved(NamedTuple):
+class SolvedHazards(NamedTuple):
     """What bisection on the fixed draw gives: hazards at age 60 in 1e-4 a month, and the intercept of the tempo label."""
 
     hazards: dict[str, float]
@@ -183,7 +183,7 @@ class Solved(NamedTuple):
 # --- the files
 
 
-def write(
+def write_cohort(
     folder: Path, *, subjects: int = 20_000, seed: int = 0, vocab_column: bool = True, config: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Write the cohort under `folder`, in the layout of the source `claims`; the same bytes for the same arguments.
@@ -207,8 +207,8 @@ def write(
     for name, value, low in (("subjects", subjects, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**63:
             raise usage_error(f"{name} is {safe_text(value)}", f"expected a whole number from {low} on")
-    chosen = resolved(config or {})
-    solved = solve(chosen)
+    chosen = resolve_config(config or {})
+    solved = solve_hazards(chosen)
     ledger: Counter[str] = Counter()
     tables = {
         "patients.csv": ["patient_id,birth_date,death_date,sex,obs_start,obs_end"],
@@ -221,10 +221,10 @@ def write(
     def fill(stream: BinaryIO) -> None:
         stream.write(f"patient_id,date,icd,{'vocab,' if vocab_column else ''}source\n".encode())
         for block in range(-(-subjects // BLOCK)):
-            made = history(chosen, solved.hazards, seed, block)
+            made = draw_history(chosen, solved.hazards, seed, block)
             names = np.array([f"S{i:07d}" for i in range(block * BLOCK, min(subjects, (block + 1) * BLOCK))], object)
-            stream.write(_claims_csv(chosen, made, names, generator(seed, block, "spelling"), ledger, vocab_column=vocab_column))
-            for name, lines in _subject_lines(chosen, solved.intercept, made, names, generator(seed, block, "labels")).items():
+            stream.write(_claims_csv(chosen, made, names, make_generator(seed, block, "spelling"), ledger, vocab_column=vocab_column))
+            for name, lines in _format_subjects(chosen, solved.intercept, made, names, make_generator(seed, block, "labels")).items():
                 tables[name] += lines
 
     storage.make_folder(folder)
@@ -232,13 +232,13 @@ def write(
     for name, lines in tables.items():
         storage.write_bytes(folder / name, "\n".join([*lines, ""]).encode())
     body = {"format_version": 1, "subjects": subjects, "seed": seed, "vocab_column": vocab_column, "solved": solved._asdict()}
-    body |= {"labels": len(tables["labels.csv"]) - 1, **_nested(ledger)}
+    body |= {"labels": len(tables["labels.csv"]) - 1, **_nest_keys(ledger)}
     storage.write_json(folder / "ledger.json", body)
     return body
 
 
 def _claims_csv(
-    config: dict[str, Any], made: History, names: np.ndarray, rng: np.random.Generator, ledger: Counter[str], *, vocab_column: bool
+    config: dict[str, Any], made: SyntheticHistory, names: np.ndarray, rng: np.random.Generator, ledger: Counter[str], *, vocab_column: bool
 ) -> bytes:
     """Rows of claims.csv of the first `len(names)` subjects of a block, spelt in many ways, some twice; they are counted in the ledger."""
     mess = config["mess"]
@@ -247,22 +247,24 @@ def _claims_csv(
     claim = np.cumsum((np.diff(subject, prepend=-1) != 0) | (np.diff(day, prepend=NO_DAY) != 0)) - 1
     dotted = (rng.random(total) < mess["dotted"])[claim]  # a claim is written at one site
     padded, lower, blank, twice = rng.random((4, total)) < np.array([[mess[name]] for name in ("padded", "lower", "blank", "duplicate")])
-    icd10 = (day >= _day(config["calendar"]["icd10_from"])) & ((source == INPATIENT) | (not vocab_column))
+    icd10 = (day >= _parse_day(config["calendar"]["icd10_from"])) & ((source == INPATIENT) | (not vocab_column))
     form = code * 32 + icd10 * 16 + dotted * 8 + padded * 4 + lower * 2 + blank
     twice &= MAPPED[code] & (day >= made.people.start[subject])
 
     keep = np.repeat(np.arange(total), 1 + twice)
     keep = keep[: np.searchsorted(subject[keep], len(names))]
-    subject, day, code, source = written = Claims(*(values[keep] for values in made.claims))
-    _count(ledger, made._replace(claims=written), form[keep], first=np.diff(keep, prepend=-1) != 0)
+    subject, day, code, source = written = SyntheticRows(*(values[keep] for values in made.claims))
+    _count_rows(ledger, made._replace(claims=written), form[keep], first=np.diff(keep, prepend=-1) != 0)
 
     vocabs = [f",{vocab}" if vocab_column else "" for vocab in VOCABS]
-    tails = np.array([f",{text}{vocabs[i // 16 % 2]},{name}\n" for i, text in enumerate(_forms().text) for name in SOURCES], object)
-    rows = zip((names + ",")[subject], _iso(day), tails[form[keep] * len(SOURCES) + source], strict=True)
+    tails = np.array(
+        [f",{text}{vocabs[i // 16 % 2]},{name}\n" for i, text in enumerate(_list_spellings().text) for name in SOURCES], object
+    )
+    rows = zip((names + ",")[subject], _format_days(day), tails[form[keep] * len(SOURCES) + source], strict=True)
     return "".join(map("".join, rows)).encode()
 
 
-class Forms(NamedTuple):
+class CodeSpellings(NamedTuple):
     """Every code in every spelling, at `code * 32 + icd10 * 16 + dotted * 8 + padded * 4 + lower * 2 + blank`, and what it shows."""
 
     text: np.ndarray
@@ -272,7 +274,7 @@ class Forms(NamedTuple):
 
 
 @cache
-def _forms() -> Forms:
+def _list_spellings() -> CodeSpellings:
     """The spellings. Malformed codes have one; of the others ICD-9 categories alone are padded: `496.0` or `4960`."""
     rows = []
     for code, icd10, dotted, padded, lower, blank in itertools.product(range(len(CODES)), *[(False, True)] * 5):
@@ -284,10 +286,10 @@ def _forms() -> Forms:
             text = (text.lower() if lower else text) + " " * blank
         rows.append((text, category, text != text.upper(), text.endswith(" ")))
     texts, *shown = zip(*rows, strict=True)
-    return Forms(np.array(texts, object), *map(np.array, shown))
+    return CodeSpellings(np.array(texts, object), *map(np.array, shown))
 
 
-def _count(ledger: Counter[str], written: History, form: np.ndarray, *, first: np.ndarray) -> None:
+def _count_rows(ledger: Counter[str], written: SyntheticHistory, form: np.ndarray, *, first: np.ndarray) -> None:
     """Add the rows of a block to the ledger.
 
     `mess`: rows of each kind as they stand in the file. `funnel`: as `build_sequences` counts them. `reasons`: as the ingest report does,
@@ -301,7 +303,7 @@ def _count(ledger: Counter[str], written: History, form: np.ndarray, *, first: n
         first: whether the row is no copy [N].
     """
     subject, day, code, _ = written.claims
-    forms = _forms()
+    forms = _list_spellings()
     dated = day > NO_DAY
     before = dated & (day < written.people.start[subject])  # no other claim precedes the registration
     good = dated & ~before & (code < OF_MALFORMED.start)
@@ -339,7 +341,7 @@ def _count(ledger: Counter[str], written: History, form: np.ndarray, *, first: n
             ledger[f"reasons.{reason}"] += found
 
 
-def _nested(flat: Counter[str]) -> dict[str, Any]:
+def _nest_keys(flat: Counter[str]) -> dict[str, Any]:
     """Dotted keys as dicts in dicts."""
     out: dict[str, Any] = {}
     for key, rows in flat.items():
@@ -351,15 +353,15 @@ def _nested(flat: Counter[str]) -> dict[str, Any]:
     return out
 
 
-def _subject_lines(
-    config: dict[str, Any], intercept: float, made: History, names: np.ndarray, rng: np.random.Generator
+def _format_subjects(
+    config: dict[str, Any], intercept: float, made: SyntheticHistory, names: np.ndarray, rng: np.random.Generator
 ) -> dict[str, list[str]]:
     """Lines of patients.csv, labels.csv and truth.csv of the first `len(names)` subjects of a block."""
     who = made.people
     tempo = rng.random(BLOCK) < _sigmoid(intercept + config["tempo"]["weight"] * made.score)
     claims = np.bincount(made.claims.subject, minlength=BLOCK)
-    birth, start, end, until = (_iso(days) for days in (who.birth, who.start, who.end, made.until))
-    onset = _iso(np.where(np.isfinite(made.onset), made.onset, NO_DAY).astype(int))
+    birth, start, end, until = (_format_days(days) for days in (who.birth, who.start, who.end, made.until))
+    onset = _format_days(np.where(np.isfinite(made.onset), made.onset, NO_DAY).astype(int))
     length = np.array([0, 7, 10])[who.birth_written]  # characters of the birth
     return {
         "patients.csv": [
@@ -371,14 +373,14 @@ def _subject_lines(
     }
 
 
-def _iso(days: np.ndarray) -> np.ndarray:
+def _format_days(days: np.ndarray) -> np.ndarray:
     """Days as text, objects of the same shape; `NO_DAY` is empty."""
     distinct, places = np.unique(days, return_inverse=True)
     texts = np.where(distinct == NO_DAY, "", np.datetime_as_string(distinct.astype("datetime64[D]")))
     return texts.astype(object)[places].reshape(days.shape)
 
 
-def _day(text: str) -> int:
+def _parse_day(text: str) -> int:
     """A date as a day."""
     return int(np.datetime64(text, "D").astype(int))
 
@@ -386,24 +388,24 @@ def _day(text: str) -> int:
 # --- parameters
 
 
-def resolved(config: dict[str, Any]) -> dict[str, Any]:
+def resolve_config(config: dict[str, Any]) -> dict[str, Any]:
     """The parameters of `pipelines/demo_claims.toml`, with the values of `config` in their place.
 
     Raises:
         UserError: config or unknown_name (exit 2) for a key that is not there or a value of another type.
     """
     recipe = tomllib.loads((registry.RECIPES / RECIPE).read_text())
-    return _over(recipe["ingest"]["options"][NAME]["config"], config, "config")
+    return _merge_config(recipe["ingest"]["options"][NAME]["config"], config, "config")
 
 
-def _over(base: dict[str, Any], values: dict[str, Any], where: str) -> dict[str, Any]:
+def _merge_config(base: dict[str, Any], values: dict[str, Any], where: str) -> dict[str, Any]:
     """`base` with `values` in their place, nested; keys and types stay as they are."""
     out = dict(base)
     for key, value in values.items():
         if key not in base:
             raise registry.unknown(f"parameter of {NAME} in {where}", key, list(base))
         if isinstance(base[key], dict) and isinstance(value, dict):
-            out[key] = _over(base[key], value, f"{where}.{key}")
+            out[key] = _merge_config(base[key], value, f"{where}.{key}")
         elif (type(value) is type(base[key]) or (isinstance(base[key], float) and type(value) is int)) and value == value:  # no NaN
             out[key] = value
         else:
@@ -411,20 +413,22 @@ def _over(base: dict[str, Any], values: dict[str, Any], where: str) -> dict[str,
     return out
 
 
-def solve(config: dict[str, Any]) -> Solved:
+def solve_hazards(config: dict[str, Any]) -> SolvedHazards:
     """Hazards of the states that are given by a prevalence, and the intercept of the tempo label, by bisection on a fixed draw."""
     key, blocks = FIXED
-    everybody = People(*map(np.concatenate, zip(*(people(config, generator(key, i, "people")) for i in range(blocks)), strict=True)))
-    limits = np.concatenate([_limits(key, i) for i in range(blocks)])
+    everybody = SyntheticSubjects(
+        *map(np.concatenate, zip(*(draw_subjects(config, make_generator(key, i, "people")) for i in range(blocks)), strict=True))
+    )
+    limits = np.concatenate([_draw_limits(key, i) for i in range(blocks)])
     hazards: dict[str, float] = {}
-    onsets(config, everybody, limits, hazards)
-    made = [history(config, hazards, key, i) for i in range(blocks)]
+    compute_onsets(config, everybody, limits, hazards)
+    made = [draw_history(config, hazards, key, i) for i in range(blocks)]
     score = np.concatenate([each.score[np.unique(each.claims.subject)] for each in made])
     weight, base_rate = config["tempo"]["weight"], config["tempo"]["base_rate"]
-    return Solved(hazards, bisection(lambda a: float(np.mean(_sigmoid(a + weight * score))), base_rate, -20.0, 20.0))
+    return SolvedHazards(hazards, bisect(lambda a: float(np.mean(_sigmoid(a + weight * score))), base_rate, -20.0, 20.0))
 
 
-def bisection(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+def bisect(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
     """Where a rising function takes a value, to 2^-50 of the interval."""
     for _ in range(50):
         middle = (low + high) / 2
@@ -439,34 +443,37 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 # --- one block
 
 
-def generator(key: int, block: int, part: str) -> np.random.Generator:
+def make_generator(key: int, block: int, part: str) -> np.random.Generator:
     """The draws of one part of one block."""
     return np.random.Generator(np.random.Philox(counter=[0, 0, 0, STREAMS.index(part)], key=np.array([key, block], np.uint64)))
 
 
-def _limits(key: int, block: int) -> np.ndarray:
+def _draw_limits(key: int, block: int) -> np.ndarray:
     """How much of the integrated hazard of each state a subject bears, exponential draws [B, 12]."""
-    return generator(key, block, "states").exponential(size=(BLOCK, len(STATES)))
+    return make_generator(key, block, "states").exponential(size=(BLOCK, len(STATES)))
 
 
-def history(config: dict[str, Any], hazards: dict[str, float], key: int, block: int) -> History:
+def draw_history(config: dict[str, Any], hazards: dict[str, float], key: int, block: int) -> SyntheticHistory:
     """Everything about the subjects of a block but the spelling; the same for the same arguments."""
-    who = people(config, generator(key, block, "people"))
-    onset = onsets(config, who, _limits(key, block), hazards)
-    care, visits = _care(config, who, onset, generator(key, block, "care")), _visits(config, who, generator(key, block, "visits"))
-    rows = Claims(*map(np.concatenate, zip(care, visits, strict=True)))
-    subject, day, code, _ = claims = _spoilt(config, who, rows, generator(key, block, "mess"))
+    who = draw_subjects(config, make_generator(key, block, "people"))
+    onset = compute_onsets(config, who, _draw_limits(key, block), hazards)
+    care, visits = (
+        _draw_care(config, who, onset, make_generator(key, block, "care")),
+        _draw_visits(config, who, make_generator(key, block, "visits")),
+    )
+    rows = SyntheticRows(*map(np.concatenate, zip(care, visits, strict=True)))
+    subject, day, code, _ = claims = _add_errors(config, who, rows, make_generator(key, block, "mess"))
     until = np.minimum(who.start + round(config["tempo"]["years"] * YEAR), who.end)
     signal = np.isin(code, OF_PRODROME) & (day >= who.start[subject]) & (day <= until[subject])
     age = (until[subject] - day)[signal] / MONTH
     score = np.bincount(subject[signal], 2.0 ** (-age / config["tempo"]["half_life"]), BLOCK)
-    return History(who, onset, claims, until, score)
+    return SyntheticHistory(who, onset, claims, until, score)
 
 
-def people(config: dict[str, Any], rng: np.random.Generator) -> People:
+def draw_subjects(config: dict[str, Any], rng: np.random.Generator) -> SyntheticSubjects:
     """Who is registered, when, and how often they are seen."""
     want, visits = config["people"], config["visits"]
-    first, last = _day(config["calendar"]["first"]), _day(config["calendar"]["last"])
+    first, last = _parse_day(config["calendar"]["first"]), _parse_day(config["calendar"]["last"])
     inside, late, female, silent, known, whole, age, when = rng.random((8, BLOCK))
     newborn = inside < want["born_inside"]
     wait = np.where(newborn, when * (last - first + 1), when * want["late_years"] * YEAR * (late < want["late"]))
@@ -477,7 +484,7 @@ def people(config: dict[str, Any], rng: np.random.Generator) -> People:
     doubling, entry = want["death_doubling"], (start - birth) / YEAR - want["death_age"]
     spent = rng.exponential(size=BLOCK) * math.log(2) / (want["death"] * doubling)  # of the Gompertz hazard, integrated
     death = birth + YEAR * (want["death_age"] + doubling * np.log2(2 ** (entry / doubling) + spent))
-    return People(
+    return SyntheticSubjects(
         birth=birth,
         birth_written=np.where(known < config["mess"]["no_birth"], 0, np.where(whole < config["mess"]["birth_month"], 1, 2)),
         sex=np.where(female < want["women"], 2, 1),
@@ -490,7 +497,7 @@ def people(config: dict[str, Any], rng: np.random.Generator) -> People:
     )
 
 
-def onsets(config: dict[str, Any], who: People, limits: np.ndarray, hazards: dict[str, float]) -> np.ndarray:
+def compute_onsets(config: dict[str, Any], who: SyntheticSubjects, limits: np.ndarray, hazards: dict[str, float]) -> np.ndarray:
     """First day of each state [B, 12], infinite for never: when its hazard, summed month by month, reaches its limit.
 
     Args:
@@ -499,7 +506,7 @@ def onsets(config: dict[str, Any], who: People, limits: np.ndarray, hazards: dic
         limits: exponential draws [B, 12].
         hazards: 1e-4 a month, of the states that have a prevalence in its place; the missing ones are solved here and added.
     """
-    months = _length(config) / MONTH
+    months = _count_days(config) / MONTH
     middle = np.arange(math.ceil(months)) + 0.5  # of each month since the start of registration [K]
     follow = (who.end - who.start)[:, None] / MONTH
     found: dict[str, np.ndarray] = {}  # months until the onset [B, 1]
@@ -516,17 +523,17 @@ def onsets(config: dict[str, Any], who: People, limits: np.ndarray, hazards: dic
         total = np.cumsum(rate, axis=1)
         if "prevalence" in state and name not in hazards:
             cases = state["prevalence"] / (1 - config["care"]["under_coding"])
-            hazards[name] = _hazard(total[:, -1], cases)
-        found[name] = _reached(rate, total, limit / state.get("hazard", hazards.get(name)), follow)
+            hazards[name] = _solve_hazard(total[:, -1], cases)
+        found[name] = _find_crossing(rate, total, limit / state.get("hazard", hazards.get(name)), follow)
     return who.start[:, None] + np.floor(np.hstack(list(found.values())) * MONTH)
 
 
-def _hazard(total: np.ndarray, cases: float) -> float:
+def _solve_hazard(total: np.ndarray, cases: float) -> float:
     """The hazard that makes a share of cases, where `total` is the sum of a hazard of 1 for each subject."""
-    return 10 ** bisection(lambda x: float(np.mean(-np.expm1(-(10**x) * total))), cases, -4.0, 5.0)
+    return 10 ** bisect(lambda x: float(np.mean(-np.expm1(-(10**x) * total))), cases, -4.0, 5.0)
 
 
-def _reached(rate: np.ndarray, total: np.ndarray, limit: np.ndarray, follow: np.ndarray) -> np.ndarray:
+def _find_crossing(rate: np.ndarray, total: np.ndarray, limit: np.ndarray, follow: np.ndarray) -> np.ndarray:
     """Months [B, 1] until `total`, the running sum of `rate` [B, K], reaches a limit [B, 1]; infinite for never, or not in `follow`."""
     month = np.minimum(np.sum(total < limit, axis=1, keepdims=True), rate.shape[1] - 1)
     whole, step = np.take_along_axis(total, month, 1), np.take_along_axis(rate, month, 1)
@@ -534,12 +541,12 @@ def _reached(rate: np.ndarray, total: np.ndarray, limit: np.ndarray, follow: np.
     return np.where((whole >= limit) & (at <= follow), at, np.inf)
 
 
-def _length(config: dict[str, Any]) -> int:
+def _count_days(config: dict[str, Any]) -> int:
     """Days of the calendar."""
-    return _day(config["calendar"]["last"]) - _day(config["calendar"]["first"]) + 1
+    return _parse_day(config["calendar"]["last"]) - _parse_day(config["calendar"]["first"]) + 1
 
 
-def _care(config: dict[str, Any], who: People, onset: np.ndarray, rng: np.random.Generator) -> Claims:
+def _draw_care(config: dict[str, Any], who: SyntheticSubjects, onset: np.ndarray, rng: np.random.Generator) -> SyntheticRows:
     """What diseases leave: stays at their onset and renewals of the diagnosis from then on; and claims that ruled a disease out."""
     care, states = config["care"], [config["states"][name] for name in STATES]
     hidden = rng.random(onset.shape) < np.array([state.get("hidden", 0.0) for state in states])
@@ -547,7 +554,9 @@ def _care(config: dict[str, Any], who: People, onset: np.ndarray, rng: np.random
 
     subject, state = np.nonzero(np.isfinite(coded) & (rng.random(onset.shape) < np.array([state["stay"] for state in states])))
     low, high = care["stay_codes"]
-    others = np.argsort(-np.log(_zipf(config)) - rng.gumbel(size=(len(subject), len(BACKGROUND))), axis=1)  # drawn without replacement
+    others = np.argsort(
+        -np.log(_weight_background(config)) - rng.gumbel(size=(len(subject), len(BACKGROUND))), axis=1
+    )  # drawn without replacement
     taken = np.arange(len(BACKGROUND)) < rng.integers(low - 1, high, len(subject))[:, None]
     day, stay = coded[subject, state], np.nonzero(taken)[0]
     parts: list[tuple[Any, ...]] = [
@@ -555,7 +564,7 @@ def _care(config: dict[str, Any], who: People, onset: np.ndarray, rng: np.random
         (subject[stay], day[stay], OF_BACKGROUND.start + others[taken], INPATIENT),
     ]
     for code, renewal in enumerate(state["renewal"] * MONTH for state in states):
-        count = math.ceil(_length(config) / (renewal * (1 - care["jitter"])))
+        count = math.ceil(_count_days(config) / (renewal * (1 - care["jitter"])))
         gaps = renewal * rng.uniform(1 - care["jitter"], 1 + care["jitter"], (BLOCK, count))
         days = coded[:, [code]] + np.cumsum(np.pad(gaps, ((0, 0), (1, 0))), axis=1)
         subject, visit = np.nonzero(days <= who.end[:, None])
@@ -566,10 +575,10 @@ def _care(config: dict[str, Any], who: People, onset: np.ndarray, rng: np.random
     (subject,) = np.nonzero(healthy & (rng.random(BLOCK) < care["rule_out"]))
     day = who.start + rng.random(BLOCK) * (who.end - who.start + 1)
     parts.append((subject, day[subject], rng.choice(asked, BLOCK)[subject], PHYSICIAN))
-    return _joined(parts)
+    return _concatenate_rows(parts)
 
 
-def _visits(config: dict[str, Any], who: People, rng: np.random.Generator) -> Claims:
+def _draw_visits(config: dict[str, Any], who: SyntheticSubjects, rng: np.random.Generator) -> SyntheticRows:
     """Visits at a personal rate, uniform in time, one code each: they know nothing of the diseases."""
     visits, share = config["visits"], config["tempo"]["share"]
     length = who.end - who.start + 1
@@ -578,32 +587,34 @@ def _visits(config: dict[str, Any], who: People, rng: np.random.Generator) -> Cl
     shares = np.concatenate(
         [
             np.full(len(PRODROME), share),
-            _zipf(config) * (1 - share * len(PRODROME) - visits["preventive"]),
+            _weight_background(config) * (1 - share * len(PRODROME) - visits["preventive"]),
             np.full(len(PREVENTIVE), visits["preventive"] / len(PREVENTIVE)),
         ]
     )
-    source = _chosen(where, np.array([visits["sources"].get(name, 0.0) for name in SOURCES]))
-    return _joined([(subject, who.start[subject] + when * length[subject], OF_PRODROME.start + _chosen(what, shares), source)])
+    source = _choose_share(where, np.array([visits["sources"].get(name, 0.0) for name in SOURCES]))
+    return _concatenate_rows(
+        [(subject, who.start[subject] + when * length[subject], OF_PRODROME.start + _choose_share(what, shares), source)]
+    )
 
 
-def _zipf(config: dict[str, Any]) -> np.ndarray:
+def _weight_background(config: dict[str, Any]) -> np.ndarray:
     """Frequencies of the background codes."""
     weights = np.arange(1.0, len(BACKGROUND) + 1) ** -config["visits"]["zipf"]
     return weights / weights.sum()
 
 
-def _chosen(draws: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def _choose_share(draws: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Which of the shares, laid end to end, each draw from 0 to 1 falls into."""
     return np.searchsorted(np.cumsum(shares / shares.sum())[:-1], draws, side="right")
 
 
-def _joined(parts: list[tuple[Any, ...]]) -> Claims:
+def _concatenate_rows(parts: list[tuple[Any, ...]]) -> SyntheticRows:
     """Rows from parts (subject, day, code, source); days are rounded down."""
     columns = zip(*(np.broadcast_arrays(*part) for part in parts), strict=True)
-    return Claims(*(np.concatenate(column).astype(int) for column in columns))
+    return SyntheticRows(*(np.concatenate(column).astype(int) for column in columns))
 
 
-def _spoilt(config: dict[str, Any], who: People, rows: Claims, rng: np.random.Generator) -> Claims:
+def _add_errors(config: dict[str, Any], who: SyntheticSubjects, rows: SyntheticRows, rng: np.random.Generator) -> SyntheticRows:
     """Some rows lose their date or their code or come before birth, one of these at most; of rows that are then alike one is kept."""
     mess = config["mess"]
     subject, day, code, source = rows
@@ -615,11 +626,11 @@ def _spoilt(config: dict[str, Any], who: People, rows: Claims, rng: np.random.Ge
     code = np.select([kind == 1, kind == 2], [malformed, unknown], code)
     key = (subject * 2**17 + day - NO_DAY) * len(CODES) + code
     keep = np.unique(key, return_index=True)[1]  # in the order of the key; of rows alike the first, so that stays win
-    return Claims(*(values[keep] for values in (subject, day, code, source)))
+    return SyntheticRows(*(values[keep] for values in (subject, day, code, source)))
 
 
 @datasets(FACTS)
 def synthetic_claims(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """A made-up population's claims into `folder`; what the builder is to make of them."""
-    write(folder, subjects=options["subjects"], seed=options["seed"], config=options["config"])
+    write_cohort(folder, subjects=options["subjects"], seed=options["seed"], config=options["config"])
     return {**OPTIONS, "rules": "ccdss", "phecode_map": (str(folder / "icd_phecode_demo.csv"),), "engine": options["engine"]}

@@ -30,7 +30,7 @@ DAY = 86_400_000_000  # microseconds
 UNKNOWN = SPECIAL.index("[UNK]")
 
 
-def labels(folder: str | Path) -> pl.DataFrame:
+def read_task_labels(folder: str | Path) -> pl.DataFrame:
     """The rows of a MEDS label folder, sorted: subject_id Int64, prediction_time in microseconds, boolean_value (null: not known).
 
     Raises UserError: not_found (exit 2), no_input or schema (exit 4).
@@ -54,7 +54,7 @@ def labels(folder: str | Path) -> pl.DataFrame:
     return rows.unique(maintain_order=True).sort("subject_id", "prediction_time", maintain_order=True)
 
 
-def identities(path: str | Path | None) -> pl.DataFrame | None:
+def read_id_table(path: str | Path | None) -> pl.DataFrame | None:
     """The table that `ingest --keep-ids` wrote: raw and new, both Int64; None for no path. Raises UserError (config, exit 2)."""
     import polars as pl
 
@@ -67,7 +67,7 @@ def identities(path: str | Path | None) -> pl.DataFrame | None:
         raise _usage(text, wanted, str(path), "--ids") from error
 
 
-def build(
+def build_task_sequences(
     cache: Cache,
     base: Sequences,
     task: str | Path,
@@ -102,8 +102,8 @@ def build(
     if base.manifest["cache"] != cache.manifest["manifest_sha256"] or base.options["split_file"]:
         text = "was made with --split-file" if base.options["split_file"] else "was made from another cache"
         raise _usage(text, "expected sequences of this cache and its split", str(base.folder), "--task", "Tokenize again without --task")
-    asked, known = labels(task), identities(ids)
-    options = {**base.options, "task": "multilabel", "landmark": None, "min_codes": 0, "asked": _mark(asked)}
+    asked, known = read_task_labels(task), read_id_table(ids)
+    options = {**base.options, "task": "multilabel", "landmark": None, "min_codes": 0, "asked": _fingerprint_labels(asked)}
     if (out / storage.MANIFEST).exists() and not force_new:
         old = storage.read_manifest(out)
         if old.get("options") == options and old.get("base") == base.fingerprint:
@@ -126,11 +126,11 @@ def build(
     storage.make_folder(out)
     with storage.lock(out):
         storage.sweep(out)
-        _write(cache, base, rows.drop("subject_id").rename({"new": "subject_id"}), out, options, strangers, progress)
+        _write_task(cache, base, rows.drop("subject_id").rename({"new": "subject_id"}), out, options, strangers, progress)
     return open_sequences(out, verify=False)
 
 
-def _mark(asked: pl.DataFrame) -> str:
+def _fingerprint_labels(asked: pl.DataFrame) -> str:
     """What is asked for, in short."""
     return storage.fingerprint(
         [asked["subject_id"].to_list(), asked["prediction_time"].to_physical().to_list(), asked["boolean_value"].to_list()]
@@ -141,27 +141,27 @@ def _usage(text: str, wanted: str, file: str, field: str, action: str = "") -> U
     return usage_error(text, wanted, action, file=file, field=field)
 
 
-def _write(
+def _write_task(
     cache: Cache, base: Sequences, asked: pl.DataFrame, out: Path, options: dict[str, Any], strangers: int, progress: Progress | None
 ) -> None:
     """All files of the token set; `asked` has subject_id (of the cache), prediction_time, boolean_value."""
     import polars as pl
 
     from bitimely_core.claims import engines, steps
-    from bitimely_core.claims.prevalence import Selection
+    from bitimely_core.claims.prevalence import CodeSelection
 
-    names = {field.name for field in fields(steps.Choices)}
-    choices = steps.Choices(**{name: value for name, value in options.items() if name in names})
-    plan = tokenize.Plan(cache=cache, preset=base.options["preset"], choices=choices, split_file="", engine="polars")
-    selection = Selection(phecodes=list(base.vocabulary[len(SPECIAL) :]), ratios={}, max_attainable={})
+    names = {field.name for field in fields(steps.SequenceChoices)}
+    choices = steps.SequenceChoices(**{name: value for name, value in options.items() if name in names})
+    plan = tokenize.SequencePlan(cache=cache, preset=base.options["preset"], choices=choices, split_file="", engine="polars")
+    selection = CodeSelection(phecodes=list(base.vocabulary[len(SPECIAL) :]), ratios={}, max_attainable={})
     day = pl.col("prediction_time").dt.epoch("us") // DAY - 1
     asked = asked.select("subject_id", "prediction_time", pl.col("boolean_value").cast(pl.Int8).alias(f"y_{out.name}"), index_day=day)
     files: Files = {}
     parts: list[pl.DataFrame] = []
     done, total = 0, len(cache.manifest["shards"])
-    with engines.opened("polars") as engine:
-        for one in tokenize.marked(plan, tokenize.everyone(plan), engine):  # no enumerate: it holds a shard until it has the next
-            frame = _sequences(one, asked, choices, selection, out.name, engine)
+    with engines.open_engine("polars") as engine:
+        for one in tokenize.iter_shards(plan, tokenize.load_subjects(plan), engine):  # no enumerate: it holds a shard until it has the next
+            frame = _build_task_shard(one, asked, choices, selection, out.name, engine)
             if frame.height:
                 files |= shard(out, len(files), frame)
                 parts.append(frame.select("subject_id", "prediction_time", "split", "codes"))
@@ -201,7 +201,7 @@ def _write(
     )
 
 
-def _sequences(one: Any, asked: pl.DataFrame, choices: Any, selection: Any, name: str, engine: Any) -> pl.DataFrame:
+def _build_task_shard(one: Any, asked: pl.DataFrame, choices: Any, selection: Any, name: str, engine: Any) -> pl.DataFrame:
     """The sequences of the prediction times that are asked of the subjects of one shard, as they are stored."""
     import polars as pl
 
@@ -214,8 +214,8 @@ def _sequences(one: Any, asked: pl.DataFrame, choices: Any, selection: Any, name
     numbers = people.select("before", number=pl.int_range(pl.len(), dtype=pl.Int32))
     rows = one.rows.join(numbers, left_on="subject", right_on="before", how="inner", maintain_order="left")
     rows = rows.with_columns(subject="number").drop("number")
-    built = steps.build(replace(one, rows=rows, people=people), choices, selection, engine)
-    table = pl.from_arrow(sequence_builder.table(built, people, [name]))
+    built = steps.build_shard(replace(one, rows=rows, people=people), choices, selection, engine)
+    table = pl.from_arrow(sequence_builder.to_table(built, people, [name]))
     assert isinstance(table, pl.DataFrame)
     table = table.with_columns(pl.col("split").cast(pl.String), prediction_time=people["prediction_time"].gather(built.subjects))
     silent = people.filter(~np.isin(np.arange(people.height), built.subjects))
@@ -230,7 +230,7 @@ def _sequences(one: Any, asked: pl.DataFrame, choices: Any, selection: Any, name
     return pl.concat([table, none], how="diagonal_relaxed").sort("subject_id", "prediction_time", maintain_order=True)
 
 
-def refuse_others(windows: TokenSet, kind: str) -> None:
+def check_task_run(windows: TokenSet, kind: str) -> None:
     """Raises UserError (config, exit 2) where `write_predictions` has nothing to write: other token sets, a run that is not fine-tuned."""
     if kind != "finetune" or "asked" not in windows.options:
         text = "has no prediction times" if kind == "finetune" else "is asked of a run without a head"
@@ -254,7 +254,7 @@ def write_predictions(path: str | Path, sequences: TokenSet, probabilities: np.n
     shards = [sequences.folder / name for name in sequences.manifest["shards"]]
     y = f"y_{sequences.class_names[0]}"
     frame = pl.concat([pl.read_parquet(shard, columns=["subject_id", "prediction_time", y]) for shard in shards])[sequences.rows]
-    if (known := identities(ids)) is not None:
+    if (known := read_id_table(ids)) is not None:
         frame = frame.join(known, left_on="subject_id", right_on="new", how="left", maintain_order="left").with_columns(subject_id="raw")
         if frame["subject_id"].null_count():
             raise _usage("misses subjects of these sequences", "expected the table of their ingest", str(ids), "--ids")

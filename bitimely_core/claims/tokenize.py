@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
     from bitimely_core.cache import Cache
     from bitimely_core.claims.engines import Engine
-    from bitimely_core.claims.prevalence import Selection
-    from bitimely_core.claims.shortcut_baselines import Prevalence, Tally
-    from bitimely_core.claims.steps import Choices, Shard
+    from bitimely_core.claims.prevalence import CodeSelection
+    from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
+    from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
 
-SAMPLED = 2000, 16_000  # sequences whose gaps are looked at: of a shard, and of all of them, at most
-SMALL = 20  # carriers among the cases below which a selected code is marked
-PLACES = {"tuning": "validation", "held_out": "test"}  # MEDS names of splits
-CALENDAR = {"time": ("calendar_month",), "dedupe": ("month",)}  # choices that need true dates
+SAMPLED_SEQUENCES = 2000, 16_000  # sequences whose gaps are looked at: of a shard, and of all of them, at most
+SMALL_SUPPORT = 20  # carriers among the cases below which a selected code is marked
+MEDS_SPLITS = {"tuning": "validation", "held_out": "test"}  # MEDS names of splits
+CALENDAR_CHOICES = {"time": ("calendar_month",), "dedupe": ("month",)}  # choices that need true dates
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SequencePlan:
     """What is to be built from a cache."""
 
     cache: Cache
     preset: str
-    choices: Choices
+    choices: SequenceChoices
     split_file: str
     engine: str
 
@@ -63,7 +63,7 @@ class Plan:
         }
 
 
-def resolved(
+def resolve_plan(
     cache: Cache,
     *,
     preset: str | None = None,
@@ -73,7 +73,7 @@ def resolved(
     split_file: str | Path | None = None,
     engine: str = "polars",
     **choices: Any,
-) -> Plan:
+) -> SequencePlan:
     """The choices of a build, checked against the cache.
 
     Args:
@@ -98,14 +98,16 @@ def resolved(
         raise unknown("engine", engine, list(engines.ENGINES))
     given = {name: value.replace("-", "_") if isinstance(value, str) else value for name, value in choices.items() if value is not None}
     if landmark or landmark_date:
-        given["landmark"] = _landmark(landmark, landmark_date)
+        given["landmark"] = _parse_landmark(landmark, landmark_date)
     try:
-        chosen = steps.Choices(**{**steps.PRESETS[preset], **given})
+        chosen = steps.SequenceChoices(**{**steps.PRESETS[preset], **given})
     except ValueError as error:
         raise _usage(str(error)) from error
     manifest = cache.manifest
     if manifest["clock"] != "calendar":
-        dated = [f"--{name} {getattr(chosen, name).replace('_', '-')}" for name, of in CALENDAR.items() if getattr(chosen, name) in of]
+        dated = [
+            f"--{name} {getattr(chosen, name).replace('_', '-')}" for name, of in CALENDAR_CHOICES.items() if getattr(chosen, name) in of
+        ]
         dated += ["--landmark-date"] * (chosen.landmark is not None and chosen.landmark.day is not None)
         if dated:
             raise _usage(f"{dated[0]} needs true dates", "this cache has none", "Ingest again with --keep-dates")
@@ -116,14 +118,14 @@ def resolved(
         raise _usage(text, f"the cache keeps the split of seed {manifest['seed']}", "Ingest again with that --seed, or give --split-file")
     if chosen.select is True and not manifest["names"]:
         raise _usage("selection by prevalence ratio without any label", "expected rules or label columns", "Give --no-select")
-    return Plan(cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine)
+    return SequencePlan(cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine)
 
 
 def _usage(text: str, wanted: str = "", action: str = "") -> UserError:
     return usage_error(text, wanted, action)
 
 
-def _landmark(text: str | None, date: str | None) -> Any:
+def _parse_landmark(text: str | None, date: str | None) -> Any:
     """`DAYS[,GAP,HORIZON]` or a date as a landmark. Raises UserError (config, exit 2)."""
     from bitimely_core.claims import steps
 
@@ -136,38 +138,42 @@ def _landmark(text: str | None, date: str | None) -> Any:
             given = dict(zip(names, numbers, strict=False))
         if len(numbers) not in ((0, 2) if date else (1, 3)):
             raise ValueError(f"found {text!r}")
-        return steps.landmark(given)
+        return steps.parse_landmark(given)
     except ValueError as error:
         wanted = "expected --landmark DAYS[,GAP,HORIZON], or --landmark-date with --landmark GAP,HORIZON"
         raise _usage(str(error), wanted) from error
 
 
-def build(plan: Plan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None) -> Sequences:
+def open_built(
+    plan: SequencePlan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None
+) -> Sequences:
     """The sequences of a plan in `out`: what is there already under the same choices stays.
 
     Raises:
         UserError: settings_differ (exit 2), no_input (exit 4) when no subject is left, integrity (exit 5).
     """
-    make(plan, out, verify=verify, force_new=force_new, progress=progress)
+    write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
     return open_sequences(out, verify=False)
 
 
-def make(plan: Plan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None) -> None:
+def write_sequences(
+    plan: SequencePlan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None
+) -> None:
     """`build` without opening, for which everything has to fit into memory."""
-    if force_new or not _current(plan, out):
+    if force_new or not _is_current(plan, out):
         if verify:
             storage.check_files(plan.cache.folder, plan.cache.manifest)
         storage.make_folder(out)
         with storage.lock(out):
-            if force_new or not _current(plan, out):
+            if force_new or not _is_current(plan, out):
                 storage.sweep(out)
-                _write(plan, out, progress)
+                _write_plan(plan, out, progress)
                 return
     if verify:
         storage.check_files(out, storage.read_manifest(out))
 
 
-def _current(plan: Plan, out: Path) -> bool:
+def _is_current(plan: SequencePlan, out: Path) -> bool:
     """Whether `out` holds this. Raises UserError (settings_differ, exit 2) when it holds something else."""
     if not (out / storage.MANIFEST).exists():
         return False
@@ -184,7 +190,7 @@ def _current(plan: Plan, out: Path) -> bool:
             field=key,
         )
         for key in sorted(set(before) | set(new))
-        if _plain(before.get(key)) != _plain(new.get(key))
+        if _to_bytes(before.get(key)) != _to_bytes(new.get(key))
     ]
     if differing:
         one, *rest = differing
@@ -192,14 +198,14 @@ def _current(plan: Plan, out: Path) -> bool:
     return True
 
 
-def _plain(value: Any) -> bytes:
+def _to_bytes(value: Any) -> bytes:
     return storage.canonical([value])
 
 
 # ---- the two passes
 
 
-def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
+def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> None:
     from bitimely_core.claims import engines, sequence_builder, shortcut_baselines, steps
     from bitimely_core.claims import prevalence as ratios
 
@@ -208,45 +214,45 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
     tell = progress or (lambda what, done, total: None)
     total = len(cache.manifest["shards"])
     with ExitStack() as stack:
-        engine = stack.enter_context(engines.opened(plan.engine))
-        people = everyone(plan)
-        held: list[Shard] = []
-        counts = ratios.Counts()
+        engine = stack.enter_context(engines.open_engine(plan.engine))
+        people = load_subjects(plan)
+        held: list[ClaimsShard] = []
+        counts = ratios.CodeCounts()
         before: list[Prevalence] = []
-        for shard in marked(plan, people, engine):  # no enumerate: it holds a shard until it has the next
-            counts = counts + steps.count(shard, choices, engine)
-            before.append(shortcut_baselines.count_prevalence(_values(shard.people, names), shard.people["split"].to_numpy()))
+        for shard in iter_shards(plan, people, engine):  # no enumerate: it holds a shard until it has the next
+            counts = counts + steps.count_shard(shard, choices, engine)
+            before.append(shortcut_baselines.count_prevalence(_label_values(shard.people, names), shard.people["split"].to_numpy()))
             held = [shard] if total == 1 else []
             tell("count codes", len(before), total)
             del shard
-        selection = steps.select(counts, names, choices)
+        selection = steps.select_vocabulary(counts, names, choices)
         size = len(sequence_builder.SPECIAL) + len(selection.phecodes)
         usage = (np.zeros(size, np.int64), np.zeros(size, np.int64))
-        tally: Tally = {}
+        tally: ShortcutTally = {}
         after: list[Prevalence] = []
         lengths: list[np.ndarray] = []  # what else the statistics need of each sequence: its events are on the disk by then
         gaps: list[np.ndarray] = []
         files: Files = {}
         unborn, none = 0, np.empty(0, np.float32)
-        sampled = max(1, min(SAMPLED[0], SAMPLED[1] // max(1, total)))
+        sampled = max(1, min(SAMPLED_SEQUENCES[0], SAMPLED_SEQUENCES[1] // max(1, total)))
         import polars as pl
 
-        for shard in held or marked(plan, people, engine):
-            built = steps.build(shard, choices, selection, engine)
+        for shard in held or iter_shards(plan, people, engine):
+            built = steps.build_shard(shard, choices, selection, engine)
             unborn += built.no_birth
-            frame = pl.from_arrow(sequence_builder.table(built, shard.people, names))
+            frame = pl.from_arrow(sequence_builder.to_table(built, shard.people, names))
             assert isinstance(frame, pl.DataFrame)
             if frame.height:
                 files |= shard_of(out, len(files), frame)
             of_sampled = [np.diff(times.to_numpy()) for times in frame["times"].head(sampled)]
             gaps.append(np.concatenate([none, *(gap[gap > 0] for gap in of_sampled)]))
             lengths.append(frame["codes"].list.len().to_numpy())
-            after.append(shortcut_baselines.count_prevalence(_values(frame, names), frame["split"].cast(pl.String).to_numpy()))
-            of_subjects, of_events = sequence_builder.usage(built, shard.people, size)
+            after.append(shortcut_baselines.count_prevalence(_label_values(frame, names), frame["split"].cast(pl.String).to_numpy()))
+            of_subjects, of_events = sequence_builder.count_usage(built, shard.people, size)
             usage = usage[0] + of_subjects, usage[1] + of_events
             own = shard.people[built.subjects]
             tally = shortcut_baselines.merge_tallies(
-                [tally, shortcut_baselines.count_shortcuts(built.offsets, built.ids, _values(own, names), own["split"].to_numpy())]
+                [tally, shortcut_baselines.count_shortcuts(built.offsets, built.ids, _label_values(own, names), own["split"].to_numpy())]
             )
             tell("sequences", len(lengths), total)
             del shard, built, frame, own
@@ -260,25 +266,25 @@ def _write(plan: Plan, out: Path, progress: Progress | None) -> None:
             file=str(cache.folder),
         )
     prevalence = {"before": shortcut_baselines.add_prevalence(before), "after": shortcut_baselines.add_prevalence(after)}
-    statistics = _statistics(plan, selection, tally, prevalence, whole, np.concatenate([none, *gaps]), unborn)
+    statistics = _compute_statistics(plan, selection, tally, prevalence, whole, np.concatenate([none, *gaps]), unborn)
     publish(
         out,
         shards=files,
-        vocabulary=_vocabulary(cache, selection, usage),
-        ratios=_ratios(selection),
+        vocabulary=_make_vocabulary(cache, selection, usage),
+        ratios=_make_ratio_table(selection),
         statistics=statistics,
         options=plan.options,
         body={
             "cache": cache.manifest["manifest_sha256"],
             "class_names": names,
-            "notices": _notices(plan),
-            "findings": [finding.as_dict() for finding in findings(statistics, choices)],
+            "notices": _list_notices(plan),
+            "findings": [finding.as_dict() for finding in list_findings(statistics, choices)],
             "events": int(statistics["funnel"]["events"]),
         },
     )
 
 
-def everyone(plan: Plan) -> pl.DataFrame:
+def load_subjects(plan: SequencePlan) -> pl.DataFrame:
     """Every subject with its split and labels, row i the subject i: some 26 bytes each with three labels."""
     import polars as pl
     import pyarrow as pa
@@ -288,11 +294,11 @@ def everyone(plan: Plan) -> pl.DataFrame:
     people = plan.cache.people(("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split"))
     bins = sorted(people["split_bin"].unique().to_list())
     places = pl.Enum(splits.SPLITS)
-    placed = pl.col("split_bin").replace_strict(bins, [splits.place_bin(number) for number in bins], return_dtype=places)
+    placed = pl.col("split_bin").replace_strict(bins, [splits.assign_split_of_bin(number) for number in bins], return_dtype=places)
     people = people.with_columns(split=pl.col("split").cast(places).fill_null(placed) if "split" in people.columns else placed)
     people = people.drop("split_bin")
     if plan.split_file:
-        given = _given_split(Path(plan.split_file)).with_columns(pl.col("split").cast(places))
+        given = _read_split_file(Path(plan.split_file)).with_columns(pl.col("split").cast(places))
         people = people.drop("split").join(given, on="subject_id", how="left", maintain_order="left")
         if missing := people["split"].null_count():
             text = f"misses {missing} of {people.height} subjects"
@@ -308,13 +314,13 @@ def everyone(plan: Plan) -> pl.DataFrame:
     return people.drop("subject_id")
 
 
-def _given_split(path: Path) -> pl.DataFrame:
+def _read_split_file(path: Path) -> pl.DataFrame:
     """subject_id, split. Raises UserError (config, exit 2)."""
     import polars as pl
 
     try:
         frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
-        frame = frame.select(pl.col("subject_id").cast(pl.Int64), pl.col("split").cast(pl.String).replace(PLACES))
+        frame = frame.select(pl.col("subject_id").cast(pl.Int64), pl.col("split").cast(pl.String).replace(MEDS_SPLITS))
     except (OSError, pl.exceptions.PolarsError) as error:
         text = safe_text(str(error))
         wanted = "expected the columns subject_id (as in subjects.parquet) and split"
@@ -327,16 +333,16 @@ def _given_split(path: Path) -> pl.DataFrame:
     return frame
 
 
-def marked(plan: Plan, people: pl.DataFrame, engine: Engine) -> Iterator[Shard]:
+def iter_shards(plan: SequencePlan, people: pl.DataFrame, engine: Engine) -> Iterator[ClaimsShard]:
     """The cache's shards, labels marked; subjects without any event come with the last."""
     import polars as pl
     import pyarrow as pa
 
     from bitimely_core.claims import steps
-    from bitimely_core.claims.label_rules import parse
+    from bitimely_core.claims.label_rules import parse_rules
 
     manifest = plan.cache.manifest
-    rules = parse(manifest["rules"])
+    rules = parse_rules(manifest["rules"])
     defining = {phecode for own in manifest["defining"].values() for phecode in own}
     silent = np.ones(people.height, bool)
     left = len(manifest["shards"])
@@ -348,17 +354,17 @@ def marked(plan: Plan, people: pl.DataFrame, engine: Engine) -> Iterator[Shard]:
         mine = people[rows].select(pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String))
         day = (pl.col("time").cast(pl.Int64) // 86_400_000_000).cast(pl.Int32)
         events = events.sort("subject_id", "row").with_columns(day=day).drop("row")
-        shard = steps.recall(
-            events, _indexed(mine, events), dated=[rule.name for rule in rules if manifest["ruled"]], rules=rules, defining=defining
+        shard = steps.load_shard(
+            events, _fill_index_days(mine, events), dated=[rule.name for rule in rules if manifest["ruled"]], rules=rules, defining=defining
         )
         del events, mine  # the next shard is read when this one has gone
         pa.default_memory_pool().release_unused()
-        shard = steps.mark(shard, plan.choices, manifest["data_end"], engine)
+        shard = steps.set_index_days(shard, plan.choices, manifest["data_end"], engine)
         yield shard
         del shard
 
 
-def _indexed(people: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+def _fill_index_days(people: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Where the source gives index days: for subjects without one the day of their last row."""
     import polars as pl
 
@@ -371,7 +377,7 @@ def _indexed(people: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     return people.with_columns(index_day=pl.coalesce("index_day", "last").cast(pl.Int64)).drop("last")
 
 
-def _values(people: pl.DataFrame, names: list[str]) -> dict[str, np.ndarray]:
+def _label_values(people: pl.DataFrame, names: list[str]) -> dict[str, np.ndarray]:
     """Labels as 1, 0 or -1 for not known."""
     return {name: people[f"y_{name}"].fill_null(-1).to_numpy() for name in names}
 
@@ -379,7 +385,7 @@ def _values(people: pl.DataFrame, names: list[str]) -> dict[str, np.ndarray]:
 # ---- what is told
 
 
-def _vocabulary(cache: Cache, selection: Selection, usage: tuple[np.ndarray, np.ndarray]) -> pl.DataFrame:
+def _make_vocabulary(cache: Cache, selection: CodeSelection, usage: tuple[np.ndarray, np.ndarray]) -> pl.DataFrame:
     import polars as pl
 
     from bitimely_core.claims import sequence_builder
@@ -398,7 +404,7 @@ def _vocabulary(cache: Cache, selection: Selection, usage: tuple[np.ndarray, np.
     )
 
 
-def _ratios(selection: Selection) -> pl.DataFrame:
+def _make_ratio_table(selection: CodeSelection) -> pl.DataFrame:
     import polars as pl
 
     rows = [
@@ -419,8 +425,14 @@ def _ratios(selection: Selection) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _statistics(
-    plan: Plan, selection: Selection, tally: Tally, prevalence: dict[str, Prevalence], lengths: np.ndarray, gaps: np.ndarray, unborn: int
+def _compute_statistics(
+    plan: SequencePlan,
+    selection: CodeSelection,
+    tally: ShortcutTally,
+    prevalence: dict[str, Prevalence],
+    lengths: np.ndarray,
+    gaps: np.ndarray,
+    unborn: int,
 ) -> dict[str, Any]:
     """The honesty table and the funnel."""
     from bitimely_core.claims import codes, sequence_builder, shortcut_baselines
@@ -429,8 +441,8 @@ def _statistics(
     names = manifest["names"]
     own = {
         name: sorted(
-            {codes.rollup(phecode, choices.level) for phecode in manifest["defining"].get(name.removesuffix("_source"), ())},
-            key=codes.order,
+            {codes.roll_up_phecode(phecode, choices.level) for phecode in manifest["defining"].get(name.removesuffix("_source"), ())},
+            key=codes.phecode_sort_key,
         )
         for name in names
     }
@@ -456,14 +468,14 @@ def _statistics(
         ],
         "selected": len(selection.phecodes),
         "small_support": sorted(
-            {code for own in selection.ratios.values() for code, r in own.items() if r.selected and r.n_case_with < SMALL}
+            {code for own in selection.ratios.values() for code, r in own.items() if r.selected and r.n_case_with < SMALL_SUPPORT}
         ),
         "agreement": manifest["agreement"],
         "unmapped": manifest["unmapped"],
     }
 
 
-def findings(statistics: dict[str, Any], choices: Choices) -> list[Finding]:
+def list_findings(statistics: dict[str, Any], choices: SequenceChoices) -> list[Finding]:
     """What of a build is worth a line on the screen and in the ingest report."""
     found = []
     funnel = statistics["funnel"]
@@ -510,7 +522,7 @@ def findings(statistics: dict[str, Any], choices: Choices) -> list[Finding]:
     return found
 
 
-def _notices(plan: Plan) -> list[str]:
+def _list_notices(plan: SequencePlan) -> list[str]:
     """What must stand beside every score on these sequences."""
     choices = plan.choices
     if choices.leakage == "keep" and choices.landmark is None:

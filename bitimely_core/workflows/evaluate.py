@@ -63,7 +63,7 @@ def evaluate(
     windows = prepare_windows(name, workspace, DataConfig(), verify=verify, progress=progress)
     _select_adapter(windows, body, folder)
     if predictions is not None:
-        tasks.refuse_others(windows, body["kind"])
+        tasks.check_task_run(windows, body["kind"])
     shared = count_shared_subjects(folder, windows, split)
     chosen = windows[split]
     if dry_run:

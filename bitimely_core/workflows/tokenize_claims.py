@@ -42,11 +42,11 @@ def tokenize_claims(
         return _tokenize_task(
             data, opened, workspace, name, options or {}, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress
         )
-    plan = histories.resolved(opened, **(options or {}))
+    plan = histories.resolve_plan(opened, **(options or {}))
     out = workspace / "tokens" / (name or tokens_name(data))
     if dry_run:
         return {"folder": str(out), "options": plan.options, "subjects": opened.people().height}
-    histories.make(plan, out, verify=verify, force_new=force_new, progress=progress)
+    histories.write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
     sequences = _open_sequences(out)
     statistics = sequences.statistics
     shown = claims_page(sequences)
@@ -55,7 +55,7 @@ def tokenize_claims(
         from bitimely_core.claims import meds_export
         from bitimely_core.tokens.sequences import open_sequences
 
-        meds_export.write(out / "meds", opened, open_sequences(out, verify=False))
+        meds_export.write_meds(out / "meds", opened, open_sequences(out, verify=False))
     return {
         **_summarize(data, sequences),
         "honesty": shortcut_table(statistics),
@@ -110,7 +110,9 @@ def _tokenize_task(
         wanted = f"the choices of --task are those of {base.name}, and its sequences have a name of their own"
         raise usage_error(wrong, wanted, "Give --name alone", field="--task")
     if dry_run:
-        return {"folder": str(out), "base": str(base), "rows": tasks.labels(options["task"]).height}
+        return {"folder": str(out), "base": str(base), "rows": tasks.read_task_labels(options["task"]).height}
     codes = open_tokens(base, verify=verify)
-    made = tasks.build(opened, codes, options["task"], out, ids=options.get("ids"), verify=verify, force_new=force_new, progress=progress)
+    made = tasks.build_task_sequences(
+        opened, codes, options["task"], out, ids=options.get("ids"), verify=verify, force_new=force_new, progress=progress
+    )
     return {**_summarize(data, made), "honesty": []}

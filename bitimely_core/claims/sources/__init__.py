@@ -7,24 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core.claims.sources import claims, meds, mimic3, mimic4, omop, synpuf
-from bitimely_core.claims.sources.reading import Claims
+from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.errors import UserError
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import unknown
 
-__all__ = ["SOURCES", "Claims", "read"]
+__all__ = ["SOURCES", "ClaimsSource", "read_source"]
 
-SOURCES: dict[str, Callable[[Source, dict[str, Any]], Claims]] = {
-    "claims": claims.read,
-    "synpuf": synpuf.read,
-    "mimic3": mimic3.read,
-    "mimic4": mimic4.read,
-    "omop": omop.read,
-    "meds": meds.read,
+SOURCES: dict[str, Callable[[Source, dict[str, Any]], ClaimsSource]] = {
+    "claims": claims.read_claims,
+    "synpuf": synpuf.read_synpuf,
+    "mimic3": mimic3.read_mimic3,
+    "mimic4": mimic4.read_mimic4,
+    "omop": omop.read_omop,
+    "meds": meds.read_meds,
 }
 
 
-def read(source: Source, kind: str, options: dict[str, Any]) -> Claims:
+def read_source(source: Source, kind: str, options: dict[str, Any]) -> ClaimsSource:
     """Finds the tables of a source and checks each as a whole; rows are cleaned later.
 
     Args:

@@ -13,19 +13,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.claims.codes import FAMILIES
-from bitimely_core.claims.sources.reading import (
-    Claims,
-    Shaped,
-    Table,
-    default_kind,
-    matched,
-    not_for,
-    stream,
-    subjects,
-    survey,
-    typed,
-    usage,
-)
+from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
+from bitimely_core.claims.sources.columns import check_types, match_columns
+from bitimely_core.claims.sources.options import parse_default_source, refuse_options, usage
+from bitimely_core.claims.sources.subject_tables import make_subjects
+from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, located
@@ -45,14 +37,14 @@ SPLITS = {"train": "train", "tuning": "validation", "held_out": "test"}
 
 
 @dataclass
-class Meaning:
+class CodeMeanings:
     """What the distinct code strings mean, found once for each."""
 
     patterns: tuple[re.Pattern[str], ...]
     parents: Mapping[str, Sequence[str]]
     known: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)  # (vocabulary, code)
 
-    def __call__(self, frame: pl.DataFrame) -> Shaped:
+    def __call__(self, frame: pl.DataFrame) -> EventBlock:
         """The rows that are diagnoses."""
         import polars as pl
 
@@ -67,7 +59,7 @@ class Meaning:
         )
         kept = rows.join(meant.drop_nulls("vocab"), on="string", how="inner", maintain_order="left").drop("string")
         left = rows.height - kept.height
-        return Shaped(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
+        return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
 
     def of(self, text: str) -> tuple[str | None, str | None]:
         """Vocabulary and code of a string, by its own form or by that of a parent."""
@@ -79,7 +71,7 @@ class Meaning:
         return None, None
 
 
-def read(source: Source, options: dict[str, Any]) -> Claims:
+def read_meds(source: Source, options: dict[str, Any]) -> ClaimsSource:
     """MEDS.
 
     Args:
@@ -89,9 +81,9 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     Raises:
         UserError: what cannot be trusted as a whole (exit 4), options that are not understood (exit 2).
     """
-    not_for("meds", options, "col", "icd10_from", "source_value", "label_column", "date_format")
-    kind = default_kind(options)
-    meaning = Meaning(_patterns(options.get("code_pattern") or ()), _parents(source))
+    refuse_options("meds", options, "col", "icd10_from", "source_value", "label_column", "date_format")
+    kind = parse_default_source(options)
+    meaning = CodeMeanings(_compile_patterns(options.get("code_pattern") or ()), _read_parents(source))
     files = [rel for rel in source.files if "data" in PurePosixPath(rel).parts[:-1] and rel.lower().endswith(".parquet")]
     if not files:
         text = f"no data/*.parquet among {len(source.files)} files"
@@ -99,13 +91,13 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     found = []
     for file in files:
         path = source.path(file)
-        columns = matched(path, COLUMNS)
-        typed(path, file, columns)
-        found.append(Table(file=file, path=path, columns=("subject_id", "time", "code"), shape=meaning, dated=(file, "time")))
+        columns = match_columns(path, COLUMNS)
+        check_types(path, file, columns)
+        found.append(SourceTable(file=file, path=path, columns=("subject_id", "time", "code"), shape=meaning, dated=(file, "time")))
     hint = "Say which code strings are ICD codes with --code-pattern, a regular expression with the groups vocab and code"
-    seen = survey(found, vocab="icd9cm", hint=hint)
-    persons, torn = _persons(found)
-    splits = _splits(source)
+    seen = survey_tables(found, vocab="icd9cm", hint=hint)
+    persons, torn = _read_persons(found)
+    splits = _read_splits(source)
     dropped = sum(row.dropped.get(str(Reason.WRONG_VOCABULARY), 0) for row in seen.rows)
     findings = list(seen.findings)
     if torn:
@@ -117,8 +109,8 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
         "strings": {"icd": len(meaning.known) - len(unmatched), "other": len(unmatched), "rows_of_other": dropped},
         "examples_of_other": [safe_text(text) for text in unmatched[:20]],
     }
-    return Claims(
-        events=stream(found),
+    return ClaimsSource(
+        events=bind_events(found),
         subjects=persons,
         labels=None,
         vocab="icd9cm",
@@ -130,7 +122,7 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     )
 
 
-def _patterns(more: Sequence[str]) -> tuple[re.Pattern[str], ...]:
+def _compile_patterns(more: Sequence[str]) -> tuple[re.Pattern[str], ...]:
     """The user's patterns, then the known ones.
 
     Raises:
@@ -148,17 +140,17 @@ def _patterns(more: Sequence[str]) -> tuple[re.Pattern[str], ...]:
     return tuple(found)
 
 
-def _metadata(source: Source, name: str) -> Path | None:
+def _find_metadata(source: Source, name: str) -> Path | None:
     rel = next((rel for rel in source.files if PurePosixPath(rel).parts[-2:] == ("metadata", name)), None)
     return source.path(rel) if rel else None
 
 
-def _parents(source: Source) -> dict[str, list[str]]:
+def _read_parents(source: Source) -> dict[str, list[str]]:
     """Parents of the code strings, as far as they are listed."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path = _metadata(source, "codes.parquet")
+    path = _find_metadata(source, "codes.parquet")
     if path is None or not {"code", "parent_codes"} <= set(tables.kinds(path)):
         return {}
     try:
@@ -169,9 +161,9 @@ def _parents(source: Source) -> dict[str, list[str]]:
     return {code: parents for code, parents in zip(held["code"], held["parent_codes"], strict=True) if code and isinstance(parents, list)}
 
 
-def _splits(source: Source) -> dict[str, str] | None:
+def _read_splits(source: Source) -> dict[str, str] | None:
     """Subject -> split, under the names of bitimely."""
-    path = _metadata(source, "subject_splits.parquet")
+    path = _find_metadata(source, "subject_splits.parquet")
     if path is None:
         return None
     file = "metadata/subject_splits.parquet"
@@ -187,7 +179,7 @@ def _splits(source: Source) -> dict[str, str] | None:
     return found
 
 
-def _persons(found: Sequence[Table]) -> tuple[pl.DataFrame, int]:
+def _read_persons(found: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
     """Subjects of all files with birth, death and sex, and how many lie in several files."""
     import polars as pl
 
@@ -213,4 +205,4 @@ def _persons(found: Sequence[Table]) -> tuple[pl.DataFrame, int]:
     persons = listed.unique().sort().to_frame()
     for one in (times["birth"], times["death"], sexes):
         persons = persons.join(one, on="subject_id", how="left", maintain_order="left")
-    return subjects(persons, found[0].file, []), listed.len() - persons.height
+    return make_subjects(persons, found[0].file, []), listed.len() - persons.height

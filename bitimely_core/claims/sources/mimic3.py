@@ -5,21 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core.claims.sources.reading import (
-    Claims,
-    Shaped,
-    Table,
-    bare,
-    find,
-    matched,
-    not_for,
-    one_row_each,
-    stream,
-    subjects,
-    survey,
-    typed,
-    whole,
-)
+from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
+from bitimely_core.claims.sources.columns import check_types, find_table, match_columns, read_table, strip_blanks
+from bitimely_core.claims.sources.options import refuse_options
+from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
+from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.formats.source import Source
 
 if TYPE_CHECKING:
@@ -30,7 +20,7 @@ STAY = {"claim": ("hadm_id",), "date": ("dischtime",)}
 PERSON = {"subject_id": ("subject_id",), "birth": ("dob",), "death": ("dod",), "sex": ("gender",)}
 
 
-def read(source: Source, options: dict[str, Any]) -> Claims:
+def read_mimic3(source: Source, options: dict[str, Any]) -> ClaimsSource:
     """MIMIC-III.
 
     Subjects over 89 were born 300 years early in it: their ages are top-coded where ages are used.
@@ -42,27 +32,27 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     Raises:
         UserError: what cannot be trusted as a whole (exit 4), options that have no meaning here (exit 2).
     """
-    not_for("mimic3", options, "col", "icd10_from", "source_value", "label_column", "default_source", "date_format")
-    stays, people, diagnoses = (find(source, stem) for stem in ("admissions", "patients", "diagnoses_icd"))
-    dated = matched(source.path(stays), STAY)
-    typed(source.path(stays), stays, dated)
-    discharged, account, told = one_row_each(whole(source.path(stays), stays, dated), stays, "claim")
-    person = matched(source.path(people), PERSON)
-    typed(source.path(people), people, person)
-    persons, registered, more = one_row_each(whole(source.path(people), people, person), people)
-    columns = matched(source.path(diagnoses), DIAGNOSIS)
-    typed(source.path(diagnoses), diagnoses, columns)
-    table = Table(
+    refuse_options("mimic3", options, "col", "icd10_from", "source_value", "label_column", "default_source", "date_format")
+    stays, people, diagnoses = (find_table(source, stem) for stem in ("admissions", "patients", "diagnoses_icd"))
+    dated = match_columns(source.path(stays), STAY)
+    check_types(source.path(stays), stays, dated)
+    discharged, account, told = keep_unique_rows(read_table(source.path(stays), stays, dated), stays, "claim")
+    person = match_columns(source.path(people), PERSON)
+    check_types(source.path(people), people, person)
+    persons, registered, more = keep_unique_rows(read_table(source.path(people), people, person), people)
+    columns = match_columns(source.path(diagnoses), DIAGNOSIS)
+    check_types(source.path(diagnoses), diagnoses, columns)
+    table = SourceTable(
         file=diagnoses,
         path=source.path(diagnoses),
         columns=tuple(columns.values()),
-        shape=partial(at_discharge, columns=columns, stays=discharged.select("claim", "date")),
+        shape=partial(date_at_discharge, columns=columns, stays=discharged.select("claim", "date")),
         dated=(stays, dated["date"]),
     )
-    found = survey([table], vocab="icd9cm")
-    return Claims(
-        events=stream([table]),
-        subjects=subjects(persons, people, more),
+    found = survey_tables([table], vocab="icd9cm")
+    return ClaimsSource(
+        events=bind_events([table]),
+        subjects=make_subjects(persons, people, more),
         labels=None,
         vocab="icd9cm",
         source="inpatient",
@@ -72,7 +62,7 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     )
 
 
-def at_discharge(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame) -> Shaped:
+def date_at_discharge(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame) -> EventBlock:
     """Diagnoses with the date of their stay; none where there is no such stay.
 
     Args:
@@ -82,6 +72,6 @@ def at_discharge(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.Data
     """
     import polars as pl
 
-    named = frame.select("row", *(bare(pl.col(name)).alias(key) for key, name in columns.items()))
+    named = frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items()))
     dated = named.join(stays, on="claim", how="left", maintain_order="left")
-    return Shaped(dated.with_columns(pl.col("position").cast(pl.Int16, strict=False)))
+    return EventBlock(dated.with_columns(pl.col("position").cast(pl.Int16, strict=False)))

@@ -11,21 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.sources.mimic3 import at_discharge
-from bitimely_core.claims.sources.reading import (
-    Claims,
-    Shaped,
-    Table,
-    find,
-    matched,
-    not_for,
-    one_row_each,
-    stream,
-    subjects,
-    survey,
-    typed,
-    whole,
-)
+from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
+from bitimely_core.claims.sources.columns import check_types, find_table, match_columns, read_table
+from bitimely_core.claims.sources.mimic3 import date_at_discharge
+from bitimely_core.claims.sources.options import refuse_options
+from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
+from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding
 from bitimely_core.formats.source import Source
 from bitimely_core.types import Rows
@@ -42,7 +33,7 @@ MODULES = (  # kind of claims, table of diagnoses, table of stays, its key, its 
 VERSIONS = {"9": "icd9cm", "10": "icd10cm"}
 
 
-def read(source: Source, options: dict[str, Any]) -> Claims:
+def read_mimic4(source: Source, options: dict[str, Any]) -> ClaimsSource:
     """MIMIC-IV.
 
     Args:
@@ -52,29 +43,29 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     Raises:
         UserError: what cannot be trusted as a whole (exit 4), options that have no meaning here (exit 2).
     """
-    not_for("mimic4", options, "col", "icd10_from", "source_value", "label_column", "default_source")
+    refuse_options("mimic4", options, "col", "icd10_from", "source_value", "label_column", "default_source")
     form = options.get("date_format") or None
-    people = find(source, "patients")
-    columns = matched(source.path(people), PERSON)
-    typed(source.path(people), people, columns)
-    persons, registered, findings = one_row_each(whole(source.path(people), people, columns), people)
-    persons = _anchored(persons)
-    found: list[Table] = []
+    people = find_table(source, "patients")
+    columns = match_columns(source.path(people), PERSON)
+    check_types(source.path(people), people, columns)
+    persons, registered, findings = keep_unique_rows(read_table(source.path(people), people, columns), people)
+    persons = _add_births(persons)
+    found: list[SourceTable] = []
     rows: list[Rows] = [registered]
     absent: list[str] = []
     for kind, diagnoses, stays, key, dated in MODULES:
-        file = find(source, diagnoses, needed=kind == "inpatient")
+        file = find_table(source, diagnoses, needed=kind == "inpatient")
         if not file:
             absent.append(diagnoses)
             continue
-        table, account, told = _module(source, file, find(source, stays), (kind, key, dated), persons, form)
+        table, account, told = _open_module(source, file, find_table(source, stays), (kind, key, dated), persons, form)
         found.append(table)
         rows.append(account)
         findings += told
-    seen = survey(found, vocab="icd9cm")
-    return Claims(
-        events=stream(found),
-        subjects=subjects(persons.with_columns(_near(persons, "death", form)), people, findings),
+    seen = survey_tables(found, vocab="icd9cm")
+    return ClaimsSource(
+        events=bind_events(found),
+        subjects=make_subjects(persons.with_columns(_reformat_near_dates(persons, "death", form)), people, findings),
         labels=None,
         vocab="icd9cm",
         source="inpatient",
@@ -84,7 +75,7 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     )
 
 
-def _anchored(persons: pl.DataFrame) -> pl.DataFrame:
+def _add_births(persons: pl.DataFrame) -> pl.DataFrame:
     """With `year` as a number and `birth`, January of the year in which the subject had the age 0."""
     import polars as pl
 
@@ -93,33 +84,33 @@ def _anchored(persons: pl.DataFrame) -> pl.DataFrame:
     return numbered.with_columns(pl.when(born.is_not_null()).then(pl.format("{}-01", born)).alias("birth"))
 
 
-def _module(
+def _open_module(
     source: Source, file: str, stays: str, names: tuple[str, str, str], persons: pl.DataFrame, form: str | None
-) -> tuple[Table, Rows, list[Finding]]:
+) -> tuple[SourceTable, Rows, list[Finding]]:
     """A table of diagnoses, and the account of the stays that date it."""
     kind, key, dated = names
-    columns = matched(source.path(stays), {"subject_id": ("subject_id",), "claim": (key,), "date": (dated,)})
-    typed(source.path(stays), stays, columns)
-    ended, account, told = one_row_each(whole(source.path(stays), stays, columns), stays, "claim")
+    columns = match_columns(source.path(stays), {"subject_id": ("subject_id",), "claim": (key,), "date": (dated,)})
+    check_types(source.path(stays), stays, columns)
+    ended, account, told = keep_unique_rows(read_table(source.path(stays), stays, columns), stays, "claim")
     ended = ended.join(persons.select("subject_id", "year"), on="subject_id", how="left", maintain_order="left")
-    ended = ended.with_columns(_near(ended, "date", form))
+    ended = ended.with_columns(_reformat_near_dates(ended, "date", form))
     path = source.path(file)
-    coded = matched(path, {"subject_id": ("subject_id",), "claim": (key,), **CODED})
-    typed(path, file, coded)
-    shape = partial(_shape, columns=coded, stays=ended.select("claim", "date"), kind=kind)
-    table = Table(file=file, path=path, columns=tuple(coded.values()), shape=shape, dated=(stays, columns["date"]))
+    coded = match_columns(path, {"subject_id": ("subject_id",), "claim": (key,), **CODED})
+    check_types(path, file, coded)
+    shape = partial(_shape_block, columns=coded, stays=ended.select("claim", "date"), kind=kind)
+    table = SourceTable(file=file, path=path, columns=tuple(coded.values()), shape=shape, dated=(stays, columns["date"]))
     return table, account, told
 
 
-def _shape(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame, kind: str) -> Shaped:
+def _shape_block(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame, kind: str) -> EventBlock:
     import polars as pl
 
-    events = at_discharge(frame, columns=columns, stays=stays).events
+    events = date_at_discharge(frame, columns=columns, stays=stays).events
     named = pl.col("vocab").replace(VERSIONS)
-    return Shaped(events.with_columns(named, pl.lit(kind).alias("source")))
+    return EventBlock(events.with_columns(named, pl.lit(kind).alias("source")))
 
 
-def _near(frame: pl.DataFrame, name: str, form: str | None) -> pl.Series:
+def _reformat_near_dates(frame: pl.DataFrame, name: str, form: str | None) -> pl.Series:
     """A column of dates that `form` reads, written anew with the century nearest to the subject's anchor `year`; all others as they are."""
     import polars as pl
 
@@ -128,14 +119,15 @@ def _near(frame: pl.DataFrame, name: str, form: str | None) -> pl.Series:
     short = form.split()[0]  # of cells that hold a date without a time
     cells: Mapping[tuple[str, int | None], str] = {}
     cells = {
-        (text, near): _civil(text, near, form, short) for text, near in frame.select(name, "year").drop_nulls(name).unique().iter_rows()
+        (text, near): _reformat_near_date(text, near, form, short)
+        for text, near in frame.select(name, "year").drop_nulls(name).unique().iter_rows()
     }
     return pl.Series(
         name, [None if text is None else cells[text, near] for text, near in frame.select(name, "year").iter_rows()], pl.String
     )
 
 
-def _civil(text: str, near: int | None, form: str, short: str) -> str:
-    days = (dates.read(text, one, near) for one in (form, short))
+def _reformat_near_date(text: str, near: int | None, form: str, short: str) -> str:
+    days = (dates.parse_day(text, one, near) for one in (form, short))
     day = next((day for day in days if day is not None), None)
-    return text if day is None else dates.iso(day)
+    return text if day is None else dates.format_day(day)

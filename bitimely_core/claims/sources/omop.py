@@ -10,26 +10,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core.claims.sources.reading import (
-    Claims,
-    Shaped,
-    Table,
-    bare,
-    civil,
-    default_kind,
-    delimiter,
-    find,
-    matched,
-    not_for,
-    one_row_each,
-    stream,
-    subjects,
-    survey,
-    switch,
-    switched,
-    typed,
-    whole,
+from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
+from bitimely_core.claims.sources.columns import (
+    assign_vocabulary,
+    check_types,
+    detect_delimiter,
+    find_table,
+    match_columns,
+    read_table,
+    reformat_dates,
+    strip_blanks,
 )
+from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day, refuse_options
+from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
+from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
@@ -52,7 +46,7 @@ PROCEDURE = r"^(?:V(?:2[0-7]|5[0-3])\d{2}|E(?:[0-2]\d|80)\d{2})$"  # HCPCS: visi
 SUBJECT = {"subject_id": ("person_id",)}
 
 
-def read(source: Source, options: dict[str, Any]) -> Claims:
+def read_omop(source: Source, options: dict[str, Any]) -> ClaimsSource:
     """OMOP CDM.
 
     Args:
@@ -62,21 +56,21 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     Raises:
         UserError: what cannot be trusted as a whole (exit 4), options that have no meaning here (exit 2).
     """
-    not_for("omop", options, "col", "source_value", "label_column")
+    refuse_options("omop", options, "col", "source_value", "label_column")
     form = options.get("date_format") or None
-    since, kind = switch(options), default_kind(options)
-    concepts = _concepts(source)
-    visits = _visits(source)
+    since, kind = parse_switch_day(options), parse_default_source(options)
+    concepts = _read_concepts(source)
+    visits = _read_visits(source)
     found, absent = [], []
     for name in EVENTS:
-        if file := find(source, name, needed=False):
-            found.append(_table(source, name, file, partial(_shape, concepts=concepts, visits=visits, form=form, since=since)))
+        if file := find_table(source, name, needed=False):
+            found.append(_open_table(source, name, file, partial(_shape_block, concepts=concepts, visits=visits, form=form, since=since)))
         else:
             absent.append(name)
     if not found:
         raise input_error(Reason.NO_INPUT, f"none of {', '.join(EVENTS)} is there", hint="Give the folder that holds the tables")
-    seen = survey(found, vocab="icd9cm", stated="surely" if since is not None else "nowhere")
-    persons, rows, findings = _persons(source, form)
+    seen = survey_tables(found, vocab="icd9cm", stated="surely" if since is not None else "nowhere")
+    persons, rows, findings = _read_persons(source, form)
     if absent:
         text = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there"
         wanted = "V, E and Z codes (insulin use, status after) may be missing: OMOP routes them by domain"
@@ -89,9 +83,9 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
         if visits is not None
         else "no table of visits",
     }
-    return Claims(
-        events=stream(found),
-        subjects=subjects(persons, rows[0].file, findings),
+    return ClaimsSource(
+        events=bind_events(found),
+        subjects=make_subjects(persons, rows[0].file, findings),
         labels=None,
         vocab="icd9cm",
         source=kind,
@@ -101,50 +95,52 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     )
 
 
-def _concepts(source: Source) -> pl.DataFrame | None:
+def _read_concepts(source: Source) -> pl.DataFrame | None:
     """concept, vocab, known: the ICD concepts. The vocabulary's own files are separated by tabs and know no quotes."""
     import polars as pl
 
-    if not (file := find(source, "concept", needed=False)):
+    if not (file := find_table(source, "concept", needed=False)):
         return None
     path = source.path(file)
-    mark = delimiter(path)
-    columns = matched(path, {"concept": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}, mark=mark)
-    typed(path, file, columns, ("known",))
+    mark = detect_delimiter(path)
+    columns = match_columns(path, {"concept": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}, mark=mark)
+    check_types(path, file, columns, ("known",))
     kept = []
     for block in tables.frames(path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"):
         if block.faults:
             first = block.faults[0]
             raise input_error(first.code, first.problem, first.requirement, file=file, row=first.row)
-        named = block.frame.select(bare(pl.col(name)).alias(key) for key, name in columns.items())
+        named = block.frame.select(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
         kept.append(named.filter(pl.col("vocab").is_in(list(VOCABULARIES))))
     return pl.concat(kept).with_columns(pl.col("vocab").replace_strict(VOCABULARIES)).unique("concept")
 
 
-def _visits(source: Source) -> pl.DataFrame | None:
+def _read_visits(source: Source) -> pl.DataFrame | None:
     """claim, source: the visits whose kind is known."""
     import polars as pl
 
-    if not (file := find(source, "visit_occurrence", needed=False)):
+    if not (file := find_table(source, "visit_occurrence", needed=False)):
         return None
     path = source.path(file)
-    mark = delimiter(path)
-    columns = matched(path, {"claim": ("visit_occurrence_id",), "source": ("visit_concept_id",)}, mark=mark)
-    visits = whole(path, file, columns, mark).select(number(key, key) for key in columns).filter(pl.col("source").is_in(list(VISITS)))
+    mark = detect_delimiter(path)
+    columns = match_columns(path, {"claim": ("visit_occurrence_id",), "source": ("visit_concept_id",)}, mark=mark)
+    visits = (
+        read_table(path, file, columns, mark).select(number_text(key, key) for key in columns).filter(pl.col("source").is_in(list(VISITS)))
+    )
     return visits.select("claim", pl.col("source").replace_strict(VISITS, return_dtype=pl.String)).unique("claim", maintain_order=True)
 
 
-def number(name: str, key: str) -> pl.Expr:
+def number_text(name: str, key: str) -> pl.Expr:
     """A column of numbers as text; tools that have no empty whole numbers write 10.0 for 10."""
     import polars as pl
 
-    return bare(pl.col(name)).str.replace(r"\.0$", "").alias(key)
+    return strip_blanks(pl.col(name)).str.replace(r"\.0$", "").alias(key)
 
 
-def _table(source: Source, name: str, file: str, shape: Callable[..., Shaped]) -> Table:
+def _open_table(source: Source, name: str, file: str, shape: Callable[..., EventBlock]) -> SourceTable:
     prefix, dated = EVENTS[name]
     path = source.path(file)
-    mark = delimiter(path)
+    mark = detect_delimiter(path)
     wanted = {
         **SUBJECT,
         "date": (dated,),
@@ -152,13 +148,13 @@ def _table(source: Source, name: str, file: str, shape: Callable[..., Shaped]) -
         "concept": (f"{prefix}_source_concept_id",),
         "claim": ("visit_occurrence_id",),
     }
-    columns = matched(path, wanted, {"concept", "claim"}, mark)
-    typed(path, file, columns)
+    columns = match_columns(path, wanted, {"concept", "claim"}, mark)
+    check_types(path, file, columns)
     shape = partial(shape, columns=columns, only_lettered=name != "condition_occurrence")
-    return Table(file=file, path=path, columns=tuple(columns.values()), shape=shape, dated=(file, columns["date"]), delimiter=mark)
+    return SourceTable(file=file, path=path, columns=tuple(columns.values()), shape=shape, dated=(file, columns["date"]), delimiter=mark)
 
 
-def _shape(
+def _shape_block(
     frame: pl.DataFrame,
     *,
     columns: dict[str, str],
@@ -167,14 +163,18 @@ def _shape(
     form: str | None,
     since: int | None,
     only_lettered: bool,
-) -> Shaped:
+) -> EventBlock:
     """The rows whose source concept is an ICD code, and those without one whose source value is."""
     import polars as pl
 
     rows = frame.select(
-        "row", *(number(name, key) if key in {"claim", "concept"} else bare(pl.col(name)).alias(key) for key, name in columns.items())
+        "row",
+        *(
+            number_text(name, key) if key in {"claim", "concept"} else strip_blanks(pl.col(name)).alias(key)
+            for key, name in columns.items()
+        ),
     )
-    rows = rows.with_columns(civil(rows["date"], form))
+    rows = rows.with_columns(reformat_dates(rows["date"], form))
     if "claim" in columns and visits is not None:
         rows = rows.join(visits, on="claim", how="left", maintain_order="left")
     text = pl.col("code").str.to_uppercase()
@@ -183,7 +183,7 @@ def _shape(
         written = text.str.contains(LETTERED) & ~text.str.contains(PROCEDURE)
         told = pl.when(text.str.starts_with("Z")).then(pl.lit("icd10cm")).otherwise(told)
     if since is not None:
-        told = pl.coalesce(told, switched(rows["date"], since, "icd9cm", "icd10cm"))
+        told = pl.coalesce(told, assign_vocabulary(rows["date"], since, "icd9cm", "icd10cm"))
     written, known = written.fill_null(value=False), pl.col("known")
     if concepts is None or "concept" not in columns:
         rows = rows.with_columns(pl.lit(None, pl.String).alias("known"), told.alias("vocab"))
@@ -193,32 +193,34 @@ def _shape(
         rows = rows.with_columns(pl.when(known.is_null()).then(told).otherwise(pl.col("vocab")).alias("vocab"))
     kept = rows.filter(known.is_not_null() | written).with_columns(pl.coalesce(known, "code").alias("code"))
     left = rows.height - kept.height
-    return Shaped(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
+    return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
 
 
-def _persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[Rows], list[Finding]]:
+def _read_persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[Rows], list[Finding]]:
     """Subjects with birth, sex, death and the time for which they were observed."""
     import polars as pl
 
-    file = find(source, "person")
+    file = find_table(source, "person")
     path = source.path(file)
-    mark = delimiter(path)
+    mark = detect_delimiter(path)
     wanted = {**SUBJECT, "sex": ("gender_concept_id",), "year": ("year_of_birth",), "month": ("month_of_birth",), "day": ("day_of_birth",)}
-    columns = matched(path, wanted, {"month", "day"}, mark)
-    typed(path, file, {"subject_id": columns["subject_id"]})
-    persons, account, findings = one_row_each(whole(path, file, columns, mark), file)
+    columns = match_columns(path, wanted, {"month", "day"}, mark)
+    check_types(path, file, {"subject_id": columns["subject_id"]})
+    persons, account, findings = keep_unique_rows(read_table(path, file, columns, mark), file)
     persons = persons.with_columns(pl.col("sex").replace_strict(SEXES, default=0, return_dtype=pl.UInt8))
     parts = [pl.col(name) if name in columns else pl.lit(None, pl.String) for name in ("month", "day")]
     month, day = (part.fill_null("1").str.replace(r"\.0$", "") for part in parts)
     persons = persons.with_columns(pl.format("{}-{}-{}", pl.col("year").str.replace(r"\.0$", ""), month, day).alias("birth"))
     rows = [account]
-    if (spans := _small(source, "observation_period", ("observation_period_start_date", "observation_period_end_date"), form)) is not None:
+    if (
+        spans := _read_person_dates(source, "observation_period", ("observation_period_start_date", "observation_period_end_date"), form)
+    ) is not None:
         observed, account = spans
         rows.append(account)
         first, last = (pl.col(name) for name in ("observation_period_start_date", "observation_period_end_date"))
         observed = observed.group_by("subject_id").agg(first.min().alias("obs_start"), last.max().alias("obs_end"))
         persons = persons.join(observed, on="subject_id", how="left", maintain_order="left")
-    if (deaths := _small(source, "death", ("death_date",), form)) is not None:
+    if (deaths := _read_person_dates(source, "death", ("death_date",), form)) is not None:
         died, account = deaths
         rows.append(account)
         persons = persons.join(
@@ -227,13 +229,13 @@ def _persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[Rows]
     return persons, rows, findings
 
 
-def _small(source: Source, name: str, wanted: tuple[str, ...], form: str | None) -> tuple[pl.DataFrame, Rows] | None:
+def _read_person_dates(source: Source, name: str, wanted: tuple[str, ...], form: str | None) -> tuple[pl.DataFrame, Rows] | None:
     """Dates of persons, as many rows a person as there are."""
-    if not (file := find(source, name, needed=False)):
+    if not (file := find_table(source, name, needed=False)):
         return None
     path = source.path(file)
-    mark = delimiter(path)
-    columns = matched(path, SUBJECT | {key: (key,) for key in wanted}, mark=mark)
-    typed(path, file, columns)
-    frame = whole(path, file, columns, mark)
-    return frame.with_columns(civil(frame[key], form) for key in wanted), Rows(file=file, seen=frame.height)
+    mark = detect_delimiter(path)
+    columns = match_columns(path, SUBJECT | {key: (key,) for key in wanted}, mark=mark)
+    check_types(path, file, columns)
+    frame = read_table(path, file, columns, mark)
+    return frame.with_columns(reformat_dates(frame[key], form) for key in wanted), Rows(file=file, seen=frame.height)

@@ -14,25 +14,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bitimely_core.claims.sources.reading import (
-    Claims,
-    LabelColumn,
-    Shaped,
-    Table,
-    bare,
-    label_columns,
-    long,
-    matched,
-    not_for,
-    one_row_each,
-    refuse_faults,
-    stream,
-    subjects,
-    survey,
-    typed,
-    usage,
-    whole,
-)
+from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
+from bitimely_core.claims.sources.columns import check_types, match_columns, read_table, refuse_faults, strip_blanks
+from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns, refuse_options, usage
+from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
+from bitimely_core.claims.sources.survey import bind_events, survey_tables, unpivot_codes
 from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, located
@@ -55,13 +41,13 @@ CODE = re.compile(r"(LINE_)?ICD9_DGNS_CD_(\d+)", re.IGNORECASE | re.ASCII)
 PERSON = {"subject_id": (SUBJECT,), "birth": ("BENE_BIRTH_DT",), "death": ("BENE_DEATH_DT",), "sex": ("BENE_SEX_IDENT_CD",)}
 
 
-class _File(NamedTuple):
+class _SynpufFile(NamedTuple):
     rel: str
     about: dict[str, str]  # year or what, sample, part: by the name of the table, in lower case
 
 
 @dataclass(frozen=True)
-class _Segments:
+class _ClaimSegments:
     """What the rows of a claim in several segments take from each other."""
 
     dates: pl.DataFrame  # claim, first: the date of its first segment
@@ -70,7 +56,7 @@ class _Segments:
     undated: int
 
 
-def read(source: Source, options: dict[str, Any]) -> Claims:
+def read_synpuf(source: Source, options: dict[str, Any]) -> ClaimsSource:
     """CMS DE-SynPUF.
 
     Args:
@@ -80,34 +66,34 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
     Raises:
         UserError: what cannot be trusted as a whole (exit 4), options that are not understood (exit 2).
     """
-    not_for("synpuf", options, "col", "icd10_from", "source_value", "default_source", "date_format")
-    found = _files(source, CLAIMS)
+    refuse_options("synpuf", options, "col", "icd10_from", "source_value", "default_source", "date_format")
+    found = _find_files(source, CLAIMS)
     if not found:
         text = f"no DE1_0_..._Claims_Sample_... among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds the tables of DE-SynPUF")
     parts, filled, undated = [], 0, 0
     for one in found:
-        table, segments = _table(source.path(one.rel), one, admitting=bool(options.get("admitting")))
+        table, segments = _open_table(source.path(one.rel), one, admitting=bool(options.get("admitting")))
         parts.append(table)
         filled, undated = filled + segments.filled, undated + segments.undated
-    told = survey(parts, vocab="icd9cm")
-    people = _files(source, BENEFICIARIES)
-    persons, labels, registered, more = _beneficiaries(source, people, label_columns(options))
-    absent = _absent(found, people)
+    told = survey_tables(parts, vocab="icd9cm")
+    people = _find_files(source, BENEFICIARIES)
+    persons, labels, registered, more = _read_beneficiaries(source, people, parse_label_columns(options))
+    absent = _list_absent(found, people)
     facts = {
         "records": told.records,
         "tables": [*told.records, *(row.file for row in registered)],
         "absent": absent,
         "segments": {"dates_filled": filled, "without_date": undated},
     }
-    return Claims(
-        events=stream(parts),
+    return ClaimsSource(
+        events=bind_events(parts),
         subjects=persons,
         labels=labels,
         vocab="icd9cm",
         source="outpatient",
         rows=[*told.rows, *registered],
-        findings=[*told.findings, *more, *_partial(absent)],
+        findings=[*told.findings, *more, *_warn_absent(absent)],
         facts=facts,
     )
 
@@ -115,24 +101,24 @@ def read(source: Source, options: dict[str, Any]) -> Claims:
 # --- files
 
 
-def _files(source: Source, pattern: re.Pattern[str]) -> list[_File]:
+def _find_files(source: Source, pattern: re.Pattern[str]) -> list[_SynpufFile]:
     """The tables whose name fits, each once: an archive beside the table that came out of it is not read."""
-    found: dict[tuple[str, ...], _File] = {}
-    for rel in sorted({*source.files, *source.odd}, key=lambda rel: (_packed(rel), rel)):
+    found: dict[tuple[str, ...], _SynpufFile] = {}
+    for rel in sorted({*source.files, *source.odd}, key=lambda rel: (_is_zip(rel), rel)):
         name = PurePosixPath(rel).name
-        if _packed(rel) and name.upper().startswith("DE1_0_") and rel in source.files:
-            name = _inside(source.path(rel), rel) or name
+        if _is_zip(rel) and name.upper().startswith("DE1_0_") and rel in source.files:
+            name = _find_member(source.path(rel), rel) or name
         if fits := pattern.fullmatch(name):
             about = {key: text.lower() for key, text in fits.groupdict().items()}
-            found.setdefault(tuple(about.values()), _File(rel, about))
+            found.setdefault(tuple(about.values()), _SynpufFile(rel, about))
     return sorted(found.values(), key=lambda one: (int(one.about["sample"]), list(one.about.values())))
 
 
-def _packed(rel: str) -> bool:
+def _is_zip(rel: str) -> bool:
     return rel.lower().endswith(".zip")
 
 
-def _inside(path: Path, rel: str) -> str:
+def _find_member(path: Path, rel: str) -> str:
     """Name of the table in an archive; "" for a table that is only called one."""
     with located(rel), path.open("rb") as file:
         if not zipfile.is_zipfile(file):
@@ -141,14 +127,14 @@ def _inside(path: Path, rel: str) -> str:
             return PurePosixPath(tables.member(archive)).name
 
 
-def _absent(claims: Sequence[_File], people: Sequence[_File]) -> list[str]:
+def _list_absent(claims: Sequence[_SynpufFile], people: Sequence[_SynpufFile]) -> list[str]:
     """What a sample usually has and this folder does not."""
     there = {(one.about["sample"], one.about[key]) for one, key in [*((c, "what") for c in claims), *((p, "year") for p in people)]}
     samples = sorted({one.about["sample"] for one in claims}, key=int)
     return [f"sample {sample}: {name}" for sample in samples for name in (*KIND, "2008", "2009", "2010") if (sample, name) not in there]
 
 
-def _partial(absent: Sequence[str]) -> list[Finding]:
+def _warn_absent(absent: Sequence[str]) -> list[Finding]:
     if not absent:
         return []
     text = f"{len(absent)} tables are not there ({'; '.join(absent[:6])})"
@@ -159,10 +145,10 @@ def _partial(absent: Sequence[str]) -> list[Finding]:
 # --- claims
 
 
-def _table(path: Path, one: _File, *, admitting: bool) -> tuple[Table, _Segments]:
+def _open_table(path: Path, one: _SynpufFile, *, admitting: bool) -> tuple[SourceTable, _ClaimSegments]:
     """A table of claims, ready to be streamed."""
     every = tables.names(path)
-    columns = matched(path, {"subject_id": (SUBJECT,), "claim": (CLAIM,), "date": (DATE,), "segment": (SEGMENT,)}, {"segment"})
+    columns = match_columns(path, {"subject_id": (SUBJECT,), "claim": (CLAIM,), "date": (DATE,), "segment": (SEGMENT,)}, {"segment"})
     numbered = [(bool(found[1]), int(found[2]), name) for name in every if (found := CODE.fullmatch(name))]
     wide = [name for _, _, name in sorted(numbered)]
     wide += [name for name in every if admitting and name.upper() == ADMITTING]
@@ -170,71 +156,73 @@ def _table(path: Path, one: _File, *, admitting: bool) -> tuple[Table, _Segments
         raise input_error(
             Reason.SCHEMA, "no column ICD9_DGNS_CD_1 .. is there", f"found {', '.join(map(safe_text, every[:60]))}", file=one.rel
         )
-    typed(path, one.rel, {**columns, **{name: name for name in wide}}, wide)
-    segments = _segments(path, one.rel, columns, wide)
-    table = Table(
+    check_types(path, one.rel, {**columns, **{name: name for name in wide}}, wide)
+    segments = _read_segments(path, one.rel, columns, wide)
+    table = SourceTable(
         file=one.rel,
         path=path,
         columns=(*columns.values(), *wide),
-        shape=partial(_shape, columns=columns, wide=tuple(wide), kind=KIND[one.about["what"]], segments=segments),
+        shape=partial(_shape_block, columns=columns, wide=tuple(wide), kind=KIND[one.about["what"]], segments=segments),
         dated=(one.rel, columns["date"]),
         kind="codes",
     )
     return table, segments
 
 
-def _shape(frame: pl.DataFrame, *, columns: Mapping[str, str], wide: Sequence[str], kind: str, segments: _Segments) -> Shaped:
+def _shape_block(
+    frame: pl.DataFrame, *, columns: Mapping[str, str], wide: Sequence[str], kind: str, segments: _ClaimSegments
+) -> EventBlock:
     """The distinct codes of each claim."""
     import polars as pl
 
-    named = frame.select("row", *(bare(pl.col(name)).alias(key) for key, name in columns.items() if key != "segment"), *wide)
+    named = frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items() if key != "segment"), *wide)
     if segments.dates.height:
         joined = named.join(segments.dates, on="claim", how="left", maintain_order="left")
         named = joined.with_columns(pl.coalesce("date", "first").alias("date")).drop("first")
-    every = long(named, wide)
+    every = unpivot_codes(named, wide)
     single = every.with_columns(pl.col("code").str.strip_chars()).unique(["row", "code"], keep="first", maintain_order=True)
     if segments.repeats.height:
         single = single.join(segments.repeats, on=["row", "code"], how="anti", maintain_order="left")
     repeated = every.height - single.height
-    return Shaped(single.with_columns(pl.lit(kind).alias("source")), {str(Reason.DUPLICATES): repeated} if repeated else {})
+    return EventBlock(single.with_columns(pl.lit(kind).alias("source")), {str(Reason.DUPLICATES): repeated} if repeated else {})
 
 
-def _segments(path: Path, file: str, columns: Mapping[str, str], wide: Sequence[str]) -> _Segments:
+def _read_segments(path: Path, file: str, columns: Mapping[str, str], wide: Sequence[str]) -> _ClaimSegments:
     """Reads a table of segments twice: which claims have several, and what these say. Only their rows are held."""
     import polars as pl
 
     empty = pl.DataFrame(schema={"claim": pl.String, "first": pl.String}), pl.DataFrame(schema={"row": pl.Int64, "code": pl.String})
     if "segment" not in columns:
-        return _Segments(*empty, 0, 0)
+        return _ClaimSegments(*empty, 0, 0)
 
     def blocks(*names: str) -> Iterator[pl.DataFrame]:
         for block in tables.frames(path, (*columns.values(), *names)):
             refuse_faults(block, file)
-            yield block.frame.with_columns(bare(pl.col(name)).alias(key) for key, name in columns.items())
+            yield block.frame.with_columns(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
 
     later = pl.col("segment").is_not_null() & (pl.col("segment") != "1")
     several = pl.concat([block.filter(later | pl.col("date").is_null()).select("claim") for block in blocks()]).unique()
     if not several.height:
-        return _Segments(*empty, 0, 0)
+        return _ClaimSegments(*empty, 0, 0)
     rows = pl.concat([block.join(several, on="claim", how="semi", maintain_order="left") for block in blocks(*wide)])
     first = rows.filter(pl.col("date").is_not_null()).sort(pl.col("segment").cast(pl.Int32, strict=False), "row", nulls_last=True)
     found = first.group_by("claim", maintain_order=True).agg(pl.col("date").first().alias("first"))
     listed = (
-        long(rows.select("row", "claim", *wide), wide)
+        unpivot_codes(rows.select("row", "claim", *wide), wide)
         .with_columns(pl.col("code").str.strip_chars())
         .unique(["row", "code"], maintain_order=True)
     )
     repeats = listed.filter(~pl.struct("claim", "code").is_first_distinct()).select("row", "code")
     bare_rows = rows.filter(pl.col("date").is_null())
     undated = bare_rows.join(found, on="claim", how="anti").height
-    return _Segments(found, repeats, bare_rows.height - undated, undated)
+    return _ClaimSegments(found, repeats, bare_rows.height - undated, undated)
 
 
 # --- beneficiaries
 
 
-def _beneficiaries(
-    source: Source, files: Sequence[_File], wanted: Sequence[LabelColumn]
+def _read_beneficiaries(
+    source: Source, files: Sequence[_SynpufFile], wanted: Sequence[LabelColumn]
 ) -> tuple[pl.DataFrame | None, pl.DataFrame | None, list[Rows], list[Finding]]:
     """Subjects of all years as one table, and their labels."""
     import polars as pl
@@ -248,9 +236,9 @@ def _beneficiaries(
     years, rows, findings = [], [], []
     for file in files:
         path = source.path(file.rel)
-        columns = matched(path, PERSON | {one.column: (one.column,) for one in wanted})
-        typed(path, file.rel, columns, ())
-        frame, account, told = one_row_each(whole(path, file.rel, columns), file.rel)
+        columns = match_columns(path, PERSON | {one.column: (one.column,) for one in wanted})
+        check_types(path, file.rel, columns, ())
+        frame, account, told = keep_unique_rows(read_table(path, file.rel, columns), file.rel)
         years.append(frame.with_columns(pl.lit(file.about["year"]).alias("year")))
         rows.append(account)
         findings += told
@@ -265,11 +253,11 @@ def _beneficiaries(
         )
     labels = None
     if wanted:
-        labels = everyone.group_by("subject_id", maintain_order=True).agg(_flag(one) for one in wanted)
-    return subjects(persons, files[0].rel, findings), labels, rows, findings
+        labels = everyone.group_by("subject_id", maintain_order=True).agg(_flag_value(one) for one in wanted)
+    return make_subjects(persons, files[0].rel, findings), labels, rows, findings
 
 
-def _flag(one: LabelColumn) -> pl.Expr:
+def _flag_value(one: LabelColumn) -> pl.Expr:
     """1 where the column has the value in any year (or in the year asked for), 0 where it has others only, null where it is empty."""
     import polars as pl
 

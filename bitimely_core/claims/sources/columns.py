@@ -1,0 +1,177 @@
+"""Tables found by name, their columns matched and checked by type; dates and texts of a column in one form."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from bitimely_core.claims import dates
+from bitimely_core.errors import Reason, input_error, safe_text
+from bitimely_core.formats import tables
+from bitimely_core.formats.source import Source
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+ENDINGS = (".csv", ".csv.gz", ".parquet")
+SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subject
+
+
+DATE_CHARACTERS = 10  # characters that hold a date in the forms that are read
+
+
+def find_table(source: Source, *stems: str, needed: bool = True) -> str:
+    """Relative path of the one table with one of these names, whatever the case, the folder and the ending; "" where there is none.
+
+    Raises:
+        UserError: no_input when there are several, or none and it is `needed`.
+    """
+    names = {stem + ending for stem in stems for ending in ENDINGS}
+    found = sorted(rel for rel in {*source.files, *source.odd} if PurePosixPath(rel).name.lower() in names)
+    if len(found) > 1:
+        text = f"{stems[0]} is there {len(found)} times ({', '.join(map(safe_text, found[:5]))})"
+        raise input_error(Reason.NO_INPUT, text, "expected once", "Keep one of them in the folder")
+    if needed and not found:
+        text = f"no {stems[0]}{{{','.join(ENDINGS)}}} among {len(source.files)} files"
+        raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds it, and the --source it is laid out for")
+    return found[0] if found else ""
+
+
+def detect_delimiter(path: Path) -> str:
+    """Comma, or tab where the header has tabs."""
+    return "\t" if any("\t" in name for name in tables.names(path)) else ","
+
+
+def match_columns(path: Path, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = (), mark: str = ",") -> dict[str, str]:
+    """Which column holds what: key -> name in the file. Names are compared without case and blanks around them.
+
+    Args:
+        path: table.
+        wanted: key -> the names that it may have, the first that is there is taken.
+        optional: keys that may be absent.
+        mark: delimiter.
+
+    Raises:
+        UserError: header (a name twice, none of those wanted), schema (columns missing: found and expected names), and as `tables.names`.
+    """
+    every = tables.names(path, delimiter=mark)
+    chosen = {}
+    missing = []
+    for key, accepted in wanted.items():
+        name = next((one for some in accepted for one in every if one.lower() == some.lower()), None)
+        if name is not None:
+            chosen[key] = name
+        elif key not in optional:
+            missing.append(" or ".join(accepted))
+    if missing and not set(chosen) - set(optional):
+        text = f"the first line names none of the columns wanted ({', '.join(missing)})"
+        raise input_error(Reason.HEADER, text, "is the header line absent, or the separator another?", file=str(path))
+    if missing:
+        text = f"the column{'s' * (len(missing) > 1)} {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
+        found = ", ".join(map(safe_text, every[:60]))
+        raise input_error(Reason.SCHEMA, text, f"found {found}", field=missing[0], file=str(path), found=found, expected=missing[0])
+    return chosen
+
+
+def check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collection[str] = ("code",)) -> None:
+    """Refuses columns whose stored type has lost what was written: codes that are no text, subjects and dates with a fraction.
+
+    Args:
+        path: table.
+        file: its name in messages.
+        columns: key -> name.
+        codes: keys of codes, which must be text.
+
+    Raises:
+        UserError: ambiguous_code, schema.
+    """
+    kinds = tables.kinds(path)
+    for key, name in columns.items():
+        kind = kinds.get(name, "text")
+        if key in codes and kind != "text":
+            text = f"the codes are stored as {kind}, which loses zeros: 018.82 and 188.2 look the same"
+            raise input_error(Reason.AMBIGUOUS_CODE, text, "expected text", "Write the table again from its origin", file=file, field=name)
+        if key in {"subject", "subject_id", "date", *SUBJECT_DATE_COLUMNS} and re.match(r"float|double|halffloat|decimal", kind):
+            raise input_error(Reason.SCHEMA, f"is stored as {kind}", "expected text", "Write it as text", file=file, field=name)
+
+
+def refuse_faults(block: tables.Block, file: str) -> None:
+    """A table with a record that is none is refused: what the others hold cannot be trusted either.
+
+    Raises:
+        UserError: csv_syntax, row_width, truncated.
+    """
+    if block.faults:
+        first, *others = (finding.at(file) for finding in tables.gathered(block.faults))
+        wanted = first.requirement if first.code == Reason.ROW_WIDTH else "expected a record"
+        action = "Nothing of the table is used: mend it"
+        raise input_error(first.code, first.problem, wanted, action, file=file, row=first.row, details=others)
+
+
+def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",", *, quotes: bool = True) -> pl.DataFrame:
+    """A table that is small enough to be held: `row` and the columns under their keys, text without blanks around it, null where empty.
+
+    Raises:
+        UserError: as `refuse_faults` and `tables.frames`.
+    """
+    import polars as pl
+
+    parts = []
+    for block in tables.frames(path, tuple(columns.values()), delimiter=mark, quotes=quotes):
+        refuse_faults(block, file)
+        parts.append(block.frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())))
+    return pl.concat(parts)
+
+
+def strip_blanks(column: pl.Expr) -> pl.Expr:
+    """Without blanks around it; null where nothing is left."""
+    import polars as pl
+
+    text = column.str.strip_chars()
+    return pl.when(text != "").then(text)
+
+
+def reformat_dates(column: pl.Series, form: str | None) -> pl.Series:
+    """Dates that a `strptime` format reads, written anew as YYYY-MM-DD; all others as they are. Each distinct text is read once."""
+    if form is None:
+        return column
+    distinct = column.drop_nulls().unique()
+    days = [dates.parse_day(text, form) for text in distinct]
+    return column.replace_strict(
+        distinct, [text if day is None else dates.format_day(day) for text, day in zip(distinct, days, strict=True)], default=None
+    )
+
+
+def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) -> pl.Series:
+    """The vocabulary of rows by their date: `before` a day, or from it on; null where the date cannot be read."""
+    import polars as pl
+
+    return (dates.parse_days(column) >= since).replace_strict({True: after, False: before}, default=None, return_dtype=pl.String)
+
+
+def count_unread_dates(column: pl.Series) -> tuple[int, Counter[str]]:
+    """How many dates of a column can be read, and the beginnings of the others. Each distinct text is looked at once."""
+    distinct = column.drop_nulls().unique()
+    heads = distinct.str.strip_chars().str.head(DATE_CHARACTERS)
+    odd = distinct.filter(heads.is_in([head for head in heads.unique() if dates.parse_day(head) is None]))
+    rows = column.filter(column.is_in(odd.implode())) if odd.len() else column.clear()
+    return column.count() - rows.len(), Counter(dict(rows.str.strip_chars().str.head(DATE_CHARACTERS).value_counts().iter_rows()))
+
+
+def refuse_unread_dates(good: int, odd: Counter[str], file: str, name: str) -> None:
+    """Refuses a column of dates most of which have another form than those that are read: 02/03/04 may be six days.
+
+    Raises:
+        UserError: date.
+    """
+    bad = odd.total()
+    if bad <= good:
+        return
+    shape = re.sub(r"[^\W\d_]", "x", re.sub(r"\d", "9", next(iter(odd))))  # no date of a patient is shown
+    text = f"{bad} of {good + bad} dates are not in a form that is read (they look like {safe_text(shape)})"
+    action = "Say how they are written with --date-format, as in --date-format '%d/%m/%Y'"
+    raise input_error(Reason.DATE, text, "expected YYYY-MM-DD or YYYYMMDD", action, file=file, field=name)

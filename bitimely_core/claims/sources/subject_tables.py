@@ -1,0 +1,134 @@
+"""Tables with one row per subject: unique rows, dates of birth and observation, sex, 0/1 labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bitimely_core.claims.sources.columns import SUBJECT_DATE_COLUMNS, count_unread_dates, refuse_unread_dates
+from bitimely_core.errors import Finding, Reason, input_error
+from bitimely_core.types import Rows
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other text: 0, unknown
+
+
+def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") -> tuple[pl.DataFrame, Rows, list[Finding]]:
+    """The table with one row for each subject: rows without a subject are left out, repeated ones used once.
+
+    Raises:
+        UserError: duplicate_key when two rows of one subject differ.
+    """
+    import polars as pl
+
+    known = frame.filter(pl.col(key).is_not_null())
+    single = known.unique([name for name in frame.columns if name != "row"], keep="first", maintain_order=True)
+    torn = single.filter(pl.col(key).is_duplicated())
+    if torn.height:
+        text = f"rows {', '.join(map(str, torn.filter(pl.col(key) == torn[key][0])['row'].head(5)))} are of one subject and differ"
+        many = torn[key].n_unique()
+        more = f", so do those of {many - 1} other subjects" if many > 1 else ""
+        action = "Keep the right one: nobody else knows which that is"
+        raise input_error(Reason.DUPLICATE_KEY, text + more, "expected one row a subject", action, file=file, row=int(torn["row"][0]))
+    empty, repeated = frame.height - known.height, known.height - single.height
+    findings = []
+    if empty:
+        text, rows = f"{empty} rows have no subject", frame.filter(pl.col(key).is_null())["row"].head(5)
+        findings.append(
+            Finding(
+                code=Reason.IDENTIFIER,
+                problem=text,
+                requirement="they are left out",
+                file=file,
+                count=empty,
+                examples=tuple(map(str, rows)),
+            )
+        )
+    if repeated:
+        text = f"{repeated} rows repeat others"
+        findings.append(
+            Finding(code=Reason.DUPLICATES, level="warning", problem=text, requirement="they are used once", file=file, count=repeated)
+        )
+    dropped = {str(Reason.DUPLICATES): repeated} if repeated else {}
+    quarantined = {str(Reason.IDENTIFIER): empty} if empty else {}
+    return single, Rows(file=file, seen=frame.height, dropped=dropped, quarantined=quarantined), findings
+
+
+def make_subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.DataFrame:
+    """`Claims.subjects`.
+
+    Args:
+        frame: any of its columns, `sex` as text or as the number it shall be.
+        file: that the dates come from.
+        found: gets a warning for each column of dates some of which cannot be read; they count as unknown.
+
+    Raises:
+        UserError: date, where most of a column cannot be read.
+    """
+    import polars as pl
+
+    for name in (name for name in SUBJECT_DATE_COLUMNS if name in frame.columns):
+        good, odd = count_unread_dates(frame[name])
+        refuse_unread_dates(good, odd, file, name)
+        if bad := odd.total():
+            text = f"{bad} of {good + bad} dates cannot be read"
+            found.append(
+                Finding(
+                    code=Reason.METADATA,
+                    level="warning",
+                    problem=text,
+                    requirement="they count as unknown",
+                    file=file,
+                    field=name,
+                    count=bad,
+                )
+            )
+    columns = [
+        pl.col(name) if name in frame.columns else pl.lit(None, pl.String).alias(name) for name in ("subject_id", *SUBJECT_DATE_COLUMNS)
+    ]
+    sex = pl.col("sex") if "sex" in frame.columns else pl.lit(None, pl.UInt8).alias("sex")
+    if frame.schema.get("sex") == pl.String:
+        sex = pl.when(sex.is_not_null()).then(sex.str.to_lowercase().replace_strict(SEXES, default=0, return_dtype=pl.UInt8)).alias("sex")
+    return frame.select(*columns, sex.cast(pl.UInt8))
+
+
+def parse_labels(
+    frame: pl.DataFrame, columns: Mapping[str, str], names: Sequence[str], file: str
+) -> tuple[pl.DataFrame, int, list[Finding]]:
+    """Columns of 0 and 1 as Int8; a row with anything else in one of them is left out.
+
+    Args:
+        frame: text.
+        columns: key -> header, for messages.
+        names: the keys that are labels.
+        file: for messages.
+
+    Returns:
+        The frame, the number of rows left out, and what to say of them.
+
+    Raises:
+        UserError: label, for a column that holds other words in most rows.
+    """
+    import polars as pl
+
+    words = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
+    odd = pl.lit(value=False)
+    for name in names:
+        wrong = frame.filter(pl.col(name).is_not_null() & ~pl.col(name).is_in(list(words)))
+        if 2 * wrong.height > frame[name].count():
+            text = f"{wrong.height} of {frame[name].count()} rows hold neither 0 nor 1"
+            action = "Take the column out of the table, or name the labels with --label-column COLUMN:NAME:VALUE"
+            raise input_error(Reason.LABEL, text, "expected a label", action, file=file, field=columns[name])
+        odd |= pl.col(name).is_not_null() & ~pl.col(name).is_in(list(words))
+    left = frame.filter(odd)
+    kept = frame.filter(~odd).with_columns(pl.col(name).replace_strict(words, default=None, return_dtype=pl.Int8) for name in names)
+    if not left.height:
+        return kept, 0, []
+    text, examples = f"{left.height} rows hold neither 0 nor 1 as a label", tuple(map(str, left["row"].head(5)))
+    return (
+        kept,
+        left.height,
+        [Finding(code=Reason.LABEL, problem=text, requirement="they are left out", file=file, count=left.height, examples=examples)],
+    )

@@ -1,0 +1,219 @@
+"""One pass over all tables of diagnoses that refuses what no check of a single row can find; then their events as a stream."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bitimely_core.claims import codes
+from bitimely_core.claims.label_rules import SOURCES as KINDS
+from bitimely_core.claims.sources.claims_source import SourceTable, Stated
+from bitimely_core.claims.sources.columns import count_unread_dates, refuse_faults, refuse_unread_dates
+from bitimely_core.errors import Finding, Reason, input_error, safe_text
+from bitimely_core.formats import tables
+from bitimely_core.formats.source import located
+from bitimely_core.types import Rows
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MERGED_SUBJECTS = 1 << 20  # subjects of several blocks that are put together at once
+ODD_ID = r"^[=+@]|^-[^0-9]|[\x00-\x1f\x7f]"  # what a spreadsheet runs as a formula, or a terminal obeys
+
+
+SHORT_CODE = re.compile(r"\s*\d{1,2}\.\d{1,2}\s*", re.ASCII)  # 38.9: a category has three digits
+SHARED_CODES = {
+    f"E{number}" for number in (850, 851, 852, 853, 854, 860, 861)
+}  # poisoning in ICD-9; without their dots amyloidosis ... in ICD-10
+
+
+@dataclass(kw_only=True)
+class SourceSurvey:
+    """What one reading of all tables of diagnoses found."""
+
+    rows: list[Rows] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    records: dict[str, int] = field(default_factory=dict)  # file -> records
+    subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # hashes of those with a row, sorted, where asked for
+
+
+def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str], positions: Sequence[int] | None = None) -> pl.DataFrame:
+    """One row for each code of a wide table: its other columns, `code` and `position`, in the order of the rows and then of the columns.
+
+    Args:
+        frame: a block.
+        columns: those that hold codes; empty cells are none.
+        positions: on the claim; default 1, 2, ...
+    """
+    import polars as pl
+
+    places = dict(zip(columns, positions or range(1, len(columns) + 1), strict=True))
+    order = dict(zip(columns, range(len(columns)), strict=True))
+    cells = (
+        frame.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("at"), *columns)
+        .unpivot(columns, index="at", variable_name="column", value_name="code")
+        .filter(pl.col("code").str.contains(r"\S"))
+        .with_columns(pl.col("column").replace_strict(order, return_dtype=pl.UInt16).alias("order"))
+        .sort("at", "order")
+    )
+    position = cells["column"].replace_strict(places, return_dtype=pl.Int16).alias("position")
+    return frame.drop(columns)[cells["at"]].with_columns(cells["code"], position)
+
+
+def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.Block, pl.DataFrame, Mapping[str, int]]]:
+    """Blocks of a table, their events with all columns of `Claims.events`, and what was left out.
+
+    Raises:
+        UserError: as `refuse_faults` and `tables.frames`.
+    """
+    import polars as pl
+
+    texts = ("subject_id", "date", "code", "vocab", "source", "claim")
+    kinds = [*((name, pl.String()) for name in texts), ("position", pl.Int16())]
+    with located(table.file):
+        for block in tables.frames(table.path, table.columns, delimiter=table.delimiter):
+            refuse_faults(block, table.file)
+            frame, dropped = table.shape(block.frame)
+            if block.blanks:
+                frame = frame.with_columns(pl.col("subject_id").str.strip_chars())
+            filled = [(pl.col(name) if name in frame.columns else pl.lit(None)).cast(kind).alias(name) for name, kind in kinds]
+            yield block, frame.select(*filled, pl.lit(table.file).alias("file"), "row"), dropped
+
+
+def iter_events(found: Sequence[SourceTable]) -> Iterator[pl.DataFrame]:
+    """`Claims.events` of tables that `survey` has accepted."""
+    for table in found:
+        for _, frame, _ in _iter_blocks(table):
+            if frame.height:
+                yield frame
+
+
+def bind_events(found: Sequence[SourceTable]) -> Callable[[], Iterator[pl.DataFrame]]:
+    """`events` of these tables, to be called as often as needed."""
+    return partial(iter_events, tuple(found))
+
+
+def survey_tables(
+    found: Sequence[SourceTable], *, vocab: str = "icd9", stated: Stated = "surely", listed: bool = False, hint: str = ""
+) -> SourceSurvey:
+    """Reads all tables of diagnoses once, and refuses what no check of a single row can find.
+
+    Args:
+        found: the tables.
+        vocab: of rows that carry none.
+        stated: whether that is sure, or by the name of a column, or nobody says so.
+        listed: also gather the subjects.
+        hint: what to do where there is no diagnosis at all.
+
+    Raises:
+        UserError: no_input (no rows at all), date (a column in another form), ambiguous_code (lost zeros; codes that both vocabularies
+            have), wrong_vocabulary and schema (unknown words in the columns of vocabularies and of kinds of claims), and as `_shaped`.
+    """
+    import polars as pl
+
+    told, met = SourceSurvey(), []
+    for table in found:
+        records = kept = foreign = 0
+        dropped: Counter[str] = Counter()
+        seen: set[tuple[str | None, str]] = set()
+        readable = 0
+        unread: Counter[str] = Counter()
+        odd: list[int] = []
+        strange = 0
+        for block, frame, left in _iter_blocks(table):
+            records += block.seen
+            kept += frame.height
+            foreign += block.foreign
+            dropped.update(left)
+            if not frame.height:
+                continue
+            _refuse_unknown_words(frame, table.file)
+            for (named,), rows in frame.group_by("vocab") if frame["vocab"].count() else [((None,), frame)]:
+                seen.update((named, code) for code in rows["code"].drop_nulls().unique())
+            good, other = count_unread_dates(frame["date"])
+            readable += good
+            unread.update(other)
+            marked = frame.filter(pl.col("subject_id").str.contains(ODD_ID))["row"]
+            strange += marked.len()
+            odd += marked.head(5 - len(odd)).to_list()
+            if listed:
+                met.append(hash_ids(frame["subject_id"]))
+                if sum(map(len, met)) > max(len(told.subjects), MERGED_SUBJECTS):
+                    told.subjects, met = np.unique(np.concatenate([told.subjects, *met])), []
+        refuse_unread_dates(readable, unread, *table.dated)
+        _refuse_lost_zeros({code for named, code in seen if codes.FAMILIES[named or vocab] == "icd9"}, table.file)
+        if any(named is None for named, _ in seen):
+            _refuse_ambiguous_codes({code for named, code in seen if named is None}, table.file, vocab, stated)
+        told.records[table.file] = records
+        told.rows.append(Rows(file=table.file, kind=table.kind, seen=kept + sum(dropped.values()), dropped=dict(dropped)))
+        if foreign:
+            text, wanted = f"{foreign} lines are not valid UTF-8", "they are read as latin-1"
+            told.findings.append(
+                Finding(code=Reason.ENCODING, level="warning", problem=text, requirement=wanted, file=table.file, count=foreign)
+            )
+        if strange:
+            text, wanted = (
+                f"{strange} rows have a subject that looks like a formula or holds control characters",
+                "ids are never written as they are",
+            )
+            examples = tuple(map(str, odd))
+            finding = Finding(
+                code=Reason.LABEL_CHARS,
+                level="warning",
+                problem=text,
+                requirement=wanted,
+                file=table.file,
+                count=strange,
+                examples=examples,
+            )
+            told.findings.append(finding)
+    told.subjects = np.unique(np.concatenate([told.subjects, *met]))
+    if not any(row.seen - sum(row.dropped.values()) for row in told.rows):
+        text = f"none of {sum(told.records.values())} records holds a diagnosis"
+        raise input_error(Reason.NO_INPUT, text, hint=hint, file=found[0].file if len(found) == 1 else None)
+    return told
+
+
+def hash_ids(ids: pl.Series) -> np.ndarray:
+    """The distinct ids as numbers, sorted [n] uint64: good for counting, as two of a million share one with a chance of 3e-8."""
+    return np.unique(ids.drop_nulls().hash().to_numpy())
+
+
+def _refuse_unknown_words(frame: pl.DataFrame, file: str) -> None:
+    for name, known, code in (("vocab", codes.FAMILIES, Reason.WRONG_VOCABULARY), ("source", KINDS, Reason.SCHEMA)):
+        words = set(frame[name].drop_nulls().unique()) - set(known)
+        if words:
+            text = f"holds {', '.join(map(safe_text, sorted(words)[:5]))}"
+            action = "" if name == "vocab" else "Say what they mean with --source-value WORD=KIND"
+            raise input_error(code, text, f"known are {', '.join(known)}", action, file=file, field=name)
+
+
+def _refuse_lost_zeros(texts: Collection[str], file: str) -> None:
+    """Refuses ICD-9 codes that have lost their zeros: 38.9 for 038.9, and not one that begins with 0."""
+    short = sorted(text.strip() for text in texts if SHORT_CODE.fullmatch(text))
+    if short and not any(text.lstrip(" '\"").startswith("0") for text in texts):
+        text = f"codes have lost their leading zeros ({', '.join(map(safe_text, short[:5]))}), no code begins with 0"
+        action = "Write the table again from its origin, with the codes as text"
+        raise input_error(Reason.AMBIGUOUS_CODE, text, "expected three digits before the dot", action, file=file, found=short[0])
+
+
+def _refuse_ambiguous_codes(texts: Collection[str], file: str, vocab: str, stated: Stated) -> None:
+    """Refuses codes that ICD-9 and ICD-10 both have, where nothing says which of them the rows are in, or some rows belie it."""
+    both = sorted({text.strip().upper() for text in texts} & SHARED_CODES)
+    if both and (stated == "nowhere" or (stated == "by name" and any(_is_other_vocabulary(text, vocab) for text in texts))):
+        text = f"{', '.join(both)} exist in ICD-9 and in ICD-10, and nothing says which is meant"
+        action = "Give --icd10-from DATE; or for plain claims --col vocab=COLUMN, or --col vocab=icd9"
+        raise input_error(Reason.AMBIGUOUS_CODE, text, "expected a vocabulary", action, file=file)
+
+
+def _is_other_vocabulary(text: str, vocab: str) -> bool:
+    """Whether a code cannot be in its vocabulary, and can be in the other one."""
+    other = "icd10" if codes.FAMILIES[vocab] == "icd9" else "icd9"
+    code, _ = codes.normalise_code(text, vocab)
+    return (code is None or codes.is_foreign_code(code, vocab)) and codes.normalise_code(text, other)[0] is not None
