@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from bitimely_core import report, workflows
-from bitimely_core.analyses.shapelets import distances, information_gain
+from bitimely_core.analyses.shapelets import compute_distances, information_gain
 
 STEP, LENGTH = 10, 100  # samples
 LEAST, MOST, DRAWING = 40.0, 180.0, 5.0  # times less CPU time than pyts; seconds of an analysis; seconds of a page
@@ -61,7 +61,7 @@ def searched(x: np.ndarray, y: np.ndarray, *, normalised: bool) -> tuple[dict[st
     begin = time.process_time()
     values = torch.from_numpy(x)
     candidates = values.unfold(1, LENGTH, STEP).reshape(-1, LENGTH)
-    d, _ = distances(values, candidates, normalised=normalised, placed=False)
+    d, _ = compute_distances(values, candidates, normalised=normalised, placed=False)
     gain = float(information_gain(d, torch.from_numpy(y))[0].max())
     return {"cpu_seconds": time.process_time() - begin, "best_gain": gain, "candidates": len(candidates)}, d.numpy()
 

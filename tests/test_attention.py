@@ -8,15 +8,25 @@ from test_shapelets import Labelled
 from test_svd import Windows, run
 
 from bitimely_core import models, report
-from bitimely_core.analyses.attention import attention, column_share, half_on, in_float64, inside, last_map, mixings, pair, untrained
-from bitimely_core.analyses.regions import known, present, spread
+from bitimely_core.analyses.attention import (
+    attention,
+    column_share,
+    combine_pair,
+    compare_region,
+    compute_mixings,
+    half_share,
+    last_map,
+    randomise_model,
+    to_float64,
+)
+from bitimely_core.analyses.regions import find_shapelet_windows, load_shapelets, spread_over_samples
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Table
 from bitimely_core.types import Batch
 
 
 def layers_of(one, row=0):
-    return mixings(in_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[row : row + 1])))
+    return compute_mixings(to_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[row : row + 1])))
 
 
 # --- maps ---------------------------------------------------------------------------------------------------------------------------------
@@ -59,8 +69,8 @@ def test_padding_is_no_token():
         decay={"kind": "half-life", "months": (6, 24)},
     ).eval()
     ids, times, mask = torch.randint(5, 30, (1, 20)), torch.arange(20.0)[None], torch.arange(20)[None] < 13
-    padded = mixings(in_float64(model), Batch(values=ids, times=times, mask=mask))
-    short = mixings(in_float64(model), Batch(values=ids[:, :13], times=times[:, :13], mask=mask[:, :13]))
+    padded = compute_mixings(to_float64(model), Batch(values=ids, times=times, mask=mask))
+    short = compute_mixings(to_float64(model), Batch(values=ids[:, :13], times=times[:, :13], mask=mask[:, :13]))
     for a, b in zip(padded, short, strict=True):
         assert a.map.shape == (2, 13, 13)
         assert a.map == pytest.approx(b.map, abs=1e-12)
@@ -75,7 +85,7 @@ def test_the_figure_of_a_pair_counts_the_diagonal_once():
         for j in range(n):
             assert both[0, i, j] == (layers[2].map if j <= i else layers[3].map)[0, i, j]
     assert words == "forward layer 3 and backward layer 4"
-    assert pair(layers[1], layers[2]) is None
+    assert combine_pair(layers[1], layers[2]) is None
     assert last_map(layers_of(run("timelybert")))[1] == "two-sided layer 4"
 
 
@@ -83,7 +93,7 @@ def test_random_weights_are_seeded_and_leave_the_generator_alone():
     one = run()
     torch.manual_seed(9)
     before = torch.get_rng_state()
-    first, second, other = (untrained(one.model, seed) for seed in (0, 0, 1))
+    first, second, other = (randomise_model(one.model, seed) for seed in (0, 0, 1))
     assert torch.equal(before, torch.get_rng_state())
     weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in (first, second, other)]
     assert torch.equal(weights[0], weights[1])
@@ -103,24 +113,24 @@ def test_share_of_columns():
 
 
 def test_half_of_the_attention():
-    assert half_on(np.full(10, 0.1)) == 0.5
-    assert half_on(np.eye(10)[3]) == 0.1
-    assert half_on(np.array([0.4, 0.3, 0.2, 0.1])) == 0.5
+    assert half_share(np.full(10, 0.1)) == 0.5
+    assert half_share(np.eye(10)[3]) == 0.1
+    assert half_share(np.array([0.4, 0.3, 0.2, 0.1])) == 0.5
 
 
 def test_tokens_are_spread_over_their_samples():
     patch = run().model.config
     share = np.random.default_rng(0).dirichlet(np.ones(12))
-    over = spread(share, 96, patch)
+    over = spread_over_samples(share, 96, patch)
     assert over.sum() == pytest.approx(1)
     assert over[8:16] == pytest.approx(share[1] / 8)
-    ragged = spread(share, 93, patch)  # the last patch stands for five samples
+    ragged = spread_over_samples(share, 93, patch)  # the last patch stands for five samples
     assert ragged.sum() == pytest.approx(1)
     assert ragged[-5:] == pytest.approx(share[-1] / 5)
-    cropped = spread(share, 99, patch.model_copy(update={"crop": "start"}))
+    cropped = spread_over_samples(share, 99, patch.model_copy(update={"crop": "start"}))
     assert cropped[:3].sum() == 0
     assert cropped[3:11] == pytest.approx(share[0] / 8)
-    conv = spread(np.full(24, 1 / 24), 94, run(tokenizer="conv").model.config)
+    conv = spread_over_samples(np.full(24, 1 / 24), 94, run(tokenizer="conv").model.config)
     assert conv.sum() == pytest.approx(1)
     assert conv[:4] == pytest.approx(1 / 96)
 
@@ -128,14 +138,14 @@ def test_tokens_are_spread_over_their_samples():
 def test_a_region_against_all_others_of_its_length():
     share = np.full(100, 0.005)
     share[20:30] = 0.055
-    found = inside(share, 2.0, 3.0, 10.0)
+    found = compare_region(share, 2.0, 3.0, 10.0)
     assert found["share"] == pytest.approx(0.55)
     assert found["ratio"] == pytest.approx(5.5)
     assert found["higher_elsewhere"] == 0
-    even = inside(np.full(100, 0.01), 2.0, 3.0, 10.0)
+    even = compare_region(np.full(100, 0.01), 2.0, 3.0, 10.0)
     assert even["ratio"] == pytest.approx(1)
     with pytest.raises(UserError):
-        inside(share, 50.0, 60.0, 10.0)
+        compare_region(share, 50.0, 60.0, 10.0)
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
@@ -201,11 +211,11 @@ def test_share_on_shapelets_has_intervals_and_controls(tmp_path):
 def test_the_ratio_on_shapelets_is_that_of_the_maps_by_hand():
     (one,), windows = sleepers("bitimelygpt")
     page = attention([one], windows=5, lengths="1", bootstrap=10)
-    stretches, but, _ = known(windows, "", "1", 0, None)
-    chosen = present(windows, stretches, 5, 0, but)
+    stretches, but, _ = load_shapelets(windows, "", "1", 0, None)
+    chosen = find_shapelet_windows(windows, stretches, 5, 0, but)
     found = []
     for row, start, length in zip(chosen.rows, chosen.start, chosen.length, strict=True):
-        maps = last_map(mixings(in_float64(one.model), Batch(values=torch.from_numpy(windows.x[row : row + 1]))))[0]
+        maps = last_map(compute_mixings(to_float64(one.model), Batch(values=torch.from_numpy(windows.x[row : row + 1]))))[0]
         share = np.repeat(np.abs(maps).sum(1).mean(0), 4)  # four samples a patch
         found.append(share[start : start + length].mean() / share.mean())
     assert page.summary["bitimelygpt"]["shapelets"]["ratio"]["value"] == pytest.approx(np.mean(found))

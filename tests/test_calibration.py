@@ -8,15 +8,15 @@ from planted import Head, Windows, run
 
 from bitimely_core import evaluate, report
 from bitimely_core.analyses.calibration import (
-    bins_of,
+    apply_temperature,
+    assign_bins,
+    bin_means,
     calibration,
-    curve_of_values,
-    expected_error,
-    learning_curve,
-    reliability,
-    sums,
-    temperature_of,
-    tempered,
+    calibration_error,
+    estimate_reliability,
+    fit_temperature,
+    read_learning_curve,
+    sum_bins,
 )
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Table
@@ -29,7 +29,7 @@ def spoken(n_subjects=16, each=40, classes=3, sharp=1.0, seed=0, wrong=0.0):
     honest = rng.dirichlet(np.ones(classes), n)
     target = (rng.random((n, 1)) > honest.cumsum(1)).sum(1)
     target = np.where(rng.random(n) < wrong, rng.integers(0, classes, n), target)
-    said = tempered("classification", honest, 1 / sharp)
+    said = apply_temperature("classification", honest, 1 / sharp)
     values = np.zeros((n, 12, 1))
     values[:, :classes, 0] = said
     return Windows(values, target, np.repeat(np.arange(n_subjects), each), class_names=("W", "N1", "N2")[:classes])
@@ -38,12 +38,12 @@ def spoken(n_subjects=16, each=40, classes=3, sharp=1.0, seed=0, wrong=0.0):
 def test_the_error_by_hand():
     confidence = np.array([0.05, 0.1, 0.35, 0.95, 0.9, 1.0])
     right = np.array([0, 1, 0, 1, 1, 0])
-    assert bins_of(np.array([0.0, 0.1, 0.11, 1.0]), 10).tolist() == [0, 0, 1, 9]
-    table = sums(confidence, right, np.zeros(6, int), 1, 10)
+    assert assign_bins(np.array([0.0, 0.1, 0.11, 1.0]), 10).tolist() == [0, 0, 1, 9]
+    table = sum_bins(confidence, right, np.zeros(6, int), 1, 10)
     # bins: {.05, .1} 1 of 2 right, {.35} 0 of 1, {.9} 1 of 1, {.95, 1} 1 of 2
     by_hand = (2 * abs(1 / 2 - 0.075) + 0.35 + 0.1 + 2 * abs(1 / 2 - 0.975)) / 6
-    assert expected_error(table.sum(0)) == pytest.approx(by_hand)
-    found = reliability(confidence, right, np.zeros(6, int), bins=10, bootstrap=100, seed=0)
+    assert calibration_error(table.sum(0)) == pytest.approx(by_hand)
+    found = estimate_reliability(confidence, right, np.zeros(6, int), bins=10, bootstrap=100, seed=0)
     assert found["ece"]["value"] == pytest.approx(by_hand)
     assert found["gap"]["value"] == pytest.approx(confidence.mean() - right.mean())
     assert found["ece"]["lo"] is None  # one subject
@@ -56,13 +56,13 @@ def test_the_interval_is_that_of_recomputed_resamples():
     units = np.repeat(np.arange(8), 15)
     confidence = rng.random(120)
     right = (rng.random(120) < confidence**2).astype(float)
-    found = reliability(confidence, right, units, bins=5, bootstrap=50, seed=3)
+    found = estimate_reliability(confidence, right, units, bins=5, bootstrap=50, seed=3)
     draws = []
     for counts in evaluate.draw(range(50), 8, 3):
         rows = np.concatenate([np.tile(np.flatnonzero(units == u), int(c)) for u, c in enumerate(counts)])
         total = 0.0
         for b in range(5):
-            here = rows[bins_of(confidence[rows], 5) == b]
+            here = rows[assign_bins(confidence[rows], 5) == b]
             total += abs(right[here].sum() - confidence[here].sum())
         draws.append(total / len(rows))
     assert (found["ece"]["lo"], found["ece"]["hi"]) == pytest.approx(tuple(np.percentile(draws, [2.5, 97.5])))
@@ -76,10 +76,10 @@ def test_honest_probabilities_stay_within_chance_and_sharpened_ones_do_not():
         rng = np.random.default_rng(seed)
         p = rng.uniform(0.3, 0.9, 2000)
         right = (rng.random(2000) < p).astype(float)
-        honest = reliability(p, right, units, bins=10, bootstrap=200, seed=0)
+        honest = estimate_reliability(p, right, units, bins=10, bootstrap=200, seed=0)
         within["gap"] += honest["gap"]["lo"] < 0 < honest["gap"]["hi"]
         within["ece"] += honest["ece"]["value"] <= honest["chance"]["p95"]
-        bold = reliability(np.minimum(p + 0.1, 1), right, units, bins=10, bootstrap=200, seed=0)
+        bold = estimate_reliability(np.minimum(p + 0.1, 1), right, units, bins=10, bootstrap=200, seed=0)
         assert bold["ece"]["lo"] > bold["chance"]["p95"]
         assert bold["gap"]["value"] == pytest.approx(0.1, abs=0.035)
     assert min(within.values()) >= 17  # 19 of 20 are expected
@@ -92,16 +92,16 @@ def test_a_temperature_undoes_what_a_temperature_did(task):
     target = (
         (rng.random((6000, 1)) > honest.cumsum(1)).sum(1) if task == "classification" else (rng.random(honest.shape) < honest).astype(float)
     )
-    sharpened = tempered(task, honest, 0.4)
+    sharpened = apply_temperature(task, honest, 0.4)
     assert sharpened.argmax(1).tolist() == honest.argmax(1).tolist()
-    found = temperature_of(task, sharpened, target)
+    found = fit_temperature(task, sharpened, target)
     assert found == pytest.approx(2.5, rel=0.08)
-    assert tempered(task, sharpened, 2.5) == pytest.approx(honest, abs=1e-6)
-    assert temperature_of(task, honest[:0], target[:0]) is None
+    assert apply_temperature(task, sharpened, 2.5) == pytest.approx(honest, abs=1e-6)
+    assert fit_temperature(task, honest[:0], target[:0]) is None
 
 
 def test_groups_of_values():
-    curve = curve_of_values(np.array([4.0, 1, 3, 2]), np.array([40.0, 10, 30, 20]), 2)
+    curve = bin_means(np.array([4.0, 1, 3, 2]), np.array([40.0, 10, 30, 20]), 2)
     assert curve["prediction"].tolist() == [1.5, 3.5]
     assert curve["target"].tolist() == [15, 35]
 
@@ -200,7 +200,7 @@ def test_siblings_make_a_learning_curve(tmp_path):
     evaluated("other-readout", 0.1, readout="mean", fraction=0.5)
     windows = spoken()
     one = run(windows, Head(3), folder=here, settings=settings())
-    found = learning_curve(one, "accuracy")
+    found = read_learning_curve(one, "accuracy")
     assert [(p["run"], p["fraction"], p["scratch"]) for p in found] == [("tenth", 0.1, False), ("full", 1.0, False), ("scratch", 0.1, True)]
     page = calibration([one], bootstrap=10)
     drawn = next(b for b in page.blocks if isinstance(b, Figure) and b.name == "learning-curve")

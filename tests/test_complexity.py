@@ -14,11 +14,11 @@ from bitimely_core.analyses.complexity import (
     RECURRENT,
     SOFTMAX,
     complexity,
-    operators,
+    fit_slope,
+    fit_slopes,
+    make_operators,
     peak_bytes,
-    slope,
-    slopes,
-    timed,
+    time_calls,
 )
 from bitimely_core.config import build_model_config
 from bitimely_core.errors import UserError
@@ -30,7 +30,7 @@ LENGTHS = [64, 128, 256, 512]
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0, 3.0])
 def test_the_slope_of_a_power_is_the_power(power):
-    assert slope(LENGTHS, [7.0 * n**power for n in LENGTHS]) == pytest.approx(power, abs=1e-12)
+    assert fit_slope(LENGTHS, [7.0 * n**power for n in LENGTHS]) == pytest.approx(power, abs=1e-12)
 
 
 def test_the_slope_is_that_of_a_least_squares_line():
@@ -38,28 +38,28 @@ def test_the_slope_is_that_of_a_least_squares_line():
     values = rng.uniform(1, 9, 4)
     x, y = np.log(LENGTHS), np.log(values)
     by_hand = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
-    assert slope(LENGTHS, values.tolist()) == pytest.approx(by_hand)
+    assert fit_slope(LENGTHS, values.tolist()) == pytest.approx(by_hand)
 
 
 def test_fixed_costs_flatten_the_slope_and_the_last_one_less():
     rounds = [[c * (1000.0 + n) for c in (1.0, 1.1, 0.9)] for n in LENGTHS]
-    found = slopes(LENGTHS, rounds)
+    found = fit_slopes(LENGTHS, rounds)
     assert found["value"] < found["last"] < 1
     assert found["lo"] == pytest.approx(found["hi"]) == pytest.approx(found["value"])
 
 
 def test_rounds_give_the_range_of_the_slope():
-    found = slopes([10, 100], [[1.0, 1.0, 1.0], [10.0, 100.0, 1000.0]])
+    found = fit_slopes([10, 100], [[1.0, 1.0, 1.0], [10.0, 100.0, 1000.0]])
     assert (found["value"], found["lo"], found["hi"]) == pytest.approx((2.0, 1.0, 3.0))
-    assert slopes([10], [[1.0]]) == {"value": None, "lo": None, "hi": None, "last": None}
-    assert slope([10, 20], [0.0, 1.0]) is None
+    assert fit_slopes([10], [[1.0]]) == {"value": None, "lo": None, "hi": None, "last": None}
+    assert fit_slope([10, 20], [0.0, 1.0]) is None
 
 
 def test_rounds_interleave_and_the_clock_is_read_around_each_call():
     order = []
     ticks = itertools.count()
     calls = {name: (lambda name=name: order.append(name)) for name in "abc"}
-    taken = timed(calls, 2, clock=lambda: float(next(ticks)))
+    taken = time_calls(calls, 2, clock=lambda: float(next(ticks)))
     assert order == ["a", "a", "b", "b", "c", "c"] * 2  # the first of each pair is not timed
     assert taken == {name: [1.0, 1.0] for name in "abc"}
 
@@ -83,7 +83,7 @@ def test_bytes_are_those_alive_at_one_time():
 
 def test_bytes_of_the_forms_grow_as_their_maps():
     config = build_model_config("bitimelygpt", "retention", "tiny", channels=1)
-    found = {n: {name: peak_bytes(call) for name, call in operators(config, n, 0).items()} for n in (256, 512)}
+    found = {n: {name: peak_bytes(call) for name, call in make_operators(config, n, 0).items()} for n in (256, 512)}
     growth = {name: found[512][name] / found[256][name] for name in found[256]}
     assert growth[PARALLEL] == pytest.approx(4, rel=0.1)
     assert growth[SOFTMAX] == pytest.approx(4, rel=0.1)
@@ -94,7 +94,7 @@ def test_bytes_of_the_forms_grow_as_their_maps():
 
 
 def test_plain_and_fused_attention_are_the_same_function():
-    made = operators(build_model_config("bitimelygpt", "retention", "tiny", channels=1), 40, 0)
+    made = make_operators(build_model_config("bitimelygpt", "retention", "tiny", channels=1), 40, 0)
     for a, b in zip(made[SOFTMAX](), made[FUSED](), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     for a, b, c in zip(made[PARALLEL](), made[CHUNKWISE](), made[RECURRENT](), strict=True):

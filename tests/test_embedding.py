@@ -6,7 +6,17 @@ from planted import Windows, classes, run
 from sklearn.metrics import silhouette_score
 
 from bitimely_core import report
-from bitimely_core.analyses.embedding import agreement, chance, embedding, measured, neighbours, over_subjects, principal, silhouettes, tsne
+from bitimely_core.analyses.embedding import (
+    chance_agreement,
+    compute_silhouettes,
+    compute_tsne,
+    embedding,
+    mean_over_rows,
+    measure_space,
+    nearest_neighbours,
+    neighbour_agreement,
+    principal_components,
+)
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure
 
@@ -19,27 +29,27 @@ def clusters(centres, each=20, spread=0.1, seed=0):
 def test_silhouettes_are_those_of_scikit_learn():
     x = clusters([[0, 0], [1, 0], [0, 3]], spread=0.5)
     group = np.repeat([0, 1, 2], 20)
-    assert silhouettes(x, group).mean() == pytest.approx(silhouette_score(x, group))
+    assert compute_silhouettes(x, group).mean() == pytest.approx(silhouette_score(x, group))
     some = np.where(np.arange(60) < 15, -1, group)
-    assert np.isnan(silhouettes(x, some)[:15]).all()
-    assert np.nanmean(silhouettes(x, some)) == pytest.approx(silhouette_score(x[15:], group[15:]))
-    assert np.isnan(silhouettes(x, np.zeros(60, int))).all()
+    assert np.isnan(compute_silhouettes(x, some)[:15]).all()
+    assert np.nanmean(compute_silhouettes(x, some)) == pytest.approx(silhouette_score(x[15:], group[15:]))
+    assert np.isnan(compute_silhouettes(x, np.zeros(60, int))).all()
 
 
 def test_neighbours_by_hand():
     x = np.array([[0.0], [1.0], [2.5], [10.0]])
     everyone = np.ones((4, 4), dtype=bool)
-    found = neighbours(x, 2, everyone)
+    found = nearest_neighbours(x, 2, everyone)
     assert found.tolist() == [[1, 2], [0, 2], [1, 0], [2, 1]]
-    assert agreement(found, np.array([0, 0, 1, -1])) == pytest.approx([0.5, 0.5, 0, np.nan], nan_ok=True)
+    assert neighbour_agreement(found, np.array([0, 0, 1, -1])) == pytest.approx([0.5, 0.5, 0, np.nan], nan_ok=True)
     others = np.array([0, 0, 0, 1])[:, None] != np.array([0, 0, 0, 1])
-    assert neighbours(x, 2, others).tolist() == [[3, -1], [3, -1], [3, -1], [2, 1]]
-    assert agreement(neighbours(x, 2, others), np.array([1, 0, 1, 1])) == pytest.approx([1, 0, 1, 0.5])
+    assert nearest_neighbours(x, 2, others).tolist() == [[3, -1], [3, -1], [3, -1], [2, 1]]
+    assert neighbour_agreement(nearest_neighbours(x, 2, others), np.array([1, 0, 1, 1])) == pytest.approx([1, 0, 1, 0.5])
 
 
 def test_chance_is_the_share_among_the_others():
     group = np.array([0, 0, 0, 1])
-    assert chance(group, np.ones((4, 4), dtype=bool)) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 0])
+    assert chance_agreement(group, np.ones((4, 4), dtype=bool)) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 0])
 
 
 def test_a_space_of_labels_and_a_space_of_persons():
@@ -47,11 +57,11 @@ def test_a_space_of_labels_and_a_space_of_persons():
     by_label = clusters(np.zeros((80, 3)), each=1, seed=1) + 5 * label[:, None]
     corners = np.random.default_rng(5).normal(size=(8, 3))
     by_person = clusters(np.zeros((80, 3)), each=1, seed=2) + 5 * corners[person]
-    knows = measured(by_label, label, person, 8, 5, 200, 0)
+    knows = measure_space(by_label, label, person, 8, 5, 200, 0)
     assert knows["label_agreement"]["value"] == 1.0
     assert knows["label_silhouette"]["value"] > 0.8 > 0 > knows["subject_silhouette"]["value"]
     assert knows["subject_agreement"]["value"] < 0.3
-    remembers = measured(by_person, label, person, 8, 5, 200, 0)
+    remembers = measure_space(by_person, label, person, 8, 5, 200, 0)
     assert remembers["subject_agreement"]["value"] > 0.99
     assert remembers["subject_silhouette"]["value"] > 0.6
     assert remembers["label_agreement"]["value"] == pytest.approx(0.5, abs=0.15)  # neighbours of other persons tell nothing
@@ -63,14 +73,14 @@ def test_of_a_rare_label_those_that_have_it_are_counted():
     x = clusters([[0, 0]], each=50)
     label = np.zeros(50, int)
     label[:5] = 1
-    found = measured(x, label, np.arange(50), 50, 5, 50, 0, label == 1)
+    found = measure_space(x, label, np.arange(50), 50, 5, 50, 0, label == 1)
     assert found["label_chance"]["value"] == pytest.approx(4 / 49)
     assert found["label_agreement"]["value"] < 0.4
-    assert measured(x, label, np.arange(50), 50, 5, 50, 0)["label_agreement"]["value"] > 0.7
+    assert measure_space(x, label, np.arange(50), 50, 5, 50, 0)["label_agreement"]["value"] > 0.7
 
 
 def test_one_sequence_a_subject_says_nothing_about_persons():
-    found = measured(clusters([[0, 0], [5, 5]]), np.repeat([0, 1], 20), np.arange(40), 40, 5, 50, 0)
+    found = measure_space(clusters([[0, 0], [5, 5]]), np.repeat([0, 1], 20), np.arange(40), 40, 5, 50, 0)
     assert found["subject_agreement"]["value"] is None
     assert found["subject_silhouette"]["value"] is None
     assert found["label_agreement"]["value"] == 1.0
@@ -79,29 +89,29 @@ def test_one_sequence_a_subject_says_nothing_about_persons():
 def test_intervals_are_over_subjects():
     units = np.repeat(np.arange(6), 4)
     values = units / 5.0
-    wide, point = over_subjects(values, units, 6, 500, 0), over_subjects(np.full(24, 0.3), units, 6, 500, 0)
+    wide, point = mean_over_rows(values, units, 6, 500, 0), mean_over_rows(np.full(24, 0.3), units, 6, 500, 0)
     assert wide["value"] == pytest.approx(0.5)
     assert wide["se"] == pytest.approx(np.std(np.arange(6) / 5) / np.sqrt(6), rel=0.15)
     assert (point["lo"], point["hi"]) == pytest.approx((0.3, 0.3))
-    assert over_subjects(values[:8], units[:8], 2, 500, 0)["lo"] is None
+    assert mean_over_rows(values[:8], units[:8], 2, 500, 0)["lo"] is None
 
 
 def test_principal_components_keep_the_largest_variance():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(50, 4)) * [5, 3, 1, 0.1]
-    flat, share = principal(x, 2)
+    flat, share = principal_components(x, 2)
     centred = x - x.mean(0)
     assert flat.var(0) == pytest.approx(np.linalg.eigvalsh(centred.T @ centred / 50)[::-1][:2])
     assert share == pytest.approx(np.linalg.eigvalsh(centred.T @ centred)[::-1][:2] / (centred**2).sum())
-    assert principal(np.ones((5, 1)), 2)[0].shape == (5, 2)
+    assert principal_components(np.ones((5, 1)), 2)[0].shape == (5, 2)
 
 
 def test_tsne_repeats_itself_and_is_left_out_of_few_rows():
     x = clusters([[0, 0, 0], [9, 9, 9]], each=15)
-    first, second = tsne(x, 5, 0), tsne(x, 5, 0)
+    first, second = compute_tsne(x, 5, 0), compute_tsne(x, 5, 0)
     assert np.array_equal(first, second)
     assert silhouette_score(first, np.repeat([0, 1], 15)) > 0.5
-    assert tsne(x[:5], 5, 0) is None
+    assert compute_tsne(x[:5], 5, 0) is None
 
 
 def test_page_tells_the_label_from_the_person(tmp_path):

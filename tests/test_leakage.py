@@ -38,8 +38,8 @@ def config_of(name, **options):
 
 
 def measured(config, objective, mode="eval"):
-    measure = leaking._code_changes if config.tokenizer == "codes" else leaking._jacobian
-    return measure(leaking._small(config), objectives.get(objective), 0, training=mode == "train")
+    measure = leaking._measure_code_changes if config.tokenizer == "codes" else leaking._measure_jacobian
+    return measure(leaking._shrink_config(config), objectives.get(objective), 0, training=mode == "train")
 
 
 def cases():
@@ -113,7 +113,7 @@ def test_the_measurement_catches_what_it_should(monkeypatch):
     mix = torch.nn.Conv1d(64, 64, 3, padding=1).double()
     model.adapter.embedding.register_forward_hook(lambda module, args, out: mix(out.transpose(1, 2)).transpose(1, 2))
     monkeypatch.setattr(leaking.building, "made", lambda config: model)
-    found = leaking._jacobian(model.config, objectives.get("next"), 0, training=False)
+    found = leaking._measure_jacobian(model.config, objectives.get("next"), 0, training=False)
     assert found["own"] > 1e-3
 
 
@@ -211,7 +211,7 @@ def test_the_same_seed_measures_the_same():
 
 
 def test_next_previous_copies_noise_within_a_few_steps():
-    found = leaking.white_noise(config_of("bitimelygpt", tokenizer="codes", codes=52), objectives.get("next-previous"), 120)
+    found = leaking.train_on_noise(config_of("bitimelygpt", tokenizer="codes", codes=52), objectives.get("next-previous"), 120)
     assert found["rel"] < 0.9
 
 
@@ -220,6 +220,6 @@ def test_next_previous_copies_noise_within_a_few_steps():
     ("objective", "steps", "leaks"), [("next-previous", 300, True), ("next-previous-strict", 150, False), ("gap", 150, False)]
 )
 def test_noise_stays_noise_without_a_leak(objective, steps, leaks):
-    found = leaking.white_noise(build_model_config("bitimelygpt", "retention", "tiny", channels=4), objectives.get(objective), steps)
+    found = leaking.train_on_noise(build_model_config("bitimelygpt", "retention", "tiny", channels=4), objectives.get(objective), steps)
     assert (found["rel"] < 0.9) if leaks else (0.97 <= found["rel"] < 1.03)
     assert found["values"] >= 20_000

@@ -94,11 +94,11 @@ def test_maps_are_softmax_weights_of_each_channel():
 def test_analyses_see_the_mean_map_over_the_channels():
     model = tiny().double()
     batch = Batch(torch.randn(1, 50, 3))
-    found = looking.mixings(model, batch)
+    found = looking.compute_mixings(model, batch)
     wanted = model(Batch(batch.values.double()), attention=True).attention
     np.testing.assert_allclose(found[-1].map, wanted[-1].mean(0).detach().numpy(), rtol=1e-12)
     assert found[-1].direction == "both"
-    one = looking.mixings(model, Batch(batch.values[:, :, :1]))
+    one = looking.compute_mixings(model, Batch(batch.values[:, :, :1]))
     assert one[-1].queries.shape == (4, 6, 16)
     logits = torch.from_numpy(one[-1].queries @ one[-1].keys.transpose(0, 2, 1))
     np.testing.assert_allclose(logits.softmax(-1).numpy(), one[-1].map, rtol=1e-9)
@@ -246,9 +246,9 @@ def test_its_stamp_says_what_the_derivative_says():
     assert stamp() == "given window statistics"
     assert stamp(revin=False) is True
     for training in (False, True):
-        found = leaking._jacobian(tiny(channels=1, length=72, revin=False).config, objectives.get(), 0, training=training)
+        found = leaking._measure_jacobian(tiny(channels=1, length=72, revin=False).config, objectives.get(), 0, training=training)
         assert found["own"] == found["beyond"] == 0 < found["allowed"]
-    found = leaking._jacobian(tiny(channels=1, length=72).config, objectives.get(), 0, training=False)
+    found = leaking._measure_jacobian(tiny(channels=1, length=72).config, objectives.get(), 0, training=False)
     assert found["own"] > 0  # the size of the window, by RevIN
     page = leaking.leakage(model="patchtst", steps=0)
     assert (page.summary["stamped"], page.summary["leak_free"], page.summary["contradiction"]) == ("given window statistics", False, False)
@@ -256,7 +256,7 @@ def test_its_stamp_says_what_the_derivative_says():
 
 @pytest.mark.slow
 def test_white_noise_stays_unpredicted():
-    assert leaking.white_noise(tiny(channels=2).config, objectives.get(), 200)["rel"] > 0.97
+    assert leaking.train_on_noise(tiny(channels=2).config, objectives.get(), 200)["rel"] > 0.97
 
 
 def test_sines_are_learned():

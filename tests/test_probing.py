@@ -9,8 +9,8 @@ from sklearn.metrics import log_loss
 
 from bitimely_core import data, models, report
 from bitimely_core.analyses import features
-from bitimely_core.analyses.features import Cell, cells_of, vectors
-from bitimely_core.analyses.probing import negated, probing
+from bitimely_core.analyses.features import VectorChoice, extract_vectors, list_choices
+from bitimely_core.analyses.probing import negate_difference, probing
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate.linear import PENALTIES, extract_simple_features, fit_probe, standardise
 from bitimely_core.page import Figure, Table
@@ -86,16 +86,16 @@ def test_classes_that_training_lacks_and_no_validation_split():
 def test_vectors_are_those_of_the_readouts():
     windows = classes()
     one = run(windows)
-    cells = cells_of(one.model, windows, 0)
+    cells = list_choices(one.model, windows, 0)
     assert {c.readout for c in cells} == {"sos", "eos", "sos+eos", "mean", "last", "max"}
     assert {c.layers for c in cells} == {"last", "last-two", "1"}
     rows = np.array([5, 2, 300])
-    found = vectors(one.model, windows, rows, cells)
+    found = extract_vectors(one.model, windows, rows, cells)
     x = windows.values[rows, :, 0]
-    assert found[Cell("sos", "last")] == pytest.approx(x[:, :4])
-    assert found[Cell("mean", "last")] == pytest.approx(np.repeat(x.mean(1)[:, None], 4, 1), abs=1e-6)
-    assert found[Cell("sos", "last-two")][:, 4:] == pytest.approx(x[:, :4])
-    assert found[Cell("sos", "1")] == pytest.approx(np.sin(1e4 * x[:, :4].astype(np.float32)), abs=1e-2)
+    assert found[VectorChoice("sos", "last")] == pytest.approx(x[:, :4])
+    assert found[VectorChoice("mean", "last")] == pytest.approx(np.repeat(x.mean(1)[:, None], 4, 1), abs=1e-6)
+    assert found[VectorChoice("sos", "last-two")][:, 4:] == pytest.approx(x[:, :4])
+    assert found[VectorChoice("sos", "1")] == pytest.approx(np.sin(1e4 * x[:, :4].astype(np.float32)), abs=1e-2)
 
 
 @pytest.mark.parametrize("name", ["bitimelygpt", "lstm", "patchtst", "timesnet"])
@@ -104,8 +104,8 @@ def test_every_cell_of_a_real_model_is_what_a_head_would_read(name):
 
     windows = classes(length=48)
     model = models.build(name, preset="tiny", channels=1, length=48).eval()
-    cells = cells_of(model, windows, 0)
-    found = vectors(model, windows, np.arange(3), cells)
+    cells = list_choices(model, windows, 0)
+    found = extract_vectors(model, windows, np.arange(3), cells)
     for cell in cells:
         if cell.layers in {"last", "last-two"}:
             wanted = heads.vectors(model, data.collate(windows, np.arange(3)), cell.readout, cell.layers).detach().numpy()
@@ -155,7 +155,7 @@ def test_differences_with_enough_subjects_exclude_zero_only_where_planted():
 
 
 def test_a_difference_the_other_way_round():
-    found = negated({"difference": 0.1, "se": 0.02, "lo": 0.05, "hi": 0.2, "share_above_zero": 0.9, "share_below_zero": 0.1})
+    found = negate_difference({"difference": 0.1, "se": 0.02, "lo": 0.05, "hi": 0.2, "share_above_zero": 0.9, "share_below_zero": 0.1})
     assert (found["difference"], found["lo"], found["hi"], found["share_above_zero"]) == (-0.1, -0.2, -0.05, 0.1)
 
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_probed_is_refused():
 
 
 def test_subjects_are_numbered_without_telling_their_order():
-    numbers, count = features.numbered(np.array([f"s{k:02d}" for k in range(20)]), 0)
+    numbers, count = features.number_subjects(np.array([f"s{k:02d}" for k in range(20)]), 0)
     assert count == 20
     assert sorted(numbers) == list(range(20))
     assert list(numbers) != list(range(20))

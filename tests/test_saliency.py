@@ -10,9 +10,16 @@ from torch import Generator, nn
 
 from bitimely_core import data, evaluate, models, objectives, report
 from bitimely_core.analyses import LoadedRun
-from bitimely_core.analyses.regions import agreement, elsewhere, over_subjects, present, ratios, told_apart
-from bitimely_core.analyses.saliency import asked, look, randomised, saliency, slopes
-from bitimely_core.analyses.shapelets import mine, shapelets
+from bitimely_core.analyses.regions import (
+    describe_ratio,
+    find_shapelet_windows,
+    mean_over_subjects,
+    random_placement,
+    rank_agreement,
+    share_ratios,
+)
+from bitimely_core.analyses.saliency import compute_saliency, gradient_magnitudes, loss_fn, randomise_run, saliency
+from bitimely_core.analyses.shapelets import mine_shapelets, shapelets
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
 from bitimely_core.page import Figure, Table
@@ -67,7 +74,7 @@ def test_saliency_of_a_linear_model_is_its_weights():
     model = Linear(windows.length)
     one = LoadedRun("linear", model, windows, {}, Sum(model))
     rows = np.arange(12)
-    seen = look(one, model, one.head, rows, 0, 8, 0, lambda done: None)
+    seen = compute_saliency(one, model, one.head, rows, 0, 8, 0, lambda done: None)
     weights = model.weight.detach().abs().double().numpy()[:, 0]
     for maps in (seen.input, seen.layers[0]):
         assert maps == pytest.approx(np.tile(weights / weights.sum(), (12, 1)), rel=1e-5)
@@ -83,8 +90,8 @@ def test_slopes_are_finite_differences(objective):
     model = one.model.double()
     batch = data.collate(one.windows)
     batch = batch._replace(values=batch.values.double())
-    ask = asked(one, model, None)
-    found = slopes(model, ask, batch, Generator().manual_seed(5))
+    ask = loss_fn(one, model, None)
+    found = gradient_magnitudes(model, ask, batch, Generator().manual_seed(5))
     assert found.drawn == (objective == "masked")
     assert [tuple(s.shape) for s in found.layers] == [(4, 6, 8)] * 2
     eps, fixed = 1e-5, model.targets(batch)
@@ -127,11 +134,11 @@ def test_at_the_last_layer_it_maps_the_loss():
     chosen = {}
 
     def ask(batch, generator):
-        found = asked(one, one.model, None)(batch, generator)
+        found = loss_fn(one, one.model, None)(batch, generator)
         chosen["valid"] = found["valid"].any(-1)
         return found
 
-    found = slopes(one.model, ask, data.collate(one.windows), Generator().manual_seed(0))
+    found = gradient_magnitudes(one.model, ask, data.collate(one.windows), Generator().manual_seed(0))
     assert ((found.layers[1].sum(-1) > 0) == chosen["valid"]).all()
     assert (found.layers[0].sum(-1) > 0).all()
     assert ((found.losses["masked"] > 0) == chosen["valid"]).all()
@@ -140,7 +147,7 @@ def test_at_the_last_layer_it_maps_the_loss():
 def test_errors_stand_at_the_token_that_makes_them():
     """Token n predicts token n + 1 at layer L - 1 and token n - 1 at layer L: there its own state is all that its error depends on."""
     one = run(objective="next-previous", windows=Labelled(n=1, length=24, subjects=1))
-    found = slopes(one.model, asked(one, one.model, None), data.collate(one.windows), Generator())
+    found = gradient_magnitudes(one.model, loss_fn(one, one.model, None), data.collate(one.windows), Generator())
     assert set(found.losses) == {"next", "previous"}
     assert float(found.losses["next"][0, -1]) == float(found.losses["previous"][0, 0]) == 0  # [SOS] predicts the first, [EOS] the last
     assert float(found.layers[1][0, 0].sum()) == 0
@@ -153,7 +160,7 @@ def test_errors_stand_at_the_token_that_makes_them():
 def test_two_passes_are_added():
     one = run(objective="next-previous-strict", windows=Labelled(n=2, length=24, subjects=2))
     batch = data.collate(one.windows)
-    found = slopes(one.model, asked(one, one.model, None), batch, Generator().manual_seed(0))
+    found = gradient_magnitudes(one.model, loss_fn(one, one.model, None), batch, Generator().manual_seed(0))
     both = []
     for direction, which in (("forward", "next"), ("backward", "previous")):
         encoded = one.model(batch, directions=(direction,) * 2)
@@ -168,7 +175,7 @@ def test_two_passes_are_added():
 def test_models_that_read_channels_one_by_one_are_averaged():
     windows = Labelled(n=4, length=48, channels=2, subjects=2)
     one = run("patchtst", windows, patch=8)
-    found = slopes(one.model, asked(one, one.model, None), data.collate(windows), Generator().manual_seed(0))
+    found = gradient_magnitudes(one.model, loss_fn(one, one.model, None), data.collate(windows), Generator().manual_seed(0))
     assert {tuple(state.shape) for state in found.layers} == {(4, 6, 8)}
     assert found.input.shape == (4, 48, 2)
     assert found.losses["masked"].shape == (4, 6)
@@ -176,10 +183,10 @@ def test_models_that_read_channels_one_by_one_are_averaged():
 
 def test_a_model_that_drops_patches_is_read_where_it_predicts():
     one = run("crt", Labelled(n=4, length=48, subjects=2), patch=8)
-    found = slopes(one.model, asked(one, one.model, None), data.collate(one.windows), Generator().manual_seed(0))
+    found = gradient_magnitudes(one.model, loss_fn(one, one.model, None), data.collate(one.windows), Generator().manual_seed(0))
     assert [tuple(state.shape) for state in found.layers] == [(4, 12, 8)]
     assert found.drawn
-    seen = look(one, one.model, None, np.arange(4), 0, 2, 0, lambda done: None)
+    seen = compute_saliency(one, one.model, None, np.arange(4), 0, 2, 0, lambda done: None)
     assert seen.layers[0].shape == (4, 48)  # tokens of the spectrum stand for no samples
     assert seen.layers[0].sum(1) == pytest.approx(1)
     assert "output" not in vars(one.model)
@@ -188,16 +195,19 @@ def test_a_model_that_drops_patches_is_read_where_it_predicts():
 @pytest.mark.parametrize("name", ["gpt", "tst", "lstm", "ts2vec", "ts-tcc", "tf-c", "timesnet"])
 def test_every_kind_of_model_has_at_least_a_map_of_its_input(name):
     one = run(name, Labelled(n=8, length=64, subjects=2), dim=16, patch=8, tokenizer="conv")
-    seen = look(one, one.model, None, np.arange(8), 0, 2, 0, lambda done: None)
+    seen = compute_saliency(one, one.model, None, np.arange(8), 0, 2, 0, lambda done: None)
     assert seen.input.sum(1) == pytest.approx(1)
     assert all(maps.shape == (8, 64) for maps in seen.layers)
 
 
 def test_masks_are_averaged_and_the_same_for_all():
     one = run(objective="masked", windows=Labelled(n=4, length=24, subjects=2))
-    seen = look(one, one.model, None, np.arange(4), 2, 3, 7, lambda done: None)
-    batch, ask = data.collate(one.windows), asked(one, one.model, None)
-    each = [slopes(one.model, ask, batch, Generator().manual_seed(7 * 1_000_003 + k)).input.mean(-1).double().numpy() for k in range(3)]
+    seen = compute_saliency(one, one.model, None, np.arange(4), 2, 3, 7, lambda done: None)
+    batch, ask = data.collate(one.windows), loss_fn(one, one.model, None)
+    each = [
+        gradient_magnitudes(one.model, ask, batch, Generator().manual_seed(7 * 1_000_003 + k)).input.mean(-1).double().numpy()
+        for k in range(3)
+    ]
     assert seen.masks == 3
     assert seen.input == pytest.approx(sum(each) / sum(each).sum(1, keepdims=True))
     assert seen.heat[1].shape == (6, 8)
@@ -206,7 +216,7 @@ def test_masks_are_averaged_and_the_same_for_all():
 def test_random_weights_are_seeded_and_leave_the_run_alone():
     one = run(tuned=True)
     before, state = {k: v.clone() for k, v in one.head.state_dict().items()}, torch.get_rng_state()
-    (_, first), (_, second), (_, other) = (randomised(one, seed) for seed in (0, 0, 1))
+    (_, first), (_, second), (_, other) = (randomise_run(one, seed) for seed in (0, 0, 1))
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(v, before[k]) for k, v in one.head.state_dict().items() if "scale" not in k)
     weights = [torch.cat([p.flatten() for p in h.parameters()]) for h in (first, second, other, one.head)]
@@ -221,45 +231,46 @@ def test_random_weights_are_seeded_and_leave_the_run_alone():
 
 def test_ratio_by_hand():
     maps = np.array([[0.1, 0.4, 0.4, 0.1], [0.25, 0.25, 0.25, 0.25]])
-    assert ratios(maps, np.array([1, 0]), np.array([2, 3])) == pytest.approx([0.8 / 0.5, 1.0])
+    assert share_ratios(maps, np.array([1, 0]), np.array([2, 3])) == pytest.approx([0.8 / 0.5, 1.0])
 
 
 def test_random_places_are_all_places():
     rng = np.random.default_rng(0)
     maps = rng.dirichlet(np.full(50, 0.3), size=6)
     length = np.array([5, 5, 10, 10, 20, 50])
-    found = elsewhere(maps, length, 4000, 0)
+    found = random_placement(maps, length, 4000, 0)
     every = [
-        np.mean([ratios(one[None], np.array([s]), np.array([m]))[0] for s in range(51 - m)]) for one, m in zip(maps, length, strict=True)
+        np.mean([share_ratios(one[None], np.array([s]), np.array([m]))[0] for s in range(51 - m)])
+        for one, m in zip(maps, length, strict=True)
     ]
     assert found.mean() == pytest.approx(np.mean(every), abs=0.02)
-    assert elsewhere(np.full((3, 20), 0.05), np.array([4, 5, 6]), 50, 0) == pytest.approx(1)
+    assert random_placement(np.full((3, 20), 0.05), np.array([4, 5, 6]), 50, 0) == pytest.approx(1)
 
 
 def test_intervals_are_over_subjects():
     rng = np.random.default_rng(0)
     who = np.array([f"s{k}" for k in np.repeat(np.arange(8), 3)])
     values = rng.normal(size=24) + np.repeat(rng.normal(size=8), 3)
-    found = over_subjects(values, who, 500, 4)
+    found = mean_over_subjects(values, who, 500, 4)
     counts = evaluate.draw(range(500), 8, 4)
     slow = [np.mean(np.concatenate([np.tile(values[who == f"s{k}"], int(c)) for k, c in enumerate(row)])) for row in counts]
     assert found["value"] == pytest.approx(values.mean())
     assert (found["lo"], found["hi"]) == pytest.approx(tuple(np.percentile(slow, [2.5, 97.5])))
     assert found["n_subjects"] == 8
-    few = over_subjects(values[:9], who[:9], 500, 0)
+    few = mean_over_subjects(values[:9], who[:9], 500, 0)
     assert few["value"] == pytest.approx(values[:9].mean())
     assert few["lo"] is None
     assert few["undefined_reason"] == "no interval: 3 subjects, an interval needs at least 5"
-    assert over_subjects(np.full(3, np.nan), who[:3], 500, 0)["value"] is None
+    assert mean_over_subjects(np.full(3, np.nan), who[:3], 500, 0)["value"] is None
 
 
 def test_agreement_is_of_ranks():
     stats = pytest.importorskip("scipy.stats")
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 9, size=(2, 5, 40)).astype(float)
-    assert agreement(a, b) == pytest.approx(np.mean([stats.spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)]))
-    assert agreement(a, np.exp(a)) == pytest.approx(1)
-    assert agreement(np.ones((2, 4)), a[:2, :4]) is None
+    assert rank_agreement(a, b) == pytest.approx(np.mean([stats.spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)]))
+    assert rank_agreement(a, np.exp(a)) == pytest.approx(1)
+    assert rank_agreement(np.ones((2, 4)), a[:2, :4]) is None
 
 
 # --- windows ------------------------------------------------------------------------------------------------------------------------------
@@ -267,8 +278,8 @@ def test_agreement_is_of_ranks():
 
 def test_windows_are_those_that_hold_the_shapelet():
     windows = Labelled(n=240, subjects=12)
-    mined = mine(windows, lengths=(1.0,), candidates=300, permutations=0, count=1)
-    chosen = present(windows, mined.shapelets, 8, 0, mined.drawn.rows)
+    mined = mine_shapelets(windows, lengths=(1.0,), candidates=300, permutations=0, count=1)
+    chosen = find_shapelet_windows(windows, mined.shapelets, 8, 0, mined.drawn.rows)
     assert chosen.split == "test"
     assert len(chosen.rows) == chosen.looked // 10
     assert (windows.labels[chosen.rows] == 1).all()
@@ -277,7 +288,7 @@ def test_windows_are_those_that_hold_the_shapelet():
     shift = mined.shapelets[0].start - windows.at[mined.shapelets[0].window]
     assert np.abs(chosen.start - windows.at[chosen.rows] - shift).max() <= 2
     assert chosen.distance == pytest.approx(np.sort(chosen.distance), abs=2)
-    every = present(windows, mined.shapelets, 8, 0, windows["test"].rows[:-3])
+    every = find_shapelet_windows(windows, mined.shapelets, 8, 0, windows["test"].rows[:-3])
     assert every.looked == 3
 
 
@@ -299,17 +310,22 @@ class Best(Sum):
 
 def test_a_model_that_reads_the_shapelet_alone_has_its_saliency_there():
     windows = Labelled(n=240, subjects=12)
-    mined = mine(windows, lengths=(1.0,), candidates=300, permutations=0, count=1)
-    chosen = present(windows, mined.shapelets, 8, 0, mined.drawn.rows)
+    mined = mine_shapelets(windows, lengths=(1.0,), candidates=300, permutations=0, count=1)
+    chosen = find_shapelet_windows(windows, mined.shapelets, 8, 0, mined.drawn.rows)
     model = Filter(windows.length)
-    seen = look(LoadedRun("filter", model, windows, {}, Best(model)), model, Best(model), chosen.rows, 0, 1, 0, lambda done: None)
+    seen = compute_saliency(
+        LoadedRun("filter", model, windows, {}, Best(model)), model, Best(model), chosen.rows, 0, 1, 0, lambda done: None
+    )
     assert seen.layers == []  # its state is one of the window, not of a token
     sizes = np.abs(Labelled.wave) / np.abs(Labelled.wave).sum()
     shift = chosen.start - windows.at[chosen.rows]
     inside = [sizes[max(0, k) : 20 + min(0, k)].sum() for k in shift]
-    assert ratios(seen.input, chosen.start, chosen.length) == pytest.approx(np.array(inside) * 100 / 20, rel=1e-4)
+    assert share_ratios(seen.input, chosen.start, chosen.length) == pytest.approx(np.array(inside) * 100 / 20, rel=1e-4)
     assert np.mean(inside) > 0.7
-    assert np.quantile(elsewhere(seen.input, chosen.length, 300, 0), 0.95) < ratios(seen.input, chosen.start, chosen.length).mean()
+    assert (
+        np.quantile(random_placement(seen.input, chosen.length, 300, 0), 0.95)
+        < share_ratios(seen.input, chosen.start, chosen.length).mean()
+    )
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
@@ -407,7 +423,7 @@ def test_hooks_are_gone_after_an_error():
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError):
-        slopes(one.model, fails, Batch(batch.values), Generator())
+        gradient_magnitudes(one.model, fails, Batch(batch.values), Generator())
     assert not one.model._forward_hooks
     assert "output" not in vars(one.model)
     assert objectives.get("next")(one.model, batch)["loss"] > 0
@@ -418,7 +434,7 @@ def test_fine_tuning_moves_saliency_to_the_planted_wave():
     windows = Labelled(n=360, subjects=12)
     windows.of_split = np.where(np.isin(windows.who, [f"s{k}" for k in range(6)]), "test", "train")
     one = run(windows=windows, tuned=True, readout="max", label="tuned", dim=16, value_dim=16, ffn_dim=16)
-    model, head = randomised(one, 7)
+    model, head = randomise_run(one, 7)
     before = LoadedRun("before", model, windows, one.settings, head)
     optimiser = torch.optim.Adam(one.head.parameters(), lr=5e-3)
     rng = np.random.default_rng(0)
@@ -435,5 +451,5 @@ def test_fine_tuning_moves_saliency_to_the_planted_wave():
     assert len(tuned["random_draws"]) == 3
     assert tuned["p_places"] < 0.01
     assert random["ratio"]["value"] <= max(random["random_draws"]) or random["beyond_random_weights"]["lo"] <= 0
-    assert told_apart(tuned).startswith("more than at random places, more than with random weights")
-    assert "more than with random weights" not in told_apart(random)
+    assert describe_ratio(tuned).startswith("more than at random places, more than with random weights")
+    assert "more than with random weights" not in describe_ratio(random)

@@ -6,20 +6,20 @@ import torch
 
 from bitimely_core import report
 from bitimely_core.analyses.shapelets import (
-    alike,
-    best_by_chance,
-    distances,
-    drawn,
+    compute_distances,
+    count_orders,
+    default_lengths,
+    draw_windows,
     f_statistic,
     information_gain,
-    mine,
-    orders,
+    max_correlation,
+    mine_shapelets,
+    null_maxima,
     p_value,
-    permuted,
-    read,
-    seconds,
+    parse_seconds,
+    permute_labels,
+    read_shapelets,
     shapelets,
-    usual,
 )
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Table
@@ -86,7 +86,7 @@ def test_distance_is_that_of_a_double_loop(normalised):
     rng = np.random.default_rng(0)
     series, wanted = rng.normal(size=(3, 40)), rng.normal(size=(4, 9)) * 3 + 1
     series[1, 10:30] = 2.0  # flat stretches
-    found, places = distances(torch.from_numpy(series), torch.from_numpy(wanted), normalised=normalised)
+    found, places = compute_distances(torch.from_numpy(series), torch.from_numpy(wanted), normalised=normalised)
 
     def z(x):
         if not normalised:
@@ -108,7 +108,7 @@ def test_distance_knows_shape_and_not_loudness():
     wave = torch.sin(torch.arange(30) / 3)
     series = torch.zeros(1, 100)
     series[0, 50:80] = 7 * wave + 3
-    d, place = distances(series, wave[None])
+    d, place = compute_distances(series, wave[None])
     assert float(d) == pytest.approx(0, abs=1e-4)
     assert int(place) == 50
 
@@ -116,10 +116,10 @@ def test_distance_knows_shape_and_not_loudness():
 def test_shapes_are_alike_at_another_shift():
     t = np.arange(40) / 4
     wave = np.exp(-((t - 5) ** 2)) * np.sin(4 * t)
-    assert alike(wave, 3 * wave + 1) == pytest.approx(1)
-    assert alike(wave[2:32], wave[6:40]) > 0.95
-    assert alike(np.sin(3 * t), np.sign(t - 5)) < 0.9
-    assert alike(np.ones(10), wave) == 0
+    assert max_correlation(wave, 3 * wave + 1) == pytest.approx(1)
+    assert max_correlation(wave[2:32], wave[6:40]) > 0.95
+    assert max_correlation(np.sin(3 * t), np.sign(t - 5)) < 0.9
+    assert max_correlation(np.ones(10), wave) == 0
 
 
 # --- scores -------------------------------------------------------------------------------------------------------------------------------
@@ -167,21 +167,21 @@ def test_what_is_permuted_are_exchangeable_units():
     who = np.repeat(["a", "b", "c", "d"], [1, 5, 2, 4])
     labels = np.repeat([0, 1, 1, 2], [1, 5, 2, 4])
     for _ in range(20):
-        new = permuted(labels, who, rng)
+        new = permute_labels(labels, who, rng)
         assert sorted(new[[0, 1, 6, 8]]) == [0, 1, 1, 2]
         assert all(len(set(new[who == s])) == 1 for s in "abcd")
     mixed = rng.integers(0, 2, 12)
-    new = [permuted(mixed, who, rng) for _ in range(20)]
+    new = [permute_labels(mixed, who, rng) for _ in range(20)]
     assert all((np.sort(one[who == s]) == np.sort(mixed[who == s])).all() for one in new for s in "abcd")
     assert len({tuple(one) for one in new}) > 5
 
 
 def test_few_orders_are_counted():
     who = np.array(["a", "a", "b", "c"])
-    assert orders(np.array([0, 0, 1, 2]), who) == 6  # a person a class: their classes in any order
-    assert orders(np.array([0, 0, 1, 1]), who) == 3
-    assert orders(np.array([0, 1, 1, 1]), who) == 2  # within "a" alone
-    assert orders(np.arange(200) % 2, np.zeros(200)) == np.inf
+    assert count_orders(np.array([0, 0, 1, 2]), who) == 6  # a person a class: their classes in any order
+    assert count_orders(np.array([0, 0, 1, 1]), who) == 3
+    assert count_orders(np.array([0, 1, 1, 1]), who) == 2  # within "a" alone
+    assert count_orders(np.arange(200) % 2, np.zeros(200)) == np.inf
     windows = Labelled(n=20, subjects=4)
     windows.who = np.where(windows.labels == 1, "x", "y")
     windows.of_split = np.full(20, "train")
@@ -198,7 +198,7 @@ def test_p_is_valid_on_noise_although_the_best_was_chosen():
         rng = np.random.default_rng(seed)
         d, labels = torch.from_numpy(rng.normal(size=(50, 24))), rng.permutation(np.repeat([0, 1, 2], 8))
         best = float(f_statistic(d, torch.from_numpy(labels)).max())
-        p.append(p_value(best, best_by_chance(d, labels, np.zeros(24), "f", 99, seed)))
+        p.append(p_value(best, null_maxima(d, labels, np.zeros(24), "f", 99, seed)))
     p = np.array(p)
     for level in (0.1, 0.25, 0.5, 0.75):  # three binomial deviations
         assert abs((p <= level).mean() - level) < 3 * np.sqrt(level * (1 - level) / 120)
@@ -211,7 +211,7 @@ def test_p_is_valid_on_noise_although_the_best_was_chosen():
 
 def test_a_planted_shapelet_is_found():
     windows = Labelled()
-    found = mine(windows, lengths=(1.0,), candidates=400, permutations=99)
+    found = mine_shapelets(windows, lengths=(1.0,), candidates=400, permutations=99)
     best = found.shapelets[0]
     assert (best.klass, best.channel, best.seconds) == ("b", "C3", 1.0)
     assert windows.labels[best.window] == 1
@@ -221,29 +221,29 @@ def test_a_planted_shapelet_is_found():
     assert best.p == 0.01  # no permutation is as good
     assert best.gain > 0.8
     assert len({one.window for one in found.shapelets}) == len(found.shapelets)
-    assert all(alike(a.values, b.values) < 0.9 for k, a in enumerate(found.shapelets) for b in found.shapelets[:k])
+    assert all(max_correlation(a.values, b.values) < 0.9 for k, a in enumerate(found.shapelets) for b in found.shapelets[:k])
 
 
 def test_it_is_found_on_its_channel():
-    found = mine(Labelled(channels=2), lengths=(1.0,), candidates=600, permutations=0)
+    found = mine_shapelets(Labelled(channels=2), lengths=(1.0,), candidates=600, permutations=0)
     assert found.shapelets[0].channel == "C3"
-    other = mine(Labelled(channels=2), lengths=(1.0,), candidates=200, permutations=99, channel="EOG", score="information-gain")
+    other = mine_shapelets(Labelled(channels=2), lengths=(1.0,), candidates=200, permutations=99, channel="EOG", score="information-gain")
     assert {one.channel for one in other.shapelets} == {"EOG"}
     assert other.shapelets[0].p > 0.05  # nothing was planted there
 
 
 def test_windows_are_drawn_from_all_classes_and_subjects():
     windows = Labelled(n=200, subjects=10)
-    part = drawn(windows, ("train",), 16, 0)
+    part = draw_windows(windows, ("train",), 16, 0)
     assert np.bincount(part.labels).tolist() == [8, 8]
     assert len(set(part.subjects)) == 8
     assert set(windows.of_split[part.rows]) == {"train"}
     assert (part.values.numpy() == windows.x[part.rows]).all()
-    few = drawn(Labelled(n=20), ("train",), 1000, 0)
+    few = draw_windows(Labelled(n=20), ("train",), 1000, 0)
     assert len(few.rows) == len(Labelled(n=20)["train"])
-    whole = drawn(Labelled(missing=True), ("train",), 20, 0)
+    whole = draw_windows(Labelled(missing=True), ("train",), 20, 0)
     assert len(whole.rows) == 16  # every fifth one misses a value
-    assert drawn(windows, ("validation",), 9, 0) is None
+    assert draw_windows(windows, ("validation",), 9, 0) is None
 
 
 def test_page_says_what_was_checked(tmp_path):
@@ -263,7 +263,7 @@ def test_page_says_what_was_checked(tmp_path):
     assert names == ["main-score", "shapelets", "source", "matches", "distances", "chance"]
     assert next(block for block in page.blocks if isinstance(block, Table)).rows[0][0].startswith("1: b, ")
     assert report.write(tmp_path, page).stat().st_size < report.LIMIT
-    again = read(tmp_path)
+    again = read_shapelets(tmp_path)
     assert again[0].values.tolist() == page.summary["shapelets"][0]["values"]
     assert again[0].klass == "b"
 
@@ -302,8 +302,8 @@ def test_windows_without_classes_are_refused():
     with pytest.raises(UserError, match="tell classes apart"):
         shapelets(windows)
     with pytest.raises(UserError, match="no report"):
-        read("/nowhere/at/all")
-    assert seconds("0.5, 1") == (0.5, 1.0)
+        read_shapelets("/nowhere/at/all")
+    assert parse_seconds("0.5, 1") == (0.5, 1.0)
 
 
 def test_raw_distances_keep_their_digits_beside_an_offset_and_drift() -> None:
@@ -312,7 +312,7 @@ def test_raw_distances_keep_their_digits_beside_an_offset_and_drift() -> None:
     x = torch.from_numpy((rng.normal(size=(4, 400)) + drift).astype(np.float32))
     shapelets = torch.stack([x[0, 40:70], x[2, 300:330] + 0.5])
     exact = (x.double().unfold(1, 30, 1)[None] - shapelets.double()[:, None, None]).square().sum(-1)  # [C, n, T - m + 1]
-    found, places = distances(x, shapelets, normalised=False)
+    found, places = compute_distances(x, shapelets, normalised=False)
     assert found.dtype == torch.float32
     assert found.numpy() == pytest.approx(exact.amin(-1).numpy(), rel=1e-4, abs=1e-3)
     assert (places == exact.argmin(-1)).all()
@@ -325,7 +325,7 @@ def test_distances_and_scores_are_those_of_pyts():
     x = windows.x[:, :, 0].astype(np.float64)
     made = transform.ShapeletTransform(n_shapelets=8, criterion="anova", window_sizes=[20], window_steps=[4], remove_similar=False)
     theirs = made.fit_transform(x, windows.labels)
-    ours, _ = distances(torch.from_numpy(x), torch.from_numpy(np.stack(list(made.shapelets_))), normalised=False)
+    ours, _ = compute_distances(torch.from_numpy(x), torch.from_numpy(np.stack(list(made.shapelets_))), normalised=False)
     roots = (ours / 20).sqrt()  # they take the root of the mean, and score that
     assert roots.T.numpy() == pytest.approx(theirs, rel=1e-8, abs=1e-6)
     assert f_statistic(roots, torch.from_numpy(windows.labels)).numpy() == pytest.approx(made.scores_, rel=1e-6)
@@ -335,5 +335,5 @@ def test_lengths_that_nobody_chose_fit_the_windows() -> None:
     class Short:
         length, rate = 1500, 4000.0  # EMG: 0.375 s
 
-    assert usual(Labelled()) == (0.5, 1.0, 2.0)  # type: ignore[arg-type]
-    assert usual(Short()) == pytest.approx((0.0234375, 0.046875, 0.09375))  # type: ignore[arg-type]
+    assert default_lengths(Labelled()) == (0.5, 1.0, 2.0)  # type: ignore[arg-type]
+    assert default_lengths(Short()) == pytest.approx((0.0234375, 0.046875, 0.09375))  # type: ignore[arg-type]

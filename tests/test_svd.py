@@ -6,8 +6,18 @@ import torch
 
 from bitimely_core import models, report
 from bitimely_core.analyses import LoadedRun
-from bitimely_core.analyses.attention import in_float64, mixings, pair
-from bitimely_core.analyses.svd import MEASURES, Spectra, collect, cumulated, factored, measures, normalised, of_product, svd
+from bitimely_core.analyses.attention import combine_pair, compute_mixings, to_float64
+from bitimely_core.analyses.svd import (
+    MEASURES,
+    Spectra,
+    collect_spectra,
+    cumulate_shares,
+    measure_rank,
+    normalise_map,
+    product_singular_values,
+    singular_values,
+    svd,
+)
 from bitimely_core.errors import UserError
 from bitimely_core.ops.retention import decay_matrix, retention_matrix
 from bitimely_core.page import Figure, Table
@@ -57,8 +67,8 @@ def test_identity_and_orthogonal_maps_are_flat():
     n = 50
     orthogonal = np.linalg.qr(np.random.default_rng(0).normal(size=(n, n)))[0]
     for matrix, scale in ((np.eye(n), 1.0), (3.0 * orthogonal, 3.0)):
-        values, log_dets = factored(matrix[None])
-        m = measures(values[0], log_dets[0])
+        values, log_dets = singular_values(matrix[None])
+        m = measure_rank(values[0], log_dets[0])
         assert m["effective_rank"] == pytest.approx(1.0)
         assert m["n90"] == pytest.approx(0.9)
         assert m["auc"] == pytest.approx((n + 1) / (2 * n))
@@ -71,7 +81,7 @@ def test_identity_and_orthogonal_maps_are_flat():
 def test_rank_one_has_one_direction():
     n = 40
     rng = np.random.default_rng(0)
-    m = measures(factored(np.outer(rng.normal(size=n), rng.normal(size=n))[None])[0][0], -np.inf)
+    m = measure_rank(singular_values(np.outer(rng.normal(size=n), rng.normal(size=n))[None])[0][0], -np.inf)
     assert m["effective_rank"] == pytest.approx(1 / n, rel=1e-6)
     assert m["n90"] == m["numerical_rank"] == pytest.approx(1 / n)
     assert m["stable_rank"] == pytest.approx(1 / n)
@@ -83,16 +93,16 @@ def test_geometric_values_have_the_entropy_of_their_series():
     r, n = 0.8, 30
     values = r ** np.arange(n)
     p = values / values.sum()
-    m = measures(factored(np.diag(values)[None])[0][0], 0.0)
+    m = measure_rank(singular_values(np.diag(values)[None])[0][0], 0.0)
     entropy = -np.log((1 - r) / (1 - r**n)) - np.log(r) * (p * np.arange(n)).sum()
     assert m["effective_rank"] == pytest.approx(np.exp(entropy) / n)
     assert m["condition"] == pytest.approx(r ** (1 - n))
     k = np.arange(1, n + 1)
-    assert cumulated(values, n) == pytest.approx((1 - r**k) / (1 - r**n))
+    assert cumulate_shares(values, n) == pytest.approx((1 - r**k) / (1 - r**n))
 
 
 def test_zeros_define_nothing():
-    m = measures(np.zeros(5), -np.inf)
+    m = measure_rank(np.zeros(5), -np.inf)
     assert set(m) == set(MEASURES)
     assert np.isnan(list(m.values())).all()
     spectra = Spectra()
@@ -101,30 +111,30 @@ def test_zeros_define_nothing():
 
 
 def test_curves_of_other_lengths_are_stretched():
-    assert cumulated(np.ones(4), 8) == pytest.approx(np.arange(1, 9) / 8)
-    assert cumulated(np.array([3.0, 1.0]), 2) == pytest.approx([0.75, 1.0])
+    assert cumulate_shares(np.ones(4), 8) == pytest.approx(np.arange(1, 9) / 8)
+    assert cumulate_shares(np.array([3.0, 1.0]), 2) == pytest.approx([0.75, 1.0])
 
 
 def test_factors_of_a_product_and_of_a_triangle():
     rng = np.random.default_rng(0)
     q, k = rng.normal(size=(2, 3, 40, 8))
-    values, log_dets = of_product(q, k)
+    values, log_dets = product_singular_values(q, k)
     assert values == pytest.approx(np.linalg.svd(q @ k.transpose(0, 2, 1), compute_uv=False), abs=1e-10)
     assert (log_dets == -np.inf).all()
-    wide = of_product(q[:, :6], k[:, :6])
+    wide = product_singular_values(q[:, :6], k[:, :6])
     assert wide[0] == pytest.approx(np.linalg.svd(q[:, :6] @ k[:, :6].transpose(0, 2, 1), compute_uv=False), abs=1e-10)
     lower = np.tril(rng.normal(size=(2, 30, 30)))
-    assert factored(lower)[1] == pytest.approx(np.linalg.slogdet(lower)[1])
+    assert singular_values(lower)[1] == pytest.approx(np.linalg.slogdet(lower)[1])
     full = rng.normal(size=(2, 30, 30))
-    assert factored(full)[1] == pytest.approx(np.linalg.slogdet(full)[1])
+    assert singular_values(full)[1] == pytest.approx(np.linalg.slogdet(full)[1])
 
 
 def test_decay_alone_has_determinant_one_in_each_direction():
     log_decay = torch.log1p(-torch.tensor([1 / 32, 1 / 512], dtype=torch.float64))
     forward, backward = (decay_matrix(log_decay, 60, direction=d, dtype=torch.float64)[0].numpy() for d in ("forward", "backward"))
     for maps in (forward, backward):
-        assert factored(maps)[1] == pytest.approx(np.zeros(2), abs=1e-9)
-    assert factored(forward)[0] == pytest.approx(factored(backward)[0])
+        assert singular_values(maps)[1] == pytest.approx(np.zeros(2), abs=1e-9)
+    assert singular_values(forward)[0] == pytest.approx(singular_values(backward)[0])
 
 
 def test_orderings_at_equal_queries_keys_and_decay():
@@ -136,9 +146,9 @@ def test_orderings_at_equal_queries_keys_and_decay():
     made = {d: retention_matrix(q, k, log_decay=log_decay, direction=d).numpy() for d in ("forward", "backward", "both")}
     made["composed"] = made["backward"] @ made["forward"]
     for name, maps in made.items():
-        rank[name] = np.mean([measures(s, 0.0)["effective_rank"] for s in factored(maps.reshape(-1, 120, 120))[0]])
+        rank[name] = np.mean([measure_rank(s, 0.0)["effective_rank"] for s in singular_values(maps.reshape(-1, 120, 120))[0]])
     plain = torch.einsum("bnhk,bmhk->bhnm", q, k).numpy().reshape(-1, 120, 120)
-    rank["scores"] = np.mean([measures(s, 0.0)["effective_rank"] for s in factored(plain)[0]])
+    rank["scores"] = np.mean([measure_rank(s, 0.0)["effective_rank"] for s in singular_values(plain)[0]])
     assert rank["forward"] == pytest.approx(rank["backward"], abs=0.05)
     assert rank["forward"] > rank["both"] > rank["scores"]
     assert rank["forward"] > rank["composed"]
@@ -149,22 +159,26 @@ def test_orderings_at_equal_queries_keys_and_decay():
 
 def test_spectra_are_those_of_the_model():
     one = run()
-    found, about = collect(one, 3, 0, "none", None)
+    found, about = collect_spectra(one, 3, 0, "none", None)
     assert (about["sequences"], about["split"], about["tokens"], about["key_width"]) == (3, "test", [12, 12, 12], 8)
     assert sorted(found) == [1, 2, 3, 4]
     assert set(found[4]) == {"map", "random", "scores", "alone", "combined", "combined_random", "composed", "composed_random"}
     assert "combined" not in found[3]
     rows = one.windows["test"].rows
     chosen = np.sort(np.random.default_rng(0).choice(rows, 3, replace=False))
-    layers = mixings(in_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[chosen[1:2]])))
-    for name, maps in {"map": layers[3].map, "combined": pair(layers[2], layers[3]), "composed": layers[3].map @ layers[2].map}.items():
+    layers = compute_mixings(to_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[chosen[1:2]])))
+    for name, maps in {
+        "map": layers[3].map,
+        "combined": combine_pair(layers[2], layers[3]),
+        "composed": layers[3].map @ layers[2].map,
+    }.items():
         assert found[4][name].singular[1] == pytest.approx(np.linalg.svd(maps, compute_uv=False)), name
     whole = found[4]["composed"].found[1][0]["log_det"]
     assert whole == pytest.approx(sum(np.linalg.slogdet(layers[k].map[0])[1] for k in (2, 3)))
     plain = layers[3].queries @ layers[3].keys.transpose(0, 2, 1)
     assert layers[3].map == pytest.approx(plain * layers[3].alone)
     assert found[4]["scores"].singular[1] == pytest.approx(np.linalg.svd(plain, compute_uv=False), abs=1e-12)
-    heads = [np.mean([measures(s[h], 0.0)["auc"] for s in found[4]["map"].singular]) for h in range(2)]
+    heads = [np.mean([measure_rank(s[h], 0.0)["auc"] for s in found[4]["map"].singular]) for h in range(2)]
     assert [found[4]["map"].table(h)["auc"] for h in range(2)] == pytest.approx(heads)
     assert found[4]["map"].table()["auc"] == pytest.approx(np.mean(heads))
 
@@ -179,14 +193,14 @@ def test_average_is_taken_after_the_curves():
 
 def test_rows_may_be_rescaled():
     one = run()
-    layer = mixings(in_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[:1])))[0]
-    assert np.abs(normalised(layer, "abs-sum").map).sum(-1) == pytest.approx(1.0)
-    assert normalised(layer, "sqrt-decay").map == pytest.approx(layer.map / np.sqrt(layer.alone.sum(-1, keepdims=True)))
-    assert normalised(layer, "none") is layer
+    layer = compute_mixings(to_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[:1])))[0]
+    assert np.abs(normalise_map(layer, "abs-sum").map).sum(-1) == pytest.approx(1.0)
+    assert normalise_map(layer, "sqrt-decay").map == pytest.approx(layer.map / np.sqrt(layer.alone.sum(-1, keepdims=True)))
+    assert normalise_map(layer, "none") is layer
 
 
 def test_softmax_models_and_their_mask():
-    found, about = collect(run("gpt-baar"), 2, 0, "sqrt-decay", None)
+    found, about = collect_spectra(run("gpt-baar"), 2, 0, "sqrt-decay", None)
     assert about["directions"] == ["forward", "backward"] * 2
     assert found[4]["combined"].table()["effective_rank"] > 0
     n = about["tokens"][0]
@@ -255,4 +269,4 @@ def test_what_cannot_be_done_is_refused():
             return Encoded(None, None, None, (batch.values,))
 
     with pytest.raises(UserError, match="no attention maps"):
-        mixings(Without(), Batch(values=torch.zeros(1, 96, 2)))
+        compute_mixings(Without(), Batch(values=torch.zeros(1, 96, 2)))

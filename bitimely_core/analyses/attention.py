@@ -22,21 +22,21 @@ from torch import Tensor, nn
 
 from bitimely_core import data
 from bitimely_core.analyses.regions import (
-    CONTROLS,
-    PLACES,
-    Chosen,
-    against_first,
-    headline,
-    held_out,
-    interval,
-    known,
-    loudness,
-    measured,
-    over_subjects,
-    present,
-    ratios,
-    spread,
-    told_apart,
+    RANDOM_MODELS,
+    RANDOM_PLACES,
+    ShapeletWindows,
+    compare_with_controls,
+    compare_with_first,
+    describe_interval,
+    describe_ratio,
+    draw_held_out,
+    find_shapelet_windows,
+    load_shapelets,
+    make_headline,
+    mean_over_subjects,
+    share_ratios,
+    signal_magnitudes,
+    spread_over_samples,
 )
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.models.stack import Attention, Retention
@@ -56,7 +56,7 @@ Array = npt.NDArray[np.float64]
 # --- maps ---------------------------------------------------------------------------------------------------------------------------------
 
 
-class Mixing(NamedTuple):
+class LayerMixing(NamedTuple):
     """How one layer mixes the tokens of one sequence, in float64."""
 
     map: Array  # [H, N, N], what the layer applies
@@ -68,20 +68,20 @@ class Mixing(NamedTuple):
     gammas: tuple[float, ...]  # decay of each head; () without
 
 
-def in_float64(model: nn.Module) -> nn.Module:
+def to_float64(model: nn.Module) -> nn.Module:
     """A copy of the model in float64 and eval mode: no product of maps is ever formed in less."""
     return copy.deepcopy(model).double().cpu().eval()
 
 
-def untrained(model: nn.Module, seed: int) -> nn.Module:
+def randomise_model(model: nn.Module, seed: int) -> nn.Module:
     """The same architecture with random weights, in float64: the control that tells training from structure."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return in_float64(models[str(model.config.name)](model.config))  # type: ignore[union-attr]
+        return to_float64(models[str(model.config.name)](model.config))  # type: ignore[union-attr]
 
 
 @torch.no_grad()
-def mixings(model: nn.Module, batch: Batch) -> list[Mixing]:
+def compute_mixings(model: nn.Module, batch: Batch) -> list[LayerMixing]:
     """The layers of a float64 model on a batch of one row, without special positions and padding.
 
     Where the model reads channels one by one a map is the mean over the channels, and there are no queries and keys of it.
@@ -93,20 +93,20 @@ def mixings(model: nn.Module, batch: Batch) -> list[Mixing]:
     mixers = [m for m in model.modules() if isinstance(m, Retention | Attention)]
     hooks = [m.register_forward_pre_hook(lambda module, args: seen.append((module, *args[:3]))) for m in mixers]
     try:
-        encoded = _mapped(model, batch)
+        encoded = _encode_with_maps(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
     assert encoded.attention is not None
-    kept = _tokens(encoded)
+    kept = _find_tokens(encoded)
     parts = seen if len(seen) == len(encoded.attention) else [None] * len(encoded.attention)
     together = zip(encoded.attention, parts, strict=True)
-    return [_mixing(of_layer.mean(0), part if len(of_layer) == 1 else None, kept) for of_layer, part in together]
+    return [_make_mixing(of_layer.mean(0), part if len(of_layer) == 1 else None, kept) for of_layer, part in together]
 
 
-def _mapped(model: nn.Module, batch: Batch) -> Encoded:
+def _encode_with_maps(model: nn.Module, batch: Batch) -> Encoded:
     """What a float64 model makes of a batch, with its maps. Raises UserError (config, exit 2) where it has none."""
-    wide = batch._replace(**{name: part.double() for name, part in _given(batch) if part.is_floating_point()})
+    wide = batch._replace(**{name: part.double() for name, part in _list_tensors(batch) if part.is_floating_point()})
     encoded: Encoded = model(wide, attention=True)
     if encoded.attention is None:
         raise usage_error(
@@ -117,12 +117,12 @@ def _mapped(model: nn.Module, batch: Batch) -> Encoded:
     return encoded
 
 
-def _given(batch: Batch) -> list[tuple[str, Tensor]]:
+def _list_tensors(batch: Batch) -> list[tuple[str, Tensor]]:
     """The tensors that a batch has, by name."""
     return [(name, part) for name, part in batch._asdict().items() if part is not None]
 
 
-def _tokens(encoded: Encoded) -> Tensor:
+def _find_tokens(encoded: Encoded) -> Tensor:
     """Indices of the real tokens among the positions of the maps, [N]."""
     assert encoded.attention is not None
     positions = encoded.attention[0].shape[-1]
@@ -132,14 +132,14 @@ def _tokens(encoded: Encoded) -> Tensor:
     return torch.nonzero(real)[:, 0] + before + max(0, count - len(real))  # a class token, where a model has one, stands first
 
 
-def _mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | None, kept: Tensor) -> Mixing:
+def _make_mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | None, kept: Tensor) -> LayerMixing:
     def chosen(maps: Tensor) -> Array:
         return maps[:, kept][:, :, kept].numpy()
 
     made = chosen(of_layer)
     direction = "forward" if not np.triu(made, 1).any() else "backward" if not np.tril(made, -1).any() else "both"
     if part is None:
-        return Mixing(made, direction, None, None, None, None, ())
+        return LayerMixing(made, direction, None, None, None, None, ())
     module, x, places, _ = part
     if isinstance(module, Retention):
         q, k = (rotate(linear(x).unflatten(-1, (module.config.heads, -1)), places.positions) for linear in (module.query, module.key))
@@ -153,19 +153,19 @@ def _mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | None, k
         allowed = {"forward": allowed.tril(), "backward": allowed.triu(), "both": allowed}[direction]
         alone, gammas = (allowed / allowed.sum(1, keepdim=True)).expand(module.heads, -1, -1), ()
     queries, keys = (part[0].transpose(0, 1)[:, kept].numpy() for part in (q, k))
-    return Mixing(made, direction, queries, keys * q.shape[-1] ** -0.5, chosen(alone), q.shape[-1], gammas)
+    return LayerMixing(made, direction, queries, keys * q.shape[-1] ** -0.5, chosen(alone), q.shape[-1], gammas)
 
 
-def pair(first: Mixing, second: Mixing) -> Array | None:
+def combine_pair(first: LayerMixing, second: LayerMixing) -> Array | None:
     """tril(R_f) + triu(R_b, 1) of a forward layer and the backward layer after it, [H, N, N]; None for other directions."""
     if (first.direction, second.direction) != ("forward", "backward"):
         return None
     return np.tril(first.map) + np.triu(second.map, 1)
 
 
-def last_map(layers: Sequence[Mixing]) -> tuple[Array, str]:
+def last_map(layers: Sequence[LayerMixing]) -> tuple[Array, str]:
     """The map that a figure of the model shows, [H, N, N], and what it is: the last pair of an alternating model, else the last layer."""
-    both = pair(layers[-2], layers[-1]) if len(layers) > 1 else None
+    both = combine_pair(layers[-2], layers[-1]) if len(layers) > 1 else None
     if both is not None:
         return both, f"forward layer {len(layers) - 1} and backward layer {len(layers)}"
     return layers[-1].map, f"{layers[-1].direction.replace('both', 'two-sided')} layer {len(layers)}"
@@ -178,30 +178,30 @@ def column_share(maps: Array) -> Array:
 
 
 @torch.no_grad()
-def last_shares(model: nn.Module, batch: Batch) -> Array:
+def compute_last_shares(model: nn.Module, batch: Batch) -> Array:
     """`column_share` of the `last_map` of a float64 model on one row: over all heads, then head by head, [1 + H, N]."""
-    encoded = _mapped(model, batch)
+    encoded = _encode_with_maps(model, batch)
     assert encoded.attention is not None
-    maps, _ = last_map([_mixing(of_layer.mean(0), None, _tokens(encoded)) for of_layer in encoded.attention[-2:]])
+    maps, _ = last_map([_make_mixing(of_layer.mean(0), None, _find_tokens(encoded)) for of_layer in encoded.attention[-2:]])
     return np.stack([column_share(maps), *(column_share(one[None]) for one in maps)])
 
 
 # --- sequences ----------------------------------------------------------------------------------------------------------------------------
 
 
-def batches_of(windows: Windows, count: int, seed: int) -> tuple[list[Batch], npt.NDArray[np.int64], str]:
+def draw_batches(windows: Windows, count: int, seed: int) -> tuple[list[Batch], npt.NDArray[np.int64], str]:
     """`held_out` windows as batches of one row each, their positions and their split."""
-    rows, split = held_out(windows, count, seed)
-    return one_by_one(windows, rows), rows, split
+    rows, split = draw_held_out(windows, count, seed)
+    return split_batch(windows, rows), rows, split
 
 
-def one_by_one(windows: Windows, rows: npt.NDArray[np.int64]) -> list[Batch]:
+def split_batch(windows: Windows, rows: npt.NDArray[np.int64]) -> list[Batch]:
     """Windows as batches of one row each."""
     whole = data.collate(windows, rows)
-    return [whole._replace(**{name: part[i : i + 1] for name, part in _given(whole)}) for i in range(len(rows))]
+    return [whole._replace(**{name: part[i : i + 1] for name, part in _list_tensors(whole)}) for i in range(len(rows))]
 
 
-def notices_of(runs: Sequence[LoadedRun], splits: Sequence[str]) -> list[str]:
+def collect_notices(runs: Sequence[LoadedRun], splits: Sequence[str]) -> list[str]:
     """What a reader must know of these runs before the figures."""
     out = [notice for run in runs for notice in run.settings.get("notices") or ()]
     out += [
@@ -214,7 +214,7 @@ def notices_of(runs: Sequence[LoadedRun], splits: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-def facts_of(runs: Sequence[LoadedRun], seed: int) -> dict[str, str]:
+def collect_facts(runs: Sequence[LoadedRun], seed: int) -> dict[str, str]:
     """Data, models, seeds and versions of some runs, for the top of a page."""
     out = {"Runs": ", ".join(run.name for run in runs)}
     out["Data"] = ", ".join(
@@ -273,24 +273,24 @@ def attention(
     """
     if (start is None) != (stop is None):
         raise usage_error("half a region", "--start goes with --stop, in seconds", field="--start")
-    region, told = (None, []) if start is not None else _region(runs, windows, shapelets, lengths, seed, progress)
+    region, told = (None, []) if start is not None else _find_region(runs, windows, shapelets, lengths, seed, progress)
     summary: dict[str, Any] = {}
     rows: list[list[Any]] = []
     splits: list[str] = []
-    found: list[_Shown] = []
-    on: dict[str, _On] = {}
+    found: list[_SequenceAttention] = []
+    on: dict[str, _ShapeletAttention] = {}
     for run in runs:
-        trained, random = in_float64(run.model), untrained(run.model, seed)
+        trained, random = to_float64(run.model), randomise_model(run.model, seed)
         if region is None:
-            positions, split = held_out(run.windows, sequences, seed)
+            positions, split = draw_held_out(run.windows, sequences, seed)
         else:
             positions, split = region.chosen.rows[np.argsort(region.chosen.distance, kind="stable")[:sequences]], region.chosen.split
-            untaught = [random, *(untrained(run.model, seed + k) for k in range(1, CONTROLS))]
-            on[run.name] = _on_shapelets(run, trained, untaught, region.chosen, bootstrap, seed, progress)
+            untaught = [random, *(randomise_model(run.model, seed + k) for k in range(1, RANDOM_MODELS))]
+            on[run.name] = _measure_on_shapelets(run, trained, untaught, region.chosen, bootstrap, seed, progress)
         splits.append(split)
         summary[run.name] = {}
-        for k, (batch, position) in enumerate(zip(one_by_one(run.windows, positions), positions, strict=True)):
-            shown = _Shown(run, k, int(position), mixings(trained, batch), mixings(random, batch), batch)
+        for k, (batch, position) in enumerate(zip(split_batch(run.windows, positions), positions, strict=True)):
+            shown = _SequenceAttention(run, k, int(position), compute_mixings(trained, batch), compute_mixings(random, batch), batch)
             summary[run.name][str(k + 1)] = shown.summary(*(region.span(int(position)) if region else (start, stop)))
             found.append(shown)
             rows += shown.rows()
@@ -301,7 +301,7 @@ def attention(
     shown_rows = max(shown.number for shown in found) + 1
     blocks: list[Figure | Table | str] = [HOW_TO_READ]
     if region is not None:
-        size = over_subjects(region.loud, region.chosen.subjects, bootstrap, seed)
+        size = mean_over_subjects(region.loud, region.chosen.subjects, bootstrap, seed)
         summary["signal_size"] = size
         blocks = list(_shapelet_blocks(on, region, size, bootstrap, seed))
     for k in range(shown_rows):
@@ -313,10 +313,10 @@ def attention(
     return Page(
         title="Where " + " and ".join(run.name for run in runs) + (" looks" if len(runs) == 1 else " look"),
         verdict=_verdict(found[0], summary, size if region is not None else None),
-        notices=[*notices_of(runs, splits), *told],
+        notices=[*collect_notices(runs, splits), *told],
         blocks=blocks,
         facts={
-            **facts_of(runs, seed),
+            **collect_facts(runs, seed),
             "Sequences": f"{shown_rows} of the {', '.join(sorted(set(splits)))} split" + (", closest to a shapelet" if region else ""),
             **(region.facts if region else {}),
         },
@@ -327,10 +327,10 @@ def attention(
 # --- shapelets ----------------------------------------------------------------------------------------------------------------------------
 
 
-class _Region(NamedTuple):
+class _ShapeletRegion(NamedTuple):
     """Held-out windows in which a shapelet is present."""
 
-    chosen: Chosen
+    chosen: ShapeletWindows
     rate: float  # Hz
     loud: Array  # [S] ratio of the signal's own size
     facts: dict[str, str]
@@ -341,9 +341,9 @@ class _Region(NamedTuple):
         return float(self.chosen.start[at]) / self.rate, float(self.chosen.start[at] + self.chosen.length[at]) / self.rate
 
 
-def _region(
+def _find_region(
     runs: list[LoadedRun], count: int, folder: str, lengths: str, seed: int, progress: Progress | None
-) -> tuple[_Region | None, list[str]]:
+) -> tuple[_ShapeletRegion | None, list[str]]:
     """The windows with their shapelets; None where there are none to speak of, and why.
 
     Raises:
@@ -355,14 +355,14 @@ def _region(
     try:
         if not hasattr(source, "channel_names") or len({run.windows.fingerprint for run in runs}) > 1:
             raise usage_error("the runs do not all read the same windows of signals", field="--shapelets")
-        stretches, but, chance = known(source, folder, lengths, seed, progress)
-        chosen = present(source, stretches, count, seed, but)
+        stretches, but, chance = load_shapelets(source, folder, lengths, seed, progress)
+        chosen = find_shapelet_windows(source, stretches, count, seed, but)
     except UserError as error:
         if folder:
             raise
         return None, [f"Nothing is said about shapelets: {error.problem}{f' ({error.requirement})' if error.requirement else ''}."]
     values = data.collate(source, chosen.rows).values.double().numpy()
-    loud = ratios(loudness(values, source, stretches, chosen), chosen.start, chosen.length)
+    loud = share_ratios(signal_magnitudes(values, source, stretches, chosen), chosen.start, chosen.length)
     subjects = len(set(chosen.subjects.tolist()))
     facts = {
         "Shapelets": f"{len(stretches)}, {f'from {folder}' if folder else f'mined from {len(but)} training windows'}",
@@ -370,31 +370,39 @@ def _region(
         "closest tenth to a shapelet",
     }
     weak = f"The shapelets tell the classes apart no better than chance would (p = {chance or 0:.2g}): attention on them means little."
-    return _Region(chosen, source.rate, loud, facts), [weak] if chance is not None and chance > 0.05 else []
+    return _ShapeletRegion(chosen, source.rate, loud, facts), [weak] if chance is not None and chance > 0.05 else []
 
 
-class _On(NamedTuple):
+class _ShapeletAttention(NamedTuple):
     """Attention of one run on the shapelets."""
 
     ratio: Array  # [S]
     summary: dict[str, Any]
 
 
-def _on_shapelets(
-    run: LoadedRun, trained: nn.Module, untaught: list[nn.Module], chosen: Chosen, bootstrap: int, seed: int, progress: Progress | None
-) -> _On:
+def _measure_on_shapelets(
+    run: LoadedRun,
+    trained: nn.Module,
+    untaught: list[nn.Module],
+    chosen: ShapeletWindows,
+    bootstrap: int,
+    seed: int,
+    progress: Progress | None,
+) -> _ShapeletAttention:
     """The share of attention on the shapelets of the chosen windows, over all heads and head by head."""
     maps: list[list[Array]] = [[] for _ in (trained, *untaught)]  # S times [1 + H, T]
-    for k, batch in enumerate(one_by_one(run.windows, chosen.rows)):
+    for k, batch in enumerate(split_batch(run.windows, chosen.rows)):
         for model, of in zip((trained, *untaught), maps, strict=True):
-            of.append(np.stack([spread(share, run.windows.length, run.model.config) for share in last_shares(model, batch)]))
+            of.append(
+                np.stack([spread_over_samples(share, run.windows.length, run.model.config) for share in compute_last_shares(model, batch)])
+            )
         if progress is not None:
             progress(f"shapelets {run.name}", k + 1, len(chosen.rows))
     own, *controls = (np.stack(of, 1) for of in maps)  # [1 + H, S, T]
-    summary = measured(own[0], [one[0] for one in controls], chosen, bootstrap, seed)
+    summary = compare_with_controls(own[0], [one[0] for one in controls], chosen, bootstrap, seed)
     heads = range(1, len(own))
-    summary["heads"] = {str(h): measured(own[h], [one[h] for one in controls], chosen, bootstrap, seed) for h in heads}
-    return _On(ratios(own[0], chosen.start, chosen.length), summary)
+    summary["heads"] = {str(h): compare_with_controls(own[h], [one[h] for one in controls], chosen, bootstrap, seed) for h in heads}
+    return _ShapeletAttention(share_ratios(own[0], chosen.start, chosen.length), summary)
 
 
 SHARE = (
@@ -415,22 +423,26 @@ BETWEEN = "Ratio of the first run less that of the second on the same windows; a
 
 
 def _shapelet_blocks(
-    on: dict[str, _On], region: _Region, size: dict[str, Any], bootstrap: int, seed: int
+    on: dict[str, _ShapeletAttention], region: _ShapeletRegion, size: dict[str, Any], bootstrap: int, seed: int
 ) -> Iterator[Figure | Table | str]:
     """The page's part on shapelets."""
     whole = {name: one.summary for name, one in on.items()}
-    yield headline(
-        whole, size, title="Attention on shapelets", caption=SHARE.format(places=PLACES), ylabel="share of attention / share of length"
+    yield make_headline(
+        whole,
+        size,
+        title="Attention on shapelets",
+        caption=SHARE.format(places=RANDOM_PLACES),
+        ylabel="share of attention / share of length",
     )
     yield HOW_TO_READ
     keys = ("ratio", "inside_over_outside", "random_weights", "beyond_random_weights", "p_places", "correlation_with_random_weights")
     columns = ["ratio", "inside / outside", "random weights", "beyond random weights", "p, random places", "correlation, random weights"]
     rows = [[name, *(one[key] for key in keys)] for name, one in whole.items()]
     yield Table(
-        name="shapelets", title="Inside and outside", caption=SHARES.format(controls=CONTROLS), columns=["run", *columns], rows=rows
+        name="shapelets", title="Inside and outside", caption=SHARES.format(controls=RANDOM_MODELS), columns=["run", *columns], rows=rows
     )
     if len(on) > 1:
-        rows = [list(row) for row in against_first({name: one.ratio for name, one in on.items()}, region.chosen, bootstrap, seed)]
+        rows = [list(row) for row in compare_with_first({name: one.ratio for name, one in on.items()}, region.chosen, bootstrap, seed)]
         columns = ["run", "against", "difference of the ratios"]
         yield Table(name="differences", title="The first run against the others", caption=BETWEEN, columns=columns, rows=rows)
     columns = ["ratio", "random weights", "beyond random weights", "p, random places"]
@@ -458,14 +470,14 @@ MAPS = (
 )
 
 
-class _Shown(NamedTuple):
+class _SequenceAttention(NamedTuple):
     """One sequence of one run."""
 
     run: LoadedRun
     number: int
     position: int
-    layers: list[Mixing]
-    control: list[Mixing]
+    layers: list[LayerMixing]
+    control: list[LayerMixing]
     batch: Batch
 
     @property
@@ -484,7 +496,7 @@ class _Shown(NamedTuple):
 
     def over_samples(self, share: Array) -> Array:
         """[T]; for codes [N]."""
-        return share if self.codes else spread(share, self.run.windows.length, self.run.model.config)
+        return share if self.codes else spread_over_samples(share, self.run.windows.length, self.run.model.config)
 
     def summary(self, start: float | None, stop: float | None) -> dict[str, Any]:
         """Numbers of this sequence."""
@@ -493,19 +505,21 @@ class _Shown(NamedTuple):
             "window": self.position,
             "map": last_map(self.layers)[1],
             "tokens": len(share),
-            "half_on": half_on(share),
-            "half_on_random_weights": half_on(control),
+            "half_on": half_share(share),
+            "half_on_random_weights": half_share(control),
             "correlation_with_random_weights": float(np.corrcoef(share, control)[0, 1]) if share.std() > 0 and control.std() > 0 else None,
             "share": share.tolist(),
-            "heads": {str(h + 1): {"half_on": half_on(column_share(m[None]))} for h, m in enumerate(last_map(self.layers)[0])},
+            "heads": {str(h + 1): {"half_on": half_share(column_share(m[None]))} for h, m in enumerate(last_map(self.layers)[0])},
         }
         if start is not None and stop is not None:
-            out["region"] = inside(self.over_samples(share), start, stop, 1.0 if self.codes else self.run.windows.rate)
+            out["region"] = compare_region(self.over_samples(share), start, stop, 1.0 if self.codes else self.run.windows.rate)
         return out
 
     def rows(self) -> Iterator[list[Any]]:
         """A row of the table a head, of the layers that the figures show."""
-        shown = range(len(self.layers) - (2 if len(self.layers) > 1 and pair(*self.layers[-2:]) is not None else 1), len(self.layers))
+        shown = range(
+            len(self.layers) - (2 if len(self.layers) > 1 and combine_pair(*self.layers[-2:]) is not None else 1), len(self.layers)
+        )
         seconds = None if self.codes else self.run.windows.length / self.run.windows.rate / len(self.share)
         for layer, h in itertools.product(shown, range(len(self.layers[-1].map))):
             mixing = self.layers[layer]
@@ -521,19 +535,19 @@ class _Shown(NamedTuple):
                 layer + 1,
                 h + 1,
                 gamma,
-                half_on(column_share(mixing.map[h : h + 1])),
+                half_share(column_share(mixing.map[h : h + 1])),
                 distance,
                 in_seconds,
                 negative,
             ]
 
 
-def half_on(share: Array) -> float:
+def half_share(share: Array) -> float:
     """The smallest share of the tokens that together get half of the attention: 0.5 spread evenly, 1 / N all on one."""
     return float((np.cumsum(np.sort(share)[::-1]) < 0.5 * (1 - 1e-12)).sum() + 1) / len(share)
 
 
-def inside(share: Array, start: float, stop: float, rate: float) -> dict[str, float]:
+def compare_region(share: Array, start: float, stop: float, rate: float) -> dict[str, float]:
     """Attention in a region against its length, with the same length at every other place as the control.
 
     Returns:
@@ -549,7 +563,7 @@ def inside(share: Array, start: float, stop: float, rate: float) -> dict[str, fl
     return {"ratio": got / length, "share": got, "length": length, "higher_elsewhere": float((everywhere > got * (1 + 1e-9)).mean())}
 
 
-def _sequence(here: list[_Shown], start: float | None, stop: float | None) -> Iterator[Figure | Table]:
+def _sequence(here: list[_SequenceAttention], start: float | None, stop: float | None) -> Iterator[Figure | Table]:
     """The figures of one sequence: the signal with the share below it, then the maps of each run."""
     first = here[0]
     k = first.number + 1
@@ -575,7 +589,7 @@ def _sequence(here: list[_Shown], start: float | None, stop: float | None) -> It
         spans = [] if start is None or stop is None else [{"start": start, "stop": stop, "name": "region"}]
         yield Figure(
             name=f"signal-{k}",
-            title=f"The signal and the attention on it{_labelled(first)}",
+            title=f"The signal and the attention on it{_describe_class(first)}",
             caption=f"Window {first.position}, normalised as the model reads it. {about} 1 is an even share.{refuted}",
             kind="traces",
             data={"rate": windows.rate, "signals": [*channels, *curves], "spans": spans},
@@ -605,7 +619,7 @@ def _sequence(here: list[_Shown], start: float | None, stop: float | None) -> It
         )
 
 
-def _labelled(shown: _Shown) -> str:
+def _describe_class(shown: _SequenceAttention) -> str:
     """The window's class in words, where it has one."""
     windows, target = shown.run.windows, shown.batch.target
     if target is None or windows.task != "classification":
@@ -613,15 +627,15 @@ def _labelled(shown: _Shown) -> str:
     return f" (class {windows.class_names[int(target[0])]})"
 
 
-def _verdict(shown: _Shown, summary: dict[str, Any], size: dict[str, Any] | None) -> str:
+def _verdict(shown: _SequenceAttention, summary: dict[str, Any], size: dict[str, Any] | None) -> str:
     """What the first run does."""
     name = shown.run.name
     entry = summary[name]["1"]
     if size is not None:
         about = summary[name]["shapelets"]
         return (
-            f"{name} gives shapelets {about['ratio']['value']:.2f} times the attention of their length ({interval(about['ratio'])}): "
-            f"{told_apart(about)}; the plain size of the signal has {size['value']:.2f}."
+            f"{name} gives shapelets {about['ratio']['value']:.2f} times the attention of their length ({describe_interval(about['ratio'])}): "
+            f"{describe_ratio(about)}; the plain size of the signal has {size['value']:.2f}."
         )
     if "region" in entry:
         region = entry["region"]

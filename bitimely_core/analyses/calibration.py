@@ -40,26 +40,26 @@ CHANCE = 200  # draws of labels from the probabilities
 # --- numbers ------------------------------------------------------------------------------------------------------------------------------
 
 
-def bins_of(confidence: Array, bins: int) -> Array:
+def assign_bins(confidence: Array, bins: int) -> Array:
     """Which of `bins` equal parts of (0, 1] a probability is in, [n] int; 0 is in the first."""
     return np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
 
 
-def sums(confidence: Array, right: Array, units: Array, n_units: int, bins: int) -> Array:
+def sum_bins(confidence: Array, right: Array, units: Array, n_units: int, bins: int) -> Array:
     """Windows, right ones and summed probability of each subject and bin, [U, B, 3]."""
     out = np.zeros((n_units, bins, 3))
-    np.add.at(out, (units, bins_of(confidence, bins)), np.stack([np.ones_like(confidence), right, confidence], 1))
+    np.add.at(out, (units, assign_bins(confidence, bins)), np.stack([np.ones_like(confidence), right, confidence], 1))
     return out
 
 
-def expected_error(counts: Array) -> Array:
+def calibration_error(counts: Array) -> Array:
     """Expected calibration error of summed bins [..., B, 3]: sum over bins of |right - probability| / windows."""
     total = counts[..., 0].sum(-1)
     with np.errstate(invalid="ignore"):
         return np.abs(counts[..., 1] - counts[..., 2]).sum(-1) / total
 
 
-def reliability(confidence: Array, right: Array, units: Array, *, bins: int, bootstrap: int, seed: int) -> dict[str, Any]:
+def estimate_reliability(confidence: Array, right: Array, units: Array, *, bins: int, bootstrap: int, seed: int) -> dict[str, Any]:
     """The curve and its error with intervals over subjects.
 
     Args:
@@ -75,7 +75,7 @@ def reliability(confidence: Array, right: Array, units: Array, *, bins: int, boo
         lo, hi and windows of every bin that has any; `chance`: mean and 95th percentile of the error of a perfectly calibrated model.
     """
     n_units = int(units.max()) + 1 if len(units) else 0
-    table = sums(confidence, right, units, n_units, bins)
+    table = sum_bins(confidence, right, units, n_units, bins)
     whole = table.sum(0)
     draws = evaluate.draw(range(bootstrap), n_units, seed) if n_units and bootstrap else np.zeros((0, n_units))
     drawn = np.einsum("ru,ubk->rbk", draws, table)
@@ -85,26 +85,26 @@ def reliability(confidence: Array, right: Array, units: Array, *, bins: int, boo
         shares = drawn[..., 1] / drawn[..., 0]
     curve: dict[str, list[Any]] = {key: [] for key in ("probability", "share", "lo", "hi", "windows")}
     for b in np.flatnonzero(whole[:, 0]):
-        found = features.interval(whole[b, 1] / whole[b, 0], shares[:, b], n_units, int(np.isfinite(shares[:, b]).sum()))
+        found = features.make_metric(whole[b, 1] / whole[b, 0], shares[:, b], n_units, int(np.isfinite(shares[:, b]).sum()))
         curve["probability"].append(float(whole[b, 2] / whole[b, 0]))
         curve["windows"].append(int(whole[b, 0]))
         for key, name in (("share", "value"), ("lo", "lo"), ("hi", "hi")):
             curve[key].append(found[name])
     rng = np.random.default_rng([seed, 1])
-    of = bins_of(confidence, bins)
+    of = assign_bins(confidence, bins)
     by_chance = [
         float(np.abs(np.bincount(of, (rng.random(len(of)) < confidence) - confidence, bins)).sum() / len(of))
         for _ in range(CHANCE if len(of) else 0)
     ]
     return {
-        "ece": features.interval(expected_error(whole), expected_error(drawn), n_units, bootstrap),
-        "gap": features.interval(gap, gaps, n_units, bootstrap),
+        "ece": features.make_metric(calibration_error(whole), calibration_error(drawn), n_units, bootstrap),
+        "gap": features.make_metric(gap, gaps, n_units, bootstrap),
         "curve": curve,
         "chance": {"mean": float(np.mean(by_chance)), "p95": float(np.percentile(by_chance, 95))} if by_chance else None,
     }
 
 
-def tempered(task: str, prediction: Array, temperature: float) -> Array:
+def apply_temperature(task: str, prediction: Array, temperature: float) -> Array:
     """The probabilities with their logits divided by a temperature: above 1 less sure, the order of classes unchanged."""
     p = np.clip(np.asarray(prediction, np.float64), 1e-12, 1.0)
     if task == "classification":
@@ -114,7 +114,7 @@ def tempered(task: str, prediction: Array, temperature: float) -> Array:
     return evaluate.probabilities(task, (np.log(p) - np.log1p(-p)) / temperature)
 
 
-def temperature_of(task: str, prediction: Array, target: Array) -> float | None:
+def fit_temperature(task: str, prediction: Array, target: Array) -> float | None:
     """The temperature with the least log loss on these rows; None without rows."""
     from scipy.optimize import minimize_scalar
 
@@ -122,7 +122,7 @@ def temperature_of(task: str, prediction: Array, target: Array) -> float | None:
         return None
 
     def loss(log_temperature: float) -> float:
-        p = np.clip(tempered(task, prediction, float(np.exp(log_temperature))), 1e-12, 1 - 1e-12)
+        p = np.clip(apply_temperature(task, prediction, float(np.exp(log_temperature))), 1e-12, 1 - 1e-12)
         if task == "classification":
             return -float(np.log(p[np.arange(len(p)), target.astype(int)]).mean())
         known = np.isfinite(target)
@@ -132,7 +132,7 @@ def temperature_of(task: str, prediction: Array, target: Array) -> float | None:
     return float(np.exp(minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded").x))
 
 
-def curve_of_values(prediction: Array, target: Array, bins: int) -> dict[str, Array]:
+def bin_means(prediction: Array, target: Array, bins: int) -> dict[str, Array]:
     """Mean prediction and mean target in `bins` groups of equally many rows, by prediction."""
     order = np.argsort(prediction, kind="stable")
     groups = [g for g in np.array_split(order, min(bins, len(order))) if len(g)]
@@ -142,15 +142,15 @@ def curve_of_values(prediction: Array, target: Array, bins: int) -> dict[str, Ar
 # --- predictions --------------------------------------------------------------------------------------------------------------------------
 
 
-def predicted(head: Any, windows: Windows, rows: Array, progress: Progress | None = None, what: str = "predict") -> Array:
+def predict_rows(head: Any, windows: Windows, rows: Array, progress: Progress | None = None, what: str = "predict") -> Array:
     """What the fine-tuned model says of `rows`: probabilities [n, K] or values [n]."""
     out: list[Array] = []
     head = head.eval()
     with torch.inference_mode():
-        for start in range(0, len(rows), features.ROWS):
-            out.append(head.predict(data.collate(windows, rows[start : start + features.ROWS])).float().numpy())
+        for start in range(0, len(rows), features.BATCH_ROWS):
+            out.append(head.predict(data.collate(windows, rows[start : start + features.BATCH_ROWS])).float().numpy())
             if progress is not None:
-                progress(what, min(start + features.ROWS, len(rows)), len(rows))
+                progress(what, min(start + features.BATCH_ROWS, len(rows)), len(rows))
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
 
 
@@ -186,7 +186,7 @@ def calibration(
         UserError: a run without a head, without labels (exit 2); no_input without test rows.
     """
     run = runs[0]
-    windows = features.labelled(run, "calibration")
+    windows = features.require_labels(run, "calibration")
     head: Any = run.head
     if head is None:
         raise usage_error(
@@ -194,12 +194,12 @@ def calibration(
             "expected a fine-tuned run, which predicts labels",
             f"Run: bitimely finetune {run.name} --data {windows.dataset}" + (f"/{windows.view}" if windows.view else ""),
         )
-    rows = {split: features.drawn(windows, split, sequences, seed) for split in ("validation", "test")}
+    rows = {split: features.draw_rows(windows, split, sequences, seed) for split in ("validation", "test")}
     if not len(rows["test"]):
         raise input_error(
             Reason.NO_INPUT, f"{windows.name} has no test rows", "predictions are judged on the test split", "Tokenize more subjects"
         )
-    prediction = {split: predicted(head, windows, at, progress, f"predict {split}") for split, at in rows.items()}
+    prediction = {split: predict_rows(head, windows, at, progress, f"predict {split}") for split, at in rows.items()}
     target = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
     groups = windows.whole_index["subject_id"].to_numpy()[rows["test"]].astype(str)
     train = windows["train"]
@@ -214,7 +214,7 @@ def calibration(
         bootstrap=bootstrap,
         seed=seed,
     )
-    units, n_units = features.numbered(groups, seed)
+    units, n_units = features.number_subjects(groups, seed)
     said = features.notices(run, "test", n_units) + scores["remarks"]
     said += [
         f"{len(at):,} of the {len(windows[split]):,} {split} windows were used (--sequences)."
@@ -246,9 +246,9 @@ def calibration(
     summary["subjects"] = persons
     blocks += ["## Subjects", *_of_subjects(persons)]
     if windows.task == "classification":
-        shown = nights(windows, head, progress)
+        shown = add_nights(windows, head, progress)
         blocks += ["## Nights", *shown] if shown else []
-    curve = learning_curve(run, scores["main"])
+    curve = read_learning_curve(run, scores["main"])
     summary["learning_curve"] = curve
     blocks += ["## Labels", *_learning(run, curve, scores["main"])]
     return Page(
@@ -289,8 +289,8 @@ def _believed(
 ) -> dict[str, Any]:
     """Reliability of the named class, or of each label, before and after one temperature from the validation split."""
     task = windows.task
-    temperature = temperature_of(task, prediction["validation"], target["validation"])
-    after = tempered(task, prediction["test"], temperature) if temperature is not None else None
+    temperature = fit_temperature(task, prediction["validation"], target["validation"])
+    after = apply_temperature(task, prediction["test"], temperature) if temperature is not None else None
     names = ["class that the model names"] if task == "classification" else list(windows.class_names)
     found: dict[str, dict[str, Any]] = {}
     for k, name in enumerate(names):
@@ -303,7 +303,7 @@ def _believed(
             else:
                 known = np.isfinite(target["test"][:, k])
                 confidence, right, of = p[known, k].astype(np.float64), target["test"][known, k].astype(np.float64), units[known]
-            parts[what] = reliability(confidence, right, of, bins=bins, bootstrap=bootstrap, seed=seed)
+            parts[what] = estimate_reliability(confidence, right, of, bins=bins, bootstrap=bootstrap, seed=seed)
         found[name] = parts
     series: list[dict[str, Any]] = []
     for name, parts in found.items():
@@ -373,13 +373,13 @@ def _verdict(found: dict[str, dict[str, Any]], task: str) -> str:
     one = parts["as_is"]
     where = "" if task == "classification" else f" (worst of {len(found)} labels, {worst})"
     gap = one["gap"]["value"]
-    text = f"Expected calibration error {features.said(one['ece'])}{where}"
+    text = f"Expected calibration error {features.format_metric(one['ece'])}{where}"
     if one["chance"]:
         text += f"; a perfectly calibrated model would show {one['chance']['mean']:.3f} by chance"
     if gap is None:
         return text + "."
     if one["gap"]["lo"] is not None and one["gap"]["lo"] <= 0 <= one["gap"]["hi"]:
-        text += f". On average it is neither too sure nor too unsure (gap {features.said(one['gap'])})"
+        text += f". On average it is neither too sure nor too unsure (gap {features.format_metric(one['gap'])})"
     else:
         text += f". Its probabilities are too {'high' if gap > 0 else 'low'} by {abs(gap):.3f} on average"
     if "tempered" in parts and parts["tempered"]["ece"]["value"] is not None:
@@ -426,7 +426,7 @@ def _classes(windows: Windows, scores: dict[str, Any]) -> Iterator[Figure | Tabl
 
 def _values(prediction: Array, target: Array, units: Array, bins: int, scores: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """A regression: mean target against mean prediction, and the bias of each subject."""
-    curve = curve_of_values(prediction, target, bins)
+    curve = bin_means(prediction, target, bins)
     spread = float(np.var(prediction))
     slope = float(np.cov(prediction, target, bias=True)[0, 1] / spread) if spread > 0 else None
     bias = float((prediction - target).mean())
@@ -446,7 +446,9 @@ def _values(prediction: Array, target: Array, units: Array, bins: int, scores: d
             "ylabel": "measured",
         },
     )
-    verdict = f"Mean absolute error {features.said(scores['metrics']['mae'])}; predictions lie {bias:+.3g} from the targets on average"
+    verdict = (
+        f"Mean absolute error {features.format_metric(scores['metrics']['mae'])}; predictions lie {bias:+.3g} from the targets on average"
+    )
     verdict += f", and one more predicted goes with {slope:.2f} more measured (1 = calibrated)." if slope is not None else "."
     return {"blocks": [figure], "summary": {"slope": slope, "bias": bias, "curve": {k: v.tolist() for k, v in curve.items()}}}, verdict
 
@@ -526,7 +528,7 @@ def _of_subjects(persons: list[dict[str, Any]]) -> Iterator[Figure | Table | str
 # --- nights -------------------------------------------------------------------------------------------------------------------------------
 
 
-def nights(windows: Windows, head: Any, progress: Progress | None = None) -> list[Figure | Table | str]:
+def add_nights(windows: Windows, head: Any, progress: Progress | None = None) -> list[Figure | Table | str]:
     """Predicted beside scored epochs of up to three test recordings: the one with the least, the middle and the most agreement.
 
     Only for windows that follow each other in a recording; () where none has ten.
@@ -543,7 +545,7 @@ def nights(windows: Windows, head: Any, progress: Progress | None = None) -> lis
         place = np.round((starts[here] - starts[here[0]]) / epoch).astype(int) if epoch else np.arange(0)
         if len(place) != len(here) or len(np.unique(place)) < len(place):  # overlapping windows: no night
             continue
-        said = predicted(head, windows, chosen.rows[here], progress, "nights").argmax(1)
+        said = predict_rows(head, windows, chosen.rows[here], progress, "nights").argmax(1)
         truth = np.asarray(windows.targets(chosen.rows[here]))
         found.append((float((said == truth).mean()), place, truth, said))
     found.sort(key=lambda night: night[0])
@@ -575,7 +577,7 @@ def nights(windows: Windows, head: Any, progress: Progress | None = None) -> lis
 # --- learning curve -----------------------------------------------------------------------------------------------------------------------
 
 
-def learning_curve(run: LoadedRun, main: str) -> list[dict[str, Any]]:
+def read_learning_curve(run: LoadedRun, main: str) -> list[dict[str, Any]]:
     """Main test scores of this run and of its siblings: the same pre-trained model, data, readout and seed, other fractions of the subjects.
 
     A sibling counts when it has been evaluated on the test split. Entries: run, fraction, scratch, value, lo, hi; by fraction.

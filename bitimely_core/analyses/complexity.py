@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Call = Callable[[], Any]
 
-LENGTHS = "256,512,1024,2048"
-ROUNDS = 5
-SLOWEST = 4.0  # seconds of one call; longer ones, and longer sequences of the same candidate, are left out
+DEFAULT_LENGTHS = "256,512,1024,2048"
+DEFAULT_ROUNDS = 5
+DEFAULT_SLOWEST = 4.0  # seconds of one call; longer ones, and longer sequences of the same candidate, are left out
 CHANNELS = 1
 CODES = 100  # vocabulary of an events model that is timed
 PARALLEL, CHUNKWISE, RECURRENT = "retention, parallel", "retention, chunkwise", "retention, recurrent"
@@ -51,7 +51,7 @@ EXPECTED = {PARALLEL: (2.0, 2.0), CHUNKWISE: (1.0, 1.0), RECURRENT: (1.0, 1.0), 
 # --- measuring ----------------------------------------------------------------------------------------------------------------------------
 
 
-class Live(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Counts the bytes of tensors that operations make and that are still alive, and their largest sum."""
 
     def __init__(self) -> None:
@@ -84,13 +84,13 @@ class Live(TorchDispatchMode):
 
 def peak_bytes(call: Call) -> int:
     """Largest number of bytes that are alive during a call, beyond what was alive before it."""
-    with Live() as counted:
+    with LiveBytes() as counted:
         kept = call()
     del kept
     return counted.peak
 
 
-def timed(
+def time_calls(
     calls: Mapping[Any, Call], rounds: int, clock: Callable[[], float] = time.process_time, tell: Callable[[int], None] | None = None
 ) -> dict[Any, list[float]]:
     """CPU seconds of each call in each round; in a round every call runs twice, one after the other; the second is timed."""
@@ -106,25 +106,25 @@ def timed(
     return taken
 
 
-def slope(lengths: Sequence[int], values: Sequence[float]) -> float | None:
+def fit_slope(lengths: Sequence[int], values: Sequence[float]) -> float | None:
     """Of the least-squares line through the logarithms; None below two lengths or for values that are not positive."""
     if len(lengths) < 2 or min(values) <= 0:
         return None
     return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
 
 
-def slopes(lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
+def fit_slopes(lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
     """What times [lengths][R] say: `value` slope of the medians, `lo` and `hi` the smallest and largest slope of a round, `last` between the two longest."""
     medians = [float(np.median(of)) for of in rounds]
-    each = [s for r in range(min(map(len, rounds), default=0)) if (s := slope(lengths, [of[r] for of in rounds])) is not None]
+    each = [s for r in range(min(map(len, rounds), default=0)) if (s := fit_slope(lengths, [of[r] for of in rounds])) is not None]
     ends = {"lo": min(each), "hi": max(each)} if each else {"lo": None, "hi": None}
-    return {"value": slope(lengths, medians), **ends, "last": slope(lengths[-2:], medians[-2:])}
+    return {"value": fit_slope(lengths, medians), **ends, "last": fit_slope(lengths[-2:], medians[-2:])}
 
 
 # --- candidates ---------------------------------------------------------------------------------------------------------------------------
 
 
-def operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
+def make_operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
     """One forward and backward pass of each mixer on one sequence of n tokens, at the widths of `config`."""
     heads = config.heads
     key, value, plain = config.dim // heads, (config.value_dim or config.dim) // heads, config.dim // heads
@@ -155,7 +155,7 @@ def operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
     }
 
 
-def whole(config: ModelConfig, n: int, seed: int) -> Call:
+def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
     """One forward and backward pass of the model of `config`, made for n tokens, on one sequence."""
     codes = config.tokenizer == "codes"
     step = 1 if codes else {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)
@@ -195,9 +195,9 @@ def complexity(
     model: str = "bitimelygpt",
     objective: str | None = None,
     preset: str = "tiny",
-    lengths: str = LENGTHS,
-    rounds: int = ROUNDS,
-    slowest: float = SLOWEST,
+    lengths: str = DEFAULT_LENGTHS,
+    rounds: int = DEFAULT_ROUNDS,
+    slowest: float = DEFAULT_SLOWEST,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Page:
@@ -220,15 +220,15 @@ def complexity(
     Raises:
         UserError: lengths that are no ascending numbers, more than one run, unknown names (exit 2).
     """
-    numbers = _lengths(lengths)
+    numbers = _parse_lengths(lengths)
     if rounds < 1:
         raise usage_error(f"{rounds} rounds", "expected at least 1", field="--rounds")
-    config, name = _config(runs, model, preset)
+    config, name = _choose_config(runs, model, preset)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        calls, left = _calls(config, numbers, slowest, seed, progress)
-        taken = timed(calls, rounds, tell=None if progress is None else lambda r: progress("rounds", r, rounds))
+        calls, left = _make_calls(config, numbers, slowest, seed, progress)
+        taken = time_calls(calls, rounds, tell=None if progress is None else lambda r: progress("rounds", r, rounds))
         memory = {key: peak_bytes(call) for key, call in calls.items()}
     finally:
         torch.set_num_threads(threads)
@@ -241,13 +241,13 @@ def complexity(
             "seconds": {str(n): float(np.median(taken[candidate, n])) for n in at},
             "quartiles": {str(n): [float(q) for q in np.percentile(taken[candidate, n], [25, 75])] for n in at},
             "bytes": {str(n): b for n, b in zip(at, bytes_, strict=True)},
-            "slope": slopes(at, [taken[candidate, n] for n in at]),
-            "memory_slope": {"value": slope(at, bytes_), "last": slope(at[-2:], bytes_[-2:])},
+            "slope": fit_slopes(at, [taken[candidate, n] for n in at]),
+            "memory_slope": {"value": fit_slope(at, bytes_), "last": fit_slope(at[-2:], bytes_[-2:])},
         }
     return _page(config, name, found, left, numbers, rounds, seed)
 
 
-def _lengths(text: str) -> list[int]:
+def _parse_lengths(text: str) -> list[int]:
     try:
         numbers = [int(part) for part in str(text).split(",")]
     except ValueError:
@@ -262,7 +262,7 @@ def _lengths(text: str) -> list[int]:
     return numbers
 
 
-def _config(runs: list[LoadedRun] | None, model: str, preset: str) -> tuple[ModelConfig, str]:
+def _choose_config(runs: list[LoadedRun] | None, model: str, preset: str) -> tuple[ModelConfig, str]:
     if runs:
         if len(runs) > 1:
             raise usage_error(f"{len(runs)} runs", "complexity takes one")
@@ -277,15 +277,15 @@ def _config(runs: list[LoadedRun] | None, model: str, preset: str) -> tuple[Mode
     return config, preset
 
 
-def _calls(
+def _make_calls(
     config: ModelConfig, lengths: Sequence[int], slowest: float, seed: int, progress: Progress | None
 ) -> tuple[dict[tuple[str, int], Call], list[str]]:
     """The calls that are fast enough, warmed up; and which were left out."""
     calls: dict[tuple[str, int], Call] = {}
     left: dict[str, int] = {}
     for k, n in enumerate(lengths):
-        made = operators(config, n, seed)
-        made[f"whole model, {config.name}"] = whole(config, n, seed)
+        made = make_operators(config, n, seed)
+        made[f"whole model, {config.name}"] = make_model_call(config, n, seed)
         for candidate, call in made.items():
             if candidate in left:
                 continue

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate
 from bitimely_core.analyses import features
-from bitimely_core.analyses.features import Cell
-from bitimely_core.analyses.regions import held_out
+from bitimely_core.analyses.features import VectorChoice
+from bitimely_core.analyses.regions import draw_held_out
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import extract_simple_features, standardise
 from bitimely_core.models.heads import POOLS
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-ENOUGH = 600  # rows
-SHOWN = 8  # groups with a colour of their own
-PARTS = 50  # principal components that t-SNE starts from
+DEFAULT_ROWS = 600  # rows
+MAX_GROUPS = 8  # groups with a colour of their own
+TSNE_COMPONENTS = 50  # principal components that t-SNE starts from
 THIRDS = ("low third", "middle third", "high third")  # of a regression's targets
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------------------------------
 
 
-def neighbours(x: Array, k: int, allowed: Array) -> Array:
+def nearest_neighbours(x: Array, k: int, allowed: Array) -> Array:
     """The k nearest rows of each row among those that `allowed` [n, n] permits, [n, k]; -1 where there are fewer. Euclidean."""
     from scipy.spatial.distance import cdist
 
@@ -53,7 +53,7 @@ def neighbours(x: Array, k: int, allowed: Array) -> Array:
     return np.where(np.isfinite(np.take_along_axis(distance, order, 1)), order, -1)
 
 
-def agreement(nearest: Array, group: Array) -> Array:
+def neighbour_agreement(nearest: Array, group: Array) -> Array:
     """Share of each row's neighbours that are of its group, [n]; NaN without neighbours or group (-1)."""
     there = nearest >= 0
     same = (group[nearest] == group[:, None]) & there
@@ -62,7 +62,7 @@ def agreement(nearest: Array, group: Array) -> Array:
     return np.where(group >= 0, share, np.nan)
 
 
-def chance(group: Array, allowed: Array) -> Array:
+def chance_agreement(group: Array, allowed: Array) -> Array:
     """Share of all permitted rows that are of its group, [n]: what `agreement` expects of neighbours at random."""
     allowed = allowed & ~np.eye(len(group), dtype=bool)
     with np.errstate(invalid="ignore"):
@@ -70,7 +70,7 @@ def chance(group: Array, allowed: Array) -> Array:
     return np.where(group >= 0, share, np.nan)
 
 
-def silhouettes(x: Array, group: Array) -> Array:
+def compute_silhouettes(x: Array, group: Array) -> Array:
     """Silhouette of each row, [n] in -1 .. 1: near 1 = far nearer to its own group than to the next one; NaN without two groups."""
     from sklearn.metrics import silhouette_samples
 
@@ -81,19 +81,19 @@ def silhouettes(x: Array, group: Array) -> Array:
     return out
 
 
-def over_subjects(values: Array, units: Array, n_units: int, bootstrap: int, seed: int) -> dict[str, Any]:
+def mean_over_rows(values: Array, units: Array, n_units: int, bootstrap: int, seed: int) -> dict[str, Any]:
     """Mean of per-row values as a metric object, with an interval over subjects. The values themselves are not recomputed in a replicate."""
     known = np.isfinite(values)
     if not known.any():
-        return features.interval(np.array(np.nan), np.empty(0), n_units, bootstrap)
+        return features.make_metric(np.array(np.nan), np.empty(0), n_units, bootstrap)
     total = np.bincount(units[known], values[known], n_units)
     count = np.bincount(units[known], minlength=n_units).astype(float)
     draws = evaluate.draw(range(bootstrap), n_units, seed) if bootstrap else np.zeros((0, n_units))
     with np.errstate(invalid="ignore"):
-        return features.interval(total.sum() / count.sum(), (draws @ total) / (draws @ count), n_units, bootstrap)
+        return features.make_metric(total.sum() / count.sum(), (draws @ total) / (draws @ count), n_units, bootstrap)
 
 
-def measured(
+def measure_space(
     x: Array, label: Array, units: Array, n_units: int, k: int, bootstrap: int, seed: int, counted: Array | None = None
 ) -> dict[str, Any]:
     """The numbers of one space.
@@ -118,20 +118,20 @@ def measured(
     person = np.where(several, units, -1) if n_units > 1 else np.full(len(units), -1)
     seen = np.ones(len(x), dtype=bool) if counted is None else counted
     values = {
-        "label_agreement": np.where(seen, agreement(neighbours(x, k, other), label), np.nan),
-        "label_chance": np.where(seen, chance(label, other), np.nan),
-        "subject_agreement": agreement(neighbours(x, k, anybody), person),
-        "subject_chance": chance(person, anybody),
-        "label_silhouette": silhouettes(x, label),
-        "subject_silhouette": silhouettes(x, person),
+        "label_agreement": np.where(seen, neighbour_agreement(nearest_neighbours(x, k, other), label), np.nan),
+        "label_chance": np.where(seen, chance_agreement(label, other), np.nan),
+        "subject_agreement": neighbour_agreement(nearest_neighbours(x, k, anybody), person),
+        "subject_chance": chance_agreement(person, anybody),
+        "label_silhouette": compute_silhouettes(x, label),
+        "subject_silhouette": compute_silhouettes(x, person),
     }
-    return {name: over_subjects(v, units, n_units, bootstrap, seed) for name, v in values.items()}
+    return {name: mean_over_rows(v, units, n_units, bootstrap, seed) for name, v in values.items()}
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------------------------------
 
 
-def principal(x: Array, parts: int) -> tuple[Array, Array]:
+def principal_components(x: Array, parts: int) -> tuple[Array, Array]:
     """The first principal components [n, parts] and their shares of the variance; signs so that the largest entry is positive."""
     centred = x - x.mean(0)
     u, s, _ = np.linalg.svd(centred, full_matrices=False)
@@ -142,13 +142,13 @@ def principal(x: Array, parts: int) -> tuple[Array, Array]:
     return out, share[:parts]
 
 
-def tsne(x: Array, perplexity: float, seed: int) -> Array | None:
+def compute_tsne(x: Array, perplexity: float, seed: int) -> Array | None:
     """t-SNE of scikit-learn from the first 50 principal components, [n, 2]; None below ten rows."""
     from sklearn.manifold import TSNE
 
     if len(x) < 10:
         return None
-    start = principal(x, min(PARTS, x.shape[1], len(x)))[0]
+    start = principal_components(x, min(TSNE_COMPONENTS, x.shape[1], len(x)))[0]
     perplexity = min(perplexity, (len(x) - 1) / 3)
     if start.shape[1] < 2 or not start.std(0)[:2].all():
         return None
@@ -166,7 +166,7 @@ def tsne(x: Array, perplexity: float, seed: int) -> Array | None:
 def embedding(
     runs: list[LoadedRun],
     *,
-    sequences: int = ENOUGH,
+    sequences: int = DEFAULT_ROWS,
     readout: str = "",
     layers: str = "last",
     neighbours: int = 10,
@@ -197,23 +197,23 @@ def embedding(
         UserError: windows without labels, unknown readout or label (exit 2); no_input without rows.
     """
     run = runs[0]
-    windows = features.labelled(run, "embedding")
-    rows, split = held_out(windows, sequences, seed)
+    windows = features.require_labels(run, "embedding")
+    rows, split = draw_held_out(windows, sequences, seed)
     if len(rows) < 3:
         raise input_error(Reason.NO_INPUT, f"{len(rows)} rows in the {split} split", "expected at least 3", "Tokenize more subjects")
     if readout and readout not in POOLS:
         raise unknown("readout", readout, list(POOLS))
-    own = features.default_cell(run)
-    cell = Cell(readout or own.readout, layers if readout or layers != "last" else own.layers)
+    own = features.default_choice(run)
+    cell = VectorChoice(readout or own.readout, layers if readout or layers != "last" else own.layers)
     depth = int(run.model.config.layers)  # type: ignore[union-attr, arg-type]
     if layers not in {"last", "last-two"} and not (layers.isdigit() and 1 <= int(layers) <= depth):
         raise usage_error(f"layers {layers[:20]!r}", f"expected last, last-two or 1 to {depth}", field="--layers")
-    group, names, about = _groups(windows, rows, label)
+    group, names, about = _group_labels(windows, rows, label)
     counted = group == 1 if windows.task == "multilabel" else None
-    units, n_units = features.numbered(windows.whole_index["subject_id"].to_numpy()[rows], seed)
+    units, n_units = features.number_subjects(windows.whole_index["subject_id"].to_numpy()[rows], seed)
     spaces: dict[str, Array] = {}
     for name, model in (("trained", run.model), ("random", features.random_weights(run.model, seed))):
-        spaces[name] = features.vectors(model, windows, rows, [cell], progress=progress, what=f"{name} vectors")[cell]
+        spaces[name] = features.extract_vectors(model, windows, rows, [cell], progress=progress, what=f"{name} vectors")[cell]
     spaces["raw"] = extract_simple_features(windows, rows)
     spaces = {name: standardise(x)[0] for name, x in spaces.items()}
     words = {
@@ -221,11 +221,11 @@ def embedding(
         "random": "random weights",
         "raw": "counts of codes" if hasattr(windows, "vocabulary") else "means and spectra",
     }
-    found = {name: measured(x, group, units, n_units, neighbours, bootstrap, seed, counted) for name, x in spaces.items()}
-    flat = {name: principal(x, 2) for name, x in spaces.items()}
-    maps = {name: tsne(x, perplexity, seed) for name, x in spaces.items()}
+    found = {name: measure_space(x, group, units, n_units, neighbours, bootstrap, seed, counted) for name, x in spaces.items()}
+    flat = {name: principal_components(x, 2) for name, x in spaces.items()}
+    maps = {name: compute_tsne(x, perplexity, seed) for name, x in spaces.items()}
     drawn = {name: m for name, m in maps.items() if m is not None}
-    person, persons = _persons(units, n_units)
+    person, persons = _group_subjects(units, n_units)
     blocks: list[Figure | Table | str] = [_headline(found, words), HOW_TO_READ, _table(found, words, neighbours, about)]
     shares = {name: f"{words[name]}, {100 * share.sum():.0f} % of the variance" for name, (_, share) in flat.items()}
     blocks.append(
@@ -264,7 +264,7 @@ def embedding(
                 "Rows": f"{len(rows):,} of the {split} split, {n_units} subjects, numbered at random",
                 "Vector": f"{cell.words()}, {spaces['trained'].shape[1]} numbers",
                 "Neighbours": str(neighbours),
-                "t-SNE": f"perplexity {min(perplexity, (len(rows) - 1) / 3):.3g}, from {PARTS} principal components",
+                "t-SNE": f"perplexity {min(perplexity, (len(rows) - 1) / 3):.3g}, from {TSNE_COMPONENTS} principal components",
             },
         ),
         summary={
@@ -310,7 +310,7 @@ MEASURES = {
 }
 
 
-def _groups(windows: Windows, rows: Array, label: str) -> tuple[Array, list[str], str]:
+def _group_labels(windows: Windows, rows: Array, label: str) -> tuple[Array, list[str], str]:
     """The group of each row for its label, the groups' names, and what they are groups of."""
     target = np.asarray(windows.targets(rows))
     if windows.task == "classification":
@@ -326,10 +326,10 @@ def _groups(windows: Windows, rows: Array, label: str) -> tuple[Array, list[str]
     return np.where(np.isfinite(column), np.nan_to_num(column), -1).astype(np.int64), [f"without {names[k]}", names[k]], names[k]
 
 
-def _persons(units: Array, n_units: int) -> tuple[Array, list[str]]:
+def _group_subjects(units: Array, n_units: int) -> tuple[Array, list[str]]:
     """Groups for colouring by subject: those with the most rows by a number, the others none."""
     counts = np.bincount(units, minlength=n_units)
-    largest = np.sort(np.argsort(-counts, kind="stable")[:SHOWN])
+    largest = np.sort(np.argsort(-counts, kind="stable")[:MAX_GROUPS])
     place = np.full(n_units, -1)
     place[largest] = np.arange(len(largest))
     return place[units], [f"subject {k + 1}" for k in range(len(largest))]
@@ -339,11 +339,11 @@ def _scatter(
     name: str, title: str, caption: str, maps: Mapping[str, Array], words: Mapping[str, str], group: Array, names: list[str]
 ) -> Figure:
     shown = group
-    if len(names) > SHOWN:  # the most frequent classes; the others pale
+    if len(names) > MAX_GROUPS:  # the most frequent classes; the others pale
         counts = np.bincount(group[group >= 0], minlength=len(names))
-        kept = np.sort(np.argsort(-counts, kind="stable")[:SHOWN])
+        kept = np.sort(np.argsort(-counts, kind="stable")[:MAX_GROUPS])
         place = np.full(len(names) + 1, -1)
-        place[kept] = np.arange(SHOWN)
+        place[kept] = np.arange(MAX_GROUPS)
         shown, names = place[group], [names[k] for k in kept]
     panels = [{"name": words[key], "x": m[:, 0], "y": m[:, 1], "group": shown} for key, m in maps.items()]
     return Figure(

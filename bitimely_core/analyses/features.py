@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from bitimely_core import data, evaluate
-from bitimely_core.analyses.attention import facts_of, notices_of, untrained
+from bitimely_core.analyses.attention import collect_facts, collect_notices, randomise_model
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.models.heads import POOLS, over_channels, pool
 from bitimely_core.registry import models, unknown
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-ROWS = 32  # of a batch
+BATCH_ROWS = 32  # of a batch
 
-LIMIT = 4096  # widest vector that is probed
+MAX_WIDTH = 4096  # widest vector that is probed
 WORDS = {
     "sos": "[SOS]",
     "eos": "[EOS]",
@@ -40,8 +40,8 @@ WORDS = {
 }
 
 
-class Cell(NamedTuple):
-    """One way to read a vector."""
+class VectorChoice(NamedTuple):
+    """A way to read one vector from the states of a model."""
 
     readout: str  # a key of `heads.POOLS`
     layers: str  # last, last-two, or the number of a layer before the last
@@ -52,7 +52,7 @@ class Cell(NamedTuple):
         return WORDS[self.readout] if self.readout == "native" else f"{WORDS[self.readout]} ({where})"
 
 
-def labelled(run: LoadedRun, kind: str) -> Windows:
+def require_labels(run: LoadedRun, kind: str) -> Windows:
     """The windows of a run with labels. Raises UserError (config, exit 2) where they have none."""
     if run.windows.task == "none":
         raise usage_error(
@@ -64,21 +64,21 @@ def labelled(run: LoadedRun, kind: str) -> Windows:
     return run.windows
 
 
-def drawn(windows: Windows, split: str, count: int, seed: int) -> Array:
+def draw_rows(windows: Windows, split: str, count: int, seed: int) -> Array:
     """Positions in the index of up to `count` rows of a split, drawn without replacement, ascending; () where the split is empty."""
     rows = windows[split].rows
     return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False)) if len(rows) else rows
 
 
-def default_cell(run: LoadedRun) -> Cell:
+def default_choice(run: LoadedRun) -> VectorChoice:
     """What fine-tuning reads: the head's own readout, else the model's."""
     head: Any = run.head
     if head is not None:
-        return Cell(head.readout, head.layers)
-    return Cell(models[str(run.model.config.name)].facts.readout, "last")  # type: ignore[union-attr]
+        return VectorChoice(head.readout, head.layers)
+    return VectorChoice(models[str(run.model.config.name)].facts.readout, "last")  # type: ignore[union-attr]
 
 
-def cells_of(model: Any, windows: Windows, row: int, readouts: Sequence[str] | None = None) -> list[Cell]:
+def list_choices(model: Any, windows: Windows, row: int, readouts: Sequence[str] | None = None) -> list[VectorChoice]:
     """Every readout of every layer that the model has; without `readouts` those that need no more than one vector a layer.
 
     Raises UserError: unknown_name (exit 2) for a readout that is not known.
@@ -99,43 +99,43 @@ def cells_of(model: Any, windows: Windows, row: int, readouts: Sequence[str] | N
                 if readouts:
                     raise
                 continue
-            if width <= LIMIT or readouts:
-                out += [Cell(readout, at) for at in layers]
+            if width <= MAX_WIDTH or readouts:
+                out += [VectorChoice(readout, at) for at in layers]
     return out
 
 
-def vectors(
+def extract_vectors(
     model: Any,
     windows: Windows,
     rows: Array,
-    cells: Sequence[Cell],
+    cells: Sequence[VectorChoice],
     *,
     merge: str = "concat",
     progress: Progress | None = None,
     what: str = "",
-) -> dict[Cell, Array]:
+) -> dict[VectorChoice, Array]:
     """The vectors of `rows` in every way of `cells`, [n, D] float32 each, from one pass through the model."""
-    out: dict[Cell, list[Array]] = {cell: [] for cell in cells}
+    out: dict[VectorChoice, list[Array]] = {cell: [] for cell in cells}
     model = model.eval()
     with torch.inference_mode():
-        for start in range(0, len(rows), ROWS):
-            batch = data.collate(windows, rows[start : start + ROWS])
+        for start in range(0, len(rows), BATCH_ROWS):
+            batch = data.collate(windows, rows[start : start + BATCH_ROWS])
             encoded = model(batch)
             for cell in cells:
                 upto = encoded if not cell.layers.isdigit() else encoded._replace(hidden=encoded.hidden[: int(cell.layers)])
                 found = pool(upto, model, cell.readout, "last-two" if cell.layers == "last-two" else "last", merge)
                 out[cell].append(over_channels(found, batch).float().numpy())
             if progress is not None:
-                progress(what or "vectors", min(start + ROWS, len(rows)), len(rows))
+                progress(what or "vectors", min(start + BATCH_ROWS, len(rows)), len(rows))
     return {cell: np.concatenate(parts) if parts else np.zeros((0, 1), np.float32) for cell, parts in out.items()}
 
 
 def random_weights(model: Any, seed: int) -> Any:
     """The same architecture with random weights, in float32."""
-    return untrained(model, seed).float()
+    return randomise_model(model, seed).float()
 
 
-def interval(values: Array, draws: Array, units: int, bootstrap: int) -> dict[str, Any]:
+def make_metric(values: Array, draws: Array, units: int, bootstrap: int) -> dict[str, Any]:
     """A metric object as those of `evaluate`: value, se, lo, hi, n_defined, undefined_reason. Below 5 subjects there is no interval."""
     kept = draws[np.isfinite(draws)]
     value = float(values) if np.isfinite(values) else None
@@ -150,13 +150,13 @@ def interval(values: Array, draws: Array, units: int, bootstrap: int) -> dict[st
     return {**out, "se": float(kept.std(ddof=1)), "lo": float(lo), "hi": float(hi)}
 
 
-def numbered(subjects: Array, seed: int) -> tuple[Array, int]:
+def number_subjects(subjects: Array, seed: int) -> tuple[Array, int]:
     """Subjects as numbers from 0 in an order that tells nothing of their names, [n], and how many they are."""
     names, codes = np.unique(subjects.astype(str), return_inverse=True)
     return np.random.default_rng([seed, len(names)]).permutation(len(names))[codes], len(names)
 
 
-def said(value: dict[str, Any] | None, digits: int = 3) -> str:
+def format_metric(value: dict[str, Any] | None, digits: int = 3) -> str:
     """A metric object in words: 0.842 (95 % 0.801 to 0.880)."""
     if value is None or value.get("value", value.get("difference")) is None:
         return "undefined"
@@ -170,7 +170,7 @@ def said(value: dict[str, Any] | None, digits: int = 3) -> str:
 
 def notices(run: LoadedRun, split: str, n_subjects: int) -> list[str]:
     """What must stand above scores of one run."""
-    out = notices_of([run], [split])
+    out = collect_notices([run], [split])
     out += [line for line in run.windows.manifest.get("notices", []) if line not in out]
     if run.shared:
         out.append(f"{run.shared} subjects of the test split were also in the training (split: {run.windows.split}).")
@@ -186,4 +186,4 @@ def facts(run: LoadedRun, seed: int, more: dict[str, str]) -> dict[str, str]:
     """The table at the top of a page about one run."""
     codes = getattr(run.windows, "vocabulary", ())
     events = {"Data": f"{run.windows.name} (events of {len(codes):,} codes, the last {run.windows.length} of a subject)"} if codes else {}
-    return {**facts_of([run], seed), **events, **more}
+    return {**collect_facts([run], seed), **events, **more}

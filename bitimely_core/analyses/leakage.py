@@ -34,7 +34,7 @@ from bitimely_core.types import Batch, Progress
 if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun
 
-HONEST = 0.97  # held-out rel on white noise below this is a leak; sampling alone keeps it within 0.02 of 1
+NOISE_THRESHOLD = 0.97  # held-out rel on white noise below this is a leak; sampling alone keeps it within 0.02 of 1
 HELD_OUT = 20_000  # target values
 ROWS = 32  # of a batch of noise
 TOKENS = 16  # of a row of noise
@@ -72,13 +72,13 @@ def leakage(
     Raises:
         UserError: more than one run, unknown names (exit 2).
     """
-    settings, stamp, name = _subject(runs, model, objective, preset)
+    settings, stamp, name = _choose_settings(runs, model, objective, preset)
     asked = objectives.get(settings.objective.model_copy(update={"direction_sampling": False}))
     facts = {
         "model": settings.model.name,
         "objective": settings.objective.name,
         "preset or run": name,
-        "stamp": _said(stamp),
+        "stamp": _describe_stamp(stamp),
         "seed": str(seed),
     }
     title = f"Leakage of {settings.objective.name} in {settings.model.name}"
@@ -87,13 +87,13 @@ def leakage(
         summary: dict[str, Any] = {"leak_free": None, "stamped": stamp, "contradiction": False, "jacobian": None, "white_noise": None}
         return Page(title=title, verdict=verdict, facts=facts, summary=summary)
     with torch.random.fork_rng(devices=[]):
-        measure = _code_changes if settings.model.tokenizer == "codes" else _jacobian
-        jacobian = {mode: measure(_small(settings.model), asked, seed, training=mode == "train") for mode in ("eval", "train")}
-        noise = white_noise(settings.model, asked, steps, seed, progress) if steps else None
+        measure = _measure_code_changes if settings.model.tokenizer == "codes" else _measure_jacobian
+        jacobian = {mode: measure(_shrink_config(settings.model), asked, seed, training=mode == "train") for mode in ("eval", "train")}
+        noise = train_on_noise(settings.model, asked, steps, seed, progress) if steps else None
     maps = {mode: found.pop("map") for mode, found in jacobian.items()}
     exact = all(found["own"] == 0 and found["beyond"] == 0 for found in jacobian.values())
     alive = all(found["allowed"] > 0 for found in jacobian.values())
-    honest = noise is None or noise["rel"] >= HONEST
+    honest = noise is None or noise["rel"] >= NOISE_THRESHOLD
     measured = exact and alive and honest
     contradiction = stamp is True and not measured
     summary = {
@@ -118,7 +118,9 @@ def leakage(
     )
 
 
-def _subject(runs: list[LoadedRun] | None, model: str, objective: str | None, preset: str) -> tuple[Settings, bool | str | None, str]:
+def _choose_settings(
+    runs: list[LoadedRun] | None, model: str, objective: str | None, preset: str
+) -> tuple[Settings, bool | str | None, str]:
     """Settings, stamp and name of what is examined."""
     if runs:
         if len(runs) > 1:
@@ -145,7 +147,7 @@ def _subject(runs: list[LoadedRun] | None, model: str, objective: str | None, pr
     return settings, stamp, name
 
 
-def _sized(config: ModelConfig, tokens: int, channels: int, *, ragged: bool) -> ModelConfig:
+def _resize_config(config: ModelConfig, tokens: int, channels: int, *, ragged: bool) -> ModelConfig:
     """The configuration for windows of about `tokens` tokens, at most 256 samples; `ragged`: no multiple of the tokenizer's step."""
     if config.tokenizer == "codes":
         return config.model_copy(update={"length": tokens, "codes": FIRST + VOCABULARY, "dropout": 0.0})
@@ -155,14 +157,14 @@ def _sized(config: ModelConfig, tokens: int, channels: int, *, ragged: bool) -> 
     return config.model_copy(update={"length": max(length, config.patch), "channels": width, "others": (), "dropout": 0.0})
 
 
-def _small(config: ModelConfig) -> ModelConfig:
-    return _sized(config, SMALL, min(config.channels, 2), ragged=config.crop == "pad")
+def _shrink_config(config: ModelConfig) -> ModelConfig:
+    return _resize_config(config, SMALL, min(config.channels, 2), ragged=config.crop == "pad")
 
 
 # ---------------------------------------------------------------------------------------------------------------- Jacobian
 
 
-def _jacobian(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> dict[str, Any]:
+def _measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> dict[str, Any]:
     """Largest derivative of a prediction with respect to raw samples.
 
     `own`: those of its own target. `beyond`: those that only a leak can reach, that is for the next token all from the target on, for the
@@ -175,7 +177,7 @@ def _jacobian(config: ModelConfig, objective: Objective, seed: int, *, training:
     x = torch.randn(2, config.length, config.channels, generator=draw, dtype=torch.float64).requires_grad_()
     result = objective(model, Batch(x), Generator().manual_seed(seed))
     valid = result["valid"]
-    own = _own_samples(model, x, result)  # [B, M, T, V]
+    own = _find_own_samples(model, x, result)  # [B, M, T, V]
     weight = torch.randn(result["prediction"].shape, generator=draw, dtype=torch.float64) * valid
     found = {"own": 0.0, "beyond": 0.0, "allowed": 0.0}
     rows = []
@@ -185,13 +187,13 @@ def _jacobian(config: ModelConfig, objective: Objective, seed: int, *, training:
             slope = slope.abs()
             asks = valid[:, m].any(-1)
             rows.append(slope.sum((0, 2)))
-            closed = _closed(name, own, m, valid)
+            closed = _forbidden_samples(name, own, m, valid)
             for key, where in (("own", own[:, m]), ("beyond", closed), ("allowed", ~closed)):
                 found[key] = max(found[key], float((slope * where)[asks].max()) if asks.any() else 0.0)
     return {**found, "map": torch.stack(rows).numpy()}
 
 
-def _own_samples(model: Model, x: Tensor, result: dict[str, Any]) -> Tensor:
+def _find_own_samples(model: Model, x: Tensor, result: dict[str, Any]) -> Tensor:
     """Which samples the target of each prediction is made of, bool [B, M, T, V]."""
     if model.config.target == "raw":  # targets are samples, and no two samples are equal
         target = torch.where(result["valid"], result["target"].detach(), torch.nan)
@@ -202,7 +204,7 @@ def _own_samples(model: Model, x: Tensor, result: dict[str, Any]) -> Tensor:
     return torch.stack(fields * len(result["slices"]), 1)
 
 
-def _closed(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
+def _forbidden_samples(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
     """Samples that prediction m must not depend on, bool [B, T, V]."""
     if name not in {"next", "previous"}:
         return (own & valid.any(-1)[:, :, None, None]).any(1)
@@ -212,7 +214,7 @@ def _closed(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
     return after[None, :, None].expand(own[:, m].shape)
 
 
-def _code_changes(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> dict[str, Any]:
+def _measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> dict[str, Any]:
     """Largest change of a prediction when one code is replaced, for the three kinds of `_jacobian`."""
     torch.manual_seed(seed)
     model = building.made(config).double().train(training)
@@ -256,19 +258,21 @@ def _code_changes(config: ModelConfig, objective: Objective, seed: int, *, train
 # ---------------------------------------------------------------------------------------------------------------- white noise
 
 
-def white_noise(config: ModelConfig, objective: Objective, steps: int, seed: int = 0, progress: Progress | None = None) -> dict[str, Any]:
+def train_on_noise(
+    config: ModelConfig, objective: Objective, steps: int, seed: int = 0, progress: Progress | None = None
+) -> dict[str, Any]:
     """Train on noise that nobody can predict.
 
     Returns:
         `rel`: held-out loss / Var(target) (codes: cross-entropy / ln K), the smallest over the parts; `parts`: that of each; `steps`;
         `values`: held-out targets; `curve`: steps and rel during training.
     """
-    config = _sized(config, TOKENS, config.channels, ragged=False)
+    config = _resize_config(config, TOKENS, config.channels, ragged=False)
     torch.manual_seed(seed)
     model = building.made(config)
     if config.tokenizer != "codes":
         model.target_scale.fill_(1.0)
-    batches = _noise(config, Generator().manual_seed(seed))
+    batches = _draw_noise(config, Generator().manual_seed(seed))
     masks = Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=max(steps, 4), pct_start=0.1, cycle_momentum=False)
@@ -281,7 +285,7 @@ def white_noise(config: ModelConfig, objective: Objective, steps: int, seed: int
         optimizer.step()
         schedule.step()
         if step % 10 == 0 or step == steps - 1:
-            curve.append((step + 1, min(_held(config, [result]).values())))
+            curve.append((step + 1, min(_relative_losses(config, [result]).values())))
             if progress is not None:
                 progress("white noise", step + 1, steps)
     model.eval()
@@ -289,12 +293,12 @@ def white_noise(config: ModelConfig, objective: Objective, steps: int, seed: int
     with torch.no_grad():
         while sum(int(result["valid"].sum()) for result in seen) < HELD_OUT * len(seen[0]["slices"] if seen else [0]):
             seen.append(objective(model, next(batches), masks))
-    parts = _held(config, seen)
+    parts = _relative_losses(config, seen)
     values = sum(int(result["valid"].sum()) for result in seen)
     return {"rel": min(parts.values()), "parts": parts, "steps": steps, "values": values, "curve": curve}
 
 
-def _noise(config: ModelConfig, generator: Generator) -> Iterator[Batch]:
+def _draw_noise(config: ModelConfig, generator: Generator) -> Iterator[Batch]:
     while True:
         if config.tokenizer == "codes":
             codes = torch.randint(FIRST, FIRST + VOCABULARY, (ROWS, config.length), generator=generator)
@@ -303,7 +307,7 @@ def _noise(config: ModelConfig, generator: Generator) -> Iterator[Batch]:
             yield Batch(torch.randn(ROWS, config.length, config.channels, generator=generator))
 
 
-def _held(config: ModelConfig, results: list[dict[str, Any]]) -> dict[str, float]:
+def _relative_losses(config: ModelConfig, results: list[dict[str, Any]]) -> dict[str, float]:
     """Rel of each part over several batches; the class of [EOS], which can be predicted, is left out."""
     out = {}
     for name, part in results[0]["slices"].items():
@@ -329,7 +333,7 @@ def _held(config: ModelConfig, results: list[dict[str, Any]]) -> dict[str, float
 # ---------------------------------------------------------------------------------------------------------------- page
 
 
-def _said(stamp: bool | str | None) -> str:
+def _describe_stamp(stamp: bool | str | None) -> str:
     return stamp if isinstance(stamp, str) else {True: "leak-free", False: "leaks", None: "no target"}[stamp]
 
 
@@ -343,7 +347,7 @@ def _verdict(name: str, measured: bool, jacobian: dict[str, Any], noise: dict[st
     )
     if measured:
         return f"{name} is leak-free here: no prediction depends on its own target, to the last bit.{trained}"
-    if own == beyond == 0 and noise is not None and noise["rel"] < HONEST:
+    if own == beyond == 0 and noise is not None and noise["rel"] < NOISE_THRESHOLD:
         return f"{name} leaks after training.{trained}"
     return f"{name} leaks: a prediction depends on its own target (derivative up to {max(own, beyond):.2g}).{trained}"
 

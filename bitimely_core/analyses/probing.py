@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate
 from bitimely_core.analyses import features
-from bitimely_core.analyses.calibration import predicted
-from bitimely_core.analyses.features import Cell
+from bitimely_core.analyses.calibration import predict_rows
+from bitimely_core.analyses.features import VectorChoice
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_probe
 from bitimely_core.page import Figure, Page, Table
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-ENOUGH = 2000  # rows of each split
+DEFAULT_ROWS = 2000  # rows of each split
 
-PAPER = ("sos", "eos", "sos+eos", "mean")  # rows of its table
+PAPER_READOUTS = ("sos", "eos", "sos+eos", "mean")  # rows of its table
 
 
 @analyses(
@@ -49,7 +49,7 @@ PAPER = ("sos", "eos", "sos+eos", "mean")  # rows of its table
 def probing(
     runs: list[LoadedRun],
     *,
-    sequences: int = ENOUGH,
+    sequences: int = DEFAULT_ROWS,
     readouts: str = "all",
     bootstrap: int = 1000,
     control: bool = True,
@@ -76,9 +76,9 @@ def probing(
         UserError: windows without labels or not the same ones, unknown readouts, a second run without a head (exit 2); no_input without training or test rows.
     """
     run = runs[0]
-    windows = features.labelled(run, "probing")
-    _comparable(runs)
-    rows = {split: features.drawn(windows, split, sequences, seed) for split in ("train", "validation", "test")}
+    windows = features.require_labels(run, "probing")
+    _check_comparable(runs)
+    rows = {split: features.draw_rows(windows, split, sequences, seed) for split in ("train", "validation", "test")}
     for split in ("train", "test"):
         if not len(rows[split]):
             raise input_error(
@@ -89,22 +89,25 @@ def probing(
             )
     y = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
     named = None if readouts == "all" else [name.strip() for name in readouts.split(",")]
-    default = features.default_cell(run)
-    cells = features.cells_of(run.model, windows, int(rows["train"][0]), named)
+    default = features.default_choice(run)
+    cells = features.list_choices(run.model, windows, int(rows["train"][0]), named)
     if default not in cells:
         cells.insert(0, default)
     sources: dict[str, Any] = {"trained": run.model, **({"random": features.random_weights(run.model, seed)} if control else {})}
     probes: dict[str, LinearProbe] = {}
     total = len(cells) * len(sources) + 1
     for name, model in sources.items():
-        x = {split: features.vectors(model, windows, at, cells, progress=progress, what=f"{name}: {split}") for split, at in rows.items()}
+        x = {
+            split: features.extract_vectors(model, windows, at, cells, progress=progress, what=f"{name}: {split}")
+            for split, at in rows.items()
+        }
         for cell in cells:
-            parts = {split: _as_wide(x[split][cell], x["train"][cell]) for split in rows}
+            parts = {split: _match_width(x[split][cell], x["train"][cell]) for split in rows}
             probes[_key(name, cell)] = fit_probe(windows.task, parts, y, max(windows.classes, 1))
             if progress is not None:
                 progress("probes", len(probes), total)
     plain = {split: extract_simple_features(windows, at) for split, at in rows.items()}
-    probes["raw"] = fit_probe(windows.task, {k: _as_wide(v, plain["train"]) for k, v in plain.items()}, y, max(windows.classes, 1))
+    probes["raw"] = fit_probe(windows.task, {k: _match_width(v, plain["train"]) for k, v in plain.items()}, y, max(windows.classes, 1))
     groups = windows.whole_index["subject_id"].to_numpy()[rows["test"]]
     first = _key("trained", default)
     scores = evaluate.score(
@@ -119,7 +122,7 @@ def probing(
         bootstrap=bootstrap,
         seed=seed,
     )
-    tuned = _fine_tuned(
+    tuned = _score_fine_tuned(
         [one for one in runs if one.head is not None], y["test"], rows["test"], groups, probes, default, bootstrap, seed, progress
     )
     page = _page(run, scores, probes, cells, default, rows, seed, bootstrap, named=named is not None)
@@ -132,7 +135,7 @@ def probing(
     return page
 
 
-def _comparable(runs: list[LoadedRun]) -> None:
+def _check_comparable(runs: list[LoadedRun]) -> None:
     """Raises UserError (config, exit 2): runs on other windows than the first one, or further ones that were only pre-trained."""
     for run in runs[1:]:
         if run.windows.fingerprint != runs[0].windows.fingerprint:
@@ -146,13 +149,13 @@ def _comparable(runs: list[LoadedRun]) -> None:
             )
 
 
-def _fine_tuned(
+def _score_fine_tuned(
     tuned: list[LoadedRun],
     target: Array,
     rows: Array,
     groups: Array,
     probes: Mapping[str, LinearProbe],
-    default: Cell,
+    default: VectorChoice,
     bootstrap: int,
     seed: int,
     progress: Progress | None,
@@ -161,8 +164,8 @@ def _fine_tuned(
     if not tuned:
         return {}
     windows = tuned[0].windows
-    said = {run.name: predicted(run.head, windows, rows, progress, f"predict {run.name}") for run in tuned}
-    cell = {run.name: features.default_cell(run) for run in tuned}
+    said = {run.name: predict_rows(run.head, windows, rows, progress, f"predict {run.name}") for run in tuned}
+    cell = {run.name: features.default_choice(run) for run in tuned}
     first = next((name for name in said if cell[name] == default), tuned[0].name)
 
     def scored(name: str, others: Mapping[str, Array]) -> dict[str, Any]:
@@ -189,7 +192,7 @@ def _fine_tuned(
         out[name] = {
             **entry,
             **beside["metrics"][main],
-            "difference": None if name == first else negated(between["baselines"][name][main]["difference"]),
+            "difference": None if name == first else negate_difference(between["baselines"][name][main]["difference"]),
             "frozen": None if found is None else found["value"],
             "beyond_frozen": None if found is None else {**found["difference"], "value": found["difference"]["difference"]},
         }
@@ -203,7 +206,9 @@ def _tuned_table(tuned: Mapping[str, dict[str, Any]], name: str) -> Table:
     for run, one in tuned.items():
         metric = {key: one[key] for key in ("value", "se", "lo", "hi", "undefined_reason")}
         difference = one["difference"]
-        rows.append([run, one["words"], metric, one["se"], difference, _excludes(difference), one["frozen"], one["beyond_frozen"]])
+        rows.append(
+            [run, one["words"], metric, one["se"], difference, _describe_significance(difference), one["frozen"], one["beyond_frozen"]]
+        )
     return Table(
         name="fine-tuned",
         title="Fine-tuned",
@@ -213,12 +218,12 @@ def _tuned_table(tuned: Mapping[str, dict[str, Any]], name: str) -> Table:
     )
 
 
-def _as_wide(part: Array, like: Array) -> Array:
+def _match_width(part: Array, like: Array) -> Array:
     """An empty split gets the columns of the others."""
     return part if len(part) else np.zeros((0, like.shape[1]), like.dtype)
 
 
-def _key(source: str, cell: Cell) -> str:
+def _key(source: str, cell: VectorChoice) -> str:
     return f"{source} {cell.readout} {cell.layers}"
 
 
@@ -251,8 +256,8 @@ def _page(
     run: LoadedRun,
     scores: dict[str, Any],
     probes: dict[str, LinearProbe],
-    cells: list[Cell],
-    default: Cell,
+    cells: list[VectorChoice],
+    default: VectorChoice,
     rows: dict[str, Array],
     seed: int,
     bootstrap: int,
@@ -268,7 +273,7 @@ def _page(
 
     def against(key: str, what: str = main) -> dict[str, Any] | None:
         """This one minus the default readout."""
-        return None if key == _key("trained", default) else negated(scores["baselines"][key][what]["difference"])
+        return None if key == _key("trained", default) else negate_difference(scores["baselines"][key][what]["difference"])
 
     depth = 1 + max((int(c.layers) for c in cells if c.layers.isdigit()), default=0)
     control = _key("random", default) in probes
@@ -276,14 +281,14 @@ def _page(
     for cell in cells:
         key, other = _key("trained", cell), _key("random", cell)
         value = metrics(key)[main]
-        row = [cell.words(), value, value["se"], against(key), _excludes(against(key))]
+        row = [cell.words(), value, value["se"], against(key), _describe_significance(against(key))]
         table.append((cell, [*row, *([metrics(other)[main]["value"]] if control else []), _penalty(probes[key])]))
     columns = ["sequence representation", name, "standard error", "minus the default, paired", "told apart"]
     columns += [*(["random weights"] if control else []), "penalty"]
-    order = [Cell(r, at) for at in ("last", "last-two") for r in PAPER]
+    order = [VectorChoice(r, at) for at in ("last", "last-two") for r in PAPER_READOUTS]
     of_paper = sorted((t for t in table if t[0] in order), key=lambda t: order.index(t[0]))
     others = [t for t in table if t[0] not in order]
-    names = {_key("trained", default): default.words(), _key("random", default): "random weights", "raw": _raw_words(windows)}
+    names = {_key("trained", default): default.words(), _key("random", default): "random weights", "raw": _describe_features(windows)}
     names |= {
         key: words
         for key, words in {"majority": "majority class", "mean": "mean of the training split"}.items()
@@ -361,7 +366,7 @@ def _page(
     )
 
 
-def negated(difference: dict[str, Any]) -> dict[str, Any]:
+def negate_difference(difference: dict[str, Any]) -> dict[str, Any]:
     """The paired difference the other way round, with `value` beside `difference`."""
     flip = {"difference": difference["difference"], "lo": difference["hi"], "hi": difference["lo"]}
     out = {key: None if value is None else -value + 0.0 for key, value in flip.items()}
@@ -369,7 +374,7 @@ def negated(difference: dict[str, Any]) -> dict[str, Any]:
     return {**difference, **out, **sides}
 
 
-def _excludes(difference: dict[str, Any] | None) -> str | None:
+def _describe_significance(difference: dict[str, Any] | None) -> str | None:
     if difference is None or difference["lo"] is None:
         return None
     return "yes" if difference["lo"] > 0 or difference["hi"] < 0 else "no"
@@ -379,12 +384,18 @@ def _penalty(found: LinearProbe) -> float:
     return float(np.median(found.penalty))
 
 
-def _raw_words(windows: Any) -> str:
+def _describe_features(windows: Any) -> str:
     return "counts of codes, no model" if hasattr(windows, "vocabulary") else "means and spectra, no model"
 
 
 def _by_layer(
-    cells: Iterable[Cell], metrics: Callable[[str], dict[str, Any]], main: str, name: str, depth: int, control: bool, default: Cell
+    cells: Iterable[VectorChoice],
+    metrics: Callable[[str], dict[str, Any]],
+    main: str,
+    name: str,
+    depth: int,
+    control: bool,
+    default: VectorChoice,
 ) -> Figure:
     """Score against layer, a line a readout; of random weights the default readout and the mean."""
     have = set(cells)
@@ -392,7 +403,7 @@ def _by_layer(
     for source in ("trained", *(["random"] if control else [])):
         shown = sorted({c.readout for c in have if c.layers.isdigit()}, key=lambda r: list(features.WORDS).index(r))
         for readout in shown if source == "trained" else [r for r in shown if r in {default.readout, "mean"}]:
-            at = [Cell(readout, "last" if k == depth else str(k)) for k in range(1, depth + 1)]
+            at = [VectorChoice(readout, "last" if k == depth else str(k)) for k in range(1, depth + 1)]
             found = [metrics(_key(source, cell))[main] for cell in at]
             line: dict[str, Any] = {
                 "name": features.WORDS[readout] + (", random weights" if source == "random" else ""),
@@ -420,8 +431,8 @@ def _controls(shown: dict[str, Any], keys: dict[str, str], against: Callable[[st
 
 
 def _verdict(
-    cells: list[Cell],
-    default: Cell,
+    cells: list[VectorChoice],
+    default: VectorChoice,
     metrics: Callable[[str], dict[str, Any]],
     against: Callable[[str], dict[str, Any] | None],
     main: str,
@@ -433,7 +444,7 @@ def _verdict(
     own = metrics(_key("trained", default))[main]
     if own["value"] is None:
         return f"{default.words()}: {name} is undefined here ({own['undefined_reason']})."
-    text = f"A probe on {default.words()} reaches {name} {features.said(own)}"
+    text = f"A probe on {default.words()} reaches {name} {features.format_metric(own)}"
     if control:
         text += f", random weights {metrics(_key('random', default))[main]['value']:.3f}"
     raw = metrics("raw")[main]["value"]
@@ -443,9 +454,9 @@ def _verdict(
     if not told:
         return text
     best, difference = max(told, key=lambda pair: sign * pair[1]["difference"])
-    apart = [c for c, d in told if _excludes(d) == "yes"]
-    better = [c for c, d in told if _excludes(d) == "yes" and sign * d["difference"] > 0]
-    text += f" The best of the {len(told)} others is {best.words()}, {features.said(difference)}."
+    apart = [c for c, d in told if _describe_significance(d) == "yes"]
+    better = [c for c, d in told if _describe_significance(d) == "yes" and sign * d["difference"] > 0]
+    text += f" The best of the {len(told)} others is {best.words()}, {features.format_metric(difference)}."
     if all(d["lo"] is None for _, d in told):
         return text + " Without intervals (the table of controls says why) none can be told apart."
     return (
@@ -455,7 +466,7 @@ def _verdict(
 
 
 def _summary(
-    cells: Iterable[Cell],
+    cells: Iterable[VectorChoice],
     probes: Mapping[str, LinearProbe],
     metrics: Callable[[str], dict[str, Any]],
     against: Callable[[str], dict[str, Any] | None],

@@ -22,27 +22,27 @@ import torch
 from torch import Generator, Tensor, nn
 
 from bitimely_core import data, evaluate, objectives
-from bitimely_core.analyses.attention import facts_of, notices_of, untrained
+from bitimely_core.analyses.attention import collect_facts, collect_notices, randomise_model
 from bitimely_core.analyses.regions import (
-    CONTROLS,
-    PLACES,
-    Chosen,
-    against_first,
-    agreement,
-    headline,
-    interval,
-    known,
-    loudness,
-    mean_of,
-    measured,
-    over_subjects,
-    present,
-    ratios,
-    shares,
-    spread,
-    told_apart,
+    RANDOM_MODELS,
+    RANDOM_PLACES,
+    ShapeletWindows,
+    compare_with_controls,
+    compare_with_first,
+    describe_interval,
+    describe_ratio,
+    find_shapelet_windows,
+    load_shapelets,
+    make_headline,
+    mean_over_subjects,
+    nan_mean,
+    normalise_rows,
+    rank_agreement,
+    share_ratios,
+    signal_magnitudes,
+    spread_over_samples,
 )
-from bitimely_core.analyses.shapelets import Shapelet, named
+from bitimely_core.analyses.shapelets import Shapelet, name_shapelets
 from bitimely_core.config import ObjectiveConfig, validate
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.models import heads
@@ -56,18 +56,18 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Ask = Callable[[Batch, Generator], dict[str, Any]]
+LossFunction = Callable[[Batch, Generator], dict[str, Any]]
 
 ROWS = 8  # of a batch
-ENOUGH = 20  # windows
-FEWER = 64  # windows that the second and further sets of random weights are looked at
+ADVISED_WINDOWS = 20  # windows
+CONTROL_WINDOWS = 64  # windows that the second and further sets of random weights are looked at
 MASKED, DROPPED = 0.4, 0.7  # of the figure that shows three kinds of pre-training
 
 
 # --- gradients ----------------------------------------------------------------------------------------------------------------------------
 
 
-class Slopes(NamedTuple):
+class GradientMagnitudes(NamedTuple):
     """Sizes of the derivatives of the loss, of the rows of one batch. Empty `layers`: the objective reads no states of whole windows."""
 
     layers: list[Tensor]  # L times [B, N, D]
@@ -78,7 +78,7 @@ class Slopes(NamedTuple):
     drawn: bool  # the loss has random masks
 
 
-def slopes(model: nn.Module, ask: Ask, batch: Batch, generator: Generator) -> Slopes:
+def gradient_magnitudes(model: nn.Module, ask: LossFunction, batch: Batch, generator: Generator) -> GradientMagnitudes:
     """|dL / dh| of every layer's states and |dL / dx|, L = ask(batch, generator)["loss"]. Targets that are made of x are held fixed.
 
     States are those of the real positions without [SOS] and [EOS]; where an objective reads the model twice the sizes are added, and where
@@ -109,21 +109,21 @@ def slopes(model: nn.Module, ask: Ask, batch: Batch, generator: Generator) -> Sl
         if whole is not None:
             del model.output
     sizes = iter(torch.zeros_like(state) if part is None else part.abs() for part, state in zip(found[1:], flat, strict=True))
-    rows, count = len(x), _tokens(model, x)
-    cut = [[_rows(_inner(next(sizes), encoded), rows) for _, encoded in one] for one in passes]
+    rows, count = len(x), _count_tokens(model, x)
+    cut = [[_average_channels(_strip_special(next(sizes), encoded), rows) for _, encoded in one] for one in passes]
     whole_windows = all(state.shape[:2] == (rows, count) for one in cut for state in one)  # else crops or views of them
     layers = [torch.stack(of_layer).sum(0) for of_layer in zip(*cut, strict=True)] if whole_windows else []
     gradient = torch.zeros_like(x) if found[0] is None else found[0].abs()
-    return Slopes(layers, gradient, _losses(result, rows, count), drawn)
+    return GradientMagnitudes(layers, gradient, _token_errors(result, rows, count), drawn)
 
 
-def _tokens(model: nn.Module, x: Tensor) -> int:
+def _count_tokens(model: nn.Module, x: Tensor) -> int:
     """N of these windows."""
     tokenizer: Any = model.adapter.tokenizer  # type: ignore[union-attr]
     return int(tokenizer.count(x.shape[1]))
 
 
-def _inner(state: Tensor, encoded: Encoded | None) -> Tensor:
+def _strip_special(state: Tensor, encoded: Encoded | None) -> Tensor:
     """Without special positions: [SOS] and [EOS], or a class token ahead."""
     if encoded is None:
         return state
@@ -132,14 +132,14 @@ def _inner(state: Tensor, encoded: Encoded | None) -> Tensor:
     return state if encoded.mask is None else state[:, max(0, state.shape[1] - encoded.mask.shape[1]) :]
 
 
-def _rows(values: Tensor, rows: int) -> Tensor:
+def _average_channels(values: Tensor, rows: int) -> Tensor:
     """One row a window: channels that are rows of their own, [B * V, ...], are averaged."""
     if len(values) == rows or len(values) % rows:
         return values
     return values.unflatten(0, (rows, -1)).mean(1)
 
 
-def _losses(result: dict[str, Any], rows: int, count: int) -> dict[str, Tensor]:
+def _token_errors(result: dict[str, Any], rows: int, count: int) -> dict[str, Tensor]:
     """Squared errors of the predictions, [B, N] a part, at the token that makes them: it predicts its neighbour, or itself."""
     target = result["target"]
     if not result.get("slices") or target is None or target.dim() != 3:
@@ -148,7 +148,7 @@ def _losses(result: dict[str, Any], rows: int, count: int) -> dict[str, Tensor]:
     error = torch.where(valid, result["prediction"].detach() - target, 0.0).square().sum(-1) / valid.sum(-1).clamp(min=1)
     out = {}
     for name, part in result["slices"].items():
-        of_part = _rows(error[:, part], rows)
+        of_part = _average_channels(error[:, part], rows)
         if of_part.shape == (rows, count):
             before, after = torch.zeros_like(of_part[:, :1]), torch.zeros_like(of_part[:, :1])
             shifted = {"next": torch.cat((of_part[:, 1:], after), 1), "previous": torch.cat((before, of_part[:, :-1]), 1)}
@@ -159,7 +159,7 @@ def _losses(result: dict[str, Any], rows: int, count: int) -> dict[str, Tensor]:
 # --- runs ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def asked(run: LoadedRun, model: nn.Module, head: nn.Module | None) -> Ask:
+def loss_fn(run: LoadedRun, model: nn.Module, head: nn.Module | None) -> LossFunction:
     """The loss of a run on a batch: of its head, else of its objective."""
     if head is not None:
         return lambda batch, generator: heads.losses[head.task](head, batch, generator)  # type: ignore[index, arg-type]
@@ -168,9 +168,9 @@ def asked(run: LoadedRun, model: nn.Module, head: nn.Module | None) -> Ask:
     return lambda batch, generator: objective(model, batch, generator)  # type: ignore[arg-type]
 
 
-def randomised(run: LoadedRun, seed: int) -> tuple[nn.Module, nn.Module | None]:
+def randomise_run(run: LoadedRun, seed: int) -> tuple[nn.Module, nn.Module | None]:
     """The model of a run, and its head, with random weights; scales of targets are kept."""
-    model: Any = untrained(run.model, seed).float()
+    model: Any = randomise_model(run.model, seed).float()
     with torch.no_grad():
         model.target_scale.copy_(run.model.target_scale)
     if run.head is None:
@@ -183,7 +183,7 @@ def randomised(run: LoadedRun, seed: int) -> tuple[nn.Module, nn.Module | None]:
     return model, head.eval()
 
 
-class Seen(NamedTuple):
+class SaliencyMaps(NamedTuple):
     """Saliency of one model on all windows."""
 
     layers: list[Array]  # L times [S, T], each row sums to 1 (NaN: no gradient at all)
@@ -193,11 +193,11 @@ class Seen(NamedTuple):
     masks: int
 
 
-def look(
+def compute_saliency(
     run: LoadedRun, model: nn.Module, head: nn.Module | None, rows: Ints, case: int, masks: int, seed: int, told: Callable[[int], None]
-) -> Seen:
+) -> SaliencyMaps:
     """Saliency of windows at `rows`; random masks are averaged over `masks` draws, the same for all models."""
-    ask = asked(run, model, head)
+    ask = loss_fn(run, model, head)
     model.eval()
     config: Any = run.model.config
     layers: list[list[Array]] = []
@@ -208,26 +208,26 @@ def look(
     for part in np.array_split(np.arange(len(rows)), -(-len(rows) // ROWS)):
         batch = data.collate(run.windows, rows[part])
         samples = batch.values.shape[1]
-        total: Slopes | None = None
+        total: GradientMagnitudes | None = None
         for k in range(masks):
-            found = slopes(model, ask, batch, Generator().manual_seed(1_000_003 * seed + 1009 * int(part[0]) + k))
-            total = found if total is None else _added(total, found)
+            found = gradient_magnitudes(model, ask, batch, Generator().manual_seed(1_000_003 * seed + 1009 * int(part[0]) + k))
+            total = found if total is None else _add_magnitudes(total, found)
             if not found.drawn:
                 break
             used = k + 1
         assert total is not None
-        layers.append([_over(state.mean(-1), samples, config) for state in total.layers])
-        inputs.append(shares(total.input.mean(-1).double().numpy()))
-        losses.append({name: _over(one, samples, config, normalised=False) for name, one in total.losses.items()})
+        layers.append([_spread_tokens(state.mean(-1), samples, config) for state in total.layers])
+        inputs.append(normalise_rows(total.input.mean(-1).double().numpy()))
+        losses.append({name: _spread_tokens(one, samples, config, normalised=False) for name, one in total.losses.items()})
         if case in part:
             heat = [state[list(part).index(case)].double().numpy() for state in total.layers]
         told(int(part[-1]) + 1)
     joined = [np.concatenate(of_layer) for of_layer in zip(*layers, strict=True)]
     wrong = {name: np.concatenate([one[name] for one in losses]) for name in losses[0]}
-    return Seen(joined, np.concatenate(inputs), wrong, heat, used)
+    return SaliencyMaps(joined, np.concatenate(inputs), wrong, heat, used)
 
 
-def _among(seen: Seen, at: Ints, count: int) -> Seen:
+def _place_windows(seen: SaliencyMaps, at: Ints, count: int) -> SaliencyMaps:
     """Maps of some windows as those of all of them, NaN where none was made."""
 
     def placed(maps: Array) -> Array:
@@ -239,15 +239,15 @@ def _among(seen: Seen, at: Ints, count: int) -> Seen:
     return seen._replace(layers=[placed(maps) for maps in seen.layers], input=placed(seen.input), losses=losses)
 
 
-def _added(a: Slopes, b: Slopes) -> Slopes:
+def _add_magnitudes(a: GradientMagnitudes, b: GradientMagnitudes) -> GradientMagnitudes:
     losses = {name: value + b.losses[name] for name, value in a.losses.items()}
-    return Slopes([x + y for x, y in zip(a.layers, b.layers, strict=True)], a.input + b.input, losses, b.drawn)
+    return GradientMagnitudes([x + y for x, y in zip(a.layers, b.layers, strict=True)], a.input + b.input, losses, b.drawn)
 
 
-def _over(tokens: Tensor, samples: int, config: Any, *, normalised: bool = True) -> Array:
+def _spread_tokens(tokens: Tensor, samples: int, config: Any, *, normalised: bool = True) -> Array:
     """Values of tokens [B, N] spread over the samples that they stand for, [B, T]; tokens of spectra stand for none."""
-    out = np.stack([spread(row, samples, config) for row in tokens.double().numpy()])
-    return shares(out) if normalised else out
+    out = np.stack([spread_over_samples(row, samples, config) for row in tokens.double().numpy()])
+    return normalise_rows(out) if normalised else out
 
 
 # --- the analysis -------------------------------------------------------------------------------------------------------------------------
@@ -287,28 +287,28 @@ def saliency(
     Raises:
         UserError: runs on different windows, events, a layer that does not exist, windows without classes and no --shapelets (exit 2).
     """
-    windows = _common(runs, layer)
-    stretches, but, chance = known(windows, shapelets, lengths, seed, progress)
-    chosen = present(windows, stretches, sequences, seed, but)
+    windows = _common_windows(runs, layer)
+    stretches, but, chance = load_shapelets(windows, shapelets, lengths, seed, progress)
+    chosen = find_shapelet_windows(windows, stretches, sequences, seed, but)
     case = int(np.argmin(chosen.distance))
     batch = data.collate(windows, chosen.rows)
-    found: dict[str, Found] = {}
+    found: dict[str, RunSaliency] = {}
     for run in runs:
         models = {"": (run.model, run.head)}
-        models |= {f" with random weights {k + 1}": randomised(run, seed + k) for k in range(CONTROLS)}
-        seen: list[Seen] = []
+        models |= {f" with random weights {k + 1}": randomise_run(run, seed + k) for k in range(RANDOM_MODELS)}
+        seen: list[SaliencyMaps] = []
         for what, (model, head) in models.items():
 
             def told(done: int, label: str = f"saliency {run.name}{what}") -> None:
                 if progress is not None:
                     progress(label, done, len(chosen.rows))
 
-            at = np.arange(0, len(chosen.rows), 1 if len(seen) < 2 else -(-len(chosen.rows) // FEWER))
-            here = look(run, model, head, chosen.rows[at], case if len(seen) < 2 else -1, masks, seed, told)
-            seen.append(_among(here, at, len(chosen.rows)))
-        found[run.name] = _measured(run, seen[0], seen[1:], chosen, layer, bootstrap, seed)
-    loud = loudness(batch.values.double().numpy(), windows, stretches, chosen)
-    size = over_subjects(ratios(loud, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
+            at = np.arange(0, len(chosen.rows), 1 if len(seen) < 2 else -(-len(chosen.rows) // CONTROL_WINDOWS))
+            here = compute_saliency(run, model, head, chosen.rows[at], case if len(seen) < 2 else -1, masks, seed, told)
+            seen.append(_place_windows(here, at, len(chosen.rows)))
+        found[run.name] = _measure_run(run, seen[0], seen[1:], chosen, layer, bootstrap, seed)
+    loud = signal_magnitudes(batch.values.double().numpy(), windows, stretches, chosen)
+    size = mean_over_subjects(share_ratios(loud, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
     subjects = len(set(chosen.subjects.tolist()))
     about = {
         "windows": len(chosen.rows),
@@ -317,7 +317,7 @@ def saliency(
         "split": chosen.split,
         "seed": seed,
         "bootstrap": bootstrap,
-        "shapelets": [{"name": name, "present_in": int((chosen.which == k).sum())} for k, name in enumerate(named(stretches))],
+        "shapelets": [{"name": name, "present_in": int((chosen.which == k).sum())} for k, name in enumerate(name_shapelets(stretches))],
         "shapelets_p": chance,
     }
     return Page(
@@ -326,7 +326,7 @@ def saliency(
         notices=_notices(runs, found, chosen, chance),
         blocks=list(_blocks(runs, found, stretches, chosen, batch, case, size, bootstrap, seed)),
         facts={
-            **facts_of(runs, seed),
+            **collect_facts(runs, seed),
             "Windows": f"{len(chosen.rows)} of {subjects} subject{'s' * (subjects != 1)}, the same for all runs: of {chosen.looked} looked "
             f"through ({chosen.split} split) those among the closest tenth to a shapelet",
             "Shapelets": f"from {shapelets}" if shapelets else f"{len(stretches)}, mined from {len(but)} training windows",
@@ -336,7 +336,7 @@ def saliency(
     )
 
 
-def _common(runs: list[LoadedRun], layer: int) -> Windows:
+def _common_windows(runs: list[LoadedRun], layer: int) -> Windows:
     """The windows of all runs. Raises UserError (exit 2) where they differ, or are no signals."""
     for run in runs:
         config: Any = run.model.config
@@ -355,11 +355,11 @@ def _refused(text: str, wanted: str, where: str, action: str = "") -> UserError:
     return usage_error(text, wanted, action, field=where)
 
 
-class Found(NamedTuple):
+class RunSaliency(NamedTuple):
     """What was measured of one run."""
 
-    seen: Seen
-    random: list[Seen]
+    seen: SaliencyMaps
+    random: list[SaliencyMaps]
     at: int | None  # number of the layer that stands for the output embeddings, from 0
     step: int  # samples of a token
     ratio: dict[str, Array]  # "embeddings" and "input": [S]
@@ -375,31 +375,35 @@ class Found(NamedTuple):
         return _maps(self.seen, wrt, self.at)
 
 
-def _maps(seen: Seen, wrt: str, at: int | None) -> Array | None:
+def _maps(seen: SaliencyMaps, wrt: str, at: int | None) -> Array | None:
     """[S, T] of the embeddings of layer `at` or of the input."""
     if wrt == "input":
         return seen.input
     return None if at is None or at >= len(seen.layers) else seen.layers[at]
 
 
-def _measured(run: LoadedRun, seen: Seen, random: list[Seen], chosen: Chosen, layer: int, bootstrap: int, seed: int) -> Found:
+def _measure_run(
+    run: LoadedRun, seen: SaliencyMaps, random: list[SaliencyMaps], chosen: ShapeletWindows, layer: int, bootstrap: int, seed: int
+) -> RunSaliency:
     config: Any = run.model.config
     live = [k for k, maps in enumerate(seen.layers) if np.isfinite(maps).any()]
     at = layer - 1 if layer and layer <= len(seen.layers) else live[-1] if live else None
     step = {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)
-    out = Found(seen, random, at, step, {}, {})
+    out = RunSaliency(seen, random, at, step, {}, {})
     out.summary.update({"layer": None if at is None else at + 1, "layers": len(seen.layers), "masks": seen.masks, "samples_a_token": step})
     for wrt in ("embeddings", "input"):
         maps, controls = out.maps(wrt), [found for one in random if (found := _maps(one, wrt, at)) is not None]
         if maps is None or not controls:
             continue
-        out.ratio[wrt] = ratios(maps, chosen.start, chosen.length)
-        out.summary[wrt] = measured(maps, controls, chosen, bootstrap, seed)
-        out.summary[wrt]["correlation_with_loss"] = {name: agreement(maps, wrong) for name, wrong in seen.losses.items()}
+        out.ratio[wrt] = share_ratios(maps, chosen.start, chosen.length)
+        out.summary[wrt] = compare_with_controls(maps, controls, chosen, bootstrap, seed)
+        out.summary[wrt]["correlation_with_loss"] = {name: rank_agreement(maps, wrong) for name, wrong in seen.losses.items()}
     of_layers = zip(seen.layers, *(one.layers for one in random), strict=False)
     out.summary["by_layer"] = {
         str(k + 1): {
-            name: over_subjects(mean_of([ratios(m, chosen.start, chosen.length) for m in part]), chosen.subjects, bootstrap, seed)
+            name: mean_over_subjects(
+                nan_mean([share_ratios(m, chosen.start, chosen.length) for m in part]), chosen.subjects, bootstrap, seed
+            )
             for name, part in (("trained", maps[:1]), ("random_weights", maps[1:]))
         }
         for k, maps in enumerate(of_layers)
@@ -460,9 +464,9 @@ KINDS = (
 
 def _blocks(
     runs: list[LoadedRun],
-    found: dict[str, Found],
+    found: dict[str, RunSaliency],
     stretches: Sequence[Shapelet],
-    chosen: Chosen,
+    chosen: ShapeletWindows,
     batch: Batch,
     case: int,
     size: dict[str, Any],
@@ -470,11 +474,11 @@ def _blocks(
     seed: int,
 ) -> Iterator[Figure | Table | str]:
     first = next(iter(found.values()))
-    yield headline(
+    yield make_headline(
         {name: one.summary[one.main] for name, one in found.items()},
         size,
         title="Saliency inside shapelets",
-        caption=MAIN.format(places=PLACES),
+        caption=MAIN.format(places=RANDOM_PLACES),
         ylabel="share of saliency / share of length",
     )
     yield HOW_TO_READ
@@ -498,7 +502,7 @@ def _blocks(
     yield _kinds(runs[0].windows, stretches, chosen, batch, case, max(8, first.step), seed)
 
 
-def _tables(found: dict[str, Found]) -> Iterator[Table]:
+def _tables(found: dict[str, RunSaliency]) -> Iterator[Table]:
     measured: list[list[Any]] = []
     checks: list[list[Any]] = []
     for name, one in found.items():
@@ -514,21 +518,21 @@ def _tables(found: dict[str, Found]) -> Iterator[Table]:
                 correlations = [about["correlation_with_random_weights"], max(with_loss, default=None)]
                 checks.append([name, where, *correlations, told, one.step if wrt == "embeddings" else 1, whole["masks"]])
     columns = ["run", "gradient at", "ratio", "inside / outside", "random weights", "beyond random weights", "p, random places"]
-    yield Table(name="table", title="Inside and outside", caption=TABLE.format(controls=CONTROLS), columns=columns, rows=measured)
+    yield Table(name="table", title="Inside and outside", caption=TABLE.format(controls=RANDOM_MODELS), columns=columns, rows=measured)
     columns = ["run", "gradient at", "correlation, random weights", "correlation, loss", "random places, 95 %", "samples a token", "masks"]
     yield Table(name="checks", title="What else makes such a map", caption=CHECKS, columns=columns, rows=checks)
 
 
-def _differences(found: dict[str, Found], chosen: Chosen, bootstrap: int, seed: int) -> Table:
+def _differences(found: dict[str, RunSaliency], chosen: ShapeletWindows, bootstrap: int, seed: int) -> Table:
     rows: list[list[Any]] = []
     for wrt, words in WORDS.items():
         ratio = {name: one.ratio[wrt] for name, one in found.items() if wrt in one.ratio}
-        rows += [[first, other, words, gap] for first, other, gap in against_first(ratio, chosen, bootstrap, seed)] if ratio else []
+        rows += [[first, other, words, gap] for first, other, gap in compare_with_first(ratio, chosen, bootstrap, seed)] if ratio else []
     columns = ["run", "against", "gradient at", "difference of the ratios"]
     return Table(name="differences", title="The first run against the others", caption=DIFFERENCES, columns=columns, rows=rows)
 
 
-def _layers(found: dict[str, Found]) -> Figure:
+def _layers(found: dict[str, RunSaliency]) -> Figure:
     series = []
     for name, one in found.items():
         for key, words in (("trained", name), ("random_weights", f"{name}, random weights")):
@@ -541,7 +545,7 @@ def _layers(found: dict[str, Found]) -> Figure:
 
 
 def _case(
-    runs: list[LoadedRun], found: dict[str, Found], stretches: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int
+    runs: list[LoadedRun], found: dict[str, RunSaliency], stretches: Sequence[Shapelet], chosen: ShapeletWindows, batch: Batch, case: int
 ) -> Iterator[Figure]:
     windows = runs[0].windows
     samples = batch.values.shape[1]
@@ -553,7 +557,7 @@ def _case(
             if maps is not None and np.isfinite(maps[case]).all():
                 signals.append({"name": name, "unit": words.split()[-1], "values": maps[case] * samples, "accent": True})
         if one.seen.losses:
-            share = shares(np.sum([wrong[case : case + 1] for wrong in one.seen.losses.values()], 0))[0] * samples
+            share = normalise_rows(np.sum([wrong[case : case + 1] for wrong in one.seen.losses.values()], 0))[0] * samples
             signals.append({"name": name, "unit": "its loss", "values": share})
     span = {"start": start / windows.rate, "stop": stop / windows.rate, "name": f"shapelet {chosen.which[case] + 1}"}
     label = windows.class_names[int(batch.target[case])] if batch.target is not None and windows.task == "classification" else ""
@@ -587,13 +591,15 @@ def _config(run: LoadedRun) -> Any:
     return run.model.config
 
 
-def _signal(windows: Windows, stretches: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int) -> dict[str, Any]:
+def _signal(windows: Windows, stretches: Sequence[Shapelet], chosen: ShapeletWindows, batch: Batch, case: int) -> dict[str, Any]:
     """The channel of the shapelet that is present in the case."""
     channel = stretches[chosen.which[case]].channel
     return {"name": channel, "unit": "", "values": batch.values[case, :, list(windows.channel_names).index(channel)].double().numpy()}
 
 
-def _kinds(windows: Windows, stretches: Sequence[Shapelet], chosen: Chosen, batch: Batch, case: int, patch: int, seed: int) -> Figure:
+def _kinds(
+    windows: Windows, stretches: Sequence[Shapelet], chosen: ShapeletWindows, batch: Batch, case: int, patch: int, seed: int
+) -> Figure:
     """The panel of the paper's first figure: one window under generative, masking and dropping pre-training."""
     signal = _signal(windows, stretches, chosen, batch, case)
     x = signal["values"]
@@ -621,8 +627,8 @@ def _kinds(windows: Windows, stretches: Sequence[Shapelet], chosen: Chosen, batc
     )
 
 
-def _notices(runs: list[LoadedRun], found: dict[str, Found], chosen: Chosen, chance: float | None) -> list[str]:
-    out = list(dict.fromkeys([*runs[0].windows.notices, *notices_of(runs, [chosen.split] * len(runs))]))
+def _notices(runs: list[LoadedRun], found: dict[str, RunSaliency], chosen: ShapeletWindows, chance: float | None) -> list[str]:
+    out = list(dict.fromkeys([*runs[0].windows.notices, *collect_notices(runs, [chosen.split] * len(runs))]))
     stamps = [run.settings.get("leak_free") for run in runs if run.head is None]
     if False in stamps and not any(stamp is True or isinstance(stamp, str) for stamp in stamps):
         out.append(
@@ -632,8 +638,8 @@ def _notices(runs: list[LoadedRun], found: dict[str, Found], chosen: Chosen, cha
     subjects = len(set(chosen.subjects.tolist()))
     if subjects < evaluate.MINIMUM_UNITS:
         out.append(f"No interval: {subjects} subject{'s' * (subjects != 1)}, an interval needs at least {evaluate.MINIMUM_UNITS}.")
-    if len(chosen.rows) < ENOUGH:
-        out.append(f"Means over {len(chosen.rows)} windows; {ENOUGH} or more are advised.")
+    if len(chosen.rows) < ADVISED_WINDOWS:
+        out.append(f"Means over {len(chosen.rows)} windows; {ADVISED_WINDOWS} or more are advised.")
     if chance is not None and chance > 0.05:
         out.append(f"The shapelets tell the classes apart no better than chance would (p = {chance:.2g}): saliency in them means little.")
     steps = {one.step for one in found.values()}
@@ -647,7 +653,7 @@ def _notices(runs: list[LoadedRun], found: dict[str, Found], chosen: Chosen, cha
     return out
 
 
-def _verdict(found: dict[str, Found], size: dict[str, Any]) -> str:
+def _verdict(found: dict[str, RunSaliency], size: dict[str, Any]) -> str:
     name, one = next(iter(found.items()))
     about = one.summary[one.main]
     mean, random = about["ratio"], about["random_weights"]
@@ -655,5 +661,5 @@ def _verdict(found: dict[str, Found], size: dict[str, Any]) -> str:
         return f"The loss of {name} has no gradient on these windows, so there is nothing to compare."
     return (
         f"Inside shapelets {name} has {mean['value']:.2f} times the saliency at its {WORDS[one.main]} that their length alone would give "
-        f"({interval(mean)}): {told_apart(about)}; the plain size of the signal has {size['value']:.2f}."
+        f"({describe_interval(mean)}): {describe_ratio(about)}; the plain size of the signal has {size['value']:.2f}."
     )

@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-SHORTEST = 8  # samples
-FLAT = 1e-3  # a stretch whose deviation is below this share of its series' own says nothing about shape
-ALIKE = 0.9  # correlation, at the best shift, from which two shapelets of a channel are one
+MIN_SAMPLES = 8  # samples
+FLAT_SHARE = 1e-3  # a stretch whose deviation is below this share of its series' own says nothing about shape
+SAME_SHAPE = 0.9  # correlation, at the best shift, from which two shapelets of a channel are one
 OVERLAP = 0.75  # of the shorter one, that a shift must leave
 BLOCK = 1 << 22  # entries of a matrix of counts at a time
 CACHED = 1 << 19  # entries of a matrix of distances at a time: as many as stay in the cache between the product and its least entries
-FEW_ORDERS = 100  # of the labels, below which a p says so
-FEW = 5  # subjects below which nothing is said about subjects at large
+MIN_ORDERS = 100  # of the labels, below which a p says so
+MIN_SUBJECTS = 5  # subjects below which nothing is said about subjects at large
 
 
 # --- distances ----------------------------------------------------------------------------------------------------------------------------
 
 
-def centred(stretches: Tensor) -> tuple[Tensor, Tensor]:
+def subtract_mean(stretches: Tensor) -> tuple[Tensor, Tensor]:
     """Stretches [..., m] less their mean, and that mean [...]."""
     mean = stretches.mean(-1)
     return stretches - mean[..., None], mean
 
 
-def standardised(stretches: Tensor, least: Tensor | float = 0.0) -> Tensor:
+def standardise_stretches(stretches: Tensor, least: Tensor | float = 0.0) -> Tensor:
     """Stretches [..., m] less their mean, over their standard deviation; zeros where that is no more than `least`."""
-    shape, _ = centred(stretches)
+    shape, _ = subtract_mean(stretches)
     spread = shape.square().mean(-1, keepdim=True).sqrt()
     return torch.where(spread > least, shape / spread.clamp(min=1e-30), 0.0)
 
 
 @torch.no_grad()
-def distances(series: Tensor, shapelets: Tensor, *, normalised: bool = True, placed: bool = True) -> tuple[Tensor, Tensor]:
+def compute_distances(series: Tensor, shapelets: Tensor, *, normalised: bool = True, placed: bool = True) -> tuple[Tensor, Tensor]:
     """Least squared distance of each shapelet to each series, and where it is.
 
     Args:
@@ -76,7 +76,7 @@ def distances(series: Tensor, shapelets: Tensor, *, normalised: bool = True, pla
         Distances [C, n], in the dtype of the series, and the first samples of the closest stretches [C, n] int64 (without `placed` [0]).
     """
     m = shapelets.shape[1]
-    wanted, level = (standardised(shapelets), None) if normalised else centred(shapelets)
+    wanted, level = (standardise_stretches(shapelets), None) if normalised else subtract_mean(shapelets)
     own = 2.0 * m if normalised else wanted.square().sum(-1)[:, None]
     found = series.new_empty(len(shapelets), len(series))
     places = torch.empty((len(shapelets), len(series)) if placed else 0, dtype=torch.int64)
@@ -84,10 +84,10 @@ def distances(series: Tensor, shapelets: Tensor, *, normalised: bool = True, pla
     for i, one in enumerate(series):
         stretches = one.unfold(0, m, 1)
         if normalised:
-            stretches = standardised(stretches, FLAT * one.std(unbiased=False))
+            stretches = standardise_stretches(stretches, FLAT_SHARE * one.std(unbiased=False))
             sizes = stretches.new_zeros(len(stretches))
         else:  # shapes and levels apart: an offset of the signal would eat the digits of a difference of squares
-            stretches, levels = centred(stretches)
+            stretches, levels = subtract_mean(stretches)
             sizes = stretches.square().sum(-1)
         for start in range(0, len(wanted), block):
             rows = slice(start, start + block)
@@ -163,19 +163,19 @@ SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"f": f_statistic, "info
 # --- chance -------------------------------------------------------------------------------------------------------------------------------
 
 
-def of_subjects(labels: Ints, subjects: npt.NDArray[Any]) -> Ints | None:
+def subject_classes(labels: Ints, subjects: npt.NDArray[Any]) -> Ints | None:
     """The class of each subject, in the order of their names, where every one of several has one class; else None."""
     _, first, whose = np.unique(subjects, return_index=True, return_inverse=True)
     return labels[first] if len(first) > 1 and (labels[first][whose] == labels).all() else None
 
 
-def permuted(labels: Ints, subjects: npt.NDArray[Any], rng: np.random.Generator) -> Ints:
+def permute_labels(labels: Ints, subjects: npt.NDArray[Any], rng: np.random.Generator) -> Ints:
     """Labels [n] in another order that chance could have made: what windows of one subject share stays together.
 
     Where every subject has one class, the classes of the subjects are permuted; else labels are, within each subject.
     """
     names, whose = np.unique(subjects, return_inverse=True)
-    whole = of_subjects(labels, subjects)
+    whole = subject_classes(labels, subjects)
     if whole is not None:
         return np.asarray(rng.permutation(whole)[whose])
     out = labels.copy()
@@ -184,9 +184,9 @@ def permuted(labels: Ints, subjects: npt.NDArray[Any], rng: np.random.Generator)
     return out
 
 
-def orders(labels: Ints, subjects: npt.NDArray[Any]) -> float:
+def count_orders(labels: Ints, subjects: npt.NDArray[Any]) -> float:
     """How many different orders `permuted` can give: no p below its inverse is possible."""
-    whole = of_subjects(labels, subjects)
+    whole = subject_classes(labels, subjects)
     groups = [whole] if whole is not None else [labels[subjects == name] for name in np.unique(subjects)]
     log = sum(math.lgamma(len(g) + 1) - sum(math.lgamma(c + 1) for c in np.unique(g, return_counts=True)[1]) for g in groups)
     return round(math.exp(log)) if log < 30 else math.inf
@@ -198,14 +198,14 @@ def p_value(observed: float, null: Array) -> float:
     return float(1 + reached.sum()) / (1 + len(null))
 
 
-def best_by_chance(
+def null_maxima(
     d: Tensor, labels: Ints, subjects: npt.NDArray[Any], score: str, permutations: int, seed: int, progress: Progress | None = None
 ) -> Array:
     """The best score of all candidates, distances [C, n], under permuted labels, [R]: the price of having chosen among them."""
     rng = np.random.default_rng([seed, 1])
     out = np.empty(permutations)
     for r in range(permutations):
-        found = SCORES[score](d, torch.from_numpy(permuted(labels, subjects, rng)))
+        found = SCORES[score](d, torch.from_numpy(permute_labels(labels, subjects, rng)))
         out[r] = float(found.nan_to_num(0.0).max())
         if progress is not None and (r + 1) % 20 == 0:
             progress("permutations", r + 1, permutations)
@@ -235,7 +235,7 @@ class Shapelet(NamedTuple):
         return len(self.values) / self.rate
 
 
-class Drawn(NamedTuple):
+class LabelledWindows(NamedTuple):
     """Windows of one split that mining or checking reads."""
 
     rows: Ints
@@ -245,17 +245,17 @@ class Drawn(NamedTuple):
     split: str
 
 
-class Mined(NamedTuple):
+class MinedShapelets(NamedTuple):
     """What was found."""
 
     shapelets: list[Shapelet]
-    drawn: Drawn
+    drawn: LabelledWindows
     candidates: int
     null: Array  # [R]
     notices: list[str]
 
 
-def drawn(windows: Windows, splits: Sequence[str], count: int, seed: int) -> Drawn | None:
+def draw_windows(windows: Windows, splits: Sequence[str], count: int, seed: int) -> LabelledWindows | None:
     """Up to `count` windows of the first of `splits` that has any: as many of each class as there are, subjects in turn; None without any.
 
     Windows with missing values are left out.
@@ -293,11 +293,11 @@ def drawn(windows: Windows, splits: Sequence[str], count: int, seed: int) -> Dra
         whole = np.ones(len(rows), bool) if read.get("mask") is None else read["mask"].reshape(len(rows), -1).all(1)
         if whole.any():
             values = torch.from_numpy(np.ascontiguousarray(read["values"][whole]))
-            return Drawn(rows[whole], values, labels[at][whole].astype(np.int64), subjects[at][whole], split)
+            return LabelledWindows(rows[whole], values, labels[at][whole].astype(np.int64), subjects[at][whole], split)
     return None
 
 
-def mine(
+def mine_shapelets(
     windows: Windows,
     *,
     lengths: Sequence[float] = (),
@@ -310,7 +310,7 @@ def mine(
     channel: str = "",
     seed: int = 0,
     progress: Progress | None = None,
-) -> Mined:
+) -> MinedShapelets:
     """The best shapelets of the training split.
 
     Args:
@@ -334,40 +334,40 @@ def mine(
         raise unknown("score", score, list(SCORES))
     if channel and channel not in windows.channel_names:
         raise unknown("channel", channel, list(windows.channel_names))
-    lengths = lengths or usual(windows)
-    fit = sorted({round(s * windows.rate) for s in lengths if SHORTEST <= round(s * windows.rate) <= windows.length // 2})
+    lengths = lengths or default_lengths(windows)
+    fit = sorted({round(s * windows.rate) for s in lengths if MIN_SAMPLES <= round(s * windows.rate) <= windows.length // 2})
     if not fit:
-        shortest, longest = SHORTEST / windows.rate, windows.length // 2 / windows.rate
+        shortest, longest = MIN_SAMPLES / windows.rate, windows.length // 2 / windows.rate
         raise usage_error(
             f"lengths of {', '.join(f'{s:g}' for s in lengths)} s",
             f"expected {shortest:.3g} to {longest:.3g} s, half a window",
             field="--lengths",
         )
-    train = drawn(windows, ("train",), sequences, seed)
+    train = draw_windows(windows, ("train",), sequences, seed)
     if train is None or min((np.unique(train.labels, return_counts=True)[1] > 1).sum(), len(train.labels) - 2) < 2:
         raise input_error(Reason.NO_INPUT, f"{windows.name} has too few training windows", "expected two classes of two windows each")
     channels = [windows.channel_names.index(channel)] if channel else list(range(windows.channels))
-    tried = _candidates(train, channels, fit, candidates, seed)
+    tried = _draw_candidates(train, channels, fit, candidates, seed)
     if not len(tried):
         raise input_error(Reason.NO_INPUT, f"every stretch of {windows.name} is flat", "expected a signal that moves")
-    d = _to_all(train.values, tried, normalised, progress)
+    d = _distances_to_all(train.values, tried, normalised, progress)
     labels = torch.from_numpy(train.labels)
     scores = SCORES[score](d, labels).nan_to_num(0.0)
-    null = best_by_chance(d, train.labels, train.subjects, score, permutations, seed, progress)
+    null = null_maxima(d, train.labels, train.subjects, score, permutations, seed, progress)
     shapelets: list[Shapelet] = []
     taken: list[tuple[int, int, Array]] = []
     for at in np.lexsort((-f_statistic(d, labels).nan_to_num(0.0).numpy(), -scores.numpy())).tolist():
         row, v, m, start = tried[at].tolist()
         if len(shapelets) == count:
             break
-        if _known(taken, row, v, train.values[row, start : start + m, v]):
+        if _is_redundant(taken, row, v, train.values[row, start : start + m, v]):
             continue
-        step = _step(m)
+        step = _step_size(m)
         near = np.array([[row, v, m, s] for s in range(max(0, start - step + 1), min(windows.length - m, start + step - 1) + 1)])
-        around = _to_all(train.values, near, normalised)
+        around = _distances_to_all(train.values, near, normalised)
         best = int(SCORES[score](around, labels).nan_to_num(0.0).argmax())
         one, begin = around[best : best + 1], int(near[best, 3])
-        if _known(taken, row, v, train.values[row, begin : begin + m, v]):
+        if _is_redundant(taken, row, v, train.values[row, begin : begin + m, v]):
             continue
         taken.append((row, v, train.values[row, begin : begin + m, v].double().numpy()))
         gain, threshold = information_gain(one, labels)
@@ -388,43 +388,45 @@ def mine(
         )
     shapelets.sort(key=lambda one: -(one.f if score == "f" else one.gain))  # a better start may have changed the order
     left = [f"{s:g} s" for s in lengths if round(s * windows.rate) not in fit]
-    notices = [f"Left out, for they do not fit a window twice or are shorter than {SHORTEST} samples: {', '.join(left)}."] if left else []
+    notices = (
+        [f"Left out, for they do not fit a window twice or are shorter than {MIN_SAMPLES} samples: {', '.join(left)}."] if left else []
+    )
     subjects = len(set(train.subjects.tolist()))
-    if subjects < FEW:
+    if subjects < MIN_SUBJECTS:
         notices.append(f"Mined from {subjects} subject{'s' * (subjects != 1)}: what is found may be theirs alone.")
-    possible = orders(train.labels, train.subjects)
-    if possible < FEW_ORDERS:
+    possible = count_orders(train.labels, train.subjects)
+    if possible < MIN_ORDERS:
         notices.append(f"Chance has {possible:,.0f} orders of these labels only: no p below {1 / possible:.2g} is possible.")
-    return Mined(shapelets, train, len(tried), null, notices)
+    return MinedShapelets(shapelets, train, len(tried), null, notices)
 
 
-def usual(windows: Windows) -> tuple[float, ...]:
+def default_lengths(windows: Windows) -> tuple[float, ...]:
     """Lengths to look at where nobody asks for some: 0.5, 1 and 2 s, of windows that hold none of them twice a 16th, an 8th and a quarter. Seconds."""
     half = windows.length / windows.rate / 2
     return (0.5, 1.0, 2.0) if half >= 0.5 else (half / 8, half / 4, half / 2)
 
 
-def _step(m: int) -> int:
+def _step_size(m: int) -> int:
     return max(1, m // 10)
 
 
-def _candidates(train: Drawn, channels: list[int], lengths: list[int], count: int, seed: int) -> Ints:
+def _draw_candidates(train: LabelledWindows, channels: list[int], lengths: list[int], count: int, seed: int) -> Ints:
     """Row, channel, length, start of up to `count` stretches that are not flat, [C, 4], as many of every length."""
     n, samples, _ = train.values.shape
     rng = np.random.default_rng([seed, 3])
     out = []
     for k, m in enumerate(lengths):
-        starts = np.arange(0, samples - m + 1, _step(m))
+        starts = np.arange(0, samples - m + 1, _step_size(m))
         every = np.stack(np.meshgrid(np.arange(n), channels, [m], starts, indexing="ij"), -1).reshape(-1, 4)
         want = count // len(lengths) + (k < count % len(lengths))
         some = every[np.sort(rng.permutation(len(every))[:want])]
         moves = np.array([float(train.values[i, s : s + m, v].std(unbiased=False)) for i, v, _, s in some])
         own = train.values.std(1, unbiased=False).numpy()[some[:, 0], some[:, 1]]
-        out.append(some[moves > FLAT * own])
+        out.append(some[moves > FLAT_SHARE * own])
     return np.concatenate(out)
 
 
-def _to_all(values: Tensor, tried: Ints, normalised: bool, progress: Progress | None = None) -> Tensor:
+def _distances_to_all(values: Tensor, tried: Ints, normalised: bool, progress: Progress | None = None) -> Tensor:
     """Distances [C, n] of stretches of the windows to all of them, each on its own channel."""
     out = torch.empty(len(tried), len(values), dtype=torch.float64)
     groups = sorted({(int(v), int(m)) for v, m in tried[:, 1:3]})
@@ -432,19 +434,19 @@ def _to_all(values: Tensor, tried: Ints, normalised: bool, progress: Progress | 
         here = np.flatnonzero((tried[:, 1] == v) & (tried[:, 2] == m))
         stretches = torch.stack([values[i, s : s + m, v] for i, _, _, s in tried[here]])
         for i in range(len(values)):
-            out[here, i] = distances(values[i : i + 1, :, v], stretches, normalised=normalised, placed=False)[0][:, 0].double()
+            out[here, i] = compute_distances(values[i : i + 1, :, v], stretches, normalised=normalised, placed=False)[0][:, 0].double()
             if progress is not None and (i + 1) % 10 == 0:
                 progress("distances", k * len(values) + i + 1, len(groups) * len(values))
     return out
 
 
-def _known(taken: list[tuple[int, int, Array]], row: int, v: int, stretch: Tensor) -> bool:
+def _is_redundant(taken: list[tuple[int, int, Array]], row: int, v: int, stretch: Tensor) -> bool:
     """Is there a better one of the same window, or one that looks like it?"""
     shape = stretch.double().numpy()
-    return any(row == r or (v == w and alike(shape, other) >= ALIKE) for r, w, other in taken)
+    return any(row == r or (v == w and max_correlation(shape, other) >= SAME_SHAPE) for r, w, other in taken)
 
 
-def alike(a: Array, b: Array) -> float:
+def max_correlation(a: Array, b: Array) -> float:
     """Largest correlation of two stretches over all shifts that leave 75 % of the shorter one beside the longer one."""
     short, long = sorted((a, b), key=len)
     spare = len(short) - max(2, round(OVERLAP * len(short)))
@@ -457,7 +459,7 @@ def alike(a: Array, b: Array) -> float:
     return found
 
 
-def read(path: Path | str) -> list[Shapelet]:
+def read_shapelets(path: Path | str) -> list[Shapelet]:
     """The shapelets of a report of this analysis: its folder, or its summary.json. Raises UserError (not_found or config, exit 2)."""
     file = Path(path) / "summary.json" if Path(path).is_dir() else Path(path)
     try:
@@ -510,9 +512,9 @@ def shapelets(
     """
     if normalise not in {"z", "none"}:
         raise unknown("normalisation", normalise, ["z", "none"])
-    found = mine(
+    found = mine_shapelets(
         windows,
-        lengths=seconds(lengths),
+        lengths=parse_seconds(lengths),
         count=count,
         sequences=sequences,
         candidates=candidates,
@@ -523,12 +525,12 @@ def shapelets(
         seed=seed,
         progress=progress,
     )
-    check = drawn(windows, ("test", "validation"), sequences, seed)
-    held = None if check is None else _checked(found.shapelets, windows, check, score, normalise == "z", permutations, seed)
+    check = draw_windows(windows, ("test", "validation"), sequences, seed)
+    held = None if check is None else _check_held_out(found.shapelets, windows, check, score, normalise == "z", permutations, seed)
     notices = [*windows.notices, *found.notices]
     if held is None:
         notices.append("There are no held-out windows, so nothing here was checked on windows that it was not chosen on.")
-    elif check is not None and len(set(check.subjects.tolist())) < FEW:
+    elif check is not None and len(set(check.subjects.tolist())) < MIN_SUBJECTS:
         notices.append(f"Checked on {len(set(check.subjects.tolist()))} subjects: no statement about others.")
     return Page(
         title=f"Shapelets of {windows.name}",
@@ -540,7 +542,7 @@ def shapelets(
     )
 
 
-def seconds(text: str) -> tuple[float, ...]:
+def parse_seconds(text: str) -> tuple[float, ...]:
     """`0.5,1` as numbers. Raises UserError (config, exit 2)."""
     try:
         return tuple(float(part) for part in str(text).split(",") if part.strip())
@@ -548,7 +550,7 @@ def seconds(text: str) -> tuple[float, ...]:
         raise usage_error(f"found {safe_text(str(text))}", "expected seconds, as in 0.5,1", field="--lengths") from None
 
 
-class Held(NamedTuple):
+class HeldOutScore(NamedTuple):
     """A shapelet on windows that it was not chosen on."""
 
     f: float
@@ -558,17 +560,17 @@ class Held(NamedTuple):
     starts: Ints  # [n]
 
 
-def _checked(
-    found: list[Shapelet], windows: Windows, check: Drawn, score: str, normalised: bool, permutations: int, seed: int
-) -> list[Held]:
+def _check_held_out(
+    found: list[Shapelet], windows: Windows, check: LabelledWindows, score: str, normalised: bool, permutations: int, seed: int
+) -> list[HeldOutScore]:
     labels, out = torch.from_numpy(check.labels), []
     for one in found:
         series = check.values[..., windows.channel_names.index(one.channel)]
-        d, places = distances(series.double(), torch.from_numpy(one.values)[None], normalised=normalised)
+        d, places = compute_distances(series.double(), torch.from_numpy(one.values)[None], normalised=normalised)
         reached = float(SCORES[score](d, labels).nan_to_num(0.0))
-        null = best_by_chance(d, check.labels, check.subjects, score, permutations, seed)
+        null = null_maxima(d, check.labels, check.subjects, score, permutations, seed)
         out.append(
-            Held(
+            HeldOutScore(
                 float(f_statistic(d, labels)),
                 float(information_gain(d, labels)[0]),
                 p_value(reached, null),
@@ -579,7 +581,7 @@ def _checked(
     return out
 
 
-def named(shapelets: Sequence[Shapelet]) -> list[str]:
+def name_shapelets(shapelets: Sequence[Shapelet]) -> list[str]:
     """A name for each: number, class, channel."""
     several = len({one.channel for one in shapelets}) > 1
     return [f"{k + 1}: {one.klass}, {one.seconds:g} s" + (f", {one.channel}" if several else "") for k, one in enumerate(shapelets)]
@@ -611,9 +613,9 @@ TABLE = (
 
 
 def _blocks(
-    found: Mined, held: list[Held] | None, check: Drawn | None, windows: Windows, score: str, normalised: bool
+    found: MinedShapelets, held: list[HeldOutScore] | None, check: LabelledWindows | None, windows: Windows, score: str, normalised: bool
 ) -> list[Figure | Table | str]:
-    names = named(found.shapelets)
+    names = name_shapelets(found.shapelets)
     unit = "F" if score == "f" else "information gain, bits"
     scores = [one.f if score == "f" else one.gain for one in found.shapelets]
     chance = [float(np.quantile(found.null, 0.95))] if len(found.null) else []
@@ -632,7 +634,7 @@ def _blocks(
             kind="lines",
             data={
                 "series": [
-                    {"name": name, "x": np.arange(len(one.values)) / one.rate, "y": _z(one.values)}
+                    {"name": name, "x": np.arange(len(one.values)) / one.rate, "y": _standardise(one.values)}
                     for name, one in zip(names, found.shapelets, strict=True)
                 ],
                 "xlabel": "seconds",
@@ -658,14 +660,14 @@ def _blocks(
     )
     if held is not None and check is not None:
         best, m = held[0], len(first.values)
-        matches = [{"name": "shapelet 1", "x": np.arange(m) / first.rate, "y": _z(first.values)}]
+        matches = [{"name": "shapelet 1", "x": np.arange(m) / first.rate, "y": _standardise(first.values)}]
         apart = []
         for c in np.unique(check.labels):
             of_class = np.flatnonzero(check.labels == c)
             of_class = of_class[np.argsort(best.distances[of_class], kind="stable")]
             at = of_class[len(of_class) // 2]
             stretch = check.values[at, best.starts[at] : best.starts[at] + m, v].double().numpy()
-            matches.append({"name": windows.class_names[c], "x": np.arange(m) / first.rate, "y": _z(stretch)})
+            matches.append({"name": windows.class_names[c], "x": np.arange(m) / first.rate, "y": _standardise(stretch)})
             share = np.arange(1, len(of_class) + 1) / len(of_class)
             apart.append({"name": windows.class_names[c], "x": best.distances[of_class] / m, "y": share})
         axes = {"xlabel": "seconds", "ylabel": "standardised"}
@@ -693,11 +695,11 @@ def _blocks(
     return blocks
 
 
-def _z(values: Array) -> Array:
-    return standardised(torch.from_numpy(np.asarray(values, np.float64))).numpy()
+def _standardise(values: Array) -> Array:
+    return standardise_stretches(torch.from_numpy(np.asarray(values, np.float64))).numpy()
 
 
-def _verdict(found: Mined, held: list[Held] | None, score: str) -> str:
+def _verdict(found: MinedShapelets, held: list[HeldOutScore] | None, score: str) -> str:
     one = found.shapelets[0]
     what = f"The best of {found.candidates:,} stretches, {one.seconds:g} s of {one.channel} near to class {one.klass},"
     beyond = "tells the classes apart better than chance" if one.p <= 0.05 else "tells the classes apart no better than chance would"
@@ -708,8 +710,8 @@ def _verdict(found: Mined, held: list[Held] | None, score: str) -> str:
     return f"{said} {again} on held-out windows (p = {held[0].p:.3g}, information gain {held[0].gain:.2f} bits)."
 
 
-def _facts(found: Mined, check: Drawn | None, windows: Windows, score: str, normalise: str, seed: int) -> dict[str, str]:
-    def told(part: Drawn) -> str:
+def _facts(found: MinedShapelets, check: LabelledWindows | None, windows: Windows, score: str, normalise: str, seed: int) -> dict[str, str]:
+    def told(part: LabelledWindows) -> str:
         counts = np.bincount(part.labels, minlength=windows.classes)
         of_class = ", ".join(f"{name} {count}" for name, count in zip(windows.class_names, counts, strict=True))
         return f"{len(part.rows)} windows of {len(set(part.subjects.tolist()))} subjects, {part.split} split ({of_class})"
@@ -721,17 +723,23 @@ def _facts(found: Mined, check: Drawn | None, windows: Windows, score: str, norm
         "Checked": "no held-out windows" if check is None else told(check),
         "Candidates": f"{found.candidates:,}",
         "Score": f"{score}, {'standardised stretches' if normalise == 'z' else 'stretches as they are'}",
-        "Permutations": f"{len(found.null)}, of {_exchanged(found.drawn)}",
+        "Permutations": f"{len(found.null)}, of {_describe_permutation(found.drawn)}",
         "Seed": str(seed),
     }
 
 
-def _exchanged(part: Drawn) -> str:
-    return "labels within each subject" if of_subjects(part.labels, part.subjects) is None else "the classes of subjects"
+def _describe_permutation(part: LabelledWindows) -> str:
+    return "labels within each subject" if subject_classes(part.labels, part.subjects) is None else "the classes of subjects"
 
 
 def _summary(
-    found: Mined, held: list[Held] | None, check: Drawn | None, windows: Windows, score: str, normalise: str, seed: int
+    found: MinedShapelets,
+    held: list[HeldOutScore] | None,
+    check: LabelledWindows | None,
+    windows: Windows,
+    score: str,
+    normalise: str,
+    seed: int,
 ) -> dict[str, Any]:
     options = {"score": score, "normalise": normalise, "seed": seed, "candidates": found.candidates, "permutations": len(found.null)}
     options |= {"data": windows.name, "fingerprint": windows.fingerprint, "windows": len(found.drawn.rows)}

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.analyses.attention import Mixing, batches_of, facts_of, in_float64, mixings, notices_of, pair, untrained
+from bitimely_core.analyses.attention import (
+    LayerMixing,
+    collect_facts,
+    collect_notices,
+    combine_pair,
+    compute_mixings,
+    draw_batches,
+    randomise_model,
+    to_float64,
+)
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
 from bitimely_core.types import Progress
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun
 
 Array = npt.NDArray[np.float64]
-Found = dict[int, dict[str, "Spectra"]]  # layer (from 1) -> matrix -> spectra
+SpectraByLayer = dict[int, dict[str, "Spectra"]]  # layer (from 1) -> matrix -> spectra
 
 ENOUGH = 32  # sequences
 MEASURES = ("effective_rank", "n90", "auc", "stable_rank", "log_det", "condition", "numerical_rank")
@@ -48,13 +57,13 @@ WORDS = {
 # --- singular values ----------------------------------------------------------------------------------------------------------------------
 
 
-def log_diagonal(maps: Array) -> Array:
+def log_det_triangular(maps: Array) -> Array:
     """Logarithm of |det| of triangular maps [..., N, N]."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(np.abs(np.diagonal(maps, axis1=-2, axis2=-1))).sum(-1))
 
 
-def factored(maps: Array) -> tuple[Array, Array]:
+def singular_values(maps: Array) -> tuple[Array, Array]:
     """Singular values, descending, [H, N], and log |det| [H] of maps [H, N, N].
 
     One map a core: threads inside a matrix of this size get in each other's way.
@@ -64,7 +73,7 @@ def factored(maps: Array) -> tuple[Array, Array]:
     def one(matrix: Array) -> tuple[Array, float]:
         triangular = not np.triu(matrix, 1).any() or not np.tril(matrix, -1).any()
         with np.errstate(divide="ignore"):
-            log_det = log_diagonal(matrix) if triangular else np.linalg.slogdet(matrix)[1]
+            log_det = log_det_triangular(matrix) if triangular else np.linalg.slogdet(matrix)[1]
         return np.asarray(np.linalg.svd(matrix, compute_uv=False), np.float64), float(log_det)
 
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -72,17 +81,17 @@ def factored(maps: Array) -> tuple[Array, Array]:
     return np.stack(values), np.array(log_dets)
 
 
-def of_product(queries: Array, keys: Array) -> tuple[Array, Array]:
+def product_singular_values(queries: Array, keys: Array) -> tuple[Array, Array]:
     """As `factored`, of queries keys^T, both [H, N, K]: from the K x K product of their triangular factors, the other N - K are exactly 0."""
     heads, n, k = queries.shape
     if k >= n:
-        return factored(queries @ keys.transpose(0, 2, 1))
+        return singular_values(queries @ keys.transpose(0, 2, 1))
     left, right = (np.asarray(np.linalg.qr(part, mode="r")) for part in (queries, keys))
     values = np.linalg.svd(left @ right.transpose(0, 2, 1), compute_uv=False)
     return np.concatenate([values, np.zeros((heads, n - k))], axis=1), np.full(heads, -np.inf)
 
 
-def measures(singular: Array, log_det: float) -> dict[str, float]:
+def measure_rank(singular: Array, log_det: float) -> dict[str, float]:
     """What the singular values of one map say. All but `log_det` and `condition` are fractions of N.
 
     Args:
@@ -112,7 +121,7 @@ def measures(singular: Array, log_det: float) -> dict[str, float]:
     }
 
 
-def cumulated(singular: Array, points: int) -> Array:
+def cumulate_shares(singular: Array, points: int) -> Array:
     """Share of the sum of singular values in the largest k, at k / N = 1/G .. 1, [G]; exact where G = N. From [N], descending."""
     n, total = len(singular), float(singular.sum())
     if total <= 0:
@@ -135,16 +144,16 @@ class Spectra:
             self.found.append(self.found[-1])
         else:
             self._last = maps
-            self.note(*factored(maps))
+            self.note(*singular_values(maps))
 
     def note(self, singular: Array, log_dets: Array) -> None:
         """Singular values [H, N] and log |det| [H] of one more sequence."""
         self.singular.append(singular)
-        self.found.append([measures(s, float(d)) for s, d in zip(singular, log_dets, strict=True)])
+        self.found.append([measure_rank(s, float(d)) for s, d in zip(singular, log_dets, strict=True)])
 
     def curves(self, points: int) -> Array:
         """[S, H, G]."""
-        return np.array([[cumulated(s, points) for s in of_heads] for of_heads in self.singular])
+        return np.array([[cumulate_shares(s, points) for s in of_heads] for of_heads in self.singular])
 
     def table(self, head: int | None = None) -> dict[str, float | None]:
         """Means over sequences (and heads, for None), the median of the condition number, and the deviation of the effective rank."""
@@ -158,7 +167,7 @@ class Spectra:
         return out
 
 
-def normalised(mixing: Mixing, how: str) -> Mixing:
+def normalise_map(mixing: LayerMixing, how: str) -> LayerMixing:
     """The map with its rows rescaled: R is only defined up to a positive factor a row, because a norm follows.
 
     `sqrt-decay` divides row n by the root of the sum of its decays (retention only), `abs-sum` by the sum of its magnitudes.
@@ -172,15 +181,17 @@ def normalised(mixing: Mixing, how: str) -> Mixing:
     return mixing._replace(map=np.divide(mixing.map, scale, out=np.zeros_like(mixing.map), where=scale > 0))
 
 
-def collect(run: LoadedRun, sequences: int, seed: int, row_norm: str, progress: Progress | None) -> tuple[Found, dict[str, Any]]:
+def collect_spectra(
+    run: LoadedRun, sequences: int, seed: int, row_norm: str, progress: Progress | None
+) -> tuple[SpectraByLayer, dict[str, Any]]:
     """The spectra of every layer of a run with its controls, and what they were taken from."""
-    batches, _, split = batches_of(run.windows, sequences, seed)
-    trained, random = in_float64(run.model), untrained(run.model, seed)
-    found: Found = {}
+    batches, _, split = draw_batches(run.windows, sequences, seed)
+    trained, random = to_float64(run.model), randomise_model(run.model, seed)
+    found: SpectraByLayer = {}
     tokens: list[int] = []
-    layers: list[Mixing] = []
+    layers: list[LayerMixing] = []
     for k, batch in enumerate(batches):
-        layers, control = ([normalised(m, row_norm) for m in mixings(model, batch)] for model in (trained, random))
+        layers, control = ([normalise_map(m, row_norm) for m in compute_mixings(model, batch)] for model in (trained, random))
         tokens.append(layers[0].map.shape[-1])
         for layer, (mixing, other) in enumerate(zip(layers, control, strict=True), 1):
             of_layer = found.setdefault(layer, {})
@@ -188,13 +199,13 @@ def collect(run: LoadedRun, sequences: int, seed: int, row_norm: str, progress: 
                 if maps is not None:
                     of_layer.setdefault(name, Spectra()).add(maps)
             if mixing.queries is not None and mixing.keys is not None:
-                of_layer.setdefault("scores", Spectra()).note(*of_product(mixing.queries, mixing.keys))
+                of_layer.setdefault("scores", Spectra()).note(*product_singular_values(mixing.queries, mixing.keys))
             for name, (before, here) in {"": (layers[layer - 2], mixing), "_random": (control[layer - 2], other)}.items():
-                combined = pair(before, here) if layer > 1 else None
+                combined = combine_pair(before, here) if layer > 1 else None
                 if combined is not None:
                     of_layer.setdefault(f"combined{name}", Spectra()).add(combined)
-                    log_dets = log_diagonal(before.map) + log_diagonal(here.map)  # that of the product itself would be rounding
-                    of_layer.setdefault(f"composed{name}", Spectra()).note(factored(here.map @ before.map)[0], log_dets)
+                    log_dets = log_det_triangular(before.map) + log_det_triangular(here.map)  # that of the product itself would be rounding
+                    of_layer.setdefault(f"composed{name}", Spectra()).note(singular_values(here.map @ before.map)[0], log_dets)
         if progress is not None:
             progress(f"svd {run.name}", k + 1, len(batches))
     about = {
@@ -235,7 +246,7 @@ def svd(runs: list[LoadedRun], *, sequences: int = ENOUGH, row_norm: str = "none
         raise unknown("row normalisation", row_norm, list(ROW_NORMS))
     found, about = {}, {}
     for run in runs:
-        found[run.name], about[run.name] = collect(run, sequences, seed, row_norm, progress)
+        found[run.name], about[run.name] = collect_spectra(run, sequences, seed, row_norm, progress)
     blocks: list[Figure | Table | str] = [_main_figure(found), HOW_TO_READ]
     together: dict[int, list[str]] = {}
     for name, facts in about.items():
@@ -249,12 +260,12 @@ def svd(runs: list[LoadedRun], *, sequences: int = ENOUGH, row_norm: str = "none
     return Page(
         title="Rank of the maps of " + " and ".join(about),
         verdict=_verdict(found, about),
-        notices=[*notices_of(runs, [facts["split"] for facts in about.values()]), *_notices(about, counts)],
+        notices=[*collect_notices(runs, [facts["split"] for facts in about.values()]), *_notices(about, counts)],
         blocks=blocks,
         facts={
-            **facts_of(runs, seed),
+            **collect_facts(runs, seed),
             "Sequences": f"{' and '.join(map(str, counts))}, the same for runs on the same windows",
-            "Tokens": ", ".join(f"{name}: {_range(facts['tokens'])}" for name, facts in about.items()),
+            "Tokens": ", ".join(f"{name}: {_format_range(facts['tokens'])}" for name, facts in about.items()),
             "Key width of a head": ", ".join(f"{name}: {facts['key_width'] or 'not known'}" for name, facts in about.items()),
             "Row normalisation": row_norm,
         },
@@ -288,33 +299,33 @@ TABLE = (
 )
 
 
-def _range(tokens: list[int]) -> str:
+def _format_range(tokens: list[int]) -> str:
     low, high = min(tokens), max(tokens)
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _shown(found: Found) -> tuple[int, str]:
+def _main_matrix(found: SpectraByLayer) -> tuple[int, str]:
     """Layer and matrix that stand for a run: the last pair of an alternating model, else the last layer."""
     last = max(found)
     return last, "combined" if "combined" in found[last] else "map"
 
 
-def _controls(found: Found) -> list[str]:
+def _list_controls(found: SpectraByLayer) -> list[str]:
     """The matrices that are drawn beside it."""
-    last, main = _shown(found)
+    last, main = _main_matrix(found)
     return [name for name in (f"{main}_random" if main != "map" else "random", "composed", "scores", "alone") if name in found[last]]
 
 
-def _main_figure(found: dict[str, Found]) -> Figure:
+def _main_figure(found: dict[str, SpectraByLayer]) -> Figure:
     """Effective ranks: the runs, then the controls of the first of them."""
     names, values = [], []
     for run, of_run in found.items():
-        layer, main = _shown(of_run)
+        layer, main = _main_matrix(of_run)
         names.append(run)
         values.append(of_run[layer][main].table()["effective_rank"])
     first = next(iter(found.values()))
-    layer, main = _shown(first)
-    for control in _controls(first):
+    layer, main = _main_matrix(first)
+    for control in _list_controls(first):
         names.append(WORDS[control].removeprefix(f"{WORDS[main]}, "))
         values.append(first[layer][control].table()["effective_rank"])
     where = f"layers {layer - 1} and {layer} (tril(R_f) + triu(R_b, 1))" if main == "combined" else f"layer {layer}"
@@ -338,10 +349,10 @@ def _series(name: str, spectra: Spectra, points: int, head: int | None = None) -
     return {"name": name, "x": np.arange(1, points + 1) / points, "y": mean, "lo": np.clip(mean - sd, 0, 1), "hi": np.clip(mean + sd, 0, 1)}
 
 
-def _comparison(found: dict[str, Found], about: dict[str, dict[str, Any]], points: int) -> Figure:
+def _comparison(found: dict[str, SpectraByLayer], about: dict[str, dict[str, Any]], points: int) -> Figure:
     series = []
     for name, of_run in found.items():
-        layer, main = _shown(of_run)
+        layer, main = _main_matrix(of_run)
         width = about[name]["key_width"]
         label = f"{name}, K = {width}" if width else name
         series += [_series(label, of_run[layer][main], points)]
@@ -355,9 +366,9 @@ def _comparison(found: dict[str, Found], about: dict[str, dict[str, Any]], point
     )
 
 
-def _of_run(name: str, found: Found, about: dict[str, Any]) -> Iterator[Figure | Table]:
+def _of_run(name: str, found: SpectraByLayer, about: dict[str, Any]) -> Iterator[Figure | Table]:
     points = max(about["tokens"])
-    layer, main = _shown(found)
+    layer, main = _main_matrix(found)
     width = f", K = {about['key_width']}" if about["key_width"] else ""
     label = (
         f"layers {layer - 1} and {layer} combined"
@@ -370,7 +381,7 @@ def _of_run(name: str, found: Found, about: dict[str, Any]) -> Iterator[Figure |
             _series(f"forward layer {layer - 1}", found[layer - 1]["map"], points),
             _series(f"backward layer {layer}", found[layer]["map"], points),
         ]
-    series += [_series(WORDS[control], found[layer][control], points) for control in _controls(found)]
+    series += [_series(WORDS[control], found[layer][control], points) for control in _list_controls(found)]
     axes = {"xlabel": "k / N", "ylabel": "share of the sum"}
     yield Figure(
         name=f"spectra-{name}",
@@ -418,7 +429,7 @@ def _of_run(name: str, found: Found, about: dict[str, Any]) -> Iterator[Figure |
     yield Table(name=f"table-heads-{name}", title="Head by head", caption=TABLE, columns=["layer", "head", "matrix", *columns], rows=rows)
 
 
-def _summary(found: Found) -> dict[str, Any]:
+def _summary(found: SpectraByLayer) -> dict[str, Any]:
     """Measures keyed by layer, head and matrix."""
     out: dict[str, Any] = {}
     for layer, matrices in found.items():
@@ -443,9 +454,9 @@ def _notices(about: dict[str, dict[str, Any]], counts: list[int]) -> list[str]:
     return out
 
 
-def _verdict(found: dict[str, Found], about: dict[str, dict[str, Any]]) -> str:
+def _verdict(found: dict[str, SpectraByLayer], about: dict[str, dict[str, Any]]) -> str:
     name, of_run = next(iter(found.items()))
-    layer, main = _shown(of_run)
+    layer, main = _main_matrix(of_run)
     values = [of_run[layer][m].table()["effective_rank"] for m in (main, "random" if main == "map" else f"{main}_random")]
     if values[0] is None or values[1] is None:
         return f"The maps of {name} are all zero, so they have no rank to speak of."
@@ -453,5 +464,5 @@ def _verdict(found: dict[str, Found], about: dict[str, dict[str, Any]]) -> str:
     sd = of_run[layer][main].table()["effective_rank_sd"] or 0.0
     tendency = "about as many as" if abs(gap) <= max(sd, 0.02) else "more than" if gap > 0 else "fewer than"
     what = f"last pair of layers combined of {name} uses" if main == "combined" else f"last layer of {name} uses"
-    tokens = _range(about[name]["tokens"])
+    tokens = _format_range(about[name]["tokens"])
     return f"The {what} {100 * values[0]:.0f} % of its {tokens} directions (effective rank), {tendency} with random weights ({100 * values[1]:.0f} %)."
