@@ -108,7 +108,7 @@ def analyses(workspace: Path, *, quick: bool) -> dict[str, dict[str, float]]:
         looked = found["summary"]["options"]
         out[kind]["sequences"] = looked["windows"] if kind == "saliency" else looked["runs"]["bench"]["sequences"]
         with tempfile.TemporaryDirectory() as folder:
-            drawn, _ = timed(lambda page=found["page"], folder=folder: report.write(Path(folder), page))
+            drawn, _ = timed(lambda page=found["page"], folder=folder: report.write_report(Path(folder), page))
         out[kind]["drawing_cpu_seconds"] = drawn["cpu_seconds"]
     return out
 

@@ -227,7 +227,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Result of an analysis or an evaluation; `report.write` turns it into one self-contained HTML file and its data."""
+    """Result of an analysis or an evaluation; `report.write_report` turns it into one self-contained HTML file and its data."""
 
     title: str
     verdict: str  # one sentence a newcomer understands

@@ -55,12 +55,12 @@ def further(recipe: str, workspace: Path) -> list[str]:
     """A line a row and column: each metric as mean over seeds, lowest to highest of them; with one seed the 95 % interval."""
     from bitimely_core import evaluate, pipeline
     from bitimely_core.evaluate import folds
-    from bitimely_core.evaluate.result_table import Scored, read_scored_run
+    from bitimely_core.evaluate.result_table import ScoredRun, read_scored_run
     from bitimely_core.pipeline.plan import planned
     from bitimely_core.workflows.prepare import windows_opener
 
     plan = planned(pipeline.load(recipe), recipe, workspace, assignments=[])
-    cells: dict[tuple[str, str, int], list[Scored]] = {}
+    cells: dict[tuple[str, str, int], list[ScoredRun]] = {}
     for entry in plan.table:
         one = read_scored_run(entry["row"], entry["column"], entry["seed"], workspace / "runs" / entry.get("run", ""))
         if one is not None:

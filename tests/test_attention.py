@@ -172,7 +172,7 @@ def test_page_shows_signal_maps_and_random_weights(tmp_path):
     assert len(table.rows) == 2 * 2 * 2 + 2 * 1 * 2  # sequences x layers x heads, a pair and a single layer
     assert figures["heads-bitimelygpt-1"].data["values"].shape == (2, 12, 12)
     assert "random weights" in figures["map-bitimelygpt-1"].data["names"]
-    assert report.write(tmp_path, page).stat().st_size < report.LIMIT
+    assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
 
 
 def sleepers(*names, n=180):
@@ -205,7 +205,7 @@ def test_share_on_shapelets_has_intervals_and_controls(tmp_path):
     assert len(tables["shapelets-heads"].rows) == 4
     assert "times the attention of their length" in page.verdict
     assert windows.of_split[page.summary["bitimelygpt"]["1"]["window"]] == "test"
-    assert report.write(tmp_path, page).stat().st_size < report.LIMIT
+    assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
 
 
 def test_the_ratio_on_shapelets_is_that_of_the_maps_by_hand():

@@ -215,7 +215,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         peak()
         with pytest.MonkeyPatch.context() as patch:
             if not name.startswith(PAGED):
-                patch.setattr(ingest_page, "write_page", lambda *_: [])
+                patch.setattr(ingest_page, "write_ingest_page", lambda *_: [])
             code, said, err = command(argv)
             most = peak()
             shards = {path: path.stat().st_mtime_ns for path in workspace.rglob("recordings-*")}

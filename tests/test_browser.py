@@ -98,7 +98,7 @@ def made():
 def pages(tmp_path_factory):
     """Kind -> page and its report.html."""
     folder = tmp_path_factory.mktemp("pages")
-    return {kind: (page, report.write(folder / kind, page)) for kind, page in made()}
+    return {kind: (page, report.write_report(folder / kind, page)) for kind, page in made()}
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ def test_the_interval_is_that_of_recomputed_resamples():
     right = (rng.random(120) < confidence**2).astype(float)
     found = estimate_reliability(confidence, right, units, bins=5, bootstrap=50, seed=3)
     draws = []
-    for counts in evaluate.draw(range(50), 8, 3):
+    for counts in evaluate.draw_counts(range(50), 8, 3):
         rows = np.concatenate([np.tile(np.flatnonzero(units == u), int(c)) for u, c in enumerate(counts)])
         total = 0.0
         for b in range(5):
@@ -123,7 +123,7 @@ def test_page_of_a_model_that_is_too_sure(tmp_path):
     persons = page.summary["subjects"]
     each = [(said[windows.of[rows] == s] == truth[windows.of[rows] == s]).mean() for s in np.unique(windows.of[rows])]
     assert sorted(p["accuracy"] for p in persons) == pytest.approx(sorted(each))
-    assert "p-3" not in report.write(tmp_path, page).read_text()
+    assert "p-3" not in report.write_report(tmp_path, page).read_text()
     assert "p-3" not in (tmp_path / "summary.json").read_text()
     assert calibration([run(windows, Head(3))], bootstrap=100).summary == page.summary
 

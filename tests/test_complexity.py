@@ -112,7 +112,7 @@ def test_page(model, preset, tmp_path):
     assert all(set(one["seconds"]) == {"16", "32"} for one in found.values())
     assert [b.name for b in page.blocks if isinstance(b, Figure)] == ["time", "memory"]
     assert len(next(b for b in page.blocks if isinstance(b, Table)).rows) == 6
-    assert report.write(tmp_path, page).stat().st_size < report.LIMIT
+    assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
 
 
 def test_slow_candidates_are_left_out_and_named():

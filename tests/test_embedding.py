@@ -124,7 +124,7 @@ def test_page_tells_the_label_from_the_person(tmp_path):
     assert "labels more than persons" in page.verdict
     names = [b.name for b in page.blocks if isinstance(b, Figure)]
     assert names == ["main-score", "pca-labels", "tsne-labels", "tsne-subjects"]
-    written = report.write(tmp_path, page)
+    written = report.write_report(tmp_path, page)
     assert written.stat().st_size < report.LIMIT
     assert not any(name in (tmp_path / file).read_text() for name in ("p-1", "r-1") for file in ("report.html", "summary.json"))
     assert embedding([run(windows)], bootstrap=100, neighbours=5).summary == page.summary
@@ -145,12 +145,12 @@ def test_points_of_a_scatter_land_in_its_data():
     assert found["panel"].tolist() == ["a", "a", "<b>"]
     assert found["x"].tolist() == [0, 1, 5]
     assert found["group"].tolist() == ["W", "", "$N1$"]
-    svg, _ = report.draw(figure)
+    svg, _ = report.draw_figure(figure)
     words = "".join(svg.itertext())
     assert "<b>" in words
     assert "$N1$" in words
     empty = Figure(name="e", title="t", caption="c", kind="scatter", data={"panels": [], "groups": []})
-    report.draw(empty)
+    report.draw_figure(empty)
 
 
 @pytest.mark.parametrize("task", ["multilabel", "regression"])

@@ -11,8 +11,8 @@ from sklearn import metrics as sk
 
 from bitimely_core import evaluate, storage
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.evaluate import Predictions, compare, compare_frames, draw, headline, length_only, probabilities, score
-from bitimely_core.evaluate.metrics import ranked, rows_of
+from bitimely_core.evaluate import Predictions, compare, compare_frames, draw_counts, length_baseline, score, score_figure, to_probabilities
+from bitimely_core.evaluate.metrics import check_rows, rank_scores
 from bitimely_core.schemas import Scores, StoredRecord, Summary
 
 
@@ -89,7 +89,7 @@ def test_rank_metrics_are_their_definitions_under_ties():
         s, positive = rng.integers(0, 6, n) / 5.0, rng.random(n) < 0.4
         if positive.all() or not positive.any():
             continue
-        auroc, ap = ranked(s, positive, np.arange(n))(np.ones((1, n)))
+        auroc, ap = rank_scores(s, positive, np.arange(n))(np.ones((1, n)))
         assert auroc[0] == pytest.approx(auroc_by_pairs(s, positive), abs=1e-12)
         assert ap[0] == pytest.approx(ap_by_thresholds(s, positive), abs=1e-12)
 
@@ -131,7 +131,7 @@ def test_labels_that_are_not_known_count_nowhere():
         assert entry["unknown"] == (~known[:, k]).sum()
         assert entry["auroc"]["value"] == pytest.approx(sk.roc_auc_score(target[known[:, k], k], prediction[known[:, k], k]))
     lengths = rng.integers(1, 200, 300)
-    assert np.isfinite(length_only("multilabel", lengths, target, lengths)).all()
+    assert np.isfinite(length_baseline("multilabel", lengths, target, lengths)).all()
     first, second = (Predictions(np.arange(300), target, p, np.arange(300)) for p in (prediction, 1 - prediction))
     assert compare("multilabel", first, second, class_names=("a", "b", "c"), bootstrap=50)["metrics"]["auprc"]["difference"] > 0
 
@@ -164,9 +164,9 @@ def test_replicates_equal_rows_copied_by_hand(task):
         y = np.eye(3, dtype=int)[y]
     if task == "regression":
         y, p, names = p[:, 0], p[:, 1], ()
-    rows = rows_of(task, y, {"run": p}, g, names, "subject")
+    rows = check_rows(task, y, {"run": p}, g, names, "subject")
     f = evaluate.STATISTICS[task](rows, rows.predictions["run"], None)
-    counts = draw(range(25), rows.n_units, seed=3)
+    counts = draw_counts(range(25), rows.n_units, seed=3)
     drawn = f(counts)
     for r in range(25):
         repeated = np.repeat(np.arange(60), counts[r].astype(int)[rows.units])
@@ -177,11 +177,11 @@ def test_replicates_equal_rows_copied_by_hand(task):
 
 
 def test_draws_are_of_subjects_and_reproducible():
-    counts = draw(range(400), 9, seed=5)
+    counts = draw_counts(range(400), 9, seed=5)
     assert (counts.sum(1) == 9).all()
     assert counts.mean() == pytest.approx(1.0)
-    assert np.array_equal(counts[100:110], draw(range(100, 110), 9, seed=5))  # whatever is asked for together
-    assert not np.array_equal(counts, draw(range(400), 9, seed=6))
+    assert np.array_equal(counts[100:110], draw_counts(range(100, 110), 9, seed=5))  # whatever is asked for together
+    assert not np.array_equal(counts, draw_counts(range(400), 9, seed=6))
 
 
 def test_standard_error_of_a_mean_is_the_analytic_one():
@@ -325,9 +325,9 @@ def test_logits_in_the_place_of_probabilities_are_refused():
     y, _, g = cohort(1, k=3)
     with pytest.raises(ValueError, match="probabilities"):
         score("classification", y, np.random.default_rng(0).normal(size=(200, 3)), g, class_names=NAMES[:3])
-    assert probabilities("classification", [[1e4, 0.0], [0.0, 0.0]]) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
-    assert probabilities("multilabel", [[-1e4, 0.0, 2.0]]) == pytest.approx(np.array([[0, 0.5, 1 / (1 + np.exp(-2))]]))
-    assert probabilities("regression", np.ones((4, 1))).shape == (4,)
+    assert to_probabilities("classification", [[1e4, 0.0], [0.0, 0.0]]) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
+    assert to_probabilities("multilabel", [[-1e4, 0.0, 2.0]]) == pytest.approx(np.array([[0, 0.5, 1 / (1 + np.exp(-2))]]))
+    assert to_probabilities("regression", np.ones((4, 1))).shape == (4,)
 
 
 def test_every_number_is_json_without_nan():
@@ -374,16 +374,16 @@ def test_length_alone_finds_what_length_gives_away():
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 400)
     length = rng.poisson(20 + 30 * y) + 1
-    p = length_only("classification", length[:200], y[:200], length[200:])
+    p = length_baseline("classification", length[:200], y[:200], length[200:])
     extra = {"length_only": p}
     flat, names = np.full((200, 2), 0.5), ("no", "yes")
     scores = score("classification", y[200:], flat, np.arange(200), class_names=names, baselines=extra, bootstrap=30)
     assert scores["baselines"]["length_only"]["auroc"]["value"] > 0.95
     assert scores["baselines"]["length_only"]["auroc"]["difference"]["hi"] < 0
-    both = length_only("multilabel", length[:200], np.stack([y[:200], np.ones(200, int)], 1), length[200:])
+    both = length_baseline("multilabel", length[:200], np.stack([y[:200], np.ones(200, int)], 1), length[200:])
     assert both.shape == (200, 2)
     assert (both[:, 1] == 1).all()
-    assert np.corrcoef(length_only("regression", length[:200], length[:200] * 2.0, length[200:]), length[200:])[0, 1] > 0.99
+    assert np.corrcoef(length_baseline("regression", length[:200], length[:200] * 2.0, length[200:]), length[200:])[0, 1] > 0.99
 
 
 # --- pairing ------------------------------------------------------------------------------------------------------------------------------
@@ -455,11 +455,11 @@ def test_nothing_to_pair():
 def test_headline_shows_the_run_beside_its_baselines():
     y, p, g = cohort(4, k=3)
     scores = score("classification", y, p, g, class_names=NAMES[:3], train_target=y, bootstrap=50)
-    figure = headline(scores)
+    figure = score_figure(scores)
     assert figure.data["names"] == ["this run", "majority", "prior"]
     assert figure.data["values"][0] == scores["metrics"]["accuracy"]["value"]
     assert "50 resamples of subjects" in figure.caption
-    assert headline(score("classification", [], np.empty((0, 3)), [], class_names=NAMES[:3])) is None
+    assert score_figure(score("classification", [], np.empty((0, 3)), [], class_names=NAMES[:3])) is None
 
 
 def test_nothing_here_warns():

@@ -121,7 +121,7 @@ def test_the_hypnogram_stands_on_the_axis_of_the_signals(tmp_path: Path) -> None
     wanted = [(note.onset, note.onset + note.duration, stages[note.label]) for note in record.annotations if note.label in stages]
     drawn = [(span["start"], span["stop"], span["name"]) for span in lanes["spans"] if span["name"] in stages.values()]
     assert drawn == wanted
-    text = report.html(Page(title="", verdict="", blocks=["", overview]), alone=True)
+    text = report.render_html(Page(title="", verdict="", blocks=["", overview]), alone=True)
     assert all(f">{name}<" in text for name in ("W", "REM", "N3", "EEG Fpz-Cz"))
 
 
@@ -129,14 +129,14 @@ def test_gaps_and_slow_channels_are_drawn_where_they_are() -> None:
     from bitimely_core.types import Signal
 
     two = [Signal("x", 10.0, "", np.full(100, 1 + k, np.int16), 2.0, 0.5, onset) for k, onset in enumerate((0.0, 30.0))]
-    sampled = ingest_page._sampled(two, 10.0, 0.0, 40.0)
+    sampled = ingest_page._resample_segments(two, 10.0, 0.0, 40.0)
     assert np.array_equal(sampled[:100], np.full(100, 2.5))
     assert np.isnan(sampled[100:300]).all()
     assert np.array_equal(sampled[300:], np.full(100, 4.5))
-    high = ingest_page._envelope(two, 40.0)[1::2]
+    high = ingest_page._segment_envelope(two, 40.0)[1::2]
     assert [np.nanmin(high), np.nanmax(high)] == [2.5, 4.5]
     assert np.isnan(high).sum() == pytest.approx(ingest_page.COLUMNS / 2, abs=2)
-    once = ingest_page._envelope([Signal("slow", 0.1, "", np.arange(4, dtype=np.int16))], 40.0)
+    once = ingest_page._segment_envelope([Signal("slow", 0.1, "", np.arange(4, dtype=np.int16))], 40.0)
     assert [once[0], once[-1]] == [0, 3]
 
 
@@ -162,7 +162,7 @@ def test_a_page_that_fails_is_a_warning_and_the_cache_is_there(raw: Path, tmp_pa
     def broken(*_: Any, **__: Any) -> str:
         raise ZeroDivisionError("Haagse")
 
-    monkeypatch.setattr(report, "html", broken)
+    monkeypatch.setattr(report, "render_html", broken)
     (raw / "rec9.edf").unlink()
     said: list[Finding] = []
     found = workflows.ingest("edf", raw, out, said=said.append)

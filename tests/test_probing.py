@@ -140,7 +140,7 @@ def test_page_of_a_run_with_a_planted_layer(tmp_path):
     assert isinstance(page.blocks[0], Figure)
     assert page.summary["controls"]["raw"]["value"] is not None
     assert probing([run(windows)], bootstrap=200).summary == page.summary
-    written = report.write(tmp_path, page)
+    written = report.write_report(tmp_path, page)
     assert "p-1" not in written.read_text()
 
 

@@ -16,7 +16,7 @@ import pytest
 from bitimely_core import report, storage
 from bitimely_core.errors import Reason, UserError
 from bitimely_core.page import Figure, Page, Table
-from bitimely_core.report import LIMIT, blocks_of, csv, envelope, number, write
+from bitimely_core.report import LIMIT, format_number, reduce_matrix, reduce_trace, to_csv, write_report
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -179,7 +179,7 @@ def page(**changes):
 
 
 def test_page_is_one_file_that_asks_nobody(tmp_path):
-    path = write(tmp_path / "r", page())
+    path = write_report(tmp_path / "r", page())
     raw = path.read_text("utf-8")
     parsed = Parsed(raw)
     assert path.name == "report.html"
@@ -202,7 +202,7 @@ def test_page_is_one_file_that_asks_nobody(tmp_path):
 
 
 def test_verdict_score_notices_facts_come_first(tmp_path):
-    said = Parsed(write(tmp_path, page()).read_text("utf-8")).said
+    said = Parsed(write_report(tmp_path, page()).read_text("utf-8")).said
     order = [
         said.index(w)
         for w in (
@@ -222,7 +222,7 @@ def test_verdict_score_notices_facts_come_first(tmp_path):
 def test_a_headline_needs_a_value():
     def made(values):
         bars = Figure(name="b", title="Main", caption="c", kind="bars", data={"names": ["x", "y", "z"], "values": values, "ylabel": "v"})
-        return Parsed(report.html(page(blocks=[bars])))
+        return Parsed(report.render_html(page(blocks=[bars])))
 
     shown = made([-2.5, None, 40.0])
     assert [a for a in shown.of("figure") if a.get("class") == "headline"]
@@ -233,7 +233,7 @@ def test_a_headline_needs_a_value():
 
 def test_same_page_same_bytes(tmp_path):
     for name in "ab":
-        write(tmp_path / name, page())
+        write_report(tmp_path / name, page())
     names = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert names == sorted(p.name for p in (tmp_path / "b").iterdir())
     for name in names:
@@ -241,7 +241,7 @@ def test_same_page_same_bytes(tmp_path):
 
 
 def test_every_figure_has_a_drawing_and_its_data(tmp_path):
-    write(tmp_path, page())
+    write_report(tmp_path, page())
     expected = {f.name for f in figures()} | {"main-score"}
     assert {p.stem for p in tmp_path.glob("*.svg")} == expected
     assert {p.stem for p in tmp_path.glob("*.parquet")} == expected | {"scores-2"}  # "scores" is the run's own scores.json
@@ -257,7 +257,7 @@ def test_foreign_text_stays_text(tmp_path):
     blocks = [*figures(HOSTILE), *tables, *HOSTILE, *(f"## {n}" for n in HOSTILE)]
     facts = {n: n for n in HOSTILE}
     hostile = page(title="".join(HOSTILE), verdict="".join(HOSTILE), notices=list(HOSTILE), facts=facts, blocks=blocks, summary=facts)
-    path = write(tmp_path, hostile, files={"predictions.parquet": two[0]})
+    path = write_report(tmp_path, hostile, files={"predictions.parquet": two[0]})
     raw = path.read_text("utf-8")
     parsed = Parsed(raw)
     assert len(parsed.of("script")) == len(parsed.of("style")) == 1
@@ -268,7 +268,7 @@ def test_foreign_text_stays_text(tmp_path):
     for link in (a["href"] for a in parsed.of("a")):
         assert link.startswith(("#", "data:text/csv")) or (tmp_path / link).is_file() or link == "predictions.parquet", link
     for name in HOSTILE:
-        assert parsed.said.count(report.text(name)) >= 10
+        assert parsed.said.count(report.clean_text(name)) >= 10
     for drawing in tmp_path.glob("*.svg"):
         tags = {e.tag.rpartition("}")[2] for e in ET.parse(drawing).getroot().iter()}
         assert not tags & {"script", "foreignObject", "a", "style"}
@@ -294,7 +294,7 @@ def test_large_pages_stay_small_and_their_files_whole(tmp_path):
         data={"rate": 256.0, "signals": [{"name": f"c{k}", "unit": "", "values": rng.normal(size=50_000)} for k in range(6)]},
     )
     table = Table(name="rows", title="Rows", caption="r", columns=["n", "x"], rows=[[k, k / 7] for k in range(2000)])
-    path = write(tmp_path, page(blocks=[*noise, trace, table]))
+    path = write_report(tmp_path, page(blocks=[*noise, trace, table]))
     assert path.stat().st_size <= LIMIT
     assert "The first 500 of 2,000 rows" in path.read_text("utf-8")
     assert "too large for the page" in path.read_text("utf-8")
@@ -323,9 +323,9 @@ def test_a_page_without_anything(tmp_path):
         Figure(name="r", title="r", caption="", kind="ranks", data={"names": [], "ranks": [], "critical": 1.0}),
         Table(name="e", title="e", caption="", columns=["a"], rows=[]),
     ]
-    assert write(tmp_path, Page(title="", verdict="", blocks=empty)).is_file()
+    assert write_report(tmp_path, Page(title="", verdict="", blocks=empty)).is_file()
     with pytest.raises(ValueError, match="kind"):
-        report.html(Page(title="", verdict="", blocks=[Figure(name="q", title="", caption="", kind="pie", data={})]))
+        report.render_html(Page(title="", verdict="", blocks=[Figure(name="q", title="", caption="", kind="pie", data={})]))
 
 
 # --- the numbers --------------------------------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_a_page_without_anything(tmp_path):
 
 def test_files_hold_the_numbers_of_the_figures(tmp_path):
     shown = {f.name: f for f in figures()}
-    write(tmp_path, page())
+    write_report(tmp_path, page())
     read = {name: pl.read_parquet(tmp_path / f"{name}.parquet") for name in shown}
     series = shown["curves"].data["series"][1]
     part = read["curves"].filter(pl.col("series") == "EOG")
@@ -359,7 +359,7 @@ def test_files_hold_the_numbers_of_the_figures(tmp_path):
 
 
 def test_summary_is_canonical_json(tmp_path):
-    write(tmp_path, page())
+    write_report(tmp_path, page())
     raw = (tmp_path / "summary.json").read_bytes()
     summary = json.loads(raw)
     assert raw == storage.canonical(summary) + b"\n"
@@ -370,31 +370,31 @@ def test_summary_is_canonical_json(tmp_path):
 
 
 def test_downloads_carry_the_same_numbers_without_formulas(tmp_path):
-    raw = write(tmp_path, page()).read_text("utf-8")
+    raw = write_report(tmp_path, page()).read_text("utf-8")
     link = next(a["href"] for a in Parsed(raw).of("a") if a.get("download") == "bars.csv")
     assert base64.b64decode(link.partition(",")[2]).decode().splitlines() == ["name,value,lo,hi", "EEG Fpz-Cz,0.4,0.3,0.5", "EOG,0.7,,"]
-    said = csv({"=a": np.array(["=1+1", "+x", "-y", "@z", "a,b", 'q"', "plain"]), "n": np.arange(7.0) - 3})
+    said = to_csv({"=a": np.array(["=1+1", "+x", "-y", "@z", "a,b", 'q"', "plain"]), "n": np.arange(7.0) - 3})
     assert said.splitlines() == ["'=a,n", "'=1+1,-3.0", "'+x,-2.0", "'-y,-1.0", "'@z,0.0", '"a,b",1.0', '"q""",2.0', "plain,3.0"]
 
 
 def test_long_traces_keep_their_spikes():
     x = np.random.default_rng(0).normal(size=100_000)
     x[43_210], x[77_777], x[5] = 50.0, -60.0, np.nan
-    index, drawn = envelope(x, 600)
+    index, drawn = reduce_trace(x, 600)
     assert len(index) <= 1200
     assert (np.diff(index) > 0).all()
     assert {50.0, -60.0} <= set(drawn.tolist())
-    assert np.array_equal(envelope(x[:900], 600)[0], np.arange(900))
+    assert np.array_equal(reduce_trace(x[:900], 600)[0], np.arange(900))
 
 
 def test_large_matrices_keep_their_strongest_entries():
     x = np.random.default_rng(0).normal(size=(500, 301))
     x[123, 45], x[499, 300], x[7, 7] = -40.0, 30.0, np.nan
-    small = blocks_of(x, 100)
+    small = reduce_matrix(x, 100)
     assert small.shape == (100, 76)
     assert small.min() == -40.0
     assert small[-1, -1] == 30.0
-    assert blocks_of(x[:50, :50], 100).shape == (50, 50)
+    assert reduce_matrix(x[:50, :50], 100).shape == (50, 50)
 
 
 @pytest.mark.parametrize(
@@ -405,14 +405,14 @@ def test_large_matrices_keep_their_strongest_entries():
     ],
 )
 def test_numbers_for_people(value, shown):
-    assert number(value) == shown
+    assert format_number(value) == shown
 
 
 def test_bars_join_ranks_within_the_critical_difference():
     """Demsar's figure: ranks 1.0 1.5 2.4 4.0 with 1.0 between them: two bars, from 1.0 to 1.5 and from 1.5 to 2.4; 4.0 stands alone."""
     data = {"names": list("abcd"), "ranks": [1.0, 2.4, 1.5, 4.0], "critical": 1.0}
-    svg, _ = report.draw(Figure(name="r", title="", caption="", kind="ranks", data=data))
-    blue = [e for e in svg.iter() if report.kinds.SERIES[0] in e.get("style", "")]
+    svg, _ = report.draw_figure(Figure(name="r", title="", caption="", kind="ranks", data=data))
+    blue = [e for e in svg.iter() if report.figures.SERIES[0] in e.get("style", "")]
     ends = [[float(v) for v in e.get("d").split()[1::3]] for e in blue]
     assert len(ends) == 2
     assert ends[0][0] < ends[1][0] < ends[0][1] < ends[1][1]
@@ -423,7 +423,7 @@ def test_a_cell_may_be_shown_as_a_text_with_a_note(tmp_path):
         {"value": 90.4, "text": "90.4 (2.5)", "note": "88.1 (2.0)", "paper": 88.1},
         {"value": None, "text": "–", "note": "", "paper": None},
     ]
-    path = write(
+    path = write_report(
         tmp_path,
         Page(title="t", verdict="v", blocks=[Table(name="x", title="x", caption="x", columns=["a", "b"], rows=[["r", c] for c in cells])]),
     )
@@ -435,7 +435,7 @@ def test_a_cell_may_be_shown_as_a_text_with_a_note(tmp_path):
 
 
 def test_a_run_that_dies_leaves_no_report(tmp_path, monkeypatch):
-    write(tmp_path, page())
+    write_report(tmp_path, page())
     (tmp_path / "predictions.parquet").write_bytes(b"mine")
     real, left = storage.write_bytes, [4]
 
@@ -447,10 +447,10 @@ def test_a_run_that_dies_leaves_no_report(tmp_path, monkeypatch):
 
     monkeypatch.setattr(storage, "write_bytes", failing)
     with pytest.raises(UserError):
-        write(tmp_path, page(title="Another"))
+        write_report(tmp_path, page(title="Another"))
     assert not (tmp_path / "report.html").exists()
     monkeypatch.setattr(storage, "write_bytes", real)
-    write(tmp_path, page(title="Another", blocks=[figures()[0]]))
+    write_report(tmp_path, page(title="Another", blocks=[figures()[0]]))
     names = {p.name for p in tmp_path.iterdir()}
     assert names == {"report.html", "summary.json", "predictions.parquet", "curves.svg", "curves.parquet"}
     assert (tmp_path / "predictions.parquet").read_bytes() == b"mine"
@@ -461,7 +461,7 @@ def test_names_of_files_are_plain_and_differ(tmp_path):
         Figure(name=n, title="x", caption="", kind="bars", data={"names": ["a"], "values": [1]})
         for n in ("../Evil/x", "..-evil-x", "脳", "predictions")
     ]
-    write(tmp_path, page(blocks=["x", *same]))
+    write_report(tmp_path, page(blocks=["x", *same]))
     assert {p.name for p in tmp_path.glob("*.svg")} == {"evil-x.svg", "evil-x-2.svg", "figure.svg", "predictions-2.svg"}
 
 
@@ -475,7 +475,9 @@ def test_in_a_browser(tmp_path):
     if browser is None:
         pytest.skip("no chromium on this machine")
     rows = [["b", 10.5], ["a", 9.25], ["d", None], ["c", 100.0]]
-    path = write(tmp_path / "r", page(blocks=[Table(name="t", title="T", caption="c", columns=["name", "x"], rows=rows), *figures()]))
+    path = write_report(
+        tmp_path / "r", page(blocks=[Table(name="t", title="T", caption="c", columns=["name", "x"], rows=rows), *figures()])
+    )
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--enable-logging=stderr", "--dump-dom"]
 
     def opened(file, k):

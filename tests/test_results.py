@@ -15,7 +15,7 @@ from scipy import stats
 from bitimely_core import evaluate, storage, workflows
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines
-from bitimely_core.evaluate.result_table import Column, _pool_seeds, assign_rows
+from bitimely_core.evaluate.result_table import ScoreColumn, _pool_seeds, assign_rows
 from bitimely_core.report.model_card import write_card
 from bitimely_core.report.recipe_results import format_cell, format_paper, write_results
 from bitimely_core.workflows.prepare import windows_opener
@@ -117,7 +117,7 @@ def planted(
     told["settings"] = {"bootstrap": bootstrap, "by": "subject", "seed": 0}
     storage.write_json(folder / "run.json", body)
     storage.write_json(folder / "scores.json", {**told, **scores})
-    evaluate.frame(index, task, names, target, prediction).write_parquet(folder / "predictions.parquet")
+    evaluate.predictions_frame(index, task, names, target, prediction).write_parquet(folder / "predictions.parquet")
     for step in (1, 10, 20):
         storage.append_line(
             folder / "metrics.jsonl", {"step": step, "split": "train", "loss": 1 / step, "rel": 1 / step, "tokens_per_second": 8000.0}
@@ -166,19 +166,19 @@ def test_a_corrected_interval_excludes_zero_exactly_where_holm_rejects():
         p = np.array([d["p"] for d in differences])
         order = np.argsort(p)
         adjusted = np.minimum(np.maximum.accumulate(p[order] * np.arange(6, 0, -1)), 1)
-        fixed = evaluate.corrected(differences)
+        fixed = evaluate.holm_correct(differences)
         assert np.allclose([fixed[k]["p_holm"] for k in order], adjusted)
         for d in fixed:
-            assert (evaluate.apart(d) != 0) == (d["p_holm"] <= 0.05)
-            assert evaluate.apart(d) in (0, np.sign(d["difference"]))
+            assert (evaluate.significance_sign(d) != 0) == (d["p_holm"] <= 0.05)
+            assert evaluate.significance_sign(d) in (0, np.sign(d["difference"]))
 
 
 def test_ranks_are_those_of_scipy():
     values = [0.3, None, 0.9, 0.3, 0.1]
     kept = [v for v in values if v is not None]
-    assert [r for r in evaluate.ranks(values) if r is not None] == stats.rankdata([-v for v in kept]).tolist()
-    assert evaluate.ranks(values)[1] is None
-    assert evaluate.ranks([2.0, 1.0, 3.0], lower_is_better=True) == [2.0, 1.0, 3.0]
+    assert [r for r in evaluate.rank_values(values) if r is not None] == stats.rankdata([-v for v in kept]).tolist()
+    assert evaluate.rank_values(values)[1] is None
+    assert evaluate.rank_values([2.0, 1.0, 3.0], lower_is_better=True) == [2.0, 1.0, 3.0]
 
 
 @pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])  # Demsar 2006, table 5(a)
@@ -197,10 +197,10 @@ def test_one_seed_is_what_compare_says(tmp_path, task):
     for name in "ab":
         planted(tmp_path, name, "d", row=name, task=task, skill=0.4 if name == "a" else 0.7)
     read = {name: pl.read_parquet(tmp_path / "runs" / name / "predictions.parquet") for name in "ab"}
-    classes = evaluate.classes_of(read["a"])
+    classes = evaluate.list_classes(read["a"])
     said = evaluate.compare_frames(task, read["b"], read["a"], classes, bootstrap=200)[evaluate.MAIN[task]]
-    both = {name: evaluate.predictions(task, frame, classes) for name, frame in read.items()}
-    found = evaluate.contrast(evaluate.replicates(task, both, class_names=classes, bootstrap=200), ["b"], ["a"])
+    both = {name: evaluate.parse_predictions(task, frame, classes) for name, frame in read.items()}
+    found = evaluate.paired_difference(evaluate.draw_replicates(task, both, class_names=classes, bootstrap=200), ["b"], ["a"])
     for key in ("difference", "se", "lo", "hi", "share_above_zero"):
         assert found[key] == pytest.approx(said[key], abs=1e-12), key
     assert found["p"] == pytest.approx(2 * stats.t.sf(abs(said["difference"]) / (said["se"] * np.sqrt(12 / 11)), 11))
@@ -211,8 +211,10 @@ def test_a_label_alone_is_that_of_the_scores(tmp_path):
     planted(tmp_path, "a", "d", task="multilabel", classes=("CHF", "COPD"))
     scores = json.loads((tmp_path / "runs/a/scores.json").read_bytes())
     frame = pl.read_parquet(tmp_path / "runs/a/predictions.parquet")
-    p = evaluate.predictions("multilabel", frame, ["CHF", "COPD"])
-    found = evaluate.average(evaluate.replicates("multilabel", {"a": p}, class_names=["CHF", "COPD"], label="COPD", bootstrap=200), ["a"])
+    p = evaluate.parse_predictions("multilabel", frame, ["CHF", "COPD"])
+    found = evaluate.mean_over_seeds(
+        evaluate.draw_replicates("multilabel", {"a": p}, class_names=["CHF", "COPD"], label="COPD", bootstrap=200), ["a"]
+    )
     for key in ("value", "se", "lo", "hi"):
         assert found[key] == pytest.approx(scores["by_class"]["COPD"]["auprc"][key], abs=1e-12)
 
@@ -220,21 +222,21 @@ def test_a_label_alone_is_that_of_the_scores(tmp_path):
 def test_seeds_add_their_spread():
     draws = {name: np.linspace(0.4, 0.6, 101) + shift for name, shift in (("a0", 0.0), ("a1", 0.2), ("b0", 0.0), ("b1", 0.0))}
     found = evaluate.Replicates({"a0": 0.5, "a1": 0.7, "b0": 0.5, "b1": 0.5}, draws, 10, 10, None, None)
-    said = evaluate.contrast(found, ["a0", "a1"], ["b0", "b1"], (0.03**2, 4.0))
+    said = evaluate.paired_difference(found, ["a0", "a1"], ["b0", "b1"], (0.03**2, 4.0))
     assert said["difference"] == pytest.approx(0.1)
     assert said["se"] == pytest.approx(0.0, abs=1e-12)  # subjects move both alike
     assert said["total_se"] == pytest.approx(0.03)
     assert said["df"] == pytest.approx(4.0)
     assert _pool_seeds([[1.0, 3.0], [2.0], [0.0, 1.0, 2.0]]) == (pytest.approx((2.0 + 2.0) / 3), 3.0)
     assert _pool_seeds([[1.0], [2.0]]) == (0.0, 0.0)
-    same = evaluate.contrast(found, ["b0"], ["b1"])
+    same = evaluate.paired_difference(found, ["b0"], ["b1"])
     assert (same["difference"], same["p"]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(("subjects", "seeds"), [(8, 1), (20, 3)])
 def test_a_page_of_equal_rows_seldom_claims_a_difference(subjects, seeds):
     """300 pages of 9 rows without a true difference: at most 5 % (and three standard errors) name one; uncorrected percentiles do in many."""
-    rng, draws = np.random.default_rng(1), evaluate.draw(range(300), subjects) / subjects
+    rng, draws = np.random.default_rng(1), evaluate.draw_counts(range(300), subjects) / subjects
     wrong = uncorrected = 0
     for _ in range(300):
         noise = 0.02 * (seeds > 1)
@@ -245,8 +247,8 @@ def test_a_page_of_equal_rows_seldom_claims_a_difference(subjects, seeds):
         )
         rows = [[f"{(r, s)}" for s in range(seeds)] for r in range(9)]
         variance, df = _pool_seeds([[found.values[run] for run in row] for row in rows])
-        differences = [evaluate.contrast(found, row, rows[0], (variance * 2 / seeds, df)) for row in rows[1:]]
-        wrong += any(evaluate.apart(d) for d in evaluate.corrected(differences))
+        differences = [evaluate.paired_difference(found, row, rows[0], (variance * 2 / seeds, df)) for row in rows[1:]]
+        wrong += any(evaluate.significance_sign(d) for d in evaluate.holm_correct(differences))
         uncorrected += any(d["lo"] > 0 or d["hi"] < 0 for d in differences)
     assert wrong / 300 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
     assert uncorrected / 300 > 0.25
@@ -270,10 +272,10 @@ def test_cells_are_means_over_seeds_and_the_reference_is_compared(tmp_path):
     assert cell["seed_se"] == pytest.approx(np.std(values, ddof=1) / np.sqrt(2))
     assert cell["lo"] < cell["value"] < cell["hi"]
     assert set(done["differences"]) == {"weak", "twin"}
-    assert evaluate.apart(done["differences"]["weak"]["one"]) == -1
+    assert evaluate.significance_sign(done["differences"]["weak"]["one"]) == -1
     assert "Ours is better than weak on one" in done["verdict"]
     assert done["verdict"].startswith("12 of 12 cells were run.")
-    assert ("twin" in done["verdict"]) == any(evaluate.apart(d) for d in done["differences"]["twin"].values())
+    assert ("twin" in done["verdict"]) == any(evaluate.significance_sign(d) for d in done["differences"]["twin"].values())
     said = Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
     for words in (
         "90.4 (2.5)",
@@ -295,7 +297,7 @@ def test_a_second_call_computes_nothing_and_writes_the_same(tmp_path, monkeypatc
     entries = [planted(tmp_path, row, "one", row=row) for row in "ab"]
     made(tmp_path, entries)
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()}
-    monkeypatch.setattr(evaluate, "replicates", lambda *a, **k: pytest.fail("computed again"))
+    monkeypatch.setattr(evaluate, "draw_replicates", lambda *a, **k: pytest.fail("computed again"))
     made(tmp_path, entries)
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()} == before
     monkeypatch.undo()
@@ -467,7 +469,7 @@ def test_baselines_on_tokens_never_read_test_labels_and_are_kept(tmp_path, monke
         assert not isinstance(found, str)
         said, frame = found
         assert said["metrics"]["accuracy"]["value"] > 0.6
-        assert evaluate.classes_of(frame) == list(windows.class_names)
+        assert evaluate.list_classes(frame) == list(windows.class_names)
 
         def shuffled(name):
             made = windows_opener(tmp_path)(name)
@@ -476,7 +478,7 @@ def test_baselines_on_tokens_never_read_test_labels_and_are_kept(tmp_path, monke
 
         again = baselines.fit_baseline(kind, body, scores, keep=tmp_path / "other", open_windows=shuffled)[1]
         assert np.allclose(again.select(pl.col("^p_.*$")).to_numpy(), frame.select(pl.col("^p_.*$")).to_numpy())
-        monkeypatch.setitem(baselines.MAKERS, kind, lambda *a: pytest.fail("computed again"))
+        monkeypatch.setitem(baselines.PREDICTORS, kind, lambda *a: pytest.fail("computed again"))
         assert baselines.fit_baseline(kind, body, scores, keep=tmp_path / "kept", open_windows=windows_opener(tmp_path))[0] == said
         monkeypatch.undo()
 
@@ -555,7 +557,7 @@ def test_a_card_says_scores_leakage_licence_and_no_person(tmp_path):
 
 
 def test_digits_are_the_papers():
-    percent, error = Column("a", "a", "accuracy"), Column("b", "b", "mae")
+    percent, error = ScoreColumn("a", "a", "accuracy"), ScoreColumn("b", "b", "mae")
     assert format_cell({"value": 0.9041, "se": 0.0251}, percent) == "90.4 (2.5)"
     assert format_cell({"value": 2.8149, "se": 0.119}, error) == "2.81 (0.12)"
     assert format_cell({"value": 0.5, "se": None}, percent) == "50.0 (no s.e.)"

@@ -371,7 +371,7 @@ def test_page_compares_runs_on_the_same_windows(tmp_path):
     assert [len(t.rows) for t in tables] == [6, 6, 4]
     assert any("No run here is leak-free" in notice for notice in page.notices)
     assert "times the saliency at its output embeddings" in page.verdict
-    assert report.write(tmp_path, page).stat().st_size < report.LIMIT
+    assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
 
 
 def test_few_subjects_have_no_interval():
@@ -390,7 +390,7 @@ def test_a_layer_without_gradients_is_said():
 
 def test_shapelets_of_a_report_are_read(tmp_path):
     windows = Labelled(n=80)
-    report.write(tmp_path, shapelets(windows, lengths="1", candidates=100, permutations=20))
+    report.write_report(tmp_path, shapelets(windows, lengths="1", candidates=100, permutations=20))
     page = saliency([run(windows=windows)], shapelets=str(tmp_path), sequences=6, bootstrap=2)
     assert page.facts["Shapelets"] == f"from {tmp_path}"
     assert page.summary["options"]["shapelets_p"] is None

@@ -262,7 +262,7 @@ def test_page_says_what_was_checked(tmp_path):
     names = [block.name for block in page.blocks if isinstance(block, Figure)]
     assert names == ["main-score", "shapelets", "source", "matches", "distances", "chance"]
     assert next(block for block in page.blocks if isinstance(block, Table)).rows[0][0].startswith("1: b, ")
-    assert report.write(tmp_path, page).stat().st_size < report.LIMIT
+    assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
     again = read_shapelets(tmp_path)
     assert again[0].values.tolist() == page.summary["shapelets"][0]["values"]
     assert again[0].klass == "b"

@@ -241,7 +241,7 @@ def test_page_shows_controls_beside_every_spectrum(tmp_path):
     assert any("3 sequences" in notice for notice in page.notices)
     assert "leak_free is false." in page.notices
     assert "effective rank" in page.verdict
-    assert report.write(tmp_path, page).stat().st_size < report.LIMIT
+    assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
 
 
 def test_runs_that_do_not_compare_are_kept_apart():

@@ -1,4 +1,4 @@
-"""Analyses: each sibling file registers one function from runs (or data, or a model's name) to a `Page`; `report.write` draws it."""
+"""Analyses: each sibling file registers one function from runs (or data, or a model's name) to a `Page`; `report.write_report` draws it."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def estimate_reliability(confidence: Array, right: Array, units: Array, *, bins:
     n_units = int(units.max()) + 1 if len(units) else 0
     table = sum_bins(confidence, right, units, n_units, bins)
     whole = table.sum(0)
-    draws = evaluate.draw(range(bootstrap), n_units, seed) if n_units and bootstrap else np.zeros((0, n_units))
+    draws = evaluate.draw_counts(range(bootstrap), n_units, seed) if n_units and bootstrap else np.zeros((0, n_units))
     drawn = np.einsum("ru,ubk->rbk", draws, table)
     with np.errstate(invalid="ignore"):
         gap = (whole[:, 2].sum() - whole[:, 1].sum()) / whole[:, 0].sum()
@@ -109,9 +109,9 @@ def apply_temperature(task: str, prediction: Array, temperature: float) -> Array
     p = np.clip(np.asarray(prediction, np.float64), 1e-12, 1.0)
     if task == "classification":
         logits = np.log(p) / temperature
-        return evaluate.probabilities(task, logits)
+        return evaluate.to_probabilities(task, logits)
     p = np.clip(p, 1e-12, 1 - 1e-12)
-    return evaluate.probabilities(task, (np.log(p) - np.log1p(-p)) / temperature)
+    return evaluate.to_probabilities(task, (np.log(p) - np.log1p(-p)) / temperature)
 
 
 def fit_temperature(task: str, prediction: Array, target: Array) -> float | None:

@@ -88,7 +88,7 @@ def mean_over_rows(values: Array, units: Array, n_units: int, bootstrap: int, se
         return features.make_metric(np.array(np.nan), np.empty(0), n_units, bootstrap)
     total = np.bincount(units[known], values[known], n_units)
     count = np.bincount(units[known], minlength=n_units).astype(float)
-    draws = evaluate.draw(range(bootstrap), n_units, seed) if bootstrap else np.zeros((0, n_units))
+    draws = evaluate.draw_counts(range(bootstrap), n_units, seed) if bootstrap else np.zeros((0, n_units))
     with np.errstate(invalid="ignore"):
         return features.make_metric(total.sum() / count.sum(), (draws @ total) / (draws @ count), n_units, bootstrap)
 

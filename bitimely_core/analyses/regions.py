@@ -201,7 +201,7 @@ def mean_over_subjects(values: Array, subjects: npt.NDArray[Any], bootstrap: int
     if n < evaluate.MINIMUM_UNITS or bootstrap < 2:
         few = f"{n} subject{'s' * (n != 1)}, an interval needs at least {evaluate.MINIMUM_UNITS}"
         return {**out, "undefined_reason": f"no interval: {few if bootstrap > 1 else 'no bootstrap was asked for'}"}
-    counts = evaluate.draw(range(bootstrap), n, seed)
+    counts = evaluate.draw_counts(range(bootstrap), n, seed)
     sums, sizes = (np.bincount(whose, weights, n) for weights in (values[known], np.ones(known.sum())))
     means = (counts @ sums) / (counts @ sizes)
     lo, hi = np.percentile(means, [2.5, 97.5])

@@ -13,7 +13,7 @@ Legend: n rows, U units of resampling (subjects, or rows with by="window"), R re
 
 from __future__ import annotations
 
-from bitimely_core.evaluate.bootstrap import LEVEL, MINIMUM_DEFINED, MINIMUM_ROWS, MINIMUM_UNITS, draw
+from bitimely_core.evaluate.bootstrap import LEVEL, MINIMUM_DEFINED, MINIMUM_ROWS, MINIMUM_UNITS, draw_counts
 from bitimely_core.evaluate.metrics import (
     COMPARES_CLASSES,
     EACH,
@@ -28,11 +28,30 @@ from bitimely_core.evaluate.metrics import (
     Metric,
     Statistic,
     Unit,
-    probabilities,
+    to_probabilities,
 )
-from bitimely_core.evaluate.multiple import Replicates, apart, average, contrast, corrected, holm, nemenyi, ranks, replicates
-from bitimely_core.evaluate.paired import IDENTITY, Predictions, aligned, classes_of, compare, compare_frames, frame, predictions
-from bitimely_core.evaluate.scores import constant, headline, length_only, score
+from bitimely_core.evaluate.multiple import (
+    Replicates,
+    draw_replicates,
+    holm,
+    holm_correct,
+    mean_over_seeds,
+    nemenyi,
+    paired_difference,
+    rank_values,
+    significance_sign,
+)
+from bitimely_core.evaluate.paired import (
+    IDENTITY,
+    Predictions,
+    align_runs,
+    compare,
+    compare_frames,
+    list_classes,
+    parse_predictions,
+    predictions_frame,
+)
+from bitimely_core.evaluate.scores import constant_baselines, length_baseline, score, score_figure
 
 __all__ = [
     "COMPARES_CLASSES",
@@ -55,24 +74,24 @@ __all__ = [
     "Replicates",
     "Statistic",
     "Unit",
-    "aligned",
-    "apart",
-    "average",
-    "classes_of",
+    "align_runs",
     "compare",
     "compare_frames",
-    "constant",
-    "contrast",
-    "corrected",
-    "draw",
-    "frame",
-    "headline",
+    "constant_baselines",
+    "draw_counts",
+    "draw_replicates",
     "holm",
-    "length_only",
+    "holm_correct",
+    "length_baseline",
+    "list_classes",
+    "mean_over_seeds",
     "nemenyi",
-    "predictions",
-    "probabilities",
-    "ranks",
-    "replicates",
+    "paired_difference",
+    "parse_predictions",
+    "predictions_frame",
+    "rank_values",
     "score",
+    "score_figure",
+    "significance_sign",
+    "to_probabilities",
 ]

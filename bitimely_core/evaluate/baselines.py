@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-VERSION = 1  # of what is kept: raise it where predictions change
+CACHE_VERSION = 1  # of what is kept: raise it where predictions change
 GROUPS, PATTERNS, TAPS = 40, 8, 9  # kernels share dilation and channels in groups
-ROWS = 16  # windows at a time: what fits in a cache of the processor
+BLOCK = 16  # windows at a time: what fits in a cache of the processor
 PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 MIN_PROBABILITY = 1e-6  # probability of a class
 DESCRIPTIONS = {
@@ -41,7 +41,7 @@ DESCRIPTIONS = {
 TITLES = {"features": "simple features", "kernels": "random kernels"}
 
 
-class Group(NamedTuple):
+class KernelGroup(NamedTuple):
     """Kernels that differ only in which three taps weigh 2."""
 
     dilation: int
@@ -50,7 +50,7 @@ class Group(NamedTuple):
     padded: bool
 
 
-def draw_kernels(length: int, channels: int, seed: int) -> list[Group]:
+def draw_kernels(length: int, channels: int, seed: int) -> list[KernelGroup]:
     """Random kernels for windows [T, V]; the longest spans the window."""
     draw = np.random.default_rng([seed, length, channels])
     widest = np.log2(max((length - 1) / (TAPS - 1), 1.0))
@@ -58,11 +58,11 @@ def draw_kernels(length: int, channels: int, seed: int) -> list[Group]:
     for k in range(GROUPS):
         size = int(2 ** draw.uniform(0, np.log2(min(channels, TAPS) + 1)))
         taps = np.stack([np.sort(draw.choice(TAPS, 3, replace=False)) for _ in range(PATTERNS)])
-        out.append(Group(int(2 ** draw.uniform(0, widest)), np.sort(draw.choice(channels, size, replace=False)), taps, k % 2 == 0))
+        out.append(KernelGroup(int(2 ** draw.uniform(0, widest)), np.sort(draw.choice(channels, size, replace=False)), taps, k % 2 == 0))
     return out
 
 
-def convolve(x: Array, group: Group) -> Array:
+def convolve(x: Array, group: KernelGroup) -> Array:
     """The responses [PATTERNS, n, T'] of windows [n, T, V] to the kernels of a group; T' = T where they are padded with zeros."""
     reach = (TAPS - 1) * group.dilation
     s = x[:, :, group.channels].sum(2)
@@ -74,7 +74,7 @@ def convolve(x: Array, group: Group) -> Array:
     return np.stack([total + 3 * (shifted[a] + shifted[b] + shifted[c]) for a, b, c in group.taps.tolist()])
 
 
-def choose_biases(x: Array, groups: Sequence[Group], seed: int) -> Array:
+def choose_biases(x: Array, groups: Sequence[KernelGroup], seed: int) -> Array:
     """A bias a kernel, [K]: a random quantile of its response to a random one of the windows [n, T, V]."""
     draw = np.random.default_rng([seed, len(x)])
     out = []
@@ -84,16 +84,16 @@ def choose_biases(x: Array, groups: Sequence[Group], seed: int) -> Array:
     return np.array(out, np.float32)
 
 
-def kernel_features(x: Array, groups: Sequence[Group], bias: Array) -> Array:
+def kernel_features(x: Array, groups: Sequence[KernelGroup], bias: Array) -> Array:
     """Maximum and share above the bias of every kernel, [n, 2 K] float32."""
     out = np.empty((len(x), 2, len(bias)), np.float32)
-    for start in range(0, len(x), ROWS):
-        part = x[start : start + ROWS]
+    for start in range(0, len(x), BLOCK):
+        part = x[start : start + BLOCK]
         for k, group in enumerate(groups):
             at = slice(k * PATTERNS, (k + 1) * PATTERNS)
             responses = convolve(part, group)
-            out[start : start + ROWS, 0, at] = responses.max(2).T
-            out[start : start + ROWS, 1, at] = (responses > bias[at, None, None]).mean(2).T
+            out[start : start + BLOCK, 0, at] = responses.max(2).T
+            out[start : start + BLOCK, 1, at] = (responses > bias[at, None, None]).mean(2).T
     return out.reshape(len(x), -1)
 
 
@@ -148,7 +148,7 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
     return np.asarray(out / out.sum(1, keepdims=True))
 
 
-def _features(windows: Any, parts: dict[str, Any], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
+def _predict_from_features(windows: Any, parts: dict[str, Any], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
     from bitimely_core.evaluate.linear import extract_simple_features, fit_probe
 
     x = {name: extract_simple_features(part, part.rows) for name, part in parts.items()}
@@ -157,7 +157,7 @@ def _features(windows: Any, parts: dict[str, Any], y: dict[str, Array], seed: in
     return fit_probe(windows.task, x, y, max(windows.classes, 1)).prediction
 
 
-def _kernels(windows: Any, parts: dict[str, Any], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
+def _predict_from_kernels(windows: Any, parts: dict[str, Any], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
     groups = draw_kernels(windows.length, windows.channels, seed)
     draw = np.random.default_rng(seed)
     sample = np.sort(draw.choice(parts["train"].rows, min(64, len(parts["train"])), replace=False))
@@ -174,9 +174,9 @@ def _kernels(windows: Any, parts: dict[str, Any], y: dict[str, Array], seed: int
     return fit_ridge(windows.task, x, y, max(windows.classes, 1))
 
 
-MAKERS: dict[str, Callable[[Any, dict[str, Any], dict[str, Array], int, Progress | None], Array]] = {
-    "features": _features,
-    "kernels": _kernels,
+PREDICTORS: dict[str, Callable[[Any, dict[str, Any], dict[str, Array], int, Progress | None], Array]] = {
+    "features": _predict_from_features,
+    "kernels": _predict_from_kernels,
 }
 
 
@@ -210,7 +210,13 @@ def fit_baseline(
     if kind == "kernels" and vocabulary_digest(windows):
         return "events have no samples to convolve"
     seed = body["seed"]
-    asked = {"kind": kind, "version": VERSION, "data": windows.fingerprint, "fraction": chosen["fraction"], "limit": chosen.get("limit")}
+    asked = {
+        "kind": kind,
+        "version": CACHE_VERSION,
+        "data": windows.fingerprint,
+        "fraction": chosen["fraction"],
+        "limit": chosen.get("limit"),
+    }
     asked |= {"seed": seed, "split": scores["split"], "bootstrap": options["bootstrap"], "by": options["by"]}
     stem = keep / f"{kind}-{storage.fingerprint(asked)[:24]}"
     kept, table = stem.with_suffix(".json"), stem.with_suffix(".parquet")
@@ -218,7 +224,7 @@ def fit_baseline(
     target = np.asarray(test.targets(None)) if len(test) else np.zeros(0)
 
     def framed(prediction: Array) -> pl.DataFrame:
-        made: pl.DataFrame = evaluate.frame(test.index, windows.task, windows.class_names, target, prediction)
+        made: pl.DataFrame = evaluate.predictions_frame(test.index, windows.task, windows.class_names, target, prediction)
         return made
 
     if kept.is_file() and table.is_file():  # without the windows they belong to: what is kept beside a page names no subject
@@ -229,7 +235,7 @@ def fit_baseline(
         return "a split holds no windows"
     parts = {"train": training, "validation": data.limited(windows, chosen.get("limit"), seed)["validation"], "test": test}
     y = {name: np.asarray(parts[name].targets(None)) for name in ("train", "validation")}
-    prediction = MAKERS[kind](windows, parts, y, seed, progress)
+    prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
     found = evaluate.score(
         windows.task,
         target,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.evaluate.metrics import COMPARES_CLASSES, EACH, MACRO, METRICS, Array, Metric, Rows, Statistic, Unit
+from bitimely_core.evaluate.metrics import COMPARES_CLASSES, EACH, MACRO, METRICS, Array, Metric, ScoredRows, Statistic, Unit
 
 MINIMUM_UNITS = 5  # fewer subjects: no interval
 MINIMUM_ROWS = 5  # fewer rows of a class, or of all others together: no interval for what compares classes
@@ -15,14 +15,14 @@ MINIMUM_DEFINED = 0.95  # share of the replicates that must be defined
 LEVEL = 0.95
 
 
-def draw(replicates: Iterable[int], units: int, seed: int = 0) -> Array:
+def draw_counts(replicates: Iterable[int], units: int, seed: int = 0) -> Array:
     """How often each unit is drawn in each replicate, [R, U] float64: a function of (seed, replicate, units) alone."""
     picks = (np.random.default_rng([seed, r]).integers(0, units, units) for r in replicates)
     return np.array([np.bincount(p, minlength=units) for p in picks], dtype=np.float64)
 
 
-def bootstrapped(
-    statistics: Mapping[str, Statistic], rows: Rows, bootstrap: int, seed: int
+def run_bootstrap(
+    statistics: Mapping[str, Statistic], rows: ScoredRows, bootstrap: int, seed: int
 ) -> tuple[dict[str, dict[str, Array]], dict[str, dict[str, Array]]]:
     """Values and replicates of several statistics on the same draws: name -> metric -> [] or [K], and [R] or [R, K]."""
     points = {name: {key: v[0] for key, v in f(np.ones((1, rows.n_units))).items()} for name, f in statistics.items()}
@@ -30,7 +30,7 @@ def bootstrapped(
     block = max(1, 2_000_000 // width)  # rows of 16 MB at a time
     parts: dict[str, list[dict[str, Array]]] = {name: [] for name in statistics}
     for start in range(0, bootstrap, block):
-        counts = draw(range(start, min(start + block, bootstrap)), rows.n_units, seed)
+        counts = draw_counts(range(start, min(start + block, bootstrap)), rows.n_units, seed)
         for name, f in statistics.items():
             parts[name].append(f(counts))
     none: dict[str, dict[str, Array]] = {n: {k: np.empty((0, *np.shape(v))) for k, v in p.items()} for n, p in points.items()}
@@ -38,7 +38,7 @@ def bootstrapped(
     return points, draws
 
 
-def metric_of(value: float, draws: Array, undefined: str | None, uncertain: str | None) -> Metric:
+def build_metric(value: float, draws: Array, undefined: str | None, uncertain: str | None) -> Metric:
     """The object of one metric. `undefined`: why there is no value; `uncertain`: why there is no interval."""
     kept = draws[np.isfinite(draws)]
     out: Metric = {"value": None, "se": None, "lo": None, "hi": None, "n_defined": len(kept), "undefined_reason": None}
@@ -53,7 +53,7 @@ def metric_of(value: float, draws: Array, undefined: str | None, uncertain: str 
     return {**out, "se": float(kept.std(ddof=1)), "lo": float(lo), "hi": float(hi)}
 
 
-def why_too_few(rows: Rows, bootstrap: int) -> str | None:
+def explain_few_units(rows: ScoredRows, bootstrap: int) -> str | None:
     """Why no metric of these rows has an interval, or None."""
     unit = "subject" if rows.by == "subject" else "window"
     if bootstrap < 2:
@@ -65,7 +65,7 @@ def why_too_few(rows: Rows, bootstrap: int) -> str | None:
     return None
 
 
-def why_rare(rows: Rows, k: int) -> str | None:
+def explain_rare_class(rows: ScoredRows, k: int) -> str | None:
     """Why what compares class k with the rest has no interval, or None."""
     for count, whose in ((int(rows.support[k]), f"of class {rows.names[k]}"), (int(rows.others[k]), f"outside of class {rows.names[k]}")):
         if count < MINIMUM_ROWS:
@@ -73,23 +73,23 @@ def why_rare(rows: Rows, k: int) -> str | None:
     return None
 
 
-def why_uncertain(rows: Rows, metric: str, bootstrap: int) -> str | None:
+def explain_no_interval(rows: ScoredRows, metric: str, bootstrap: int) -> str | None:
     """Why a metric has no interval, or None. The rarest class decides for what compares classes."""
-    few = why_too_few(rows, bootstrap)
+    few = explain_few_units(rows, bootstrap)
     if few or metric not in COMPARES_CLASSES or rows.task == "regression":
         return few
     classes = np.flatnonzero(rows.present)
-    return why_rare(rows, int(classes[np.minimum(rows.support, rows.others)[classes].argmin()])) if len(classes) else None
+    return explain_rare_class(rows, int(classes[np.minimum(rows.support, rows.others)[classes].argmin()])) if len(classes) else None
 
 
-def why_absent(rows: Rows, k: int) -> str | None:
+def explain_absent_class(rows: ScoredRows, k: int) -> str | None:
     """Why class k defines no score, or None."""
     if rows.support[k] == 0:
         return f"no row is of class {rows.names[k]}"
     return f"every row is of class {rows.names[k]}" if rows.others[k] == 0 else None
 
 
-def metrics_of(rows: Rows, point: dict[str, Array], draws: dict[str, Array], bootstrap: int) -> dict[str, Metric]:
+def build_metrics(rows: ScoredRows, point: dict[str, Array], draws: dict[str, Array], bootstrap: int) -> dict[str, Metric]:
     """The metric objects of one prediction."""
     out = {}
     classes = 0 if rows.task == "regression" else int(rows.present.sum())
@@ -100,17 +100,17 @@ def metrics_of(rows: Rows, point: dict[str, Array], draws: dict[str, Array], boo
         elif rows.task == "classification" and not classes:
             held = [rows.names[k] for k in np.flatnonzero(rows.positive.any(0))]
             undefined = f"the rows hold one class only ({', '.join(held)})"
-        out[name] = metric_of(float(point[name]), draws[name], undefined, why_uncertain(rows, name, bootstrap))
+        out[name] = build_metric(float(point[name]), draws[name], undefined, explain_no_interval(rows, name, bootstrap))
         if rows.task != "regression" and name in MACRO:
             out[name]["classes"] = {"defined": classes, "of": len(rows.names)}
     return out
 
 
-def metrics_by_class(rows: Rows, point: dict[str, Array], draws: dict[str, Array], bootstrap: int) -> dict[str, dict[str, Any]]:
+def build_class_scores(rows: ScoredRows, point: dict[str, Array], draws: dict[str, Array], bootstrap: int) -> dict[str, dict[str, Any]]:
     """Support, base rate and the metric objects of every class or label."""
-    few, positive, out = why_too_few(rows, bootstrap), rows.positive, {}
+    few, positive, out = explain_few_units(rows, bootstrap), rows.positive, {}
     for k, name in enumerate(rows.names):
-        absent = why_absent(rows, k)
+        absent = explain_absent_class(rows, k)
         entry: dict[str, Any] = {
             "support": int(rows.support[k]),
             "subjects": len(np.unique(rows.groups[positive[:, k]])),
@@ -127,12 +127,12 @@ def metrics_by_class(rows: Rows, point: dict[str, Array], draws: dict[str, Array
             elif metric in ("auroc", "auprc") and rows.task == "classification" and len(rows.names) == 2 and k == 0:
                 missing = f"of two classes the second, {rows.names[1]}, is the positive one"
             values = draws[f"{metric}_each"][:, k]
-            entry[metric] = metric_of(float(point[f"{metric}_each"][k]), values, missing, few or why_rare(rows, k))
+            entry[metric] = build_metric(float(point[f"{metric}_each"][k]), values, missing, few or explain_rare_class(rows, k))
         out[name] = entry
     return out
 
 
-def resampling_of(rows: Rows | None, bootstrap: int, by: Unit, seed: int) -> dict[str, Any]:
+def describe_resampling(rows: ScoredRows | None, bootstrap: int, by: Unit, seed: int) -> dict[str, Any]:
     """What was resampled, how often and from which seed, as the scores say it."""
     return {
         "replicates": bootstrap,

@@ -19,12 +19,12 @@ from bitimely_core.errors import Reason, UserError, usage_error
 if TYPE_CHECKING:
     import polars as pl
 
-    from bitimely_core.evaluate.result_table import OpenWindows, Scored
+    from bitimely_core.evaluate.result_table import OpenWindows, ScoredRun
 
-MADE = 1  # of what is kept between calls: raise it where the numbers change
+CACHE_VERSION = 1  # of what is kept between calls: raise it where the numbers change
 
 
-def pool_folds(parts: Sequence[Scored], keep: Path, open_windows: OpenWindows) -> Scored:
+def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows) -> ScoredRun:
     """One scored run of those of several folds; its scores are kept under `keep`, which names no subject. A single one stays as it is.
 
     Args:
@@ -47,7 +47,7 @@ def pool_folds(parts: Sequence[Scored], keep: Path, open_windows: OpenWindows) -
         if one.scores["task"] != first.scores["task"]:
             raise _mismatch_error(first, one, f"{one.scores['task']} and {first.scores['task']}")
     options = first.scores["settings"]
-    asked = [MADE, options["bootstrap"], options["by"], [storage.sha256(file) for file in files]]
+    asked = [CACHE_VERSION, options["bootstrap"], options["by"], [storage.sha256(file) for file in files]]
     made = keep / f"folds-{storage.fingerprint(asked)[:24]}.json"
     if not made.is_file():
         frames = [pl.read_parquet(file) for file in files]
@@ -72,8 +72,8 @@ def score_pooled(
     task: str, frame: pl.DataFrame, options: Mapping[str, Any], constants: Mapping[str, tuple[str, Any]] | None = None
 ) -> dict[str, Any]:
     """`evaluate.score` of a frame as `predictions.parquet`. `constants`: name -> words and predictions on the same rows, beside it."""
-    names = evaluate.classes_of(frame)
-    said = evaluate.predictions(task, frame, names)
+    names = evaluate.list_classes(frame)
+    said = evaluate.parse_predictions(task, frame, names)
     found = evaluate.score(
         task,
         said.target,
@@ -101,17 +101,17 @@ def pool_baseline(each: Sequence[tuple[dict[str, Any], pl.DataFrame]], scores: M
     return score_pooled(scores["task"], frame, scores["settings"]), frame
 
 
-def _constant_baselines(parts: Sequence[Scored], open_windows: OpenWindows) -> dict[str, tuple[str, Any]]:
+def _constant_baselines(parts: Sequence[ScoredRun], open_windows: OpenWindows) -> dict[str, tuple[str, Any]]:
     """What a model that never looks at its input would say of the rows of each part, from the training targets of that part."""
     out: dict[str, tuple[str, list[Any]]] = {}
     for one in parts:
         windows: Any = open_windows(one.scores["data"])
         train = np.asarray(windows["train"].targets(None)) if len(windows["train"]) else np.zeros(0)
-        for name, (words, values, decisions) in evaluate.constant(windows.task, train, one.scores["n"], windows.classes).items():
+        for name, (words, values, decisions) in evaluate.constant_baselines(windows.task, train, one.scores["n"], windows.classes).items():
             if decisions is None:  # expected values have no prediction to put beside the others
                 out.setdefault(name, (words, []))[1].append(values)
     return {name: (words, np.concatenate(values)) for name, (words, values) in out.items() if len(values) == len(parts)}
 
 
-def _mismatch_error(first: Scored, one: Scored, what: str) -> UserError:
+def _mismatch_error(first: ScoredRun, one: ScoredRun, what: str) -> UserError:
     return usage_error(f"{first.name} and {one.name} differ: {what}", "expected folds of one task", field="folds")

@@ -42,7 +42,7 @@ MACRO = ("balanced_accuracy", "macro_f1", "auroc", "auprc")  # means over the cl
 COMPARES_CLASSES = (*MACRO, "auprc_micro")  # what a handful of rows of one class makes worthless
 
 
-class Rows(NamedTuple):
+class ScoredRows(NamedTuple):
     """Checked rows of one split in an order that does not depend on the order they came in."""
 
     task: str
@@ -78,7 +78,7 @@ class Rows(NamedTuple):
         return (self.support > 0) & (self.others > 0)
 
 
-def probabilities(task: str, logits: Any) -> Array:
+def to_probabilities(task: str, logits: Any) -> Array:
     """What a head returns as what `score` takes, in float64: softmax, per-label sigmoid, or the value itself. [n, K] or [n]."""
     x = np.asarray(logits, dtype=np.float64)
     if task == "regression":
@@ -89,7 +89,7 @@ def probabilities(task: str, logits: Any) -> Array:
     return np.asarray(e / e.sum(-1, keepdims=True))
 
 
-def _finite(values: Array, what: str) -> None:
+def _require_finite(values: Array, what: str) -> None:
     bad = int((~np.isfinite(values)).reshape(len(values), -1).any(1).sum()) if len(values) else 0
     if bad:
         raise input_error(
@@ -102,9 +102,9 @@ def _finite(values: Array, what: str) -> None:
         )
 
 
-def rows_of(
+def check_rows(
     task: str, target: Any, predictions: Mapping[str, Any], groups: Any, class_names: Sequence[str], by: Unit, rows: Any | None = None
-) -> Rows:
+) -> ScoredRows:
     """Check and order the rows. The order is by `rows` where given, else by content, so that replicates do not depend on it."""
     if task not in METRICS:
         raise ValueError(f"task {task!r}, expected one of {', '.join(METRICS)}")
@@ -118,17 +118,17 @@ def rows_of(
         taken[name] = np.asarray(values, dtype=np.float64).reshape(shape if task == "regression" else np.shape(values))
         if taken[name].shape != shape:
             raise ValueError(f"prediction {name!r} has shape {taken[name].shape}, expected {shape} ({task}, {k} class names)")
-        _finite(taken[name], "score" if name == "run" else f"score of {name}")
+        _require_finite(taken[name], "score" if name == "run" else f"score of {name}")
         if task == "classification" and n and not np.allclose(taken[name].sum(1), 1.0, atol=1e-3):
-            raise ValueError(f"prediction {name!r} holds rows that do not sum to 1: pass evaluate.probabilities(task, logits)")
+            raise ValueError(f"prediction {name!r} holds rows that do not sum to 1: pass evaluate.to_probabilities(task, logits)")
     if task == "regression":
         y = y.astype(np.float64).reshape(n)
-        _finite(y, "target")
+        _require_finite(y, "target")
     else:
         unknown = np.isnan(y) if task == "multilabel" and y.dtype.kind == "f" else np.zeros(y.shape, dtype=bool)
         y = np.where(unknown, 0, y)
         if y.dtype.kind == "f":
-            _finite(y, "target")
+            _require_finite(y, "target")
         y = y.astype(np.int64)
         if y.shape != (shape if task == "multilabel" else (n,)):
             raise ValueError(f"target has shape {y.shape} for {task} with {k} class names")
@@ -148,10 +148,10 @@ def rows_of(
     units, n_units = (codes, len(subjects)) if by == "subject" else (np.arange(n), n)
     ordered = {name: v[order] for name, v in taken.items()}
     known = ~unknown[order] if task == "multilabel" else np.ones((n, max(k, 1)), dtype=bool)
-    return Rows(task, y[order], known, ordered, units, n_units, len(subjects), codes, names, by)
+    return ScoredRows(task, y[order], known, ordered, units, n_units, len(subjects), codes, names, by)
 
 
-def ranked(score: Array, positive: Array, units: Array) -> Callable[[Array], tuple[Array, Array]]:
+def rank_scores(score: Array, positive: Array, units: Array) -> Callable[[Array], tuple[Array, Array]]:
     """AUROC and average precision of one score against one class, for many weights; the scores are sorted once.
 
     Equal scores form one group g with weights P_g, N_g of positives and negatives. In ascending order, cumN including g,
@@ -193,19 +193,19 @@ def ranked(score: Array, positive: Array, units: Array) -> Callable[[Array], tup
     return areas
 
 
-def _mean(each: Array, present: Array) -> Array:
+def _macro_mean(each: Array, present: Array) -> Array:
     """Macro mean [R] of [R, K] over the classes that the rows define; NaN in a replicate that lacks one of them, or without any."""
     return each[:, present].mean(1) if present.any() else np.full(len(each), np.nan)
 
 
-def _rank_each(rows: Rows, prediction: Array) -> Callable[[Array], tuple[Array, Array]]:
+def _rank_classes(rows: ScoredRows, prediction: Array) -> Callable[[Array], tuple[Array, Array]]:
     """AUROC and average precision of every class against the rest, [R, K] each."""
     present, positive, k = rows.present, rows.positive, len(rows.names)
     columns = [int(c) for c in np.flatnonzero(present)]
     if rows.task == "classification" and k == 2:
         columns = [c for c in columns if c == 1]  # the second class is the positive one
     seen = {c: rows.known[:, c] for c in columns}
-    areas = {c: ranked(prediction[kept, c], positive[kept, c], rows.units[kept]) for c, kept in seen.items()}
+    areas = {c: rank_scores(prediction[kept, c], positive[kept, c], rows.units[kept]) for c, kept in seen.items()}
 
     def each(counts: Array) -> tuple[Array, Array]:
         auroc, ap = np.full((2, len(counts), k), np.nan)
@@ -216,14 +216,14 @@ def _rank_each(rows: Rows, prediction: Array) -> Callable[[Array], tuple[Array, 
     return each
 
 
-def _classification(rows: Rows, prediction: Array, decisions: Array | None) -> Statistic:
+def _classification_statistic(rows: ScoredRows, prediction: Array, decisions: Array | None) -> Statistic:
     """Everything from one confusion table a unit. `decisions` [n, K] may spread a row over the classes: an expected table."""
     k, present = len(rows.names), rows.present
     if decisions is None:
         decisions = np.eye(k)[prediction.argmax(1)]
     tables = np.zeros((rows.n_units, k, k))
     np.add.at(tables, (rows.units, rows.target), decisions)
-    ranks = _rank_each(rows, prediction)
+    ranks = _rank_classes(rows, prediction)
     averaged = present & (np.arange(k) == 1) if k == 2 else present
 
     def statistic(counts: Array) -> dict[str, Array]:
@@ -239,11 +239,11 @@ def _classification(rows: Rows, prediction: Array, decisions: Array | None) -> S
             agreement = (total * hits.sum(1) - chance) / (total**2 - chance)
             return {
                 "accuracy": hits.sum(1) / total,
-                "balanced_accuracy": _mean(recall, present),
-                "macro_f1": _mean(f1, present),
+                "balanced_accuracy": _macro_mean(recall, present),
+                "macro_f1": _macro_mean(f1, present),
                 "kappa": np.where((total**2 > chance) & present.any(), agreement, np.nan),
-                "auroc": _mean(auroc, averaged),
-                "auprc": _mean(ap, averaged),
+                "auroc": _macro_mean(auroc, averaged),
+                "auprc": _macro_mean(ap, averaged),
                 "recall_each": recall,
                 "precision_each": precision,
                 "f1_each": f1,
@@ -254,7 +254,7 @@ def _classification(rows: Rows, prediction: Array, decisions: Array | None) -> S
     return statistic
 
 
-def _multilabel(rows: Rows, prediction: Array, decisions: Array | None) -> Statistic:
+def _multilabel_statistic(rows: ScoredRows, prediction: Array, decisions: Array | None) -> Statistic:
     """Labels one by one; a label is given from a probability of one half."""
     k, present = len(rows.names), rows.present
     said = (prediction >= 0.5).astype(np.float64) if decisions is None else decisions
@@ -263,9 +263,9 @@ def _multilabel(rows: Rows, prediction: Array, decisions: Array | None) -> Stati
     sums = np.zeros((4, rows.n_units, k))  # hits, support, said, rows
     for into, values in zip(sums, (said * true, true, said, known), strict=True):
         np.add.at(into, rows.units, values)
-    ranks = _rank_each(rows, prediction)
+    ranks = _rank_classes(rows, prediction)
     kept = rows.known.ravel()
-    micro = ranked(prediction.ravel()[kept], rows.positive.ravel()[kept], np.repeat(rows.units, k)[kept])
+    micro = rank_scores(prediction.ravel()[kept], rows.positive.ravel()[kept], np.repeat(rows.units, k)[kept])
 
     def statistic(counts: Array) -> dict[str, Array]:
         hits, support, given, total = (counts @ part for part in sums)
@@ -274,9 +274,9 @@ def _multilabel(rows: Rows, prediction: Array, decisions: Array | None) -> Stati
             f1 = np.where(support > 0, 2 * hits / (support + given), np.nan)
             return {
                 "accuracy": ((total - support - given + 2 * hits).sum(1)) / total.sum(1),
-                "macro_f1": _mean(f1, present),
-                "auroc": _mean(auroc, present),
-                "auprc": _mean(ap, present),
+                "macro_f1": _macro_mean(f1, present),
+                "auroc": _macro_mean(auroc, present),
+                "auprc": _macro_mean(ap, present),
                 "auprc_micro": micro(counts)[1],
                 "recall_each": np.where(support > 0, hits / support, np.nan),
                 "precision_each": np.where(given > 0, hits / given, np.nan),
@@ -288,7 +288,7 @@ def _multilabel(rows: Rows, prediction: Array, decisions: Array | None) -> Stati
     return statistic
 
 
-def _regression(rows: Rows, prediction: Array, decisions: Array | None = None) -> Statistic:
+def _regression_statistic(rows: ScoredRows, prediction: Array, decisions: Array | None = None) -> Statistic:
     """Sums a unit once, then weighted ratios: the number of rows differs between replicates."""
     error = prediction - rows.target
     sums = np.stack([np.bincount(rows.units, v, rows.n_units) for v in (np.abs(error), error**2, np.ones_like(error))])
@@ -300,8 +300,8 @@ def _regression(rows: Rows, prediction: Array, decisions: Array | None = None) -
     return statistic
 
 
-STATISTICS: dict[str, Callable[[Rows, Array, Array | None], Statistic]] = {
-    "classification": _classification,
-    "multilabel": _multilabel,
-    "regression": _regression,
+STATISTICS: dict[str, Callable[[ScoredRows, Array, Array | None], Statistic]] = {
+    "classification": _classification_statistic,
+    "multilabel": _multilabel_statistic,
+    "regression": _regression_statistic,
 }

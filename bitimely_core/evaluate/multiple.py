@@ -7,9 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.evaluate.bootstrap import LEVEL, bootstrapped, metric_of, why_absent, why_rare, why_too_few, why_uncertain
-from bitimely_core.evaluate.metrics import EMPTY, MAIN, STATISTICS, Array, Metric, Rows, Statistic, Unit, ranked, rows_of
-from bitimely_core.evaluate.paired import Predictions, aligned, difference_of
+from bitimely_core.evaluate.bootstrap import (
+    LEVEL,
+    build_metric,
+    explain_absent_class,
+    explain_few_units,
+    explain_no_interval,
+    explain_rare_class,
+    run_bootstrap,
+)
+from bitimely_core.evaluate.metrics import EMPTY, MAIN, STATISTICS, Array, Metric, ScoredRows, Statistic, Unit, check_rows, rank_scores
+from bitimely_core.evaluate.paired import Predictions, align_runs, build_difference
 
 
 class Replicates(NamedTuple):
@@ -23,7 +31,7 @@ class Replicates(NamedTuple):
     uncertain: str | None  # why there is no interval
 
 
-def replicates(
+def draw_replicates(
     task: str,
     runs: Mapping[str, Predictions],
     *,
@@ -49,24 +57,28 @@ def replicates(
     Raises:
         UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
     """
-    target, groups, ids, predictions = aligned(runs)
+    target, groups, ids, predictions = align_runs(runs)
     if not len(target):
         return Replicates(dict.fromkeys(runs, np.nan), dict.fromkeys(runs, np.empty(0)), 0, 0, EMPTY, None)
-    rows = rows_of(task, target, predictions, groups, class_names, by, ids)
+    rows = check_rows(task, target, predictions, groups, class_names, by, ids)
     name = metric or MAIN[task]
     k = None if label is None else rows.names.index(label)
-    points, draws = bootstrapped({run: _single(rows, values, name, k) for run, values in rows.predictions.items()}, rows, bootstrap, seed)
-    undefined = why_absent(rows, k) if k is not None else "not defined by these rows"
-    uncertain = why_uncertain(rows, name, bootstrap) if k is None else why_too_few(rows, bootstrap) or why_rare(rows, k)
+    points, draws = run_bootstrap(
+        {run: _single_statistic(rows, values, name, k) for run, values in rows.predictions.items()}, rows, bootstrap, seed
+    )
+    undefined = explain_absent_class(rows, k) if k is not None else "not defined by these rows"
+    uncertain = (
+        explain_no_interval(rows, name, bootstrap) if k is None else explain_few_units(rows, bootstrap) or explain_rare_class(rows, k)
+    )
     values = {run: float(point["value"]) for run, point in points.items()}
     return Replicates(values, {run: d["value"] for run, d in draws.items()}, rows.n_units, rows.n_subjects, undefined, uncertain)
 
 
-def _single(rows: Rows, prediction: Array, metric: str, label: int | None) -> Statistic:
+def _single_statistic(rows: ScoredRows, prediction: Array, metric: str, label: int | None) -> Statistic:
     """One metric as `value`; accuracy and a label alone without the cost of all the others."""
     if label is not None:
         kept = rows.known[:, label]
-        areas = ranked(prediction[kept, label], rows.positive[kept, label], rows.units[kept])
+        areas = rank_scores(prediction[kept, label], rows.positive[kept, label], rows.units[kept])
         return lambda counts: {"value": areas(counts)[1]}
     if rows.task == "classification" and metric == "accuracy":
         hits, total = (np.bincount(rows.units, w, rows.n_units) for w in (prediction.argmax(1) == rows.target, np.ones(len(prediction))))
@@ -75,13 +87,13 @@ def _single(rows: Rows, prediction: Array, metric: str, label: int | None) -> St
     return lambda counts: {"value": every(counts)[metric]}
 
 
-def average(found: Replicates, runs: Sequence[str]) -> Metric:
+def mean_over_seeds(found: Replicates, runs: Sequence[str]) -> Metric:
     """The metric object of the mean over `runs`, such as a run a seed, on the same draws."""
     drawn = np.mean([found.draws[run] for run in runs], axis=0)
-    return metric_of(float(np.mean([found.values[run] for run in runs])), drawn, found.undefined, found.uncertain)
+    return build_metric(float(np.mean([found.values[run] for run in runs])), drawn, found.undefined, found.uncertain)
 
 
-def contrast(found: Replicates, first: Sequence[str], second: Sequence[str], spread: tuple[float, float] | None = None) -> Metric:
+def paired_difference(found: Replicates, first: Sequence[str], second: Sequence[str], spread: tuple[float, float] | None = None) -> Metric:
     """The paired difference of the means of two sets of runs, such as one model and another, a run a seed each.
 
     `se`, `lo` and `hi` are those of the mean difference on the same draws of subjects, as `compare` has them for one pair. `total_se` adds what
@@ -104,7 +116,7 @@ def contrast(found: Replicates, first: Sequence[str], second: Sequence[str], spr
     (value, drawn), (other, others) = (
         (np.mean([found.values[run] for run in runs]), np.mean([found.draws[run] for run in runs], axis=0)) for runs in (first, second)
     )
-    out = {**difference_of(np.asarray(value - other), drawn - others, found.uncertain), "total_se": None, "df": None, "p": None}
+    out = {**build_difference(np.asarray(value - other), drawn - others, found.uncertain), "total_se": None, "df": None, "p": None}
     if out["se"] is None:
         return out
     units = found.units  # the variance of a mean over replicates is too small by (U - 1) / U
@@ -137,7 +149,7 @@ def holm(p: Sequence[float | None], level: float = LEVEL) -> list[tuple[float, f
     return out
 
 
-def corrected(differences: Sequence[Metric], level: float = LEVEL) -> list[Metric]:
+def holm_correct(differences: Sequence[Metric], level: float = LEVEL) -> list[Metric]:
     """Differences of `contrast` as one family: each with `p_holm` and the interval `corrected_lo` to `corrected_hi`, null without p."""
     from scipy import stats
 
@@ -151,13 +163,13 @@ def corrected(differences: Sequence[Metric], level: float = LEVEL) -> list[Metri
     return out
 
 
-def apart(difference: Mapping[str, Any]) -> int:
+def significance_sign(difference: Mapping[str, Any]) -> int:
     """1 or -1 where the corrected interval lies above or below zero, else 0."""
     lo, hi = difference.get("corrected_lo"), difference.get("corrected_hi")
     return 0 if lo is None or hi is None else int(lo > 0) - int(hi < 0)
 
 
-def ranks(values: Sequence[float | None], *, lower_is_better: bool = False) -> list[float | None]:
+def rank_values(values: Sequence[float | None], *, lower_is_better: bool = False) -> list[float | None]:
     """Rank of each value, 1 the best, equal ones their mean rank; None has none."""
     from scipy import stats
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Reason, input_error
-from bitimely_core.evaluate.bootstrap import bootstrapped, metric_of, metrics_of, resampling_of, why_uncertain
-from bitimely_core.evaluate.metrics import EMPTY, MAIN, METRICS, STATISTICS, Array, Metric, Unit, rows_of
+from bitimely_core.evaluate.bootstrap import build_metric, build_metrics, describe_resampling, explain_no_interval, run_bootstrap
+from bitimely_core.evaluate.metrics import EMPTY, MAIN, METRICS, STATISTICS, Array, Metric, Unit, check_rows
 
 IDENTITY = ("recording_id", "start", "window")  # columns that say which window a row is
 
@@ -23,15 +23,15 @@ class Predictions(NamedTuple):
     groups: Array  # [n] subject
 
 
-def difference_of(value: Array, drawn: Array, why: str | None) -> Metric:
+def build_difference(value: Array, drawn: Array, why: str | None) -> Metric:
     """The object of a paired difference: `difference` in the place of `value`, with the shares of replicates above and below zero."""
     kept = drawn[np.isfinite(drawn)]
-    out = metric_of(float(value), drawn, "one of the two is not defined", why)
+    out = build_metric(float(value), drawn, "one of the two is not defined", why)
     sides = {"share_above_zero": float((kept > 0).mean()), "share_below_zero": float((kept < 0).mean())} if out["se"] is not None else {}
     return {"difference": out.pop("value"), **out, "share_above_zero": None, "share_below_zero": None, **sides}
 
 
-def aligned(runs: Mapping[str, Predictions]) -> tuple[Array, Array, Array, dict[str, Array]]:
+def align_runs(runs: Mapping[str, Predictions]) -> tuple[Array, Array, Array, dict[str, Array]]:
     """Target, subjects and identity of the rows that all runs share, and the predictions of each in that order.
 
     Raises UserError (settings_differ, exit 4) where the windows, their targets or their subjects differ.
@@ -82,22 +82,24 @@ def compare(
     Raises:
         UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
     """
-    target, groups, ids, both = aligned({"run": first, "other": second})
+    target, groups, ids, both = align_runs({"run": first, "other": second})
     out: dict[str, Any] = {"task": task, "main": MAIN[task], "n": len(target), "n_subjects": len(np.unique(groups.astype(str)))}
     if not len(target):
-        nothing = {"first": None, "second": None, **difference_of(np.array(np.nan), np.empty(0), None), "undefined_reason": EMPTY}
-        return {**out, "metrics": {m: dict(nothing) for m in METRICS[task]}, "resampling": resampling_of(None, bootstrap, by, seed)}
-    r = rows_of(task, target, both, groups, class_names, by, ids)
-    points, draws = bootstrapped({name: STATISTICS[task](r, values, None) for name, values in r.predictions.items()}, r, bootstrap, seed)
-    alone = {name: metrics_of(r, points[name], draws[name], bootstrap) for name in both}
+        nothing = {"first": None, "second": None, **build_difference(np.array(np.nan), np.empty(0), None), "undefined_reason": EMPTY}
+        return {**out, "metrics": {m: dict(nothing) for m in METRICS[task]}, "resampling": describe_resampling(None, bootstrap, by, seed)}
+    r = check_rows(task, target, both, groups, class_names, by, ids)
+    points, draws = run_bootstrap({name: STATISTICS[task](r, values, None) for name, values in r.predictions.items()}, r, bootstrap, seed)
+    alone = {name: build_metrics(r, points[name], draws[name], bootstrap) for name in both}
     metrics = {}
     for m in METRICS[task]:
-        d = difference_of(points["run"][m] - points["other"][m], draws["run"][m] - draws["other"][m], why_uncertain(r, m, bootstrap))
+        d = build_difference(
+            points["run"][m] - points["other"][m], draws["run"][m] - draws["other"][m], explain_no_interval(r, m, bootstrap)
+        )
         metrics[m] = {"first": alone["run"][m]["value"], "second": alone["other"][m]["value"], **d}
-    return {**out, "metrics": metrics, "resampling": resampling_of(r, bootstrap, by, seed)}
+    return {**out, "metrics": metrics, "resampling": describe_resampling(r, bootstrap, by, seed)}
 
 
-def frame(index: Any, task: str, class_names: Sequence[str], target: Array, prediction: Array) -> Any:
+def predictions_frame(index: Any, task: str, class_names: Sequence[str], target: Array, prediction: Array) -> Any:
     """A data frame as `predictions.parquet`, of rows of a tokens' index with their targets and predictions, as `score` takes them."""
     import polars as pl
 
@@ -113,7 +115,7 @@ def frame(index: Any, task: str, class_names: Sequence[str], target: Array, pred
     return index.select("window", "subject_id", *IDENTITY[:2]).with_columns(**{k: pl.Series(v) for k, v in said.items()})
 
 
-def predictions(task: str, frame: Any, class_names: Sequence[str] = ()) -> Predictions:
+def parse_predictions(task: str, frame: Any, class_names: Sequence[str] = ()) -> Predictions:
     """A `predictions.parquet` as a data frame, with the columns that `compare_frames` names."""
 
     def matrix(prefix: str) -> Array:
@@ -125,7 +127,7 @@ def predictions(task: str, frame: Any, class_names: Sequence[str] = ()) -> Predi
     return Predictions(np.array(ids, dtype=str), target, prediction, np.asarray(frame["subject_id"]).astype(str))
 
 
-def classes_of(frame: Any) -> list[str]:
+def list_classes(frame: Any) -> list[str]:
     """The classes or labels of a `predictions.parquet` in the order of their ids; [] for numbers."""
     return [name.removeprefix("p_") for name in frame.columns if name.startswith("p_")]
 
@@ -140,8 +142,8 @@ def compare_frames(
     """
     result = compare(
         task,
-        predictions(task, first, class_names),
-        predictions(task, second, class_names),
+        parse_predictions(task, first, class_names),
+        parse_predictions(task, second, class_names),
         class_names=class_names,
         bootstrap=bootstrap,
         by=by,

@@ -27,10 +27,10 @@ OpenWindows = Callable[[str], Any]  # name of tokens -> its windows or sequences
 FRACTIONS = ("kappa", *evaluate.LOWER_IS_BETTER)  # metrics that are not printed in per cent
 
 
-KEPT = 1  # of what is kept between calls: raise it where the numbers change
+CACHE_VERSION = 1  # of what is kept between calls: raise it where the numbers change
 
 
-class Scored(NamedTuple):
+class ScoredRun(NamedTuple):
     """An evaluated run in its place."""
 
     row: str
@@ -40,16 +40,16 @@ class Scored(NamedTuple):
     folder: Path
     body: dict[str, Any]  # run.json
     scores: dict[str, Any]  # scores.json
-    parts: tuple[Scored, ...] = ()  # of test folds that are scored together; folder and body are those of the first
+    parts: tuple[ScoredRun, ...] = ()  # of test folds that are scored together; folder and body are those of the first
 
     @property
-    def runs(self) -> tuple[Scored, ...]:
+    def runs(self) -> tuple[ScoredRun, ...]:
         """The runs behind it."""
         return self.parts or (self,)
 
 
 @dataclass(frozen=True)
-class Column:
+class ScoreColumn:
     """One score of one data set."""
 
     key: str
@@ -90,27 +90,30 @@ class ColumnResult:
     remarks: list[str] = field(default_factory=list)
 
 
-def read_scored_run(row: str, data: str, seed: int, folder: Path) -> Scored | None:
+def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun | None:
     """A run as it stands in its folder; None without scores."""
     path = folder / "scores.json"
     if not path.is_file():
         return None
     body = read_run(folder)
-    return Scored(row, data, seed, body["run"], folder, body, json.loads(path.read_bytes()))
+    return ScoredRun(row, data, seed, body["run"], folder, body, json.loads(path.read_bytes()))
 
 
-def assign_rows(found: Sequence[Path]) -> list[Scored]:
+def assign_rows(found: Sequence[Path]) -> list[ScoredRun]:
     """Runs in rows: by model where that tells runs on the same data and seed apart, else by the run they were fine-tuned from, else by name."""
     made = [one for folder in found if (one := read_scored_run("", "", 0, folder)) is not None]
     made = [one._replace(data=one.scores["data"], seed=int(one.body["seed"])) for one in made]
-    rows: list[Callable[[Scored], str]] = [lambda one: one.body["model"], lambda one: (one.body.get("source") or {}).get("run") or one.name]
+    rows: list[Callable[[ScoredRun], str]] = [
+        lambda one: one.body["model"],
+        lambda one: (one.body.get("source") or {}).get("run") or one.name,
+    ]
     for row in rows:
         if len({(row(one), one.data, one.seed) for one in made}) == len(made):
             return [one._replace(row=row(one)) for one in made]
     return [one._replace(row=one.name) for one in made]
 
 
-def group_columns(found: Sequence[Scored], asked: Iterable[str], stated: Iterable[str] = ()) -> list[Column]:
+def group_columns(found: Sequence[ScoredRun], asked: Iterable[str], stated: Iterable[str] = ()) -> list[ScoreColumn]:
     """The columns of a page, in order.
 
     Args:
@@ -121,11 +124,11 @@ def group_columns(found: Sequence[Scored], asked: Iterable[str], stated: Iterabl
     """
     tasks = {one.data: one.scores for one in found}
     stated = list(stated)
-    out: dict[str, Column] = {}
+    out: dict[str, ScoreColumn] = {}
     for key in dict.fromkeys(asked):
         data, _, part = key.partition(":")
         scores = tasks.get(data, {})
-        task = scores.get("task") or _task(data)
+        task = scores.get("task") or _infer_task(data)
         finer = [other for other in stated if other.partition(":")[0] == data and other != key]
         if part or not (finer or task == "multilabel"):
             kept = [key]
@@ -134,11 +137,11 @@ def group_columns(found: Sequence[Scored], asked: Iterable[str], stated: Iterabl
         for one in kept:
             what = one.partition(":")[2]
             metric = what if what in evaluate.NAMES else "auprc" if what else evaluate.MAIN.get(task)
-            out[one] = Column(one, data, metric, what if what and what not in evaluate.NAMES else None, task)
+            out[one] = ScoreColumn(one, data, metric, what if what and what not in evaluate.NAMES else None, task)
     return list(out.values())
 
 
-def _task(data: str) -> str:
+def _infer_task(data: str) -> str:
     """The task of a view, as far as the registry knows."""
     try:
         dataset, view = dataset_and_view(data)
@@ -161,7 +164,7 @@ def cached_json(keep: Path | None, kind: str, asked: Any, make: Callable[[], dic
     return made
 
 
-def predictions(one: Scored) -> tuple[list[str], evaluate.Predictions] | None:
+def read_predictions(one: ScoredRun) -> tuple[list[str], evaluate.Predictions] | None:
     """Classes of a run, in order, and what it said about each window of the split; None where the file is not there or is of other columns."""
     import polars as pl
 
@@ -170,13 +173,13 @@ def predictions(one: Scored) -> tuple[list[str], evaluate.Predictions] | None:
         return None
     try:
         frame = pl.concat(pl.read_parquet(path) for path in paths)
-        return evaluate.classes_of(frame), evaluate.predictions(one.scores["task"], frame, evaluate.classes_of(frame))
+        return evaluate.list_classes(frame), evaluate.parse_predictions(one.scores["task"], frame, evaluate.list_classes(frame))
     except (pl.exceptions.PolarsError, KeyError):
         return None
 
 
 def compare_column(
-    column: Column, found: Sequence[Scored], reference: str, *, others: Mapping[str, Any] | None = None, keep: Path | None = None
+    column: ScoreColumn, found: Sequence[ScoredRun], reference: str, *, others: Mapping[str, Any] | None = None, keep: Path | None = None
 ) -> ColumnResult:
     """Cells of one column and the paired difference of every row to the reference row.
 
@@ -196,41 +199,43 @@ def compare_column(
         [one.row, one.seed, *(storage.sha256(file) if file.is_file() else None for file in of)] for one, of in zip(mine, files, strict=True)
     ]
     added = {name: storage.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()]) for name, frame in (others or {}).items()}
-    asked = [KEPT, column.key, column.metric, column.label, reference, settings["bootstrap"], settings["by"], marks, added]
+    asked = [CACHE_VERSION, column.key, column.metric, column.label, reference, settings["bootstrap"], settings["by"], marks, added]
     made = cached_json(keep, "pairs", asked, lambda: _compare_column(column, mine, reference, others or {}))
     order = dict.fromkeys([*(one.row for one in mine), *(others or {})])  # of the page, not of the file
     cells, differences = ({row: made[key][row] for row in order if row in made[key]} for key in ("cells", "differences"))
     return ColumnResult(cells, differences, made["remarks"])
 
 
-def _name(one: Scored) -> str:
+def _label_run(one: ScoredRun) -> str:
     return f"{one.row}, seed {one.seed}"
 
 
-def _compare_column(column: Column, mine: Sequence[Scored], reference: str, others: Mapping[str, Any]) -> dict[str, Any]:
+def _compare_column(column: ScoreColumn, mine: Sequence[ScoredRun], reference: str, others: Mapping[str, Any]) -> dict[str, Any]:
     first = next((one for one in mine if one.row == reference), mine[0])
     settings, task = first.scores["settings"], first.scores["task"]
-    read = {_name(one): p for one in mine if (p := predictions(one)) is not None}
+    read = {_label_run(one): p for one in mine if (p := read_predictions(one)) is not None}
     names = next((classes for classes, _ in read.values()), [])
     told = {name: p for name, (classes, p) in read.items() if classes == names}
-    extra = {name: evaluate.predictions(task, frame, names) for name, frame in others.items() if evaluate.classes_of(frame) == names}
+    extra = {
+        name: evaluate.parse_predictions(task, frame, names) for name, frame in others.items() if evaluate.list_classes(frame) == names
+    }
     remarks: list[str] = []
     kept: dict[str, evaluate.Predictions] = {}
-    common = told.get(_name(first))
+    common = told.get(_label_run(first))
     for name, said_here in {**told, **extra}.items():
         try:
-            evaluate.aligned({"reference": common or said_here, "run": said_here})
+            evaluate.align_runs({"reference": common or said_here, "run": said_here})
         except UserError:
             remarks.append(f"{name} on {column.key}: other windows than the rest, so it is not compared.")
         else:
             kept[name] = said_here
     of: dict[str, dict[int, str]] = {}
     for one in mine:
-        if _name(one) in kept:
-            of.setdefault(one.row, {})[one.seed] = _name(one)
+        if _label_run(one) in kept:
+            of.setdefault(one.row, {})[one.seed] = _label_run(one)
     drawn = None
     if kept:
-        drawn = evaluate.replicates(
+        drawn = evaluate.draw_replicates(
             task,
             kept,
             class_names=names,
@@ -244,7 +249,7 @@ def _compare_column(column: Column, mine: Sequence[Scored], reference: str, othe
         each = [{"seed": one.seed, "run": one.name, **(column.of(one.scores) or {})} for one in mine if one.row == row]
         values = [one["value"] for one in each if one["value"] is not None]
         if drawn is not None and len(of.get(row, {})) == len(each):
-            cell = evaluate.average(drawn, list(of[row].values()))
+            cell = evaluate.mean_over_seeds(drawn, list(of[row].values()))
         else:  # scores without the predictions behind them
             alone = len(each) == 1
             cell = {key: each[0].get(key) if alone else None for key in ("value", "se", "lo", "hi", "undefined_reason")}
@@ -267,7 +272,7 @@ def _compare_column(column: Column, mine: Sequence[Scored], reference: str, othe
         for row, runs in every.items():
             if row != reference:
                 share = 1 / len(base) + (1 / len(runs) if row in of else 0.0)  # a baseline has no seeds
-                differences[row] = evaluate.contrast(drawn, runs, base, (variance * share, df))
+                differences[row] = evaluate.paired_difference(drawn, runs, base, (variance * share, df))
     return {"cells": cells, "differences": differences, "remarks": remarks}
 
 
@@ -282,13 +287,15 @@ def _pool_seeds(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 def correct_family(measures: Mapping[str, ColumnResult]) -> dict[Key, dict[str, Any]]:
     """All differences of a page, corrected together: (row, column) -> what `evaluate.corrected` says."""
     keys = [(row, column) for column, m in measures.items() for row in m.differences]
-    fixed = evaluate.corrected([measures[column].differences[row] for row, column in keys])
+    fixed = evaluate.holm_correct([measures[column].differences[row] for row, column in keys])
     return dict(zip(keys, fixed, strict=True))
 
 
-def rank_rows(rows: Sequence[str], shown: Sequence[Column], value: Callable[[str, Column], float | None]) -> dict[str, list[float | None]]:
+def rank_rows(
+    rows: Sequence[str], shown: Sequence[ScoreColumn], value: Callable[[str, ScoreColumn], float | None]
+) -> dict[str, list[float | None]]:
     """Ranks of the rows in each column, 1 the best: column -> [rows]."""
-    return {c.key: evaluate.ranks([value(row, c) for row in rows], lower_is_better=c.lower) for c in shown}
+    return {c.key: evaluate.rank_values([value(row, c) for row in rows], lower_is_better=c.lower) for c in shown}
 
 
 def read_speed(folder: Path, body: Mapping[str, Any]) -> tuple[float | None, float | None]:

@@ -8,26 +8,38 @@ from typing import Any
 import numpy as np
 
 from bitimely_core.evaluate.bootstrap import (
-    bootstrapped,
-    metric_of,
-    metrics_by_class,
-    metrics_of,
-    resampling_of,
-    why_too_few,
-    why_uncertain,
+    build_class_scores,
+    build_metric,
+    build_metrics,
+    describe_resampling,
+    explain_few_units,
+    explain_no_interval,
+    run_bootstrap,
 )
-from bitimely_core.evaluate.metrics import EACH, EMPTY, LOWER_IS_BETTER, MAIN, METRICS, NAMES, STATISTICS, Array, Rows, Unit, rows_of
-from bitimely_core.evaluate.paired import difference_of
+from bitimely_core.evaluate.metrics import (
+    EACH,
+    EMPTY,
+    LOWER_IS_BETTER,
+    MAIN,
+    METRICS,
+    NAMES,
+    STATISTICS,
+    Array,
+    ScoredRows,
+    Unit,
+    check_rows,
+)
+from bitimely_core.evaluate.paired import build_difference
 from bitimely_core.page import Figure
 
 
-def _rates(labels: Array) -> Array:
+def _label_rates(labels: Array) -> Array:
     """Share of ones among the known labels, [n, K] -> [K]; 0 where none is known."""
     y = labels.astype(np.float64)
     return np.asarray(np.nansum(y, axis=0) / np.maximum(np.isfinite(y).sum(0), 1))
 
 
-def constant(task: str, train: Array, n: int, k: int) -> dict[str, tuple[str, Array, Array | None]]:
+def constant_baselines(task: str, train: Array, n: int, k: int) -> dict[str, tuple[str, Array, Array | None]]:
     """What a model that never looks at its input would say: name -> (words, prediction, decisions), from training targets alone."""
     if not len(train):
         return {}
@@ -37,7 +49,7 @@ def constant(task: str, train: Array, n: int, k: int) -> dict[str, tuple[str, Ar
             "mean": ("always answers the mean of the training targets", np.full(n, mean), None),
             "median": ("always answers the median of the training targets", np.full(n, median), None),
         }
-    rates = np.bincount(train, minlength=k) / len(train) if task == "classification" else _rates(train)
+    rates = np.bincount(train, minlength=k) / len(train) if task == "classification" else _label_rates(train)
     likely = np.eye(k)[rates.argmax()] if task == "classification" else (rates >= 0.5).astype(np.float64)
     spread = np.tile(rates, (n, 1))
     return {
@@ -52,7 +64,7 @@ def constant(task: str, train: Array, n: int, k: int) -> dict[str, tuple[str, Ar
     }
 
 
-def length_only(task: str, train_lengths: Any, train_target: Any, lengths: Any) -> Array:
+def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: Any) -> Array:
     """What the length of a sequence alone gives away: logistic or linear regression on log(1 + length) and its square, from training rows.
 
     Pass it to `score(baselines={"length_only": ...})`.
@@ -87,9 +99,9 @@ def length_only(task: str, train_lengths: Any, train_target: Any, lengths: Any) 
     return fitted(x, y.astype(np.int64), int(y.max()) + 1)
 
 
-def _empty(task: str, class_names: Sequence[str], bootstrap: int, by: Unit, seed: int) -> dict[str, Any]:
+def _empty_scores(task: str, class_names: Sequence[str], bootstrap: int, by: Unit, seed: int) -> dict[str, Any]:
     """The scores of a split that holds nothing: every metric null with the reason."""
-    nothing = metric_of(np.nan, np.empty(0), EMPTY, None)
+    nothing = build_metric(np.nan, np.empty(0), EMPTY, None)
     each = {m: dict(nothing) for m in EACH}
     return {
         "task": task,
@@ -101,7 +113,7 @@ def _empty(task: str, class_names: Sequence[str], bootstrap: int, by: Unit, seed
         "confusion": None,
         "baselines": {},
         "remarks": ["The split holds no rows, so there is nothing to score."],
-        "resampling": resampling_of(None, bootstrap, by, seed),
+        "resampling": describe_resampling(None, bootstrap, by, seed),
     }
 
 
@@ -131,7 +143,7 @@ def score(
         groups: [n] subjects.
         class_names: K names, in the order of the columns; not read for regression.
         train_target: targets of the training split, for the baselines; None: none are made.
-        baselines: further predictions on the same rows, such as `{"length_only": length_only(...)}`.
+        baselines: further predictions on the same rows, such as `{"length_only": length_baseline(...)}`.
         rows: [n] identity of the rows; makes replicates of by="window" independent of the last digits of the predictions.
         bootstrap: replicates R; 0: no intervals.
         by: what is resampled; "window" ignores that windows of one subject resemble each other, and is stamped.
@@ -146,23 +158,25 @@ def score(
         UserError: non_finite, where a prediction is NaN or infinite.
     """
     if len(np.asarray(target)) == 0:
-        return _empty(task, class_names, bootstrap, by, seed)
-    r = rows_of(task, target, {"run": prediction, **(baselines or {})}, groups, class_names, by, rows)
+        return _empty_scores(task, class_names, bootstrap, by, seed)
+    r = check_rows(task, target, {"run": prediction, **(baselines or {})}, groups, class_names, by, rows)
     make = STATISTICS[task]
     about = dict.fromkeys(r.predictions, "predictions on the same windows")
     statistics = {name: make(r, values, None) for name, values in r.predictions.items()}
     train = np.asarray([] if train_target is None else train_target)
-    for name, (words, values, decisions) in constant(task, train, len(r.target), len(r.names)).items():
+    for name, (words, values, decisions) in constant_baselines(task, train, len(r.target), len(r.names)).items():
         about[name], statistics[name] = words, make(r, values, decisions)
-    points, draws = bootstrapped(statistics, r, bootstrap, seed)
-    metrics = {name: metrics_of(r, points[name], draws[name], bootstrap) for name in statistics}
+    points, draws = run_bootstrap(statistics, r, bootstrap, seed)
+    metrics = {name: build_metrics(r, points[name], draws[name], bootstrap) for name in statistics}
     for name in about:
         for m, metric in metrics[name].items() if name != "run" else ():
-            metric["difference"] = difference_of(
-                points["run"][m] - points[name][m], draws["run"][m] - draws[name][m], why_uncertain(r, m, bootstrap)
+            metric["difference"] = build_difference(
+                points["run"][m] - points[name][m], draws["run"][m] - draws[name][m], explain_no_interval(r, m, bootstrap)
             )
     labels = {
-        name: {k: {m: each[m] for m in ("auroc", "auprc")} for k, each in metrics_by_class(r, points[name], draws[name], bootstrap).items()}
+        name: {
+            k: {m: each[m] for m in ("auroc", "auprc")} for k, each in build_class_scores(r, points[name], draws[name], bootstrap).items()
+        }
         for name in (about if task == "multilabel" else ())
     }
     confusion = None
@@ -175,18 +189,18 @@ def score(
         "n": len(r.target),
         "n_subjects": r.n_subjects,
         "metrics": metrics.pop("run"),
-        "by_class": {} if task == "regression" else metrics_by_class(r, points["run"], draws["run"], bootstrap),
+        "by_class": {} if task == "regression" else build_class_scores(r, points["run"], draws["run"], bootstrap),
         "confusion": None if confusion is None else confusion.tolist(),
         "baselines": {
             name: {"about": about[name], **found, **({"by_class": labels[name]} if name in labels else {})}
             for name, found in metrics.items()
         },
-        "resampling": resampling_of(r, bootstrap, by, seed),
-        "remarks": _remarks(r, why_too_few(r, bootstrap)),
+        "resampling": describe_resampling(r, bootstrap, by, seed),
+        "remarks": _list_remarks(r, explain_few_units(r, bootstrap)),
     }
 
 
-def _remarks(rows: Rows, few: str | None) -> list[str]:
+def _list_remarks(rows: ScoredRows, few: str | None) -> list[str]:
     """What a reader must know before the numbers."""
     out = []
     if rows.by == "window":
@@ -203,7 +217,7 @@ def _remarks(rows: Rows, few: str | None) -> list[str]:
     return out
 
 
-def headline(scores: Mapping[str, Any], metric: str | None = None) -> Figure | None:
+def score_figure(scores: Mapping[str, Any], metric: str | None = None) -> Figure | None:
     """The main score beside its baselines as a figure; put first on a page it becomes the page's headline. None: it is not defined.
 
     Args:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 from collections.abc import Callable, Mapping, Sequence
 
 from bitimely_core import evaluate
-from bitimely_core.evaluate.result_table import Column, Key, Scored, rank_rows
+from bitimely_core.evaluate.result_table import Key, ScoreColumn, ScoredRun, rank_rows
 from bitimely_core.report.run_page import baseline_values, loss_curves, main_metric, run_facts
 
-SECOND = {
+FURTHER_METRICS = {
     "classification": ("balanced_accuracy", "auroc", "macro_f1", "kappa"),
     "multilabel": ("auprc", "auroc", "macro_f1"),
     "regression": ("rmse",),
@@ -45,7 +45,7 @@ METHOD = (
 
 
 def difference_table(
-    differences: Mapping[Key, Mapping[str, Any]], shown: Sequence[Column], reference: str, names: Mapping[str, str]
+    differences: Mapping[Key, Mapping[str, Any]], shown: Sequence[ScoreColumn], reference: str, names: Mapping[str, str]
 ) -> Table:
     """Every row less the reference, uncorrected and corrected."""
     of = {c.key: c for c in shown}
@@ -55,7 +55,7 @@ def difference_table(
         difference, se, lo, hi, low, high = (
             None if d[k] is None else d[k] * f for k in ("difference", "se", "lo", "hi", "corrected_lo", "corrected_hi")
         )
-        side = evaluate.apart(d) * (-1 if of[key].lower else 1)
+        side = evaluate.significance_sign(d) * (-1 if of[key].lower else 1)
         word = {1: "better", -1: "worse", 0: "not told apart"}[side] if low is not None else d["undefined_reason"] or "no interval"
         fixed = (
             None
@@ -76,7 +76,7 @@ def difference_table(
 
 
 def difference_figure(
-    differences: Mapping[Key, Mapping[str, Any]], shown: Sequence[Column], reference: str, names: Mapping[str, str]
+    differences: Mapping[Key, Mapping[str, Any]], shown: Sequence[ScoreColumn], reference: str, names: Mapping[str, str]
 ) -> list[Figure]:
     """The same with a panel a column."""
     rows = list(dict.fromkeys(row for row, _ in differences))
@@ -103,7 +103,7 @@ def difference_figure(
     ]
 
 
-def variance_table(cells: Mapping[Key, Mapping[str, Any]], shown: Sequence[Column], names: Mapping[str, str]) -> list[Table]:
+def variance_table(cells: Mapping[Key, Mapping[str, Any]], shown: Sequence[ScoreColumn], names: Mapping[str, str]) -> list[Table]:
     """How much the seeds differ beside how much the subjects do, where there are several seeds."""
     of = {c.key: c for c in shown}
     rows = []
@@ -146,11 +146,11 @@ def variance_table(cells: Mapping[Key, Mapping[str, Any]], shown: Sequence[Colum
 
 
 def rank_blocks(
-    rows: Sequence[str], shown: Sequence[Column], cells: Mapping[Key, Mapping[str, Any]], names: Mapping[str, str]
+    rows: Sequence[str], shown: Sequence[ScoreColumn], cells: Mapping[Key, Mapping[str, Any]], names: Mapping[str, str]
 ) -> list[Figure | Table]:
     """Ranks of each column and their mean; with three rows or more on two columns or more a picture with the critical difference."""
 
-    def value(row: str, c: Column) -> float | None:
+    def value(row: str, c: ScoreColumn) -> float | None:
         return cells.get((row, c.key), {}).get("value")
 
     shown = [c for c in shown if sum(value(row, c) is not None for row in rows) > 1]
@@ -201,7 +201,7 @@ def rank_blocks(
 
 
 def win_table(
-    rows: Sequence[str], shown: Sequence[Column], cells: Mapping[Key, Mapping[str, Any]], names: Mapping[str, str]
+    rows: Sequence[str], shown: Sequence[ScoreColumn], cells: Mapping[Key, Mapping[str, Any]], names: Mapping[str, str]
 ) -> list[Table]:
     """How often one row beats another, out of the columns that both have."""
     rows = [row for row in rows if any((row, c.key) in cells for c in shown)]
@@ -223,7 +223,7 @@ def win_table(
     return [Table(name="wins", title="Wins", columns=["row", *(names.get(row, row) for row in rows)], rows=table, caption=caption)]
 
 
-def cost_table(found: Sequence[Scored], workspace: Path, names: Mapping[str, str]) -> Table:
+def cost_table(found: Sequence[ScoredRun], workspace: Path, names: Mapping[str, str]) -> Table:
     """Parameters, seconds and speed of each row, pre-training and fine-tuning."""
     rows = []
     for row in dict.fromkeys(one.row for one in found):
@@ -234,10 +234,10 @@ def cost_table(found: Sequence[Scored], workspace: Path, names: Mapping[str, str
         tuned = [read_speed(one.folder, one.body) for one in mine]
         sizes = sorted({one.body["parameters"] for one in mine})
         told = [f"{sizes[0]:,}" + (f"–{sizes[-1]:,}" if len(sizes) > 1 else "")] if sizes else [None]
-        rows.append([names.get(row, row), *told, len(before), _sum([s for s, _ in cost]), _middle([r for _, r in cost]), len(mine)])
+        rows.append([names.get(row, row), *told, len(before), _total([s for s, _ in cost]), _median([r for _, r in cost]), len(mine)])
         rows[-1] += [
-            _sum([s for s, _ in tuned]),
-            _middle([r for _, r in tuned]),
+            _total([s for s, _ in tuned]),
+            _median([r for _, r in tuned]),
             ", ".join(sorted({str(one.body.get("device", "")) for one in mine})),
         ]
     return Table(
@@ -260,17 +260,17 @@ def cost_table(found: Sequence[Scored], workspace: Path, names: Mapping[str, str
     )
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
+def _total(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return round(sum(known), 1) if known and len(known) == len(values) else None
 
 
-def _middle(values: Sequence[float | None]) -> float | None:
+def _median(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return round(float(np.median(known)), 1) if known else None
 
 
-def curve_figures(found: Sequence[Scored], workspace: Path, names: Mapping[str, str]) -> list[Figure]:
+def curve_figures(found: Sequence[ScoredRun], workspace: Path, names: Mapping[str, str]) -> list[Figure]:
     """Validation curves of the fine-tunings of each data set, and of the pre-trainings; the first seed of each row."""
     groups: dict[str, dict[str, tuple[Path, int]]] = {}
     firsts = {(one.row, one.data): one for one in sorted(found, key=lambda one: -one.seed)}
@@ -307,10 +307,10 @@ def curve_figures(found: Sequence[Scored], workspace: Path, names: Mapping[str, 
     return out
 
 
-def secondary_table(found: Sequence[Scored], names: Mapping[str, str]) -> list[Table]:
+def secondary_table(found: Sequence[ScoredRun], names: Mapping[str, str]) -> list[Table]:
     """Further metrics of every run, with intervals; a table a task."""
     out = []
-    for task, metrics in SECOND.items():
+    for task, metrics in FURTHER_METRICS.items():
         mine = [one for one in found if one.scores.get("task") == task]
         if mine:
             rows = [
@@ -325,7 +325,7 @@ def secondary_table(found: Sequence[Scored], names: Mapping[str, str]) -> list[T
     return out
 
 
-def data_table(found: Sequence[Scored], names: Mapping[str, str]) -> Table:
+def data_table(found: Sequence[ScoredRun], names: Mapping[str, str]) -> Table:
     """What was scored on, and what trained on it."""
     rows = []
     for data in dict.fromkeys(one.data for one in found):
@@ -366,7 +366,7 @@ def data_table(found: Sequence[Scored], names: Mapping[str, str]) -> Table:
     )
 
 
-def row_table(found: Sequence[Scored], names: Mapping[str, str]) -> Table:
+def row_table(found: Sequence[ScoredRun], names: Mapping[str, str]) -> Table:
     """What each row is, and whether its pre-training could see its targets."""
     rows: list[list[Any]] = []
     for row in dict.fromkeys(one.row for one in found):
@@ -396,7 +396,7 @@ def row_table(found: Sequence[Scored], names: Mapping[str, str]) -> Table:
 
 
 def summarize_differences(
-    differences: Mapping[Key, Mapping[str, Any]], shown: Sequence[Column], reference: str, names: Mapping[str, str]
+    differences: Mapping[Key, Mapping[str, Any]], shown: Sequence[ScoreColumn], reference: str, names: Mapping[str, str]
 ) -> str:
     """The differences of a page in one or two sentences: only those whose corrected interval excludes 0 are named."""
     if not differences:
@@ -405,12 +405,12 @@ def summarize_differences(
     sides: dict[str, list[str]] = {"above": [], "below": []}
     without = sum(d["corrected_lo"] is None for d in differences.values())
     for (row, key), d in differences.items():
-        side = evaluate.apart(d) * (-1 if of[key].lower else 1)
+        side = evaluate.significance_sign(d) * (-1 if of[key].lower else 1)
         if side:
             sides["above" if side < 0 else "below"].append(f"{names.get(row, row)} on {names.get(key, key)}")
     told = [
-        f"better than {_listed(sides['above'])}" if sides["above"] else "",
-        f"worse than {_listed(sides['below'])}" if sides["below"] else "",
+        f"better than {_join_names(sides['above'])}" if sides["above"] else "",
+        f"worse than {_join_names(sides['below'])}" if sides["below"] else "",
     ]
     total, apart = len(differences), sum(map(len, sides.values()))
     first = f"{names.get(reference, reference)} is {' and '.join(filter(None, told))} (corrected intervals exclude 0)" if apart else ""
@@ -422,7 +422,7 @@ def summarize_differences(
     return ". ".join(filter(None, [first, "; ".join(filter(None, more))])) + "."
 
 
-def _listed(names: Sequence[str], most: int = 6) -> str:
+def _join_names(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

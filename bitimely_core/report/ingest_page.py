@@ -40,7 +40,7 @@ Blocks = list[Figure | Table | str]
 
 
 @dataclass
-class Channel:
+class IngestChannel:
     """All that is cached of one channel in one unit of measurement: an entry a recording and segment."""
 
     name: str
@@ -56,7 +56,7 @@ class Channel:
         return values[~np.isnan(values)]
 
 
-def write_page(folder: str | Path, report: dict[str, Any]) -> list[Finding]:
+def write_ingest_page(folder: str | Path, report: dict[str, Any]) -> list[Finding]:
     """Write `report.html` of an ingest into the cache's folder, unless it is there already.
 
     Args:
@@ -75,7 +75,7 @@ def write_page(folder: str | Path, report: dict[str, Any]) -> list[Finding]:
             return []
         shown = ingest_page(folder, report)
         shown.facts["Fingerprint of the report"] = mark
-        storage.write_bytes(path, pages.html(shown, alone=True).encode())
+        storage.write_bytes(path, pages.render_html(shown, alone=True).encode())
     except Exception as error:
         with suppress(OSError):
             path.unlink()  # it would show another ingest
@@ -96,22 +96,22 @@ def ingest_page(folder: str | Path, report: dict[str, Any]) -> Page:
         UserError: the cache cannot be read.
     """
     blocks: Blocks = ["## What was taken, what was left", *_unit_tables(report)]
-    notices, facts = _notices(report), _facts(report)
+    notices, facts = _list_notices(report), _list_facts(report)
     opened = cache.open_cache(folder, verify=False) if report["published"] else None  # pages of Parquet have checksums of their own
     if opened is not None and opened.manifest["kind"] == "recordings":  # of claims: what was taken, and the rows
         rows = opened.signals().to_dicts()
-        channels = _channels(rows)
+        channels = _collect_channels(rows)
         subjects = opened.subjects()
         facts["In the cache"] = (
             f"{subjects.height:,} recording{'s' * (subjects.height != 1)} of {subjects['subject_id'].n_unique():,} "
-            f"subject{'s' * (subjects['subject_id'].n_unique() != 1)}, {_span(sum(_lengths(rows).values()))} in all"
+            f"subject{'s' * (subjects['subject_id'].n_unique() != 1)}, {_format_duration(sum(_recording_lengths(rows).values()))} in all"
         )
         notices += _channel_warnings(channels)
         first = next(iter(opened.records(only=set(opened.recording_ids()[:1]))), None)
         if first is not None and first.signals:
             blocks += ["## The first recording", *_draw_recording(first, report)]
-        blocks += ["## Quality of the channels", *_quality(channels)]
-        content = [*_durations(_lengths(rows)), *_labels(opened, report)]
+        blocks += ["## Quality of the channels", *_quality_blocks(channels)]
+        content = [*_duration_figures(_recording_lengths(rows)), *_label_blocks(opened, report)]
         blocks += ["## Lengths and labels", *content] if content else []
     if report["rules"]:
         rules = Table(
@@ -122,13 +122,13 @@ def ingest_page(folder: str | Path, report: dict[str, Any]) -> Page:
             rows=[[key.replace("_", " "), text] for key, text in sorted(report["rules"].items())],
         )
         blocks += ["## Rules", rules]
-    return Page(title=f"Ingest of {report['dataset']}", verdict=_verdict(report), notices=notices, blocks=blocks, facts=facts)
+    return Page(title=f"Ingest of {report['dataset']}", verdict=_describe_ingest(report), notices=notices, blocks=blocks, facts=facts)
 
 
 # ---- what became of the units
 
 
-def _verdict(report: dict[str, Any]) -> str:
+def _describe_ingest(report: dict[str, Any]) -> str:
     counts = report["counts"]
     seen, lost, warned = counts["units_seen"], counts["quarantined"], counts["accepted_with_warning"]
     if not report["published"]:
@@ -143,7 +143,7 @@ def _verdict(report: dict[str, Any]) -> str:
     return f"{', '.join([taken, *more])}."
 
 
-def _notices(report: dict[str, Any]) -> list[str]:
+def _list_notices(report: dict[str, Any]) -> list[str]:
     """What must be known before anything else."""
     options = report["options"]
     said = {
@@ -156,7 +156,7 @@ def _notices(report: dict[str, Any]) -> list[str]:
     return [f"{text[0].upper()}{text[1:]}." for text, here in said.items() if here]
 
 
-def _facts(report: dict[str, Any]) -> dict[str, str]:
+def _list_facts(report: dict[str, Any]) -> dict[str, str]:
     source, dataset = report["source"], registry.datasets.get(report["dataset"])
     plain = {"keep_phi", "keep_dates", "strict", "max_bad", "follow_symlinks", "verify"}
     options = {key: value for key, value in report["options"].items() if value is not None and key not in plain}
@@ -241,13 +241,13 @@ def _reason_text(row: dict[str, Any], parts: Iterable[str]) -> str:
 # ---- the channels
 
 
-def _channels(rows: list[dict[str, Any]]) -> list[Channel]:
+def _collect_channels(rows: list[dict[str, Any]]) -> list[IngestChannel]:
     """The channels of a cache in the order in which they come, those of several units of measurement as several."""
-    found: dict[tuple[str, str], Channel] = {}
+    found: dict[tuple[str, str], IngestChannel] = {}
     figures = json.loads(f"[{','.join(row['qc'] for row in rows)}]")  # one call for many
     for row, quality in zip(rows, figures, strict=True):
         key = (row["channel"], row["unit"])
-        channel = found.setdefault(key, Channel(*key))
+        channel = found.setdefault(key, IngestChannel(*key))
         channel.rates.add(row["rate"])
         channel.recordings.add(row["recording_id"])
         channel.seconds += row["n_samples"] / row["rate"]
@@ -257,7 +257,7 @@ def _channels(rows: list[dict[str, Any]]) -> list[Channel]:
     return list(found.values())
 
 
-def _lengths(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _recording_lengths(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Recording -> seconds from its start to the end of its longest channel."""
     ends: dict[str, float] = defaultdict(float)
     for row in rows:
@@ -265,7 +265,7 @@ def _lengths(rows: list[dict[str, Any]]) -> dict[str, float]:
     return ends
 
 
-def _channel_warnings(channels: list[Channel]) -> list[str]:
+def _channel_warnings(channels: list[IngestChannel]) -> list[str]:
     """What the quality figures say against a channel."""
     said = []
     for channel in channels:
@@ -282,7 +282,7 @@ def _channel_warnings(channels: list[Channel]) -> list[str]:
             said.append(f"{channel.name}: constant{f' in {constant:,} of {len(spread):,} recordings' if many > 1 else ''}.")
         hum = channel.of("line_noise")
         if len(hum) and float(np.median(hum)) > HUM:
-            mains = _commonest(channel.of("line_frequency"))
+            mains = _most_common(channel.of("line_frequency"))
             said.append(
                 f"{channel.name}: hum of the mains at {mains} Hz makes up {100 * float(np.median(hum)):.0f} % of the power"
                 f"{' in the median recording' if many > 1 else ''}; `bitimely tokenize --notch {mains}` takes it out."
@@ -291,7 +291,7 @@ def _channel_warnings(channels: list[Channel]) -> list[str]:
     return [*shown, f"And {len(said) - 12} more such remarks: see the quality of the channels."] if len(said) > 12 else shown
 
 
-def _quality(channels: list[Channel]) -> Iterator[Figure | Table]:
+def _quality_blocks(channels: list[IngestChannel]) -> Iterator[Figure | Table]:
     """Physical values and faults of each channel."""
 
     def ends(values: np.ndarray, *parts: Callable[[np.ndarray], Any]) -> list[float | None]:
@@ -306,7 +306,7 @@ def _quality(channels: list[Channel]) -> Iterator[Figure | Table]:
         rows=[
             [
                 f"{channel.name}, {channel.unit or 'no unit'}",
-                next(iter(channel.rates)) if len(channel.rates) == 1 else _rates(channel.rates),
+                next(iter(channel.rates)) if len(channel.rates) == 1 else _format_rates(channel.rates),
                 len(channel.recordings),
                 *ends(channel.of("min"), np.min),
                 *ends(channel.of("median"), np.median),
@@ -316,7 +316,7 @@ def _quality(channels: list[Channel]) -> Iterator[Figure | Table]:
             for channel in channels
         ],
     )
-    measured: dict[str, list[Channel]] = defaultdict(list)
+    measured: dict[str, list[IngestChannel]] = defaultdict(list)
     for channel in channels:
         if len(channel.of("iqr")):
             measured[channel.unit].append(channel)
@@ -359,23 +359,23 @@ def _quality(channels: list[Channel]) -> Iterator[Figure | Table]:
             [
                 channel.name,
                 *(value for name in shown for value in ends((100 * channel.of(name)).round(3), np.median, np.max)),
-                *([_commonest(channel.of("line_frequency"))] if hum else []),
+                *([_most_common(channel.of("line_frequency"))] if hum else []),
             ]
             for channel in channels
         ],
     )
 
 
-def _commonest(values: np.ndarray) -> int | None:
+def _most_common(values: np.ndarray) -> int | None:
     """Of frequencies in Hz."""
     return next((int(value) for value, _ in Counter(values.tolist()).most_common(1)), None)
 
 
-def _rates(values: set[float]) -> str:
+def _format_rates(values: set[float]) -> str:
     return ", ".join(f"{value:g}" for value in sorted(values)[:4]) + (", ..." if len(values) > 4 else "")
 
 
-def _span(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """A length of time for people."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
@@ -386,7 +386,7 @@ def _span(seconds: float) -> str:
 # ---- lengths and labels
 
 
-def _durations(lengths: dict[str, float]) -> Iterator[Figure]:
+def _duration_figures(lengths: dict[str, float]) -> Iterator[Figure]:
     """Recordings by length, where they differ."""
     seconds = np.array(list(lengths.values()))
     if len(seconds) < 2 or seconds.max() <= 1.01 * seconds.min():
@@ -397,11 +397,15 @@ def _durations(lengths: dict[str, float]) -> Iterator[Figure]:
         title="Lengths of the recordings",
         caption="A recording that is much shorter than the others was perhaps cut off.",
         kind="bars",
-        data={"names": [f"{_span(a)} to {_span(b)}" for a, b in pairwise(edges)], "values": counts.tolist(), "ylabel": "recordings"},
+        data={
+            "names": [f"{_format_duration(a)} to {_format_duration(b)}" for a, b in pairwise(edges)],
+            "values": counts.tolist(),
+            "ylabel": "recordings",
+        },
     )
 
 
-def _labels(opened: cache.Cache, report: dict[str, Any]) -> Iterator[Figure | Table]:
+def _label_blocks(opened: cache.Cache, report: dict[str, Any]) -> Iterator[Figure | Table]:
     """How often each label is there: classes of recordings, annotations."""
     subjects, notes = opened.subjects(), opened.annotations()
     dataset = registry.datasets.get(report["dataset"])
@@ -425,7 +429,7 @@ def _labels(opened: cache.Cache, report: dict[str, Any]) -> Iterator[Figure | Ta
         )
     if not notes.height:
         return
-    kind = _namer(report)
+    kind = _label_namer(report)
     total: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     holders: dict[str, set[str]] = defaultdict(set)
     for recording, _, duration, label in notes.iter_rows():
@@ -433,17 +437,17 @@ def _labels(opened: cache.Cache, report: dict[str, Any]) -> Iterator[Figure | Ta
         total[name][0] += 1
         total[name][1] += duration
         holders[name].add(recording)
-    order = _ordered(total)
+    order = _sort_labels(total)
     yield Table(
         name="annotations",
         title="Annotations",
         caption="What stands in the cache, after what reaches beyond the signals was cut off.",
         columns=["label", "annotations", "length in all", "recordings"],
-        rows=[[name, int(total[name][0]), _span(total[name][1]), len(holders[name])] for name in order],
+        rows=[[name, int(total[name][0]), _format_duration(total[name][1]), len(holders[name])] for name in order],
     )
 
 
-def _namer(report: dict[str, Any]) -> Callable[[str], str]:
+def _label_namer(report: dict[str, Any]) -> Callable[[str], str]:
     """Text of an annotation -> the label under which it is shown: its class, if a view of the data set names one.
 
     Texts that were kept because the user asked for them (--keep-phi) can hold names, and numbers are no labels: both are only counted.
@@ -462,7 +466,7 @@ def _namer(report: dict[str, Any]) -> Callable[[str], str]:
     return named
 
 
-def _ordered(labels: Iterable[str]) -> list[str]:
+def _sort_labels(labels: Iterable[str]) -> list[str]:
     """Labels as they are drawn: stages by depth, then the others by name."""
     return sorted(labels, key=lambda label: (DEPTH.index(label) if label in DEPTH else len(DEPTH), label))
 
@@ -477,7 +481,7 @@ def _draw_recording(record: Record, report: dict[str, Any]) -> Iterator[Figure]:
     seconds = max(signal.onset + len(signal.samples) / signal.rate for signal in record.signals)
     end = max([seconds, *(note.onset + note.duration for note in record.annotations)])
     left = f" The first {DRAWN} of {len(names)} channels." if len(names) > DRAWN else ""
-    lanes = _lanes(record, report)
+    lanes = _annotation_lanes(record, report)
     whole = end <= SHORT
     start = min((signal.onset for signal in record.signals), default=0.0)
     rate = max(signal.rate for signals in channels.values() for signal in signals)
@@ -491,7 +495,7 @@ def _draw_recording(record: Record, report: dict[str, Any]) -> Iterator[Figure]:
         data={
             "rate": rate,
             "signals": [
-                {"name": name, "unit": signals[0].unit, "values": _sampled(signals, rate, start, stop)}
+                {"name": name, "unit": signals[0].unit, "values": _resample_segments(signals, rate, start, stop)}
                 for name, signals in channels.items()
             ],
             **({"lanes": lanes} if whole and lanes["names"] else {}),
@@ -508,33 +512,35 @@ def _draw_recording(record: Record, report: dict[str, Any]) -> Iterator[Figure]:
     yield Figure(
         name="overview",
         title="The whole of it",
-        caption=f"{_span(seconds)}: lowest and highest value of each of {COLUMNS} stretches of {_span(end / COLUMNS)}.{labelled}{left}",
+        caption=f"{_format_duration(seconds)}: lowest and highest value of each of {COLUMNS} stretches of {_format_duration(end / COLUMNS)}.{labelled}{left}",
         kind="traces",
         data={
             "rate": 2 * COLUMNS / end,
-            "signals": [{"name": name, "unit": signals[0].unit, "values": _envelope(signals, end)} for name, signals in channels.items()],
+            "signals": [
+                {"name": name, "unit": signals[0].unit, "values": _segment_envelope(signals, end)} for name, signals in channels.items()
+            ],
             **({"lanes": lanes} if lanes["names"] else {}),
         },
     )
 
 
-def _lanes(record: Record, report: dict[str, Any]) -> dict[str, Any]:
+def _annotation_lanes(record: Record, report: dict[str, Any]) -> dict[str, Any]:
     """The annotations of a recording as spans, by label; rare labels beyond LANES together."""
-    kind = _namer(report)
+    kind = _label_namer(report)
     counts = Counter(kind(note.label) for note in record.annotations)
     kept = {name for name, _ in counts.most_common(LANES if len(counts) <= LANES else LANES - 1)}
     spans = [
         {"start": note.onset, "stop": note.onset + note.duration, "name": name if (name := kind(note.label)) in kept else "others"}
         for note in record.annotations
     ]
-    return {"names": [*_ordered(kept), *(["others"] if len(kept) < len(counts) else [])], "spans": spans}
+    return {"names": [*_sort_labels(kept), *(["others"] if len(kept) < len(counts) else [])], "spans": spans}
 
 
-def _physical(signal: Signal, first: int, stop: int) -> np.ndarray:
+def _to_physical(signal: Signal, first: int, stop: int) -> np.ndarray:
     return signal.samples[first:stop].astype(np.float64) * signal.scale + signal.offset
 
 
-def _sampled(signals: Sequence[Signal], rate: float, start: float, stop: float) -> np.ndarray:
+def _resample_segments(signals: Sequence[Signal], rate: float, start: float, stop: float) -> np.ndarray:
     """Physical values of the segments of a channel at `rate` from `start` to `stop` seconds, slow ones held; NaN where there is none."""
     times = start + np.arange(round((stop - start) * rate)) / rate
     out = np.full(len(times), np.nan)
@@ -543,18 +549,18 @@ def _sampled(signals: Sequence[Signal], rate: float, start: float, stop: float) 
         here = (index >= 0) & (index < len(signal.samples))
         if here.any():
             first = int(index[here][0])
-            out[here] = _physical(signal, first, int(index[here][-1]) + 1)[index[here] - first]
+            out[here] = _to_physical(signal, first, int(index[here][-1]) + 1)[index[here] - first]
     return out
 
 
-def _envelope(signals: Sequence[Signal], end: float) -> np.ndarray:
+def _segment_envelope(signals: Sequence[Signal], end: float) -> np.ndarray:
     """Lowest and highest physical value, in turn, of each of COLUMNS stretches of the time from 0 to `end`; NaN where there is none."""
     edges = np.linspace(0.0, end, COLUMNS + 1)
     low, high = np.full(COLUMNS, np.nan), np.full(COLUMNS, np.nan)
     for signal in signals:
         index = np.floor((edges - signal.onset) * signal.rate + 1e-6).astype(np.int64)
         for k, (first, stop) in enumerate(pairwise(index)):
-            values = _physical(signal, max(int(first), 0), max(int(stop), int(first) + 1, 0))
+            values = _to_physical(signal, max(int(first), 0), max(int(stop), int(first) + 1, 0))
             values = values[~np.isnan(values)]
             if len(values) and first < len(signal.samples):
                 low[k], high[k] = np.fmin(low[k], values.min()), np.fmax(high[k], values.max())

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core.page import Figure, Table
-from bitimely_core.report.text import numeric, text
+from bitimely_core.report.text import clean_text, is_numeric
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -19,7 +19,7 @@ Columns = dict[str, Array]
 CSV_LIMIT = 60_000  # bytes of a table that the page carries as a download; larger ones are in the Parquet file alone
 
 
-def array(values: Any) -> Array:
+def to_array(values: Any) -> Array:
     """Numbers as float64 (None: NaN)."""
     return (
         np.array([np.nan if v is None else v for v in values], dtype=np.float64)
@@ -28,14 +28,14 @@ def array(values: Any) -> Array:
     )
 
 
-def panels_of(data: Mapping[str, Any]) -> tuple[Array, list[str]]:
+def matrix_panels(data: Mapping[str, Any]) -> tuple[Array, list[str]]:
     """The matrices of a figure, [M, R, C], and their names."""
     values = np.asarray(data["values"])
     values = values if values.dtype == np.float32 else values.astype(np.float64)  # large maps come in single precision
-    return (values[None], [""]) if values.ndim == 2 else (values, [text(n) for n in data.get("names", range(1, len(values) + 1))])
+    return (values[None], [""]) if values.ndim == 2 else (values, [clean_text(n) for n in data.get("names", range(1, len(values) + 1))])
 
 
-def stages_of(track: Mapping[str, Any], classes: Sequence[str]) -> Array:
+def stage_indices(track: Mapping[str, Any], classes: Sequence[str]) -> Array:
     """Class numbers of a track, -1 where there is none; they may be given as names."""
     ids = {name: k for k, name in enumerate(classes)}
     numbers = [
@@ -51,36 +51,36 @@ def figure_data(figure: Figure) -> Columns:
         parts: dict[str, list[Array]] = {"x": [], "y": [], "lo": [], "hi": []}
         names: list[str] = []
         for s in data["series"]:
-            y = array(s["y"])
-            names += [text(s["name"])] * len(y)
+            y = to_array(s["y"])
+            names += [clean_text(s["name"])] * len(y)
             for key, values in {"x": s["x"], "y": y, "lo": s.get("lo"), "hi": s.get("hi")}.items():
-                parts[key].append(np.full(len(y), np.nan) if values is None else array(values))
+                parts[key].append(np.full(len(y), np.nan) if values is None else to_array(values))
         banded = any(s.get("lo") is not None for s in data["series"])
         return {"series": np.array(names, str), **{k: np.concatenate([np.empty(0), *v]) for k, v in parts.items() if banded or k in "xy"}}
     if figure.kind == "matrix":
-        values, names = panels_of(data)
+        values, names = matrix_panels(data)
         m, r, c = values.shape
-        columns = [text(n) for n in data.get("column_names", range(c))]
-        rows = np.tile(np.array([text(n) for n in data["row_names"]]) if "row_names" in data else np.arange(r), m)
+        columns = [clean_text(n) for n in data.get("column_names", range(c))]
+        rows = np.tile(np.array([clean_text(n) for n in data["row_names"]]) if "row_names" in data else np.arange(r), m)
         head: Columns = {"panel": np.repeat(np.array(names, str), r)} if m > 1 or names != [""] else {}
         return {**head, "row": rows, **{f"column {n}": values[:, :, k].ravel() for k, n in enumerate(columns)}}
     if figure.kind == "bars":
-        extra = {k: array(data[k]) for k in ("lo", "hi") if data.get(k) is not None}
-        return {"name": np.array([text(n) for n in data["names"]], str), "value": array(data["values"]), **extra}
+        extra = {k: to_array(data[k]) for k in ("lo", "hi") if data.get(k) is not None}
+        return {"name": np.array([clean_text(n) for n in data["names"]], str), "value": to_array(data["values"]), **extra}
     if figure.kind == "ranks":
-        ranked = np.array([text(n) for n in data["names"]], str)
-        return {"name": ranked, "mean rank": array(data["ranks"]), "critical difference": np.full(len(ranked), float(data["critical"]))}
+        ranked = np.array([clean_text(n) for n in data["names"]], str)
+        return {"name": ranked, "mean rank": to_array(data["ranks"]), "critical difference": np.full(len(ranked), float(data["critical"]))}
     if figure.kind == "forest":
-        dots, shown = [text(n) for n in data["names"]], data["panels"]
+        dots, shown = [clean_text(n) for n in data["names"]], data["panels"]
         keys = {"values": "value", "lo": "lo", "hi": "hi", **({"other": "other"} if any(p.get("other") for p in shown) else {})}
-        held = {k: [array(p.get(k) or [None] * len(dots)) for p in shown] for k in keys}
+        held = {k: [to_array(p.get(k) or [None] * len(dots)) for p in shown] for k in keys}
         return {
-            "panel": np.repeat(np.array([text(p["name"]) for p in shown], str), len(dots)),
+            "panel": np.repeat(np.array([clean_text(p["name"]) for p in shown], str), len(dots)),
             "name": np.tile(np.array(dots, str), len(shown)),
             **{keys[k]: np.concatenate([np.empty(0), *stacked]) for k, stacked in held.items()},
         }
     if figure.kind == "traces":
-        signals = [(text(s["name"]), text(s.get("unit") or ""), array(s["values"])) for s in data["signals"]]
+        signals = [(clean_text(s["name"]), clean_text(s.get("unit") or ""), to_array(s["values"])) for s in data["signals"]]
         return {
             "signal": np.concatenate([np.empty(0, str), *(np.full(len(v), n) for n, _, v in signals)]),
             "seconds": np.concatenate([np.empty(0), *(np.arange(len(v)) / data["rate"] for _, _, v in signals)]),
@@ -88,26 +88,26 @@ def figure_data(figure: Figure) -> Columns:
             "unit": np.concatenate([np.empty(0, str), *(np.full(len(v), u) for _, u, v in signals)]),
         }
     if figure.kind == "hypnogram":
-        classes = [text(c) for c in data["classes"]]
-        tracks = {text(t["name"]): stages_of(t, data["classes"]) for t in data["tracks"]}
+        classes = [clean_text(c) for c in data["classes"]]
+        tracks = {clean_text(t["name"]): stage_indices(t, data["classes"]) for t in data["tracks"]}
         n = max((len(v) for v in tracks.values()), default=0)
         said = np.array([*classes, ""])  # -1 is the last: no stage
         padded = {f"stage {name}": said[np.pad(v, (0, n - len(v)), constant_values=-1)] for name, v in tracks.items()}
         return {"epoch": np.arange(n), "seconds": np.arange(n) * float(data["epoch"]), **padded}
     if figure.kind == "timelines":
-        lanes = [(text(lane["name"]), array(lane["times"]), lane["groups"]) for lane in data["lanes"]]
-        groups = np.array([text(g) for g in data["groups"]], str)
+        lanes = [(clean_text(lane["name"]), to_array(lane["times"]), lane["groups"]) for lane in data["lanes"]]
+        groups = np.array([clean_text(g) for g in data["groups"]], str)
         return {
             "lane": np.concatenate([np.empty(0, str), *(np.full(len(times), name) for name, times, _ in lanes)]),
             "time": np.concatenate([np.empty(0), *(times for _, times, _ in lanes)]),
             "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(which, dtype=np.int64)] for _, _, which in lanes)]),
         }
     if figure.kind == "scatter":
-        groups = np.array([*(text(g) for g in data["groups"]), ""], str)  # -1 is the last: no group
+        groups = np.array([*(clean_text(g) for g in data["groups"]), ""], str)  # -1 is the last: no group
         return {
-            "panel": np.concatenate([np.empty(0, str), *(np.full(len(p["x"]), text(p["name"])) for p in data["panels"])]),
-            "x": np.concatenate([np.empty(0), *(array(p["x"]) for p in data["panels"])]),
-            "y": np.concatenate([np.empty(0), *(array(p["y"]) for p in data["panels"])]),
+            "panel": np.concatenate([np.empty(0, str), *(np.full(len(p["x"]), clean_text(p["name"])) for p in data["panels"])]),
+            "x": np.concatenate([np.empty(0), *(to_array(p["x"]) for p in data["panels"])]),
+            "y": np.concatenate([np.empty(0), *(to_array(p["y"]) for p in data["panels"])]),
             "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(p["group"], dtype=np.int64)] for p in data["panels"])]),
         }
     raise ValueError(f"figure {figure.name!r} has kind {figure.kind!r}, which is not known")
@@ -118,21 +118,21 @@ def table_data(table: Table) -> Columns:
     out: Columns = {}
     for k, name in enumerate(table.columns):
         cells = [row[k] for row in table.rows]
-        label = text(name)
+        label = clean_text(name)
         if any(isinstance(c, Mapping) for c in cells):
             held = {part for c in cells if isinstance(c, Mapping) for part in c}
             for part in ("value", *sorted(held & {"paper", "to"})) if "text" in held else ("value", "lo", "hi"):
                 values = [c.get(part) if isinstance(c, Mapping) else c if part == "value" else None for c in cells]
-                out[label if part == "value" else f"{label} {part}"] = array(values)
-        elif numeric(cells):
+                out[label if part == "value" else f"{label} {part}"] = to_array(values)
+        elif is_numeric(cells):
             whole = all(isinstance(c, int | np.integer) for c in cells)
-            out[label] = np.array(cells, np.int64) if whole else array(cells)
+            out[label] = np.array(cells, np.int64) if whole else to_array(cells)
         else:
-            out[label] = np.array(["" if c is None else text(c) for c in cells], str)
+            out[label] = np.array(["" if c is None else clean_text(c) for c in cells], str)
     return out
 
 
-def as_parquet(columns: Columns) -> bytes:
+def to_parquet(columns: Columns) -> bytes:
     """Columns as a Parquet file; equal names are numbered."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -152,7 +152,7 @@ def as_parquet(columns: Columns) -> bytes:
     return out.getvalue()
 
 
-def csv(columns: Columns) -> str:
+def to_csv(columns: Columns) -> str:
     """Columns as CSV. Text that a spreadsheet could take for a formula (= + - @ at its start) gets an apostrophe; numbers do not."""
 
     def cell(value: Any) -> str:
@@ -170,7 +170,7 @@ def csv_link(columns: Columns) -> tuple[str, bool]:
     """A link that carries the CSV, or "" where it would be too large; and whether it holds text."""
     if sum(v.size for v in columns.values()) * 6 > CSV_LIMIT:  # not even worth writing
         return "", False
-    data = csv(columns).encode()
+    data = to_csv(columns).encode()
     if len(data) > CSV_LIMIT:
         return "", False
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(data).decode(), any(v.dtype.kind == "U" for v in columns.values())

@@ -20,11 +20,11 @@ from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines as plain
 from bitimely_core.evaluate import folds
 from bitimely_core.evaluate.result_table import (
-    Column,
     ColumnResult,
     Key,
     OpenWindows,
-    Scored,
+    ScoreColumn,
+    ScoredRun,
     compare_column,
     correct_family,
     group_columns,
@@ -94,7 +94,7 @@ def write_results(
     shown = group_columns(found, asked, [column for _, column in stated])
     rows = list(dict.fromkeys([*(str(e["row"]) for e in entries), *(row for row, _ in stated)]))
     reference = rows[0] if rows else ""
-    fitted, remarks = _baselines(found, reference, baselines, out / "kept", open_windows, progress)
+    fitted, remarks = _fit_baselines(found, reference, baselines, out / "kept", open_windows, progress)
     measures = {
         c.key: compare_column(
             c, found, reference, others={plain.TITLES[k]: f for k, (_, f) in fitted.get(c.data, {}).items()}, keep=out / "kept"
@@ -122,20 +122,20 @@ def write_results(
         ),
         "results.tex": ("the table for LaTeX (booktabs)", render_latex(title, rows, shown, cells, stated, names, fitted, unit)),
     }
-    blocks = _blocks(rows, shown, cells, differences, stated, names, paper, found, fitted, measures, missing, reference, workspace)
-    summary = _summary(name, rows, shown, cells, differences, stated, missing, fitted)
+    blocks = _result_blocks(rows, shown, cells, differences, stated, names, paper, found, fitted, measures, missing, reference, workspace)
+    summary = _summarize_numbers(name, rows, shown, cells, differences, stated, missing, fitted)
     page = Page(
         title=title or name,
         verdict=verdict,
-        notices=[*_notices(found, shown, names), *remarks, *(line for m in measures.values() for line in m.remarks)],
+        notices=[*_list_notices(found, shown, names), *remarks, *(line for m in measures.values() for line in m.remarks)],
         blocks=blocks,
-        facts=_facts(name, description, paper, found, reference, names),
+        facts=_list_facts(name, description, paper, found, reference, names),
         summary=summary,
     )
     storage.make_folder(out)
     for file, (_, content) in files.items():
         storage.write_bytes(out / file, content.encode())
-    path = report.write(out, page, files={file: about for file, (about, _) in files.items()})
+    path = report.write_report(out, page, files={file: about for file, (about, _) in files.items()})
     return {
         "report": str(path),
         "verdict": verdict,
@@ -164,9 +164,9 @@ def read_paper(paper: Mapping[str, Any]) -> tuple[PaperValues, dict[str, str]]:
 
 def _open_runs(
     entries: Iterable[Mapping[str, Any]], workspace: Path, keep: Path, open_windows: OpenWindows
-) -> tuple[list[Scored], list[dict[str, Any]]]:
+) -> tuple[list[ScoredRun], list[dict[str, Any]]]:
     """The evaluated runs of the cells, and the cells without one."""
-    found: list[Scored] = []
+    found: list[ScoredRun] = []
     missing: list[dict[str, Any]] = []
     for entry in entries:
         row, column, seed = str(entry["row"]), str(entry["column"]), int(entry.get("seed") or 0)
@@ -193,8 +193,8 @@ def _open_runs(
     return found, missing
 
 
-def _baselines(
-    found: Sequence[Scored], reference: str, kinds: Sequence[str], keep: Path, open_windows: OpenWindows, progress: Progress | None
+def _fit_baselines(
+    found: Sequence[ScoredRun], reference: str, kinds: Sequence[str], keep: Path, open_windows: OpenWindows, progress: Progress | None
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Of each data set the baselines that could be fitted: kind -> (scores, frame); and a line for each that could not."""
     out: dict[str, dict[str, Any]] = {}
@@ -222,16 +222,16 @@ def _baselines(
 # --- cells as text ------------------------------------------------------------------------------------------------------------------------
 
 
-def digits(column: Column) -> int:
+def count_decimals(column: ScoreColumn) -> int:
     """Decimals that the paper prints."""
     return 1 if column.factor > 1 else 2
 
 
-def format_cell(cell: Mapping[str, Any] | None, column: Column) -> str:
+def format_cell(cell: Mapping[str, Any] | None, column: ScoreColumn) -> str:
     """`90.4 (2.5)`: mean and standard error; `90.4 (n < 5)` where there are too few subjects for one; a dash where there is nothing."""
     if not cell or cell["value"] is None:
         return "–"
-    places = digits(column)
+    places = count_decimals(column)
     few = cell.get("n_subjects", evaluate.MINIMUM_UNITS) < evaluate.MINIMUM_UNITS
     error = (
         f"{cell['se'] * column.factor:.{places}f}" if cell.get("se") is not None else f"n < {evaluate.MINIMUM_UNITS}" if few else "no s.e."
@@ -250,7 +250,7 @@ def format_paper(pair: tuple[float, float | None] | None) -> str:
 
 def main_table(
     rows: Sequence[str],
-    shown: Sequence[Column],
+    shown: Sequence[ScoreColumn],
     cells: Mapping[Key, Mapping[str, Any]],
     stated: PaperValues,
     names: Mapping[str, str],
@@ -292,7 +292,7 @@ def main_table(
 def render_latex(
     title: str,
     rows: Sequence[str],
-    shown: Sequence[Column],
+    shown: Sequence[ScoreColumn],
     cells: Mapping[Key, Mapping[str, Any]],
     stated: PaperValues,
     names: Mapping[str, str],
@@ -333,7 +333,7 @@ def render_markdown(
     title: str,
     verdict: str,
     rows: Sequence[str],
-    shown: Sequence[Column],
+    shown: Sequence[ScoreColumn],
     cells: Mapping[Key, Mapping[str, Any]],
     stated: PaperValues,
     names: Mapping[str, str],
@@ -396,8 +396,8 @@ def group_missing(missing: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def write_long_csv(
     entries: Sequence[Mapping[str, Any]],
-    shown: Sequence[Column],
-    found: Sequence[Scored],
+    shown: Sequence[ScoreColumn],
+    found: Sequence[ScoredRun],
     stated: PaperValues,
     missing: Sequence[Mapping[str, Any]],
 ) -> str:
@@ -446,21 +446,21 @@ def write_long_csv(
         "paper_se",
         "detail",
     ]
-    return report.csv(report.table_data(Table(name="results", title="", caption="", columns=heads, rows=lines)))
+    return report.to_csv(report.table_data(Table(name="results", title="", caption="", columns=heads, rows=lines)))
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _blocks(
+def _result_blocks(
     rows: Sequence[str],
-    shown: Sequence[Column],
+    shown: Sequence[ScoreColumn],
     cells: Mapping[Key, dict[str, Any]],
     differences: Mapping[Key, dict[str, Any]],
     stated: PaperValues,
     names: Mapping[str, str],
     paper: Mapping[str, Any],
-    found: Sequence[Scored],
+    found: Sequence[ScoredRun],
     fitted: Mapping[str, Mapping[str, Any]],
     measures: Mapping[str, ColumnResult],
     missing: Sequence[Mapping[str, Any]],
@@ -469,7 +469,7 @@ def _blocks(
 ) -> list[Figure | Table | str]:
     blocks: list[Figure | Table | str] = [
         main_table(rows, shown, cells, stated, names, paper),
-        *_side_table(rows, shown, cells, stated, names),
+        *_side_figure(rows, shown, cells, stated, names),
     ]
     if differences:
         blocks += ["## Differences", *comparison.difference_figure(differences, shown, reference, names)]
@@ -514,8 +514,8 @@ def _blocks(
     return [*blocks, "## How the numbers were made", *METHOD]
 
 
-def _side_table(
-    rows: Sequence[str], shown: Sequence[Column], cells: Mapping[Key, Mapping[str, Any]], stated: PaperValues, names: Mapping[str, str]
+def _side_figure(
+    rows: Sequence[str], shown: Sequence[ScoreColumn], cells: Mapping[Key, Mapping[str, Any]], stated: PaperValues, names: Mapping[str, str]
 ) -> list[Figure]:
     """Ours with intervals beside the paper's values, a panel a column that has ours."""
     panels = []
@@ -546,7 +546,7 @@ def _side_table(
     return [Figure(name="beside", title="Ours beside the paper's", kind="forest", caption=caption, data=data)]
 
 
-def _simple_baselines(column: Column, one: Scored) -> dict[str, dict[str, Any]]:
+def _simple_baselines(column: ScoreColumn, one: ScoredRun) -> dict[str, dict[str, Any]]:
     """What needs no fitting, of one column."""
     held = one.scores.get("baselines") or {}
     if column.label:
@@ -557,7 +557,7 @@ def _simple_baselines(column: Column, one: Scored) -> dict[str, dict[str, Any]]:
     return {name.replace("_", " "): body[column.metric] for name, body in held.items() if column.metric in body}
 
 
-def _untrained_baselines(column: Column, one: Scored, fitted: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _untrained_baselines(column: ScoreColumn, one: ScoredRun, fitted: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The baselines of a column by name, those that need no fitting first."""
     return {
         **_simple_baselines(column, one),
@@ -566,8 +566,8 @@ def _untrained_baselines(column: Column, one: Scored, fitted: Mapping[str, Mappi
 
 
 def _baseline_table(
-    shown: Sequence[Column],
-    found: Sequence[Scored],
+    shown: Sequence[ScoreColumn],
+    found: Sequence[ScoredRun],
     fitted: Mapping[str, Mapping[str, Any]],
     measures: Mapping[str, ColumnResult],
     names: Mapping[str, str],
@@ -604,7 +604,7 @@ def _baseline_table(
     )
 
 
-def _notices(found: Sequence[Scored], shown: Sequence[Column], names: Mapping[str, str]) -> list[str]:
+def _list_notices(found: Sequence[ScoredRun], shown: Sequence[ScoreColumn], names: Mapping[str, str]) -> list[str]:
     counted = Counter(line for one in found for line in dict.fromkeys([*one.scores.get("notices", []), *one.scores.get("remarks", [])]))
     out = [line if n == len(found) else f"{line} ({n} of {len(found)} runs)" for line, n in counted.most_common(12)]
     few = {
@@ -619,8 +619,8 @@ def _notices(found: Sequence[Scored], shown: Sequence[Column], names: Mapping[st
     return out
 
 
-def _facts(
-    name: str, description: str, paper: Mapping[str, Any], found: Sequence[Scored], reference: str, names: Mapping[str, str]
+def _list_facts(
+    name: str, description: str, paper: Mapping[str, Any], found: Sequence[ScoredRun], reference: str, names: Mapping[str, str]
 ) -> dict[str, str]:
     facts = {
         "Recipe": name,
@@ -636,10 +636,10 @@ def _facts(
     return {key: value for key, value in {**facts, "Versions": ", ".join(sorted(versions))}.items() if value}
 
 
-def _summary(
+def _summarize_numbers(
     name: str,
     rows: Sequence[str],
-    shown: Sequence[Column],
+    shown: Sequence[ScoreColumn],
     cells: Mapping[Key, Mapping[str, Any]],
     differences: Mapping[Key, Mapping[str, Any]],
     stated: PaperValues,
@@ -663,5 +663,5 @@ def _summary(
         "paper": nested({key: {"value": v, "se": se} for key, (v, se) in stated.items()}),
         "baselines": {data: {kind: scores["metrics"] for kind, (scores, _) in of.items()} for data, of in fitted.items()},
         "missing": list(missing),
-        "told_apart": int(np.sum([evaluate.apart(d) != 0 for d in differences.values()])),
+        "told_apart": int(np.sum([evaluate.significance_sign(d) != 0 for d in differences.values()])),
     }

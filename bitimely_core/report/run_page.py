@@ -110,14 +110,14 @@ def write_training_page(folder: Path) -> Path:
         facts=run_facts(body),
         summary=final,
     )
-    return report.write(folder, page)
+    return report.write_report(folder, page)
 
 
 def write_evaluation_page(folder: Path, body: dict[str, Any], scores: dict[str, Any], windows: Windows, columns: dict[str, Any]) -> Path:
     """Write the page of an evaluated run: scores beside the baselines, confusion, classes, curves."""
     from bitimely_core import report
 
-    shown = scoring.headline(scores) if scores["metrics"] and "task" in scores else None
+    shown = scoring.score_figure(scores) if scores["metrics"] and "task" in scores else None
     blocks: list[Figure | Table | str] = [*([shown] if shown else []), metric_table(scores)]
     if scores.get("comparison"):
         blocks.append(_comparison_table(scores["comparison"], scores["run"]))
@@ -152,7 +152,7 @@ def write_evaluation_page(folder: Path, body: dict[str, Any], scores: dict[str, 
             )
         )
     if windows.task == "classification" and columns and len(columns["target"]):
-        blocks += _night(windows[scores["split"]], windows, columns)
+        blocks += _hypnogram_figures(windows[scores["split"]], windows, columns)
     blocks += loss_curves(folder)
     parent = folder.parent / str((body.get("source") or {}).get("run"))
     if body["kind"] == "finetune" and (body["source"] or {}).get("weights") and (parent / "metrics.jsonl").is_file():
@@ -165,7 +165,7 @@ def write_evaluation_page(folder: Path, body: dict[str, Any], scores: dict[str, 
         facts=run_facts(body),
         summary=scores,
     )
-    return report.write(folder, page)
+    return report.write_report(folder, page)
 
 
 def main_metric(scores: dict[str, Any]) -> str:
@@ -228,7 +228,7 @@ def _comparison_table(comparison: dict[str, Any], run: str) -> Table:
     )
 
 
-def _night(chosen: Windows, windows: Windows, columns: dict[str, Any]) -> list[Figure]:
+def _hypnogram_figures(chosen: Windows, windows: Windows, columns: dict[str, Any]) -> list[Figure]:
     """Predicted beside scored stages of the first recording of the split, for data cut in epochs."""
     frame = chosen.index
     recording = frame["recording_id"][0]

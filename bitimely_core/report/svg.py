@@ -12,13 +12,13 @@ import xml.etree.ElementTree as ET
 import numpy as np
 
 from bitimely_core.page import Figure
-from bitimely_core.report.kinds import COLOURS, DRAWN, STYLE
+from bitimely_core.report.figures import COLOURS, DRAWERS, STYLE
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 
 
-def draw(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
+def draw_figure(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
     """The drawing of a figure as an SVG tree, and a note for its caption. No global state, no display, the same bytes every time.
 
     `name` makes the ids inside unlike those of other figures of the page.
@@ -27,16 +27,16 @@ def draw(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
 
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # glyphs that the measuring font lacks are the reader's font's business
-        drawn = DRAWN[figure.kind](figure)
+        drawn = DRAWERS[figure.kind](figure)
         canvas, note = drawn if isinstance(drawn, tuple) else (drawn, "")
         out = io.BytesIO()
         canvas.savefig(
             out, format="svg", bbox_inches="tight", pad_inches=0.02, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
         )
-    return tidied(ET.fromstring(out.getvalue()), name), note  # noqa: S314  # drawn here
+    return clean_svg(ET.fromstring(out.getvalue()), name), note  # noqa: S314  # drawn here
 
 
-def tidied(svg: ET.Element, name: str) -> ET.Element:
+def clean_svg(svg: ET.Element, name: str) -> ET.Element:
     """The tree without what a page does not need: unused ids, style sheets, digits below a tenth of a point; pictures with a palette."""
     for parent in list(svg.iter()):
         for child in list(parent):
@@ -60,7 +60,7 @@ def tidied(svg: ET.Element, name: str) -> ET.Element:
             elif "url(#" in value:
                 element.set(key, value.replace("url(#", f"url(#{name}-"))
             elif plain == "href" and value.startswith("data:image/png"):
-                element.set(key, _small(value))
+                element.set(key, _shrink_png(value))
             elif plain in {"d", "points"}:
                 element.set(key, " ".join(re.sub(r"-?\d+\.\d+", lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), value).split()))
             elif plain in {"x", "y"}:
@@ -75,7 +75,7 @@ def tidied(svg: ET.Element, name: str) -> ET.Element:
     return svg
 
 
-def _small(link: str) -> str:
+def _shrink_png(link: str) -> str:
     """A PNG of few colours with a palette instead of four channels."""
     from PIL import Image
 
@@ -92,7 +92,7 @@ def _small(link: str) -> str:
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
-def standalone(svg: ET.Element) -> bytes:
+def export_svg(svg: ET.Element) -> bytes:
     """The drawing as a file of its own, in the light colours."""
     ET.register_namespace("", SVG)
     ET.register_namespace("xlink", XLINK)
@@ -101,7 +101,7 @@ def standalone(svg: ET.Element) -> bytes:
     return ET.tostring(root, encoding="utf-8", xml_declaration=True)
 
 
-def inline(svg: ET.Element, label: str) -> str:
+def inline_svg(svg: ET.Element, label: str) -> str:
     """The drawing as part of the page: colours are the page's variables, text is in its font."""
     root = ET.fromstring(ET.tostring(svg))  # noqa: S314  # a copy
     for element in root.iter():

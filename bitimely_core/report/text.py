@@ -12,12 +12,12 @@ import numpy as np
 from bitimely_core.errors import clean
 
 
-def text(value: object, limit: int = 2000) -> str:
+def clean_text(value: object, limit: int = 2000) -> str:
     """Foreign text on one line, without what XML, a terminal or a spreadsheet would act upon other than by showing it."""
     return clean(re.sub(r"[\n\r\t]+", " ", str(value)).replace("\ufffe", "?").replace("\uffff", "?"), limit)
 
 
-def number(value: float | None, digits: int | None = None) -> str:
+def format_number(value: float | None, digits: int | None = None) -> str:
     """A number for people: three decimals where that says enough, a dash for what is not defined.
 
     >>> number(0.8421), number(12345), number(3.2e-7), number(None)
@@ -35,7 +35,7 @@ def number(value: float | None, digits: int | None = None) -> str:
     return f"{value:,.{places}f}".replace("-", "−")
 
 
-def slug(name: str, taken: set[str]) -> str:
+def make_slug(name: str, taken: set[str]) -> str:
     """`name` as the name of a file and an anchor, unlike those `taken`; it is added to them."""
     base = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "figure"
     found, k = base, 2
@@ -45,22 +45,22 @@ def slug(name: str, taken: set[str]) -> str:
     return found
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """`value` as JSON knows it: arrays as lists, NaN and infinities as null, keys as text."""
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_plain(v) for k, v in value.items()}
     if isinstance(value, np.ndarray):
-        return plain(value.tolist())
+        return to_plain(value.tolist())
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(v) for v in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+        return [to_plain(v) for v in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return to_plain(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
-def numeric(values: Sequence[Any]) -> bool:
+def is_numeric(values: Sequence[Any]) -> bool:
     """Whether a column holds numbers alone, and at least one."""
     return all(v is None or (isinstance(v, int | float | np.number) and not isinstance(v, bool)) for v in values) and any(
         v is not None for v in values
@@ -69,11 +69,11 @@ def numeric(values: Sequence[Any]) -> bool:
 
 def markdown_text(value: object) -> str:
     """Foreign text as Markdown shows it, in a cell of a table too."""
-    return re.sub(r"([\\`*_{}\[\]#|<>~&])", r"\\\1", text(value))
+    return re.sub(r"([\\`*_{}\[\]#|<>~&])", r"\\\1", clean_text(value))
 
 
 def tex_text(value: object) -> str:
     """Foreign text as LaTeX prints it, every special character written out."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$"}
     special |= {c: f"\\{c}" for c in "&%$#_{}"} | {c: f"{{{c}}}" for c in "<>|\"'`[]"}
-    return "".join(special.get(c, c) for c in text(value))
+    return "".join(special.get(c, c) for c in clean_text(value))

@@ -68,7 +68,7 @@ def analyze(
             if takes == "model"
             else entry.function(runs, seed=seed, **given, **_progress(entry, progress))
         )
-    path = rendering.write(target, page)
+    path = rendering.write_report(target, page)
     contradiction = bool(page.summary.get("contradiction"))
     return {
         "format_version": FORMAT,

@@ -39,7 +39,7 @@ def demonstrate(
     windows = tokens.open_tokens(workspace / "tokens" / data)
     table = run_page.audit_table(windows.name, audit_splits(windows), list(windows.class_names))
     page = run_page.combine_pages(comparison_page(evaluated), [spectra["page"], maps["page"]], [table], title)
-    path = rendering.write(workspace / "reports" / f"compare-{'-'.join(names)}", page)
+    path = rendering.write_report(workspace / "reports" / f"compare-{'-'.join(names)}", page)
     scores = [json.loads((folder / "scores.json").read_bytes()) for folder in evaluated]
     return {
         "format_version": FORMAT,

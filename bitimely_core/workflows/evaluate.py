@@ -233,15 +233,15 @@ def _event_columns(windows: Any, chosen: Any) -> dict[str, np.ndarray]:
         known = np.isfinite(label)
         told = [shortcut_baselines.average_precision(codes[known, c], label[known]) or 0.0 for c in range(codes.shape[1])]
         best.append(int(np.argmax(told)))
-    single = [scoring.length_only("multilabel", codes[:, c], labels[:, k : k + 1], own[:, c]) for k, c in enumerate(best)]
-    return {"length_only": scoring.length_only("multilabel", lengths, labels, chosen.lengths()), "single_code": np.hstack(single)}
+    single = [scoring.length_baseline("multilabel", codes[:, c], labels[:, k : k + 1], own[:, c]) for k, c in enumerate(best)]
+    return {"length_only": scoring.length_baseline("multilabel", lengths, labels, chosen.lengths()), "single_code": np.hstack(single)}
 
 
 def _write_predictions(path: Path, chosen: Windows, windows: Windows, columns: dict[str, Any]) -> None:
     """One row a window: window, subject_id, recording_id, start, target, prediction, and one probability a class."""
     from bitimely_core import evaluate as scoring
 
-    frame = scoring.frame(chosen.index, windows.task, windows.class_names, columns["target"], columns["prediction"])
+    frame = scoring.predictions_frame(chosen.index, windows.task, windows.class_names, columns["target"], columns["prediction"])
     storage.write_file(path, lambda out: frame.write_parquet(out, compression="zstd"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bitimely_core import cache
 from bitimely_core.errors import Exit, Finding, UserError
-from bitimely_core.report.ingest_page import write_page
+from bitimely_core.report.ingest_page import write_ingest_page
 
 
 def ingest(
@@ -33,9 +33,9 @@ def ingest(
         report = cache.ingest(dataset, source, out, **given)
     except UserError as error:
         if error.report is not None and error.exit_code == Exit.REFUSED:
-            error.details = [*error.details, *write_page(out, error.report)]
+            error.details = [*error.details, *write_ingest_page(out, error.report)]
         raise
-    faults = write_page(out, report) if report.get("published") else []  # else it is a part or a plan
+    faults = write_ingest_page(out, report) if report.get("published") else []  # else it is a part or a plan
     for fault in faults:
         if said is not None:
             said(fault)

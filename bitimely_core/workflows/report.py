@@ -24,4 +24,4 @@ def report(names: list[str], *, out: Path | None = None, workspace: Path = Path(
     if dry_run:
         return {"runs": [p.name for p in found], "report": str(target / "report.html")}
     page = comparison_page(found)
-    return {"format_version": FORMAT, "report": str(rendering.write(target, page)), "verdict": page.verdict, "summary": page.summary}
+    return {"format_version": FORMAT, "report": str(rendering.write_report(target, page)), "verdict": page.verdict, "summary": page.summary}

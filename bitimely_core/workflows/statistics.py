@@ -42,7 +42,7 @@ def statistics(views: Sequence[str], *, title: str, description: str, workspace:
         facts={},
         summary={"rows": rows},
     )
-    return {"format_version": FORMAT, "report": str(report.write(out, page)), "rows": rows}
+    return {"format_version": FORMAT, "report": str(report.write_report(out, page)), "rows": rows}
 
 
 def _row(view: str, workspace: Path) -> dict[str, Any]:

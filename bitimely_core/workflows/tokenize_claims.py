@@ -50,7 +50,7 @@ def tokenize_claims(
     sequences = _open_sequences(out)
     statistics = sequences.statistics
     shown = claims_page(sequences)
-    storage.write_bytes(out / "report.html", pages.html(shown, alone=True).encode())
+    storage.write_bytes(out / "report.html", pages.render_html(shown, alone=True).encode())
     if opened.manifest["clock"] == "calendar":
         from bitimely_core.claims import meds_export
         from bitimely_core.tokens.sequences import open_sequences

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core.page import Figure
-from bitimely_core.report.numbers import Array, array, panels_of, stages_of
-from bitimely_core.report.text import number, text
+from bitimely_core.report.numbers import Array, matrix_panels, stage_indices, to_array
+from bitimely_core.report.text import clean_text, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,32 +71,32 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def tick(value: float, _: int = 0) -> str:
+def format_tick(value: float, _: int = 0) -> str:
     """The label of a tick: plain text."""
     return f"{value:.6g}".replace("-", "−")
 
 
-def _decade(value: float, _: int = 0) -> str:
+def _format_decade(value: float, _: int = 0) -> str:
     exponent = math.log10(value) if value > 0 else math.nan
     if abs(exponent - round(exponent)) > 1e-6:
         return ""
-    return tick(value) if -3 <= exponent <= 4 else "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return format_tick(value) if -3 <= exponent <= 4 else "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _ticks(axes: Axes, *, logx: bool = False, logy: bool = False) -> None:
+def _set_ticks(axes: Axes, *, logx: bool = False, logy: bool = False) -> None:
     """Tick labels as plain text: the library's own would be mathematics."""
-    _plain_ticks(axes.xaxis, log=logx)
-    _plain_ticks(axes.yaxis, log=logy)
+    _set_plain_ticks(axes.xaxis, log=logx)
+    _set_plain_ticks(axes.yaxis, log=logy)
 
 
-def _plain_ticks(axis: Axis, *, log: bool = False) -> None:
+def _set_plain_ticks(axis: Axis, *, log: bool = False) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    axis.set_major_formatter(FuncFormatter(_decade if log else tick))
+    axis.set_major_formatter(FuncFormatter(_format_decade if log else format_tick))
     axis.set_minor_formatter(NullFormatter())
 
 
-def envelope(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
+def reduce_trace(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
     """Where a long trace is to be drawn: the smallest and the largest sample of each pixel column, in order of time. Spikes stay.
 
     Args:
@@ -115,7 +115,7 @@ def envelope(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
     return index, values[index]
 
 
-def blocks_of(values: Array, limit: int = PIXELS) -> Array:
+def reduce_matrix(values: Array, limit: int = PIXELS) -> Array:
     """A matrix [R, C] at no more than `limit` rows and columns: each block by its entry of largest magnitude, with its sign."""
     for axis in (0, 1):
         n = values.shape[axis]
@@ -129,7 +129,7 @@ def blocks_of(values: Array, limit: int = PIXELS) -> Array:
     return values
 
 
-def _lines(figure: Figure) -> Canvas:
+def _draw_lines(figure: Figure) -> Canvas:
     from matplotlib.figure import Figure as Canvas
 
     data, series = figure.data, figure.data["series"]
@@ -137,44 +137,44 @@ def _lines(figure: Figure) -> Canvas:
     axes = canvas.add_subplot()
     handles = []
     for k, s in enumerate(series):
-        x, y = array(s["x"]), array(s["y"])
+        x, y = to_array(s["x"]), to_array(s["y"])
         colour, dash = (MUTED, DASHES[1]) if s.get("reference") else (SERIES[k % 8], DASHES[k // 8 % 4])
-        index, _ = envelope(y)
+        index, _ = reduce_trace(y)
         if s.get("lo") is not None:
-            axes.fill_between(x[index], array(s["lo"])[index], array(s["hi"])[index], color=colour, alpha=0.16, linewidth=0)
+            axes.fill_between(x[index], to_array(s["lo"])[index], to_array(s["hi"])[index], color=colour, alpha=0.16, linewidth=0)
         marker = "o" if len(x) <= 12 and not s.get("reference") else ""
         handles += axes.plot(x[index], y[index], color=colour, linestyle=dash, linewidth=1.3, marker=marker, markersize=3.2)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
-    logx, logy = (bool(data.get(f"log{k}")) and any((array(s[k]) > 0).any() for s in series) for k in "xy")
+    logx, logy = (bool(data.get(f"log{k}")) and any((to_array(s[k]) > 0).any() for s in series) for k in "xy")
     if logx:
         axes.set_xscale("log")
     if logy:
         axes.set_yscale("log")
-    axes.set_xlabel(text(data.get("xlabel", "")))
-    axes.set_ylabel(text(data.get("ylabel", "")))
+    axes.set_xlabel(clean_text(data.get("xlabel", "")))
+    axes.set_ylabel(clean_text(data.get("ylabel", "")))
     axes.margins(x=0.02)
-    _ticks(axes, logx=logx, logy=logy)
-    every = np.concatenate([np.empty(0), *(array(s["x"]) for s in series)])
+    _set_ticks(axes, logx=logx, logy=logy)
+    every = np.concatenate([np.empty(0), *(to_array(s["x"]) for s in series)])
     if logx and len(np.unique(every)) <= 10:  # a handful of lengths: each by its number
-        axes.set_xticks(np.unique(every), [tick(v) for v in np.unique(every)])
+        axes.set_xticks(np.unique(every), [format_tick(v) for v in np.unique(every)])
         axes.set_xticks([], minor=True)
     if every.size and not logx and (every % 1 == 0).all():
         axes.locator_params(axis="x", integer=True)
     if len(series) > 1 or (series and series[0]["name"]):
-        labels = [" " + text(s["name"], 60) for s in series]  # a leading underscore would hide it
+        labels = [" " + clean_text(s["name"], 60) for s in series]  # a leading underscore would hide it
         canvas.legend(
             handles, labels, loc="outside upper left", ncols=min(len(labels), 4), frameon=False, handlelength=2.2, columnspacing=1.6
         )
     return canvas
 
 
-def _matrix(figure: Figure) -> tuple[Canvas, str]:
+def _draw_matrix(figure: Figure) -> tuple[Canvas, str]:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure as Canvas
 
     data = figure.data
-    values, names = panels_of(data)
+    values, names = matrix_panels(data)
     m, r, c = values.shape
     finite = values[np.isfinite(values)]
     size = np.abs(finite)
@@ -196,7 +196,7 @@ def _matrix(figure: Figure) -> tuple[Canvas, str]:
             axes.set_visible(False)
             continue
         picture = axes.imshow(
-            blocks_of(values[k]),
+            reduce_matrix(values[k]),
             cmap=palette,
             vmin=low,
             vmax=top,
@@ -211,15 +211,15 @@ def _matrix(figure: Figure) -> tuple[Canvas, str]:
         for edge in () if data.get("mark") is None else data["mark"]:
             axes.axvline(edge, color=INK, linewidth=0.7, linestyle=DASHES[1])
         if named:
-            _cells(axes, values[k], low, top, data)
+            _label_cells(axes, values[k], low, top, data)
         else:
-            _ticks(axes)
+            _set_ticks(axes)
             axes.locator_params(nbins=4 if m > 1 else 6, integer=True)
         if k >= m - across:
-            axes.set_xlabel(text(data.get("xlabel", "")))
+            axes.set_xlabel(clean_text(data.get("xlabel", "")))
             axes.tick_params(labelbottom=True)
         if k % across == 0:
-            axes.set_ylabel(text(data.get("ylabel", "")))
+            axes.set_ylabel(clean_text(data.get("ylabel", "")))
     if named or not size.size:
         return canvas, ""
     ticks = [low, (low + top) / 2, top]
@@ -228,7 +228,7 @@ def _matrix(figure: Figure) -> tuple[Canvas, str]:
         bar.solids.set_rasterized(True)
     bar.outline.set_visible(False)
     clipped = largest > top
-    ends = [tick(float(f"{v:.3g}")) for v in ticks]
+    ends = [format_tick(float(f"{v:.3g}")) for v in ticks]
     bar.ax.set_yticklabels([("≤ " if clipped and diverging else "") + ends[0], ends[1], ("≥ " if clipped else "") + ends[2]])
     bar.ax.tick_params(length=0)
     note = f"Colours saturate at {ends[2]}, the 99.5th percentile of magnitudes." if clipped else ""
@@ -237,87 +237,87 @@ def _matrix(figure: Figure) -> tuple[Canvas, str]:
     return canvas, note.strip()
 
 
-def _cells(axes: Axes, values: Array, low: float, top: float, data: Mapping[str, Any]) -> None:
+def _label_cells(axes: Axes, values: Array, low: float, top: float, data: Mapping[str, Any]) -> None:
     """Names along a small matrix and the number in every cell, light on dark."""
     r, c = values.shape
-    axes.set_xticks(range(c), [text(n, 24) for n in data.get("column_names", range(c))], rotation=0 if c <= 8 else 60)
-    axes.set_yticks(range(r), [text(n, 24) for n in data.get("row_names", range(r))])
+    axes.set_xticks(range(c), [clean_text(n, 24) for n in data.get("column_names", range(c))], rotation=0 if c <= 8 else 60)
+    axes.set_yticks(range(r), [clean_text(n, 24) for n in data.get("row_names", range(r))])
     axes.tick_params(length=0)
     whole = bool((values[np.isfinite(values)] % 1 == 0).all())
     for i in range(r):
         for j in range(c):
             value = float(values[i, j])
             share = abs(value) / top if low < 0 else (value - low) / (top - low or 1.0)
-            shown = f"{int(value):,}" if whole and math.isfinite(value) else number(value, 2 if top <= 10 else None)
+            shown = f"{int(value):,}" if whole and math.isfinite(value) else format_number(value, 2 if top <= 10 else None)
             axes.text(j, i, shown, ha="center", va="center", color=PAPER if share > 0.55 else INK, fontsize=7)
 
 
-def _bars(figure: Figure) -> Canvas:
+def _draw_bars(figure: Figure) -> Canvas:
     from matplotlib.figure import Figure as Canvas
 
     data = figure.data
-    values, n = array(data["values"]), len(data["values"])
+    values, n = to_array(data["values"]), len(data["values"])
     canvas = Canvas(figsize=(WIDTH, 0.62 + 0.25 * max(n, 1)), layout="constrained")
     axes = canvas.add_subplot()
     y = np.arange(n)
     axes.barh(y, np.nan_to_num(values), height=0.5, color=SERIES[0], linewidth=0)
     if data.get("lo") is not None and data.get("hi") is not None:
-        axes.hlines(y, array(data["lo"]), array(data["hi"]), color=INK, linewidth=1.1)
-    axes.set_yticks(y, [text(name, 48) for name in data["names"]], color=INK)
+        axes.hlines(y, to_array(data["lo"]), to_array(data["hi"]), color=INK, linewidth=1.1)
+    axes.set_yticks(y, [clean_text(name, 48) for name in data["names"]], color=INK)
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(not (values < 0).any())
     axes.axvline(0, color=MUTED, linewidth=0.6)
     axes.grid(axis="x", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_xlabel(text(data.get("ylabel", "")))
-    _plain_ticks(axes.xaxis)
+    axes.set_xlabel(clean_text(data.get("ylabel", "")))
+    _set_plain_ticks(axes.xaxis)
     return canvas
 
 
-def _clock(seconds: float) -> tuple[float, str]:
+def _select_time_unit(seconds: float) -> tuple[float, str]:
     """The unit in which a stretch of so many seconds is read."""
     return (3600.0, "hours") if seconds > 2 * 3600 else (60.0, "minutes") if seconds > 300 else (1.0, "seconds")
 
 
-def _traces(figure: Figure) -> Canvas:
+def _draw_traces(figure: Figure) -> Canvas:
     from matplotlib.figure import Figure as Canvas
 
     data, signals = figure.data, figure.data["signals"]
     n, rate = max(len(signals), 1), float(data["rate"])
     length = max((len(s["values"]) for s in signals), default=1) / rate
-    per, unit = _clock(length)
+    per, unit = _select_time_unit(length)
     lanes = data.get("lanes")
     tall = [0.85 if n <= 8 else 0.6] * n + ([0.2 + 0.17 * max(len(lanes["names"]), 2)] if lanes else [])
     canvas = Canvas(figsize=(WIDTH, 0.5 + sum(tall)), layout="constrained")
     canvas.get_layout_engine().set(hspace=0.0, h_pad=0.02)  # type: ignore[union-attr, call-arg]
     grid = canvas.subplots(len(tall), 1, squeeze=False, sharex=True, height_ratios=tall)[:, 0]
     if lanes:
-        _lanes(grid[-1], lanes, per)
+        _draw_lanes(grid[-1], lanes, per)
     for axes, s in zip(grid[:n], signals, strict=False):
-        index, drawn = envelope(array(s["values"]))
+        index, drawn = reduce_trace(to_array(s["values"]))
         for span in data.get("spans") or ():
             axes.axvspan(span["start"] / per, span["stop"] / per, color=SERIES[1], alpha=0.16, linewidth=0)
         axes.plot(index / rate / per, drawn, color=INK if not s.get("accent") else SERIES[0], linewidth=0.6)
-        measured = text(s["name"], 24) + (f"\n{text(s['unit'], 12)}" if s.get("unit") else "")
+        measured = clean_text(s["name"], 24) + (f"\n{clean_text(s['unit'], 12)}" if s.get("unit") else "")
         axes.set_ylabel(measured, rotation=0, ha="right", va="center", color=INK)
         axes.locator_params(axis="y", nbins=3)
         axes.margins(x=0, y=0.08)
-        _ticks(axes)
+        _set_ticks(axes)
         if axes is not grid[-1]:
             axes.spines["bottom"].set_visible(False)
             axes.tick_params(axis="x", length=0)
     for span in data.get("spans") or ():
         middle = (span["start"] + span["stop"]) / 2 / per
         grid[0].annotate(
-            text(span.get("name", ""), 32), (middle, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=SERIES[1]
+            clean_text(span.get("name", ""), 32), (middle, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=SERIES[1]
         )
     grid[-1].set_xlabel(unit)
     canvas.align_ylabels(grid[:n])
     return canvas
 
 
-def _lanes(axes: Axes, lanes: Mapping[str, Any], per: float) -> None:
+def _draw_lanes(axes: Axes, lanes: Mapping[str, Any], per: float) -> None:
     """Spans of time, a line a name; those without length as ticks."""
     names = list(lanes["names"])
     for k, name in enumerate(names):
@@ -327,17 +327,17 @@ def _lanes(axes: Axes, lanes: Mapping[str, Any], per: float) -> None:
         axes.plot([v for a, b in long for v in (a, b, np.nan)], [-k] * 3 * len(long), color=colour, linewidth=4, solid_capstyle="butt")
         points = [a for a, b in spans if b <= a]
         axes.plot(points, [-k] * len(points), linestyle="", marker="|", markersize=5, markeredgewidth=0.8, color=colour)
-    axes.set_yticks([-k for k in range(len(names))], [text(name, 24) for name in names], color=INK)
+    axes.set_yticks([-k for k in range(len(names))], [clean_text(name, 24) for name in names], color=INK)
     axes.set_ylim(0.6 - max(len(names), 2), 0.6)
     axes.grid(axis="y", color=RULE, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.margins(x=0)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    _plain_ticks(axes.xaxis)
+    _set_plain_ticks(axes.xaxis)
 
 
-def _hypnogram(figure: Figure) -> Canvas:
+def _draw_hypnogram(figure: Figure) -> Canvas:
     from matplotlib.figure import Figure as Canvas
 
     data = figure.data
@@ -345,9 +345,9 @@ def _hypnogram(figure: Figure) -> Canvas:
     depth = ["W", "R", "REM", "N1", "N2", "N3", "N4"]  # as hypnograms are drawn; other classes keep their order
     order = sorted(range(len(classes)), key=lambda k: depth.index(classes[k])) if set(classes) <= set(depth) else list(range(len(classes)))
     height = {k: -place for place, k in enumerate(order)}
-    tracks = [(text(t["name"], 24), stages_of(t, classes)) for t in data["tracks"]]
+    tracks = [(clean_text(t["name"], 24), stage_indices(t, classes)) for t in data["tracks"]]
     length = max((len(s) for _, s in tracks), default=1)
-    per, unit = _clock(length * epoch)
+    per, unit = _select_time_unit(length * epoch)
     pair = len(tracks) == 2
     heights = [1.0] * max(len(tracks), 1)
     if pair:
@@ -367,7 +367,7 @@ def _hypnogram(figure: Figure) -> Canvas:
             x = [v for a, b, which in held if which == k for v in (a, b, *gap)]
             colour = SERIES[order.index(k) % 8]
             axes.plot(x, [height[k]] * len(x), color=colour, linewidth=2.6, solid_capstyle="butt")
-        axes.set_yticks([height[k] for k in order], [text(classes[k], 12) for k in order])
+        axes.set_yticks([height[k] for k in order], [clean_text(classes[k], 12) for k in order])
         axes.set_ylim(0.6 - len(classes), 0.6)
         axes.grid(axis="y", color=RULE, linewidth=0.5)
         axes.set_axisbelow(True)
@@ -390,13 +390,13 @@ def _hypnogram(figure: Figure) -> Canvas:
             grid[1].spines[side].set_visible(False)
         grid[1].tick_params(axis="x", length=0)
     grid[-1].set_xlim(0, length * epoch / per)
-    _plain_ticks(grid[-1].xaxis)
+    _set_plain_ticks(grid[-1].xaxis)
     grid[-1].set_xlabel(unit)
     canvas.align_ylabels(panels)
     return canvas
 
 
-def _timelines(figure: Figure) -> Canvas:
+def _draw_timelines(figure: Figure) -> Canvas:
     from matplotlib.figure import Figure as Canvas
 
     data, lanes = figure.data, figure.data["lanes"]
@@ -409,14 +409,16 @@ def _timelines(figure: Figure) -> Canvas:
         handles += axes.plot(
             [x for x, _ in at], [y for _, y in at], linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1
         )
-    axes.set_yticks(range(len(lanes)), [text(lane["name"], 32) for lane in lanes], color=INK)
+    axes.set_yticks(range(len(lanes)), [clean_text(lane["name"], 32) for lane in lanes], color=INK)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", color=RULE, linewidth=0.5)
     axes.set_axisbelow(True)
-    axes.set_xlabel(text(data.get("xlabel", "")))
-    _plain_ticks(axes.xaxis)
-    canvas.legend(handles, [" " + text(g, 60) for g in data["groups"]], loc="outside upper left", ncols=4, frameon=False, columnspacing=1.6)
+    axes.set_xlabel(clean_text(data.get("xlabel", "")))
+    _set_plain_ticks(axes.xaxis)
+    canvas.legend(
+        handles, [" " + clean_text(g, 60) for g in data["groups"]], loc="outside upper left", ncols=4, frameon=False, columnspacing=1.6
+    )
     return canvas
 
 
@@ -433,7 +435,7 @@ GLYPHS: list[list[tuple[float, float]]] = [  # strokes that tell groups apart wi
 ]
 
 
-def _scatter(figure: Figure) -> Canvas:
+def _draw_scatter(figure: Figure) -> Canvas:
     """Points in panels, a colour and a glyph a group; each group is one path, so that thousands of points stay small."""
     from matplotlib.figure import Figure as Canvas
 
@@ -448,7 +450,7 @@ def _scatter(figure: Figure) -> Canvas:
         if panel is None:
             axes.set_visible(False)
             continue
-        x, y, of = array(panel["x"]), array(panel["y"]), np.asarray(panel["group"], dtype=np.int64)
+        x, y, of = to_array(panel["x"]), to_array(panel["y"]), np.asarray(panel["group"], dtype=np.int64)
         spans = [float(np.nanmax(v) - np.nanmin(v)) or 1.0 if len(v) and np.isfinite(v).any() else 1.0 for v in (x, y)]
         for k in [-1, *range(len(groups))]:
             here = of == k
@@ -464,14 +466,14 @@ def _scatter(figure: Figure) -> Canvas:
                 alpha=0.35 if k < 0 else 0.9,
                 solid_capstyle="round",
             )
-        axes.set_title(text(panel["name"], 60), loc="left", color=INK)
+        axes.set_title(clean_text(panel["name"], 60), loc="left", color=INK)
         if not data.get("ticks"):
             axes.set_xticks([])
             axes.set_yticks([])
         else:
-            _ticks(axes)
-        axes.set_xlabel(text(data.get("xlabel", "")))
-        axes.set_ylabel(text(data.get("ylabel", "")))
+            _set_ticks(axes)
+        axes.set_xlabel(clean_text(data.get("xlabel", "")))
+        axes.set_ylabel(clean_text(data.get("ylabel", "")))
     if groups and panels:
         from matplotlib.lines import Line2D
 
@@ -484,7 +486,7 @@ def _scatter(figure: Figure) -> Canvas:
         ]
         canvas.legend(
             keys,
-            [" " + text(g, 40) for g in groups],
+            [" " + clean_text(g, 40) for g in groups],
             loc="outside upper left",
             ncols=len(groups) if len(groups) <= 6 else 4,
             frameon=False,
@@ -494,12 +496,12 @@ def _scatter(figure: Figure) -> Canvas:
     return canvas
 
 
-def _forest(figure: Figure) -> Canvas:
+def _draw_forest(figure: Figure) -> Canvas:
     """A dot and an interval a name, in panels that share the names; hollow marks for what they are set against."""
     from matplotlib.figure import Figure as Canvas
 
     data = figure.data
-    panels, names = data["panels"], [text(n, 32) for n in data["names"]]
+    panels, names = data["panels"], [clean_text(n, 32) for n in data["names"]]
     across = min(max(len(panels), 1), 4)
     down = -(-max(len(panels), 1) // across)
     canvas = Canvas(figsize=(WIDTH, 0.35 + down * (0.55 + 0.19 * max(len(names), 2))), layout="constrained")
@@ -510,14 +512,21 @@ def _forest(figure: Figure) -> Canvas:
         if panel is None:
             axes.set_visible(False)
             continue
-        values, lo, hi = (array(panel.get(k) or [None] * len(names)) for k in ("values", "lo", "hi"))
+        values, lo, hi = (to_array(panel.get(k) or [None] * len(names)) for k in ("values", "lo", "hi"))
         if panel.get("zero"):
             axes.axvline(0, color=MUTED, linewidth=0.8)
         axes.hlines(y, lo, hi, color=SERIES[0], linewidth=1.3)
         handles["ours"] = axes.plot(values, y, linestyle="", marker="o", markersize=3.6, color=SERIES[0])[0]
         if panel.get("other"):
             handles["other"] = axes.plot(
-                array(panel["other"]), y, linestyle="", marker="D", markersize=3.6, color=SERIES[1], fillstyle="none", markeredgewidth=0.9
+                to_array(panel["other"]),
+                y,
+                linestyle="",
+                marker="D",
+                markersize=3.6,
+                color=SERIES[1],
+                fillstyle="none",
+                markeredgewidth=0.9,
             )[0]
         axes.set_yticks(y, names, color=INK)
         axes.set_ylim(len(names) - 0.5, -0.5)
@@ -525,25 +534,25 @@ def _forest(figure: Figure) -> Canvas:
         axes.grid(axis="y", color=RULE, linewidth=0.5)
         axes.set_axisbelow(True)
         axes.spines["left"].set_visible(False)
-        axes.set_title(text(panel["name"], 28), loc="left", color=INK)
+        axes.set_title(clean_text(panel["name"], 28), loc="left", color=INK)
         axes.locator_params(axis="x", nbins=4)
         axes.margins(x=0.08)
-        _plain_ticks(axes.xaxis)
+        _set_plain_ticks(axes.xaxis)
     for axes in grid[-1]:
-        axes.set_xlabel(text(data.get("xlabel", "")))
+        axes.set_xlabel(clean_text(data.get("xlabel", "")))
     if "other" in handles:
-        labels = [" " + text(data.get(k, k), 40) for k in ("ours", "other")]
+        labels = [" " + clean_text(data.get(k, k), 40) for k in ("ours", "other")]
         canvas.legend([handles["ours"], handles["other"]], labels, loc="outside upper left", ncols=2, frameon=False)
     return canvas
 
 
-def _ranks(figure: Figure) -> Canvas:
+def _draw_ranks(figure: Figure) -> Canvas:
     """Mean ranks on a line, the best on the left; bars join groups that differ by less than the critical difference (Demsar 2006)."""
     from matplotlib.figure import Figure as Canvas
 
     data = figure.data
-    order = np.argsort(array(data["ranks"]), kind="stable")
-    ranks, names = array(data["ranks"])[order], [text(data["names"][k], 32) for k in order]
+    order = np.argsort(to_array(data["ranks"]), kind="stable")
+    ranks, names = to_array(data["ranks"])[order], [clean_text(data["names"][k], 32) for k in order]
     k, half = len(names), -(-len(names) // 2)
     near = [np.flatnonzero(ranks <= r + data["critical"]).max(initial=i) for i, r in enumerate(ranks.tolist())]
     joined = [(i, j) for i, j in enumerate(near) if j > i and not any(a < i and b >= j for a, b in enumerate(near))]
@@ -560,14 +569,19 @@ def _ranks(figure: Figure) -> Canvas:
         axes.text(mark, -0.4, str(mark), ha="center", va="bottom", color=MUTED, fontsize=7)
     axes.plot([low, low + data["critical"]], [-1.5, -1.5], color=INK, linewidth=1.4, clip_on=False)
     axes.text(
-        low - 0.02 * (high - low), -1.5, f"critical difference {number(float(data['critical']), 2)}", ha="right", va="center", fontsize=7
+        low - 0.02 * (high - low),
+        -1.5,
+        f"critical difference {format_number(float(data['critical']), 2)}",
+        ha="right",
+        va="center",
+        fontsize=7,
     )
     for i, (rank, name) in enumerate(zip(ranks.tolist(), names, strict=True)):
         left = i < half
         depth = top + (i if left else k - 1 - i)
         edge = low - 0.04 * (high - low) if left else high + 0.04 * (high - low)
         axes.plot([rank, rank, edge], [0, depth, depth], color=MUTED, linewidth=0.7)
-        axes.text(edge, depth, f" {name} {number(rank, 2)} ", ha="right" if left else "left", va="center", fontsize=7)
+        axes.text(edge, depth, f" {name} {format_number(rank, 2)} ", ha="right" if left else "left", va="center", fontsize=7)
     for level, (i, j) in enumerate(joined):
         reach = 0.012 * (high - low)
         axes.plot([ranks[i] - reach, ranks[j] + reach], [0.35 + 0.3 * level] * 2, color=SERIES[0], linewidth=2.6, solid_capstyle="butt")
@@ -575,14 +589,14 @@ def _ranks(figure: Figure) -> Canvas:
     return canvas
 
 
-DRAWN: dict[str, Callable[[Figure], Any]] = {
-    "forest": _forest,
-    "ranks": _ranks,
-    "scatter": _scatter,
-    "lines": _lines,
-    "matrix": _matrix,
-    "bars": _bars,
-    "traces": _traces,
-    "hypnogram": _hypnogram,
-    "timelines": _timelines,
+DRAWERS: dict[str, Callable[[Figure], Any]] = {
+    "forest": _draw_forest,
+    "ranks": _draw_ranks,
+    "scatter": _draw_scatter,
+    "lines": _draw_lines,
+    "matrix": _draw_matrix,
+    "bars": _draw_bars,
+    "traces": _draw_traces,
+    "hypnogram": _draw_hypnogram,
+    "timelines": _draw_timelines,
 }
