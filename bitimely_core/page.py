@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     Values = Sequence[float | None] | Sequence[float] | Sequence[int] | npt.NDArray[Any]  # None and NaN: not defined, not drawn
+
+
+class MetricLike(Protocol):
+    """A value with its 95 % confidence interval, None where undefined."""
+
+    @property
+    def value(self) -> float | None:
+        """The estimate."""
+
+    @property
+    def lo(self) -> float | None:
+        """Lower limit."""
+
+    @property
+    def hi(self) -> float | None:
+        """Upper limit."""
 
 
 # --- kinds of figures ---------------------------------------------------------------------------------------------------------------------
@@ -25,6 +41,12 @@ class Line:
     lo: Values | None = None
     hi: Values | None = None
     reference: bool = False
+
+    @classmethod
+    def from_metrics(cls, name: str, x: Values, metrics: Iterable[MetricLike], *, band: bool = True) -> Self:
+        """A curve of metrics; with `band` their intervals, where all of them have one."""
+        y, lo, hi = (list(column) for column in zip(*((one.value, one.lo, one.hi) for one in metrics), strict=True))
+        return cls(name, x, y, lo, hi) if band and None not in lo else cls(name, x, y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +86,13 @@ class BarPlot:
     lo: Values | None = None
     hi: Values | None = None
     ylabel: str = ""
+
+    @classmethod
+    def from_metrics(cls, metrics: Mapping[str, MetricLike], ylabel: str = "") -> Self:
+        """Bars with intervals of named metrics; undefined ones are left out."""
+        defined = {name: one for name, one in metrics.items() if one.value is not None}
+        values, lo, hi = ([getattr(one, key) for one in defined.values()] for key in ("value", "lo", "hi"))
+        return cls(list(defined), values, lo, hi, ylabel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +273,20 @@ def make_figure(name: str, title: str, caption: str, data: FigureData) -> Figure
 
 def make_table(name: str, title: str, caption: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
     """A table outside of a page, for `PageBuilder.add`."""
-    return Table(name=name, title=title, caption=caption, columns=list(columns), rows=[list(row) for row in rows])
+    return Table(name=name, title=title, caption=caption, columns=list(columns), rows=[to_plain(list(row)) for row in rows])
+
+
+def to_plain(value: Any) -> Any:
+    """`value` with the records in it (pydantic models, dataclasses, named tuples) as dicts; arrays stay arrays."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(by_alias=True)
+    if is_dataclass(value):
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: to_plain(part) for key, part in value.items()}
+    return [to_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _to_dict(data: Any) -> Any:
@@ -299,5 +341,5 @@ class PageBuilder:
     def finish(self, verdict: str, summary: Mapping[str, Any] | None = None) -> Page:
         """The page, with its verdict (one sentence) and what `summary.json` holds."""
         return Page(
-            title=self.title, verdict=verdict, notices=self.notices, blocks=self.blocks, facts=self.facts, summary=dict(summary or {})
+            title=self.title, verdict=verdict, notices=self.notices, blocks=self.blocks, facts=self.facts, summary=to_plain(summary or {})
         )
