@@ -1,43 +1,245 @@
-"""A run on disk: its record, its weights, the adapter that fits some windows."""
+"""A run on disk: its record, its scores, its model with the adapter that fits some windows."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from bitimely_core import __version__, storage
 from bitimely_core.config import Settings, validate
-from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.schemas import ReadingOptions, RunData, RunRecord, Scores, SplitCount, TrainSubjects
+from bitimely_core.workspace import run_folder
 
 if TYPE_CHECKING:
+    from bitimely_core.models.heads import Head
+    from bitimely_core.models.stack import Model
     from bitimely_core.tokens import Sequences, Windows
 
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from bitimely_core.tokens import Windows
-
-
 FORMAT = 1
+SPLITS = ("train", "validation", "test")
 
 
-def adapter_channels(body: dict[str, Any]) -> tuple[int, ...]:
-    """The channels that the adapters of a run read, in their order."""
-    model = body["settings"]["model"]
-    return (model["channels"], *model.get("others", ()))
+@dataclass(eq=False)
+class Run:
+    """A run in its folder. Windows, model and scores are read when they are used, and once.
+
+    Attributes:
+        folder: `runs/<run>`, or another folder with the same files.
+        record: `run.json`.
+        data: name of the tokens that `windows` opens.
+        open_windows: name of tokens -> windows with all splits.
+    """
+
+    folder: Path
+    record: RunRecord
+    data: str
+    open_windows: Callable[[str], Windows]
+
+    @classmethod
+    def open(
+        cls, run: str | Path, workspace: Path, *, data: str | None = None, open_windows: Callable[[str], Windows] | None = None
+    ) -> Self:
+        """The run called `run`, or the one in the folder `run`.
+
+        Args:
+            run: name or folder.
+            workspace: holds `runs/` and `tokens/`.
+            data: name of the tokens to read; None: the first that the run was trained on.
+            open_windows: opens them (`workflows.prepare` also builds missing ones); None: those in `workspace`.
+
+        Raises:
+            UserError: not_found (exit 2), integrity (exit 5).
+        """
+        from bitimely_core import tokens
+
+        folder = run_folder(run, workspace)
+        record = RunRecord.load(folder / "run.json")
+        return cls(
+            folder, record, data or record.data[0].name, open_windows or (lambda name: tokens.open_tokens(workspace / "tokens" / name))
+        )
+
+    @property
+    def name(self) -> str:
+        """The name under which it was trained."""
+        return self.record.run
+
+    def windows(self) -> Windows:
+        """The windows called `data`, all splits. Raises UserError: incomplete (exit 4), integrity (exit 5)."""
+        return self._windows
+
+    def model(self) -> Model:
+        """The backbone in eval mode, with the adapter of `windows`. Raises UserError: config (exit 2), integrity (exit 5)."""
+        return self._model if self._head is None else self._head.model
+
+    def head(self) -> Head | None:
+        """The fine-tuned model with its head, in eval mode; None for a pre-training. Raises UserError: as `model`."""
+        return self._head
+
+    @cached_property
+    def _windows(self) -> Windows:
+        return self.open_windows(self.data)
+
+    @cached_property
+    def _head(self) -> Head | None:
+        from bitimely_core.models import heads
+
+        if not self.record.is_finetuned:
+            return None
+        self.adapter_for(self.windows())
+        return heads.load(self.verified_weights()).eval()
+
+    @cached_property
+    def _model(self) -> Model:
+        from bitimely_core import models
+
+        at = self.adapter_for(self.windows())
+        model = models.load(self.verified_weights())
+        model.settle(at)
+        return model.eval()
+
+    @cached_property
+    def scores(self) -> Scores | None:
+        """`scores.json`; None before the run is evaluated."""
+        path = self.folder / "scores.json"
+        return Scores.load(path) if path.is_file() else None
+
+    @cached_property
+    def train_subjects(self) -> TrainSubjects | None:
+        """Hashes of the training subjects; None where they were not written."""
+        path = self.folder / "train_subjects.json"
+        return TrainSubjects.load(path) if path.is_file() else None
+
+    def require_finished(self) -> Self:
+        """The run itself. Raises UserError (incomplete, exit 4) with the command that ends it where its training has not ended."""
+        if not self.record.finished:
+            raise input_error(
+                Reason.INCOMPLETE,
+                "the training of this run has not ended",
+                "expected a finished run",
+                "Repeat the command that started it: it resumes where it stopped",
+                file=str(self.folder),
+            )
+        return self
+
+    def verified_weights(self) -> Path:
+        """The model folder, its weights compared with the hash in `run.json`. Raises UserError (integrity, exit 5)."""
+        path = self.folder / "model" / "model.safetensors"
+        if not path.is_file() or storage.sha256(path) != self.record.weights:
+            raise integrity_error(
+                str(path),
+                "missing" if not path.is_file() else "differs from its hash",
+                "expected the weights that the training wrote",
+                "Restore the file, or train again under --force-new",
+            )
+        return self.folder / "model"
+
+    def find_adapter(self, windows: Windows) -> int | None:
+        """The adapter for `windows`: that of the same tokens, of the same data set, of as many channels; None: none fits."""
+        data, vocabulary = self.record.data, vocabulary_digest(windows)
+        if self.record.settings.model.channel_independent:
+            return 0
+        if vocabulary:
+            return next((0 for one in data if one.vocabulary == vocabulary), None)
+        fitting = [at for at, count in enumerate(self.record.channels) if count == windows.channels]
+        trained = [at for at in fitting if at < len(data)]
+        same = [at for at in trained if data[at].name == windows.name] + [at for at in trained if data[at].dataset == windows.dataset]
+        return next(iter([*same, *fitting]), None)
+
+    def adapter_for(self, windows: Windows) -> int:
+        """As `find_adapter`. Raises UserError (config, exit 2) where none fits."""
+        at = self.find_adapter(windows)
+        if at is None:
+            events = bool(vocabulary_digest(windows))
+            raise usage_error(
+                f"{windows.name} has {'another vocabulary' if events else f'{windows.channels} channels'}",
+                f"the run reads {'its own' if events else ' or '.join(map(str, self.record.channels))}",
+                f"Fine-tune on it first: bitimely finetune {self.name} --data {windows.name}",
+                file=str(self.folder),
+            )
+        return at
+
+    def count_shared_subjects(self, split: str = "test") -> int:
+        """Subjects of `split` of the windows that were in the training of the run, or in the pre-training before it.
+
+        Raises UserError (subject_leakage, exit 4) for a held-out split by subject.
+        """
+        if split == "train" or self.train_subjects is None:
+            return 0
+        windows = self.windows()
+        shared = set(self.train_subjects.marks) & set(hash_subjects([windows], split))
+        if shared and windows.split not in {"random-window", "time"}:
+            raise input_error(
+                Reason.SUBJECT_LEAKAGE,
+                f"{len(shared)} subjects of the {split} split were in the training of this run",
+                "expected none",
+                "Tokenize all views with the same --seed and train again",
+                file=str(windows.name),
+            )
+        return len(shared)
+
+
+def hash_subjects(windows: list[Windows], split: str) -> list[str]:
+    """Hashes of the subjects of one split, bound to the data set: enough to find overlaps, not to read identifiers."""
+    return sorted({hashlib.sha256(f"{w.dataset}|{s}".encode()).hexdigest()[:16] for w in windows for s in set(w[split].subjects())})
 
 
 def vocabulary_digest(windows: Windows | Sequences) -> str:
     """SHA-256 of the names of the codes; "" for signals."""
     names = getattr(windows, "vocabulary", ())
     return hashlib.sha256("\n".join(names).encode()).hexdigest() if names else ""
+
+
+def describe_data(windows: Windows) -> RunData:
+    """The entry of `windows` in `run.json`."""
+    return RunData(
+        name=windows.name,
+        dataset=windows.dataset,
+        view=windows.view,
+        fingerprint=windows.fingerprint,
+        channels=windows.channels,
+        channel_names=windows.channel_names,
+        length=windows.length,
+        rate=windows.rate,
+        reading=ReadingOptions(**{key: windows.options.get(key) for key in ReadingOptions.model_fields}),
+        split=windows.split,
+        windows=len(windows.index),
+        audit={split: SplitCount(windows=len(windows[split]), subjects=len(set(windows[split].subjects()))) for split in SPLITS},
+        class_names=windows.class_names,
+        vocabulary=vocabulary_digest(windows) or None,
+    )
+
+
+def list_versions() -> dict[str, str]:
+    """Versions of the packages that numbers depend on."""
+    out = {"bitimely": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "polars", "pyarrow", "scikit-learn", "scipy", "safetensors"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            out[name] = "absent"
+    return out
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """`run.json` of a run folder as JSON. Raises UserError (integrity, exit 5)."""
+    return RunRecord.load(folder / "run.json").to_json()
+
+
+# Functions on the dict of run.json, until every caller takes a `Run`.
+
+
+def adapter_channels(body: dict[str, Any]) -> tuple[int, ...]:
+    """The channels that the adapters of a run read, in their order."""
+    model = body["settings"]["model"]
+    return (model["channels"], *model.get("others", ()))
 
 
 def find_adapter(windows: Windows, body: dict[str, Any]) -> int | None:
@@ -53,26 +255,6 @@ def find_adapter(windows: Windows, body: dict[str, Any]) -> int | None:
     return next(iter([*same, *fits]), None)
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """`run.json` of a run folder. Raises UserError (integrity, exit 5) when it does not parse."""
-    path = folder / "run.json"
-    try:
-        body: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise integrity_error(
-            str(path), f"not readable: {safe_text(str(error))}", "expected JSON", "Repeat the training under --force-new"
-        ) from error
-    if body.get("format_version", 0) > FORMAT:
-        raise input_error(
-            Reason.UNSUPPORTED_FORMAT,
-            f"format version {body.get('format_version')}",
-            f"expected at most {FORMAT}",
-            "Use a newer bitimely",
-            file=str(path),
-        )
-    return body
-
-
 def check_weights(folder: Path, body: dict[str, Any]) -> Path:
     """The model folder of a finished run, its weights compared with the hash in `run.json`. Raises UserError (integrity, exit 5)."""
     path = folder / "model" / "model.safetensors"
@@ -86,27 +268,12 @@ def check_weights(folder: Path, body: dict[str, Any]) -> Path:
     return folder / "model"
 
 
-def list_versions() -> dict[str, str]:
-    """Versions of what decides numbers."""
-    out = {"bitimely": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "polars", "pyarrow", "scikit-learn", "scipy", "safetensors"):
-        try:
-            out[name] = version(name)
-        except PackageNotFoundError:
-            out[name] = "absent"
-    return out
-
-
 def claim_folder(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool:
     """Take `folder` for the run described by `body`: False when it is already finished under the same description.
 
     What must agree: settings, data, source. Raises UserError (settings_differ, exit 2) with the differing keys unless `force_new`,
     which removes the old run.
     """
-    import shutil
-
-    from bitimely_core.errors import Finding
-
     if (folder / "run.json").is_file():
         old = _fill_defaults(read_run(folder))
         differing = [
@@ -179,33 +346,3 @@ def flatten_compared(body: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         elif name not in RESUME_EXEMPT:
             out[name] = list(value) if isinstance(value, tuple) else value
     return out
-
-
-def load_trained(folder: Path, body: dict[str, Any], windows: Windows) -> nn.Module:
-    """The trained model of a run folder, with its head when it was fine-tuned; of a mixed pre-training with the adapter for `windows`.
-
-    Raises UserError (config, exit 2) where the run has none for their channels.
-    """
-    from bitimely_core import models
-    from bitimely_core.models import heads
-
-    at = _select_adapter(windows, body, folder)
-    path = check_weights(folder, body)
-    if body["kind"] == "finetune":
-        return heads.load(path)
-    model = models.load(path)
-    model.settle(at)
-    return model
-
-
-def _select_adapter(windows: Windows, body: dict[str, Any], folder: Path) -> int:
-    """Which adapter of the run reads `windows`. Raises UserError (config, exit 2) where none does."""
-    at = find_adapter(windows, body)
-    if at is None:
-        raise usage_error(
-            f"{windows.name} has {'another vocabulary' if vocabulary_digest(windows) else f'{windows.channels} channels'}",
-            f"the run reads {'its own' if vocabulary_digest(windows) else ' or '.join(str(n) for n in adapter_channels(body))}",
-            f"Fine-tune on it first: bitimely finetune {body['run']} --data {windows.name}",
-            file=str(folder),
-        )
-    return at

@@ -11,9 +11,19 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from bitimely_core import storage
+from bitimely_core.config import Settings
 from bitimely_core.errors import Exit, Level, Reason, input_error, integrity_error, safe_text
 from bitimely_core.registry import Task
 
@@ -535,6 +545,159 @@ class PredictionStatistics(TokenStatistics):
     without_codes: int
     not_in_cache: int
     events: int
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------------------------------
+
+
+class ReadingOptions(Part):
+    """How the windows of a run were made, as far as a score depends on it."""
+
+    normalise: str | None = None
+    bandpass: tuple[Number | None, ...] | None = None  # Hz
+    notch: tuple[Number, ...] | None = None  # Hz
+    leakage: str | None = None  # of claims
+    landmark: str | int | None = None  # of claims
+
+
+class SplitCount(Part):
+    """Size of one split."""
+
+    windows: int = 0
+    subjects: int = 0
+
+
+class RunData(Part):
+    """The windows of one data set that a run was trained on."""
+
+    name: str
+    dataset: str
+    fingerprint: str
+    view: str = ""
+    channels: int = 1
+    channel_names: tuple[str, ...] = ()
+    length: int = 0  # samples; events
+    rate: float = 0.0  # Hz; 0 for events
+    reading: ReadingOptions = ReadingOptions()
+    split: str = "subject"
+    windows: int = 0
+    audit: dict[str, SplitCount] = {}
+    class_names: tuple[str, ...] = ()
+    vocabulary: str | None = omit_none("SHA-256 of the names of the codes, for events.")
+
+
+class RunSource(Part):
+    """The pre-training that a fine-tuning started from."""
+
+    run: str
+    weights: str | None = None  # SHA-256; None: trained from scratch
+
+
+class Losses(Part):
+    """Loss, and loss / Var(target)."""
+
+    loss: float | None = None
+    rel: float | None = None
+
+
+class FinalLosses(Losses):
+    """The last logged losses of a training."""
+
+    step: int = 0
+    validation: Losses | None = None
+
+
+class TuningTrial(Part):
+    """The short training at one learning rate."""
+
+    lr: float
+    scores: dict[str, float | None] = {}
+    reason: str = ""  # why there are no scores
+
+
+class TuningRecord(Part):
+    """A learning-rate search: `tuning` of `run.json`."""
+
+    lr: float  # the selected one
+    by: tuple[str, ...]  # the scores that decided
+    steps: int  # of each trial
+    seed: int
+    around: float  # the rate of the settings
+    trials: tuple[TuningTrial, ...]
+
+
+class TrialRecord(StoredRecord, TuningTrial):
+    """`tuning/lr-<rate>/trial.json` of a run."""
+
+
+class RunRecord(StoredRecord):
+    """`run.json`: what was trained, on which data, with which settings and result."""
+
+    REPAIR: ClassVar[str] = "Repeat the training under --force-new"
+
+    run: str
+    kind: Literal["pretrain", "finetune"]
+    model: str
+    settings: Settings
+    data: tuple[RunData, ...]
+    preset: str = ""
+    source: RunSource | None = None
+    init: str | None = None  # SHA-256 of the weights of --init
+    init_from: dict[str, str] | None = omit_none("The run, or repository and revision, that --init named.")
+    parameters: int = 0
+    paper_parameters: int | float | None = None
+    leak_free: bool | str | None = None
+    seed: int = 0
+    versions: dict[str, str] = {}
+    verified: bool = True  # whether checksums of the data were compared
+    notices: tuple[str, ...] = ()
+    finished: bool = False
+    final: FinalLosses | None = omit_none("Of finished runs.")
+    device: str | None = omit_none("Of finished runs.")
+    weights: str | None = omit_none("SHA-256 of model.safetensors, of finished runs.")
+    tuning: TuningRecord | None = omit_none("The learning-rate search.")
+    pretraining_data: tuple[RunData, ...] | None = omit_none("Of a fine-tuning.")
+    pretraining_steps: int | None = omit_none("Of a fine-tuning.")
+    renewed: tuple[str, ...] | None = omit_none("Tensors of a fine-tuning that were randomly initialised.")
+    train_windows: int | None = omit_none("Of a fine-tuning.")
+    train_label_counts: dict[str, int] | None = omit_none("Training windows of each class, of a fine-tuning.")
+
+    @property
+    def is_finetuned(self) -> bool:
+        """Whether the run has a supervised head."""
+        return self.kind == "finetune"
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """The channels that the adapters of the run read, in their order."""
+        return (self.settings.model.channels, *self.settings.model.others)
+
+
+class TrainSubjects(StoredRecord):
+    """`train_subjects.json`: hashes of the subjects of the training splits, fine-tuning and pre-training together."""
+
+    marks: tuple[str, ...] = ()
+
+
+class CheckpointMeta(StoredRecord):
+    """`checkpoints/step-N/meta.json`."""
+
+    REPAIR: ClassVar[str] = "Start again with --force-new"
+
+    step: int  # optimizer steps done
+    total: int = 0
+    epoch: int = 0
+    finished: bool = False
+    validated: int = 0  # step of the last validation
+    best: dict[str, int | float | None] | None = None  # lowest validation loss, its rel, step and epoch
+    last: dict[str, float | None] = {}  # loss and rel of the last step
+    seed: int = 0
+    processes: int = 1
+    identity: dict[str, JsonValue] = {}  # what a continued run must agree with
+    bitimely: str = ""
+    torch: str = ""
+    files: dict[str, StoredFile] = {}
+    sha256: str = ""  # of the other keys
 
 
 # --- scores -------------------------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core import registry, storage
 from bitimely_core.config import Settings
 from bitimely_core.errors import Reason, UserError, input_error
-from bitimely_core.run import FORMAT
 from bitimely_core.types import Batches
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from bitimely_core.tokens import Windows
 
+FORMAT = 1
 SHARE, LEAST = 10, 50  # a trial takes a tenth of the steps of the training, and at least so many
 Scores = dict[str, float | None]
 

@@ -11,12 +11,9 @@ from bitimely_core import registry
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, usage_error
 from bitimely_core.page import Page
-from bitimely_core.run import FORMAT, load_trained, read_run
+from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
-from bitimely_core.workflows.evaluate import count_shared_subjects
-from bitimely_core.workflows.prepare import prepare_windows
-from bitimely_core.workflows.train import require_finished
-from bitimely_core.workspace import run_folder
+from bitimely_core.workflows.prepare import open_run, prepare_windows
 
 LONGEST = 150  # characters of a report's name
 
@@ -85,14 +82,9 @@ def analyze(
 def _load_run(name: str, data: str | None, workspace: Path, verify: bool, progress: Progress | None, *, scores: bool) -> Any:
     from bitimely_core.analyses import LoadedRun
 
-    folder = run_folder(name, workspace)
-    body = read_run(folder)
-    require_finished(folder, body)
-    windows = prepare_windows(data or body["data"][0]["name"], workspace, DataConfig(), verify=verify, progress=progress)
-    shared = count_shared_subjects(folder, windows, "test") if scores else 0
-    model: Any = load_trained(folder, body, windows).eval()
-    tuned = body["kind"] == "finetune"
-    return LoadedRun(body["run"], model.model if tuned else model, windows, body, model if tuned else None, folder, shared)
+    run = open_run(name, workspace, data=data, verify=verify, progress=progress)
+    shared = run.count_shared_subjects() if scores else 0
+    return LoadedRun(run.name, run.model(), run.windows(), run.record.to_json(), run.head(), run.folder, shared)
 
 
 def _parse_options(entry: registry.Entry[Any], given: dict[str, str]) -> dict[str, Any]:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bitimely_core import registry, storage
-from bitimely_core.config import DataConfig
-from bitimely_core.run import FORMAT, read_run
-from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import prepare_windows
-from bitimely_core.workflows.train import describe_data, require_finished
-from bitimely_core.workspace import run_folder
-
-if TYPE_CHECKING:
-    pass
 from bitimely_core.evaluate.predict import EVALUATION_BATCH
-from bitimely_core.run import _select_adapter, load_trained
+from bitimely_core.run import FORMAT
+from bitimely_core.types import Progress
+from bitimely_core.workflows.prepare import open_run
 
 
 def embed(
@@ -47,23 +40,20 @@ def embed(
     from bitimely_core.models import heads
     from bitimely_core.training.devices import select_device
 
-    folder = run_folder(run, workspace)
-    body = read_run(folder)
-    require_finished(folder, body)
-    windows = prepare_windows(data or body["data"][0]["name"], workspace, DataConfig(), verify=verify, progress=progress)
-    _select_adapter(windows, body, folder)
+    opened = open_run(run, workspace, data=data, verify=verify, progress=progress)
+    windows = opened.windows()
+    opened.adapter_for(windows)
     if split not in {"train", "validation", "test", "all"}:
         raise registry.unknown("split", split, ["train", "validation", "test", "all"])
     chosen = windows if split == "all" else windows[split]
-    kind = readout or body["settings"]["finetune"]["readout"] or registry.models[body["model"]].facts.readout
+    kind = readout or opened.record.settings.finetune.readout or registry.models[opened.record.model].facts.readout
     if kind not in heads.POOLS:
         raise registry.unknown("readout", kind, list(heads.POOLS))
-    target = out or folder / f"embeddings-{windows.name}.parquet"
+    target = out or opened.folder / f"embeddings-{windows.name}.parquet"
     if dry_run:
         return {"out": str(target), "n": len(chosen), "readout": kind, "layers": layers}
-    loaded: Any = load_trained(folder, body, windows)
     place = select_device(device)
-    model = (loaded.model if body["kind"] == "finetune" else loaded).to(place).eval()
+    model = opened.model().to(place)
     batches = loading.batches(chosen, batch_size or EVALUATION_BATCH, shuffle=False)
     vectors: list[np.ndarray] = []
     with torch.inference_mode():
@@ -76,8 +66,8 @@ def embed(
     storage.write_file(target, lambda stream: frame.write_parquet(stream, compression="zstd"))
     return {
         "format_version": FORMAT,
-        "run": body["run"],
-        "data": describe_data(windows)["name"],
+        "run": opened.name,
+        "data": windows.name,
         "readout": kind,
         "layers": layers,
         "out": str(target),

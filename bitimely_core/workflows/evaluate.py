@@ -10,15 +10,15 @@ import numpy as np
 
 from bitimely_core import registry, storage
 from bitimely_core.claims import tasks
-from bitimely_core.config import DataConfig, ObjectiveConfig
+from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import write_card
-from bitimely_core.run import FORMAT, _select_adapter, load_trained, read_run, vocabulary_digest
+from bitimely_core.run import FORMAT, describe_data, vocabulary_digest
+from bitimely_core.schemas import ReadingOptions, RunRecord
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import prepare_windows
-from bitimely_core.workflows.train import describe_data, require_finished, subject_marks
+from bitimely_core.workflows.prepare import open_run
 from bitimely_core.workspace import run_folder
 
 if TYPE_CHECKING:
@@ -52,23 +52,20 @@ def evaluate(
 
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
     """
-    folder = run_folder(run, workspace)
-    body = read_run(folder)
-    require_finished(folder, body)
     if split not in {"train", "validation", "test"}:
         raise registry.unknown("split", split, ["train", "validation", "test"])
     if by not in {"subject", "window"}:
         raise registry.unknown("unit of --by", by, ["subject", "window"])
-    name = data or body["data"][0]["name"]
-    windows = prepare_windows(name, workspace, DataConfig(), verify=verify, progress=progress)
-    _select_adapter(windows, body, folder)
+    opened = open_run(run, workspace, data=data, verify=verify, progress=progress)
+    record, folder, windows = opened.record, opened.folder, opened.windows()
+    opened.adapter_for(windows)
     if predictions is not None:
-        tasks.check_task_run(windows, body["kind"])
-    shared = count_shared_subjects(folder, windows, split)
+        tasks.check_task_run(windows, record.kind)
+    shared = opened.count_shared_subjects(split)
     chosen = windows[split]
     if dry_run:
         return {
-            "run": body["run"],
+            "run": record.run,
             "data": windows.name,
             "split": split,
             "n": len(chosen),
@@ -77,7 +74,7 @@ def evaluate(
         }
     scores: dict[str, Any] = {
         "format_version": FORMAT,
-        "run": body["run"],
+        "run": record.run,
         "data": windows.name,
         "split": split,
         "n": len(chosen),
@@ -89,20 +86,20 @@ def evaluate(
             "bootstrap": bootstrap,
             "by": by,
             "seed": 0,
-            "model": body["model"],
-            "preset": body["preset"],
-            "verified": verify and body["verified"],
+            "model": record.model,
+            "preset": record.preset,
+            "verified": verify and record.verified,
         },
-        "leak_free": body["leak_free"],
+        "leak_free": record.leak_free,
         "subjects_shared_with_training": shared,
-        "notices": _notices(body, windows, by, shared, split, verify),
+        "notices": _notices(record, windows, by, shared, split, verify),
     }
-    model = load_trained(folder, body, windows)
     columns: dict[str, Any] = {}
-    if body["kind"] == "pretrain":
-        scores["metrics"] = _score_objective(model, chosen, body, batch_size, device, progress)
+    head = opened.head()
+    if head is None:
+        scores["metrics"] = _score_objective(opened.model(), chosen, record.settings.objective, batch_size, device, progress)
     else:
-        scores |= _score_task(model, windows, chosen, body, bootstrap, by, batch_size, device, progress, columns)
+        scores |= _score_task(head, windows, chosen, bootstrap, by, batch_size, device, progress, columns)
         _write_predictions(folder / "predictions.parquet", chosen, windows, columns)
         if predictions is not None:
             tasks.write_predictions(predictions, chosen, columns["prediction"], ids)
@@ -110,51 +107,36 @@ def evaluate(
         scores["comparison"] = _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)
     storage.write_json(folder / "scores.json", scores)
     write_card(folder)
-    report = run_page.write_evaluation_page(folder, body, scores, windows, columns)
+    report = run_page.write_evaluation_page(folder, record.to_json(), scores, windows, columns)
     return {**scores, "report": str(report)}
 
 
-def count_shared_subjects(folder: Path, windows: Windows, split: str) -> int:
-    """How many subjects of `split` were in the training of `folder` (fine-tuning or the pre-training before it).
-
-    Raises UserError (subject_leakage, exit 4) for a held-out split cut by subject.
-    """
-    path = folder / "train_subjects.json"
-    if split == "train" or not path.is_file():
-        return 0
-    shared = set(json.loads(path.read_bytes())["marks"]) & set(subject_marks([windows], split))
-    if shared and windows.split not in {"random-window", "time"}:
-        raise input_error(
-            Reason.SUBJECT_LEAKAGE,
-            f"{len(shared)} subjects of the {split} split were in the training of this run",
-            "expected none",
-            "Tokenize all views with the same --seed and train again",
-            file=str(windows.name),
-        )
-    return len(shared)
-
-
-def _notices(body: dict[str, Any], windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
-    out = list(body["notices"])
+def _notices(record: RunRecord, windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
+    out = list(record.notices)
     out += [line for line in windows.manifest.get("notices", []) if line not in out]
-    here, there = describe_data(windows), body["data"][0]
-    told = {key: (there.get(key), here[key]) for key in ("rate", "reading") if key in there and there[key] != here[key]}
-    out += [f"The run was trained with {key} {before}; these were made with {now}." for key, (before, now) in told.items()]
+    now, before = describe_data(windows), record.data[0]
+    for key, old, new in (("rate", before.rate, now.rate), ("reading", before.reading, now.reading)):
+        if old != new:
+            out.append(f"The run was trained with {key} {_show(old)}; these were made with {_show(new)}.")
     if by == "window":
         out.append(
             "Intervals are over windows, not subjects (--by window): windows of one subject are not independent, so they are too narrow."
         )
     if shared:
         out.append(f"{shared} subjects of the {split} split were also in the training (split: {windows.split}).")
-    if not verify or not body["verified"]:
+    if not verify or not record.verified:
         out.append("Checksums were not compared (--no-verify).")
     if split != "test":
         out.append(f"These are scores on the {split} split, not on the test split.")
     return out
 
 
+def _show(value: float | ReadingOptions) -> str:
+    return str(value.model_dump() if isinstance(value, ReadingOptions) else value)
+
+
 def _score_objective(
-    model: Any, windows: Windows, body: dict[str, Any], batch_size: int | None, device: str, progress: Progress | None
+    model: Any, windows: Windows, config: ObjectiveConfig, batch_size: int | None, device: str, progress: Progress | None
 ) -> dict[str, Any]:
     """Mean held-out loss and rel of the pre-training objective, weighted by windows, no interval."""
     import torch
@@ -163,12 +145,12 @@ def _score_objective(
     from bitimely_core.training.devices import select_device
 
     undefined = {"value": None, "se": None, "lo": None, "hi": None, "n_defined": 0, "undefined_reason": "the split has no windows"}
-    least = registry.objectives[body["settings"]["objective"]["name"]].facts.rows
+    least = registry.objectives[config.name].facts.rows
     if len(windows) < least:
         return {"loss": undefined, "rel": undefined}
     place = select_device(device)
     model = model.to(place).eval()
-    objective = objectives.get(ObjectiveConfig(**body["settings"]["objective"]))
+    objective = objectives.get(config)
     batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False, least=least)
     sums: dict[str, float] = {}
     seen = 0
@@ -191,7 +173,6 @@ def _score_task(
     model: Any,
     windows: Windows,
     chosen: Windows,
-    body: dict[str, Any],
     bootstrap: int,
     by: Unit,
     batch_size: int | None,
@@ -264,6 +245,6 @@ def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, s
         )
     ours, theirs = pl.read_parquet(folder / "predictions.parquet"), pl.read_parquet(path)
     return {
-        "run": read_run(second)["run"],
+        "run": RunRecord.load(second / "run.json").run,
         "metrics": scoring.compare_frames(windows.task, ours, theirs, windows.class_names, bootstrap=bootstrap, by=by),
     }

@@ -7,13 +7,10 @@ from typing import Any
 
 from bitimely_core import storage
 from bitimely_core.errors import usage_error
-from bitimely_core.run import FORMAT, check_weights, read_run
+from bitimely_core.run import FORMAT, Run
 from bitimely_core.workflows import hub
-from bitimely_core.workflows.train import require_finished
-from bitimely_core.workspace import run_folder
 
 PARTS = ("run.json", "model_card.md", "scores.json")
-DATA = ("channels", "length", "codes", "others")  # of the model: what the data decide
 
 
 def export(
@@ -33,16 +30,14 @@ def export(
     Raises:
         UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is missing; not_found (4): no way to the hub.
     """
-    folder = run_folder(run, workspace)
-    body = read_run(folder)
-    require_finished(folder, body)
-    target = out or workspace / "exports" / str(body["run"])
-    weights = check_weights(folder, body)
+    opened = Run.open(run, workspace).require_finished()
+    target = out or workspace / "exports" / opened.name
+    weights = opened.verified_weights()
     files = {"config.json": weights / "config.json", "model.safetensors": weights / "model.safetensors"}
-    files |= {name: folder / name for name in PARTS if (folder / name).is_file()}
-    told = {"format_version": FORMAT, "run": body["run"], "out": str(target), "files": sorted(files)}
+    files |= {name: opened.folder / name for name in PARTS if (opened.folder / name).is_file()}
+    result = {"format_version": FORMAT, "run": opened.name, "out": str(target), "files": sorted(files)}
     if dry_run:
-        return {**told, "pushed": push}
+        return {**result, "pushed": push}
     if push is not None:
         hub.library("--push")
     if target.is_dir() and (foreign := {path.name for path in target.iterdir()} - set(files)):
@@ -51,4 +46,4 @@ def export(
     storage.make_folder(target)
     hashes = {name: storage.write_bytes(target / name, path.read_bytes())[0] for name, path in files.items()}
     revision = None if push is None else hub.push(target, push, sorted(files))
-    return {**told, "sha256": hashes, "pushed": push, "revision": revision}
+    return {**result, "sha256": hashes, "pushed": push, "revision": revision}

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core import registry
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Reason, input_error
+from bitimely_core.run import Run
 from bitimely_core.types import Progress
+from bitimely_core.workspace import dataset_and_view, is_events, tokens_name
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
-from bitimely_core.workspace import dataset_and_view, is_events, tokens_name
 
 
 def prepare_windows(data: str, workspace: Path, config: DataConfig, *, verify: bool = True, progress: Progress | None = None) -> Windows:
@@ -31,6 +32,15 @@ def prepare_windows(data: str, workspace: Path, config: DataConfig, *, verify: b
     if world() > 1 and rank() == 0:
         barrier()
     return windows
+
+
+def open_run(run: str | Path, workspace: Path, *, data: str | None = None, verify: bool = True, progress: Progress | None = None) -> Run:
+    """The finished run called `run`; its windows are made when they are missing. Raises UserError: not_found (2), incomplete (4)."""
+
+    def open_windows(name: str) -> Windows:
+        return prepare_windows(name, workspace, DataConfig(), verify=verify, progress=progress)
+
+    return Run.open(run, workspace, data=data, open_windows=open_windows).require_finished()
 
 
 def windows_opener(workspace: Path) -> Callable[[str], Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from bitimely_core import storage
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error
-from bitimely_core.run import FORMAT, read_run
+from bitimely_core.run import FORMAT
+from bitimely_core.schemas import RunRecord
 from bitimely_core.types import Progress
 
 KINDS = ("cache", "tokens", "run", "checkpoint", "model", "raw")
@@ -114,8 +115,8 @@ def _check(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], int]:
 
 
 def _run(folder: Path) -> tuple[list[Finding], int]:
-    body = read_run(folder)
-    if not body.get("finished"):
+    record = RunRecord.load(folder / "run.json")
+    if not record.finished:
         finding = Finding(
             code=Reason.INCOMPLETE,
             file=str(folder),
@@ -124,7 +125,7 @@ def _run(folder: Path) -> tuple[list[Finding], int]:
             hint="Repeat the command that started it: it continues where it stopped",
         )
         return [finding], 1
-    return _model(folder / "model", body.get("weights"))
+    return _model(folder if (folder / "model.safetensors").is_file() else folder / "model", record.weights)  # an export is flat
 
 
 def _model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
