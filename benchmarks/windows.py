@@ -27,7 +27,7 @@ import torch
 
 from bitimely_core import data, registry, tokens
 from bitimely_core.registry import DatasetFacts, View
-from bitimely_core.tokens.windows import scale
+from bitimely_core.tokens.windows import scale_values
 from bitimely_core.types import Record, Signal
 
 BATCH, LENGTH, CHANNELS, RATE = 32, 3000, 7, 100.0
@@ -75,7 +75,7 @@ def from_map(block: np.ndarray, windows: tokens.Windows, rows: np.ndarray) -> np
     order = np.argsort(rows)
     x = np.empty((len(rows), LENGTH, CHANNELS), dtype=np.float32)
     x[order] = block[rows[order]]
-    scale(x, windows.centre[windows.recording[rows]], windows.factor[windows.recording[rows]])
+    scale_values(x, windows.centre[windows.recording[rows]], windows.factor[windows.recording[rows]])
     return x
 
 

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from bitimely_core.tokens import TokenSet
-from bitimely_core.tokens.splits import share
+from bitimely_core.tokens.splits import hash_to_share
 from bitimely_core.types import Batch, Batches
 
 Rows = TypeVar("Rows", bound=TokenSet)
 
 
 @dataclass(eq=False)
-class Shuffled:
+class EpochBatches:
     """The `Batches` of one or more sets of windows; every batch is of one set, `mixed` says how several share an epoch."""
 
     sets: tuple[TokenSet, ...]
@@ -68,20 +68,22 @@ def batches(
         ties: of events: `shuffle` puts those of equal times in a new order each epoch; the other settings are the model's matter.
         least: a last batch of fewer rows is left out of the epoch, for objectives that compare the rows of a batch with each other.
     """
-    return Shuffled((fraction_of(windows, fraction, seed),), _positive(size), seed, shuffle, ties, least)
+    return EpochBatches((sample_subjects(windows, fraction, seed),), _check_size(size), seed, shuffle, ties, least)
 
 
-def mixed(sets: Sequence[TokenSet], size: int, *, seed: int = 0, shuffle: bool = True, ties: str = "canonical", least: int = 1) -> Batches:
+def mix_batches(
+    sets: Sequence[TokenSet], size: int, *, seed: int = 0, shuffle: bool = True, ties: str = "canonical", least: int = 1
+) -> Batches:
     """Batches over several sets of windows, of any shapes, without their labels; every batch is of one set (`Batch.source`).
 
     Each epoch takes every row of every set once: rows are shuffled within their set, and the batches of all sets with each other, so that
     a set has its share of the steps. `Batch.index` counts on from set to set: the row in the first index, or that plus the lengths of the
     whole indexes before.
     """
-    return Shuffled(tuple(sets), _positive(size), seed, shuffle, ties, least)
+    return EpochBatches(tuple(sets), _check_size(size), seed, shuffle, ties, least)
 
 
-def _positive(size: int) -> int:
+def _check_size(size: int) -> int:
     if size < 1:
         raise ValueError(f"expected a batch of at least 1 row, found {size}")
     return size
@@ -99,7 +101,7 @@ def collate(windows: TokenSet, rows: Sequence[int] | np.ndarray | None = None, *
     return Batch(**{name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()})  # type: ignore[arg-type]
 
 
-def limited(windows: Rows, limit: int | None, seed: int) -> Rows:
+def limit_windows(windows: Rows, limit: int | None, seed: int) -> Rows:
     """`windows` with at most `limit` windows of each split, drawn by `seed`; None: all."""
     if limit is None:
         return windows
@@ -111,7 +113,7 @@ def limited(windows: Rows, limit: int | None, seed: int) -> Rows:
     return windows.subset(keep)
 
 
-def fraction_of(windows: Rows, fraction: float, seed: int) -> Rows:
+def sample_subjects(windows: Rows, fraction: float, seed: int) -> Rows:
     """`windows` with the windows of a share of the training subjects alone; rows of other splits stay (method notes, section 12, row 16).
 
     Of the m training subjects max(1, round(fraction * m)) are drawn, by the hash of (seed, subject): once a seed, whatever the epoch, and a
@@ -123,11 +125,11 @@ def fraction_of(windows: Rows, fraction: float, seed: int) -> Rows:
         return windows
     training = (windows.index["split"] == "train").to_numpy()
     subjects = windows.subjects()
-    ranked = sorted(set(subjects[training]), key=lambda subject: (share(f"fraction|{seed}|{subject}"), subject))
+    ranked = sorted(set(subjects[training]), key=lambda subject: (hash_to_share(f"fraction|{seed}|{subject}"), subject))
     drawn = ranked[: max(1, round(fraction * len(ranked)))]
     return windows.subset(~training | np.isin(subjects, drawn))
 
 
-def moved(batch: Batch, device: torch.device) -> Batch:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch on another device."""
     return Batch(batch.values.to(device), *(None if part is None else part.to(device) for part in batch[1:]))

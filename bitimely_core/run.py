@@ -21,7 +21,7 @@ from bitimely_core.workspace import run_folder
 if TYPE_CHECKING:
     from bitimely_core.models.heads import Head
     from bitimely_core.models.stack import Model
-    from bitimely_core.tokens import Sequences, Windows
+    from bitimely_core.tokens import EventSequences, Windows
 
 FORMAT = 1
 SPLITS = ("train", "validation", "test")
@@ -191,7 +191,7 @@ def hash_subjects(windows: list[Windows], split: str) -> list[str]:
     return sorted({hashlib.sha256(f"{w.dataset}|{s}".encode()).hexdigest()[:16] for w in windows for s in set(w[split].subjects())})
 
 
-def vocabulary_digest(windows: Windows | Sequences) -> str:
+def vocabulary_digest(windows: Windows | EventSequences) -> str:
     """SHA-256 of the names of the codes; "" for signals."""
     names = getattr(windows, "vocabulary", ())
     return hashlib.sha256("\n".join(names).encode()).hexdigest() if names else ""
@@ -258,7 +258,7 @@ def find_adapter(windows: Windows, body: dict[str, Any]) -> int | None:
 def check_weights(folder: Path, body: dict[str, Any]) -> Path:
     """The model folder of a finished run, its weights compared with the hash in `run.json`. Raises UserError (integrity, exit 5)."""
     path = folder / "model" / "model.safetensors"
-    if not path.is_file() or storage.sha256(path) != body["weights"]:
+    if not path.is_file() or storage.hash_file(path) != body["weights"]:
         raise integrity_error(
             str(path),
             "missing" if not path.is_file() else "differs from its hash",

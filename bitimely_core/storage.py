@@ -31,11 +31,11 @@ from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 CHUNK = 1 << 20  # bytes a read or write
-AGAIN = "Repeat the command: finished parts are kept"
-FULL = {errno.ENOSPC: "disk full", errno.EDQUOT: "disk quota used up", errno.EFBIG: "file size limit of this process reached"}
-SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
-OLD = re.compile(r"manifest-(\d+)\.json")
+RETRY_HINT = "Repeat the command: finished parts are kept"
+DISK_FULL_ERRORS = {errno.ENOSPC: "disk full", errno.EDQUOT: "disk quota used up", errno.EFBIG: "file size limit of this process reached"}
+RESOURCE_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+TEMPORARY_NAME = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
+OLD_MANIFEST = re.compile(r"manifest-(\d+)\.json")
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps would make one a call
 
 
@@ -86,22 +86,22 @@ def os_mkdir(path: Path) -> None:
 # ---- what things are called and how large they are
 
 
-def canonical(obj: Any) -> bytes:
+def encode_json(obj: Any) -> bytes:
     """`obj` as JSON with one possible spelling: sorted keys, no blanks, UTF-8. Raises ValueError for NaN and infinities."""
     return ENCODER.encode(obj).encode()
 
 
 def fingerprint(obj: Any) -> str:
     """SHA-256, in hex, of the canonical JSON of `obj`."""
-    return hashlib.sha256(canonical(obj)).hexdigest()
+    return hashlib.sha256(encode_json(obj)).hexdigest()
 
 
-def sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """SHA-256 of a file, in hex. Raises OSError."""
-    return digest(path)[0]
+    return hash_with_size(path)[0]
 
 
-def digest(path: Path) -> tuple[str, int]:
+def hash_with_size(path: Path) -> tuple[str, int]:
     """SHA-256, in hex, and size in bytes of the file as it is read now. Raises OSError."""
     total, size = hashlib.sha256(), 0
     fd = os_open(path, os.O_RDONLY)
@@ -114,7 +114,7 @@ def digest(path: Path) -> tuple[str, int]:
     return total.hexdigest(), size
 
 
-def bytes_text(size: float) -> str:
+def format_size(size: float) -> str:
     """A size for people: 1.5 GB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
@@ -130,8 +130,8 @@ def require_space(folder: Path, need: int) -> None:
     if have < need:
         raise UserError(
             Reason.DISK_FULL,
-            f"disk full: need {bytes_text(need)}, have {bytes_text(have)}",
-            hint=f"Make room. {AGAIN}",
+            f"disk full: need {format_size(need)}, have {format_size(have)}",
+            hint=f"Make room. {RETRY_HINT}",
             file=str(folder),
             exit_code=Exit.RESOURCES,
         )
@@ -139,13 +139,13 @@ def require_space(folder: Path, need: int) -> None:
 
 def os_error(error: OSError, path: Path) -> UserError:
     """A failed call of the operating system on our own files as the error that the user sees (exit 6)."""
-    code, text, action = Reason.IO_ERROR, error.strerror or str(error), AGAIN
-    if error.errno in FULL:
+    code, text, action = Reason.IO_ERROR, error.strerror or str(error), RETRY_HINT
+    if error.errno in DISK_FULL_ERRORS:
         with suppress(OSError):
-            text = f"{FULL[error.errno]}, have {bytes_text(shutil.disk_usage(path.parent).free)} free there"
-        code, action = Reason.DISK_FULL, f"Make room. {AGAIN}"
-    elif error.errno in SCARCE:
-        code, action = Reason.RESOURCE_LIMIT, f"Raise the limit (ulimit), or use fewer --jobs. {AGAIN}"
+            text = f"{DISK_FULL_ERRORS[error.errno]}, have {format_size(shutil.disk_usage(path.parent).free)} free there"
+        code, action = Reason.DISK_FULL, f"Make room. {RETRY_HINT}"
+    elif error.errno in RESOURCE_ERRORS:
+        code, action = Reason.RESOURCE_LIMIT, f"Raise the limit (ulimit), or use fewer --jobs. {RETRY_HINT}"
     elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         text, action = f"cannot be written ({text})", "Choose a folder that you may write to"
     return UserError(code, text, hint=action, file=str(path), exit_code=Exit.RESOURCES)
@@ -163,7 +163,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
 # ---- writing
 
 
-class _Sink(io.RawIOBase):
+class _HashingWriter(io.RawIOBase):
     """A file descriptor that counts and hashes what goes through it, and remembers the error that a serialiser may hide."""
 
     def __init__(self, fd: int) -> None:
@@ -192,13 +192,13 @@ Content = Callable[[BinaryIO], object] | bytes | memoryview
 """Of a file: its bytes, or what writes them to the stream that it is given (not seekable)."""
 
 
-def _write(path: Path, content: Content) -> tuple[str, int]:
+def _write_verified(path: Path, content: Content) -> tuple[str, int]:
     """A new file, on the disk and read back; its SHA-256 and size.
 
     What is still in memory is compared byte by byte with what is read back, which is both stronger and cheaper than a second SHA-256.
     """
     fd = os_open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
-    sink = _Sink(fd)
+    sink = _HashingWriter(fd)
     try:
         if callable(content):
             stream = io.BufferedWriter(sink, CHUNK)
@@ -217,12 +217,12 @@ def _write(path: Path, content: Content) -> tuple[str, int]:
     finally:
         os.close(fd)
     wanted = sink.total.hexdigest(), sink.size
-    if digest(path) != wanted if callable(content) else not _matches(path, memoryview(content).cast("B")):
+    if hash_with_size(path) != wanted if callable(content) else not _has_content(path, memoryview(content).cast("B")):
         raise integrity_error(str(path), "what was read back differs from what was written", hint="Check disk and memory of this machine")
     return wanted
 
 
-def _matches(path: Path, data: memoryview) -> bool:
+def _has_content(path: Path, data: memoryview) -> bool:
     """Whether the bytes of a file are `data` and nothing else."""
     fd, at = os_open(path, os.O_RDONLY), 0
     try:
@@ -236,7 +236,7 @@ def _matches(path: Path, data: memoryview) -> bool:
 
 
 @contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
+def _temporary_path(path: Path) -> Iterator[Path]:
     """A free name beside `path`; what still has it at the end is removed. Errors name `path`."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     with _translate_errors(path):
@@ -247,7 +247,7 @@ def _temporary(path: Path) -> Iterator[Path]:
                 temporary.unlink()
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Flush the names in a folder to the disk."""
     fd = os_open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -273,23 +273,23 @@ def write_file(path: Path, content: Content) -> tuple[str, int]:
         UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The former file
             is intact.
     """
-    with _temporary(path) as temporary:
-        found = _write(temporary, content)
+    with _temporary_path(path) as temporary:
+        found = _write_verified(temporary, content)
         os_replace(temporary, path)
-        _sync(path.parent)
+        _sync_folder(path.parent)
     return found
 
 
-def write_named(folder: Path, stem: str, suffix: str, content: Content) -> tuple[str, str, int]:
+def write_hashed(folder: Path, stem: str, suffix: str, content: Content) -> tuple[str, str, int]:
     """As `write_file`, under the name `<stem>-<first 16 hex digits of its SHA-256><suffix>`, hence never over other content.
 
     Returns the name, SHA-256 in hex and size in bytes.
     """
-    with _temporary(folder / f"{stem}{suffix}") as temporary:
-        found, size = _write(temporary, content)
+    with _temporary_path(folder / f"{stem}{suffix}") as temporary:
+        found, size = _write_verified(temporary, content)
         name = f"{stem}-{found[:16]}{suffix}"
         os_replace(temporary, folder / name)
-        _sync(folder)
+        _sync_folder(folder)
     return name, found, size
 
 
@@ -300,7 +300,7 @@ def write_bytes(path: Path, data: bytes | memoryview) -> tuple[str, int]:
 
 def write_json(path: Path, obj: Any) -> tuple[str, int]:
     """`write_file` of `obj` as canonical JSON and a line break."""
-    return write_bytes(path, canonical(obj) + b"\n")
+    return write_bytes(path, encode_json(obj) + b"\n")
 
 
 def write_secret(path: Path, size: int) -> None:
@@ -309,11 +309,11 @@ def write_secret(path: Path, size: int) -> None:
         if path.exists():
             return
         make_folder(path.parent)
-        with _temporary(path) as temporary:
-            _write(temporary, secrets.token_bytes(size))
+        with _temporary_path(path) as temporary:
+            _write_verified(temporary, secrets.token_bytes(size))
             with suppress(FileExistsError):  # another process was faster
                 os_link(temporary, path)
-        _sync(path.parent)
+        _sync_folder(path.parent)
 
 
 def append_line(path: Path, obj: Any) -> None:
@@ -328,7 +328,7 @@ def append_line(path: Path, obj: Any) -> None:
             tail = os.pread(fd, CHUNK, max(0, size - CHUNK))
             if tail and not tail.endswith(b"\n"):
                 os.ftruncate(fd, size - (len(tail) - tail.rfind(b"\n") - 1))
-            left = memoryview(canonical(obj) + b"\n")
+            left = memoryview(encode_json(obj) + b"\n")
             while left:
                 left = left[os_write(fd, left) :]
         finally:
@@ -353,22 +353,22 @@ def make_folder(path: Path) -> Path:
         for folder in reversed(missing):
             with suppress(FileExistsError):  # another process was faster
                 os_mkdir(folder)
-                _sync(folder.parent)
+                _sync_folder(folder.parent)
     if not path.is_dir():
         raise usage_error("is no folder", "expected a folder", code=Reason.NOT_FOUND, file=str(path))
     return path
 
 
-def sweep(folder: Path) -> int:
+def remove_temporary_files(folder: Path) -> int:
     """Remove the temporary files that dead runs left in `folder`; how many. The caller holds the lock."""
-    left = [p for p in _listed(folder) if TEMPORARY.search(p.name)]
+    left = [p for p in _list_folder(folder) if TEMPORARY_NAME.search(p.name)]
     with _translate_errors(folder):
         for path in left:
             os_unlink(path)
     return len(left)
 
 
-def _listed(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     with _translate_errors(folder):
         return sorted(folder.iterdir())
 
@@ -396,11 +396,11 @@ def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[N
         fd = os_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     guard: Path | None = None
     try:
-        guard = _take(fd, path, time.monotonic() + wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        guard = _acquire_lock(fd, path, time.monotonic() + wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         with _translate_errors(path):
             os.ftruncate(fd, 0)
             since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            os_write(fd, memoryview(canonical({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + b"\n"))
+            os_write(fd, memoryview(encode_json({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + b"\n"))
         yield
     finally:
         if guard is not None:
@@ -412,7 +412,7 @@ def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[N
         os.close(fd)
 
 
-def _take(fd: int, path: Path, deadline: float, kind: int) -> Path | None:
+def _acquire_lock(fd: int, path: Path, deadline: float, kind: int) -> Path | None:
     """Wait for the lock until `deadline`. Where the file system has no flock: a file made with O_EXCL, to be removed at the end."""
     while True:
         try:
@@ -470,28 +470,28 @@ def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]]
     whole["manifest_sha256"] = fingerprint(whole)
     for name, facts in files.items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != facts["size"]:
-            raise damage_error(Finding(code=Reason.INTEGRITY, problem="is not as it was written", file=str(folder / name), hint=AGAIN))
+            raise damage_error(Finding(code=Reason.INTEGRITY, problem="is not as it was written", file=str(folder / name), hint=RETRY_HINT))
     path = folder / MANIFEST
-    with _temporary(path) as temporary:
-        _write(temporary, canonical(whole) + b"\n")
+    with _temporary_path(path) as temporary:
+        _write_verified(temporary, encode_json(whole) + b"\n")
         found = read_manifest(folder)["generation"] if path.exists() else 0
         if found != generation - 1:
             raise UserError(
                 Reason.LOCKED,
                 f"generation {found} was published meanwhile",
                 f"expected {generation - 1}",
-                AGAIN,
+                RETRY_HINT,
                 file=str(path),
                 exit_code=Exit.LOCKED,
             )
         if found:
-            _keep(path, folder / f"manifest-{found}.json")
+            _keep_previous(path, folder / f"manifest-{found}.json")
         os_replace(temporary, path)
-        _sync(folder)
+        _sync_folder(folder)
     return whole
 
 
-def _keep(path: Path, old: Path) -> None:
+def _keep_previous(path: Path, old: Path) -> None:
     """The published manifest under a second name, which readers of that generation still find."""
     with suppress(FileNotFoundError):
         os_unlink(old)  # of a run that was killed right here
@@ -519,7 +519,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise input_error(code, text, hint="Run the command that makes it; finished parts are kept", file=str(folder)) from error
     try:
         body = json.loads(raw)
-        whole = isinstance(body["files"], dict) and isinstance(body["generation"], int) and canonical(body) + b"\n" == raw
+        whole = isinstance(body["files"], dict) and isinstance(body["generation"], int) and encode_json(body) + b"\n" == raw
         whole = whole and fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"}) == body["manifest_sha256"]
     except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
@@ -550,7 +550,7 @@ def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding
             return differs("is no regular file", "expected the one in the manifest")
         if info.st_size != facts["size"]:
             return differs(f"has {info.st_size} bytes", f"expected {facts['size']}")
-        found = sha256(path)
+        found = hash_file(path)
     except FileNotFoundError:
         return differs("is missing", "the manifest names it")
     except OSError as error:
@@ -576,7 +576,7 @@ def damage_error(first: Finding, *others: Finding) -> UserError:
     )
 
 
-def prune(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> None:
+def remove_old_files(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> None:
     """Remove what neither the published generation nor the one before names. The caller holds the lock.
 
     Of the files whose whole name matches `pattern` (files that bitimely makes, never others), and of older manifests. Readers of the former
@@ -587,8 +587,8 @@ def prune(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> 
     former = folder / f"manifest-{now['generation'] - 1}.json"
     with suppress(OSError, ValueError, KeyError):
         named |= set(json.loads(former.read_bytes())["files"])
-    for path in _listed(folder):
-        old = OLD.fullmatch(path.name)
+    for path in _list_folder(folder):
+        old = OLD_MANIFEST.fullmatch(path.name)
         if (old and int(old[1]) < now["generation"] - 1) or (
             pattern.fullmatch(path.name) and path.name not in named and path.name not in keep
         ):

@@ -217,11 +217,11 @@ def test_odd_shapes_survive(tmp_path: Path) -> None:
             recording_id="nan", subject_id="2", signals=[Signal("y", 250.0, "mV", nan), Signal("empty", 1.0, "", np.zeros(0, np.int16))]
         ),
     ]
-    wanted = [shards.checked(record, keep_dates=False) for record in records]
-    names, files = shards.write(tmp_path, wanted, "toy")
+    wanted = [shards.validate_record(record, keep_dates=False) for record in records]
+    names, files = shards.write_shard(tmp_path, wanted, "toy")
     assert names.annotations is None
     assert [facts["rows"] for facts in files.values()] == [4]
-    found = list(shards.read(tmp_path, names, {record.recording_id: {} for record in records}))
+    found = list(shards.read_shard(tmp_path, names, {record.recording_id: {} for record in records}))
     assert all(same(a, b) for a, b in zip(found, wanted, strict=True))
 
 
@@ -229,10 +229,10 @@ def test_long_recordings_get_a_row_group_a_channel(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shards, "ROW_GROUP", 1000)
     long = [Signal(f"c{i}", 100.0, "", np.full(600, i, np.int16)) for i in range(3)]
     record = Record(recording_id="r", subject_id="s", signals=[*long, Signal("slow", 1.0, "", np.zeros(6, np.int16))])
-    names, _ = shards.write(tmp_path, [record], "toy")
+    names, _ = shards.write_shard(tmp_path, [record], "toy")
     assert names.recordings is not None
     assert pq.ParquetFile(tmp_path / names.recordings).num_row_groups == 4
-    (found,) = shards.read(tmp_path, names, {"r": {}})
+    (found,) = shards.read_shard(tmp_path, names, {"r": {}})
     assert same(found, record)
 
 
@@ -250,7 +250,7 @@ def test_shards_follow_the_recommended_form(raw: Path, tmp_path: Path) -> None:
 
 def figures(*signals: Signal) -> dict[str, float | None]:
     """Those of the last; the others are looked at with it."""
-    return quality.quality(signals)[-1]
+    return quality.measure_quality(signals)[-1]
 
 
 def test_columns_of_a_shard_are_those_that_pyarrow_makes() -> None:
@@ -264,7 +264,7 @@ def test_columns_of_a_shard_are_those_that_pyarrow_makes() -> None:
         ([1.5, -0.0, float("nan"), None], pa.float64()),
         ([2**40, -1], pa.int64()),
     ):
-        found = shards._array(values, kind)
+        found = shards._make_array(values, kind)
         found.validate(full=True)
         assert repr(found.to_pylist()) == repr(pa.array(values, kind).to_pylist())
         assert found.null_count == values.count(None)
@@ -278,7 +278,7 @@ def test_writing_a_shard_does_not_import_pandas(tmp_path: Path) -> None:
         "from bitimely_core.cache import shards\n"
         "signal = Signal('x', 1.0, 'mV', np.arange(9, dtype=np.int16))\n"
         "record = Record(recording_id='r', subject_id='s', signals=[signal], annotations=[Annotation(0.0, 1.0, 'W')])\n"
-        "shards.write(pathlib.Path(sys.argv[1]), [record], 'toy'); shards.write_subjects(pathlib.Path(sys.argv[1]), [('r', 's', '{}')])\n"
+        "shards.write_shard(pathlib.Path(sys.argv[1]), [record], 'toy'); shards.write_subjects(pathlib.Path(sys.argv[1]), [('r', 's', '{}')])\n"
         "assert 'pyarrow' in sys.modules and 'pandas' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=HERE.parent, capture_output=True, text=True)
@@ -321,8 +321,8 @@ def test_channels_that_are_looked_at_together_get_the_figures_of_each_alone(monk
         x[: n // 3] = 5
         kept = np.where(rng.random(n) < (i % 4) / 3, np.nan, x).astype(np.float32) if i % 3 == 0 else x.astype(np.int16)
         signals.append(Signal(f"c{i}", rate, "", kept, -0.5 * (i % 2) or 0.1, i % 5, rails=(-100.2, 100) if i % 4 == 0 else None))
-    monkeypatch.setattr(quality, "TOGETHER", 3000)  # several chunks
-    assert quality.quality(signals) == [figures(signal) for signal in signals]
+    monkeypatch.setattr(quality, "GROUP_SAMPLES", 3000)  # several chunks
+    assert quality.measure_quality(signals) == [figures(signal) for signal in signals]
 
 
 @pytest.mark.parametrize("mains", [50.0, 60.0])
@@ -343,7 +343,7 @@ def test_line_noise_is_the_share_of_the_power_near_the_mains(mains: float) -> No
 
 def test_line_noise_of_white_noise_is_that_of_its_band() -> None:
     x = np.random.default_rng(0).normal(size=(400, 2000)) * 300
-    found = quality.quality([Signal("x", 200.0, "", row.astype(np.int16)) for row in x])
+    found = quality.measure_quality([Signal("x", 200.0, "", row.astype(np.int16)) for row in x])
     one_band = 9 / 398  # of the frequencies from 0.75 to 100 Hz, a quarter of a hertz apart, nine are within 1 Hz
     means = [np.mean([f["line_noise"] for f in found if f["line_frequency"] == mains]) for mains in (50.0, 60.0)]
     assert np.mean(means) == pytest.approx(one_band, rel=0.4)  # the larger of two bands
@@ -492,7 +492,7 @@ def test_rows_of_tables_are_accounted_for(raw: Path, tmp_path: Path) -> None:
 
 def test_file_sums_are_compared(raw: Path, tmp_path: Path) -> None:
     sums = raw / "SHA256SUMS.txt"
-    lines = [f"{storage.sha256(raw / f'{name}.json')}  {name}.json\n" for name in ("a1", "b1", "c1")]
+    lines = [f"{storage.hash_file(raw / f'{name}.json')}  {name}.json\n" for name in ("a1", "b1", "c1")]
     sums.write_text("".join(lines))
     assert ingest(raw, tmp_path / "out")["source"]["sha256sums"] == "verified"
     sums.write_text(f"{'0' * 64}  a1.json\n{lines[1]}{'1' * 64} *gone.json\nnonsense\n")
@@ -536,7 +536,7 @@ def test_a_bad_unit_is_left_out_and_named_and_the_others_are_as_without_it(raw: 
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_taken(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = storage.sha256
+    hashed = storage.hash_file
 
     def meddled(path: Path) -> str:
         found = hashed(path)
@@ -544,7 +544,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(raw: Path, tmp_path: 
             path.write_text(path.read_text() + " ")
         return found
 
-    monkeypatch.setattr(storage, "sha256", meddled)
+    monkeypatch.setattr(storage, "hash_file", meddled)
     report = ingest(raw, tmp_path / "out")
     assert [[reason["code"] for reason in unit["reasons"]] for unit in report["units"]] == [[], ["io_error"], []]
 
@@ -636,14 +636,14 @@ def test_what_a_reader_must_never_return_costs_its_unit(raw: Path, tmp_path: Pat
 
 def test_files_that_cannot_be_read_are_named(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (raw / "notes.txt").write_text("")
-    hashed, number = storage.sha256, errno.EIO
+    hashed, number = storage.hash_file, errno.EIO
 
     def failing(path: Path) -> str:
         if path.name in {"b1.json", "notes.txt"}:
             raise OSError(number, os.strerror(number))
         return hashed(path)
 
-    monkeypatch.setattr(storage, "sha256", failing)
+    monkeypatch.setattr(storage, "hash_file", failing)
     report = ingest(raw, tmp_path / "out")
     assert [f.line() for f in cache.list_findings(report)] == [
         "error[io_error] b1.json: cannot be read (Input/output error).",
@@ -654,13 +654,13 @@ def test_files_that_cannot_be_read_are_named(raw: Path, tmp_path: Path, monkeypa
     number = errno.EMFILE  # not the file's fault
     error = refused(raw, tmp_path / "out")
     assert (error.code, error.exit_code) == (Reason.RESOURCE_LIMIT, Exit.RESOURCES)
-    monkeypatch.setattr(storage, "sha256", hashed)
+    monkeypatch.setattr(storage, "hash_file", hashed)
     assert ingest(raw, tmp_path / "out")["exit_code"] == 0
 
 
 def test_arguments_of_a_reader_decide_whether_it_runs_again(tmp_path: Path) -> None:
     def key(value: Any, root: Path = tmp_path) -> Any:
-        return units.described(functools.partial(read_toy, value), root)
+        return units.describe_arguments(functools.partial(read_toy, value), root)
 
     alike = [
         (tmp_path / "a", Path("elsewhere") / "a", Path("elsewhere")),
@@ -688,7 +688,7 @@ def test_arguments_of_a_reader_decide_whether_it_runs_again(tmp_path: Path) -> N
         np.float64(2),
         Reason.GAIN,
     ]
-    assert len({storage.canonical(key(value)) for value in values}) == len(values)
+    assert len({storage.encode_json(key(value)) for value in values}) == len(values)
     for hidden in (lambda: tmp_path, object(), functools.partial(lambda: tmp_path)):
         with pytest.raises(TypeError):
             key(hidden)
@@ -822,7 +822,7 @@ def test_other_options_are_refused_with_what_differs_unless_all_is_new(raw: Path
 
 
 def test_a_stopped_ingest_goes_on_and_only_under_its_own_options(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BIG", 1)
+    monkeypatch.setattr(units, "LARGE_UNIT", 1)
     out = tmp_path / "out"
     ingest(raw, out)
     for force_new in (False, True):
@@ -850,7 +850,7 @@ def test_an_ingest_that_was_never_published_keeps_its_options_too(raw: Path, tmp
 
 
 def test_a_note_that_was_changed_is_passed_over(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BIG", 1)
+    monkeypatch.setattr(units, "LARGE_UNIT", 1)
     put(raw, "c1", fault="stop")
     with pytest.raises(KeyboardInterrupt):
         ingest(raw, tmp_path / "out")
@@ -885,14 +885,14 @@ def test_the_share_that_may_be_bad_is_inclusive(raw: Path, tmp_path: Path) -> No
 def test_content_hash_does_not_depend_on_the_order_of_channels() -> None:
     signals = [Signal(name, 1.0, "", np.full(3, i, np.int16)) for i, name in enumerate("xy")]
     one, other = (Record(recording_id="r", subject_id="s", signals=order) for order in (signals, signals[::-1]))
-    assert shards.content_hash([one]) == shards.content_hash([other])
-    assert shards.content_hash([one, one]) != shards.content_hash([one])
+    assert shards.hash_content([one]) == shards.hash_content([other])
+    assert shards.hash_content([one, one]) != shards.hash_content([one])
 
 
 def test_a_flipped_bit_is_noticed_by_the_pages_too(tmp_path: Path) -> None:
     """Without the comparison of hashes: noise is stored as it is, so nothing but the checksum of the page can tell."""
     noise = np.random.default_rng(0).integers(-(2**15), 2**15, 20_000).astype(np.int16)
-    names, _ = shards.write(tmp_path, [Record(recording_id="r", subject_id="s", signals=[Signal("x", 1.0, "", noise)])], "toy")
+    names, _ = shards.write_shard(tmp_path, [Record(recording_id="r", subject_id="s", signals=[Signal("x", 1.0, "", noise)])], "toy")
     path = tmp_path / str(names.recordings)
     whole = path.read_bytes()
     here = whole.index(noise.tobytes()[1000:1032])
@@ -901,14 +901,14 @@ def test_a_flipped_bit_is_noticed_by_the_pages_too(tmp_path: Path) -> None:
         data[here + 100 * i] ^= 1 << (i % 8)
         path.write_bytes(data)
         with pytest.raises(OSError, match="CRC"):
-            list(shards.read(tmp_path, names, {"r": {}}))
+            list(shards.read_shard(tmp_path, names, {"r": {}}))
 
 
 def test_out_of_memory_outside_of_a_reader_is_told(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(shards, "write", full)
+    monkeypatch.setattr(shards, "write_shard", full)
     error = refused(raw, tmp_path / "out")
     assert (error.code, error.exit_code) == (Reason.RESOURCE_LIMIT, Exit.RESOURCES)
     assert error.report is not None
@@ -934,13 +934,13 @@ def test_units_are_grouped_so_that_a_change_stays_where_it_is() -> None:
     names = [f"r{i:05d}" for i in range(6000)]
     made = [Unit(name=name, files=(name,), read=None) for name in names]
     sizes = dict.fromkeys(names, 1000)
-    groups = [[unit.name for unit in group] for group in units.grouped(made, sizes)]
+    groups = [[unit.name for unit in group] for group in units.group_units(made, sizes)]
     assert [name for group in groups for name in group] == names
-    assert max(map(len, groups)) <= 4 * units.UNITS
+    assert max(map(len, groups)) <= 4 * units.MEAN_UNITS
     assert 4 <= len(groups) <= 40
-    fewer = [[unit.name for unit in group] for group in units.grouped(made[:2500] + made[2501:], sizes)]
+    fewer = [[unit.name for unit in group] for group in units.group_units(made[:2500] + made[2501:], sizes)]
     assert len([group for group in fewer if group not in groups]) <= 2
-    big = units.grouped(made[:3], {"r00000": 5, "r00001": units.BIG, "r00002": 5})
+    big = units.group_units(made[:3], {"r00000": 5, "r00001": units.LARGE_UNIT, "r00002": 5})
     assert [len(group) for group in big] == [1, 1, 1]
 
 
@@ -948,7 +948,7 @@ def test_units_are_grouped_so_that_a_change_stays_where_it_is() -> None:
 
 
 def test_the_number_of_processes_changes_no_byte(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BIG", 1)  # a shard a unit
+    monkeypatch.setattr(units, "LARGE_UNIT", 1)  # a shard a unit
     put(raw, "d1", 3, fault="header")
     ingest(raw, tmp_path / "one")
     seen: list[tuple[str, int, int | None]] = []
@@ -958,7 +958,7 @@ def test_the_number_of_processes_changes_no_byte(raw: Path, tmp_path: Path, monk
 
 
 def test_a_reader_that_kills_its_process_costs_its_unit_alone(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BIG", 1)
+    monkeypatch.setattr(units, "LARGE_UNIT", 1)
     put(raw, "b0", 4, fault="kill")
     put(raw, "c0", 5, fault="kill once", mark=str(tmp_path / "mark"))  # killed from outside: tried again
     report = ingest(raw, tmp_path / "out", jobs=2)
@@ -967,7 +967,7 @@ def test_a_reader_that_kills_its_process_costs_its_unit_alone(raw: Path, tmp_pat
 
 
 def test_parts_make_the_same_cache(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BIG", 1)
+    monkeypatch.setattr(units, "LARGE_UNIT", 1)
     for i in range(5):
         put(raw, f"x{i}", i)
     whole = clean(raw, tmp_path)
@@ -984,7 +984,7 @@ def test_parts_make_the_same_cache(raw: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_parts_side_by_side_publish_once(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BIG", 1)
+    monkeypatch.setattr(units, "LARGE_UNIT", 1)
     whole = clean(raw, tmp_path)
     out = tmp_path / "out"
     threads = [threading.Thread(target=ingest, args=(raw, out), kwargs={"shard": (k, 2)}) for k in (1, 2)]
@@ -1012,7 +1012,7 @@ def test_readers_see_one_generation_while_the_next_is_published(raw: Path, tmp_p
         while not stop.is_set():
             try:
                 opened = cache.open_cache(out)
-                found = shards.joined_hash(shards.joined_hash([shards.record_hash(record)]) for record in opened.records())
+                found = shards.hash_lines(shards.hash_lines([shards.hash_record(record)]) for record in opened.records())
                 assert found == opened.manifest["content_sha256"]
                 passes.append(found)
                 assert not [f for f in cache.verify(out) if f.level == "error"]
@@ -1091,7 +1091,7 @@ def test_any_failing_call_leaves_one_generation_or_the_other_and_the_rerun_is_cl
     assert n > 60
 
 
-def start(raw: Path, out: Path, *, jobs: int = 1, big: int = units.BIG, **limits: int) -> subprocess.Popen[str]:
+def start(raw: Path, out: Path, *, jobs: int = 1, big: int = units.LARGE_UNIT, **limits: int) -> subprocess.Popen[str]:
     """`ingest` of the toy data in a process group of its own; exits with the code of the report."""
     return subprocess.Popen(
         [
@@ -1118,7 +1118,7 @@ def main() -> None:
         sys.stdout.flush()
 
     raw, out, asked = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    jobs, units.BIG = asked.pop("jobs"), asked.pop("big")
+    jobs, units.LARGE_UNIT = asked.pop("jobs"), asked.pop("big")
     for name, value in asked.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     registry.datasets["toy"] = registry.Entry("toy", toy, FACTS)
@@ -1131,7 +1131,7 @@ def main() -> None:
 
 
 def test_a_kill_anywhere_is_followed_by_the_same_cache(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BIG", 1)
+    monkeypatch.setattr(units, "LARGE_UNIT", 1)
     for name in ("a1", "b1", "c1"):
         put(raw, name, 1, sleep=0.05)
     wanted = clean(raw, tmp_path)
@@ -1172,7 +1172,7 @@ def test_two_at_once_make_what_one_makes(raw: Path, tmp_path: Path) -> None:
 def test_a_signal_stops_soon_and_the_rerun_goes_on(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int, jobs: int
 ) -> None:
-    monkeypatch.setattr(units, "BIG", 1)
+    monkeypatch.setattr(units, "LARGE_UNIT", 1)
     for name in ("a1", "b1", "c1", "d1", "e1"):
         put(raw, name, 1, sleep=0.3)
     out = tmp_path / "out"
@@ -1276,7 +1276,7 @@ def swap(path: Path, rng: random.Random) -> None:
 def test_damage_is_noticed_before_the_first_use(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path, random.Random], None]
 ) -> None:
-    monkeypatch.setattr(units, "BIG", 1)
+    monkeypatch.setattr(units, "LARGE_UNIT", 1)
     out = tmp_path / "out"
     ingest(raw, out)
     whole = tree(out)
@@ -1318,7 +1318,7 @@ def test_a_verification_that_is_deep_decodes_the_content(raw: Path, tmp_path: Pa
     body = storage.read_manifest(out)
     records = list(cache.open_cache(out).records())
     records[0].signals[0] = records[0].signals[0]._replace(samples=records[0].signals[0].samples[::-1].copy())
-    names, files = shards.write(out, records, "toy")
+    names, files = shards.write_shard(out, records, "toy")
     body["files"] |= files
     body["shards"] = [list(names)]
     body = {key: value for key, value in body.items() if key != "manifest_sha256"}

@@ -32,7 +32,7 @@ def ingested(home: Path, folder: Path, **options: Any) -> dict[str, Any]:
     return cache.ingest("pophr", folder, home / "cache" / "pophr", options=options, **given)
 
 
-def built(home: Path, name: str = "pophr", **choices: Any) -> tokens.Sequences:
+def built(home: Path, name: str = "pophr", **choices: Any) -> tokens.EventSequences:
     workflows.tokenize("pophr", workspace=home, name=name, options=choices)
     return tokens.open_tokens(home / "tokens" / name)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bitimely_core import data
 from bitimely_core.tokens import Windows
-from bitimely_core.tokens.windows import targets
+from bitimely_core.tokens.windows import encode_targets
 from bitimely_core.types import Batch
 
 T, V = 6, 2
@@ -46,7 +46,7 @@ def windows(n: int, *, subjects: int = 5, task: str = "classification", missing:
         statistics={},
         rows=np.arange(n),
         whole_index=index,
-        target=targets(index["label"], task, ["a", "b"]),
+        target=encode_targets(index["label"], task, ["a", "b"]),
         shards=(block[: n // 3], block[n // 3 :]),
         firsts=np.array([0, n // 3, n]),
         recording=np.zeros(n, np.int32),
@@ -150,38 +150,38 @@ def test_missing_values_come_with_a_mask() -> None:
 def test_fraction_draws_whole_training_subjects_once_a_seed(n: int, share: float, seed: int) -> None:
     one = windows(4 * n, subjects=n, train=0.5)
     m = len(set(one["train"].subjects()))
-    part = data.fraction_of(one, share, seed)
+    part = data.sample_subjects(one, share, seed)
     drawn = set(part["train"].subjects())
     assert len(drawn) == (m if share == 1 else max(1, round(share * m)))
     assert part["test"].rows.tolist() == one["test"].rows.tolist()
     assert part["train"].rows.tolist() == [row for row in range(4 * n) if one.index["subject_id"][row] in drawn]
-    assert data.fraction_of(one["train"], share, seed).rows.tolist() == part["train"].rows.tolist()
-    assert drawn <= set(data.fraction_of(one, min(1.0, share * 1.5), seed)["train"].subjects())
+    assert data.sample_subjects(one["train"], share, seed).rows.tolist() == part["train"].rows.tolist()
+    assert drawn <= set(data.sample_subjects(one, min(1.0, share * 1.5), seed)["train"].subjects())
 
 
 def test_fraction_in_batches_and_refused_fractions() -> None:
     one = windows(40, subjects=10)
     found = [row for batch in data.batches(one, 8, seed=3, fraction=0.2)(0) for row in rows(batch)]
-    assert sorted(found) == data.fraction_of(one, 0.2, 3).rows.tolist()
+    assert sorted(found) == data.sample_subjects(one, 0.2, 3).rows.tolist()
     assert len(found) == 8
-    assert len({tuple(data.fraction_of(one, 0.2, seed).rows) for seed in range(8)}) > 1
+    assert len({tuple(data.sample_subjects(one, 0.2, seed).rows) for seed in range(8)}) > 1
     for wrong in (0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match="fraction"):
-            data.fraction_of(one, wrong, 0)
+            data.sample_subjects(one, wrong, 0)
 
 
 def test_a_limit_draws_so_many_windows_of_each_split() -> None:
     one = windows(40, subjects=10, train=0.7)
-    part = data.limited(one, 5, seed=1)
+    part = data.limit_windows(one, 5, seed=1)
     assert (len(part["train"]), len(part["test"])) == (5, 5)
-    assert part.rows.tolist() == data.limited(one, 5, seed=1).rows.tolist() != data.limited(one, 5, seed=2).rows.tolist()
-    assert data.limited(one, None, seed=1) is one
-    assert len(data.limited(one, 1000, seed=1)) == 40
+    assert part.rows.tolist() == data.limit_windows(one, 5, seed=1).rows.tolist() != data.limit_windows(one, 5, seed=2).rows.tolist()
+    assert data.limit_windows(one, None, seed=1) is one
+    assert len(data.limit_windows(one, 1000, seed=1)) == 40
 
 
 def test_mixed_sets_take_turns_and_every_row_comes_once() -> None:
     first, second = windows(7), windows(12, missing=True, train=0.5)["test"]
-    batches = data.mixed([first, second], 3, seed=2)
+    batches = data.mix_batches([first, second], 3, seed=2)
     found = list(batches(1))
     assert (batches.steps, len(found)) == (3 + -(-len(second.rows) // 3), batches.steps)
     own = [*range(7), *(7 + second.rows)]
@@ -203,4 +203,4 @@ def test_mixed_sets_take_turns_and_every_row_comes_once() -> None:
 
 def test_mixed_of_one_set_is_that_set() -> None:
     one = windows(11)
-    assert [rows(batch) for batch in data.mixed([one], 4, seed=3)(2)] == [rows(batch) for batch in data.batches(one, 4, seed=3)(2)]
+    assert [rows(batch) for batch in data.mix_batches([one], 4, seed=3)(2)] == [rows(batch) for batch in data.batches(one, 4, seed=3)(2)]

@@ -125,14 +125,14 @@ def test_each_segment_is_filtered_on_its_own(tmp_path: Path) -> None:
 
 def test_the_shortest_stretch_is_that_of_scipy() -> None:
     for band, notch in (((1.0, 40.0), None), ((1.0, None), None), ((None, 40.0), None), (None, (50.0,))):
-        (sections,) = filters.designed(band, notch, FAST)
-        shortest = filters.padding(sections)
+        (sections,) = filters.design_filters(band, notch, FAST)
+        shortest = filters.count_padding(sections)
         scipy_signal.sosfiltfilt(sections, np.ones(shortest + 1))
         with pytest.raises(ValueError, match="padlen"):
             scipy_signal.sosfiltfilt(sections, np.ones(shortest))
-        assert filters.too_short(np.zeros(shortest, np.int16), [sections]) == 1
-        assert np.isnan(filters.apply(np.zeros(shortest), [sections])).all()
-        assert np.isfinite(filters.apply(np.zeros(shortest + 1), [sections])).all()
+        assert filters.count_too_short(np.zeros(shortest, np.int16), [sections]) == 1
+        assert np.isnan(filters.apply_filters(np.zeros(shortest), [sections])).all()
+        assert np.isfinite(filters.apply_filters(np.zeros(shortest + 1), [sections])).all()
 
 
 @pytest.mark.parametrize("options", [{"stride": 100}, {"stride": 130, "rate": 60.0, "window": 120}, {"rate": 333.0, "window": 666}])

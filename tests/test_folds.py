@@ -54,7 +54,7 @@ def test_ten_test_folds_hold_every_subject_once() -> None:
 
 
 def test_official_folds_turn_and_leave_the_recommendation_as_the_last_one() -> None:
-    assert [splits.official({"fold": k}) for k in (1, 8, 9, 10, 11, None, True)] == [
+    assert [splits.read_official_split({"fold": k}) for k in (1, 8, 9, 10, 11, None, True)] == [
         "train",
         "train",
         "validation",
@@ -63,10 +63,10 @@ def test_official_folds_turn_and_leave_the_recommendation_as_the_last_one() -> N
         None,
         None,
     ]
-    assert [splits.official({"fold": k}, 1) for k in (1, 2, 9, 10)] == ["test", "train", "train", "validation"]
-    assert [splits.official({"fold": k}, 4) for k in (1, 3, 4, 10)] == ["train", "validation", "test", "train"]
-    assert splits.official({"split": "test"}) == "test"
-    assert splits.official({"split": "test"}, 4) is None  # it has no folds to turn
+    assert [splits.read_official_split({"fold": k}, 1) for k in (1, 2, 9, 10)] == ["test", "train", "train", "validation"]
+    assert [splits.read_official_split({"fold": k}, 4) for k in (1, 3, 4, 10)] == ["train", "validation", "test", "train"]
+    assert splits.read_official_split({"split": "test"}) == "test"
+    assert splits.read_official_split({"split": "test"}, 4) is None  # it has no folds to turn
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_official_folds_turn_and_leave_the_recommendation_as_the_last_one() -> N
 )
 def test_a_split_without_ten_folds_is_refused(split: str, subjects: int, said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
-        splits.scheme(split, subjects=[str(k) for k in range(subjects)], seed=0, length=30.0, test_fold=2)
+        splits.make_scheme(split, subjects=[str(k) for k in range(subjects)], seed=0, length=30.0, test_fold=2)
     assert caught.value.exit_code == 2
 
 

@@ -80,7 +80,7 @@ def child_that_trains(home: str, kind: str) -> dict[str, int]:
     """Tokenize, train, and train with a batch that cannot fit; files and pieces are scaled down with the limit."""
     from bitimely_core.tokens import building, cutting
 
-    building.SHARD, cutting.PIECE = 4 << 20, 1 << 20
+    building.SHARD_BYTES, cutting.PIECE_BYTES = 4 << 20, 1 << 20
     space = {name: ["--workspace", f"{home}/{name}"] for name in ("small", "big")}
     train = ["pretrain", "--data", "edf", "--preset", "tiny", "--device", "cpu", "--steps", "3"]
     return {

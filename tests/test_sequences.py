@@ -44,9 +44,9 @@ def cohort(out: Path, n: int = 60, seed: int = 0, names: list[str] | None = None
     frame = pl.DataFrame(rows, schema_overrides=schema)
     storage.make_folder(out)
     vocabulary = pl.DataFrame({"id": range(5, 5 + CODES), "code": names or [f"{100 + c}" for c in range(CODES)]})
-    sequences.publish(
+    sequences.publish_sequences(
         out,
-        shards=sequences.shard(out, 0, frame[:40]) | sequences.shard(out, 1, frame[40:]),
+        shards=sequences.write_shard(out, 0, frame[:40]) | sequences.write_shard(out, 1, frame[40:]),
         vocabulary=vocabulary,
         ratios=pl.DataFrame({"target": ["chf"]}),
         statistics={},
@@ -91,7 +91,7 @@ def test_the_last_events_are_kept_and_their_clock_restarts(tmp_path: Path) -> No
 def test_ties_are_shuffled_anew_each_epoch_and_nothing_else(tmp_path: Path) -> None:
     out = cohort(tmp_path / "pophr", n=10)
     one = tokens.open_tokens(out)
-    tied = tokens.Sequences(**{**vars(one), "clock": np.floor(one.clock / 20) * 20})
+    tied = tokens.EventSequences(**{**vars(one), "clock": np.floor(one.clock / 20) * 20})
     plain = tied.arrays()
     orders = [tied.arrays(draw=(0, epoch))["values"] for epoch in range(6)]
     assert any((orders[0] != other).any() for other in orders[1:])

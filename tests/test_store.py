@@ -87,22 +87,22 @@ def attempted(call: Callable[[], object]) -> UserError | None:
 @settings(max_examples=50, deadline=None)
 @given(JSON)
 def test_canonical_json_parses_back_and_is_stable(value: Any) -> None:
-    assert json.loads(storage.canonical(value)) == value
-    assert storage.canonical(json.loads(storage.canonical(value))) == storage.canonical(value)
+    assert json.loads(storage.encode_json(value)) == value
+    assert storage.encode_json(json.loads(storage.encode_json(value))) == storage.encode_json(value)
 
 
 def test_canonical_json_has_one_spelling_and_no_nan() -> None:
-    assert storage.canonical({"b": 1.0, "a": "é"}) == b'{"a":"\xc3\xa9","b":1.0}'
+    assert storage.encode_json({"b": 1.0, "a": "é"}) == b'{"a":"\xc3\xa9","b":1.0}'
     for number in (float("nan"), float("inf")):
         with pytest.raises(ValueError):
-            storage.canonical([number])
+            storage.encode_json([number])
 
 
 def test_hashes_equal_hashlib(tmp_path: Path) -> None:
     data = os.urandom(3 * storage.CHUNK + 17)
     assert storage.write_bytes(tmp_path / "f", data) == (hashlib.sha256(data).hexdigest(), len(data))
-    assert storage.digest(tmp_path / "f") == (hashlib.sha256(data).hexdigest(), len(data))
-    name, digest, _ = storage.write_named(tmp_path, "shard", ".bin", lambda stream: stream.write(data))
+    assert storage.hash_with_size(tmp_path / "f") == (hashlib.sha256(data).hexdigest(), len(data))
+    name, digest, _ = storage.write_hashed(tmp_path, "shard", ".bin", lambda stream: stream.write(data))
     assert name == f"shard-{digest[:16]}.bin"
     assert (tmp_path / name).read_bytes() == data
 
@@ -218,7 +218,7 @@ def test_nothing_is_written_through_a_link_or_over_a_file(tmp_path: Path) -> Non
 def test_sweep_removes_what_dead_runs_left_and_nothing_else(tmp_path: Path) -> None:
     for name in ("a.parquet.tmp-123-0123abcd", "manifest.json.tmp-9-ffffffff", "a.parquet", "notes.tmp", "x.tmp-y"):
         (tmp_path / name).write_text("")
-    assert storage.sweep(tmp_path) == 2
+    assert storage.remove_temporary_files(tmp_path) == 2
     assert names(tmp_path) == ["a.parquet", "notes.tmp", "x.tmp-y"]
 
 
@@ -285,7 +285,7 @@ def test_without_flock_a_file_stands_in_and_is_never_stolen(tmp_path: Path, monk
 
 
 def published(folder: Path, content: bytes = b"rows", generation: int = 1) -> dict[str, Any]:
-    name, digest, size = storage.write_named(folder, "part", ".bin", lambda stream: stream.write(content))
+    name, digest, size = storage.write_hashed(folder, "part", ".bin", lambda stream: stream.write(content))
     return storage.publish(folder, {"dataset": "x"}, {name: {"sha256": digest, "size": size, "rows": 3}}, generation)
 
 
@@ -330,7 +330,7 @@ def test_any_change_of_the_manifest_is_noticed(tmp_path: Path, change: Callable[
 def test_damaged_missing_and_odd_files_are_named(tmp_path: Path) -> None:
     files = {}
     for i in range(5):
-        name, digest, size = storage.write_named(tmp_path, f"part{i}", ".bin", lambda stream, i=i: stream.write(b"%d" % i * 100))  # type: ignore[misc]
+        name, digest, size = storage.write_hashed(tmp_path, f"part{i}", ".bin", lambda stream, i=i: stream.write(b"%d" % i * 100))  # type: ignore[misc]
         files[name] = {"sha256": digest, "size": size}
     body = storage.publish(tmp_path, {}, files, 1)
     flipped, short, gone, pipe, good = sorted(files)
@@ -386,7 +386,7 @@ def test_files_go_one_generation_later(tmp_path: Path) -> None:
     for generation in (1, 2, 3):
         kept.append(next(iter(published(tmp_path, b"%d" % generation, generation)["files"])))
         (tmp_path / "mine.bin").write_text("")
-        storage.prune(tmp_path, pattern)
+        storage.remove_old_files(tmp_path, pattern)
     assert names(tmp_path) == sorted([*kept[1:], "manifest-2.json", "manifest.json", "mine.bin"])
 
 

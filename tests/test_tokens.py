@@ -96,7 +96,7 @@ def physical(found: Record, channel: str) -> np.ndarray:
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {p.name: storage.sha256(p) for p in sorted(folder.iterdir()) if p.name != storage.LOCK}
+    return {p.name: storage.hash_file(p) for p in sorted(folder.iterdir()) if p.name != storage.LOCK}
 
 
 def build(held: list[Record], folder: Path, **options: Any) -> tokens.Windows:
@@ -162,7 +162,7 @@ def test_shares_of_many_subjects_are_80_10_10() -> None:
 @settings(max_examples=80, deadline=None)
 def test_blocks_of_time_are_in_order_and_a_window_apart(n: int, length: float, step: float) -> None:
     starts = [i * length * step for i in range(n)]
-    places = splits.blocks_of_time(starts, length)
+    places = splits.split_by_time(starts, length)
     if n < 5:
         assert places == ["train"] * n
         return
@@ -236,7 +236,7 @@ def test_splits_that_share_subjects_are_stamped(tmp_path: Path, split: str) -> N
         assert windows.manifest["left_out"]["gap"] == 6
     else:
         for recording, start, part in windows.index.select("recording_id", "start", "split").iter_rows():
-            assert part == splits.by_share(u(0, f"{recording}|{start}"))
+            assert part == splits.split_by_share(u(0, f"{recording}|{start}"))
 
 
 def test_unknown_choices_answer_with_the_closest(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_whole_recording_labels(tmp_path: Path) -> None:
 
 def at_rate(signal: Signal, rate: float, **choices: Any) -> np.ndarray:
     plan: Any = SimpleNamespace(rate=rate, **{"resample": False, "decimate": (), "hold": (), **choices})
-    return cutting.at_rate(signal, plan)
+    return cutting.resample(signal, plan)
 
 
 def test_interpolation_is_exact_on_lines_and_keeps_samples() -> None:
@@ -424,7 +424,7 @@ def test_interpolation_is_exact_on_lines_and_keeps_samples() -> None:
 def test_interpolation_in_steps_equals_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Signal("x", 3.0, "", np.random.default_rng(1).integers(-99, 99, 50).astype(np.int16))
     whole = at_rate(slow, 100.0)
-    monkeypatch.setattr(cutting, "STEP", 7)
+    monkeypatch.setattr(cutting, "STEP_VALUES", 7)
     np.testing.assert_array_equal(at_rate(slow, 100.0), whole)
 
 
@@ -525,15 +525,18 @@ def test_constant_and_two_valued_channels_stay_finite(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 def test_moments_are_those_of_the_union_in_any_order(parts: list[list[int]], random: Any) -> None:
     scale, offset = np.array([0.3]), np.array([1e4])
-    found = [moments.of_piece(np.array(part, np.int16).reshape(1, -1, 1), scale, offset)[0] for part in parts]
-    whole = moments.pooled(found)
+    found = [moments.compute_moments(np.array(part, np.int16).reshape(1, -1, 1), scale, offset)[0] for part in parts]
+    whole = moments.pool_moments(found)
     x = np.concatenate(parts) * 0.3
     assert whole.mean - 1e4 == pytest.approx(x.mean(), abs=1e-7)
     assert whole.std == pytest.approx(x.std(), rel=1e-9, abs=1e-9)
     random.shuffle(found)
-    assert moments.pooled(found) == whole
+    assert moments.pool_moments(found) == whole
     digital = np.array(parts[0], np.int16).reshape(1, -1, 1)
-    exact, floats = moments.of_piece(digital, scale, offset)[0], moments.of_piece(digital * scale + offset, np.ones(1), np.zeros(1))[0]
+    exact, floats = (
+        moments.compute_moments(digital, scale, offset)[0],
+        moments.compute_moments(digital * scale + offset, np.ones(1), np.zeros(1))[0],
+    )
     assert floats.n == exact.n
     assert floats.mean == pytest.approx(exact.mean)
 
@@ -577,10 +580,10 @@ def test_same_input_same_bytes_and_nothing_twice(tmp_path: Path, monkeypatch: py
 def test_size_of_files_does_not_change_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = missing(records(6))
     whole = build(held, tmp_path / "a")
-    monkeypatch.setattr(cutting, "PIECE", 4 * 240)
+    monkeypatch.setattr(cutting, "PIECE_BYTES", 4 * 240)
     from bitimely_core.tokens import building
 
-    monkeypatch.setattr(building, "SHARD", 10 * 240)
+    monkeypatch.setattr(building, "SHARD_BYTES", 10 * 240)
     many = build(held, tmp_path / "b")
     assert len(many.shards) > 10
     assert many.values().tobytes() == whole.values().tobytes()
@@ -753,7 +756,7 @@ def test_a_moved_subject_is_refused_even_with_matching_hashes(tmp_path: Path) ->
     moved = pl.when(pl.col("window") == row).then(pl.lit("train")).otherwise("split")
     index.with_columns(split=moved).write_parquet(tmp_path / "index.parquet")
     body = {k: v for k, v in windows.manifest.items() if k != "manifest_sha256"}
-    sha256, size = storage.digest(tmp_path / "index.parquet")
+    sha256, size = storage.hash_with_size(tmp_path / "index.parquet")
     body["files"] = {**body["files"], "index.parquet": {"sha256": sha256, "size": size}}
     storage.write_json(tmp_path / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)})
     with pytest.raises(UserError) as error:

@@ -449,13 +449,13 @@ class Rows:
 )
 def test_a_last_batch_with_too_few_rows_is_left_out(count, size, least, sizes):
     for shuffle in (True, False):
-        batches = data.Shuffled((Rows(count),), size, 0, shuffle, "canonical", least)
+        batches = data.EpochBatches((Rows(count),), size, 0, shuffle, "canonical", least)
         assert batches.steps == len(sizes)
         assert [len(positions) for _, positions in batches.order(0)] == sizes
 
 
 def test_rows_left_out_of_one_epoch_are_in_another():
-    batches = data.Shuffled((Rows(9),), 4, 0, True, "canonical", 2)
+    batches = data.EpochBatches((Rows(9),), 4, 0, True, "canonical", 2)
     seen = [{row for _, positions in batches.order(epoch) for row in positions.tolist()} for epoch in range(6)]
     assert all(len(rows) == 8 for rows in seen)
     assert set.union(*seen) == set(range(9))

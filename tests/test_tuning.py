@@ -95,7 +95,7 @@ def test_a_head_is_tuned_by_the_metric_of_its_task(home: Path) -> None:
     body = finetuned(home, "head", tune=TUNE)
     assert body["tuning"]["by"][0] == "accuracy"
     windows = tokens.open_tokens(home / "tokens" / "synthetic-staging")
-    kept = data.limited(windows, DATA["limit"], 0)["validation"].index["window"]  # what a training with this limit sees
+    kept = data.limit_windows(windows, DATA["limit"], 0)["validation"].index["window"]  # what a training with this limit sees
     for one in body["tuning"]["trials"]:
         finetuned(home, "alone", train={"lr": one["lr"], "steps": TUNE["steps"]})
         assert workflows.evaluate("alone", split="validation", bootstrap=0, workspace=home)["n"] == len(windows["validation"])

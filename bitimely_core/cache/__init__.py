@@ -7,7 +7,7 @@
       recordings-<hash>.parquet, annotations-<hash>.parquet    shards: one row a recording, channel and segment; one row a label
       subjects-<hash>.parquet  one row a recording: subject and attributes (`subjects.parquet` is a copy for people)
       units-<hash>.json        what each unit was made of: the next `ingest` redoes only what has changed
-      ingest_report.json       what became of every unit, at the last attempt
+      ingest_report.json       what became of every unit, at the last run
       report.html              the same for people, with the quality of the channels and a picture (written by `runs.ingest`)
       manifest-<N>.json        the generation before, which readers that opened it can still finish
       .progress/, .parts/      finished parts of an ingest that has not ended: of recordings, of claims

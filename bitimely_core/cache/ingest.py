@@ -16,18 +16,18 @@ from bitimely_core import registry, storage
 from bitimely_core.cache import report as accounting
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
-from bitimely_core.cache.units import AIM, UNITS, Task, grouped
-from bitimely_core.cache.workers import Worker, run, started, stopping
+from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, group_units
+from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats.source import Source, scan
 from bitimely_core.types import Progress
 
 SCHEMA = "bitimely.cache/1"
 PROGRESS = ".progress"
-COPY = "subjects.parquet"  # for people; nothing reads it
-SIZE = 0.75  # bytes of cache a byte of source: an estimate
-SPEED = 60e6  # bytes of source a second and core: an estimate
-PATIENCE = 60.0  # seconds that parts of one ingest wait for each other
+SUBJECTS_COPY = "subjects.parquet"  # for people; nothing reads it
+CACHE_RATIO = 0.75  # bytes of cache a byte of source: an estimate
+SOURCE_SPEED = 60e6  # bytes of source a second and core: an estimate
+PART_LOCK_WAIT = 60.0  # seconds that parts of one ingest wait for each other
 
 Part = dict[str, Any]
 """A finished group of units: `units`: name -> entry, `files`: shard -> sha256, size, rows."""
@@ -82,15 +82,15 @@ def ingest(
             and `details` are its findings.
     """
     folder = Path(out)
-    entry, resolved = _resolved(dataset, options or {})
+    entry, resolved = _resolve_options(dataset, options or {})
     _check_arguments(entry, source, jobs, max_bad, shard)
-    found = None if source is None else _outside(scan(Path(source), follow_symlinks=follow_symlinks), folder)
+    found = None if source is None else _exclude_cache(scan(Path(source), follow_symlinks=follow_symlinks), folder)
     kind = registry.load_data_kind(entry.facts.kind)
-    with stopping() as stop:
-        attempt = IngestRun(
+    with catch_signals() as stop:
+        run = IngestRun(
             dataset=entry,
             source=found,
-            given=None if source is None else str(source),
+            source_path=None if source is None else str(source),
             out=folder,
             options={**kind.pin_options(resolved, folder), "keep_phi": keep_phi, "keep_dates": keep_dates},
             given_options=resolved,
@@ -100,33 +100,35 @@ def ingest(
             stop=stop,
         )
         if dry_run:
-            return _plan(attempt)
-        return kind.ingest(attempt, shard, wait, force_new=force_new)
+            return _plan_ingest(run)
+        return kind.ingest(run, shard, wait, force_new=force_new)
 
 
-def ingest_recordings(attempt: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
+def ingest_recordings(run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
     """Recordings: part k of n of the units, or all that is left to do."""
-    folder = attempt.out
+    folder = run.out
     if shard is not None and shard[1] > 1:
         with storage.lock(folder, wait, shared=True):
-            part = _part(replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={}), shard, force_new=force_new)
+            part = _ingest_part(
+                replace(run, units=[], reasons=[], rows=[], checksums={}, entries={}, hashes={}), shard, force_new=force_new
+            )
         if part["parts_missing"]:
             return part
         try:  # the others may be just as far
-            with storage.lock(folder, max(wait, PATIENCE)):
-                return _whole(attempt, force_new=force_new)
+            with storage.lock(folder, max(wait, PART_LOCK_WAIT)):
+                return _ingest_all(run, force_new=force_new)
         except UserError as error:
             if error.code == Reason.LOCKED:  # whoever holds it finds all parts done and publishes
                 return part
             raise
     with storage.lock(folder, wait):
-        return _whole(attempt, force_new=force_new)
+        return _ingest_all(run, force_new=force_new)
 
 
 # ---- what was asked for
 
 
-def _resolved(dataset: str, given: dict[str, Any]) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
+def _resolve_options(dataset: str, given: dict[str, Any]) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
     """The data set and its options, defaults filled in. Raises UserError (exit 2) for unknown names."""
     registry.load_members("bitimely_core.datasets")
     entry = registry.datasets[dataset]
@@ -155,7 +157,7 @@ def _check_arguments(
         raise usage_error(said[0], said[1])
 
 
-def _outside(source: Source, out: Path) -> Source:
+def _exclude_cache(source: Source, out: Path) -> Source:
     """The source without the cache, should that lie inside of it."""
     root, inner = source.root.resolve(), out.resolve()
     if not inner.is_relative_to(root):
@@ -165,89 +167,89 @@ def _outside(source: Source, out: Path) -> Source:
     return replace(source, files=files, odd={name: fault for name, fault in source.odd.items() if not name.startswith(prefix)})
 
 
-def _plan(attempt: IngestRun) -> dict[str, Any]:
+def _plan_ingest(run: IngestRun) -> dict[str, Any]:
     """What an ingest would read, and about how long that takes."""
-    attempt.list_units()
-    sizes = attempt.sizes
-    bytes_of = {unit.name: sum(sizes.get(file, 0) for file in unit.files) for unit in attempt.units}
+    run.list_units()
+    sizes = run.sizes
+    bytes_of = {unit.name: sum(sizes.get(file, 0) for file in unit.files) for unit in run.units}
     total = sum(bytes_of.values())
     return {
         "schema": "bitimely.ingest_plan/1",
         "format_version": 1,
         "status": "planned",
-        "dataset": attempt.dataset.name,
-        "source": {"path": attempt.given, "files": len(sizes), "bytes": sum(sizes.values())},
-        "out": str(attempt.out),
+        "dataset": run.dataset.name,
+        "source": {"path": run.source_path, "files": len(sizes), "bytes": sum(sizes.values())},
+        "out": str(run.out),
         "units": [
             {"unit": unit.name, "files": list(unit.files), "bytes": bytes_of[unit.name], "readable": unit.read is not None}
-            for unit in attempt.units
+            for unit in run.units
         ],
         "bytes": total,
-        "options": attempt.options | attempt.run_options,
-        "estimate": {"cache_bytes": int(total * SIZE), "seconds": round(total / SPEED / attempt.jobs, 1)},
+        "options": run.options | run.run_options,
+        "estimate": {"cache_bytes": int(total * CACHE_RATIO), "seconds": round(total / SOURCE_SPEED / run.jobs, 1)},
     }
 
 
 # ---- the whole, under the lock
 
 
-def _whole(attempt: IngestRun, *, force_new: bool) -> dict[str, Any]:
+def _ingest_all(run: IngestRun, *, force_new: bool) -> dict[str, Any]:
     """Read what has changed, publish, report."""
-    storage.sweep(attempt.out)
-    former, parts = load_previous(attempt, force_new=force_new)
-    notes = _notes(attempt, force_new=force_new)
-    storage.sweep(notes)
+    storage.remove_temporary_files(run.out)
+    former, parts = load_previous(run, force_new=force_new)
+    notes = _open_notes(run, force_new=force_new)
+    storage.remove_temporary_files(notes)
     try:
-        with attempt.reported():
-            with started(_early(attempt), (attempt.dataset.function.__module__, "pyarrow.parquet")) as workers:
-                attempt.list_units()
-                attempt.read_sums()
-                done = _work(attempt, _tasks(attempt, parts + _finished(notes)), workers)
-            attempt.hash_rest()
-            refused = attempt.refusal()
+        with run.record_failure():
+            with start_workers(_count_early_workers(run), (run.dataset.function.__module__, "pyarrow.parquet")) as workers:
+                run.list_units()
+                run.read_checksums()
+                done = _run_tasks(run, _make_tasks(run, parts + _read_finished_parts(notes)), workers)
+            run.hash_remaining()
+            refused = run.find_refusal()
             if refused is not None:
                 raise refused
-            manifest = _publish(attempt, former, done)
-            report = attempt.report()
-            report = accounting.finish_report(report, accounting.exit_code_of(report)) | {key: manifest[key] for key in RESULT}
-            _tidy(attempt.out, manifest, report)
+            manifest = _publish_cache(run, former, done)
+            report = run.report()
+            report = accounting.finish_report(report, accounting.derive_exit_code(report)) | {key: manifest[key] for key in RESULT}
+            _clean_up(run.out, manifest, report)
     finally:
         with suppress(UserError):
-            storage.sweep(attempt.out)  # of workers that were stopped while they wrote
+            storage.remove_temporary_files(run.out)  # of workers that were stopped while they wrote
     return report
 
 
 RESULT = ("generation", "manifest_sha256", "content_sha256")
 
 
-def load_previous(attempt: IngestRun, *, force_new: bool) -> tuple[dict[str, Any] | None, list[Part]]:
+def load_previous(run: IngestRun, *, force_new: bool) -> tuple[dict[str, Any] | None, list[Part]]:
     """The published manifest and what it is made of, unless everything is to be read again.
 
     Raises UserError: settings_differ (exit 2), integrity (exit 5).
     """
-    path = attempt.out / storage.MANIFEST
+    path = run.out / storage.MANIFEST
     if not path.exists():
         return None, []
     try:
-        former = storage.read_manifest(attempt.out)
+        former = storage.read_manifest(run.out)
     except UserError as error:
         if not force_new:
             error.hint = "Restore a copy, or give --force-new to read everything again"
             raise
-        for old in attempt.out.glob("manifest*.json"):
+        for old in run.out.glob("manifest*.json"):
             storage.os_unlink(old)
         return None, []
     if force_new:
         return former, []
-    _compare(former["settings"], attempt.settings, path)
+    _compare_settings(former["settings"], run.settings, path)
     if former["kind"] == "events":
         return former, []
-    if storage.find_damage(attempt.out, former, [former["units"]]):  # then what is in the cache is read again
+    if storage.find_damage(run.out, former, [former["units"]]):  # then what is in the cache is read again
         return former, []
-    return former, [{"files": former["files"], **json.loads((attempt.out / former["units"]).read_bytes())}]
+    return former, [{"files": former["files"], **json.loads((run.out / former["units"]).read_bytes())}]
 
 
-def _compare(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+def _compare_settings(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     """Raises UserError (settings_differ, exit 2) with one finding for each key that differs."""
     before, now = ({**settings, **settings["options"], "options": None} for settings in (old, new))
     found = [
@@ -267,43 +269,43 @@ def _compare(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
         raise usage_error(one.problem, one.requirement, one.hint, code=one.code, file=one.file, field=one.field, details=rest)
 
 
-def _notes(attempt: IngestRun, *, force_new: bool) -> Path:
+def _open_notes(run: IngestRun, *, force_new: bool) -> Path:
     """The folder of finished parts; emptied when everything is to be read again, unless an ingest for that reason is under way.
 
     Raises UserError (settings_differ, exit 2).
     """
-    folder = storage.make_folder(attempt.out / PROGRESS)
+    folder = storage.make_folder(run.out / PROGRESS)
     path = folder / "settings.json"
-    new = {"settings": attempt.settings, "force_new": force_new}
-    with storage.lock(folder, PATIENCE):
-        found = _json(path)
+    new = {"settings": run.settings, "force_new": force_new}
+    with storage.lock(folder, PART_LOCK_WAIT):
+        found = _read_json(path)
         if found is not None and not force_new:
-            _compare(found["settings"], attempt.settings, path)
+            _compare_settings(found["settings"], run.settings, path)
         elif found != new:
-            _clear(folder)
+            _remove_notes(folder)
             storage.write_json(path, new)
     return folder
 
 
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     with suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
     return None
 
 
-def _clear(folder: Path) -> None:
+def _remove_notes(folder: Path) -> None:
     """Remove all notes; the settings last, so that after a kill in between the others still have them."""
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name == "settings.json"):
         storage.os_unlink(path)
 
 
-def _finished(notes: Path) -> list[Part]:
+def _read_finished_parts(notes: Path) -> list[Part]:
     """The parts that were finished before; a note that does not agree with its own hash is passed over."""
-    found = [_json(path) for path in sorted(notes.glob("*.json")) if path.name != "settings.json"]
+    found = [_read_json(path) for path in sorted(notes.glob("*.json")) if path.name != "settings.json"]
     return [part["body"] for part in found if isinstance(part, dict) and part.get("sha256") == storage.fingerprint(part.get("body"))]
 
 
-def _tasks(attempt: IngestRun, known: list[Part]) -> list[Task]:
+def _make_tasks(run: IngestRun, known: list[Part]) -> list[IngestTask]:
     """The groups of units, each with what is known about them; of two parts the later one wins."""
     units: dict[str, dict[str, Any]] = {}
     files: dict[str, dict[str, Any]] = {}
@@ -311,38 +313,38 @@ def _tasks(attempt: IngestRun, known: list[Part]) -> list[Task]:
         units |= part["units"]
         files |= part["files"]
     tasks = []
-    for group in grouped(attempt.units, attempt.sizes):
+    for group in group_units(run.units, run.sizes):
         here = {file for unit in group for file in unit.files}
         former = {unit.name: units[unit.name] for unit in group if unit.name in units}
         held = {name for entry in former.values() for name in entry["shard"]}
         tasks.append(
-            Task(
+            IngestTask(
                 group=storage.fingerprint([unit.name for unit in group])[:16],
                 units=tuple(group),
-                dataset=attempt.dataset.name,
-                identity=storage.fingerprint(attempt.settings),
-                root=None if attempt.source is None else attempt.source.root,
-                out=attempt.out,
-                sizes={file: attempt.sizes[file] for file in here if file in attempt.sizes},
-                sums={file: attempt.sums[file] for file in here if file in attempt.sums},
+                dataset=run.dataset.name,
+                identity=storage.fingerprint(run.settings),
+                root=None if run.source is None else run.source.root,
+                out=run.out,
+                sizes={file: run.sizes[file] for file in here if file in run.sizes},
+                sums={file: run.checksums[file] for file in here if file in run.checksums},
                 former=former,
                 files={name: files[name] for name in held if name in files},
-                keep_dates=attempt.options["keep_dates"],
+                keep_dates=run.options["keep_dates"],
             )
         )
     return tasks
 
 
-def _early(attempt: IngestRun) -> int:
+def _count_early_workers(run: IngestRun) -> int:
     """How many worker processes will surely have something to do, by what lies in the source."""
-    expected = len(attempt.sizes) // (2 * UNITS) + sum(attempt.sizes.values()) // AIM
-    return min(attempt.jobs, expected) if attempt.jobs > 1 else 0
+    expected = len(run.sizes) // (2 * MEAN_UNITS) + sum(run.sizes.values()) // MEAN_BYTES
+    return min(run.jobs, expected) if run.jobs > 1 else 0
 
 
-def _work(attempt: IngestRun, tasks: list[Task], workers: list[Worker]) -> list[Part]:
+def _run_tasks(run: IngestRun, tasks: list[IngestTask], workers: list[IngestWorker]) -> list[Part]:
     """Work on `tasks`, in whatever order; each that is finished is noted at once. The parts in the order of the tasks."""
-    what, total = f"ingest {attempt.dataset.name}", sum(len(task.units) for task in tasks)
-    tell = attempt.progress or (lambda what, done, total: None)
+    what, total = f"ingest {run.dataset.name}", sum(len(task.units) for task in tasks)
+    tell = run.progress or (lambda what, done, total: None)
     seen: set[str] = set()
 
     def taken(unit: str) -> None:
@@ -351,67 +353,67 @@ def _work(attempt: IngestRun, tasks: list[Task], workers: list[Worker]) -> list[
             seen.add(unit)
 
     parts: dict[str, Part] = {}
-    with closing(run(tasks, attempt.jobs, attempt.stop, taken, workers)) as results:  # no worker outlives what goes wrong here
+    with closing(run_tasks(tasks, run.jobs, run.stop, taken, workers)) as results:  # no worker outlives what goes wrong here
         for task, part in results:
-            storage.write_json(attempt.out / PROGRESS / f"{task.group}.json", {"body": part, "sha256": storage.fingerprint(part)})
+            storage.write_json(run.out / PROGRESS / f"{task.group}.json", {"body": part, "sha256": storage.fingerprint(part)})
             parts[task.group] = part
-            attempt.entries |= part["units"]
+            run.entries |= part["units"]
             for entry in part["units"].values():
-                attempt.hashes |= entry["sources"]
+                run.hashes |= entry["sources"]
     tell(what, total, total)
     return [parts[task.group] for task in tasks]
 
 
-def _publish(attempt: IngestRun, former: dict[str, Any] | None, parts: list[Part]) -> dict[str, Any]:
+def _publish_cache(run: IngestRun, former: dict[str, Any] | None, parts: list[Part]) -> dict[str, Any]:
     """Name everything in a manifest; the former one is returned when nothing differs from it.
 
     Raises UserError: duplicate_key (exit 4) when two units hold the same recording, and those of `store.publish`.
     """
-    out = attempt.out
+    out = run.out
     subjects: dict[str, tuple[str, str, str]] = {}
     for part in parts:
         for name in sorted(part["units"]):
             for recording, subject, attributes, *_ in part["units"][name]["recordings"]:
                 if recording in subjects:
                     text = f"the unit {safe_text(name)} holds the recording {safe_text(recording)}, and another unit too"
-                    raise input_error(Reason.DUPLICATE_KEY, text, "expected a name of its own for each", file=attempt.given)
-                subjects[recording] = (recording, subject, storage.canonical(attributes).decode())
+                    raise input_error(Reason.DUPLICATE_KEY, text, "expected a name of its own for each", file=run.source_path)
+                subjects[recording] = (recording, subject, storage.encode_json(attributes).decode())
     files: dict[str, dict[str, Any]] = {}
     for part in parts:
         files |= part["files"]
     table, files_of_table = shards.write_subjects(out, list(subjects.values()))
-    known = storage.canonical({"units": attempt.entries}) + b"\n"
-    units, digest, size = storage.write_named(out, "units", ".json", known)
-    files |= files_of_table | {units: {"sha256": digest, "size": size, "rows": len(attempt.entries)}}
-    report = attempt.report()
-    content = shards.joined_hash(unit["report"]["content_sha256"] for unit in attempt.entries.values() if unit["report"]["content_sha256"])
+    known = storage.encode_json({"units": run.entries}) + b"\n"
+    units, digest, size = storage.write_hashed(out, "units", ".json", known)
+    files |= files_of_table | {units: {"sha256": digest, "size": size, "rows": len(run.entries)}}
+    report = run.report()
+    content = shards.hash_lines(unit["report"]["content_sha256"] for unit in run.entries.values() if unit["report"]["content_sha256"])
     body = {
         "schema": SCHEMA,
         "format_version": 1,
         "kind": "recordings",
-        "dataset": attempt.dataset.name,
-        "settings": attempt.settings,
+        "dataset": run.dataset.name,
+        "settings": run.settings,
         "content_sha256": content,
-        "shards": [pair for part in parts if any(pair := _pair(part))],
+        "shards": [pair for part in parts if any(pair := _find_shard(part))],
         "subjects": table,
         "units": units,
         "recordings": len(subjects),
     }
-    if former is not None and _same(former, body, files, report):
+    if former is not None and _is_unchanged(former, body, files, report):
         return former
     generation = former["generation"] + 1 if former else 1
-    embedded = accounting.finish_report(report, accounting.exit_code_of(report)) | {"generation": generation, "content_sha256": content}
+    embedded = accounting.finish_report(report, accounting.derive_exit_code(report)) | {"generation": generation, "content_sha256": content}
     return storage.publish(out, body | {"report": embedded}, files, generation)
 
 
-def _pair(part: Part) -> shards.Shard:
+def _find_shard(part: Part) -> shards.CacheShard:
     """The recordings and annotations of a part."""
-    return shards.Shard(
+    return shards.CacheShard(
         *(next((name for name in part["files"] if name.startswith(stem)), None) for stem in ("recordings-", "annotations-"))
     )
 
 
-def _same(former: dict[str, Any], body: dict[str, Any], files: dict[str, Any], report: dict[str, Any]) -> bool:
+def _is_unchanged(former: dict[str, Any], body: dict[str, Any], files: dict[str, Any], report: dict[str, Any]) -> bool:
     """Whether a published manifest already says this; path of the source, versions of libraries and options of the run aside."""
 
     def told(report: dict[str, Any]) -> str:
@@ -422,36 +424,36 @@ def _same(former: dict[str, Any], body: dict[str, Any], files: dict[str, Any], r
     return storage.fingerprint({key: former.get(key) for key in new}) == storage.fingerprint(new) and told(former["report"]) == told(report)
 
 
-def _tidy(out: Path, manifest: dict[str, Any], report: dict[str, Any]) -> None:
+def _clean_up(out: Path, manifest: dict[str, Any], report: dict[str, Any]) -> None:
     """After the commit: the report, the copy of the subjects for people, and away with what nobody needs any more."""
     storage.write_json(out / REPORT, report)
     subjects = (out / manifest["subjects"]).read_bytes()
-    if not (out / COPY).is_file() or (out / COPY).read_bytes() != subjects:
-        storage.write_bytes(out / COPY, subjects)
-    storage.prune(out, shards.NAMES)
-    _clear(out / PROGRESS)
+    if not (out / SUBJECTS_COPY).is_file() or (out / SUBJECTS_COPY).read_bytes() != subjects:
+        storage.write_bytes(out / SUBJECTS_COPY, subjects)
+    storage.remove_old_files(out, shards.NAMES)
+    _remove_notes(out / PROGRESS)
 
 
 # ---- parts, beside other parts
 
 
-def _part(attempt: IngestRun, shard: tuple[int, int], *, force_new: bool) -> dict[str, Any]:
+def _ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> dict[str, Any]:
     """Part k of n: the groups that fall to it by the hash of their names. It is noted, not published."""
     k, n = shard
-    _, before = load_previous(attempt, force_new=force_new)
-    notes = _notes(attempt, force_new=force_new)
-    with attempt.reported(write=False):
-        attempt.list_units()
-        attempt.read_sums()
-        tasks = _tasks(attempt, before + _finished(notes))
-        _work(attempt, [task for task in tasks if int(task.group, 16) % n == k - 1], [])
+    _, before = load_previous(run, force_new=force_new)
+    notes = _open_notes(run, force_new=force_new)
+    with run.record_failure(write=False):
+        run.list_units()
+        run.read_checksums()
+        tasks = _make_tasks(run, before + _read_finished_parts(notes))
+        _run_tasks(run, [task for task in tasks if int(task.group, 16) % n == k - 1], [])
     missing = {int(task.group, 16) % n for task in tasks if not (notes / f"{task.group}.json").is_file()}
-    report = attempt.report()
+    report = run.report()
     return {
         "schema": "bitimely.ingest_part/1",
         "format_version": 1,
         "status": "part",
-        "dataset": attempt.dataset.name,
+        "dataset": run.dataset.name,
         "shard": f"{k}/{n}",
         "exit_code": int(Exit.OK),
         "published": False,

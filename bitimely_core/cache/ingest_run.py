@@ -11,8 +11,8 @@ from typing import Any
 from bitimely_core import __version__, storage
 from bitimely_core.cache import report as accounting
 from bitimely_core.cache import shards
-from bitimely_core.cache.units import mismatch
-from bitimely_core.cache.workers import Stop
+from bitimely_core.cache.units import describe_mismatch
+from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, Entry
@@ -20,7 +20,7 @@ from bitimely_core.types import Progress, Rows, Unit
 
 REPORT = "ingest_report.json"
 PAGE = "report.html"  # what people look at; made by whoever can draw, never read
-SUMS = "SHA256SUMS.txt"
+CHECKSUM_FILE = "SHA256SUMS.txt"
 
 
 @dataclass
@@ -29,19 +29,19 @@ class IngestRun:
 
     dataset: Entry[DatasetFacts]
     source: Source | None
-    given: str | None  # the source as given
+    source_path: str | None  # the source as given
     out: Path
     options: dict[str, Any]  # decide the content: those of the data set, keep_phi, keep_dates
     run_options: dict[str, Any]  # leave it as it is: strict, max_bad, follow_symlinks, verify
     jobs: int
     progress: Progress | None
-    stop: Stop
+    stop: StopFlag
     given_options: dict[str, Any] = field(default_factory=dict)  # as given, where `options` has contents in the place of paths
     units: list[Unit] = field(default_factory=list)  # sorted by name
     reasons: list[Finding] = field(default_factory=list)  # of the data set as a whole
     rows: list[dict[str, Any]] = field(default_factory=list)  # of tables that are no units
-    sums: dict[str, str] = field(default_factory=dict)  # file -> SHA-256 by SHA256SUMS.txt
-    summed: str = "absent"  # verified, mismatch, absent or skipped
+    checksums: dict[str, str] = field(default_factory=dict)  # file -> SHA-256 by SHA256SUMS.txt
+    checksum_status: str = "absent"  # verified, mismatch, absent or skipped
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # unit -> what became of it
     hashes: dict[str, str] = field(default_factory=dict)  # file -> SHA-256 as read
 
@@ -73,36 +73,36 @@ class IngestRun:
             named = {file for unit in self.units for file in unit.files} | {reason.file for reason in self.reasons}
             self.reasons += [replace(fault, level="warning") for name, fault in self.source.odd.items() if name not in named]
 
-    def read_sums(self) -> None:
+    def read_checksums(self) -> None:
         """What SHA256SUMS.txt at the root of the source says; one warning each for files that are not listed, or listed and not there."""
         source = self.source
-        if source is None or SUMS not in source.files:
+        if source is None or CHECKSUM_FILE not in source.files:
             return
         if not self.run_options["verify"]:
-            self.summed = "skipped"
+            self.checksum_status = "skipped"
             return
-        self.summed, odd = "verified", 0
+        self.checksum_status, odd = "verified", 0
         try:
-            text = source.path(SUMS).read_text("utf-8", errors="replace")
+            text = source.path(CHECKSUM_FILE).read_text("utf-8", errors="replace")
         except OSError as error:
-            self.reasons.append(_unread_finding(SUMS, error))
+            self.reasons.append(_warn_of_unreadable(CHECKSUM_FILE, error))
             return
         for line in text.splitlines():
             digest, _, name = line.strip().partition(" ")
             name = name.strip().removeprefix("*").removeprefix("./")
             if len(digest) == 64 and name:
-                self.sums[name] = digest.lower()
+                self.checksums[name] = digest.lower()
             elif line.strip():
                 odd += 1
-        absent = sorted(name for name in self.sums if name not in source.files and name not in source.odd)
-        unlisted = sorted(name for name in source.files if name not in self.sums and name != SUMS)
+        absent = sorted(name for name in self.checksums if name not in source.files and name not in source.odd)
+        unlisted = sorted(name for name in source.files if name not in self.checksums and name != CHECKSUM_FILE)
         for names, said in ((absent, "files that are listed and not here"), (unlisted, "files that are here and not listed")):
             if names:
-                self.reasons.append(_sums_warning(f"{said}: {len(names)}", len(names), tuple(safe_text(name) for name in names[:5])))
+                self.reasons.append(_warn_of_checksums(f"{said}: {len(names)}", len(names), tuple(safe_text(name) for name in names[:5])))
         if odd:
-            self.reasons.append(_sums_warning(f"lines that are no checksums: {odd}", odd))
+            self.reasons.append(_warn_of_checksums(f"lines that are no checksums: {odd}", odd))
 
-    def hash_rest(self) -> None:
+    def hash_remaining(self) -> None:
         """Hash the files that have no hash yet, and compare those of no unit with SHA256SUMS.txt. Raises UserError when interrupted."""
         if self.source is None:
             return
@@ -112,23 +112,23 @@ class IngestRun:
                 continue
             self.stop.check()
             try:
-                self.hashes[name] = storage.sha256(self.source.root / name)
+                self.hashes[name] = storage.hash_file(self.source.root / name)
             except OSError as error:
                 if name not in claimed:  # else its unit says so
-                    self.reasons.append(_unread_finding(name, error))
-        for name, listed in self.sums.items():
+                    self.reasons.append(_warn_of_unreadable(name, error))
+        for name, listed in self.checksums.items():
             if self.hashes.get(name, listed) != listed:
-                self.summed = "mismatch"
+                self.checksum_status = "mismatch"
                 if name not in claimed:
                     level = "error" if name in self.tables else "warning"
-                    self.reasons.append(mismatch(name, self.hashes[name], listed, level=level))
+                    self.reasons.append(describe_mismatch(name, self.hashes[name], listed, level=level))
 
     @property
     def tables(self) -> set[str]:
         """Files that the whole data set needs."""
         return {table["file"] for table in self.rows}
 
-    def refusal(self) -> UserError | None:
+    def find_refusal(self) -> UserError | None:
         """Why nothing may be published (exit 4)."""
         for reason in self.reasons:
             if reason.code == Reason.SOURCE_CHECKSUM and reason.level == "error":
@@ -143,19 +143,19 @@ class IngestRun:
                 )
         found = accounting.find_refusal(self.report(), strict=self.run_options["strict"], max_bad=self.run_options["max_bad"])
         if found is not None and found.file is None:
-            found.file = self.given
+            found.file = self.source_path
         return found
 
     def report(self) -> dict[str, Any]:
         """The report as far as things have come, without a verdict."""
         sizes, entries = self.sizes, self.entries
         source = {
-            "path": self.given,
+            "path": self.source_path,
             "kind": self.options.get("source"),
             "files": len(self.hashes),
             "bytes": sum(sizes[name] for name in self.hashes),
-            "sha256": shards.joined_hash(f"{digest}  {name}" for name, digest in self.hashes.items()),
-            "sha256sums": self.summed,
+            "sha256": shards.hash_lines(f"{digest}  {name}" for name, digest in self.hashes.items()),
+            "sha256sums": self.checksum_status,
         }
         return accounting.build_report(
             self.dataset.name,
@@ -168,7 +168,7 @@ class IngestRun:
         )
 
     @contextmanager
-    def reported(self, *, write: bool = True) -> Iterator[None]:
+    def record_failure(self, *, write: bool = True) -> Iterator[None]:
         """What ends the block early is told in the report, which goes with the error and, with `write`, into the folder."""
         try:
             with _translate_errors(self.out):
@@ -178,7 +178,7 @@ class IngestRun:
                 raise
             with suppress(UserError):  # interrupted once more
                 if error.exit_code == Exit.REFUSED:  # else there may be much left to hash, and little time or disk
-                    self.hash_rest()
+                    self.hash_remaining()
             if error.exit_code == Exit.REFUSED and str(error.code) not in self.report()["reason_counts"]:
                 self.reasons.append(error.finding)
             error.report = accounting.finish_report(self.report(), error.exit_code, error)
@@ -202,10 +202,10 @@ def _translate_errors(out: Path) -> Iterator[None]:
         raise storage.os_error(error, out / storage.MANIFEST) from error
 
 
-def _sums_warning(text: str, count: int, examples: tuple[str, ...] = ()) -> Finding:
-    return Finding(code=Reason.SOURCE_CHECKSUM, level="warning", problem=text, file=SUMS, count=count, examples=examples)
+def _warn_of_checksums(text: str, count: int, examples: tuple[str, ...] = ()) -> Finding:
+    return Finding(code=Reason.SOURCE_CHECKSUM, level="warning", problem=text, file=CHECKSUM_FILE, count=count, examples=examples)
 
 
-def _unread_finding(name: str, error: OSError) -> Finding:
+def _warn_of_unreadable(name: str, error: OSError) -> Finding:
     text = f"cannot be read ({error.strerror or type(error).__name__})"
     return Finding(code=Reason.IO_ERROR, level="warning", problem=text, file=name)

@@ -15,20 +15,20 @@ from bitimely_core.types import Signal
 
 SHARES = ("missing", "flat", "clipped", "out_of_range", "line_noise")
 FIGURES = (*SHARES, "flat_longest", "line_frequency", "min", "max", "median", "iqr")
-SAMPLED = 1 << 16  # samples that median and spread are taken of, at least
-COUNTED = 1 << 14  # samples from which on values are counted and not sorted
-TOGETHER = 1 << 17  # samples of all channels that are looked at together: they stay in the processor's cache
+QUARTILE_SAMPLES = 1 << 16  # samples that median and spread are taken of, at least
+COUNTING_LENGTH = 1 << 14  # samples from which on values are counted and not sorted
+GROUP_SAMPLES = 1 << 17  # samples of all channels that are looked at together: they stay in the processor's cache
 MAINS = (50.0, 60.0)  # Hz
 NEAR = 1.0  # Hz on either side of them
 DRIFT = 0.5  # Hz; the power below it is not counted
-STRETCH = 4.0  # seconds of a spectrum: the peak of a sine is then 1 Hz wide
+SPECTRUM_SECONDS = 4.0  # seconds of a spectrum: the peak of a sine is then 1 Hz wide
 SPECTRA = 8  # spectra a channel at most, spread over the recording
-LONGEST = 1 << 18  # samples of a spectrum at most
+MAX_SPECTRUM = 1 << 18  # samples of a spectrum at most
 
 Figures = dict[str, float | None]
 
 
-def quality(signals: Sequence[Signal]) -> list[Figures]:
+def measure_quality(signals: Sequence[Signal]) -> list[Figures]:
     """Cheap robust figures of channels, in their order; None where the source does not tell or nothing was measured.
 
     Shares of the samples: `missing` (NaN), `flat` (in stretches of a second, or 16 samples, without any change), `clipped` (at the
@@ -42,14 +42,14 @@ def quality(signals: Sequence[Signal]) -> list[Figures]:
         alike[signal.samples.dtype.str, len(signal.samples), signal.rate, holes].append(i)
     found: dict[int, Figures] = {}
     for (_, n, _, holes), rows in alike.items():
-        many = max(1, TOGETHER // max(n, 1))
+        many = max(1, GROUP_SAMPLES // max(n, 1))
         for first in range(0, len(rows), many):
             here = rows[first : first + many]
-            found |= zip(here, _figures([signals[i] for i in here], holes=holes), strict=True)
+            found |= zip(here, _measure_group([signals[i] for i in here], holes=holes), strict=True)
     return [found[i] for i in range(len(signals))]
 
 
-def _figures(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
+def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
     """The figures of channels of one type, length and rate; `holes`: each lacks some samples."""
     rate, n = signals[0].rate, len(signals[0].samples)
     if not n:
@@ -59,20 +59,20 @@ def _figures(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
     block = max(16, math.ceil(rate))
     smallest, largest = (np.fmin, np.fmax) if holes else (np.minimum, np.maximum)  # fmin and fmax pass NaN over, slowly
     least, most = smallest.reduce(x, axis=1), largest.reduce(x, axis=1)
-    flat = _flat(x, block, still=least == most, holes=holes)
+    flat = _find_flat_blocks(x, block, still=least == most, holes=holes)
     excess = flat.shape[1] * block - n  # of the last block
-    floor, ceiling = _rails(signals, least, most)
-    first, median, third = _quarters(x[:, :: max(1, n // SAMPLED)], holes=holes)
+    floor, ceiling = _find_limits(signals, least, most)
+    first, median, third = _compute_quartiles(x[:, :: max(1, n // QUARTILE_SAMPLES)], holes=holes)
     scale, offset = (np.array([getattr(s, name) for s in signals]) for name in ("scale", "offset"))
     ends = np.sort([least * scale + offset, most * scale + offset], axis=0)
-    hum, mains = line_noise(x, rate)
+    hum, mains = measure_line_noise(x, rate)
     told = np.where([s.rails is None for s in signals], np.nan, 1.0)
     columns = {
         "missing": missing / n,
         "flat": (np.count_nonzero(flat, axis=1) * block - flat[:, -1] * excess) / n,
-        "flat_longest": [_longest(row, block, n) / rate for row in flat],
-        "clipped": np.where(floor < ceiling, _beyond(x, least, most, floor, ceiling, np.less_equal), 0) / n,
-        "out_of_range": told * _beyond(x, least, most, floor, ceiling, np.less) / n,
+        "flat_longest": [_find_longest_run(row, block, n) / rate for row in flat],
+        "clipped": np.where(floor < ceiling, _count_beyond(x, least, most, floor, ceiling, np.less_equal), 0) / n,
+        "out_of_range": told * _count_beyond(x, least, most, floor, ceiling, np.less) / n,
         "line_noise": hum,
         "line_frequency": mains,
         "min": ends[0],
@@ -81,11 +81,11 @@ def _figures(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
         "iqr": np.abs((third - first) * scale),
     }
     listed = [np.asarray(columns[name]).tolist() for name in FIGURES]
-    found = [dict(zip(FIGURES, map(_short, row), strict=True)) for row in zip(*listed, strict=True)]
+    found = [dict(zip(FIGURES, map(_round_figure, row), strict=True)) for row in zip(*listed, strict=True)]
     return [row | dict.fromkeys(("out_of_range",)) if lost == n else row for row, lost in zip(found, missing, strict=True)]
 
 
-def _flat(x: np.ndarray, block: int, *, still: np.ndarray, holes: bool) -> np.ndarray:
+def _find_flat_blocks(x: np.ndarray, block: int, *, still: np.ndarray, holes: bool) -> np.ndarray:
     """Which blocks of samples hold one value alone (besides NaN): bool [k, blocks]; the last is shorter, and no stretch if it is a sample.
 
     `still`: channels that never change, [k]. A block that moves mostly differs at two of its places; only the others are looked at whole.
@@ -108,7 +108,7 @@ def _flat(x: np.ndarray, block: int, *, still: np.ndarray, holes: bool) -> np.nd
     return flat
 
 
-def _rails(signals: Sequence[Signal], least: np.ndarray, most: np.ndarray) -> np.ndarray:
+def _find_limits(signals: Sequence[Signal], least: np.ndarray, most: np.ndarray) -> np.ndarray:
     """Lowest and highest value of the converter, or of the channel where the source does not tell: [2, k], of the samples' type."""
     told = [s.rails or (a, b) for s, a, b in zip(signals, least, most, strict=True)]
     if least.dtype.kind == "i":  # else the samples would be converted to be compared
@@ -117,7 +117,7 @@ def _rails(signals: Sequence[Signal], least: np.ndarray, most: np.ndarray) -> np
     return np.array(told, least.dtype).T
 
 
-def _beyond(x: np.ndarray, least: np.ndarray, most: np.ndarray, floor: np.ndarray, ceiling: np.ndarray, less: np.ufunc) -> np.ndarray:
+def _count_beyond(x: np.ndarray, least: np.ndarray, most: np.ndarray, floor: np.ndarray, ceiling: np.ndarray, less: np.ufunc) -> np.ndarray:
     """Samples of each channel below the floor or above the ceiling (`less_equal`: or at them): [k]. Mostly there are none to count."""
     count = np.zeros(len(x), np.int64)
     if less(least, floor).any():
@@ -127,12 +127,12 @@ def _beyond(x: np.ndarray, least: np.ndarray, most: np.ndarray, floor: np.ndarra
     return count
 
 
-def _quarters(x: np.ndarray, *, holes: bool) -> np.ndarray:
+def _compute_quartiles(x: np.ndarray, *, holes: bool) -> np.ndarray:
     """Quartiles and median of each row: [3, k]; NaN where all is missing."""
     if x.dtype.kind == "i":  # as below, and many times as fast
         at = (x.shape[1] - 1) * np.array([0.25, 0.5, 0.75])
         low = at.astype(np.int64)
-        below, above = np.hsplit(_ranked(x, np.concatenate([low, np.ceil(at).astype(np.int64)])).astype(np.float64), 2)
+        below, above = np.hsplit(_select_ranks(x, np.concatenate([low, np.ceil(at).astype(np.int64)])).astype(np.float64), 2)
         return np.asarray(below + (above - below) * (at - low)).T
     if not holes:
         return np.percentile(x, [25, 50, 75], axis=1)
@@ -143,16 +143,16 @@ def _quarters(x: np.ndarray, *, holes: bool) -> np.ndarray:
     return found
 
 
-def _ranked(x: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+def _select_ranks(x: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     """Which whole numbers have these ranks (from 0) in each row: [k, ranks]. Counting the values of a long row is faster than sorting it."""
-    if x.shape[1] < COUNTED:
+    if x.shape[1] < COUNTING_LENGTH:
         return np.sort(x, axis=1)[:, ranks]
     least = x.min(axis=1).astype(np.int64)
     up_to = (np.bincount(row - low).cumsum() for row, low in zip(x, least, strict=True))  # samples of this value or a lower one
     return np.array([low + np.searchsorted(held, ranks, side="right") for held, low in zip(up_to, least, strict=True)])
 
 
-def _longest(flat: np.ndarray, block: int, n: int) -> int:
+def _find_longest_run(flat: np.ndarray, block: int, n: int) -> int:
     """Samples of the longest run of flat blocks."""
     if not flat.any():
         return 0
@@ -161,7 +161,7 @@ def _longest(flat: np.ndarray, block: int, n: int) -> int:
     return int((ends[1::2] - ends[::2]).max())
 
 
-def line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
+def measure_line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """How much of a channel is hum of the mains: the share of its power within 1 Hz of 50 or of 60 Hz, whichever is larger.
 
     Power is the mean of at most 8 Hann-windowed spectra of 4 s (Welch 1967, without overlap, spread over the recording), above 0.5 Hz, so
@@ -177,8 +177,8 @@ def line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """
     k, n = x.shape
     share, mains = np.full((2, k), np.nan)
-    size = min(round(STRETCH * rate), n, LONGEST)
-    if rate < 2 * (max(MAINS) + NEAR) or size < STRETCH / 2 * rate:
+    size = min(round(SPECTRUM_SECONDS * rate), n, MAX_SPECTRUM)
+    if rate < 2 * (max(MAINS) + NEAR) or size < SPECTRUM_SECONDS / 2 * rate:
         return share, mains
     starts = np.unique(np.linspace(0, n - size, min(SPECTRA, n // size)).astype(np.int64))
     hz = np.fft.rfftfreq(size, 1 / rate)
@@ -197,6 +197,6 @@ def line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
     return share, mains
 
 
-def _short(value: float) -> float | None:
+def _round_figure(value: float) -> float | None:
     """Six significant digits: the same text whatever the last bit of a sum."""
     return value if value == 0.0 else float(f"{value:.6g}") if math.isfinite(value) else None

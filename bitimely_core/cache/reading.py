@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitimely_core import storage
 from bitimely_core.cache import shards
-from bitimely_core.cache.ingest import COPY, SCHEMA
+from bitimely_core.cache.ingest import SCHEMA, SUBJECTS_COPY
 from bitimely_core.cache.ingest_run import PAGE, REPORT
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, integrity_error
 from bitimely_core.types import Record
@@ -43,15 +43,15 @@ class Cache:
     def events(self) -> Iterator[pl.DataFrame]:
         """Of claims: the rows of one shard of subjects after another, in MEDS columns (`cache.claims`)."""
         for name in self.manifest["shards"]:
-            yield self._frame(name)
+            yield self._read_frame(name)
 
     def people(self, columns: Collection[str] | None = None) -> pl.DataFrame:
         """Of claims: one row a subject, days on the subject's clock unless dates were kept; of `columns` those that are there."""
-        return self._frame(self.manifest["subjects"], columns)
+        return self._read_frame(self.manifest["subjects"], columns)
 
     def labels(self, columns: Collection[str] | None = None) -> pl.DataFrame:
         """Of claims: subject_id, name, value, onset_day, one row a subject and label in this order; of `columns` those that are there."""
-        return self._frame(self.manifest["labels"], columns)
+        return self._read_frame(self.manifest["labels"], columns)
 
     def records(self, channels: Collection[str] | None = None, only: Collection[str] | None = None) -> Iterator[Record]:
         """The recordings in a stable order, with one shard in memory at a time.
@@ -63,26 +63,26 @@ class Cache:
         Raises:
             UserError: integrity (exit 5) for a shard that has gone or changed since the cache was opened.
         """
-        attributes = {row["recording_id"]: json.loads(row["attributes"]) for row in self._subjects()}
+        attributes = {row["recording_id"]: json.loads(row["attributes"]) for row in self._read_subjects()}
         wanted = attributes if only is None else {recording: attributes[recording] for recording in attributes if recording in only}
         left = len(wanted)
         for names in self.manifest["shards"]:
             if not left:
                 return
-            shard = shards.Shard(*names)
-            for record in self._told(shard.recordings, partial(shards.read, self.folder, shard, wanted, channels)):
+            shard = shards.CacheShard(*names)
+            for record in self._translate_errors(shard.recordings, partial(shards.read_shard, self.folder, shard, wanted, channels)):
                 left -= 1
                 yield record
 
     def recording_ids(self) -> list[str]:
         """In the order of `records`."""
-        return [row["recording_id"] for row in self._subjects()]
+        return [row["recording_id"] for row in self._read_subjects()]
 
     def subjects(self) -> pl.DataFrame:
         """One row a recording, in the order of `records`: recording_id, subject_id, and a column for each attribute."""
         import polars as pl
 
-        rows = self._subjects()
+        rows = self._read_subjects()
         frame = pl.DataFrame(
             {key: [row[key] for row in rows] for key in ("recording_id", "subject_id")},
             schema={"recording_id": pl.String, "subject_id": pl.String},
@@ -96,27 +96,27 @@ class Cache:
         import polars as pl
 
         names = [pair[0] for pair in self.manifest["shards"] if pair[0]]
-        return pl.concat([self._frame(name) for name in names]) if names else pl.DataFrame()
+        return pl.concat([self._read_frame(name) for name in names]) if names else pl.DataFrame()
 
     def annotations(self) -> pl.DataFrame:
         """One row a label: recording_id, onset and duration in seconds, label."""
         import polars as pl
 
         schema = {"recording_id": pl.String, "onset": pl.Float64, "duration": pl.Float64, "label": pl.String}
-        return pl.concat([pl.DataFrame(schema=schema), *(self._frame(pair[1]) for pair in self.manifest["shards"] if pair[1])])
+        return pl.concat([pl.DataFrame(schema=schema), *(self._read_frame(pair[1]) for pair in self.manifest["shards"] if pair[1])])
 
-    def _frame(self, name: str, columns: Collection[str] | None = None) -> pl.DataFrame:
+    def _read_frame(self, name: str, columns: Collection[str] | None = None) -> pl.DataFrame:
         import polars as pl
 
-        found = pl.from_arrow(next(self._told(name, lambda: iter([shards.table(self.folder / name, columns)]))))
+        found = pl.from_arrow(next(self._translate_errors(name, lambda: iter([shards.read_table(self.folder / name, columns)]))))
         assert isinstance(found, pl.DataFrame)
         return found
 
-    def _subjects(self) -> list[dict[str, Any]]:
+    def _read_subjects(self) -> list[dict[str, Any]]:
         name = self.manifest["subjects"]
-        return list(self._told(name, lambda: iter(shards.table(self.folder / name).to_pylist())))
+        return list(self._translate_errors(name, lambda: iter(shards.read_table(self.folder / name).to_pylist())))
 
-    def _told(self, name: str | None, read: Callable[[], Iterator[T]]) -> Iterator[T]:
+    def _translate_errors(self, name: str | None, read: Callable[[], Iterator[T]]) -> Iterator[T]:
         """What `read` yields; what Parquet says about a damaged or vanished file becomes a UserError that names it."""
         try:
             yield from read()
@@ -140,7 +140,7 @@ def open_cache(folder: str | Path, *, verify: bool = True) -> Cache:
         UserError: not_found or incomplete (exit 4) when nothing is published, unsupported_format (exit 4), integrity (exit 5).
     """
     folder = Path(folder)
-    manifest, found = _settled(folder, lambda manifest: storage.find_damage(folder, manifest) if verify else [])
+    manifest, found = _read_stable_manifest(folder, lambda manifest: storage.find_damage(folder, manifest) if verify else [])
     if found:
         raise storage.damage_error(*found)
     return Cache(folder, manifest)
@@ -159,15 +159,15 @@ def verify(folder: str | Path, *, deep: bool = False) -> list[Finding]:
     """
     folder = Path(folder)
     try:
-        manifest, found = _settled(folder, lambda manifest: storage.find_damage(folder, manifest))
+        manifest, found = _read_stable_manifest(folder, lambda manifest: storage.find_damage(folder, manifest))
     except UserError as error:
         return [error.finding]
     if deep and not found:
-        found = _deep(Cache(folder, manifest))
-    return [*found, *_foreign(folder, manifest)]
+        found = _check_content(Cache(folder, manifest))
+    return [*found, *_find_foreign_files(folder, manifest)]
 
 
-def _settled(folder: Path, look: Callable[[dict[str, Any]], list[Finding]]) -> tuple[dict[str, Any], list[Finding]]:
+def _read_stable_manifest(folder: Path, look: Callable[[dict[str, Any]], list[Finding]]) -> tuple[dict[str, Any], list[Finding]]:
     """The manifest and what `look` finds; once more when another generation was published meanwhile."""
     while True:
         manifest = storage.read_manifest(folder)
@@ -182,7 +182,7 @@ def _settled(folder: Path, look: Callable[[dict[str, Any]], list[Finding]]) -> t
             return manifest, found
 
 
-def _deep(cache: Cache) -> list[Finding]:
+def _check_content(cache: Cache) -> list[Finding]:
     """Units whose content, as it is decoded, differs from their hash."""
     if cache.manifest["kind"] != "recordings":
         return []
@@ -191,11 +191,11 @@ def _deep(cache: Cache) -> list[Finding]:
     hashes: dict[str, list[str]] = {name: [] for name in units}
     try:
         for record in cache.records():
-            hashes[owner[record.recording_id]].append(shards.record_hash(record))
+            hashes[owner[record.recording_id]].append(shards.hash_record(record))
     except UserError as error:
         return [error.finding]
     said = {name: entry["report"]["content_sha256"] for name, entry in units.items() if entry["report"]["content_sha256"] is not None}
-    bad = [name for name, digest in said.items() if shards.joined_hash(hashes[name]) != digest]
+    bad = [name for name, digest in said.items() if shards.hash_lines(hashes[name]) != digest]
     found = [
         Finding(
             code=Reason.INTEGRITY,
@@ -205,17 +205,17 @@ def _deep(cache: Cache) -> list[Finding]:
         )
         for name in bad
     ]
-    if shards.joined_hash(said.values()) != cache.manifest["content_sha256"]:
+    if shards.hash_lines(said.values()) != cache.manifest["content_sha256"]:
         text, file = "the units do not add up to the content", str(cache.folder / storage.MANIFEST)
         found.append(Finding(code=Reason.INTEGRITY, problem=text, hint="Ingest again under --force-new", file=file))
     return found
 
 
-def _foreign(folder: Path, manifest: dict[str, Any]) -> list[Finding]:
+def _find_foreign_files(folder: Path, manifest: dict[str, Any]) -> list[Finding]:
     """Files that neither this generation nor the one before names, and a copy of the subjects that is not theirs."""
-    named = {storage.MANIFEST, REPORT, PAGE, COPY, *manifest["files"]}
+    named = {storage.MANIFEST, REPORT, PAGE, SUBJECTS_COPY, *manifest["files"]}
     for path in folder.glob("manifest-*.json"):
-        if storage.OLD.fullmatch(path.name):
+        if storage.OLD_MANIFEST.fullmatch(path.name):
             named.add(path.name)
             try:
                 named |= set(json.loads(path.read_bytes())["files"])
@@ -225,14 +225,14 @@ def _foreign(folder: Path, manifest: dict[str, Any]) -> list[Finding]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in named:
             continue
-        ours = storage.TEMPORARY.search(path.name) or shards.NAMES.fullmatch(path.name)
+        ours = storage.TEMPORARY_NAME.search(path.name) or shards.NAMES.fullmatch(path.name)
         text = "was left by an ingest that did not end" if ours else "does not belong to this cache"
         action = "The next ingest removes it" if ours else "Remove it"
         found.append(
             Finding(code=Reason.FILE_NAME, level="warning", problem=text, requirement="it is not read", hint=action, file=str(path))
         )
-    copy, real = folder / COPY, manifest["files"].get(manifest.get("subjects"))
-    if copy.is_file() and real and storage.sha256(copy) != real["sha256"]:
+    copy, real = folder / SUBJECTS_COPY, manifest["files"].get(manifest.get("subjects"))
+    if copy.is_file() and real and storage.hash_file(copy) != real["sha256"]:
         text = "differs from the subjects of this cache"
         found.append(
             Finding(

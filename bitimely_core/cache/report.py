@@ -17,7 +17,7 @@ from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, input_
 from bitimely_core.types import Rows, Unit
 
 SCHEMA = "bitimely.ingest_report/1"
-LISTED = 100_000  # units; beyond, plain accepted ones are left out of the list
+MAX_LISTED = 100_000  # units; beyond, plain accepted ones are left out of the list
 STATUS = {
     Exit.OK: "published",
     Exit.PARTIAL: "partial",
@@ -74,7 +74,7 @@ def build_report(
     options: dict[str, Any],
     rules: dict[str, str],
 ) -> dict[str, Any]:
-    """The report of an attempt, before its verdict: nothing published, no error.
+    """The report of an run, before its verdict: nothing published, no error.
 
     Args:
         dataset: name as on the command line.
@@ -88,7 +88,7 @@ def build_report(
     units = sorted(units, key=lambda unit: unit["unit"])
     status = Counter(unit["status"] for unit in units)
     whole = [finding.as_dict() for finding in reasons]
-    few = len(units) <= LISTED
+    few = len(units) <= MAX_LISTED
     return {
         "schema": SCHEMA,
         "format_version": 1,
@@ -105,15 +105,15 @@ def build_report(
         "counts": {"units_seen": len(units), **{key: status[key] for key in ("accepted", "accepted_with_warning", "quarantined")}},
         "rows": rows,
         "reasons": whole,
-        "reason_counts": _occurrences(units, rows, whole),
+        "reason_counts": _count_reasons(units, rows, whole),
         "options": options,
         "rules": rules,
-        "tool": {"version": __version__, "python": platform.python_version(), "libraries": dict(_libraries())},
+        "tool": {"version": __version__, "python": platform.python_version(), "libraries": dict(_find_library_versions())},
         "error": None,
     }
 
 
-def _occurrences(units: list[dict[str, Any]], rows: list[dict[str, Any]], reasons: list[dict[str, Any]]) -> dict[str, int]:
+def _count_reasons(units: list[dict[str, Any]], rows: list[dict[str, Any]], reasons: list[dict[str, Any]]) -> dict[str, int]:
     """Reason code -> occurrences. Rows whose code is also a reason of their file are counted there."""
     counts: Counter[str] = Counter()
     said = set()
@@ -129,7 +129,7 @@ def _occurrences(units: list[dict[str, Any]], rows: list[dict[str, Any]], reason
 
 
 @functools.cache
-def _libraries() -> dict[str, str]:
+def _find_library_versions() -> dict[str, str]:
     """Versions of what reads and writes."""
     found = {}
     for name in ("numpy", "pyarrow", "polars", "wfdb"):
@@ -147,7 +147,7 @@ def find_refusal(report: dict[str, Any], *, strict: bool, max_bad: float) -> Use
     if not seen:
         wanted = f"expected files of {report['dataset']}"
         return input_error(Reason.NO_INPUT, "nothing was recognised in it", wanted, "Check the folder")
-    faults = [(bad, seen, "units", _commonest(report["units"]), None)]
+    faults = [(bad, seen, "units", _find_most_common_fault(report["units"]), None)]
     for table in report["rows"]:
         by_reason = table["quarantined_by_reason"]
         code = Reason(max(by_reason, key=lambda reason: (by_reason[reason], reason))) if by_reason else Reason.NO_INPUT
@@ -168,7 +168,7 @@ def find_refusal(report: dict[str, Any], *, strict: bool, max_bad: float) -> Use
     return None
 
 
-def _commonest(units: list[dict[str, Any]]) -> Reason:
+def _find_most_common_fault(units: list[dict[str, Any]]) -> Reason:
     """The commonest first fault of the quarantined units."""
     counts: Counter[str] = Counter()
     for unit in units:
@@ -177,7 +177,7 @@ def _commonest(units: list[dict[str, Any]]) -> Reason:
     return Reason(max(counts, key=lambda code: (counts[code], code))) if counts else Reason.NO_INPUT
 
 
-def exit_code_of(report: dict[str, Any]) -> Exit:
+def derive_exit_code(report: dict[str, Any]) -> Exit:
     """The exit code of a report that is published: partial when a unit or a row was quarantined."""
     lost = report["counts"]["quarantined"] or any(table["quarantined"] for table in report["rows"])
     return Exit.PARTIAL if lost else Exit.OK

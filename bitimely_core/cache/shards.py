@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.cache.quality import quality
+from bitimely_core.cache.quality import measure_quality
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.types import Annotation, Record, Signal
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 NAMES = re.compile(r"(recordings|annotations|subjects)-[0-9a-f]{16}\.parquet|units-[0-9a-f]{16}\.json")
 DTYPES = {"int16": "<i2", "float32": "<f4"}
-NAMED = {np.dtype(f"{order}{dtype[1:]}"): name for name, dtype in DTYPES.items() for order in "<>"}
+DTYPE_NAMES = {np.dtype(f"{order}{dtype[1:]}"): name for name, dtype in DTYPES.items() for order in "<>"}
 ROW_GROUP = 8 << 20  # bytes of samples: a reader that wants one channel of a long recording decodes only that
 ROWS = 8192  # rows a row group at most
-LONGEST = (1 << 31) - (1 << 20)  # bytes of one Parquet value
+MAX_VALUE_BYTES = (1 << 31) - (1 << 20)  # bytes of one Parquet value
 
 
-class Shard(NamedTuple):
+class CacheShard(NamedTuple):
     """The files of one group of units; None where there is nothing to hold."""
 
     recordings: str | None = None
     annotations: str | None = None
 
 
-def checked(record: Record, *, keep_dates: bool) -> Record:
+def validate_record(record: Record, *, keep_dates: bool) -> Record:
     """The record with plain numbers and contiguous little-endian samples, its start time left out unless `keep_dates`.
 
     Raises:
@@ -50,12 +50,12 @@ def checked(record: Record, *, keep_dates: bool) -> Record:
     """
     if not record.signals:
         raise ValueError("a record without signals")
-    signals = [_checked(signal) for signal in record.signals]
+    signals = [_validate_signal(signal) for signal in record.signals]
     keys = [(s.channel, s.onset) for s in signals]
     if len(set(keys)) != len(keys):
         raise ValueError("a channel twice at one onset")
     notes = [Annotation(float(a.onset), float(a.duration), str(a.label)) for a in record.annotations]
-    attributes = json.loads(storage.canonical(record.attributes))
+    attributes = json.loads(storage.encode_json(record.attributes))
     start = record.start_time if keep_dates else None
     return Record(
         recording_id=str(record.recording_id),
@@ -68,17 +68,17 @@ def checked(record: Record, *, keep_dates: bool) -> Record:
     )
 
 
-def _checked(signal: Signal) -> Signal:
-    name = NAMED.get(signal.samples.dtype, "")
+def _validate_signal(signal: Signal) -> Signal:
+    name = DTYPE_NAMES.get(signal.samples.dtype, "")
     if not name or signal.samples.ndim != 1:
         found = f"{signal.samples.ndim}-dimensional {signal.samples.dtype.name}"
         raise ValueError(f"samples are {found}, expected one dimension of int16 or float32")
     samples = np.ascontiguousarray(signal.samples, dtype=DTYPES[name])
-    if samples.nbytes > LONGEST:
+    if samples.nbytes > MAX_VALUE_BYTES:
         raise input_error(
             Reason.RESOURCE_LIMIT,
-            f"{storage.bytes_text(samples.nbytes)} in one channel",
-            f"expected at most {storage.bytes_text(LONGEST)}",
+            f"{storage.format_size(samples.nbytes)} in one channel",
+            f"expected at most {storage.format_size(MAX_VALUE_BYTES)}",
             "Cut the recording into parts",
         )
     if name == "float32" and bool(np.isinf(samples).any()):
@@ -90,32 +90,34 @@ def _checked(signal: Signal) -> Signal:
     return Signal(str(signal.channel), rate, str(signal.unit), samples, scale, offset, onset, signal.rails)
 
 
-def content_hash(records: Iterable[Record]) -> str:
+def hash_content(records: Iterable[Record]) -> str:
     """SHA-256 of what is cached of a unit: samples, times, labels, attributes, in any order; no names of files, recordings or subjects."""
-    return joined_hash(record_hash(record) for record in records)
+    return hash_lines(hash_record(record) for record in records)
 
 
-def joined_hash(hashes: Iterable[str]) -> str:
+def hash_lines(hashes: Iterable[str]) -> str:
     """SHA-256 over the sorted lines."""
     return hashlib.sha256("".join(f"{line}\n" for line in sorted(hashes)).encode()).hexdigest()
 
 
-def record_hash(record: Record) -> str:
+def hash_record(record: Record) -> str:
     """The part of one record in `content_hash`."""
     total = hashlib.sha256()
     for s in sorted(record.signals, key=lambda s: (s.channel, s.onset)):
-        total.update(storage.canonical([s.channel, s.rate, s.unit, NAMED[s.samples.dtype], s.scale, s.offset, s.onset, len(s.samples)]))
+        total.update(
+            storage.encode_json([s.channel, s.rate, s.unit, DTYPE_NAMES[s.samples.dtype], s.scale, s.offset, s.onset, len(s.samples)])
+        )
         total.update(s.samples.data)
-    total.update(storage.canonical([sorted(record.annotations), record.attributes, record.start_time]))
+    total.update(storage.encode_json([sorted(record.annotations), record.attributes, record.start_time]))
     return total.hexdigest()
 
 
 # ---- writing
 
 
-def write(
+def write_shard(
     folder: Path, records: Sequence[Record], dataset: str, known: dict[tuple[str, str, float], str] | None = None
-) -> tuple[Shard, dict[str, dict[str, Any]]]:
+) -> tuple[CacheShard, dict[str, dict[str, Any]]]:
     """Write `records` (as `checked` returns them), in their order, as one shard.
 
     `known`: quality figures of those that come out of a shard, see `figures`. Returns its names and, for each, `{"sha256", "size", "rows"}`. Raises UserError (exit 6).
@@ -125,25 +127,25 @@ def write(
     def land(stem: str, schema: pa.Schema, tables: Iterable[pa.Table], rows: int, plain: list[str]) -> str | None:
         if not rows:
             return None
-        data = _parquet(schema, tables, plain)
+        data = _encode_parquet(schema, tables, plain)
         storage.require_space(folder, len(data))
-        name, digest, size = storage.write_named(folder, stem, ".parquet", data)
+        name, digest, size = storage.write_hashed(folder, stem, ".parquet", data)
         files[name] = {"sha256": digest, "size": size, "rows": rows}
         return name
 
     rows = [(record, signal) for record in records for signal in record.signals]
     channels = sorted({(signal.channel, signal.rate) for _, signal in rows})
-    recordings, annotations = _schemas({"dataset": dataset, "channels": channels})
+    recordings, annotations = _make_schemas({"dataset": dataset, "channels": channels})
     notes = [(record.recording_id, *note) for record in records for note in record.annotations]
-    names = Shard(
+    names = CacheShard(
         land(
             "recordings",
             recordings,
-            _row_groups(rows, recordings, known or {}),
+            _make_row_groups(rows, recordings, known or {}),
             len(rows),
             ["samples", "qc", "n_samples", "offset", "scale", "onset"],
         ),
-        land("annotations", annotations, [_table(notes, annotations)] if notes else [], len(notes), ["onset", "duration"]),
+        land("annotations", annotations, [_make_table(notes, annotations)] if notes else [], len(notes), ["onset", "duration"]),
     )
     return names, files
 
@@ -153,16 +155,16 @@ def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[
     import pyarrow as pa
 
     schema = pa.schema([("recording_id", pa.string()), ("subject_id", pa.string()), ("attributes", pa.string())])
-    data = _parquet(schema.with_metadata(_metadata("subjects", {})), [_table(rows, schema)], [])
-    name, digest, size = storage.write_named(folder, "subjects", ".parquet", data)
+    data = _encode_parquet(schema.with_metadata(_make_metadata("subjects", {})), [_make_table(rows, schema)], [])
+    name, digest, size = storage.write_hashed(folder, "subjects", ".parquet", data)
     return name, {name: {"sha256": digest, "size": size, "rows": len(rows)}}
 
 
-def _metadata(kind: str, facts: dict[str, Any]) -> dict[bytes, bytes]:
-    return {b"bitimely": storage.canonical({"schema": f"bitimely.{kind}/1", "format_version": 1, **facts})}
+def _make_metadata(kind: str, facts: dict[str, Any]) -> dict[bytes, bytes]:
+    return {b"bitimely": storage.encode_json({"schema": f"bitimely.{kind}/1", "format_version": 1, **facts})}
 
 
-def _schemas(facts: dict[str, Any]) -> tuple[pa.Schema, pa.Schema]:
+def _make_schemas(facts: dict[str, Any]) -> tuple[pa.Schema, pa.Schema]:
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()
@@ -187,19 +189,19 @@ def _schemas(facts: dict[str, Any]) -> tuple[pa.Schema, pa.Schema]:
     ]
     notes = [("recording_id", text), ("onset", number), ("duration", number), ("label", text)]
     return (
-        pa.schema(recordings).with_metadata(_metadata("recordings", facts)),
-        pa.schema(notes).with_metadata(_metadata("annotations", {"dataset": facts["dataset"]})),
+        pa.schema(recordings).with_metadata(_make_metadata("recordings", facts)),
+        pa.schema(notes).with_metadata(_make_metadata("annotations", {"dataset": facts["dataset"]})),
     )
 
 
-def _table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
+def _make_table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    return pa.Table.from_arrays([_array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
+    return pa.Table.from_arrays([_make_array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
 
 
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _make_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """What `pa.array` makes of texts or numbers (None: missing). That would import pandas, which takes every process half a second."""
     import pyarrow as pa
 
@@ -216,7 +218,9 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), buffers)
 
 
-def _row_groups(rows: Sequence[tuple[Record, Signal]], schema: pa.Schema, known: dict[tuple[str, str, float], str]) -> Iterator[pa.Table]:
+def _make_row_groups(
+    rows: Sequence[tuple[Record, Signal]], schema: pa.Schema, known: dict[tuple[str, str, float], str]
+) -> Iterator[pa.Table]:
     """Tables of whole rows with about ROW_GROUP bytes of samples each."""
     import pyarrow as pa
 
@@ -227,28 +231,30 @@ def _row_groups(rows: Sequence[tuple[Record, Signal]], schema: pa.Schema, known:
             continue
         chosen = rows[start:stop]
         told = [known.get((r.recording_id, s.channel, s.onset)) for r, s in chosen]
-        fresh = iter(quality([s for (_, s), text in zip(chosen, told, strict=True) if text is None]))
+        fresh = iter(measure_quality([s for (_, s), text in zip(chosen, told, strict=True) if text is None]))
         columns = {
             "recording_id": [r.recording_id for r, _ in chosen],
             "subject_id": [r.subject_id for r, _ in chosen],
             "channel": [s.channel for _, s in chosen],
             "rate": [s.rate for _, s in chosen],
             "unit": [s.unit for _, s in chosen],
-            "samples": _binary([s.samples for _, s in chosen]),
-            "dtype": [NAMED[s.samples.dtype] for _, s in chosen],
+            "samples": _make_binary([s.samples for _, s in chosen]),
+            "dtype": [DTYPE_NAMES[s.samples.dtype] for _, s in chosen],
             "scale": [s.scale for _, s in chosen],
             "offset": [s.offset for _, s in chosen],
             "onset": [s.onset for _, s in chosen],
             "start_time": [r.start_time for r, _ in chosen],
             "n_samples": [len(s.samples) for _, s in chosen],
-            "qc": [storage.canonical(next(fresh)).decode() if text is None else text for text in told],
+            "qc": [storage.encode_json(next(fresh)).decode() if text is None else text for text in told],
         }
-        made = [column if isinstance(column, pa.Array) else _array(column, schema.field(name).type) for name, column in columns.items()]
+        made = [
+            column if isinstance(column, pa.Array) else _make_array(column, schema.field(name).type) for name, column in columns.items()
+        ]
         yield pa.Table.from_arrays(made, schema=schema)
         start, size = stop, 0
 
 
-def _binary(arrays: Sequence[np.ndarray]) -> pa.Array:
+def _make_binary(arrays: Sequence[np.ndarray]) -> pa.Array:
     """The bytes of each array as one value; a single array is not copied."""
     import pyarrow as pa
 
@@ -257,7 +263,7 @@ def _binary(arrays: Sequence[np.ndarray]) -> pa.Array:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(arrays), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _parquet(schema: pa.Schema, tables: Iterable[pa.Table], plain: list[str]) -> memoryview:
+def _encode_parquet(schema: pa.Schema, tables: Iterable[pa.Table], plain: list[str]) -> memoryview:
     """A Parquet file in memory, one row group a table; `plain`: columns without a dictionary and statistics."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -282,13 +288,13 @@ def _parquet(schema: pa.Schema, tables: Iterable[pa.Table], plain: list[str]) ->
 # ---- reading
 
 
-def _opened(path: Path) -> pq.ParquetFile:
+def _open_parquet(path: Path) -> pq.ParquetFile:
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 
-def read(folder: Path, shard: Shard, subjects: dict[str, Any], channels: Collection[str] | None = None) -> Iterator[Record]:
+def read_shard(folder: Path, shard: CacheShard, subjects: dict[str, Any], channels: Collection[str] | None = None) -> Iterator[Record]:
     """The records of one shard, in order.
 
     Args:
@@ -299,11 +305,11 @@ def read(folder: Path, shard: Shard, subjects: dict[str, Any], channels: Collect
 
     Raises OSError (pyarrow's too) for a file that is gone or damaged.
     """
-    notes = _notes(folder / shard.annotations) if shard.annotations else {}
+    notes = _read_annotations(folder / shard.annotations) if shard.annotations else {}
     if shard.recordings is None:
         return
-    with _opened(folder / shard.recordings) as file:
-        rows = itertools.chain.from_iterable(_rows(file, group, subjects, channels) for group in range(file.num_row_groups))
+    with _open_parquet(folder / shard.recordings) as file:
+        rows = itertools.chain.from_iterable(_read_rows(file, group, subjects, channels) for group in range(file.num_row_groups))
         for recording, chosen in itertools.groupby(rows, key=lambda row: row[0]["recording_id"]):
             if recording not in subjects:
                 continue
@@ -319,7 +325,7 @@ def read(folder: Path, shard: Shard, subjects: dict[str, Any], channels: Collect
             )
 
 
-def _rows(
+def _read_rows(
     file: pq.ParquetFile, group: int, subjects: dict[str, Any], channels: Collection[str] | None
 ) -> Iterator[tuple[dict[str, Any], Signal | None]]:
     """The rows of a row group; the signal is None where nobody wants it."""
@@ -334,23 +340,23 @@ def _rows(
         yield row, Signal(row["channel"], row["rate"], row["unit"], values, row["scale"], row["offset"], row["onset"])
 
 
-def table(path: Path, columns: Collection[str] | None = None) -> pa.Table:
+def read_table(path: Path, columns: Collection[str] | None = None) -> pa.Table:
     """All rows of a file: all columns but the samples, or those of `columns` that are there. Raises OSError."""
-    with _opened(path) as file:
+    with _open_parquet(path) as file:
         return file.read(columns=[name for name in file.schema_arrow.names if (name != "samples" if columns is None else name in columns)])
 
 
-def figures(folder: Path, shard: Shard, subjects: Collection[str]) -> dict[tuple[str, str, float], str]:
+def read_figures(folder: Path, shard: CacheShard, subjects: Collection[str]) -> dict[tuple[str, str, float], str]:
     """Quality figures as text by recording, channel and onset. Signals that were read here cannot give them again: they have no rails.
 
     Raises OSError.
     """
-    rows = table(folder / shard.recordings).to_pylist() if shard.recordings else []
+    rows = read_table(folder / shard.recordings).to_pylist() if shard.recordings else []
     return {(row["recording_id"], row["channel"], row["onset"]): row["qc"] for row in rows if row["recording_id"] in subjects}
 
 
-def _notes(path: Path) -> dict[str, list[Annotation]]:
-    rows = table(path).to_pylist()
+def _read_annotations(path: Path) -> dict[str, list[Annotation]]:
+    rows = read_table(path).to_pylist()
     found: dict[str, list[Annotation]] = {}
     for row in rows:
         found.setdefault(row["recording_id"], []).append(Annotation(row["onset"], row["duration"], row["label"]))

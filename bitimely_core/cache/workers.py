@@ -16,14 +16,14 @@ from multiprocessing.context import SpawnProcess
 from types import FrameType
 from typing import Any
 
-from bitimely_core.cache.units import Task, work
+from bitimely_core.cache.units import IngestTask, ingest_group
 from bitimely_core.errors import Exit, Reason, UserError
 
-CHANCES = 2  # a unit during which a worker died is tried again so often in all: it may have been killed from outside
-LOOK = 0.2  # seconds between two looks at the stop flag
+MAX_TRIES = 2  # a unit during which a worker died is tried again so often in all: it may have been killed from outside
+POLL_SECONDS = 0.2  # seconds between two looks at the stop flag
 
 
-class Stop:
+class StopFlag:
     """Set by SIGINT or SIGTERM; looked at between two units."""
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class Stop:
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
+def catch_signals() -> Iterator[StopFlag]:
     """While the block runs SIGINT and SIGTERM only set a flag; a second one stops at once. Outside of the main thread nothing changes."""
-    stop = Stop()
+    stop = StopFlag()
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stop.signal is not None:
@@ -58,9 +58,9 @@ def stopping() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def run(
-    tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None], ready: Sequence[Worker] = ()
-) -> Generator[tuple[Task, dict[str, Any]], None, None]:
+def run_tasks(
+    tasks: Sequence[IngestTask], jobs: int, stop: StopFlag, seen: Callable[[str], None], ready: Sequence[IngestWorker] = ()
+) -> Generator[tuple[IngestTask, dict[str, Any]], None, None]:
     """The results of `tasks` in the order in which they are ready, which means nothing.
 
     Args:
@@ -80,31 +80,31 @@ def run(
             seen(unit)
 
         for task in tasks:
-            yield task, work(task, alive)
+            yield task, ingest_group(task, alive)
         return
-    yield from _Pool(tasks, jobs, stop, seen, ready).results()
+    yield from _IngestPool(tasks, jobs, stop, seen, ready).collect_results()
 
 
 @contextmanager
-def started(count: int, modules: Sequence[str]) -> Iterator[list[Worker]]:
+def start_workers(count: int, modules: Sequence[str]) -> Iterator[list[IngestWorker]]:
     """`count` processes, which import `modules` while this one finds out what there is to do; those that live at the end are ended."""
-    workers: list[Worker] = []
+    workers: list[IngestWorker] = []
     try:
         while len(workers) < count:
-            workers.append(Worker(modules))
+            workers.append(IngestWorker(modules))
         yield workers
     finally:
         for worker in workers:
             worker.end()
 
 
-class Worker:
+class IngestWorker:
     """A process, our end of its pipe, and what it is at."""
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would inherit locks and threads
         self.pipe, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, tuple(modules)), daemon=True)
+        self.process: SpawnProcess = context.Process(target=_serve_tasks, args=(theirs, tuple(modules)), daemon=True)
         resource_tracker.ensure_running()  # it would change the mask below
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # the child inherits it: its parent decides
         try:
@@ -112,7 +112,7 @@ class Worker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
-        self.task: Task | None = None
+        self.task: IngestTask | None = None
         self.unit: str | None = None
 
     def end(self) -> None:
@@ -125,21 +125,23 @@ class Worker:
         self.pipe.close()
 
 
-class _Pool:
+class _IngestPool:
     """Gives each idle worker the next task and replaces workers that die."""
 
-    def __init__(self, tasks: Sequence[Task], jobs: int, stop: Stop, seen: Callable[[str], None], ready: Sequence[Worker] = ()) -> None:
+    def __init__(
+        self, tasks: Sequence[IngestTask], jobs: int, stop: StopFlag, seen: Callable[[str], None], ready: Sequence[IngestWorker] = ()
+    ) -> None:
         self.waiting = deque(sorted(tasks, key=lambda task: -sum(task.sizes.values())))  # a large one at the end would leave others idle
         self.workers = list(ready)
         self.jobs, self.stop, self.seen = min(jobs, len(tasks)), stop, seen
         self.deaths: dict[str, int] = {}
 
-    def results(self) -> Generator[tuple[Task, dict[str, Any]], None, None]:
+    def collect_results(self) -> Generator[tuple[IngestTask, dict[str, Any]], None, None]:
         try:
             while self.waiting or any(worker.task for worker in self.workers):
                 self.stop.check()
                 self._feed()
-                ready = wait([worker.pipe for worker in self.workers], timeout=LOOK)
+                ready = wait([worker.pipe for worker in self.workers], timeout=POLL_SECONDS)
                 for worker in [worker for worker in self.workers if worker.pipe in ready]:
                     try:
                         kind, what = worker.pipe.recv()
@@ -161,21 +163,21 @@ class _Pool:
 
     def _feed(self) -> None:
         while self.waiting and len(self.workers) < self.jobs:
-            self.workers.append(Worker())
+            self.workers.append(IngestWorker())
         for worker in self.workers:
             if self.waiting and worker.task is None:
                 worker.task = self.waiting.popleft()
                 with contextlib.suppress(BrokenPipeError):  # it has died: the next look tells
                     worker.pipe.send(worker.task)
 
-    def _died(self, worker: Worker) -> None:
+    def _died(self, worker: IngestWorker) -> None:
         """Put its task back, without the unit that has killed two workers."""
         worker.end()
         self.workers.remove(worker)
         task = worker.task
         unit = worker.unit or ""
         self.deaths[unit] = self.deaths.get(unit, 0) + 1
-        if not unit and self.deaths[unit] > CHANCES:
+        if not unit and self.deaths[unit] > MAX_TRIES:
             raise UserError(
                 Reason.READER_CRASH,
                 "worker processes die outside of any reader",
@@ -183,12 +185,12 @@ class _Pool:
                 exit_code=Exit.RESOURCES,
             )
         if task is not None:
-            if unit and self.deaths[unit] >= CHANCES:
+            if unit and self.deaths[unit] >= MAX_TRIES:
                 task = task._replace(crashed=task.crashed | {unit})
             self.waiting.appendleft(task)
 
 
-def _serve(pipe: Connection, modules: Sequence[str]) -> None:
+def _serve_tasks(pipe: Connection, modules: Sequence[str]) -> None:
     """Life of a worker: tasks in, results out, until the other end is closed or its process is gone."""
     for name in modules:
         with contextlib.suppress(ImportError):  # whoever needs it says so
@@ -200,7 +202,7 @@ def _serve(pipe: Connection, modules: Sequence[str]) -> None:
             return
         reply: tuple[str, Any]
         try:
-            reply = ("done", work(task, lambda unit: pipe.send(("unit", unit))))
+            reply = ("done", ingest_group(task, lambda unit: pipe.send(("unit", unit))))
         except MemoryError:
             reply = ("failed", UserError(Reason.RESOURCE_LIMIT, "out of memory", hint="Use fewer --jobs", exit_code=Exit.RESOURCES))
         except Exception as error:

@@ -22,7 +22,7 @@ from typing import Any
 
 from bitimely_core import storage
 from bitimely_core.cache import report as accounting
-from bitimely_core.cache.ingest import PATIENCE, load_previous
+from bitimely_core.cache.ingest import PART_LOCK_WAIT, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.claims import ingest_report, pass1_clean, pass2_write, spill, subjects
 from bitimely_core.claims.job import ClaimsJob, clear_folder
@@ -40,27 +40,27 @@ UNMAPPED_LISTED = 50  # codes without PheCode that are listed
 RUN_ONLY = ("keep_ids", "engine", "id_key")  # options that do not shape the cache, or do so through the key alone
 
 
-def ingest_events(attempt: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
+def ingest_events(run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
     """Claims: a part of their first pass, or all that is left to do."""
     parts = 1 if shard is None else shard[1]
     if shard is not None and parts > 1:
-        with storage.lock(attempt.out, wait, shared=True):
-            former = None if force_new else load_previous(attempt, force_new=force_new)[0]
-            fresh = replace(attempt, units=[], reasons=[], rows=[], sums={}, entries={}, hashes={})
+        with storage.lock(run.out, wait, shared=True):
+            former = None if force_new else load_previous(run, force_new=force_new)[0]
+            fresh = replace(run, units=[], reasons=[], rows=[], checksums={}, entries={}, hashes={})
             noted = ingest_part(fresh, shard, former, force_new=force_new)
         if noted["parts_missing"]:
             return noted
-    with storage.lock(attempt.out, wait if parts == 1 else max(wait, PATIENCE)):
-        storage.sweep(attempt.out)
-        former, _ = load_previous(attempt, force_new=force_new)
-        return build_cache(attempt, force_new=force_new, former=former, parts=parts)
+    with storage.lock(run.out, wait if parts == 1 else max(wait, PART_LOCK_WAIT)):
+        storage.remove_temporary_files(run.out)
+        former, _ = load_previous(run, force_new=force_new)
+        return build_cache(run, force_new=force_new, former=former, parts=parts)
 
 
-def build_cache(attempt: IngestRun, *, force_new: bool, former: dict[str, Any] | None, parts: int = 1) -> dict[str, Any]:
+def build_cache(run: IngestRun, *, force_new: bool, former: dict[str, Any] | None, parts: int = 1) -> dict[str, Any]:
     """Read claims, publish, report. The caller holds the lock and has compared the settings of a former cache.
 
     Args:
-        attempt: what was asked for.
+        run: what was asked for.
         force_new: read everything again; what an ingest for that reason has left unfinished is gone on with.
         former: the published manifest.
         parts: of these parts (`part`), all finished, the rows are taken.
@@ -68,90 +68,90 @@ def build_cache(attempt: IngestRun, *, force_new: bool, former: dict[str, Any] |
     Raises:
         UserError: as `cache.ingest`.
     """
-    home = attempt.out / PARTS
-    with attempt.reported(), _generate_source(attempt, former if not force_new else None):
-        attempt.read_sums()
-        attempt.hash_rest()
-        if former is not None and not force_new and _is_unchanged(attempt, former):
+    home = run.out / PARTS
+    with run.record_failure(), _generate_source(run, former if not force_new else None):
+        run.read_checksums()
+        run.hash_remaining()
+        if former is not None and not force_new and _is_unchanged(run, former):
             kept = {key: former[key] for key in ("generation", "manifest_sha256", "content_sha256")}
             report: dict[str, Any] = former["report"] | kept
-            storage.write_json(attempt.out / REPORT, report)
+            storage.write_json(run.out / REPORT, report)
             return report
-        same = _name_work(attempt, force_new=force_new)
+        same = _name_work(run, force_new=force_new)
         clear_folder(home, same, GENERATED)
-        storage.sweep(storage.make_folder(home))
+        storage.remove_temporary_files(storage.make_folder(home))
         try:
-            job = _open_job(attempt, f"{same}-{parts}")
+            job = _open_job(run, f"{same}-{parts}")
             body, files = _write_cache(job, parts)
         except UserError as error:
             if error.exit_code not in {Exit.REFUSED, Exit.USAGE}:
                 raise
             clear_folder(home)
-            name = next((name for name in attempt.sizes if error.file and (error.file == name or error.file.endswith(f"/{name}"))), None)
+            name = next((name for name in run.sizes if error.file and (error.file == name or error.file.endswith(f"/{name}"))), None)
             if name and error.exit_code == Exit.REFUSED:
-                ingest_report.add_unit(attempt, name, [replace(error.finding, file=name)], None)
+                ingest_report.add_unit(run, name, [replace(error.finding, file=name)], None)
             raise
-        refused = attempt.refusal()
+        refused = run.find_refusal()
         if refused is not None:
             for name in files:
-                storage.os_unlink(attempt.out / name)
+                storage.os_unlink(run.out / name)
             clear_folder(home)
             raise refused
         generation = former["generation"] + 1 if former else 1
-        report = attempt.report()
-        report = accounting.finish_report(report, accounting.exit_code_of(report)) | {
+        report = run.report()
+        report = accounting.finish_report(report, accounting.derive_exit_code(report)) | {
             "generation": generation,
             "content_sha256": body["content_sha256"],
         }
-        manifest = storage.publish(attempt.out, body | {"report": report}, files, generation)
+        manifest = storage.publish(run.out, body | {"report": report}, files, generation)
         report |= {"manifest_sha256": manifest["manifest_sha256"]}
-        storage.write_json(attempt.out / REPORT, report)
-        storage.prune(attempt.out, NAMES)
+        storage.write_json(run.out / REPORT, report)
+        storage.remove_old_files(run.out, NAMES)
         clear_folder(home)
     return report
 
 
-def ingest_part(attempt: IngestRun, shard: tuple[int, int], former: dict[str, Any] | None, *, force_new: bool = False) -> dict[str, Any]:
+def ingest_part(run: IngestRun, shard: tuple[int, int], former: dict[str, Any] | None, *, force_new: bool = False) -> dict[str, Any]:
     """Part k of n of the first pass: every n-th block of rows, cleaned and laid down. It is noted, not published.
 
     What of it was finished for the same source and options is not done again.
     """
     k, n = shard
-    if attempt.given_options["keep_ids"]:
+    if run.given_options["keep_ids"]:
         text = "--keep-ids with --shard"
         raise usage_error(text, "raw ids are in several processes", "Ingest without --shard")
-    attempt.hash_rest()
-    if former is not None and _is_unchanged(attempt, former):
+    run.hash_remaining()
+    if former is not None and _is_unchanged(run, former):
         return {"parts_missing": 0}
-    home = storage.make_folder(attempt.out / PARTS)
-    stem = f"{_name_work(attempt, force_new=force_new)}-{n}"
+    home = storage.make_folder(run.out / PARTS)
+    stem = f"{_name_work(run, force_new=force_new)}-{n}"
     if not pass1_clean.is_finished(home, stem, k):
-        pass1_clean.clean_source(_open_job(attempt, stem), k, n)
+        pass1_clean.clean_source(_open_job(run, stem), k, n)
     missing = sum(not pass1_clean.is_finished(home, stem, i) for i in range(1, n + 1))
     return {
         "schema": "bitimely.ingest_part/1",
         "format_version": 1,
         "status": "part",
-        "dataset": attempt.dataset.name,
+        "dataset": run.dataset.name,
         "shard": f"{k}/{n}",
         "exit_code": int(Exit.OK),
         "published": False,
         "parts_missing": missing,
-        **{key: attempt.report()[key] for key in ("units", "counts", "rows", "reasons", "reason_counts", "options")},
+        **{key: run.report()[key] for key in ("units", "counts", "rows", "reasons", "reason_counts", "options")},
     }
 
 
-def _name_work(attempt: IngestRun, *, force_new: bool) -> str:
+def _name_work(run: IngestRun, *, force_new: bool) -> str:
     """What the names of unfinished work begin with: another source, other options or another key, another name."""
     import polars as pl
 
-    key = hashlib.sha256(load_key(attempt.given_options.get("id_key", ""), attempt.out)).hexdigest()
-    content = [attempt.settings, attempt.report()["source"]["sha256"], key, _count_source_shards(attempt), pl.__version__, force_new]
+    key = hashlib.sha256(load_key(run.given_options.get("id_key", ""), run.out)).hexdigest()
+    content = [run.settings, run.report()["source"]["sha256"], key, _count_source_shards(run), pl.__version__, force_new]
     return storage.fingerprint(content)[:16]
 
 
-def _count_source_shards(attempt: IngestRun) -> int:
-    return count_shards(sum(attempt.sizes.values()))
+def _count_source_shards(run: IngestRun) -> int:
+    return count_shards(sum(run.sizes.values()))
 
 
 def count_shards(size: int) -> int:
@@ -174,7 +174,7 @@ def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
 
     def content(path: str) -> str:
         file = Path(path)
-        return storage.sha256(file) if file.is_file() else safe_text(path)
+        return storage.hash_file(file) if file.is_file() else safe_text(path)
 
     plain: dict[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if name not in RUN_ONLY
@@ -217,24 +217,24 @@ def load_key(file: str, out: Path) -> bytes:
 
 
 @contextmanager
-def _generate_source(attempt: IngestRun, former: dict[str, Any] | None) -> Iterator[None]:
+def _generate_source(run: IngestRun, former: dict[str, Any] | None) -> Iterator[None]:
     """For a data set that is made: its raw files, until they are ingested or refused. What there is of its options is not made again."""
-    if attempt.source is not None or (former is not None and not storage.find_damage(attempt.out, former)):
+    if run.source is not None or (former is not None and not storage.find_damage(run.out, former)):
         yield
         return
-    folder, note = attempt.out / RAW, attempt.out / PARTS / GENERATED
-    given = attempt.given_options
-    same = storage.fingerprint([attempt.settings, str(folder)])
+    folder, note = run.out / RAW, run.out / PARTS / GENERATED
+    given = run.given_options
+    same = storage.fingerprint([run.settings, str(folder)])
     try:
         options = _load_generated(folder, note, same)
         if options is None:
             clear_folder(folder)
             clear_folder(note.parent)
-            options = attempt.dataset.function(storage.make_folder(folder), dict(given))
+            options = run.dataset.function(storage.make_folder(folder), dict(given))
             storage.make_folder(note.parent)
             storage.write_json(note, {"same": same, "options": options, "files": _hash_files(folder)})
-        attempt.given_options = {**options, **{name: given.get(name, options[name]) for name in RUN_ONLY}}
-        attempt.source = scan(folder)
+        run.given_options = {**options, **{name: given.get(name, options[name]) for name in RUN_ONLY}}
+        run.source = scan(folder)
         yield
     except UserError as error:
         if error.exit_code in {Exit.REFUSED, Exit.USAGE}:
@@ -243,7 +243,7 @@ def _generate_source(attempt: IngestRun, former: dict[str, Any] | None) -> Itera
     else:
         clear_folder(folder)
     finally:
-        attempt.source, attempt.given_options = None, {}
+        run.source, run.given_options = None, {}
 
 
 def _load_generated(folder: Path, note: Path, same: str) -> dict[str, Any] | None:
@@ -255,28 +255,28 @@ def _load_generated(folder: Path, note: Path, same: str) -> dict[str, Any] | Non
 
 
 def _hash_files(folder: Path) -> dict[str, list[Any]]:
-    return {name: list(storage.digest(folder / name)) for name in scan(folder).files}
+    return {name: list(storage.hash_with_size(folder / name)) for name in scan(folder).files}
 
 
-def _is_unchanged(attempt: IngestRun, former: dict[str, Any]) -> bool:
+def _is_unchanged(run: IngestRun, former: dict[str, Any]) -> bool:
     """Whether the same files, under the same options, are in a whole cache already."""
-    same = attempt.source is None or former["report"]["source"]["sha256"] == attempt.report()["source"]["sha256"]
-    return same and not storage.find_damage(attempt.out, former)
+    same = run.source is None or former["report"]["source"]["sha256"] == run.report()["source"]["sha256"]
+    return same and not storage.find_damage(run.out, former)
 
 
-def _open_job(attempt: IngestRun, stem: str) -> ClaimsJob:
+def _open_job(run: IngestRun, stem: str) -> ClaimsJob:
     """What is needed before any row. Raises UserError for a source, a map or rules that cannot be used."""
     from bitimely_core.claims import label_rules, phecode_maps, sources
     from bitimely_core.claims.codes import Codebook
 
-    given = attempt.given_options
-    assert attempt.source is not None
+    given = run.given_options
+    assert run.source is not None
     if given["keep_ids"]:
-        subjects.refuse_inside_workspace(Path(given["keep_ids"]), attempt.out.parent.parent)
-    claims = sources.read_source(attempt.source, given["source"], given)
+        subjects.refuse_inside_workspace(Path(given["keep_ids"]), run.out.parent.parent)
+    claims = sources.read_source(run.source, given["source"], given)
     paths = [*given["phecode_map"]]
     if not paths and "phecode_map" in claims.facts:
-        paths = [str(attempt.source.path(claims.facts["phecode_map"]))]
+        paths = [str(run.source.path(claims.facts["phecode_map"]))]
     codemap = phecode_maps.read_map(
         paths,
         repair=given["map_repair"] or None,
@@ -287,7 +287,7 @@ def _open_job(attempt: IngestRun, stem: str) -> ClaimsJob:
     table = label_rules.load_rules(given["rules"] or "ccdss")
     flags = () if claims.labels is None else tuple(name for name in claims.labels.columns if name not in {"subject_id", "index_date"})
     return ClaimsJob(
-        attempt=attempt,
+        run=run,
         given=given,
         claims=claims,
         splits=subjects.load_splits(claims.splits, given["split_file"]),
@@ -296,9 +296,9 @@ def _open_job(attempt: IngestRun, stem: str) -> ClaimsJob:
         rules=label_rules.parse_rules(table),
         flags=flags,
         book=Codebook(codemap.tables, pad_undotted=given["pad_undotted"], strict=True),
-        key=load_key(given["id_key"], attempt.out),
-        shards=_count_source_shards(attempt),
-        home=attempt.out / PARTS,
+        key=load_key(given["id_key"], run.out),
+        shards=_count_source_shards(run),
+        home=run.out / PARTS,
         stem=stem,
     )
 
@@ -307,7 +307,7 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, Any], dict[str, 
     """All files of the cache, and what its manifest says beside them."""
     from bitimely_core.claims import label_rules
 
-    attempt = job.attempt
+    run = job.run
     if parts == 1:
         pass1_clean.clean_source(job)
     found, laid = pass1_clean.join_parts(job, parts)
@@ -328,7 +328,7 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, Any], dict[str, 
     body: dict[str, Any] = {}
     for kind, by in (("subjects", ("subject_id",)), ("labels", ("subject_id", "name"))):
         frames = spill.merge_sorted(pass2_write.list_shard_files(job, kind), "subject_id", len(keys), slices, by)
-        body[kind], facts = spill.write_table(attempt.out, kind, frames)
+        body[kind], facts = spill.write_table(run.out, kind, frames)
         files[body[kind]] = facts
     content = pass2_write.hash_content(job, found, slices)
     ingest_report.write_ingest_report(job, found, content)
@@ -339,8 +339,8 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, Any], dict[str, 
         "schema": SCHEMA,
         "format_version": 1,
         "kind": "events",
-        "dataset": attempt.dataset.name,
-        "settings": attempt.settings,
+        "dataset": run.dataset.name,
+        "settings": run.settings,
         "content_sha256": content,
         "shards": events,
         "names": job.names,
@@ -350,8 +350,8 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, Any], dict[str, 
         "phenotypes": job.codemap.names,
         "categories": job.codemap.categories,
         "map": job.codemap.facts,
-        "clock": "calendar" if attempt.options["keep_dates"] else "subject",
-        "data_end": span[1] if span and attempt.options["keep_dates"] else None,
+        "clock": "calendar" if run.options["keep_dates"] else "subject",
+        "data_end": span[1] if span and run.options["keep_dates"] else None,
         "days": span[1] - span[0] + 1 if span else 0,
         "seed": job.given["seed"],
         "split": "official" if job.splits is not None else "subject",

@@ -27,13 +27,13 @@ REQUIREMENTS = {
 
 def write_ingest_report(job: ClaimsJob, found: CleaningFindings, content: str) -> None:
     """Units, rows and findings of the report: one of each a table, and what was said about the whole."""
-    attempt, claims = job.attempt, job.claims
+    run, claims = job.run, job.claims
     of_file: dict[str, list[Finding]] = {}
     for finding in (*claims.findings, *job.codemap.findings):
         if finding.file in {table.file for table in claims.rows}:
             of_file.setdefault(str(finding.file), []).append(finding)
         else:
-            attempt.reasons.append(finding)
+            run.reasons.append(finding)
     rows: list[Rows] = []
     for table in claims.rows:
         account = found.accounts.get(table.file)
@@ -58,14 +58,11 @@ def write_ingest_report(job: ClaimsJob, found: CleaningFindings, content: str) -
                 if n
             )
         rows.append(table)
-    attempt.reasons += _find_unmet_rules(job, found)
-    attempt.rows = [report.rows_to_json(table) for table in rows]
+    run.reasons += _find_unmet_rules(job, found)
+    run.rows = [report.rows_to_json(table) for table in rows]
     for table in rows:
         add_unit(
-            attempt,
-            table.file,
-            of_file.get(table.file, []),
-            content if table.file in found.accounts else attempt.hashes.get(table.file, content),
+            run, table.file, of_file.get(table.file, []), content if table.file in found.accounts else run.hashes.get(table.file, content)
         )
 
 
@@ -90,7 +87,7 @@ def _find_unmet_rules(job: ClaimsJob, found: CleaningFindings) -> list[Finding]:
     ]
 
 
-def add_unit(attempt: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:
+def add_unit(run: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:
     """Enter a table into the report."""
     one = Unit(name=file, files=(file,), read=None)
-    attempt.entries[file] = {"report": report.unit_to_json(one, reasons, content=content), "rows": []}
+    run.entries[file] = {"report": report.unit_to_json(one, reasons, content=content), "rows": []}

@@ -31,7 +31,7 @@ DAY_COLUMNS = (*SUBJECT_DATES.values(), "index_day")
 class ClaimsJob:
     """What an ingest of claims works with."""
 
-    attempt: IngestRun
+    run: IngestRun
     given: dict[str, Any]  # options as given
     claims: ClaimsSource
     splits: pl.DataFrame | None  # subject_id, split, where the source or the user says so

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import polars as pl
 
     from bitimely_core.cache import Cache
-    from bitimely_core.tokens.sequences import Sequences
+    from bitimely_core.tokens.sequences import EventSequences
 
 DAY = 86_400_000_000  # microseconds
 SPLITS = {"train": "train", "validation": "tuning", "test": "held_out"}
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 
 
-def write_meds(out: Path, cache: Cache, sequences: Sequences) -> None:
+def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
     """Write `data/`, `metadata/` and `labels/<label>/` below `out`. The cache must have been made with --keep-dates.
 
     A label is asked for at the index day, without a landmark at the last event that is in the sequence's input.
@@ -59,7 +59,7 @@ def _to_time(day: pl.Expr) -> pl.Expr:
     return (day.cast(pl.Int64) * DAY).cast(pl.Datetime("us"))
 
 
-def select_labels(cache: Cache, sequences: Sequences) -> dict[str, pl.DataFrame]:
+def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataFrame]:
     """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known."""
     import numpy as np
     import polars as pl

@@ -46,7 +46,7 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindi
 
     from bitimely_core.claims import clean
 
-    attempt, claims = job.attempt, job.claims
+    run, claims = job.run, job.claims
     found = _load_findings(findings_path(job.home, job.stem, part))
     if found.done:
         return found
@@ -63,7 +63,7 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindi
         found.stretches += 1
 
     for number, frame in enumerate(claims.events()):
-        attempt.stop.check()
+        run.stop.check()
         if number < found.blocks or number % parts != part - 1:
             continue
         for (name,), block in frame.group_by("file", maintain_order=True):
@@ -84,8 +84,8 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindi
         if sum(part.height for part in rows) >= SPILL_ROWS:
             lay_down()
             _save_findings(job, part, found)
-        if attempt.progress is not None:
-            attempt.progress(f"clean {attempt.dataset.name}", sum(account.rows for account in found.accounts.values()), None)
+        if run.progress is not None:
+            run.progress(f"clean {run.dataset.name}", sum(account.rows for account in found.accounts.values()), None)
     if rows:
         lay_down()
     found.done = True

@@ -50,14 +50,14 @@ def write_shards(
     ranks = np.argsort(np.argsort([code.text for code in found.codes])) if found.codes else np.empty(0, np.int64)
     with engines.open_engine(job.given["engine"]) as engine:
         for number in range(job.shards):
-            job.attempt.stop.check()
+            job.run.stop.check()
             done = _load_shard(job, number)
             if done is None:
                 everyone = subjects.present_subjects(job, found, laid, told, number)
                 done = _write_shard(job, found, spill.read_rows(laid, number), everyone, keys, ranks, number, engine)
             yield done
-            if job.attempt.progress is not None:
-                job.attempt.progress(f"ingest {job.attempt.dataset.name}", number + 1, job.shards)
+            if job.run.progress is not None:
+                job.run.progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
 
 
 def list_shard_files(job: ClaimsJob, kind: str) -> list[Path]:
@@ -87,7 +87,7 @@ def _write_shard(
     rows = _resolve_duplicates(rows, found, own, accounts)
     shard = steps.ClaimsShard(rows=rows, codes=found.codes, people=everyone, rules=job.rules)
     shard = _apply_labels(steps.label_shard(shard, engine), job, agreement, engine)
-    shard = _subtract_first_days(shard, keep_dates=job.attempt.options["keep_dates"])
+    shard = _subtract_first_days(shard, keep_dates=job.run.options["keep_dates"])
     hashes = _hash_subjects(shard, job.names, ranks)
     told = shard.people
     frames = {
@@ -99,7 +99,7 @@ def _write_shard(
     }
     for kind in SHARD_TABLES:
         storage.write_file(list_shard_files(job, kind)[number], spill.make_parquet_writer(frames[kind]))
-    events = spill.write_table(job.attempt.out, f"events-{number:05d}", [_make_events(shard)])
+    events = spill.write_table(job.run.out, f"events-{number:05d}", [_make_events(shard)])
     done = FinishedShard(events, accounts, agreement)
     note = {
         "events": list(events),
@@ -121,8 +121,8 @@ def _load_shard(job: ClaimsJob, number: int) -> FinishedShard | None:
         return None
     told = json.loads(note.read_bytes())
     name, facts = told["events"]
-    path = job.attempt.out / name
-    if not path.is_file() or storage.digest(path) != (facts["sha256"], facts["size"]):
+    path = job.run.out / name
+    if not path.is_file() or storage.hash_with_size(path) != (facts["sha256"], facts["size"]):
         return None
     accounts = {file: account_from_json(account) for file, account in told["accounts"].items()}
     return FinishedShard((name, facts), accounts, AgreementCounts({tuple(key): n for key, n in told["agreement"]}))

@@ -111,7 +111,7 @@ def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[s
         if writer is not None:
             writer.close()
 
-    name, digest, size = storage.write_named(out, stem, ".parquet", fill)
+    name, digest, size = storage.write_hashed(out, stem, ".parquet", fill)
     return name, {"sha256": digest, "size": size, "rows": count}
 
 

@@ -83,7 +83,7 @@ def assign_pseudonyms(job: ClaimsJob, found: CleaningFindings, laid: Sequence[Sp
     """
     keys, listed = [], 0
     for shard in range(job.shards):
-        job.attempt.stop.check()
+        job.run.stop.check()
         people = present_subjects(job, found, laid, told, shard)
         keys.append(pass1_clean.to_keys(people["digest"]))
         listed += people["split"].count() if job.splits is not None else 0
@@ -111,7 +111,7 @@ def _check_split_file(job: ClaimsJob, subjects: int, listed: int) -> None:
         found = Finding(
             code=Reason.UNMATCHED_LABELS, level="warning", problem=text, requirement="passed over", field="--split-file", count=strange
         )
-        job.attempt.reasons.append(found)
+        job.run.reasons.append(found)
 
 
 def load_splits(of_source: dict[str, str] | None, file: str) -> pl.DataFrame | None:

@@ -16,7 +16,7 @@ import numpy as np
 from bitimely_core import storage
 from bitimely_core.claims import tokenize
 from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
-from bitimely_core.tokens.sequences import SPECIAL, Files, Sequences, open_sequences, parquet, publish, shard
+from bitimely_core.tokens.sequences import SPECIAL, EventSequences, StoredFiles, open_sequences, parquet, publish_sequences, write_shard
 from bitimely_core.tokens.sets import FORMAT
 from bitimely_core.types import Progress
 
@@ -69,7 +69,7 @@ def read_id_table(path: str | Path | None) -> pl.DataFrame | None:
 
 def build_task_sequences(
     cache: Cache,
-    base: Sequences,
+    base: EventSequences,
     task: str | Path,
     out: Path,
     *,
@@ -77,7 +77,7 @@ def build_task_sequences(
     verify: bool = True,
     force_new: bool = False,
     progress: Progress | None = None,
-) -> Sequences:
+) -> EventSequences:
     """The sequences of the labels in `task`, with one label that is called as `out` is.
 
     Args:
@@ -125,7 +125,7 @@ def build_task_sequences(
     strangers = rows.filter(pl.col("new").is_null() | ~pl.col("new").is_in(everyone))["subject_id"].n_unique()
     storage.make_folder(out)
     with storage.lock(out):
-        storage.sweep(out)
+        storage.remove_temporary_files(out)
         _write_task(cache, base, rows.drop("subject_id").rename({"new": "subject_id"}), out, options, strangers, progress)
     return open_sequences(out, verify=False)
 
@@ -142,7 +142,7 @@ def _usage(text: str, wanted: str, file: str, field: str, action: str = "") -> U
 
 
 def _write_task(
-    cache: Cache, base: Sequences, asked: pl.DataFrame, out: Path, options: dict[str, Any], strangers: int, progress: Progress | None
+    cache: Cache, base: EventSequences, asked: pl.DataFrame, out: Path, options: dict[str, Any], strangers: int, progress: Progress | None
 ) -> None:
     """All files of the token set; `asked` has subject_id (of the cache), prediction_time, boolean_value."""
     import polars as pl
@@ -156,14 +156,14 @@ def _write_task(
     selection = CodeSelection(phecodes=list(base.vocabulary[len(SPECIAL) :]), ratios={}, max_attainable={})
     day = pl.col("prediction_time").dt.epoch("us") // DAY - 1
     asked = asked.select("subject_id", "prediction_time", pl.col("boolean_value").cast(pl.Int8).alias(f"y_{out.name}"), index_day=day)
-    files: Files = {}
+    files: StoredFiles = {}
     parts: list[pl.DataFrame] = []
     done, total = 0, len(cache.manifest["shards"])
     with engines.open_engine("polars") as engine:
         for one in tokenize.iter_shards(plan, tokenize.load_subjects(plan), engine):  # no enumerate: it holds a shard until it has the next
             frame = _build_task_shard(one, asked, choices, selection, out.name, engine)
             if frame.height:
-                files |= shard(out, len(files), frame)
+                files |= write_shard(out, len(files), frame)
                 parts.append(frame.select("subject_id", "prediction_time", "split", "codes"))
             done += 1
             if progress is not None:
@@ -183,7 +183,7 @@ def _write_task(
         else []
     )
     events = int(whole["codes"].list.len().sum())
-    publish(
+    publish_sequences(
         out,
         shards=files,
         vocabulary=pl.read_parquet(base.folder / "vocab.parquet"),

@@ -16,8 +16,8 @@ import numpy as np
 from bitimely_core import storage
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.registry import unknown
-from bitimely_core.tokens.sequences import Files, Sequences, open_sequences, publish
-from bitimely_core.tokens.sequences import shard as shard_of
+from bitimely_core.tokens.sequences import EventSequences, StoredFiles, open_sequences, publish_sequences
+from bitimely_core.tokens.sequences import write_shard as shard_of
 from bitimely_core.tokens.sets import FORMAT
 from bitimely_core.types import Progress
 
@@ -58,7 +58,7 @@ class SequencePlan:
             "seed": manifest["seed"],
             "normalise": "none",
             "preset": self.preset,
-            "split_file": storage.sha256(Path(self.split_file)) if self.split_file else None,
+            "split_file": storage.hash_file(Path(self.split_file)) if self.split_file else None,
             **asdict(self.choices),
         }
 
@@ -146,7 +146,7 @@ def _parse_landmark(text: str | None, date: str | None) -> Any:
 
 def open_built(
     plan: SequencePlan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None
-) -> Sequences:
+) -> EventSequences:
     """The sequences of a plan in `out`: what is there already under the same choices stays.
 
     Raises:
@@ -166,7 +166,7 @@ def write_sequences(
         storage.make_folder(out)
         with storage.lock(out):
             if force_new or not _is_current(plan, out):
-                storage.sweep(out)
+                storage.remove_temporary_files(out)
                 _write_plan(plan, out, progress)
                 return
     if verify:
@@ -199,7 +199,7 @@ def _is_current(plan: SequencePlan, out: Path) -> bool:
 
 
 def _to_bytes(value: Any) -> bytes:
-    return storage.canonical([value])
+    return storage.encode_json([value])
 
 
 # ---- the two passes
@@ -232,7 +232,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
         after: list[Prevalence] = []
         lengths: list[np.ndarray] = []  # what else the statistics need of each sequence: its events are on the disk by then
         gaps: list[np.ndarray] = []
-        files: Files = {}
+        files: StoredFiles = {}
         unborn, none = 0, np.empty(0, np.float32)
         sampled = max(1, min(SAMPLED_SEQUENCES[0], SAMPLED_SEQUENCES[1] // max(1, total)))
         import polars as pl
@@ -267,7 +267,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
         )
     prevalence = {"before": shortcut_baselines.add_prevalence(before), "after": shortcut_baselines.add_prevalence(after)}
     statistics = _compute_statistics(plan, selection, tally, prevalence, whole, np.concatenate([none, *gaps]), unborn)
-    publish(
+    publish_sequences(
         out,
         shards=files,
         vocabulary=_make_vocabulary(cache, selection, usage),

@@ -230,10 +230,10 @@ def fit_baseline(
     if kept.is_file() and table.is_file():  # without the windows they belong to: what is kept beside a page names no subject
         said = pl.read_parquet(table).to_numpy()
         return json.loads(kept.read_bytes()), framed(said[:, 0] if windows.task == "regression" else said)
-    training = data.fraction_of(data.limited(windows, chosen.get("limit"), seed)["train"], chosen["fraction"], seed)
+    training = data.sample_subjects(data.limit_windows(windows, chosen.get("limit"), seed)["train"], chosen["fraction"], seed)
     if not len(training) or not len(test):
         return "a split holds no windows"
-    parts = {"train": training, "validation": data.limited(windows, chosen.get("limit"), seed)["validation"], "test": test}
+    parts = {"train": training, "validation": data.limit_windows(windows, chosen.get("limit"), seed)["validation"], "test": test}
     y = {name: np.asarray(parts[name].targets(None)) for name in ("train", "validation")}
     prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
     found = evaluate.score(

@@ -47,7 +47,7 @@ def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows
         if one.scores["task"] != first.scores["task"]:
             raise _mismatch_error(first, one, f"{one.scores['task']} and {first.scores['task']}")
     options = first.scores["settings"]
-    asked = [CACHE_VERSION, options["bootstrap"], options["by"], [storage.sha256(file) for file in files]]
+    asked = [CACHE_VERSION, options["bootstrap"], options["by"], [storage.hash_file(file) for file in files]]
     made = keep / f"folds-{storage.fingerprint(asked)[:24]}.json"
     if not made.is_file():
         frames = [pl.read_parquet(file) for file in files]

@@ -30,7 +30,7 @@ def predict(
     batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False)
     with torch.inference_mode():
         for step, batch in enumerate(batches(0)):
-            out.append(model.predict(data.moved(batch, place)).float().cpu().numpy())
+            out.append(model.predict(data.to_device(batch, place)).float().cpu().numpy())
             if progress is not None:
                 progress(f"predict {windows.name}", step + 1, batches.steps)
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)

@@ -196,7 +196,8 @@ def compare_column(
     settings = mine[0].scores["settings"]
     files = [[run.folder / "predictions.parquet" for run in one.runs] for one in mine]
     marks = [
-        [one.row, one.seed, *(storage.sha256(file) if file.is_file() else None for file in of)] for one, of in zip(mine, files, strict=True)
+        [one.row, one.seed, *(storage.hash_file(file) if file.is_file() else None for file in of)]
+        for one, of in zip(mine, files, strict=True)
     ]
     added = {name: storage.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()]) for name, frame in (others or {}).items()}
     asked = [CACHE_VERSION, column.key, column.metric, column.label, reference, settings["bootstrap"], settings["by"], marks, added]

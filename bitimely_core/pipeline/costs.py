@@ -65,7 +65,7 @@ def training(plan: Plan, label: str, workspace: Path) -> dict[str, Any]:
     entry = registry.models[model.get("name", "bitimelygpt")]
     try:
         config, parameters = _counted(
-            storage.canonical({**model, "name": entry.name}).decode(),
+            storage.encode_json({**model, "name": entry.name}).decode(),
             preset,
             first["budget"] or "table",
             wide["channels"],

@@ -175,4 +175,4 @@ def _read(node: Node, nodes: Mapping[str, Node], states: States) -> dict[str, st
 
 
 def _hash(path: Path) -> str | None:
-    return storage.sha256(path) if path.is_file() else None
+    return storage.hash_file(path) if path.is_file() else None

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core.page import Figure, Page, Table
 
 if TYPE_CHECKING:
-    from bitimely_core.tokens import Sequences
+    from bitimely_core.tokens import EventSequences
 
 FEW = 11  # counts below it are not shown: the rule of the publisher of Medicare's data
 DRAWN = 24  # sequences that are drawn
 SHOWN = 30  # codes of a table
 
 
-def _open_sequences(out: Path) -> Sequences:
+def _open_sequences(out: Path) -> EventSequences:
     """As many shards of sequences as are needed to draw some of the training split: not all of them fit into memory."""
     from bitimely_core.tokens.sequences import open_sequences
 
@@ -50,7 +50,7 @@ def shortcut_table(statistics: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def claims_page(sequences: Sequences) -> Page:
+def claims_page(sequences: EventSequences) -> Page:
     """The page of a build: honesty table, funnel, selected codes, unmapped codes, agreement, the first sequences as timelines."""
     from bitimely_core.claims import shortcut_baselines
 
@@ -137,7 +137,7 @@ def _describe_choices(options: dict[str, Any]) -> list[str]:
     ]
 
 
-def _ratio_table(sequences: Sequences) -> Table:
+def _ratio_table(sequences: EventSequences) -> Table:
     import polars as pl
 
     ratios = pl.read_parquet(sequences.folder / "ratios.parquet")
@@ -175,7 +175,7 @@ def _agreement_table(cells: list[dict[str, Any]]) -> Table:
     )
 
 
-def _timeline_figure(sequences: Sequences) -> Figure:
+def _timeline_figure(sequences: EventSequences) -> Figure:
     """The first sequences of the training split, codes of the labels' own definitions in colour."""
     train = sequences["train"] if len(sequences["train"]) else sequences
     rows = train.rows[:DRAWN]

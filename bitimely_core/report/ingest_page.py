@@ -162,7 +162,7 @@ def _list_facts(report: dict[str, Any]) -> dict[str, str]:
     options = {key: value for key, value in report["options"].items() if value is not None and key not in plain}
     out = {"Data set": dataset.facts.title if dataset else report["dataset"]}
     if source["path"] is not None:
-        out["Source"] = f"{source['path']}: {source['files']:,} files, {storage.bytes_text(source['bytes'])}"
+        out["Source"] = f"{source['path']}: {source['files']:,} files, {storage.format_size(source['bytes'])}"
         out["SHA256SUMS.txt"] = {"absent": "none there", "skipped": "not compared"}.get(source["sha256sums"], source["sha256sums"])
     if options:
         out["Options"] = ", ".join(f"{key} {value}" for key, value in sorted(options.items()))

@@ -14,7 +14,7 @@ from typing import Any
 from bitimely_core import registry, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.tokens.building import plan
-from bitimely_core.tokens.sequences import Sequences, open_sequences
+from bitimely_core.tokens.sequences import EventSequences, open_sequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.tokens.splits import assign_splits
 from bitimely_core.tokens.windows import Windows, open_windows
@@ -51,4 +51,4 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Any:
     return OPEN["sequences" if kind == "sequences" else "windows"](folder, verify)
 
 
-__all__ = ["Sequences", "TokenSet", "Windows", "assign_splits", "build", "open_tokens", "plan"]
+__all__ = ["EventSequences", "TokenSet", "Windows", "assign_splits", "build", "open_tokens", "plan"]

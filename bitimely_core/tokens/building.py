@@ -18,7 +18,7 @@ import numpy as np
 from bitimely_core import registry, storage
 from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.tokens import filters, moments, splits
-from bitimely_core.tokens.cutting import Cut, Place, Plan, blocks, cut, unfiltered
+from bitimely_core.tokens.cutting import RecordCut, WindowPlace, WindowPlan, count_unfiltered, cut_record, make_windows
 from bitimely_core.tokens.sets import FORMAT, check_subjects
 from bitimely_core.tokens.windows import Windows, open_windows
 from bitimely_core.types import Annotation, Progress
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from bitimely_core.cache import Cache
 
-SHARD = 128 << 20  # bytes of windows a file; each file is one record batch, so that it is one array in memory
+SHARD_BYTES = 128 << 20  # bytes of windows a file; each file is one record batch, so that it is one array in memory
 SHARDS = re.compile(r"windows-\d+-[0-9a-f]{16}\.arrow")
 NORMALISE = ("channel", "window", "none")
 
@@ -80,17 +80,17 @@ def build(
             windows made otherwise; sampling_rate, no_input, subject_leakage (exit 4); integrity (exit 5) for a damaged cache or token set.
     """
     out = Path(out)
-    opened = _opened(cache, verify=False)
-    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed, bandpass, notch, test_fold)
+    opened = _open_cache(cache, verify=False)
+    chosen = resolve_plan(opened, view, window, stride, rate, channels, normalise, split, seed, bandpass, notch, test_fold)
     if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):
         return open_windows(out, verify=verify)
-    opened = _opened(cache, verify=verify)
+    opened = _open_cache(cache, verify=verify)
     storage.make_folder(out)
     with storage.lock(out):
         if not force_new and is_current(out, chosen, opened.manifest["manifest_sha256"]):  # another process was faster
             return open_windows(out, verify=verify)
-        storage.sweep(out)
-        write(opened, chosen, out, progress)
+        storage.remove_temporary_files(out)
+        write_windows(opened, chosen, out, progress)
     return open_windows(out, verify=False)  # every file was read back and compared when it was written
 
 
@@ -110,11 +110,11 @@ def plan(
     test_fold: int | None = None,
 ) -> dict[str, Any]:
     """What `build` would make, without writing or resampling: number of windows, bytes, shape, audit of the splits, notices, findings."""
-    opened = _opened(cache, verify=False)
-    chosen = resolved(opened, view, window, stride, rate, channels, normalise, split, seed, bandpass, notch, test_fold)
-    seen = Survey()
-    values = sum(len(taken) * (2 if found.whole else 4) for found, taken in survey(opened, chosen, seen))
-    class_names = classes_of(seen, chosen)
+    opened = _open_cache(cache, verify=False)
+    chosen = resolve_plan(opened, view, window, stride, rate, channels, normalise, split, seed, bandpass, notch, test_fold)
+    seen = CacheSurvey()
+    values = sum(len(taken) * (2 if found.whole else 4) for found, taken in survey_cache(opened, chosen, seen))
+    class_names = list_classes(seen, chosen)
     return {
         "format_version": FORMAT,
         "dataset": chosen.dataset,
@@ -131,12 +131,12 @@ def plan(
         "bandpass": None if chosen.bandpass is None else list(chosen.bandpass),
         "notch": None if chosen.notch is None else list(chosen.notch),
         "audit": audit(seen, class_names),
-        "notices": notices(chosen),
-        "findings": [finding.as_dict() for finding in findings(seen, class_names)],
+        "notices": list_notices(chosen),
+        "findings": [finding.as_dict() for finding in list_findings(seen, class_names)],
     }
 
 
-def _opened(cache: str | Path | Cache, *, verify: bool) -> Cache:
+def _open_cache(cache: str | Path | Cache, *, verify: bool) -> Cache:
     """A cache that is already open was verified by whoever opened it."""
     if not isinstance(cache, str | Path):
         return cache
@@ -145,7 +145,7 @@ def _opened(cache: str | Path | Cache, *, verify: bool) -> Cache:
     return open_cache(Path(cache), verify=verify)
 
 
-def resolved(
+def resolve_plan(
     cache: Cache,
     view: str,
     window: int | None,
@@ -158,7 +158,7 @@ def resolved(
     bandpass: Sequence[float | None] | None,
     notch: Sequence[float] | None,
     test_fold: int | None,
-) -> Plan:
+) -> WindowPlan:
     """The view's facts with the caller's choices. What a view leaves open (no channels, rate or window 0) the first recording decides."""
     registry.load_members("bitimely_core.datasets")
     views = registry.datasets[cache.dataset].facts.views
@@ -168,9 +168,9 @@ def resolved(
     for kind, name, known in (("normalisation", normalise, NORMALISE), ("split", split or own.split, splits.SCHEMES)):
         if name not in known:
             raise registry.unknown(kind, name, list(known))
-    band, stops = filters.checked(bandpass, notch)
+    band, stops = filters.validate_filters(bandpass, notch)
     if channels:
-        _known(cache, channels)
+        _check_channels(cache, channels)
     names, own_rate, own_window = tuple(channels or own.channels), own.rate, own.window
     ingested = cache.manifest.get("settings", {}).get("options", {}).get("rate")
     if ingested and own_rate > 0:  # a data set that comes at several rates: the view's windows keep their duration
@@ -184,7 +184,7 @@ def resolved(
         names = names or tuple(dict.fromkeys(s.channel for s in signals))
         own_rate = own_rate if own_rate > 0 else max((s.rate for s in signals), default=1.0)
         shortest = min((math.floor(len(s.samples) * own_rate / s.rate + 1e-6) for s in signals), default=1)
-        epoch = _commonest(first.annotations) if first and own.epoch == 0 else 0.0
+        epoch = _find_most_common_duration(first.annotations) if first and own.epoch == 0 else 0.0
         asked = round((epoch or own.seconds) * own_rate)
         own_window = own_window if own_window > 0 else asked if 0 < asked <= shortest else shortest
     by_epoch = own.epoch is not None and own.target is None
@@ -199,7 +199,7 @@ def resolved(
         raise _refused("window", f"found {length} samples every {step}", "expected at least 1 each")
     if stride is not None and by_epoch:
         raise _refused("stride", f"found {stride}", "this view takes one window a labelled epoch")
-    return Plan(
+    return WindowPlan(
         dataset=cache.dataset,
         view=view,
         channels=names,
@@ -225,7 +225,7 @@ def resolved(
     )
 
 
-def _known(cache: Cache, channels: Sequence[str]) -> None:
+def _check_channels(cache: Cache, channels: Sequence[str]) -> None:
     """Raises UserError (unknown_name, exit 2) for a channel that no recording has."""
     known = cache.signals()
     names = sorted(known["channel"].unique()) if known.height else []
@@ -237,7 +237,7 @@ def _known(cache: Cache, channels: Sequence[str]) -> None:
             raise error
 
 
-def _commonest(annotations: Sequence[Annotation]) -> float:
+def _find_most_common_duration(annotations: Sequence[Annotation]) -> float:
     """The commonest duration of annotations in seconds, the longer one of two; 0 without any that last."""
     counts = Counter(annotation.duration for annotation in annotations if annotation.duration > 0)
     return max(counts, key=lambda seconds: (counts[seconds], seconds), default=0.0)
@@ -247,7 +247,7 @@ def _refused(field: str, text: str, wanted: str) -> UserError:
     return usage_error(text, wanted, field=f"--{field}")
 
 
-def is_current(out: Path, chosen: Plan, fingerprint: str) -> bool:
+def is_current(out: Path, chosen: WindowPlan, fingerprint: str) -> bool:
     """Whether `out` holds these windows of this cache. False: to be made. Raises UserError (settings_differ) for windows made otherwise."""
     if not (out / storage.MANIFEST).is_file():
         return False
@@ -278,7 +278,7 @@ def is_current(out: Path, chosen: Plan, fingerprint: str) -> bool:
     return bool(manifest["cache"] == fingerprint)
 
 
-class Row(NamedTuple):
+class WindowRow(NamedTuple):
     """A window that is kept."""
 
     subject_id: str
@@ -290,34 +290,38 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Survey:
+class CacheSurvey:
     """What a pass over the cache leaves behind: rows and counts, no samples."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[WindowRow] = field(default_factory=list)
     affine: list[tuple[str, str, float, float]] = field(default_factory=list)  # recording, channel, scale, offset
     units: tuple[str, ...] | None = None
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def survey(cache: Cache, chosen: Plan, seen: Survey, progress: Progress | None = None) -> Iterator[tuple[Cut, list[tuple[Place, str]]]]:
+def survey_cache(
+    cache: Cache, chosen: WindowPlan, seen: CacheSurvey, progress: Progress | None = None
+) -> Iterator[tuple[RecordCut, list[tuple[WindowPlace, str]]]]:
     """Each recording's cut, with the windows that are kept and their splits; noted in `seen`."""
     subjects = cache.subjects()["subject_id"].to_list() if chosen.split == "subject" else []
-    split_of = splits.scheme(chosen.split, subjects=subjects, seed=chosen.seed, length=chosen.length, test_fold=chosen.test_fold)
+    split_of = splits.make_scheme(chosen.split, subjects=subjects, seed=chosen.seed, length=chosen.length, test_fold=chosen.test_fold)
     total = len(cache.recording_ids())
     for done, record in enumerate(cache.records([*chosen.channels, *([chosen.target] if chosen.target else [])])):
         if progress is not None:
             progress("windows", done, total)
-        found = cut(record, chosen, seen.units, seen.left_out)
+        found = cut_record(record, chosen, seen.units, seen.left_out)
         if found is None or not found.places:
             continue
         names = split_of(record.subject_id, record.recording_id, record.attributes, [place.start for place in found.places])
         taken = [(place, name) for place, name in zip(found.places, names, strict=True) if name is not None]
         seen.left_out["gap"] += len(names) - len(taken)
         if chosen.split == "time":
-            found = found._replace(blocks=tuple(blocks_of(taken, chosen.length)))
-        seen.left_out["unfiltered"] += unfiltered(found, [place for place, _ in taken], chosen)
+            found = found._replace(blocks=tuple(group_blocks(taken, chosen.length)))
+        seen.left_out["unfiltered"] += count_unfiltered(found, [place for place, _ in taken], chosen)
         seen.units = found.units
-        seen.rows += [Row(record.subject_id, record.recording_id, place.start, place.label, name, found.whole) for place, name in taken]
+        seen.rows += [
+            WindowRow(record.subject_id, record.recording_id, place.start, place.label, name, found.whole) for place, name in taken
+        ]
         affine = zip(chosen.channels, found.scale.tolist(), found.offset.tolist(), strict=True)
         seen.affine += [(record.recording_id, channel, scale, offset) for channel, scale, offset in affine]
         yield found, taken
@@ -325,30 +329,30 @@ def survey(cache: Cache, chosen: Plan, seen: Survey, progress: Progress | None =
         progress("windows", total, total)
 
 
-def blocks_of(taken: Sequence[tuple[Place, str]], length: float) -> Iterator[tuple[float, float]]:
+def group_blocks(taken: Sequence[tuple[WindowPlace, str]], length: float) -> Iterator[tuple[float, float]]:
     """Start and end in seconds of each run of windows of one split, in order of time: a filter over them would mix the splits."""
     for _, run in itertools.groupby(taken, key=lambda one: one[1]):
         starts = [place.start for place, _ in run]
         yield starts[0], starts[-1] + length
 
 
-def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> None:
+def write_windows(cache: Cache, chosen: WindowPlan, out: Path, progress: Progress | None) -> None:
     """All files of the token set, the manifest last. A failed attempt removes what it wrote; the former set stays whole until the end."""
     former: set[str] = set()
     with suppress(UserError):  # none, or a damaged one that is replaced under force_new
         former = set(storage.read_manifest(out)["files"])
-    seen = Survey()
+    seen = CacheSurvey()
     parts: list[list[moments.Moments]] = []
     contents: dict[bytes, list[set[str]]] = {}
     missing = False
 
     def pieces() -> Iterator[np.ndarray]:
         nonlocal missing
-        for found, taken in survey(cache, chosen, seen, progress):
+        for found, taken in survey_cache(cache, chosen, seen, progress):
             training = np.array([name == "train" for _, name in taken], dtype=bool)
             done, digest = 0, hashlib.blake2b(found.scale.tobytes() + found.offset.tobytes(), digest_size=16)
-            for piece in blocks(found, [place for place, _ in taken], chosen):
-                parts.append(moments.of_piece(piece[training[done : done + len(piece)]], found.scale, found.offset))
+            for piece in make_windows(found, [place for place, _ in taken], chosen):
+                parts.append(moments.compute_moments(piece[training[done : done + len(piece)]], found.scale, found.offset))
                 missing |= piece.dtype.kind == "f" and not bool(np.isfinite(piece).all())
                 done += len(piece)
                 digest.update(piece.data)
@@ -358,12 +362,12 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
     files: dict[str, dict[str, Any]] = {}
     shards: list[dict[str, Any]] = []
     try:
-        for number, held in enumerate(in_shards(pieces())):
-            name, sha256, size = storage.write_named(out, f"windows-{number:05d}", ".arrow", arrow_file(held, chosen))
+        for number, held in enumerate(gather_shards(pieces())):
+            name, sha256, size = storage.write_hashed(out, f"windows-{number:05d}", ".arrow", encode_arrow(held, chosen))
             files[name] = {"sha256": sha256, "size": size, "rows": sum(map(len, held))}
             shards.append({"name": name, "rows": files[name]["rows"], "dtype": str(held[0].dtype)})
-        class_names = classes_of(seen, chosen)
-        told = findings(seen, class_names) + duplicates(contents)
+        class_names = list_classes(seen, chosen)
+        told = list_findings(seen, class_names) + find_duplicates(contents)
         if not seen.rows:
             raise input_error(
                 Reason.NO_INPUT,
@@ -375,7 +379,7 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
             )
         seen.rows.sort(key=lambda row: not row.whole)  # stable: first what is stored as int16, as the shards
         shards.sort(key=lambda shard: bool(shard["dtype"] != "int16"))
-        index, affine = index_of(seen, chosen), affine_of(seen)
+        index, affine = make_index(seen, chosen), make_affine_table(seen)
         check_subjects(index, chosen.split, out)
     except BaseException:
         for name in files.keys() - former:
@@ -386,7 +390,7 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
     for name, frame in (("index.parquet", index), ("recordings.parquet", affine)):
         sha256, size = storage.write_file(out / name, parquet_file(frame))
         files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
-    sha256, size = storage.write_json(out / "statistics.json", statistics(parts, seen, class_names, chosen))
+    sha256, size = storage.write_json(out / "statistics.json", compute_statistics(parts, seen, class_names, chosen))
     files["statistics.json"] = {"sha256": sha256, "size": size}
     body = {
         "format_version": FORMAT,
@@ -400,26 +404,26 @@ def write(cache: Cache, chosen: Plan, out: Path, progress: Progress | None) -> N
         "shards": shards,
         "counts": audit(seen, class_names),
         "left_out": dict(sorted((+seen.left_out).items())),
-        "notices": notices(chosen),
+        "notices": list_notices(chosen),
         "findings": [finding.as_dict() for finding in told],
     }
     storage.publish(out, body, files, 1)
-    storage.prune(out, SHARDS)
+    storage.remove_old_files(out, SHARDS)
 
 
-def in_shards(pieces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
+def gather_shards(pieces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
     """Pieces gathered to about SHARD bytes of one dtype."""
     held: dict[str, list[np.ndarray]] = {}
     for piece in pieces:
         same = held.setdefault(str(piece.dtype), [])
-        if same and sum(p.nbytes for p in same) + piece.nbytes > SHARD:
+        if same and sum(p.nbytes for p in same) + piece.nbytes > SHARD_BYTES:
             yield same
             same = held[str(piece.dtype)] = []
         same.append(piece)
     yield from held.values()
 
 
-def arrow_file(held: list[np.ndarray], chosen: Plan) -> Callable[[BinaryIO], None]:
+def encode_arrow(held: list[np.ndarray], chosen: WindowPlan) -> Callable[[BinaryIO], None]:
     """Writes the windows as one uncompressed record batch of fixed-size binary: T x V values, little-endian, time before channel."""
     import pyarrow as pa
 
@@ -447,7 +451,7 @@ def parquet_file(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
     return lambda file: frame.write_parquet(file, compression="zstd")
 
 
-def index_of(seen: Survey, chosen: Plan) -> pl.DataFrame:
+def make_index(seen: CacheSurvey, chosen: WindowPlan) -> pl.DataFrame:
     """One row a window, as stored. Label: class, list of classes, number, or null for every row of a view without labels."""
     import polars as pl
 
@@ -457,7 +461,7 @@ def index_of(seen: Survey, chosen: Plan) -> pl.DataFrame:
     return pl.DataFrame({"window": pl.Series("window", range(len(seen.rows)), dtype=pl.Int64), **columns})
 
 
-def affine_of(seen: Survey) -> pl.DataFrame:
+def make_affine_table(seen: CacheSurvey) -> pl.DataFrame:
     """One row a recording and channel: physical = stored value * scale + offset."""
     import polars as pl
 
@@ -465,24 +469,24 @@ def affine_of(seen: Survey) -> pl.DataFrame:
     return pl.DataFrame(seen.affine, schema=schema, orient="row")
 
 
-def labels_of(rows: Iterable[Row]) -> Counter[str]:
+def count_labels(rows: Iterable[WindowRow]) -> Counter[str]:
     """How often each class occurs; a multi-label window counts for each of its own."""
     return Counter(name for row in rows for name in (row.label if isinstance(row.label, tuple) else (row.label,)))
 
 
-def classes_of(seen: Survey, chosen: Plan) -> list[str]:
+def list_classes(seen: CacheSurvey, chosen: WindowPlan) -> list[str]:
     """The view's classes; of a view that names none, those that occur, sorted."""
     if chosen.classes or chosen.task not in {"classification", "multilabel"}:
         return list(chosen.classes)
-    return sorted(labels_of(seen.rows))
+    return sorted(count_labels(seen.rows))
 
 
-def audit(seen: Survey, class_names: list[str]) -> dict[str, dict[str, Any]]:
+def audit(seen: CacheSurvey, class_names: list[str]) -> dict[str, dict[str, Any]]:
     """Windows, subjects, recordings and windows a class in each split."""
     out = {}
     for split in splits.SPLITS:
         rows = [row for row in seen.rows if row.split == split]
-        labels = labels_of(rows)
+        labels = count_labels(rows)
         out[split] = {
             "windows": len(rows),
             "subjects": len({row.subject_id for row in rows}),
@@ -492,19 +496,19 @@ def audit(seen: Survey, class_names: list[str]) -> dict[str, dict[str, Any]]:
     return out
 
 
-def notices(chosen: Plan) -> list[str]:
+def list_notices(chosen: WindowPlan) -> list[str]:
     """What must stand beside every score on these windows."""
     own = registry.datasets[chosen.dataset].facts.views[chosen.view].notice
     out = [own] if own else []
     out += [splits.SHARED[chosen.split]] if chosen.split in splits.SHARED else []
     if chosen.normalise == "window":
         out.append("Each window is normalised by its own mean and spread: objectives are leak-free only given these.")
-    if words := filters.in_words(chosen.bandpass, chosen.notch):
+    if words := filters.describe_filters(chosen.bandpass, chosen.notch):
         out.append(f"Filtered forward and backward ({words}): each value depends on what comes before and after it, beyond its window too.")
     return out
 
 
-WORDS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` counts
+LEFT_OUT_REASONS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` counts
     "missing_channel": (Reason.MISSING_CHANNEL, "warning", "recordings without a channel of this view were left out"),
     "segments_without_channel": (Reason.MISSING_CHANNEL, "warning", "segments without a channel of this view were left out"),
     "unit": (Reason.UNIT, "warning", "recordings in another unit than the first one were left out"),
@@ -522,11 +526,11 @@ WORDS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` counts
 }
 
 
-def findings(seen: Survey, class_names: list[str]) -> list[Finding]:
+def list_findings(seen: CacheSurvey, class_names: list[str]) -> list[Finding]:
     """What was left out, and what the splits lack."""
     out = [
         Finding(code=code, level=level, problem=f"{seen.left_out[key]:,} {text}", count=seen.left_out[key])
-        for key, (code, level, text) in WORDS.items()
+        for key, (code, level, text) in LEFT_OUT_REASONS.items()
         if seen.left_out[key]
     ]
     found = audit(seen, class_names)
@@ -540,17 +544,17 @@ def findings(seen: Survey, class_names: list[str]) -> list[Finding]:
     return out
 
 
-def duplicates(contents: dict[bytes, list[set[str]]]) -> list[Finding]:
+def find_duplicates(contents: dict[bytes, list[set[str]]]) -> list[Finding]:
     """A warning for recordings of equal content that stand in different splits."""
     count = sum(len(found) - 1 for found in contents.values() if len(found) > 1 and len(set.union(*found)) > 1)
     text, action = f"{count:,} recordings repeat one of another split", "Remove the copies from the source: scores on them are optimistic"
     return [Finding(code=Reason.DUPLICATE_ACROSS_SPLITS, level="warning", problem=text, hint=action, count=count)] if count else []
 
 
-def statistics(parts: list[list[moments.Moments]], seen: Survey, class_names: list[str], chosen: Plan) -> dict[str, Any]:
+def compute_statistics(parts: list[list[moments.Moments]], seen: CacheSurvey, class_names: list[str], chosen: WindowPlan) -> dict[str, Any]:
     """What values are normalised with, and the labels' frequencies: of the training split alone (method notes, 3.4 and 12, row 30)."""
     training = [row for row in seen.rows if row.split == "train"]
-    found = [moments.pooled(part[v] for part in parts) for v in range(len(chosen.channels))]
+    found = [moments.pool_moments(part[v] for part in parts) for v in range(len(chosen.channels))]
     out: dict[str, Any] = {
         "format_version": FORMAT,
         "split": "train",
@@ -561,9 +565,9 @@ def statistics(parts: list[list[moments.Moments]], seen: Survey, class_names: li
         ],
     }
     if class_names:
-        counts = labels_of(training)
+        counts = count_labels(training)
         out["labels"] = {name: counts[name] for name in class_names}
     if chosen.task == "regression":
-        target = moments.pooled(moments.Moments(1, row.label, 0.0) for row in training)
+        target = moments.pool_moments(moments.Moments(1, row.label, 0.0) for row in training)
         out["target"] = {"n": target.n, "mean": target.mean, "std": target.std}
     return out

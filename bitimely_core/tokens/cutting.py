@@ -19,13 +19,13 @@ from bitimely_core.registry import Task
 from bitimely_core.tokens import filters
 from bitimely_core.types import Annotation, Record, Signal
 
-PIECE = 16 << 20  # bytes of windows that are made at once
-STEP = 1 << 20  # values that are interpolated at once
+PIECE_BYTES = 16 << 20  # bytes of windows that are made at once
+STEP_VALUES = 1 << 20  # values that are interpolated at once
 VOLTS = {"v": 1.0, "mv": 1e-3, "uv": 1e-6, "µv": 1e-6, "μv": 1e-6, "nv": 1e-9}  # both Greek letters are in use
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class WindowPlan:
     """A view with the caller's choices applied: all that decides the windows' values. Stored as `options` in the manifest."""
 
     dataset: str
@@ -63,7 +63,7 @@ class Plan:
         return self.window / self.rate
 
 
-class Place(NamedTuple):
+class WindowPlace(NamedTuple):
     """Where a window lies."""
 
     start: float  # seconds from the start of the recording
@@ -72,7 +72,7 @@ class Place(NamedTuple):
     label: Any = None  # class, number, tuple of classes, or None
 
 
-class Cut(NamedTuple):
+class RecordCut(NamedTuple):
     """What a recording gives to a view. Values are made by `blocks`: all int16 (digital) or all float32 (physical)."""
 
     segments: list[list[Signal]]  # [segment][V]
@@ -81,11 +81,11 @@ class Cut(NamedTuple):
     scale: np.ndarray  # [V] float64: physical = value * scale + offset
     offset: np.ndarray  # [V] float64
     units: tuple[str, ...]
-    places: list[Place]  # in order of time
+    places: list[WindowPlace]  # in order of time
     blocks: tuple[tuple[float, float], ...] = ()  # start and end, in seconds, of stretches that no filter goes into or out of
 
 
-def cut(record: Record, plan: Plan, units: tuple[str, ...] | None, left_out: Counter[str]) -> Cut | None:
+def cut_record(record: Record, plan: WindowPlan, units: tuple[str, ...] | None, left_out: Counter[str]) -> RecordCut | None:
     """The windows of `record` under `plan`, or None with the reason counted in `left_out` (one count a recording, epoch or segment).
 
     int16 when every channel is int16, has one scale over the recording and need not be filtered; else physical float32, NaN = missing.
@@ -103,43 +103,43 @@ def cut(record: Record, plan: Plan, units: tuple[str, ...] | None, left_out: Cou
         return None
     left_out["segments_without_channel"] += len(by_onset) - len(found)
     clock = [signal for signal in record.signals if signal.channel == plan.target]
-    label = whole_label(record, plan, left_out) if plan.target is not None and not clock else None
+    label = read_recording_label(record, plan, left_out) if plan.target is not None and not clock else None
     if plan.target is not None and label is None and not clock:
         return None
     segments, onsets = list(found.values()), list(found)
     units = units or tuple(signal.unit for signal in segments[0])
-    factors = [[unit_factor(signal.unit, unit) for signal, unit in zip(segment, units, strict=True)] for segment in segments]
+    factors = [[find_unit_factor(signal.unit, unit) for signal, unit in zip(segment, units, strict=True)] for segment in segments]
     known = [[factor for factor in row if factor is not None] for row in factors]
     if known != factors:
         left_out["unit"] += 1
         return None
-    for signal in (signal for segment in segments for signal in segment if to_filter(signal, plan)):
+    for signal in (signal for segment in segments for signal in segment if needs_filter(signal, plan)):
         filters.check_rate(plan.bandpass, plan.notch, signal.rate, signal.channel, record.recording_id)
 
-    lengths = [min(length_at_rate(signal, plan, record.recording_id) for signal in segment) for segment in segments]
+    lengths = [min(count_resampled(signal, plan, record.recording_id) for signal in segment) for segment in segments]
     if plan.epoch is not None and plan.target is None:
-        places = trimmed(epochs(record.annotations, onsets, lengths, plan, left_out), plan, left_out)
+        places = trim_windows(cut_epochs(record.annotations, onsets, lengths, plan, left_out), plan, left_out)
     else:
-        places = sliding(onsets, lengths, plan, label, left_out)
-        places = at_starts(places, clock, left_out) if clock else places
-        places = measured(places, record.annotations, plan, left_out) if plan.overlap is not None else places
+        places = slide_windows(onsets, lengths, plan, label, left_out)
+        places = label_by_start(places, clock, left_out) if clock else places
+        places = average_labels(places, record.annotations, plan, left_out) if plan.overlap is not None else places
     affine = [{(s[v].scale * f[v], s[v].offset * f[v]) for s, f in zip(segments, known, strict=True)} for v in range(len(units))]
-    stored = all(s.samples.dtype == np.int16 and not faster(s, plan) and not to_filter(s, plan) for row in segments for s in row)
+    stored = all(s.samples.dtype == np.int16 and not is_faster(s, plan) and not needs_filter(s, plan) for row in segments for s in row)
     whole = stored and all(len(a) == 1 for a in affine)
     scale, offset = np.array([next(iter(a)) if whole else (1.0, 0.0) for a in affine], dtype=np.float64).T
-    return Cut(segments, known, whole, scale, offset, units, sorted(places, key=lambda place: place[:3]))
+    return RecordCut(segments, known, whole, scale, offset, units, sorted(places, key=lambda place: place[:3]))
 
 
-def blocks(found: Cut, places: list[Place], plan: Plan) -> Iterator[np.ndarray]:
+def make_windows(found: RecordCut, places: list[WindowPlace], plan: WindowPlan) -> Iterator[np.ndarray]:
     """The windows at `places`, in pieces [n, T, V] of at most PIECE bytes (or one window)."""
     dtype = np.dtype(np.int16 if found.whole else np.float32)
     needed = {place.segment for place in places}
     tracks = {
-        i: [values(signal, factor, found, plan) for signal, factor in zip(segment, found.factors[i], strict=True)]
+        i: [make_values(signal, factor, found, plan) for signal, factor in zip(segment, found.factors[i], strict=True)]
         for i, segment in enumerate(found.segments)
         if i in needed
     }
-    at_once = max(1, PIECE // (plan.window * len(plan.channels) * dtype.itemsize))
+    at_once = max(1, PIECE_BYTES // (plan.window * len(plan.channels) * dtype.itemsize))
     for i in range(0, len(places), at_once):
         now = places[i : i + at_once]
         piece = np.empty((len(now), plan.window, len(plan.channels)), dtype=dtype)
@@ -151,47 +151,47 @@ def blocks(found: Cut, places: list[Place], plan: Plan) -> Iterator[np.ndarray]:
         yield piece
 
 
-def values(signal: Signal, factor: float, found: Cut, plan: Plan) -> np.ndarray:
+def make_values(signal: Signal, factor: float, found: RecordCut, plan: WindowPlan) -> np.ndarray:
     """A channel at the view's rate: its digital int16 values when `found.whole`, else physical float32 in the view's unit."""
-    if to_filter(signal, plan):
+    if needs_filter(signal, plan):
         x = signal.samples.astype(np.float64) * signal.scale + signal.offset
-        x = filters.apply(x, filters.designed(plan.bandpass, plan.notch, signal.rate), borders(signal, found.blocks))
+        x = filters.apply_filters(x, filters.design_filters(plan.bandpass, plan.notch, signal.rate), find_borders(signal, found.blocks))
         signal = signal._replace(samples=x, scale=1.0, offset=0.0)
-    x = at_rate(signal, plan)
+    x = resample(signal, plan)
     return x if found.whole else ((x.astype(np.float64) * signal.scale + signal.offset) * factor).astype(np.float32)
 
 
-def to_filter(signal: Signal, plan: Plan) -> bool:
+def needs_filter(signal: Signal, plan: WindowPlan) -> bool:
     """Whether the caller asked for a filter, and the channel is one of measurements: held ones are states and markers."""
     return (plan.bandpass is not None or plan.notch is not None) and signal.channel not in plan.hold
 
 
-def borders(signal: Signal, blocks: Sequence[tuple[float, float]]) -> list[int]:
+def find_borders(signal: Signal, blocks: Sequence[tuple[float, float]]) -> list[int]:
     """The samples at which a filter must begin anew: the first of each block, and the first after it."""
     at = [((start - signal.onset) * signal.rate, (stop - signal.onset) * signal.rate) for start, stop in blocks]
     return [sample for start, stop in at for sample in (math.floor(start + 1e-6), math.ceil(stop - 1e-6))]
 
 
-def unfiltered(found: Cut, places: list[Place], plan: Plan) -> int:
+def count_unfiltered(found: RecordCut, places: list[WindowPlace], plan: WindowPlan) -> int:
     """How many stretches of the segments with these `places` are too short for the filter."""
-    signals = [signal for i in {place.segment for place in places} for signal in found.segments[i] if to_filter(signal, plan)]
-    chosen = ((s, filters.designed(plan.bandpass, plan.notch, s.rate)) for s in signals)
-    return sum(filters.too_short(s.samples, designed, borders(s, found.blocks)) for s, designed in chosen)
+    signals = [signal for i in {place.segment for place in places} for signal in found.segments[i] if needs_filter(signal, plan)]
+    chosen = ((s, filters.design_filters(plan.bandpass, plan.notch, s.rate)) for s in signals)
+    return sum(filters.count_too_short(s.samples, designed, find_borders(s, found.blocks)) for s, designed in chosen)
 
 
-def faster(signal: Signal, plan: Plan) -> bool:
+def is_faster(signal: Signal, plan: WindowPlan) -> bool:
     """Whether the channel must be filtered to come to the view's rate."""
-    return signal.rate > plan.rate and not same_rate(signal, plan)
+    return signal.rate > plan.rate and not has_same_rate(signal, plan)
 
 
-def same_rate(signal: Signal, plan: Plan) -> bool:
+def has_same_rate(signal: Signal, plan: WindowPlan) -> bool:
     """Whether the channel has the view's rate."""
     return math.isclose(signal.rate, plan.rate, rel_tol=1e-9)
 
 
-def length_at_rate(signal: Signal, plan: Plan, recording: str) -> int:
+def count_resampled(signal: Signal, plan: WindowPlan, recording: str) -> int:
     """floor(samples * rate / own rate). Raises UserError (sampling_rate) for a faster channel that nobody asked to resample."""
-    if faster(signal, plan) and not plan.resample and signal.channel not in plan.decimate:
+    if is_faster(signal, plan) and not plan.resample and signal.channel not in plan.decimate:
         raise input_error(
             Reason.SAMPLING_RATE,
             f"{safe_text(signal.channel)} of recording {safe_text(recording)} has {signal.rate:g} Hz",
@@ -202,41 +202,41 @@ def length_at_rate(signal: Signal, plan: Plan, recording: str) -> int:
             expected=f"{plan.rate:g}",
         )
     n = len(signal.samples)
-    return n if same_rate(signal, plan) else math.floor(n * plan.rate / signal.rate + 1e-6)
+    return n if has_same_rate(signal, plan) else math.floor(n * plan.rate / signal.rate + 1e-6)
 
 
-def at_rate(signal: Signal, plan: Plan) -> np.ndarray:
+def resample(signal: Signal, plan: WindowPlan) -> np.ndarray:
     """The channel at the view's rate, in its own (digital) values and dtype, but float64 when it had to be filtered.
 
     Slower: linear interpolation (zero-order hold for `plan.hold`), after the last sample its value; int16 is rounded to the source's own
     digital step, so the error is at most half of it. Faster: one anti-alias filter over the whole segment, see `filtered`.
     """
     x = signal.samples
-    if same_rate(signal, plan):
+    if has_same_rate(signal, plan):
         return x
-    length = length_at_rate(signal, plan, "")
-    if faster(signal, plan):
-        return filtered(x, Fraction(plan.rate).limit_denominator(1000) / Fraction(signal.rate).limit_denominator(1000), length)
-    return slower(x, signal.rate, plan.rate, length, hold=signal.channel in plan.hold)
+    length = count_resampled(signal, plan, "")
+    if is_faster(signal, plan):
+        return downsample(x, Fraction(plan.rate).limit_denominator(1000) / Fraction(signal.rate).limit_denominator(1000), length)
+    return upsample(x, signal.rate, plan.rate, length, hold=signal.channel in plan.hold)
 
 
-def slower(x: np.ndarray, rate: float, wanted: float, length: int, *, hold: bool) -> np.ndarray:
+def upsample(x: np.ndarray, rate: float, wanted: float, length: int, *, hold: bool) -> np.ndarray:
     """`x` [samples] at `rate` brought up to `length` values at `wanted` Hz. An observed value stays when its neighbour is missing."""
     out = np.empty(length, dtype=x.dtype)
     last = len(x) - 1
-    for i in range(0, length, STEP):
-        at = np.arange(i, min(i + STEP, length)) * rate / wanted  # in samples of `x`
+    for i in range(0, length, STEP_VALUES):
+        at = np.arange(i, min(i + STEP_VALUES, length)) * rate / wanted  # in samples of `x`
         left = np.minimum(np.floor(at + 1e-9).astype(np.int64), last)
         if hold:
-            out[i : i + STEP] = x[left]
+            out[i : i + STEP_VALUES] = x[left]
             continue
         part = np.clip(at - left, 0.0, 1.0)
         y = np.where(part > 1e-9, x[left] * (1 - part) + x[np.minimum(left + 1, last)] * part, x[left])
-        out[i : i + STEP] = np.rint(y) if x.dtype == np.int16 else y
+        out[i : i + STEP_VALUES] = np.rint(y) if x.dtype == np.int16 else y
     return out
 
 
-def filtered(x: np.ndarray, ratio: Fraction, length: int) -> np.ndarray:
+def downsample(x: np.ndarray, ratio: Fraction, length: int) -> np.ndarray:
     """`x` [samples] resampled by `ratio` to `length` values, float64 in the units of `x` (`scipy.signal.resample_poly`).
 
     The edges go on along the line through the first and last sample. Missing values are bridged by lines and are missing again afterwards.
@@ -256,7 +256,7 @@ def filtered(x: np.ndarray, ratio: Fraction, length: int) -> np.ndarray:
     return out
 
 
-def unit_factor(unit: str, wanted: str) -> float | None:
+def find_unit_factor(unit: str, wanted: str) -> float | None:
     """What a value in `unit` is multiplied with to be in `wanted`; None when they are different things. Letter case does not count."""
     here, there = unit.strip().casefold(), wanted.strip().casefold()
     if here == there:
@@ -264,16 +264,18 @@ def unit_factor(unit: str, wanted: str) -> float | None:
     return VOLTS[here] / VOLTS[there] if here in VOLTS and there in VOLTS else None
 
 
-def sliding(onsets: list[float], lengths: list[int], plan: Plan, label: Any, left_out: Counter[str]) -> list[Place]:
+def slide_windows(onsets: list[float], lengths: list[int], plan: WindowPlan, label: Any, left_out: Counter[str]) -> list[WindowPlace]:
     """Windows every `stride` samples, never over the end of a segment. Segments that are too short are counted."""
     places = []
     for segment, (onset, length) in enumerate(zip(onsets, lengths, strict=True)):
         left_out["too_short"] += length < plan.window
-        places += [Place(onset + first / plan.rate, segment, first, label) for first in range(0, length - plan.window + 1, plan.stride)]
+        places += [
+            WindowPlace(onset + first / plan.rate, segment, first, label) for first in range(0, length - plan.window + 1, plan.stride)
+        ]
     return places
 
 
-def at_starts(places: list[Place], clock: list[Signal], left_out: Counter[str]) -> list[Place]:
+def label_by_start(places: list[WindowPlace], clock: list[Signal], left_out: Counter[str]) -> list[WindowPlace]:
     """Windows with the label of their start: a channel called as the view's target holds, at each time, the label of the window that
     begins there. Windows that begin at another time, or where it is missing, are counted.
     """
@@ -291,14 +293,16 @@ def at_starts(places: list[Place], clock: list[Signal], left_out: Counter[str]) 
     return found
 
 
-def measured(places: list[Place], annotations: Sequence[Annotation], plan: Plan, left_out: Counter[str]) -> list[Place]:
+def average_labels(
+    places: list[WindowPlace], annotations: Sequence[Annotation], plan: WindowPlan, left_out: Counter[str]
+) -> list[WindowPlace]:
     """Windows with the mean of the numeric annotations over them, each weighted by its overlap with the window.
 
     Windows of which the annotations cover less than the share `plan.overlap` are counted. Texts that are no numbers are not looked at.
     Where several annotations last at once all count. All of it from three integrals over time that are lines between the annotations'
     ends: of the values, of the number of annotations, and of the time in which there is any.
     """
-    notes = [(note, number) for note in annotations if note.duration > 0 and (number := as_number(note.label)) is not None]
+    notes = [(note, number) for note in annotations if note.duration > 0 and (number := parse_number(note.label)) is not None]
     if not notes:
         left_out["unmatched_labels"] += 1
         return []
@@ -322,7 +326,7 @@ def measured(places: list[Place], annotations: Sequence[Annotation], plan: Plan,
     return [place._replace(label=float(mean)) for place, mean in zip(kept, means, strict=True)]
 
 
-def as_number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """The finite number that an annotation's text is, else None."""
     try:
         number = float(text)
@@ -331,7 +335,9 @@ def as_number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def epochs(annotations: list[Annotation], onsets: list[float], lengths: list[int], plan: Plan, left_out: Counter[str]) -> list[Place]:
+def cut_epochs(
+    annotations: list[Annotation], onsets: list[float], lengths: list[int], plan: WindowPlan, left_out: Counter[str]
+) -> list[WindowPlace]:
     """One window a labelled epoch: annotations are cut into whole epochs from their own onset, the window is centred on its epoch.
 
     Epochs of texts without a class are counted as `unlabelled_epochs`, those whose window does not lie in one segment as
@@ -350,14 +356,14 @@ def epochs(annotations: list[Annotation], onsets: list[float], lengths: list[int
             for segment, (onset, length) in enumerate(zip(onsets, lengths, strict=True)):
                 first = round((start - onset) * plan.rate)
                 if 0 <= first <= length - plan.window:
-                    places.append(Place(onset + first / plan.rate, segment, first, label))
+                    places.append(WindowPlace(onset + first / plan.rate, segment, first, label))
                     break
             else:
                 left_out["annotation_out_of_range"] += 1
     return places
 
 
-def trimmed(places: list[Place], plan: Plan, left_out: Counter[str]) -> list[Place]:
+def trim_windows(places: list[WindowPlace], plan: WindowPlan, left_out: Counter[str]) -> list[WindowPlace]:
     """Of class `plan.trim[0]`, only what lies within so many seconds of the first and last window of another class.
 
     Without another class nothing is trimmed and `class_missing` is counted (method notes, section 12, row 21).
@@ -376,7 +382,7 @@ def trimmed(places: list[Place], plan: Plan, left_out: Counter[str]) -> list[Pla
     return kept
 
 
-def whole_label(record: Record, plan: Plan, left_out: Counter[str]) -> Any:
+def read_recording_label(record: Record, plan: WindowPlan, left_out: Counter[str]) -> Any:
     """The label of a whole recording, from its attribute `plan.target`; None (counted) where there is none that the view knows."""
     assert plan.target is not None
     value = record.attributes.get(plan.target)

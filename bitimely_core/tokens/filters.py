@@ -22,7 +22,9 @@ Band = tuple[float | None, float | None]
 """Lower and upper edge in Hz; None: open (high-pass, low-pass)."""
 
 
-def checked(bandpass: Sequence[float | None] | None, notch: Sequence[float] | None) -> tuple[Band | None, tuple[float, ...] | None]:
+def validate_filters(
+    bandpass: Sequence[float | None] | None, notch: Sequence[float] | None
+) -> tuple[Band | None, tuple[float, ...] | None]:
     """Both as they are stored: edges as floats, notches ascending and once each, None for no filter.
 
     Raises UserError (config, exit 2) for what is no band or no frequency.
@@ -41,7 +43,7 @@ def checked(bandpass: Sequence[float | None] | None, notch: Sequence[float] | No
     return band, stops or None
 
 
-def in_words(bandpass: Band | None, notch: tuple[float, ...] | None) -> str:
+def describe_filters(bandpass: Band | None, notch: tuple[float, ...] | None) -> str:
     """For people: `band-pass 0.5-40 Hz, notch 50 Hz`; "" without a filter."""
     low, high = bandpass or (None, None)
     band = f"band-pass {low:g}-{high:g} Hz" if low and high else f"high-pass {low:g} Hz" if low else f"low-pass {high:g} Hz" if high else ""
@@ -61,7 +63,7 @@ def check_rate(bandpass: Band | None, notch: tuple[float, ...] | None, rate: flo
 
 
 @lru_cache(maxsize=64)
-def designed(bandpass: Band | None, notch: tuple[float, ...] | None, rate: float) -> tuple[np.ndarray, ...]:
+def design_filters(bandpass: Band | None, notch: tuple[float, ...] | None, rate: float) -> tuple[np.ndarray, ...]:
     """The filters for `rate` in Hz, as second-order sections [sections, 6] each."""
     from scipy.signal import butter, iirnotch, tf2sos
 
@@ -74,13 +76,13 @@ def designed(bandpass: Band | None, notch: tuple[float, ...] | None, rate: float
     return (*out, *(tf2sos(*iirnotch(stop, QUALITY, fs=rate)) for stop in notch or ()))
 
 
-def padding(sections: np.ndarray) -> int:
+def count_padding(sections: np.ndarray) -> int:
     """Samples by which scipy extends both ends under one filter [sections, 6]: a stretch must be longer."""
     taps = 2 * len(sections) + 1 - min(int((sections[:, 2] == 0).sum()), int((sections[:, 5] == 0).sum()))
     return 3 * taps
 
 
-def stretches(x: np.ndarray, borders: Sequence[int] = ()) -> Iterator[slice]:
+def find_stretches(x: np.ndarray, borders: Sequence[int] = ()) -> Iterator[slice]:
     """Where `x` [n] goes on without a missing value, none of them over a border (a sample that begins another stretch)."""
     seen = np.zeros(len(x) + 2, dtype=bool)
     seen[1:-1] = True if x.dtype.kind in "iu" else np.isfinite(x)
@@ -90,19 +92,19 @@ def stretches(x: np.ndarray, borders: Sequence[int] = ()) -> Iterator[slice]:
         yield from (slice(a, b) for a, b in zip([start, *inner], [*inner, stop], strict=True))
 
 
-def too_short(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()) -> int:
+def count_too_short(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()) -> int:
     """How many stretches `apply` leaves missing."""
-    shortest = max(map(padding, filters), default=-1)
-    return sum(part.stop - part.start <= shortest for part in stretches(x, borders))
+    shortest = max(map(count_padding, filters), default=-1)
+    return sum(part.stop - part.start <= shortest for part in find_stretches(x, borders))
 
 
-def apply(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()) -> np.ndarray:
+def apply_filters(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()) -> np.ndarray:
     """`x` [n] float64 filtered forward and backward, stretch by stretch. Missing (NaN) stays missing, and so becomes what is too short."""
     from scipy.signal import sosfiltfilt
 
     out = np.full(len(x), np.nan)
-    shortest = max(map(padding, filters), default=-1)
-    for part in stretches(x, borders):
+    shortest = max(map(count_padding, filters), default=-1)
+    for part in find_stretches(x, borders):
         if part.stop - part.start > shortest:
             y = x[part]
             for sections in filters:

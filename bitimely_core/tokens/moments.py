@@ -25,7 +25,7 @@ class Moments(NamedTuple):
         return math.sqrt(self.deviations / self.n) if self.n else 0.0
 
 
-def of_piece(piece: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> list[Moments]:
+def compute_moments(piece: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> list[Moments]:
     """Of the physical values `piece * scale + offset`, one a channel; `piece` [n, T, V], float NaN = missing, not counted.
 
     int16 is summed exactly, in integers.
@@ -44,7 +44,7 @@ def of_piece(piece: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> list[M
     return out
 
 
-def pooled(parts: Iterable[Moments]) -> Moments:
+def pool_moments(parts: Iterable[Moments]) -> Moments:
     """Of all parts together. The sums over parts are exact (fsum), so their order does not change a bit of the result."""
     parts = [part for part in parts if part.n]
     n = sum(part.n for part in parts)
@@ -54,7 +54,7 @@ def pooled(parts: Iterable[Moments]) -> Moments:
     return Moments(n, mean, math.fsum(x for part in parts for x in (part.deviations, part.n * (part.mean - mean) ** 2)))
 
 
-def spread(channels: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+def compute_normalisation(channels: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation [V] float64 to normalise with, from the `channels` of statistics.json.
 
     The floor: a channel without spread (at most 1e-12 of its mean), or never observed, is only centred, its standard deviation read as 1.

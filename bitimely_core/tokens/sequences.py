@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.tokens.sets import FORMAT, TokenSet, check_subjects, damaged, opened
+from bitimely_core.tokens.sets import FORMAT, TokenSet, check_subjects, damaged, open_manifest
 
 if TYPE_CHECKING:
     import polars as pl
 
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4; codes follow
 SHARDS = re.compile(r"sequences-\d+-[0-9a-f]{16}\.parquet")
-LIMIT = 254  # events that a model sees: 256 positions with [SOS] and [EOS]
+MAX_EVENTS = 254  # events that a model sees: 256 positions with [SOS] and [EOS]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Sequences(TokenSet):
+class EventSequences(TokenSet):
     """Code sequences of a claims view, see `TokenSet`. Only the last `limit` events of a subject are read, their clock restarted."""
 
     flat: np.ndarray  # int32: the codes of all subjects one after another
@@ -34,7 +34,7 @@ class Sequences(TokenSet):
     firsts: np.ndarray  # [subjects + 1] int64: where each begins
     index_time: np.ndarray  # [subjects] float32 months of the index day on the sequence's clock; NaN: the last event ends it
     vocabulary: tuple[str, ...]  # names of all ids, the special ones first
-    limit: int = LIMIT
+    limit: int = MAX_EVENTS
 
     channels = 1
     channel_names: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Sequences(TokenSet):
         """Size of the input vocabulary, special ids included."""
         return len(self.vocabulary)
 
-    def limited(self, limit: int) -> Sequences:
+    def limited(self, limit: int) -> EventSequences:
         """The same sequences, cut to their last `limit` events."""
         return replace(self, limit=limit)
 
@@ -101,20 +101,20 @@ class Sequences(TokenSet):
         }
 
 
-Files = dict[str, dict[str, Any]]
+StoredFiles = dict[str, dict[str, Any]]
 """Name -> sha256, size, rows."""
 
 
-def shard(out: Path, number: int, frame: pl.DataFrame) -> Files:
+def write_shard(out: Path, number: int, frame: pl.DataFrame) -> StoredFiles:
     """Write the sequences of some subjects: subject_id, codes, times, split, age0_months, sex, y_<label> ..., t_index."""
-    name, sha256, size = storage.write_named(out, f"sequences-{number:05d}", ".parquet", parquet(frame))
+    name, sha256, size = storage.write_hashed(out, f"sequences-{number:05d}", ".parquet", parquet(frame))
     return {name: {"sha256": sha256, "size": size, "rows": frame.height}}
 
 
-def publish(
+def publish_sequences(
     out: Path,
     *,
-    shards: Files,
+    shards: StoredFiles,
     vocabulary: pl.DataFrame,
     ratios: pl.DataFrame,
     statistics: dict[str, Any],
@@ -134,14 +134,14 @@ def publish(
     """
     if (out / storage.MANIFEST).exists():
         storage.os_unlink(out / storage.MANIFEST)
-    files: Files = dict(shards)
+    files: StoredFiles = dict(shards)
     for name, frame in (("vocab.parquet", vocabulary), ("ratios.parquet", ratios)):
         sha256, size = storage.write_file(out / name, parquet(frame))
         files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
     sha256, size = storage.write_json(out / "statistics.json", statistics)
     files["statistics.json"] = {"sha256": sha256, "size": size}
     storage.publish(out, {"format_version": FORMAT, "kind": "sequences", "options": options, "shards": list(shards), **body}, files, 1)
-    storage.prune(out, SHARDS)
+    storage.remove_old_files(out, SHARDS)
 
 
 def parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
@@ -160,7 +160,7 @@ def parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
     return lambda stream: pq.write_table(table, stream, compression="zstd", version="2.6", row_group_size=1 << 20)
 
 
-def counted(folder: Path) -> dict[str, dict[str, Any]]:
+def count_splits(folder: Path) -> dict[str, dict[str, Any]]:
     """Of each split subjects, windows and cases of each label, with a column of a shard in memory at a time. A subject is in one shard."""
     import polars as pl
 
@@ -182,12 +182,12 @@ def counted(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def open_sequences(folder: str | Path, verify: bool = True, shards: int | None = None) -> Sequences:
+def open_sequences(folder: str | Path, verify: bool = True, shards: int | None = None) -> EventSequences:
     """Open the sequences in `folder`, or those of its first so many shards. Raises UserError as `tokens.open_tokens`."""
     import polars as pl
 
     folder = Path(folder)
-    manifest = opened(folder, "sequences", verify)
+    manifest = open_manifest(folder, "sequences", verify)
     labels = manifest["class_names"]
     try:
         parts = [pl.read_parquet(folder / name) for name in manifest["shards"][:shards]]
@@ -215,7 +215,7 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
     check_subjects(index, manifest["options"]["split"], folder)
     known = [frame[f"y_{name}"].cast(pl.Float32).to_numpy() for name in labels]
     lengths = frame["codes"].list.len().to_numpy()
-    return Sequences(
+    return EventSequences(
         folder=folder,
         manifest=manifest,
         statistics=json.loads((folder / "statistics.json").read_bytes()),

@@ -134,7 +134,7 @@ class TokenSet(ABC):
         return wanted
 
 
-def opened(folder: Path, kind: str, verify: bool) -> dict[str, Any]:
+def open_manifest(folder: Path, kind: str, verify: bool) -> dict[str, Any]:
     """The manifest of tokens, checked. Raises UserError as `open_tokens`."""
     manifest = storage.read_manifest(folder)
     found, version = manifest.get("kind"), manifest.get("format_version", 0)

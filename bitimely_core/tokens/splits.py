@@ -21,22 +21,22 @@ Scheme = Callable[[str, str, dict[str, Any], Sequence[float]], list[str | None]]
 """`(subject_id, recording_id, attributes, starts in seconds) -> split of each window`, None = left out (the gap of `time`)."""
 
 
-def share(text: str) -> float:
+def hash_to_share(text: str) -> float:
     """A number in [0, 1) that depends on `text` alone: the first 8 bytes, big-endian, of its SHA-256 over 2^64."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
-def by_share(u: float) -> str:
+def split_by_share(u: float) -> str:
     """80/10/10: below 0.8 train, below 0.9 validation, else test."""
     return "train" if u < 0.8 else "validation" if u < 0.9 else "test"
 
 
-def by_fold(fold: int, test_fold: int) -> str:
+def split_by_fold(fold: int, test_fold: int) -> str:
     """Of one of ten folds, when `test_fold` is tested: the fold before it (10 before 1) validates, the others train. 10 gives `FOLDS`."""
     return FOLDS[(fold - test_fold - 1) % 10 + 1]
 
 
-def tenth(u: float) -> int:
+def find_tenth(u: float) -> int:
     """The fold of u in [0, 1), 1 to 10: `by_share(u)` is `FOLDS[tenth(u)]`."""
     return 1 + sum(u >= t / 10 for t in range(1, 10))
 
@@ -51,9 +51,9 @@ def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20,
     With `test_fold` k, 1 to 10, those of u in the k-th tenth are test and those of the tenth before validation, so that the ten test sets
     hold every subject once; 10 is the split without it. Raises UserError (config, exit 2) for fewer than `small`.
     """
-    u = {subject: share(f"{seed}|{subject}") for subject in sorted(set(subject_ids))}
+    u = {subject: hash_to_share(f"{seed}|{subject}") for subject in sorted(set(subject_ids))}
     if len(u) >= small:
-        return {subject: by_fold(tenth(value), test_fold or 10) for subject, value in u.items()}
+        return {subject: split_by_fold(find_tenth(value), test_fold or 10) for subject, value in u.items()}
     if test_fold is not None:
         raise _no_folds(f"{len(u)} subjects", f"expected at least {small} to make ten folds of")
     if len(u) < 3:
@@ -65,7 +65,7 @@ def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20,
     return {subject: placed[subject] for subject in u}
 
 
-def blocks_of_time(starts: Sequence[float], length: float) -> list[str | None]:
+def split_by_time(starts: Sequence[float], length: float) -> list[str | None]:
     """The windows of one recording by time: the last tenth is test, the tenth before validation, with a gap of one window before each.
 
     `starts` ascending and `length` in seconds. A tenth is max(1, round(n / 10)) windows; fewer than 5 windows are all train. Windows that
@@ -92,7 +92,7 @@ def _no_folds(text: str, wanted: str) -> UserError:
     return usage_error(text, wanted, action, field="--test-fold")
 
 
-def official(attributes: dict[str, Any], test_fold: int | None = None) -> str | None:
+def read_official_split(attributes: dict[str, Any], test_fold: int | None = None) -> str | None:
     """The split that the data set itself gives: attribute `split` (train, validation, test) or `fold` (1-8, 9, 10); None without either.
 
     With `test_fold` only folds count.
@@ -102,10 +102,10 @@ def official(attributes: dict[str, Any], test_fold: int | None = None) -> str | 
         return named.lower()
     fold = attributes.get("fold")
     known = isinstance(fold, int | float) and not isinstance(fold, bool) and fold == fold and int(fold) in FOLDS
-    return by_fold(int(fold), test_fold or 10) if known else None  # type: ignore[arg-type]
+    return split_by_fold(int(fold), test_fold or 10) if known else None  # type: ignore[arg-type]
 
 
-def scheme(name: str, *, subjects: Iterable[str], seed: int, length: float, test_fold: int | None = None) -> Scheme:
+def make_scheme(name: str, *, subjects: Iterable[str], seed: int, length: float, test_fold: int | None = None) -> Scheme:
     """The function that places the windows of one recording; `subjects` are all of the cache, whatever the view, so that views agree.
 
     Raises UserError (unknown_name, exit 2) for another name, and (config, exit 2) for a `test_fold` of a split that has none; with
@@ -121,7 +121,7 @@ def scheme(name: str, *, subjects: Iterable[str], seed: int, length: float, test
         return [placed[subject]] * len(starts)
 
     def by_official(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
-        found = official(attributes, test_fold)
+        found = read_official_split(attributes, test_fold)
         if found is None:
             named = "" if test_fold else "'split' or "
             raise usage_error(
@@ -134,9 +134,9 @@ def scheme(name: str, *, subjects: Iterable[str], seed: int, length: float, test
         return [found] * len(starts)
 
     def by_time(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
-        return blocks_of_time(starts, length)
+        return split_by_time(starts, length)
 
     def by_window(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
-        return [by_share(share(f"{seed}|{recording}|{float(start)!r}")) for start in starts]
+        return [split_by_share(hash_to_share(f"{seed}|{recording}|{float(start)!r}")) for start in starts]
 
     return {"subject": by_subject, "official": by_official, "time": by_time, "random-window": by_window}[name]

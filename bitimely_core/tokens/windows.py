@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
-from bitimely_core.tokens.moments import spread
-from bitimely_core.tokens.sets import TokenSet, check_subjects, damaged, opened
+from bitimely_core.tokens.moments import compute_normalisation
+from bitimely_core.tokens.sets import TokenSet, check_subjects, damaged, open_manifest
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,7 +28,7 @@ RUN = 128  # samples that are normalised in one go: long inner loops and a small
 
 
 @dataclass(frozen=True)
-class Unmapped:
+class UnmappedWindows:
     """The windows of one file, open but not mapped: data of any size needs no address space. It stays readable when it is replaced."""
 
     path: Path
@@ -55,7 +55,7 @@ class Unmapped:
 class Windows(TokenSet):
     """Windows of a biosignal view, see `TokenSet`."""
 
-    shards: tuple[np.ndarray | Unmapped, ...]  # memory maps [rows of the file, T, V] int16 or float32
+    shards: tuple[np.ndarray | UnmappedWindows, ...]  # memory maps [rows of the file, T, V] int16 or float32
     firsts: np.ndarray  # [shards + 1] int64: the first row of each, and the number of rows
     recording: np.ndarray  # [all rows] int32: position in the tables below
     centre: np.ndarray  # [recordings, V] float32: what is read becomes (value - centre) * factor
@@ -108,15 +108,15 @@ class Windows(TokenSet):
         for i, k, row in zip(order.tolist(), shard[order].tolist(), (rows - self.firsts[shard])[order].tolist(), strict=True):
             x[i] = self.shards[k][row]
         mask = np.isfinite(x) if self.manifest["missing"] else None
-        scale(x, self.centre[self.recording[rows]], self.factor[self.recording[rows]])
+        scale_values(x, self.centre[self.recording[rows]], self.factor[self.recording[rows]])
         if self.normalise == "window":
-            x = by_window(x, mask)
+            x = normalise_windows(x, mask)
         if mask is not None:
             x[~mask] = 0
         return x, mask
 
 
-def scale(x: np.ndarray, centre: np.ndarray, factor: np.ndarray) -> None:
+def scale_values(x: np.ndarray, centre: np.ndarray, factor: np.ndarray) -> None:
     """`x` [n, T, V] becomes (x - centre) * factor, in place; both [n, V].
 
     Done on runs of several samples, because numpy's inner loops over V numbers alone would cost three times as much.
@@ -128,7 +128,7 @@ def scale(x: np.ndarray, centre: np.ndarray, factor: np.ndarray) -> None:
     runs *= np.tile(factor, (1, run))[:, None]
 
 
-def by_window(x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+def normalise_windows(x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     """Each window and channel of `x` [n, T, V] less its mean, over its standard deviation (1 where it is constant), in float64 sums."""
     seen = np.ones((), dtype=bool) if mask is None else mask
     count = np.maximum(np.broadcast_to(seen, x.shape).sum(axis=1, keepdims=True), 1)
@@ -146,12 +146,12 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     import polars as pl
 
     folder = Path(folder)
-    manifest = opened(folder, "windows", verify)
+    manifest = open_manifest(folder, "windows", verify)
     index = pl.read_parquet(folder / "index.parquet")
     check_subjects(index, manifest["options"]["split"], folder)
     statistics = json.loads((folder / "statistics.json").read_bytes())
     shape = (manifest["options"]["window"], len(manifest["options"]["channels"]))
-    shards = tuple(mapped(folder / shard["name"], np.dtype(shard["dtype"]), shape) for shard in manifest["shards"])
+    shards = tuple(map_windows(folder / shard["name"], np.dtype(shard["dtype"]), shape) for shard in manifest["shards"])
     firsts = np.cumsum([0, *map(len, shards)])
     if firsts[-1] != index.height:
         raise damaged(folder, f"{firsts[-1]} windows", f"the index has {index.height}")
@@ -159,14 +159,14 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     recordings = affine["recording_id"].unique(maintain_order=True)
     numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
     scale, offset = (affine[name].to_numpy().reshape(len(recordings), shape[1]) for name in ("scale", "offset"))
-    mean, std = spread(statistics["channels"]) if manifest["options"]["normalise"] == "channel" else (0.0, 1.0)
+    mean, std = compute_normalisation(statistics["channels"]) if manifest["options"]["normalise"] == "channel" else (0.0, 1.0)
     return Windows(
         folder=folder,
         manifest=manifest,
         statistics=statistics,
         rows=np.arange(index.height),
         whole_index=index,
-        target=targets(index["label"], manifest["options"]["task"], manifest["class_names"]),
+        target=encode_targets(index["label"], manifest["options"]["task"], manifest["class_names"]),
         shards=shards,
         firsts=firsts,
         recording=index["recording_id"].replace_strict(recordings, numbers, return_dtype=pl.Int32).to_numpy(),
@@ -175,7 +175,7 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     )
 
 
-def targets(label: pl.Series, task: str, class_names: list[str]) -> np.ndarray | None:
+def encode_targets(label: pl.Series, task: str, class_names: list[str]) -> np.ndarray | None:
     """The index's labels as numbers, see `Windows.targets`."""
     import polars as pl
 
@@ -189,7 +189,7 @@ def targets(label: pl.Series, task: str, class_names: list[str]) -> np.ndarray |
     return label.replace_strict(pl.Series(class_names), ids, return_dtype=pl.Int64).to_numpy()
 
 
-def mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.ndarray | Unmapped:
+def map_windows(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.ndarray | UnmappedWindows:
     """The windows of one Arrow file [n, T, V], in place.
 
     Under a limit of the address space (RLIMIT_AS) the file is mapped only to find its windows, which are then read one by one: maps of a
@@ -217,5 +217,5 @@ def mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.ndarr
     if not whole:
         raise damaged(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        return Unmapped(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC), flat.dtype, buffer.address - begin, (len(array), *shape))
+        return UnmappedWindows(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC), flat.dtype, buffer.address - begin, (len(array), *shape))
     return flat.reshape(len(array), *shape)

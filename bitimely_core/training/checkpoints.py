@@ -159,7 +159,7 @@ def sweep(folder: Path, former: Checkpoint | None) -> None:
         return
     for path in folder.glob("step-*.tmp"):
         _remove(path)
-    storage.sweep(folder)
+    storage.remove_temporary_files(folder)
     for step in list_steps(folder):
         if former is not None and step > former.step:
             path = folder / f"step-{step}"
@@ -184,7 +184,7 @@ def refuse_other_run(checkpoint: Checkpoint, identity: Mapping[str, Any], free: 
 
     Raises UserError (settings_differ, exit 2) with one finding a differing key.
     """
-    was, now = flatten(checkpoint.meta["identity"]), flatten(json.loads(storage.canonical(identity)))
+    was, now = flatten(checkpoint.meta["identity"]), flatten(json.loads(storage.encode_json(identity)))
     differing = sorted(
         key
         for key in was.keys() | now.keys()

@@ -492,7 +492,7 @@ def _trim(path: Path, step: int, validated: int) -> None:
     """Drop the lines after `step`, so that none is there twice."""
     if path.is_file():
         lines = [line for line in metrics(path.parent) if line["step"] <= (validated if line.get("split") == "validation" else step)]
-        storage.write_bytes(path, b"".join(storage.canonical(line) + b"\n" for line in lines))
+        storage.write_bytes(path, b"".join(storage.encode_json(line) + b"\n" for line in lines))
 
 
 def _write(run: TrainingState, line: dict[str, Any]) -> None:
@@ -513,7 +513,7 @@ def _find_checkpoint(home: Path | None) -> tuple[checkpoints.Checkpoint | None, 
         checkpoints.sweep(folder, former)
         for swept in (home, home / "model"):
             if swept.is_dir():
-                storage.sweep(swept)
+                storage.remove_temporary_files(swept)
         all_reduce_sum([0.0 if former is None else former.step + 1.0])
         return former, findings
     (told,) = all_reduce_sum([0.0])

@@ -156,7 +156,7 @@ def _score_objective(
     seen = 0
     with torch.no_grad():
         for step, batch in enumerate(batches(0)):
-            found = objective(model, data.moved(batch, place), torch.Generator().manual_seed(step))
+            found = objective(model, data.to_device(batch, place), torch.Generator().manual_seed(step))
             rows = len(batch.values)
             seen += rows
             for key, value in {"loss": found["loss"], "rel": found["rel"], **found["parts"]}.items():

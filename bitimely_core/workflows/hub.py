@@ -82,7 +82,7 @@ def check(folder: Path, name: str) -> None:
     """Compare the weights of an exported run with what its run.json says. Raises UserError (integrity, exit 5)."""
     try:
         told = json.loads((folder / "run.json").read_bytes())["weights"]
-        true = storage.sha256(folder / "model.safetensors")
+        true = storage.hash_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError) as error:
         text, wanted = f"no weights with their hash ({type(error).__name__})", "expected model.safetensors and run.json of bitimely export"
         raise integrity_error(name, text, wanted) from error

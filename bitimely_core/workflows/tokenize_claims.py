@@ -12,7 +12,7 @@ from bitimely_core.types import Progress
 from bitimely_core.workspace import dataset_and_view, tokens_name
 
 if TYPE_CHECKING:
-    from bitimely_core.tokens import Sequences
+    from bitimely_core.tokens import EventSequences
 from bitimely_core.report.claims_page import _open_sequences, claims_page, shortcut_table
 
 
@@ -64,11 +64,11 @@ def tokenize_claims(
     }
 
 
-def _summarize(data: str, sequences: Sequences) -> dict[str, Any]:
+def _summarize(data: str, sequences: EventSequences) -> dict[str, Any]:
     """What a build of sequences says on the screen; of them some of the shards may be open."""
-    from bitimely_core.tokens.sequences import counted
+    from bitimely_core.tokens.sequences import count_splits
 
-    audit = counted(sequences.folder)
+    audit = count_splits(sequences.folder)
     return {
         "format_version": FORMAT,
         "name": sequences.name,

@@ -83,7 +83,7 @@ def pretrain(
     supervised = _supervised_only(chosen, facts)
     _options_of_tokenize(chosen)
     windows = [prepare_windows(one, workspace, chosen.data, verify=verify, progress=progress) for one in chosen.data.names]
-    windows = [data.limited(one, chosen.data.limit, chosen.train.seed) for one in windows]
+    windows = [data.limit_windows(one, chosen.data.limit, chosen.train.seed) for one in windows]
     first = windows[0]
     if vocabulary_digest(first) and "tokenizer" not in asked.get("model", {}):  # a preset of signals, given events
         events = load_preset("3m").get(facts.family, {})
@@ -119,7 +119,7 @@ def pretrain(
         "model": name,
         "preset": preset,
         "source": None,
-        "init": None if start is None else storage.sha256(start / "model.safetensors"),
+        "init": None if start is None else storage.hash_file(start / "model.safetensors"),
         **({"init_from": origin} if origin else {}),
         "settings": chosen.model_dump(mode="json", by_alias=True),
         "data": [describe_data(w) for w in windows],
@@ -136,7 +136,7 @@ def pretrain(
         ],
     }
     views = [tuning.without_test(w) for w in windows]
-    batches = data.mixed(
+    batches = data.mix_batches(
         [view["train"] for view in views],
         chosen.train.batch_size,
         seed=chosen.train.seed,
@@ -145,7 +145,7 @@ def pretrain(
     )
     held = [view["validation"] for view in views]
     validation = (
-        data.mixed(held, chosen.train.batch_size, shuffle=False, least=_min_batch_rows(chosen, chosen.train.devices))
+        data.mix_batches(held, chosen.train.batch_size, shuffle=False, least=_min_batch_rows(chosen, chosen.train.devices))
         if any(map(len, held))
         else None
     )
@@ -216,9 +216,9 @@ def finetune(
     task = windows.task
     if task == "none":
         raise usage_error(f"{names[0]} has no labels", "expected a labelled view", "See: bitimely list views", field="--data")
-    windows = loading.limited(windows, chosen.data.limit, chosen.train.seed)
+    windows = loading.limit_windows(windows, chosen.data.limit, chosen.train.seed)
     view = tuning.TrainValidation(
-        loading.fraction_of(windows["train"], chosen.data.fraction, seed=chosen.train.seed), windows["validation"]
+        loading.sample_subjects(windows["train"], chosen.data.fraction, seed=chosen.train.seed), windows["validation"]
     )
     training = view["train"]
     if len(training) == 0:
@@ -261,7 +261,7 @@ def finetune(
         "kind": "finetune",
         "model": origin["model"],
         "preset": origin["preset"],
-        "source": {"run": origin["run"], "weights": None if scratch else storage.sha256(parent / "model" / "model.safetensors")},
+        "source": {"run": origin["run"], "weights": None if scratch else storage.hash_file(parent / "model" / "model.safetensors")},
         "init": None,
         "settings": chosen.model_dump(mode="json", by_alias=True),
         "data": [describe_data(windows)],
@@ -386,7 +386,7 @@ def _fit(
             **{k: v for k, v in last.get("train", {}).items() if k in {"loss", "rel"}},
         }
         final["validation"] = {k: last["validation"].get(k) for k in ("loss", "rel")} if "validation" in last else None
-        weights = storage.sha256(folder / "model" / "model.safetensors")
+        weights = storage.hash_file(folder / "model" / "model.safetensors")
         body = {**body, "finished": True, "final": final, "device": str(fitted["device"]), "weights": weights}
         storage.write_json(folder / "run.json", body)
         storage.write_bytes(folder / "model_card.md", model_card(body).encode())
@@ -449,13 +449,13 @@ def _model_shape(windows: list[Any], chosen: Any) -> dict[str, Any]:
     Raises UserError (config, exit 2) for signals with codes, events without, or events of several vocabularies.
     """
     from bitimely_core.models.adapters import grid_shape
-    from bitimely_core.tokens import Sequences
+    from bitimely_core.tokens import EventSequences
 
     model = chosen if isinstance(chosen, dict) else chosen.model.model_dump()
     first = windows[0]
     shape: dict[str, Any] = {"channels": first.channels, "length": max(w.length for w in windows)}
     gridded = model.get("events") == "grid"
-    if all(isinstance(w, Sequences) for w in windows) and (gridded or model["tokenizer"] == "codes"):
+    if all(isinstance(w, EventSequences) for w in windows) and (gridded or model["tokenizer"] == "codes"):
         if len({vocabulary_digest(w) for w in windows}) > 1:
             raise usage_error(
                 f"{' and '.join(w.name for w in windows)} have different vocabularies",
@@ -464,8 +464,8 @@ def _model_shape(windows: list[Any], chosen: Any) -> dict[str, Any]:
                 field="--data",
             )
         return grid_shape(first.codes, model["horizon"]) if gridded else {**shape, "codes": first.codes}
-    if model["tokenizer"] == "codes" or any(isinstance(w, Sequences) for w in windows):
-        kinds = {w.name: "events" if isinstance(w, Sequences) else "signals" for w in windows}
+    if model["tokenizer"] == "codes" or any(isinstance(w, EventSequences) for w in windows):
+        kinds = {w.name: "events" if isinstance(w, EventSequences) else "signals" for w in windows}
         raise usage_error(
             f"tokenizer {model['tokenizer']} for {' and '.join(f'{kind} ({name})' for name, kind in kinds.items())}",
             "expected codes for events, conv or patch for signals",

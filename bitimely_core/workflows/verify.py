@@ -153,7 +153,7 @@ def _model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
             )
         ], 2
     wanted = digest or config.get("sha256")
-    found = storage.sha256(path)
+    found = storage.hash_file(path)
     if wanted is not None and found != wanted:
         return [
             Finding(
@@ -181,7 +181,7 @@ def _raw(folder: Path) -> tuple[list[Finding], int]:
             absent += 1
             continue
         files += 1
-        if storage.sha256(target) != digest.lower():
+        if storage.hash_file(target) != digest.lower():
             findings.append(
                 Finding(
                     code=Reason.SOURCE_CHECKSUM,
