@@ -132,7 +132,7 @@ class Run:
     def verified_weights(self) -> Path:
         """The model folder, its weights compared with the hash in `run.json`. Raises UserError (integrity, exit 5)."""
         path = self.folder / "model" / "model.safetensors"
-        if not path.is_file() or storage.sha256(path) != self.record.weights:
+        if not path.is_file() or storage.hash_file(path) != self.record.weights:
             raise integrity_error(
                 str(path),
                 "missing" if not path.is_file() else "differs from its hash",
