@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bitimely_cli import claims
-from bitimely_cli.options import HOME, MAKING, shard, taking
+from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
+from bitimely_cli.options import BuildOptions, CommonOptions, expand_options, is_set, parse_shard
 from bitimely_cli.screen import screen
 from bitimely_core import registry
-from bitimely_core.errors import Exit
+from bitimely_core.errors import Exit, Finding
+
+UNITS_SHOWN = 30
 
 
-@taking(making=MAKING, read=claims.READ, build=claims.BUILD)
+@expand_options
 def ingest(
     dataset: Annotated[str, typer.Argument(help="Data set, see: bitimely list datasets.", metavar="DATASET")],
     *,
     source: Annotated[Path | None, typer.Argument(help="Folder in the official layout, or files.", metavar="[SOURCE]")] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Worker processes.")] = 1,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse the data set when anything is quarantined.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse the data set when any unit is quarantined.")] = False,
     max_bad: Annotated[float, typer.Option("--max-bad", min=0.0, max=1.0, help="Largest share of quarantined units.")] = 0.5,
-    part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes.")] = None,
+    shard: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes.")] = None,
     size: Annotated[str | None, typer.Option("--size", help="small, large or planted (synthetic).")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed (synthetic).")] = None,
-    rate: Annotated[int | None, typer.Option("--rate", help="Hz of the files to read, 100 or 500 (ptb-xl).")] = None,
+    rate: Annotated[int | None, typer.Option("--rate", help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl).")] = None,
     map_: Annotated[
         Path | None, typer.Option("--map", metavar="FILE.toml", help="Mapping file: patterns, subjects, channels, rates, labels (generic).")
     ] = None,
@@ -34,40 +38,38 @@ def ingest(
     keep_dates: Annotated[bool, typer.Option("--keep-dates", help="Keep start times of recordings.")] = False,
     quarantine: Annotated[Path | None, typer.Option("--quarantine", help="Write the list of quarantined units to this file.")] = None,
     wait: Annotated[float, typer.Option("--wait", help="Seconds to wait for another process.")] = 0.0,
-    making: dict[str, Any],
-    read: dict[str, Any],
-    build: dict[str, Any],
+    build: BuildOptions,
+    claims_read: ClaimsReadOptions,
+    claims_build: ClaimsBuildOptions,
 ) -> int:
-    """Read raw files into the Parquet cache; bad units are left out and named.
+    """Read raw files into the Parquet cache; units with errors are quarantined and named.
 
     Example: bitimely ingest sleep-edf ./raw
     """
     from bitimely_core import workflows
-    from bitimely_core.errors import Finding
 
-    options = {
-        name: value
-        for name, value in {"size": size, "seed": seed, "rate": rate, "map": None if map_ is None else str(map_)}.items()
-        if value is not None
-    }
-    events = workflows.is_events(dataset)
-    if events and "engine" in build:
-        options["engine"] = build["engine"]
-    extra: dict[str, Any] = {"build": claims.choices(build)} if events else {}
-    undrawn: list[Finding] = []
-    workspace, dry_run = making.pop("workspace"), "dry_run" in making
+    options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate}.items() if value is not None}
+    options |= {"map": str(map_)} if map_ is not None else {}
+    choices, unpublished = claims_build.choices(), list[Finding]()
+    making = build.given()
+    workspace = making.pop("workspace")
+    if workflows.is_events(dataset):
+        options |= {"engine": choices["engine"]} if "engine" in choices else {}
+        run_ingest = partial(workflows.ingest_claims, build=choices)
+    else:
+        options |= choices  # those that the data set does not have are refused by name
+        run_ingest = partial(workflows.ingest)
     with screen.progress() as progress:
-        report: dict[str, Any] = (workflows.ingest_claims if events else workflows.ingest)(
+        report: dict[str, Any] = run_ingest(
             dataset,
             source,
             workspace / "cache" / dataset,
-            said=undrawn.append,
-            options=options | claims.reading(read) | ({} if events else build),
-            **extra,
+            said=unpublished.append,
+            options=options | claims_read.given(),
             jobs=jobs,
             strict=strict,
             max_bad=max_bad,
-            shard=shard(part),
+            shard=parse_shard(shard),
             follow_symlinks=follow_symlinks,
             keep_phi=keep_phi,
             keep_dates=keep_dates,
@@ -75,48 +77,43 @@ def ingest(
             progress=progress,
             **making,
         )
-    if quarantine is not None and not dry_run:
-        from bitimely_core import storage
-
-        left_out = [
-            {"unit": u["unit"], "files": u["files"], "reasons": u["reasons"]} for u in report["units"] if u["status"] == "quarantined"
-        ]
-        storage.write_json(quarantine, {"format_version": 1, "dataset": dataset, "quarantined": left_out})
     where = workspace / "cache" / dataset / "ingest_report.json"
-    if dry_run:
+    if build.dry_run:
         screen.result(report, screen.lines(report))
         return Exit.OK
-    screen.findings([*(r for u in report["units"] for r in u["reasons"]), *report["reasons"], *undrawn], str(where))
-    counts = report["counts"]
-    screen.table(
-        ["unit", "status", "channels", "samples", "why"],
-        [
-            [
-                u["unit"],
-                u["status"],
-                u["channels"],
-                u["samples"],
-                ", ".join(sorted({r["code"] for r in u["reasons"] if r["level"] != "info"})),
-            ]
-            for u in report["units"][:30]
-        ],
-    )
-    if "tokens" in report:
-        screen.table(*claims.shown(report["tokens"]))
-    accepted = counts["accepted"] + counts["accepted_with_warning"]
-    screen.result(
-        report,
-        [
-            *([f"... and {len(report['units']) - 30} more units in the report"] if len(report["units"]) > 30 else []),
-            f"{accepted} of {counts['units_seen']} units in {where.parent}"
-            + (f"; {counts['quarantined']} quarantined, see {where}" if counts["quarantined"] else ""),
-            *_next(dataset, report, where, drawn=not undrawn),
-        ],
-    )
+    if quarantine is not None:
+        _write_quarantine(quarantine, dataset, report["units"])
+    screen.findings([*(r for u in report["units"] for r in u["reasons"]), *report["reasons"], *unpublished], str(where))
+    _show_ingest_report(dataset, report, where, has_page=not unpublished)
     return int(report["exit_code"])
 
 
-def _next(dataset: str, report: dict[str, Any], where: Path, *, drawn: bool) -> list[str]:
+def _write_quarantine(path: Path, dataset: str, units: list[dict[str, Any]]) -> None:
+    """The quarantined units of an ingest report as a file of their own."""
+    from bitimely_core import storage
+
+    kept = [{key: unit[key] for key in ("unit", "files", "reasons")} for unit in units if unit["status"] == "quarantined"]
+    storage.write_json(path, {"format_version": 1, "dataset": dataset, "quarantined": kept})
+
+
+def _show_ingest_report(dataset: str, report: dict[str, Any], where: Path, *, has_page: bool) -> None:
+    """Units, counts, and where to look next."""
+    units, counts = report["units"], report["counts"]
+    rows = []
+    for unit in units[:UNITS_SHOWN]:
+        codes = sorted({reason["code"] for reason in unit["reasons"] if reason["level"] != "info"})
+        rows.append([unit["unit"], unit["status"], unit["channels"], unit["samples"], ", ".join(codes)])
+    screen.table(["unit", "status", "channels", "samples", "reasons"], rows)
+    if "tokens" in report:
+        screen.table(*shortcut_rows(report["tokens"]))
+    accepted = counts["accepted"] + counts["accepted_with_warning"]
+    quarantined = f"; {counts['quarantined']} quarantined, see {where}" if counts["quarantined"] else ""
+    lines = [f"... and {len(units) - UNITS_SHOWN} more units in the report"] if len(units) > UNITS_SHOWN else []
+    lines.append(f"{accepted} of {counts['units_seen']} units in {where.parent}{quarantined}")
+    screen.result(report, [*lines, *_next_steps(dataset, report, where, has_page=has_page)])
+
+
+def _next_steps(dataset: str, report: dict[str, Any], where: Path, *, has_page: bool) -> list[str]:
     """Where to look, and what comes next."""
     if "tokens" in report:
         built = report["tokens"]
@@ -125,11 +122,13 @@ def _next(dataset: str, report: dict[str, Any], where: Path, *, drawn: bool) -> 
             f"page: {built['folder']}/report.html",
             f"next: bitimely pretrain --preset 3m --data {dataset}",
         ]
-    page = [f"page: {where.with_name('report.html')}"] if drawn and report["published"] and where.with_name("report.html").is_file() else []
+    page = (
+        [f"page: {where.with_name('report.html')}"] if has_page and report["published"] and where.with_name("report.html").is_file() else []
+    )
     return [*page, f"next: bitimely tokenize {dataset}"]
 
 
-@taking(making=MAKING, build=claims.BUILD, task=claims.TASK)
+@expand_options
 def tokenize(
     data: Annotated[str, typer.Argument(help="Data set or view, for example sleep-edf/staging.", metavar="DATA")],
     *,
@@ -153,9 +152,9 @@ def tokenize(
         typer.Option("--test-fold", min=1, max=10, help="Of the ten official folds, or tenths of the subjects, the one to test on."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")] = None,
-    making: dict[str, Any],
-    build: dict[str, Any],
-    task: dict[str, Any],
+    build: BuildOptions,
+    claims_build: ClaimsBuildOptions,
+    task: TaskOptions,
 ) -> int:
     """Cut the cache into training windows, split by subject, normalised with the training split.
 
@@ -179,15 +178,16 @@ def tokenize(
         "test_fold": test_fold,
     }
     events = workflows.is_events(data)
-    of_signals = [name for name, value in options.items() if name != "seed" and value != DataConfig.model_fields[name].default]
-    if wrong := of_signals if events else [*build, *task]:
-        fitting = [*claims.BUILD, *claims.TASK, "seed"] if events else options
-        raise registry.unknown(f"option of {data}", f"--{wrong[0].replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in fitting])
+    for_recordings = [key for key, value in options.items() if key != "seed" and value != DataConfig.model_fields[key].default]
+    for_events = {**claims_build.choices(), **task.given()}
+    if unsuitable := for_recordings if events else list(for_events):
+        known = [*(f.name for f in (*fields(claims_build), *fields(task))), "seed"] if events else list(options)
+        raise registry.unknown(f"option of {data}", f"--{unsuitable[0].replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in known])
     if events:
-        options = {**claims.choices(build), **task, **({"seed": seed} if seed else {})}
+        options = {**for_events, **({"seed": seed} if seed else {})}
     with screen.progress() as progress:
-        result = workflows.tokenize(data, name=name, options=options, progress=progress, **making)
-    if "dry_run" in making:
+        result = workflows.tokenize(data, name=name, options=options, progress=progress, **build.given())
+    if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK
     screen.findings(result.pop("findings", []))
@@ -197,15 +197,15 @@ def tokenize(
         [[s, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])] for s, a in result["audit"].items()],
     )
     if events:
-        if not task:
-            screen.table(*claims.shown(result))
+        if not is_set(task.task):
+            screen.table(*shortcut_rows(result))
         screen.result(
             result,
             [
                 *result["notices"],
                 f"{result['windows']:,} sequences, {result['events']:,} events of {result['codes']} PheCodes in {result['folder']}",
                 *([f"page: {result['report']}"] if "report" in result else []),
-                f"next: bitimely {'finetune RUN' if task else 'pretrain --preset 3m'} --data {name or data}",
+                f"next: bitimely {'finetune RUN' if task.task else 'pretrain --preset 3m'} --data {name or data}",
             ],
         )
         return Exit.OK
@@ -220,7 +220,7 @@ def tokenize(
     return Exit.OK
 
 
-@taking(home=HOME)
+@expand_options
 def verify(
     path: Annotated[
         Path | None,
@@ -228,7 +228,7 @@ def verify(
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Hash the sources again, too.")] = False,
     *,
-    home: dict[str, Any],
+    common: CommonOptions,
 ) -> int:
     """Compare everything stored with its checksums.
 
@@ -237,7 +237,7 @@ def verify(
     from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = workflows.verify(path or home["workspace"], deep=deep, progress=progress)
+        result = workflows.verify(path or common.workspace, deep=deep, progress=progress)
     findings = result.pop("findings")
     screen.findings(findings)
     screen.table(["what", "kind", "files", "state"], [[c["path"], c["kind"], c["files"], c["state"]] for c in result["checked"]])
@@ -245,10 +245,10 @@ def verify(
     return int(result["exit_code"])
 
 
-@taking(home=HOME)
+@expand_options
 def list_(
     kind: Annotated[str, typer.Argument(help="datasets, views, models, objectives, presets, analyses, pipelines or runs.", metavar="KIND")],
-    home: dict[str, Any],
+    common: CommonOptions,
 ) -> int:
     """What there is: data sets, views, models, objectives, presets, analyses, pipelines, runs.
 
@@ -256,22 +256,22 @@ def list_(
     """
     from bitimely_core.workflows import catalog
 
-    rows = catalog.rows(kind, **home)
+    rows = catalog.rows(kind, common.workspace)
     for columns in (catalog.COLUMNS[kind], catalog.CLAIMED) if kind == "models" else (catalog.COLUMNS[kind],):
         screen.table(columns, [[row.get(column) for column in columns] for row in rows])
     screen.result({kind: rows, "format_version": 1}, catalog.notes(kind))
     return Exit.OK
 
 
-@taking(home=HOME)
-def doctor(home: dict[str, Any]) -> int:
+@expand_options
+def doctor(common: CommonOptions) -> int:
     """Versions, devices, memory and optional extras; what is missing and how to get it.
 
     Example: bitimely doctor
     """
     from bitimely_core.workflows import catalog
 
-    report = catalog.doctor(**home)
+    report = catalog.doctor(common.workspace)
     screen.table(["what", "found", "note"], [[row["what"], row["found"], row["note"]] for row in report["checks"]])
     screen.result(report)
     return Exit.OK if report["good"] else Exit.REFUSED

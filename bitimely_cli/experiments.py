@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bitimely_cli.app import app
-from bitimely_cli.options import MAKING, WRITING, Devices, Out, Run, Set, shard, taking
+from bitimely_cli.options import BuildOptions, Devices, Out, Run, Set, WriteOptions, expand_options, parse_shard
 from bitimely_cli.screen import screen, span
 from bitimely_core.errors import Exit
 
 
-@taking(writing=WRITING)
+@expand_options
 def run(
     pipeline: Annotated[str, typer.Argument(help="Name of a shipped recipe or path of a TOML file.", metavar="PIPELINE")],
     *,
@@ -24,11 +24,14 @@ def run(
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Cells at a time.")] = 1,
     devices: Devices = None,
     part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")] = None,
-    honest: Annotated[
-        bool, typer.Option("--honest", help="The recipe's honest variant (split by subject, strict objective) in the place of the paper's.")
+    leak_free: Annotated[
+        bool,
+        typer.Option(
+            "--leak-free", "--honest", help="The recipe's leak-free variant (split by subject, strict objective) instead of the paper's."
+        ),
     ] = False,
     set_: Set = None,
-    writing: dict[str, Any],
+    write: WriteOptions,
 ) -> int:
     """Run a whole experiment; finished stages are skipped, stopped ones continue. Several calls on one workspace share the work.
 
@@ -42,13 +45,13 @@ def run(
             only=only or [],
             jobs=jobs,
             devices=devices or 1,
-            shard=shard(part),
-            honest=honest,
+            shard=parse_shard(part),
+            leak_free=leak_free,
             assignments=set_ or [],
             progress=progress,
             say=screen.note,
             watch=watch,
-            **writing,
+            **write.given(),
         )
     if "total" in result:
         screen.table(
@@ -109,22 +112,22 @@ CLAIMS = (
 )
 
 
-@taking(writing=WRITING)
+@expand_options
 def demo(
     *,
     claims: Annotated[bool, typer.Option("--claims", help="Claims histories in the place of sleep recordings.")] = False,
     out: Out = None,
-    writing: dict[str, Any],
+    write: WriteOptions,
 ) -> int:
     """All verbs on data that it makes itself, to a report, in a few minutes on two cores. Prints the commands that it runs.
 
     Example: bitimely demo
     """
-    home = out or writing["workspace"] / "demo"
+    home = out or write.workspace / "demo"
     commands = CLAIMS if claims else DEMO
     about = {"data": "synthetic-claims", "title": "Demonstration on made-up claims"} if claims else {}
     lines = [f"bitimely {command} -w {home}" for command in commands]
-    if "dry_run" in writing:
+    if write.dry_run:
         screen.result({"format_version": 1, "commands": lines}, lines)
         return 0
     verbs = typer.main.get_command(app)
@@ -147,8 +150,8 @@ def demo(
     return 0
 
 
-@taking(making=MAKING)
-def reproduce(run: Run, making: dict[str, Any]) -> int:
+@expand_options
+def reproduce(run: Run, build: BuildOptions) -> int:
     """Train a run again from what it says about itself, and compare weights and loss, or say what differs.
 
     Example: bitimely reproduce tiny-staging
@@ -156,9 +159,9 @@ def reproduce(run: Run, making: dict[str, Any]) -> int:
     from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = workflows.reproduce(run, progress=progress, **making)
+        result = workflows.reproduce(run, progress=progress, **build.given())
     lines = [f"differs: {line}" for line in result["differences"]] or ["data and versions are as they were"]
-    if "dry_run" in making:
+    if build.dry_run:
         screen.result(result, lines)
         return Exit.OK
     verdict = (
@@ -168,13 +171,13 @@ def reproduce(run: Run, making: dict[str, Any]) -> int:
     return int(Exit.OK if result["reproduced"] else Exit.INTEGRITY)
 
 
-@taking(writing=WRITING)
+@expand_options
 def export(
     run: Run,
     *,
     out: Out = None,
     push: Annotated[str | None, typer.Option("--push", metavar="REPO", help="Repository of a model hub (extra hub).")] = None,
-    writing: dict[str, Any],
+    write: WriteOptions,
 ) -> int:
     """Weights, settings, card and scores of a run in one folder for others; nothing in it is about a person.
 
@@ -182,7 +185,7 @@ def export(
     """
     from bitimely_core import workflows
 
-    result = workflows.export(run, out=out, push=push, **writing)
+    result = workflows.export(run, out=out, push=push, **write.given())
     screen.result(result, [f"{len(result['files'])} files in {result['out']}", f"next: bitimely pretrain --init {result['out']}"])
     return Exit.OK
 

@@ -13,6 +13,7 @@ import typer
 
 from bitimely_cli import data, experiments, training
 from bitimely_cli.app import app
+from bitimely_cli.data_help import DataCommand
 from bitimely_cli.screen import screen
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.registry import unknown
@@ -22,12 +23,13 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # click's, whether typer brings
 for verbs in (data, training, experiments):
     for verb in verbs.VERBS:
         extra = {"ignore_unknown_options": True} if verb is training.analyze else {}  # options of the kind of analysis
-        app.command(name=verb.__name__.rstrip("_"), context_settings=extra)(verb)
+        kind = DataCommand if verb in {data.ingest, data.tokenize} else None
+        app.command(name=verb.__name__.rstrip("_"), cls=kind, context_settings=extra)(verb)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `bitimely` with `argv` (default: the process's own) and return its exit code."""
-    screen.json, screen.debug, screen.said = False, False, 0
+    screen.json, screen.debug, screen.n_printed = False, False, 0
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # threads that wait by spinning make a step ten times slower beside any other busy process

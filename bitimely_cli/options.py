@@ -1,10 +1,11 @@
-"""The options that verbs share, each written once, and the groups in which verbs take them."""
+"""Options that verbs share: each is defined once, and grouped into dataclasses that verbs take as parameters."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -29,7 +30,7 @@ Workspace = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", callback=_json, is_eager=True, help="One JSON object on stdout; all else on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", callback=_debug, is_eager=True, help="Show tracebacks.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, sizes and estimates; write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, with sizes and estimates; write nothing.")]
 
 Data = Annotated[list[str] | None, typer.Option("--data", help="Data set or view, for example sleep-edf/staging; may be repeated.")]
 OneData = Annotated[str | None, typer.Option("--data", help="Data set or view, for example sleep-edf/staging.")]
@@ -42,8 +43,8 @@ Set = Annotated[
 ]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")]
 Steps = Annotated[int | None, typer.Option("--steps", help="Stop after so many optimizer steps.")]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Windows a step, over all processes.")]
-Accumulate = Annotated[int | None, typer.Option("--accumulate", help="Parts that a batch is split into to save memory.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Windows per step, over all processes.")]
+Accumulate = Annotated[int | None, typer.Option("--accumulate", help="Micro-batches a batch is split into, to save memory.")]
 Lr = Annotated[float | None, typer.Option("--lr", help="Largest learning rate.")]
 Tune = Annotated[
     str | None,
@@ -55,96 +56,138 @@ Tune = Annotated[
 ]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32 or bf16.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or mps.")]
-Devices = Annotated[int | None, typer.Option("--devices", help="Processes that train together.")]
+Devices = Annotated[int | None, typer.Option("--devices", help="Number of processes (one per device).")]
 Compile = Annotated[bool, typer.Option("--compile", help="Use torch.compile.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of weights, batches and masks.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run (done anyway when the settings are the same).")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue an unfinished run (also without this option when the settings are the same).")
+]
 ForceNew = Annotated[bool, typer.Option("--force-new", help="Replace what exists under other settings.")]
-NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not compare checksums; said in every report.")]
+NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not compare checksums; recorded in every report.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Where to write.")]
 
 
-Group = dict[str, tuple[Any, Any]]
-"""Parameter -> its annotation and default."""
+class OptionGroup:
+    """Base of the groups: frozen dataclasses whose fields are options of the command line."""
 
-HOME: Group = {"workspace": (Workspace, Path("workspace")), "json": (Json, False), "debug": (Debug, False)}
-WRITING: Group = {"dry_run": (DryRun, False), **HOME}
-READING: Group = {"no_verify": (NoVerify, False), **WRITING}
-SCORING: Group = {"batch_size": (BatchSize, None), "device": (Device, None), **READING}
-MAKING: Group = {"no_verify": (NoVerify, False), "force_new": (ForceNew, False), **WRITING}
-TRAINING: Group = {
-    "epochs": (Epochs, None),
-    "steps": (Steps, None),
-    "batch_size": (BatchSize, None),
-    "accumulate": (Accumulate, None),
-    "lr": (Lr, None),
-    "tune": (Tune, None),
-    "precision": (Precision, None),
-    "device": (Device, None),
-    "devices": (Devices, None),
-    "compile": (Compile, False),
-    "seed": (Seed, None),
-}
-STARTING: Group = {
-    "config": (Config, None),
-    "assignments": (Set, None),
-    "run": (RunName, None),
-    "resume": (Resume, False),
-    "force_new": (ForceNew, False),
-    "no_verify": (NoVerify, False),
-    **WRITING,
-}
-HEARD = ("json", "debug", "resume")  # their callbacks have acted; an unfinished run is continued anyway
+    def given(self) -> dict[str, Any]:
+        """The options that were given, under the names of the library: `no_verify` as `verify=False`; without those whose callbacks have acted."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        found = {name: value for name, value in values.items() if is_set(value) and name not in CALLBACK_OPTIONS}
+        return {**found, "verify": False} if found.pop("no_verify", False) else found
 
 
-def told(value: Any) -> bool:
+CALLBACK_OPTIONS = ("json", "debug", "resume")  # their callbacks have acted; an unfinished run is continued anyway
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions(OptionGroup):
+    """Options of every verb."""
+
+    workspace: Workspace = Path("workspace")
+    json: Json = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(CommonOptions):
+    """Options of every verb that writes."""
+
+    dry_run: DryRun = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions(WriteOptions):
+    """Options of verbs that read runs or data and write reports."""
+
+    no_verify: NoVerify = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(ReadOptions):
+    """Options of verbs that run a trained model."""
+
+    batch_size: BatchSize = None
+    device: Device = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions(ReadOptions):
+    """Options of verbs that build data sets or train again."""
+
+    force_new: ForceNew = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(OptionGroup):
+    """Options of a training."""
+
+    epochs: Epochs = None
+    steps: Steps = None
+    batch_size: BatchSize = None
+    accumulate: Accumulate = None
+    lr: Lr = None
+    tune: Tune = None
+    precision: Precision = None
+    device: Device = None
+    devices: Devices = None
+    compile: Compile = False
+    seed: Seed = None
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """The options by the sections of the settings."""
+        values = self.given()
+        tune = values.pop("tune", None)
+        return {"train": values, "tune": {"rates": tune}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions(BuildOptions):
+    """Options of a run that is started or continued."""
+
+    config: Config = None
+    assignments: Set = None
+    run: RunName = None
+    resume: Resume = False
+
+
+def is_set(value: Any) -> bool:
     """Whether an option was given; 0 is."""
     return value is not None and value is not False and value != []
 
 
-def taking(**groups: Group) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of groups, each where the command has the parameter of the group's name.
+def expand_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command, in the place of each parameter that is an `OptionGroup`, the options of that group."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, OptionGroup)}
+    shown: dict[str, tuple[Any, Any]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name in groups:
+            group = groups[parameter.name]
+            types = get_type_hints(group, include_extras=True)
+            shown |= {field.name: (types[field.name], field.default) for field in fields(group)}  # type: ignore[arg-type]
+        else:
+            shown[parameter.name] = hints[parameter.name], parameter.default
 
-    What was given arrives there as one dict under the names of the library: `no_verify` as `verify=False`; what was not given is absent.
-    """
+    @functools.wraps(command)
+    def run_command(**given: Any) -> int:
+        values = {into: group(**{f.name: given.pop(f.name) for f in fields(group)}) for into, group in groups.items()}  # type: ignore[arg-type]
+        return command(**given, **values)
 
-    def decorated(command: Callable[..., int]) -> Callable[..., int]:
-        hints = get_type_hints(command, include_extras=True)
-        shown = {
-            name: (annotation, default)
-            for parameter in inspect.signature(command).parameters.values()
-            for name, (annotation, default) in groups.get(
-                parameter.name, {parameter.name: (hints[parameter.name], parameter.default)}
-            ).items()
-        }
-
-        @functools.wraps(command)
-        def whole(**given: Any) -> int:
-            taken = {
-                into: {name: value for name in group if told(value := given.pop(name)) and name not in HEARD}
-                for into, group in groups.items()
-            }
-            for options in taken.values():
-                if options.pop("no_verify", False):
-                    options["verify"] = False
-            return command(**given, **taken)
-
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters = [inspect.Parameter(name, keyword, default=d, annotation=a) for name, (a, d) in shown.items()]
-        whole.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
-        whole.__annotations__ = {**{name: annotation for name, (annotation, _) in shown.items()}, "return": int}
-        return whole
-
-    return decorated
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, keyword, default=d, annotation=a) for name, (a, d) in shown.items()]
+    run_command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    run_command.__annotations__ = {**{name: annotation for name, (annotation, _) in shown.items()}, "return": int}
+    return run_command
 
 
-def settings_of(**sections: dict[str, Any]) -> dict[str, Any]:
+def settings_of(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The sections without what was not given: `{"train": {"lr": 1e-3}}` for `settings_of(train={"lr": 1e-3, "seed": None}, model={})`."""
-    given = {name: {key: value for key, value in section.items() if told(value)} for name, section in sections.items()}
+    given = {name: {key: value for key, value in section.items() if is_set(value)} for name, section in sections.items()}
     return {name: section for name, section in given.items() if section}
 
 
-def shard(text: str | None) -> tuple[int, int] | None:
+def parse_shard(text: str | None) -> tuple[int, int] | None:
     """`k/n` as (k, n) with 1 <= k <= n. Raises UserError (config)."""
     if text is None:
         return None

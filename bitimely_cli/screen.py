@@ -25,7 +25,7 @@ class Screen:
     silent = int(os.environ.get("RANK", "0")) > 0
     json = False
     debug = False
-    said = 0
+    n_printed = 0
 
     def say(self, text: str = "") -> None:
         """A line for the reader; on stderr under --json."""
@@ -46,8 +46,8 @@ class Screen:
         )
         if level == "info":
             return
-        self.said += 1
-        if self.said <= MOST_LINES:
+        self.n_printed += 1
+        if self.n_printed <= MOST_LINES:
             self.note(f"{level}[{code}] {clean(message, 1000)}")
 
     def findings(self, findings: Sequence[Finding | dict[str, Any]], where: str = "the report") -> None:
@@ -57,9 +57,9 @@ class Screen:
             for level, finding in as_level:
                 if level == wanted:
                     self.finding(finding)
-        if self.said > MOST_LINES:
-            self.note(f"and {self.said - MOST_LINES} more, see {where}")
-            self.said = MOST_LINES
+        if self.n_printed > MOST_LINES:
+            self.note(f"and {self.n_printed - MOST_LINES} more, see {where}")
+            self.n_printed = MOST_LINES
 
     def result(self, result: dict[str, Any], lines: Sequence[str] = ()) -> None:
         """The end of a verb: one JSON object under --json, else `lines`."""

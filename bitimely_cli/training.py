@@ -9,19 +9,32 @@ from typing import Annotated, Any
 
 import typer
 
-from bitimely_cli.options import READING, SCORING, STARTING, TRAINING, WRITING, Data, OneData, Out, Run, Seed, settings_of, taking
+from bitimely_cli.options import (
+    Data,
+    OneData,
+    Out,
+    ReadOptions,
+    Run,
+    ScoreOptions,
+    Seed,
+    StartOptions,
+    TrainOptions,
+    WriteOptions,
+    expand_options,
+    settings_of,
+)
 from bitimely_cli.screen import screen
 from bitimely_core.errors import Exit
 
 
-class Unit(StrEnum):
+class ResamplingUnit(StrEnum):
     """What a bootstrap resamples."""
 
     subject = "subject"
     window = "window"
 
 
-@taking(training=TRAINING, starting=STARTING)
+@expand_options
 def pretrain(
     *,
     preset: Annotated[
@@ -36,27 +49,29 @@ def pretrain(
     init: Annotated[
         Path | None, typer.Option("--init", help="Start from the weights of this run, model folder or OWNER/NAME[@REVISION] of a hub.")
     ] = None,
-    training: dict[str, Any],
+    training: TrainOptions,
     ties: Annotated[str | None, typer.Option("--ties", help="Events at one time: canonical, shuffle or group.")] = None,
     rotary: Annotated[str | None, typer.Option("--rotary", help="Rotation by token index or by time.")] = None,
-    starting: dict[str, Any],
+    start: StartOptions,
 ) -> int:
     """Pre-train a model on unlabelled windows. The same command again continues a stopped run exactly.
 
     Example: bitimely pretrain --preset 18m
     """
     flags = settings_of(
-        model={"name": model, "ties": ties, "rotary": rotary}, objective={"name": objective}, data={"names": data}, **_of_training(training)
+        model={"name": model, "ties": ties, "rotary": rotary}, objective={"name": objective}, data={"names": data}, **training.sections()
     )
-    _together(training.get("devices"))
+    _launch_processes(training.devices)
     from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = workflows.pretrain(preset=preset, budget=budget, flags=flags, init=init, progress=progress, say=screen.note, **starting)
-    return _trained(result, "dry_run" in starting, "finetune")
+        result = workflows.pretrain(
+            preset=preset, budget=budget, flags=flags, init=init, progress=progress, say=screen.note, **start.given()
+        )
+    return _show_training(result, start.dry_run, "finetune")
 
 
-@taking(training=TRAINING, starting=STARTING)
+@expand_options
 def finetune(
     source: Run,
     *,
@@ -71,8 +86,8 @@ def finetune(
         float | None,
         typer.Option("--fraction", help="Share of the training subjects (default: 0.2 on the data set of the pre-training, else 1)."),
     ] = None,
-    training: dict[str, Any],
-    starting: dict[str, Any],
+    training: TrainOptions,
+    start: StartOptions,
 ) -> int:
     """Fine-tune a run on a labelled view.
 
@@ -81,31 +96,31 @@ def finetune(
     flags = settings_of(
         finetune={"readout": readout, "layers": layers, "freeze": freeze, "from_scratch": from_scratch},
         data={"fraction": fraction},
-        **_of_training(training),
+        **training.sections(),
     )
-    _together(training.get("devices"))
+    _launch_processes(training.devices)
     from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = workflows.finetune(source, data=data, flags=flags, progress=progress, say=screen.note, **starting)
-    return _trained(result, "dry_run" in starting, "evaluate")
+        result = workflows.finetune(source, data=data, flags=flags, progress=progress, say=screen.note, **start.given())
+    return _show_training(result, start.dry_run, "evaluate")
 
 
-@taking(scoring=SCORING)
+@expand_options
 def evaluate(
     run: Run,
     *,
     data: OneData = None,
     split: Annotated[str, typer.Option("--split", help="train, validation or test.")] = "test",
     bootstrap: Annotated[int, typer.Option("--bootstrap", min=0, help="Resamples.")] = 1000,
-    by: Annotated[Unit, typer.Option("--by", help="subject, or window (to reproduce papers; stamped).")] = Unit.subject,
+    by: Annotated[ResamplingUnit, typer.Option("--by", help="subject, or window (to reproduce papers; stamped).")] = ResamplingUnit.subject,
     compare: Annotated[str | None, typer.Option("--compare", metavar="RUN2", help="Paired differences to this run.")] = None,
     predictions: Annotated[
         Path | None,
         typer.Option("--predictions", metavar="FILE", help="Write predictions as MEDS-evaluation reads them (tokenize --task)."),
     ] = None,
     ids: Annotated[Path | None, typer.Option("--ids", metavar="FILE", help="Table of ingest --keep-ids, for --predictions.")] = None,
-    scoring: dict[str, Any],
+    score: ScoreOptions,
 ) -> int:
     """Score a run on its test split: metrics with 95 % intervals, baselines, paired comparison, report.
 
@@ -124,10 +139,10 @@ def evaluate(
             predictions=predictions,
             ids=ids,
             progress=progress,
-            **scoring,
+            **score.given(),
         )
-    if "dry_run" in scoring:
-        return _planned(result)
+    if score.dry_run:
+        return _show_plan(result)
     screen.findings(result.pop("findings", []))
     rows = [
         [
@@ -141,7 +156,9 @@ def evaluate(
         for name, m in result["metrics"].items()
     ]
     screen.table(
-        ["metric", "value", "se", "95 % from", "to", "majority baseline"], rows, f"{result['run']} on {result['data']} ({result['split']})"
+        ["metric", "value", "se", "95 % CI lower", "upper", "majority baseline"],
+        rows,
+        f"{result['run']} on {result['data']} ({result['split']})",
     )
     lines = [*result.get("notices", []), f"n = {result['n']:,} windows of {result['n_subjects']} subjects; report: {result['report']}"]
     for name, d in (result.get("comparison") or {}).get("metrics", {}).items():
@@ -157,7 +174,7 @@ def evaluate(
     return Exit.OK
 
 
-@taking(scoring=SCORING)
+@expand_options
 def embed(
     run: Run,
     *,
@@ -166,7 +183,7 @@ def embed(
     layers: Annotated[str, typer.Option("--layers", help="last or last-two.")] = "last",
     split: Annotated[str, typer.Option("--split", help="train, validation, test or all.")] = "all",
     out: Out = None,
-    scoring: dict[str, Any],
+    score: ScoreOptions,
 ) -> int:
     """Write the embeddings of a run as Parquet, one row a sequence.
 
@@ -175,14 +192,14 @@ def embed(
     from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = workflows.embed(run, data=data, readout=readout, layers=layers, split=split, out=out, progress=progress, **scoring)
-    if "dry_run" in scoring:
-        return _planned(result)
+        result = workflows.embed(run, data=data, readout=readout, layers=layers, split=split, out=out, progress=progress, **score.given())
+    if score.dry_run:
+        return _show_plan(result)
     screen.result(result, [f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"])
     return Exit.OK
 
 
-@taking(reading=READING)
+@expand_options
 def analyze(
     kind: Annotated[str, typer.Argument(help="See: bitimely list analyses.", metavar="KIND")],
     run: Annotated[
@@ -190,14 +207,14 @@ def analyze(
     ] = None,
     *,
     data: OneData = None,
-    model: Annotated[str | None, typer.Option("--model", help="In the place of a run (leakage, complexity).")] = None,
-    objective: Annotated[str | None, typer.Option("--objective", help="In the place of a run (leakage).")] = None,
-    preset: Annotated[str, typer.Option("--preset", help="In the place of a run (leakage, complexity).")] = "tiny",
-    sequences: Annotated[int | None, typer.Option("--sequences", min=1, help="Sequences that are looked at, at most.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model to analyze instead of a run (leakage, complexity).")] = None,
+    objective: Annotated[str | None, typer.Option("--objective", help="Objective to analyze instead of that of a run (leakage).")] = None,
+    preset: Annotated[str, typer.Option("--preset", help="Model to analyze instead of a run (leakage, complexity).")] = "tiny",
+    sequences: Annotated[int | None, typer.Option("--sequences", min=1, help="Largest number of sequences to analyze.")] = None,
     seed: Seed = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the report.")] = None,
     out: Out = None,
-    reading: dict[str, Any],
+    read: ReadOptions,
 ) -> int:
     """Answer a question about runs with figures, their data and controls.
 
@@ -207,7 +224,7 @@ def analyze(
     """
     from bitimely_core import workflows
 
-    names, options = _split(run or [])
+    names, options = _split_options(run or [])
     with screen.progress() as progress:
         result = workflows.analyze(
             kind,
@@ -222,21 +239,18 @@ def analyze(
             name=name,
             out=out,
             progress=progress,
-            **reading,
+            **read.given(),
         )
-    if "dry_run" in reading:
-        return _planned(result)
+    if read.dry_run:
+        return _show_plan(result)
     result.pop("page")
     screen.result(result, [result["verdict"], *result["notices"], f"report: {result['report']}"])
     return int(result["exit_code"])
 
 
-@taking(writing=WRITING)
+@expand_options
 def report(
-    run: Annotated[list[str], typer.Argument(help="Names or folders of runs.", metavar="RUN...")],
-    *,
-    out: Out = None,
-    writing: dict[str, Any],
+    run: Annotated[list[str], typer.Argument(help="Names or folders of runs.", metavar="RUN...")], *, out: Out = None, write: WriteOptions
 ) -> int:
     """One comparison page of several runs: scores with intervals, paired differences, curves.
 
@@ -244,19 +258,14 @@ def report(
     """
     from bitimely_core import workflows
 
-    result: dict[str, Any] = workflows.report(run, out=out, **writing)
-    if "dry_run" in writing:
-        return _planned(result)
+    result: dict[str, Any] = workflows.report(run, out=out, **write.given())
+    if write.dry_run:
+        return _show_plan(result)
     screen.result(result, [result["verdict"], f"report: {result['report']}"])
     return Exit.OK
 
 
-def _of_training(training: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The options of a training by the sections of the settings."""
-    return {"train": {key: value for key, value in training.items() if key != "tune"}, "tune": {"rates": training.get("tune")}}
-
-
-def _together(devices: int | None) -> None:
+def _launch_processes(devices: int | None) -> None:
     """`--devices N`: the same command line again in N processes; this one waits and passes their exit code on."""
     if devices is None or devices < 2:
         return
@@ -267,9 +276,9 @@ def _together(devices: int | None) -> None:
         raise typer.Exit(code)
 
 
-def _trained(result: dict[str, Any], dry_run: bool, following: str) -> int:
+def _show_training(result: dict[str, Any], dry_run: bool, following: str) -> int:
     if dry_run:
-        return _planned(result)
+        return _show_plan(result)
     if not result["writer"]:
         return Exit.OK
     final = result["final"] or {}
@@ -284,7 +293,7 @@ def _trained(result: dict[str, Any], dry_run: bool, following: str) -> int:
     return Exit.OK
 
 
-def _split(words: list[str]) -> tuple[list[str], dict[str, str]]:
+def _split_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
     """Runs and the options of an analysis: `["a", "--row-norm", "abs-sum"]` -> `(["a"], {"row_norm": "abs-sum"})`."""
     names: list[str] = []
     options: dict[str, str] = {}
@@ -298,7 +307,7 @@ def _split(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return names, options
 
 
-def _planned(result: dict[str, Any]) -> int:
+def _show_plan(result: dict[str, Any]) -> int:
     screen.result(result, screen.lines(result))
     return Exit.OK
 

@@ -74,7 +74,7 @@ def unknown(kind: str, name: str, known: list[str]) -> UserError:
     """The error for a name that is not known, with the closest ones."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return usage_error(
-        f"no {kind} is called {name!r}",
+        f"unknown {kind} {name!r}",
         f"known are {', '.join(sorted(known)) or 'none yet'}",
         f"Did you mean {' or '.join(close)}?" if close else "",
         code=Reason.UNKNOWN_NAME,
