@@ -140,7 +140,7 @@ class Recipe(Section):
     folds: tuple[Annotated[int, Field(ge=1, le=10)], ...] = ()  # test folds: everything once for each, the test sets scored together
     statistics: tuple[str, ...] = ()  # views whose windows are counted beside the paper's table
     objectives: dict[str, str] = {}  # a model's own objective -> the one in its place
-    literal: dict[str, Any] = {}  # laid over the recipe unless `run --honest`: what the paper does and a fair evaluation would not
+    literal: dict[str, Any] = {}  # laid over the recipe unless `run --leak-free`: what the paper does and a fair evaluation would not
     model: dict[str, Any] = {}
     objective: dict[str, Any] = {}
     data: dict[str, Any] = {}
@@ -160,17 +160,20 @@ class Recipe(Section):
         return merge_layers({"data": windows} if windows else {}, general, getattr(self, stage).flags())
 
 
-def load_recipe(path: Path, *, honest: bool = False, changes: dict[str, Any] | None = None) -> Recipe:
-    """A recipe file with `changes` laid over it, and before them its section `[literal]` unless `honest`.
+def load_recipe(path: Path, *, leak_free: bool = False, changes: dict[str, Any] | None = None) -> Recipe:
+    """A recipe file with `changes` laid over it, and before them its section `[literal]` unless `leak_free`.
 
     Raises UserError (config, exit 2) naming the key, with the nearest right one.
     """
     values = read_toml(path)
-    if honest and not values.get("literal"):
+    if leak_free and not values.get("literal"):
         raise usage_error(
-            "no section [literal]", "expected one for --honest to leave out", "Leave --honest out: there is one variant", file=str(path)
+            "no section [literal]",
+            "expected one for --leak-free to leave out",
+            "Leave --leak-free out: there is one variant",
+            file=str(path),
         )
-    read = validate(Recipe, merge_layers(values, {} if honest else values.get("literal", {}), changes or {}), str(path))
+    read = validate(Recipe, merge_layers(values, {} if leak_free else values.get("literal", {}), changes or {}), str(path))
     free: list[dict[str, Any]] = [{}, *(arm.set for arm in read.arm)]
     for stage, more in itertools.product(
         ("pretrain", "finetune"), free

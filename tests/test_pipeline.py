@@ -88,22 +88,24 @@ def test_recipes_of_the_papers_tables_hold_its_numbers(name: str, rows: int, col
     assert {column.partition(":")[0] for cells in recipe.paper.values() for column in cells} == {entry["column"] for entry in plan.table}
 
 
-def test_the_papers_variant_is_the_default_and_the_honest_one_a_switch(tmp_path: Path) -> None:
+def test_the_papers_variant_is_the_default_and_the_leak_free_one_a_switch(tmp_path: Path) -> None:
     stages = {}
-    for honest in (False, True):
-        plan = planned(pipeline.load("table2", honest=honest), "t", tmp_path, assignments=[])
-        stages[honest] = plan
+    for leak_free in (False, True):
+        plan = planned(pipeline.load("table2", leak_free=leak_free), "t", tmp_path, assignments=[])
+        stages[leak_free] = plan
     split = {
-        honest: {n.settings.get("split") for n in plan.nodes.values() if n.label.startswith("tokenize")} for honest, plan in stages.items()
+        leak_free: {n.settings.get("split") for n in plan.nodes.values() if n.label.startswith("tokenize")}
+        for leak_free, plan in stages.items()
     }
     assert split == {False: {"random-window"}, True: {None}}
     objective = {
-        honest: plan.trainings["pretrain t-sleep-bitimelygpt"]["flags"].get("objective", {}).get("name") for honest, plan in stages.items()
+        leak_free: plan.trainings["pretrain t-sleep-bitimelygpt"]["flags"].get("objective", {}).get("name")
+        for leak_free, plan in stages.items()
     }
     assert objective == {False: "next-previous", True: "next-previous-strict"}
     assert "objective" not in stages[True].trainings["pretrain t-sleep-patchtst"]["flags"]
     with pytest.raises(UserError, match="literal"):
-        pipeline.load("smoke", honest=True)
+        pipeline.load("smoke", leak_free=True)
 
 
 def test_flags_of_the_fine_tuning_alone_share_one_pre_training(tmp_path: Path) -> None:

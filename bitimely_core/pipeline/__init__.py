@@ -22,7 +22,7 @@ __all__ = ["cells", "load", "run"]
 Say = Callable[[str], None]
 
 
-def load(name: str, *, honest: bool = False, changes: dict[str, Any] | None = None) -> Recipe:
+def load(name: str, *, leak_free: bool = False, changes: dict[str, Any] | None = None) -> Recipe:
     """A shipped recipe by name, or a TOML file by path. Raises UserError (unknown_name or config, exit 2)."""
     shipped = {p.stem: p for p in registry.RECIPES.glob("*.toml")}
     path = Path(name)
@@ -30,7 +30,7 @@ def load(name: str, *, honest: bool = False, changes: dict[str, Any] | None = No
         path = shipped[name]
     elif path.suffix != ".toml" and os.sep not in name:
         raise registry.unknown("pipeline", name, list(shipped))
-    return load_recipe(path, honest=honest, changes=changes)
+    return load_recipe(path, leak_free=leak_free, changes=changes)
 
 
 def run(
@@ -41,7 +41,7 @@ def run(
     jobs: int = 1,
     devices: int = 1,
     shard: tuple[int, int] | None = None,
-    honest: bool = False,
+    leak_free: bool = False,
     assignments: list[str] | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -61,7 +61,7 @@ def run(
         jobs: processes that share the work; each has a GPU of its own where there are several.
         devices: of each training, data-parallel.
         shard: (k, n), part k of n of the cells, for a job array.
-        honest: leave the recipe's section `[literal]` out; names end in -honest.
+        leak_free: leave the recipe's section `[literal]` out; names end in -leak-free.
         assignments: `section.key=value`; sections of a recipe (ingest, tokenize, build, evaluate, matrix) change the recipe, the others all trainings.
         dry_run: only say what would be done, with estimates of parameters, operations, hours and disk.
         progress: called with what is counted, how far, of how many.
@@ -78,10 +78,10 @@ def run(
     """
     began = time.time() if began is None else began
     whole, each = _changes(assignments or [])
-    recipe = load(pipeline, honest=honest, changes=whole)
+    recipe = load(pipeline, leak_free=leak_free, changes=whole)
     validate(Settings, merge_layers(Settings().model_dump(by_alias=True), parse_assignments(each)))
-    name = Path(pipeline).stem + ("-honest" if honest else "")
-    plan = planned(recipe, name, workspace, assignments=each, devices=devices, honest=honest, progress=progress, say=say)
+    name = Path(pipeline).stem + ("-leak-free" if leak_free else "")
+    plan = planned(recipe, name, workspace, assignments=each, devices=devices, leak_free=leak_free, progress=progress, say=say)
     mine = graph.closure(plan.nodes, _mine(plan, only or [], shard))
     if dry_run:
         return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **costs.table(plan, mine, workspace)}
@@ -92,7 +92,7 @@ def run(
         only=only,
         devices=devices,
         shard=shard,
-        honest=honest,
+        leak_free=leak_free,
         assignments=assignments,
         began=began,
     )

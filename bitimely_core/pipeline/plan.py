@@ -102,7 +102,7 @@ def planned(
     *,
     assignments: list[str],
     devices: int = 1,
-    honest: bool = False,
+    leak_free: bool = False,
     progress: Progress | None = None,
     say: Say | None = None,
 ) -> Plan:
@@ -121,7 +121,7 @@ def planned(
         for block, cell in itertools.product(blocks, _cells(recipe)):
             for fold in recipe.folds or (None,):
                 building.cell(block, cell, views, fold)
-    building.pages(honest)
+    building.pages(leak_free)
     return plan
 
 
@@ -338,7 +338,7 @@ class _Building:
         made = self.workspace / "reports" / report / "summary.json"
         self.add(Node(label=f"analyze {report}", settings=chosen, call=call, made=made, needs=needs), owner, words)
 
-    def pages(self, honest: bool) -> None:
+    def pages(self, leak_free: bool) -> None:
         """What is about the whole recipe: analyses of all rows together or of none, the comparison, the statistics."""
         plan, recipe = self.plan, self.recipe
         for number, analysis in enumerate(recipe.analyze):
@@ -358,7 +358,7 @@ class _Building:
             self.add(Node(label="statistics", settings=stated, call=call, made=out / "summary.json", after=stages))
         if plan.table:
             stages = tuple(entry["stage"] for entry in plan.table if "stage" in entry)
-            call = partial(_results, plan, self.workspace, honest, self.progress)
+            call = partial(_results, plan, self.workspace, leak_free, self.progress)
             stated = {"table": [[e["row"], e["column"], e["seed"], e.get("run")] for e in plan.table], "paper": recipe.paper}
             self.add(Node(label="results", settings=stated, call=call, made=out / "summary.json", after=stages))
 
@@ -403,7 +403,7 @@ def training(verb: str, call: dict[str, Any], **given: Any) -> dict[str, Any]:
     return workflows.finetune(**call, **given) if verb == "finetune" else workflows.pretrain(**call, **given)
 
 
-def _results(plan: Plan, workspace: Path, honest: bool, progress: Progress | None, states: States) -> Mapping[str, Any]:
+def _results(plan: Plan, workspace: Path, leak_free: bool, progress: Progress | None, states: States) -> Mapping[str, Any]:
     """The page of results: every cell of the table, with what became of it."""
     placed: dict[tuple[str, str, int], list[dict[str, Any]]] = {}  # several runs are test folds of one cell
     for entry in plan.table:
@@ -423,12 +423,12 @@ def _results(plan: Plan, workspace: Path, honest: bool, progress: Progress | Non
             runs_of = [part["run"] for part in parts]
             entries.append({**cell, "run": runs_of if len(runs_of) > 1 else runs_of[0], "state": "done", "detail": ""})
     recipe = plan.recipe
-    variant = "The honest variant" if honest else "As the paper has it; --honest for the other variant" if recipe.literal else ""
+    variant = "The leak-free variant" if leak_free else "As the paper has it; --leak-free for the other variant" if recipe.literal else ""
     return write_results(
         plan.name,
         entries,
         paper=recipe.paper,
-        title=recipe.title + (" (honest variant)" if honest else ""),
+        title=recipe.title + (" (leak-free variant)" if leak_free else ""),
         description=". ".join(filter(None, [recipe.description, variant])),
         workspace=workspace,
         out=workspace / "reports" / plan.name,
