@@ -21,10 +21,11 @@ def command_line() -> str:
     group = typer.main.get_command(app)
     parts = ["# Command line", "", "Made by `python docs/generate.py` from the commands themselves.", ""]
     for name, command in group.commands.items():  # type: ignore[attr-defined]
-        context = command.make_context(name, [], resilient_parsing=True)
-        context.info_name = f"bitimely {name}"
-        context.terminal_width = 110
-        parts += [f"## {name}", "", "```", command.get_help(context).strip(), "```", ""]
+        for words in ([], ["pophr"]) if name in {"ingest", "tokenize"} else ([],):
+            context = command.make_context(name, list(words), resilient_parsing=True)
+            context.info_name = f"bitimely {name}"
+            context.terminal_width = 110
+            parts += [f"## {' '.join([name, *words])}", "", "```", command.get_help(context).strip(), "```", ""]
     return "\n".join(parts)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CORE = sorted((ROOT / "bitimely_core").rglob("*.py"))
-SOURCES = [*CORE, *sorted((ROOT / "bitimely_cli").rglob("*.py"))]
+SOURCES = [*CORE, *sorted((ROOT / "bitimely_cli").rglob("*.py")), *sorted((ROOT / "bitimely").rglob("*.py"))]
 HEAVY = {"torch", "polars", "pyarrow", "mne", "sklearn", "pandas", "scipy", "matplotlib"}
 
 
@@ -36,6 +36,27 @@ def test_help_and_lists_import_nothing_heavy(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_the_library_is_imported_on_first_use() -> None:
+    code = (
+        f"import sys, bitimely\nassert not {sorted(HEAVY)!r} or not set({sorted(HEAVY)!r}) & set(sys.modules)\nprint(bitimely.__version__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_exists_and_is_that_of_the_library() -> None:
+    import importlib
+
+    import bitimely
+
+    assert set(dir(bitimely)) == set(bitimely.__all__)
+    assert {*bitimely.MODULES, *bitimely.SOURCES, "__version__"} == set(bitimely.__all__)
+    for name, (module, source) in bitimely.SOURCES.items():
+        assert getattr(bitimely, name) is getattr(importlib.import_module(module), source)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        bitimely.no_such_name  # noqa: B018
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +75,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["tokenize", "sleep-edf/stagin"], 2, "sleep-edf/staging"),
         (["list", "modles"], 2, "models"),
         (["analyze", "svdd", "x"], 2, "svd"),
-        (["evaluate", "nothing"], 2, "no run is called"),
+        (["evaluate", "nothing"], 2, "unknown run"),
         (["run", "smok"], 2, "smoke"),
         (["ingest", "synthetic", "--shard", "3/2"], 2, "k/n"),
         (["tokenize", "sleep-edf"], 4, "bitimely ingest sleep-edf"),
@@ -272,29 +274,54 @@ def test_data_sets_of_other_channels_share_a_trunk(workspace: Path, capsys: pyte
 
 
 def test_options_arrive_under_the_names_of_the_library() -> None:
-    """0 is a value, a flag that is not given is absent, `--no-verify` is `verify=False`; what callbacks have heard goes no further."""
+    """0 is a value, a flag that is not given is absent, `--no-verify` is `verify=False`; options with callbacks go no further."""
     import typer
 
     from bitimely_cli import claims, options
 
-    heard: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
 
-    @options.taking(build=claims.BUILD, training=options.TRAINING, starting=options.STARTING)
-    def verb(*, build: dict[str, Any], other: int = 3, training: dict[str, Any], starting: dict[str, Any]) -> int:
-        heard.extend([build, {"other": other}, training, starting])
+    def verb(*, build: claims.ClaimsBuildOptions, other: int = 3, train: options.TrainOptions, start: options.StartOptions) -> int:
+        received.extend([build.given(), {"other": other}, train.given(), start.given()])
         return 0
 
+    verb.__annotations__ |= {"build": claims.ClaimsBuildOptions, "train": options.TrainOptions, "start": options.StartOptions}
+    build_options = [field.name for field in dataclasses.fields(claims.ClaimsBuildOptions)]
+
     own = typer.Typer()
-    own.command()(verb)
+    own.command()(options.expand_options(verb))
     command = typer.main.get_command(own)
     names = [parameter.name for parameter in command.params]
-    assert names[: len(claims.BUILD)] == list(claims.BUILD), "options stand where the group stands in the signature"
-    assert names.index("other") == len(claims.BUILD)
+    assert names[: len(build_options)] == build_options, "options stand where the group stands in the signature"
+    assert names.index("other") == len(build_options)
     given = ["--top-k", "0", "--min-codes", "0", "--seed", "0", "--no-verify", "--resume", "--set", "a.b=1", "-w", "here"]
     assert command.main(given, standalone_mode=False) == 0
-    assert heard == [
+    assert received == [
         {"top_k": 0, "min_codes": 0},
         {"other": 3},
         {"seed": 0},
         {"assignments": ["a.b=1"], "verify": False, "workspace": Path("here")},
     ]
+
+
+def test_help_of_ingest_shows_the_options_of_the_named_data_set(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*words: str) -> set[str]:
+        assert main([*words, "--help"]) == 0
+        return set(re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", capsys.readouterr().out, flags=re.M))
+
+    recordings, claims, ptb = shown("ingest"), shown("ingest", "pophr"), shown("ingest", "ptb-xl")
+    assert len(recordings) <= 25
+    assert {"--map", "--rate", "--size"} <= recordings
+    assert not recordings & {"--phecode-map", "--leakage"}
+    assert {"--phecode-map", "--leakage", "--jobs"} <= claims
+    assert "--rate" in ptb
+    assert not ptb & {"--map", "--size"}
+    assert "--task" in shown("tokenize", "pophr") - shown("tokenize", "sleep-edf")
+
+
+def test_the_former_name_of_leak_free_is_still_accepted(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = []
+    for flag in ("--leak-free", "--honest"):
+        assert main(["run", "table2", flag, "--dry-run", "--json", "-w", str(workspace)]) == 0
+        plans.append([stage["stage"] for stage in json.loads(capsys.readouterr().out)["stages"]])
+    assert plans[0] == plans[1]

@@ -256,8 +256,6 @@ EXTRAS = {
     "duckdb": ("duckdb", "claims builder on DuckDB"),
     "spark": ("pyspark", "claims builder on Spark; needs Java 17"),
     "hub": ("huggingface_hub", "export --push, pretrain --init OWNER/NAME"),
-    "track": ("tensorboard", "training curves in TensorBoard"),
-    "fla": ("fla", "optional GPU kernels"),
 }
 NEEDED = (
     "torch",
