@@ -44,14 +44,14 @@ def test_the_slope_is_that_of_a_least_squares_line():
 def test_fixed_costs_flatten_the_slope_and_the_last_one_less():
     rounds = [[c * (1000.0 + n) for c in (1.0, 1.1, 0.9)] for n in LENGTHS]
     found = fit_slopes(LENGTHS, rounds)
-    assert found["value"] < found["last"] < 1
-    assert found["lo"] == pytest.approx(found["hi"]) == pytest.approx(found["value"])
+    assert found.value < found.last < 1
+    assert found.lo == pytest.approx(found.hi) == pytest.approx(found.value)
 
 
 def test_rounds_give_the_range_of_the_slope():
     found = fit_slopes([10, 100], [[1.0, 1.0, 1.0], [10.0, 100.0, 1000.0]])
-    assert (found["value"], found["lo"], found["hi"]) == pytest.approx((2.0, 1.0, 3.0))
-    assert fit_slopes([10], [[1.0]]) == {"value": None, "lo": None, "hi": None, "last": None}
+    assert found[:3] == pytest.approx((2.0, 1.0, 3.0))
+    assert fit_slopes([10], [[1.0]]) == (None, None, None, None)
     assert fit_slope([10, 20], [0.0, 1.0]) is None
 
 

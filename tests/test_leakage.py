@@ -38,7 +38,7 @@ def config_of(name, **options):
 
 
 def measured(config, objective, mode="eval"):
-    measure = leaking._measure_code_changes if config.tokenizer == "codes" else leaking._measure_jacobian
+    measure = leaking.measure_code_changes if config.tokenizer == "codes" else leaking.measure_jacobian
     return measure(leaking._shrink_config(config), objectives.get(objective), 0, training=mode == "train")
 
 
@@ -63,11 +63,11 @@ def test_no_target_leak(name, options, objective):
         ("eval", "train") if not options or "temporal_conv" in options else ("eval",)
     ):  # without dropout only batch norm tells them apart
         found = measured(config, objective, mode)
-        assert found["allowed"] > 0  # else the zeros are those of a dead model
+        assert found.allowed > 0  # else the zeros are those of a dead model
         if stamp is True or (isinstance(stamp, str) and mode == "eval"):
-            assert found["own"] == found["beyond"] == 0
+            assert found.own == found.beyond == 0
         if stamp is False:
-            assert found["own"] > 1e-6
+            assert found.own > 1e-6
 
 
 def largest(name, objective, layers, **options):
@@ -113,8 +113,8 @@ def test_the_measurement_catches_what_it_should(monkeypatch):
     mix = torch.nn.Conv1d(64, 64, 3, padding=1).double()
     model.adapter.embedding.register_forward_hook(lambda module, args, out: mix(out.transpose(1, 2)).transpose(1, 2))
     monkeypatch.setattr(leaking.building, "made", lambda config: model)
-    found = leaking._measure_jacobian(model.config, objectives.get("next"), 0, training=False)
-    assert found["own"] > 1e-3
+    found = leaking.measure_jacobian(model.config, objectives.get("next"), 0, training=False)
+    assert found.own > 1e-3
 
 
 # -------------------------------------------------------------------------------------------------------------- the page
@@ -212,7 +212,7 @@ def test_the_same_seed_measures_the_same():
 
 def test_next_previous_copies_noise_within_a_few_steps():
     found = leaking.train_on_noise(config_of("bitimelygpt", tokenizer="codes", codes=52), objectives.get("next-previous"), 120)
-    assert found["rel"] < 0.9
+    assert found.rel < 0.9
 
 
 @pytest.mark.slow
@@ -221,5 +221,5 @@ def test_next_previous_copies_noise_within_a_few_steps():
 )
 def test_noise_stays_noise_without_a_leak(objective, steps, leaks):
     found = leaking.train_on_noise(build_model_config("bitimelygpt", "retention", "tiny", channels=4), objectives.get(objective), steps)
-    assert (found["rel"] < 0.9) if leaks else (0.97 <= found["rel"] < 1.03)
-    assert found["values"] >= 20_000
+    assert (found.rel < 0.9) if leaks else (0.97 <= found.rel < 1.03)
+    assert found.values >= 20_000

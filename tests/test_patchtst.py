@@ -246,17 +246,17 @@ def test_its_stamp_says_what_the_derivative_says():
     assert stamp() == "given window statistics"
     assert stamp(revin=False) is True
     for training in (False, True):
-        found = leaking._measure_jacobian(tiny(channels=1, length=72, revin=False).config, objectives.get(), 0, training=training)
-        assert found["own"] == found["beyond"] == 0 < found["allowed"]
-    found = leaking._measure_jacobian(tiny(channels=1, length=72).config, objectives.get(), 0, training=False)
-    assert found["own"] > 0  # the size of the window, by RevIN
+        found = leaking.measure_jacobian(tiny(channels=1, length=72, revin=False).config, objectives.get(), 0, training=training)
+        assert found.own == found.beyond == 0 < found.allowed
+    found = leaking.measure_jacobian(tiny(channels=1, length=72).config, objectives.get(), 0, training=False)
+    assert found.own > 0  # the size of the window, by RevIN
     page = leaking.leakage(model="patchtst", steps=0)
     assert (page.summary["stamped"], page.summary["leak_free"], page.summary["contradiction"]) == ("given window statistics", False, False)
 
 
 @pytest.mark.slow
 def test_white_noise_stays_unpredicted():
-    assert leaking.train_on_noise(tiny(channels=2).config, objectives.get(), 200)["rel"] > 0.97
+    assert leaking.train_on_noise(tiny(channels=2).config, objectives.get(), 200).rel > 0.97
 
 
 def test_sines_are_learned():

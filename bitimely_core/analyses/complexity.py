@@ -1,19 +1,21 @@
-"""How do time and memory grow with the length of a sequence? Retention in its three forms, softmax attention, and a whole model, measured.
+"""Time and memory against sequence length: retention in its three forms, softmax attention, and a complete model.
 
-One call is a forward and a backward pass on one sequence of N tokens. All candidates of all lengths are measured in rounds, each once a
-round, in CPU time of one thread, so that a busy machine changes little and slows all of them alike; the medians over the rounds are shown. A slope is that of a line through the
-logarithms: 1 = linear, 2 = quadratic. Memory is counted, not sampled: the largest number of bytes in tensors that are alive at one time,
-beyond the inputs (parameters and their gradients of the whole model included); what a kernel keeps inside itself is not seen.
+One call is a forward and a backward pass on one sequence of N tokens. Every candidate is measured at every length once a round, in CPU time
+of one thread, so that load on the machine affects all of them alike; medians over the rounds are shown. A slope is that of the log-log
+regression line: 1 = linear, 2 = quadratic. Memory is counted, not sampled: the largest number of bytes in tensors alive at one time, beyond
+the inputs (parameters of the model and their gradients included); memory inside a kernel is not counted.
 
 Legend: N tokens, H heads, K key width of a head, V value width of a head, R rounds.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +30,7 @@ from bitimely_core.config import ModelConfig, build_model_config
 from bitimely_core.errors import safe_text, usage_error
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.ops.retention import retention
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.page import Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.types import Batch, Progress
 
@@ -40,7 +42,7 @@ Call = Callable[[], Any]
 
 DEFAULT_LENGTHS = "256,512,1024,2048"
 DEFAULT_ROUNDS = 5
-DEFAULT_SLOWEST = 4.0  # seconds of one call; longer ones, and longer sequences of the same candidate, are left out
+DEFAULT_SLOWEST = 4.0  # seconds of one call; slower candidates are excluded at this and longer lengths
 CHANNELS = 1
 CODES = 100  # vocabulary of an events model that is timed
 PARALLEL, CHUNKWISE, RECURRENT = "retention, parallel", "retention, chunkwise", "retention, recurrent"
@@ -61,7 +63,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tree_leaves((args, kwargs)):
-            self._note(tensor, new=False)  # what was there before does not count
+            self._note(tensor, new=False)  # tensors that exist already do not count
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             self._note(tensor, new=True)
@@ -91,34 +93,61 @@ def peak_bytes(call: Call) -> int:
 
 
 def time_calls(
-    calls: Mapping[Any, Call], rounds: int, clock: Callable[[], float] = time.process_time, tell: Callable[[int], None] | None = None
+    calls: Mapping[Any, Call], rounds: int, clock: Callable[[], float] = time.process_time, report: Callable[[int], None] | None = None
 ) -> dict[Any, list[float]]:
     """CPU seconds of each call in each round; in a round every call runs twice, one after the other; the second is timed."""
-    taken: dict[Any, list[float]] = {name: [] for name in calls}
+    seconds: dict[Any, list[float]] = {name: [] for name in calls}
     for number in range(rounds):
         for name, call in calls.items():
             call()  # not timed: caches and the allocator still hold what the call before it left
             begin = clock()
             call()
-            taken[name].append(clock() - begin)
-        if tell is not None:
-            tell(number + 1)
-    return taken
+            seconds[name].append(clock() - begin)
+        if report is not None:
+            report(number + 1)
+    return seconds
 
 
 def fit_slope(lengths: Sequence[int], values: Sequence[float]) -> float | None:
-    """Of the least-squares line through the logarithms; None below two lengths or for values that are not positive."""
+    """Slope of the log-log regression line; None below two lengths or for values that are not positive."""
     if len(lengths) < 2 or min(values) <= 0:
         return None
     return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
 
 
-def fit_slopes(lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What times [lengths][R] say: `value` slope of the medians, `lo` and `hi` the smallest and largest slope of a round, `last` between the two longest."""
+class TimeSlope(NamedTuple):
+    """Log-log slope of times against lengths."""
+
+    value: float | None  # of the medians
+    lo: float | None  # smallest and largest slope of a single round
+    hi: float | None
+    last: float | None  # between the two longest lengths
+
+
+class MemorySlope(NamedTuple):
+    """Log-log slope of bytes against lengths."""
+
+    value: float | None
+    last: float | None  # between the two longest lengths
+
+
+class Growth(NamedTuple):
+    """Measurements of one candidate; the keys of `seconds`, `quartiles` and `bytes` are lengths."""
+
+    lengths: list[int]
+    seconds: dict[str, float]
+    quartiles: dict[str, list[float]]
+    bytes: dict[str, int]
+    slope: TimeSlope
+    memory_slope: MemorySlope
+
+
+def fit_slopes(lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> TimeSlope:
+    """Slopes of times [lengths][R]."""
     medians = [float(np.median(of)) for of in rounds]
     each = [s for r in range(min(map(len, rounds), default=0)) if (s := fit_slope(lengths, [of[r] for of in rounds])) is not None]
-    ends = {"lo": min(each), "hi": max(each)} if each else {"lo": None, "hi": None}
-    return {"value": fit_slope(lengths, medians), **ends, "last": fit_slope(lengths[-2:], medians[-2:])}
+    lo, hi = (min(each), max(each)) if each else (None, None)
+    return TimeSlope(fit_slope(lengths, medians), lo, hi, fit_slope(lengths[-2:], medians[-2:]))
 
 
 # --- candidates ---------------------------------------------------------------------------------------------------------------------------
@@ -139,7 +168,7 @@ def make_operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
     decay = torch.log1p(-torch.exp(torch.linspace(-np.log(32), -np.log(512), heads)))
     mask = torch.ones(n, n, dtype=torch.bool).tril()
 
-    def ours(form: Any) -> Call:
+    def retain(form: Any) -> Call:
         return lambda: torch.autograd.grad(retention(q, k, v, log_decay=decay, form=form), (q, k, v), out)
 
     def softmax() -> Any:
@@ -147,9 +176,9 @@ def make_operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
         return torch.autograd.grad(scores.softmax(-1) @ sv, (sq, sk, sv), s_out)
 
     return {
-        PARALLEL: ours("parallel"),
-        CHUNKWISE: ours("chunkwise"),
-        RECURRENT: ours("recurrent"),
+        PARALLEL: retain("parallel"),
+        CHUNKWISE: retain("chunkwise"),
+        RECURRENT: retain("recurrent"),
         SOFTMAX: softmax,
         FUSED: lambda: torch.autograd.grad(scaled_dot_product_attention(sq, sk, sv, is_causal=True), (sq, sk, sv), s_out),
     }
@@ -186,7 +215,7 @@ def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
 
 @analyses(
     AnalysisFacts(
-        takes="model", help="How time and memory grow with the length: retention in three forms, softmax attention, a whole model"
+        takes="model", help="Time and memory against sequence length: retention in three forms, softmax attention, a complete model"
     )
 )
 def complexity(
@@ -206,13 +235,13 @@ def complexity(
     Args:
         runs: one run, whose model is measured with the widths that it was trained at; None = that of the next two.
         model: name of a model.
-        objective: not read; it is there because leakage takes it.
+        objective: not used; leakage takes the same arguments.
         preset: gives the widths.
         lengths: numbers of tokens, separated by commas, ascending.
         rounds: repetitions; medians are shown.
-        slowest: seconds of one call; a candidate that is slower at a length is left out there and at longer ones.
+        slowest: seconds of one call; a candidate that is slower at a length is excluded there and at longer ones.
         seed: of weights and inputs.
-        progress: told about the calls.
+        progress: called with the calls done.
 
     Returns:
         A page; its summary holds, for each candidate, `seconds` and `bytes` by length and their `slope`.
@@ -227,24 +256,29 @@ def complexity(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        calls, left = _make_calls(config, numbers, slowest, seed, progress)
-        taken = time_calls(calls, rounds, tell=None if progress is None else lambda r: progress("rounds", r, rounds))
+        calls, excluded = _make_calls(config, numbers, slowest, seed, progress)
+        seconds = time_calls(calls, rounds, report=None if progress is None else lambda r: progress("rounds", r, rounds))
         memory = {key: peak_bytes(call) for key, call in calls.items()}
     finally:
         torch.set_num_threads(threads)
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Growth] = {}
     for candidate in dict.fromkeys(c for c, _ in calls):
         at = [n for n in numbers if (candidate, n) in calls]
-        bytes_ = [memory[candidate, n] for n in at]
-        found[candidate] = {
-            "lengths": at,
-            "seconds": {str(n): float(np.median(taken[candidate, n])) for n in at},
-            "quartiles": {str(n): [float(q) for q in np.percentile(taken[candidate, n], [25, 75])] for n in at},
-            "bytes": {str(n): b for n, b in zip(at, bytes_, strict=True)},
-            "slope": fit_slopes(at, [taken[candidate, n] for n in at]),
-            "memory_slope": {"value": fit_slope(at, bytes_), "last": fit_slope(at[-2:], bytes_[-2:])},
-        }
-    return _page(config, name, found, left, numbers, rounds, seed)
+        times, sizes = [seconds[candidate, n] for n in at], [memory[candidate, n] for n in at]
+        found[candidate] = Growth(
+            at,
+            {str(n): float(np.median(of)) for n, of in zip(at, times, strict=True)},
+            {str(n): [float(q) for q in np.percentile(of, [25, 75])] for n, of in zip(at, times, strict=True)},
+            {str(n): size for n, size in zip(at, sizes, strict=True)},
+            fit_slopes(at, times),
+            MemorySlope(fit_slope(at, sizes), fit_slope(at[-2:], sizes[-2:])),
+        )
+    page = PageBuilder(f"Time and memory against sequence length, {config.name}")
+    page.notice(*excluded)
+    _add_facts(page, config, name, numbers[-1], rounds, seed)
+    _add_blocks(page, found)
+    summary = {"candidates": found, "left_out": excluded, "lengths": numbers, "rounds": rounds, "seed": seed, "model": config.name}
+    return page.finish(_verdict(found), summary)
 
 
 def _parse_lengths(text: str) -> list[int]:
@@ -280,156 +314,106 @@ def _choose_config(runs: list[LoadedRun] | None, model: str, preset: str) -> tup
 def _make_calls(
     config: ModelConfig, lengths: Sequence[int], slowest: float, seed: int, progress: Progress | None
 ) -> tuple[dict[tuple[str, int], Call], list[str]]:
-    """The calls that are fast enough, warmed up; and which were left out."""
+    """The calls that are fast enough, warmed up, and a notice of each candidate that is not."""
     calls: dict[tuple[str, int], Call] = {}
-    left: dict[str, int] = {}
+    too_slow: dict[str, int] = {}
     for k, n in enumerate(lengths):
-        made = make_operators(config, n, seed)
-        made[f"whole model, {config.name}"] = make_model_call(config, n, seed)
-        for candidate, call in made.items():
-            if candidate in left:
+        candidates = make_operators(config, n, seed)
+        candidates[f"whole model, {config.name}"] = make_model_call(config, n, seed)
+        for candidate, call in candidates.items():
+            if candidate in too_slow:
                 continue
             begin = time.perf_counter()
             call()
             if time.perf_counter() - begin > slowest:
-                left[candidate] = n
+                too_slow[candidate] = n
             else:
                 calls[candidate, n] = call
         if progress is not None:
             progress("warm-up", k + 1, len(lengths))
-    return calls, [f"{candidate} from {n:,} tokens on: one call took more than {slowest:g} s (--slowest)." for candidate, n in left.items()]
+    return calls, [
+        f"{candidate} from {n:,} tokens on: one call took more than {slowest:g} s (--slowest)." for candidate, n in too_slow.items()
+    ]
 
 
 HOW_TO_READ = (
-    "The paper calls its model linear in the length. The operator is, in its recurrent and its chunkwise form; the parallel form makes an "
-    "N x N map, as plain softmax attention does, and grows with the square. What a form costs per token differs by far more than the "
-    "slope tells at lengths of practice: the recurrent form takes one small step after the other. Fused attention keeps no map, so its "
-    "memory is linear while its time is not."
+    "The paper calls its model linear in the sequence length. That holds for the recurrent and the chunkwise form of retention; the parallel "
+    "form computes an N x N map, as plain softmax attention does, and is quadratic. The cost per token differs between the forms by more than "
+    "the slopes suggest at practical lengths, because the recurrent form takes one small step after the other. Fused attention stores no map, "
+    "so its memory is linear while its time is quadratic."
 )
 TIME = (
-    "Medians over the rounds, bands from quartile to quartile. A linear form has slope 1 on these axes, a quadratic one 2. At small N fixed "
-    "costs of a call flatten every line: only the longest lengths speak of the growth. A chunkwise line as steep as the parallel one there would refute that it is linear."
+    "Medians over the rounds with interquartile bands. On these axes a linear form has slope 1, a quadratic one 2. At small N the fixed "
+    "costs of a call flatten every line, so only the longest lengths show the growth. Evidence against a linear chunkwise form: its line is as "
+    "steep there as that of the parallel form."
 )
 MEMORY = (
-    "Largest number of bytes in tensors alive at one time, beyond the inputs; counted, so the same on every machine. A chunkwise or "
-    "recurrent line that bends up towards slope 2 would refute that it is linear."
+    "Largest number of bytes in tensors alive at one time, beyond the inputs; counted, so the same on every machine. Evidence against a linear "
+    "form: its line bends up towards slope 2."
 )
 TABLE = (
-    "Slope: of the line through the logarithms of the medians; its range is the smallest and the largest slope of a single round. Last slope: between the two longest "
-    "lengths, nearer to the growth without fixed costs. Expected: what counting operations gives for long sequences."
+    "Slope: of the log-log regression line through the medians, with the range over single rounds. Last slope: between the two longest "
+    "lengths, where fixed costs matter least. Expected: from the operation count of long sequences."
 )
 
 
-def _page(
-    config: ModelConfig, name: str, found: dict[str, dict[str, Any]], left: list[str], lengths: Sequence[int], rounds: int, seed: int
-) -> Page:
-    import os
-    import platform
+def _add_facts(page: PageBuilder, config: ModelConfig, name: str, longest: int, rounds: int, seed: int) -> None:
+    cores, width = os.cpu_count() or 1, config.dim // config.heads
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > cores:
+        page.notice(f"The machine was busy ({load:.0f} processes on {cores} cores): compare times within this page only.")
+    if longest < 4096:
+        page.notice(
+            f"The longest sequence has {longest:,} tokens, so fixed costs still matter. For longer ones: --lengths 1024,2048,4096,8192"
+        )
+    page.fact("Model", f"{config.name}, {name}: {config.layers} layers, width {config.dim}")
+    values = (config.value_dim or config.dim) // config.heads
+    page.fact("Operators", f"{config.heads} heads; retention K = {width}, V = {values}; softmax {width}")
+    page.fact("Rows", "1 sequence, float32, CPU, causal")
+    page.fact("Rounds", f"{rounds}, interleaved")
+    page.fact("Clock", "CPU time of one thread")
+    page.fact("Machine", f"{platform.machine()}, {cores} cores")
+    page.fact("Versions", f"torch {torch.__version__}, python {platform.python_version()}")
+    page.fact("Seed", seed)
 
-    series: dict[str, list[dict[str, Any]]] = {"seconds": [], "bytes": []}
-    rows = []
-    for candidate, facts in found.items():
-        at = facts["lengths"]
-        milli = [1e3 * facts["seconds"][str(n)] for n in at]
-        lo, hi = (np.array([1e3 * facts["quartiles"][str(n)][k] for n in at]) for k in (0, 1))
-        series["seconds"].append({"name": candidate, "x": at, "y": milli, "lo": lo, "hi": hi})
-        if any(facts["bytes"].values()):
-            series["bytes"].append({"name": candidate, "x": at, "y": [facts["bytes"][str(n)] / 2**20 for n in at]})
-        time_slope, expected = facts["slope"], EXPECTED.get(candidate, (None, None))
-        shown = {"value": time_slope["value"], "lo": time_slope["lo"], "hi": time_slope["hi"]}
-        rows.append(
-            [
-                candidate,
-                shown,
-                time_slope["last"],
-                expected[0],
-                facts["memory_slope"]["value"],
-                facts["memory_slope"]["last"],
-                expected[1],
-                milli[-1],
-                facts["bytes"][str(at[-1])] / 2**20,
-                at[-1],
-            ]
-        )
-    axes = {"xlabel": "tokens N", "logx": True, "logy": True}
-    blocks: list[Figure | Table | str] = [
-        HOW_TO_READ,
-        Figure(
-            name="time",
-            title="Time of a forward and backward pass",
-            caption=TIME,
-            kind="lines",
-            data={"series": series["seconds"], "ylabel": "milliseconds", **axes},
-        ),
-        Figure(
-            name="memory",
-            title="Memory of a forward and backward pass",
-            caption=MEMORY,
-            kind="lines",
-            data={"series": series["bytes"], "ylabel": "MiB", **axes},
-        ),
-        Table(
-            name="slopes",
-            title="How they grow",
-            caption=TABLE,
-            columns=[
-                "candidate",
-                "slope of time",
-                "last slope",
-                "expected",
-                "slope of memory",
-                "last slope of memory",
-                "expected of memory",
-                "ms at the longest",
-                "MiB at the longest",
-                "longest N",
-            ],
-            rows=rows,
-        ),
-    ]
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    notices = list(left)
-    cores = os.cpu_count() or 1
-    if load is not None and load > cores:
-        notices.append(
-            f"The machine was busy ({load:.0f} processes on {cores} cores): compare times of one page only, never those of two pages."
-        )
-    if lengths[-1] < 4096:
-        notices.append(
-            f"The longest sequence is {lengths[-1]:,} tokens, so fixed costs still weigh; --lengths 1024,2048,4096,8192 asks further."
-        )
-    widths = f"{config.heads} heads; retention K = {config.dim // config.heads}, V = {(config.value_dim or config.dim) // config.heads}; softmax {config.dim // config.heads}"
-    return Page(
-        title=f"Time and memory against length, {config.name}",
-        verdict=_verdict(found),
-        notices=notices,
-        blocks=blocks,
-        facts={
-            "Model": f"{config.name}, {name}: {config.layers} layers, width {config.dim}",
-            "Operators": widths,
-            "Rows": "1 sequence, float32, CPU, causal",
-            "Rounds": f"{rounds}, interleaved",
-            "Clock": "CPU time of one thread",
-            "Machine": f"{platform.machine()}, {cores} cores",
-            "Versions": f"torch {torch.__version__}, python {platform.python_version()}",
-            "Seed": str(seed),
-        },
-        summary={"candidates": found, "left_out": left, "lengths": list(lengths), "rounds": rounds, "seed": seed, "model": config.name},
+
+def _add_blocks(page: PageBuilder, found: Mapping[str, Growth]) -> None:
+    time_lines, memory_lines, rows = [], [], []
+    for candidate, growth in found.items():
+        times = [1e3 * seconds for seconds in growth.seconds.values()]
+        sizes = [size / 2**20 for size in growth.bytes.values()]
+        lo, hi = 1e3 * np.array(list(growth.quartiles.values())).T
+        time_lines.append(Line(candidate, growth.lengths, times, lo, hi))
+        if any(sizes):
+            memory_lines.append(Line(candidate, growth.lengths, sizes))
+        expected = EXPECTED.get(candidate, (None, None))
+        slope = {"value": growth.slope.value, "lo": growth.slope.lo, "hi": growth.slope.hi}
+        cells = [slope, growth.slope.last, expected[0], *growth.memory_slope, expected[1], times[-1], sizes[-1], growth.lengths[-1]]
+        rows.append([candidate, *cells])
+    page.text(HOW_TO_READ)
+    page.figure(
+        "time",
+        "Time of a forward and backward pass",
+        TIME,
+        LinePlot(time_lines, xlabel="tokens N", ylabel="milliseconds", logx=True, logy=True),
     )
+    page.figure(
+        "memory",
+        "Memory of a forward and backward pass",
+        MEMORY,
+        LinePlot(memory_lines, xlabel="tokens N", ylabel="MiB", logx=True, logy=True),
+    )
+    columns = ["candidate", "slope of time", "last slope", "expected", "slope of memory", "last slope of memory", "expected of memory"]
+    page.table("slopes", "Growth", TABLE, [*columns, "ms at the longest", "MiB at the longest", "longest N"], rows)
 
 
-def _verdict(found: dict[str, dict[str, Any]]) -> str:
-    parts = [
-        f"{candidate} {found[candidate]['slope']['last']:.2f} in time and {found[candidate]['memory_slope']['last']:.2f} in memory"
-        for candidate in (CHUNKWISE, PARALLEL, SOFTMAX)
-        if candidate in found and found[candidate]["slope"]["last"] is not None
-    ]
-    if not parts:
+def _verdict(found: Mapping[str, Growth]) -> str:
+    shown = [(c, found[c]) for c in (CHUNKWISE, PARALLEL, SOFTMAX) if c in found and found[c].slope.last is not None]
+    if not shown:
         return "Too few lengths were fast enough to fit a slope."
-    longest = found[CHUNKWISE]["lengths"][-1] if CHUNKWISE in found else 0
+    parts = [f"{candidate} {growth.slope.last:.2f} in time and {growth.memory_slope.last:.2f} in memory" for candidate, growth in shown]
     text = f"Slopes between the two longest lengths (1 linear, 2 quadratic): {'; '.join(parts)}."
-    both = [c for c in (CHUNKWISE, PARALLEL) if c in found and str(longest) in found[c]["seconds"]]
-    if len(both) == 2:
-        ratio = found[PARALLEL]["seconds"][str(longest)] / found[CHUNKWISE]["seconds"][str(longest)]
-        text += f" At {longest:,} tokens the chunkwise form takes 1 / {ratio:.1f} of the time of the parallel one."
+    if CHUNKWISE in found and PARALLEL in found and (longest := str(found[CHUNKWISE].lengths[-1])) in found[PARALLEL].seconds:
+        ratio = found[PARALLEL].seconds[longest] / found[CHUNKWISE].seconds[longest]
+        text += f" At {int(longest):,} tokens the chunkwise form is {ratio:.1f} times as fast as the parallel one."
     return text

@@ -12,10 +12,10 @@ Legend: B batch, M predictions a row, T timesteps, V channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Generator, Tensor
 
@@ -26,13 +26,16 @@ from bitimely_core.errors import usage_error
 from bitimely_core.models import Model
 from bitimely_core.models.tokenizers import FIRST, IGNORE
 from bitimely_core.objectives import Objective
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.objectives.tokens import Result
+from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.registry import objectives as known
 from bitimely_core.types import Batch, Progress
 
 if TYPE_CHECKING:
     from bitimely_core.analyses import LoadedRun
+
+Array = npt.NDArray[Any]
 
 NOISE_THRESHOLD = 0.97  # held-out rel on white noise below this is a leak; sampling alone keeps it within 0.02 of 1
 HELD_OUT = 20_000  # target values
@@ -63,7 +66,7 @@ def leakage(
         preset: gives the dimensions.
         steps: training steps on white noise, 0 = Jacobian only; 300 to 700 show every leak that is known.
         seed: of weights, noise and masks.
-        progress: told about the training.
+        progress: called with the steps done.
 
     Returns:
         A page whose summary holds `leak_free` (measured; None where the objective has no target), `stamped`, `contradiction` (stamped
@@ -73,49 +76,36 @@ def leakage(
         UserError: more than one run, unknown names (exit 2).
     """
     settings, stamp, name = _choose_settings(runs, model, objective, preset)
-    asked = objectives.get(settings.objective.model_copy(update={"direction_sampling": False}))
-    facts = {
-        "model": settings.model.name,
-        "objective": settings.objective.name,
-        "preset or run": name,
-        "stamp": _describe_stamp(stamp),
-        "seed": str(seed),
-    }
-    title = f"Leakage of {settings.objective.name} in {settings.model.name}"
-    if known[settings.objective.name].facts.leak_free is None:
-        verdict = f"{settings.objective.name} compares with no target of its own, so there is nothing that could leak."
-        summary: dict[str, Any] = {"leak_free": None, "stamped": stamp, "contradiction": False, "jacobian": None, "white_noise": None}
-        return Page(title=title, verdict=verdict, facts=facts, summary=summary)
+    objective_fn = objectives.get(settings.objective.model_copy(update={"direction_sampling": False}))
+    chosen = settings.objective.name
+    page = PageBuilder(f"Leakage of {chosen} in {settings.model.name}")
+    facts = {"model": settings.model.name, "objective": chosen, "preset or run": name, "stamp": _describe_stamp(stamp), "seed": str(seed)}
+    page.add_facts(facts)
+    if known[chosen].facts.leak_free is None:
+        unmeasured = {"leak_free": None, "stamped": stamp, "contradiction": False, "jacobian": None, "white_noise": None}
+        return page.finish(f"{chosen} compares with no target, so nothing can leak.", unmeasured)
     with torch.random.fork_rng(devices=[]):
-        measure = _measure_code_changes if settings.model.tokenizer == "codes" else _measure_jacobian
-        jacobian = {mode: measure(_shrink_config(settings.model), asked, seed, training=mode == "train") for mode in ("eval", "train")}
-        noise = train_on_noise(settings.model, asked, steps, seed, progress) if steps else None
-    maps = {mode: found.pop("map") for mode, found in jacobian.items()}
-    exact = all(found["own"] == 0 and found["beyond"] == 0 for found in jacobian.values())
-    alive = all(found["allowed"] > 0 for found in jacobian.values())
-    honest = noise is None or noise["rel"] >= NOISE_THRESHOLD
-    measured = exact and alive and honest
-    contradiction = stamp is True and not measured
+        measure = measure_code_changes if settings.model.tokenizer == "codes" else measure_jacobian
+        small = _shrink_config(settings.model)
+        jacobian = {mode: measure(small, objective_fn, seed, training=mode == "train") for mode in ("eval", "train")}
+        noise = train_on_noise(settings.model, objective_fn, steps, seed, progress) if steps else None
+    is_exact = all(found.own == 0 and found.beyond == 0 for found in jacobian.values())
+    is_alive = all(found.allowed > 0 for found in jacobian.values())
+    leak_free = is_exact and is_alive and (noise is None or noise.rel >= NOISE_THRESHOLD)
+    contradiction = stamp is True and not leak_free
+    if contradiction:
+        page.notice(f"{chosen} is stamped leak-free, but it leaks here.")
+    if not is_alive:
+        page.notice("No prediction depends on any input that it may use: the model is dead, so zero derivatives are no evidence.")
+    _add_blocks(page, jacobian, noise, "code" if settings.model.tokenizer == "codes" else "sample")
     summary = {
-        "leak_free": measured,
+        "leak_free": leak_free,
         "stamped": stamp,
         "contradiction": contradiction,
-        "jacobian": jacobian,
-        "white_noise": None if noise is None else {key: value for key, value in noise.items() if key != "curve"},
+        "jacobian": {mode: {"own": one.own, "beyond": one.beyond, "allowed": one.allowed} for mode, one in jacobian.items()},
+        "white_noise": None if noise is None else {"rel": noise.rel, "parts": noise.parts, "steps": noise.steps, "values": noise.values},
     }
-    notices = []
-    if contradiction:
-        notices.append(f"{settings.objective.name} is stamped leak-free, but it leaks here.")
-    if not alive:
-        notices.append("A prediction depends on nothing that it may use: the model is dead, so the zeros say nothing.")
-    return Page(
-        title=title,
-        verdict=_verdict(settings.objective.name, measured, jacobian, noise),
-        notices=notices,
-        blocks=_blocks(jacobian, maps["eval"], noise, settings.model),
-        facts=facts,
-        summary=summary,
-    )
+    return page.finish(_verdict(chosen, leak_free, jacobian, noise), summary)
 
 
 def _choose_settings(
@@ -161,10 +151,24 @@ def _shrink_config(config: ModelConfig) -> ModelConfig:
     return _resize_config(config, SMALL, min(config.channels, 2), ragged=config.crop == "pad")
 
 
-# ---------------------------------------------------------------------------------------------------------------- Jacobian
+# --- Jacobian ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> dict[str, Any]:
+class Dependence(NamedTuple):
+    """Largest dependence of a prediction on three kinds of inputs, and of every prediction on every input."""
+
+    own: float  # on its own target
+    beyond: float  # on inputs that only a leak can reach
+    allowed: float  # on all others
+    map: Array  # [predictions, inputs]
+
+
+def _find_maxima(size: Tensor, own: Tensor, forbidden: Tensor) -> Tensor:
+    """Largest dependence on own, forbidden and allowed inputs, [3]."""
+    return torch.stack([(size * kind).amax() if size.numel() else size.new_zeros(()) for kind in (own, forbidden, ~forbidden)])
+
+
+def measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> Dependence:
     """Largest derivative of a prediction with respect to raw samples.
 
     `own`: those of its own target. `beyond`: those that only a leak can reach, that is for the next token all from the target on, for the
@@ -179,21 +183,19 @@ def _measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, t
     valid = result["valid"]
     own = _find_own_samples(model, x, result)  # [B, M, T, V]
     weight = torch.randn(result["prediction"].shape, generator=draw, dtype=torch.float64) * valid
-    found = {"own": 0.0, "beyond": 0.0, "allowed": 0.0}
-    rows = []
+    maxima, lines = [], []
     for name, part in result["slices"].items():
         for m in range(part.start, part.stop):
             (slope,) = torch.autograd.grad((result["prediction"][:, m] * weight[:, m]).sum(), x, retain_graph=True, allow_unused=False)
             slope = slope.abs()
-            asks = valid[:, m].any(-1)
-            rows.append(slope.sum((0, 2)))
-            closed = _forbidden_samples(name, own, m, valid)
-            for key, where in (("own", own[:, m]), ("beyond", closed), ("allowed", ~closed)):
-                found[key] = max(found[key], float((slope * where)[asks].max()) if asks.any() else 0.0)
-    return {**found, "map": torch.stack(rows).numpy()}
+            rows = valid[:, m].any(-1)
+            maxima.append(_find_maxima(slope[rows], own[rows, m], _forbidden_samples(name, own, m, valid)[rows]))
+            lines.append(slope.sum((0, 2)))
+    own_size, beyond, allowed = torch.stack(maxima).amax(0).tolist()
+    return Dependence(own_size, beyond, allowed, torch.stack(lines).numpy())
 
 
-def _find_own_samples(model: Model, x: Tensor, result: dict[str, Any]) -> Tensor:
+def _find_own_samples(model: Model, x: Tensor, result: Result) -> Tensor:
     """Which samples the target of each prediction is made of, bool [B, M, T, V]."""
     if model.config.target == "raw":  # targets are samples, and no two samples are equal
         target = torch.where(result["valid"], result["target"].detach(), torch.nan)
@@ -214,7 +216,7 @@ def _forbidden_samples(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
     return after[None, :, None].expand(own[:, m].shape)
 
 
-def _measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> dict[str, Any]:
+def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> Dependence:
     """Largest change of a prediction when one code is replaced, for the three kinds of `_jacobian`."""
     torch.manual_seed(seed)
     model = building.made(config).double().train(training)
@@ -223,50 +225,52 @@ def _measure_code_changes(config: ModelConfig, objective: Objective, seed: int, 
     times = torch.rand(codes.shape, generator=draw, dtype=torch.float64).cumsum(1)
     times[:, 3] = times[:, 2]  # a tie
 
-    def ask(values: Tensor) -> dict[str, Any]:
+    def predict(values: Tensor) -> Result:
         with torch.no_grad():
-            result: dict[str, Any] = objective(model, Batch(values, times), Generator().manual_seed(seed))
+            result: Result = objective(model, Batch(values, times), Generator().manual_seed(seed))
         return result
 
-    before = ask(codes)
-    found = {"own": 0.0, "beyond": 0.0, "allowed": 0.0}
-    rows = []
+    before = predict(codes)
+    maxima, lines = [], []
     for n in range(config.length):
         other = codes.clone()
         other[:, n] = FIRST + (codes[:, n] - FIRST + 1) % VOCABULARY
-        after = ask(other)
+        after = predict(other)
         change = (after["prediction"] - before["prediction"]).abs().amax(-1)  # [B, M]
         differs, valid = after["target"] != before["target"], before["valid"]
         if valid.dim() == 3:
             differs, valid = differs.any(-1), valid.any(-1)
         change = change * valid
         own = differs & valid
-        closed = own.clone()
+        forbidden = own.clone()
         for name, part in before["slices"].items():
             index = torch.arange(part.stop - part.start)
             if name in {"next", "previous"}:
                 if before["valid"].dim() == 2:
-                    closed[:, part] |= index <= n if name == "next" else index >= n
+                    forbidden[:, part] |= index <= n if name == "next" else index >= n
             else:
-                closed[:, part] |= own.any(1, keepdim=True)  # a hidden code must reach no prediction at all
-        for key, where in (("own", own), ("beyond", closed), ("allowed", ~closed)):
-            found[key] = max(found[key], float((change * where).max()))
-        rows.append(change.sum(0))
-    return {**found, "map": torch.stack(rows, 1).numpy()}
+                forbidden[:, part] |= own.any(1, keepdim=True)  # a hidden code must reach no prediction at all
+        maxima.append(_find_maxima(change, own, forbidden))
+        lines.append(change.sum(0))
+    own_size, beyond, allowed = torch.stack(maxima).amax(0).tolist()
+    return Dependence(own_size, beyond, allowed, torch.stack(lines, 1).numpy())
 
 
-# ---------------------------------------------------------------------------------------------------------------- white noise
+# --- white noise -------------------------------------------------------------------------------------------------------------------------
 
 
-def train_on_noise(
-    config: ModelConfig, objective: Objective, steps: int, seed: int = 0, progress: Progress | None = None
-) -> dict[str, Any]:
-    """Train on noise that nobody can predict.
+class NoiseResult(NamedTuple):
+    """Loss / Var(target) on white noise; of codes cross-entropy / ln K."""
 
-    Returns:
-        `rel`: held-out loss / Var(target) (codes: cross-entropy / ln K), the smallest over the parts; `parts`: that of each; `steps`;
-        `values`: held-out targets; `curve`: steps and rel during training.
-    """
+    rel: float  # held out, the smallest over the parts
+    parts: dict[str, float]
+    steps: int
+    values: int  # held-out targets
+    curve: list[tuple[int, float]]  # step and rel during training
+
+
+def train_on_noise(config: ModelConfig, objective: Objective, steps: int, seed: int = 0, progress: Progress | None = None) -> NoiseResult:
+    """Train on independent noise, which cannot be predicted."""
     config = _resize_config(config, TOKENS, config.channels, ragged=False)
     torch.manual_seed(seed)
     model = building.made(config)
@@ -289,13 +293,13 @@ def train_on_noise(
             if progress is not None:
                 progress("white noise", step + 1, steps)
     model.eval()
-    seen: list[dict[str, Any]] = []
+    held_out: list[Result] = []
     with torch.no_grad():
-        while sum(int(result["valid"].sum()) for result in seen) < HELD_OUT * len(seen[0]["slices"] if seen else [0]):
-            seen.append(objective(model, next(batches), masks))
-    parts = _relative_losses(config, seen)
-    values = sum(int(result["valid"].sum()) for result in seen)
-    return {"rel": min(parts.values()), "parts": parts, "steps": steps, "values": values, "curve": curve}
+        while sum(int(result["valid"].sum()) for result in held_out) < HELD_OUT * len(held_out[0]["slices"] if held_out else [0]):
+            held_out.append(objective(model, next(batches), masks))
+    parts = _relative_losses(config, held_out)
+    values = sum(int(result["valid"].sum()) for result in held_out)
+    return NoiseResult(min(parts.values()), parts, steps, values, curve)
 
 
 def _draw_noise(config: ModelConfig, generator: Generator) -> Iterator[Batch]:
@@ -307,7 +311,7 @@ def _draw_noise(config: ModelConfig, generator: Generator) -> Iterator[Batch]:
             yield Batch(torch.randn(ROWS, config.length, config.channels, generator=generator))
 
 
-def _relative_losses(config: ModelConfig, results: list[dict[str, Any]]) -> dict[str, float]:
+def _relative_losses(config: ModelConfig, results: list[Result]) -> dict[str, float]:
     """Rel of each part over several batches; the class of [EOS], which can be predicted, is left out."""
     out = {}
     for name, part in results[0]["slices"].items():
@@ -330,59 +334,47 @@ def _relative_losses(config: ModelConfig, results: list[dict[str, Any]]) -> dict
     return out
 
 
-# ---------------------------------------------------------------------------------------------------------------- page
+# --- page --------------------------------------------------------------------------------------------------------------------------------
 
 
 def _describe_stamp(stamp: bool | str | None) -> str:
     return stamp if isinstance(stamp, str) else {True: "leak-free", False: "leaks", None: "no target"}[stamp]
 
 
-def _verdict(name: str, measured: bool, jacobian: dict[str, Any], noise: dict[str, Any] | None) -> str:
-    own = max(found["own"] for found in jacobian.values())
-    beyond = max(found["beyond"] for found in jacobian.values())
-    trained = (
-        ""
-        if noise is None
-        else f" Trained on white noise its held-out loss is {noise['rel']:.2f} of the variance (1 = nothing was predicted)."
-    )
-    if measured:
+def _verdict(name: str, leak_free: bool, jacobian: Mapping[str, Dependence], noise: NoiseResult | None) -> str:
+    largest = max(max(found.own, found.beyond) for found in jacobian.values())
+    trained = "" if noise is None else f" After training on white noise the held-out loss is {noise.rel:.2f} of the variance (1 = chance)."
+    if leak_free:
         return f"{name} is leak-free here: no prediction depends on its own target, to the last bit.{trained}"
-    if own == beyond == 0 and noise is not None and noise["rel"] < NOISE_THRESHOLD:
+    if largest == 0 and noise is not None and noise.rel < NOISE_THRESHOLD:
         return f"{name} leaks after training.{trained}"
-    return f"{name} leaks: a prediction depends on its own target (derivative up to {max(own, beyond):.2g}).{trained}"
+    return f"{name} leaks: a prediction depends on its own target (derivative up to {largest:.2g}).{trained}"
 
 
-def _blocks(jacobian: dict[str, Any], shown: np.ndarray, noise: dict[str, Any] | None, config: ModelConfig) -> list[Figure | Table | str]:
-    codes = config.tokenizer == "codes"
-    blocks: list[Figure | Table | str] = [
-        Table(
-            name="jacobian",
-            title="What predictions depend on",
-            caption="Largest dependence of any prediction, in float64. Leak-free: 0 in the first two columns and not 0 in the third.",
-            columns=["mode", "its own target", "side that it must not see", "allowed inputs"],
-            rows=[[mode, found["own"], found["beyond"], found["allowed"]] for mode, found in jacobian.items()],
+def _add_blocks(page: PageBuilder, jacobian: Mapping[str, Dependence], noise: NoiseResult | None, unit: str) -> None:
+    page.table(
+        "jacobian",
+        "Dependence of predictions on inputs",
+        "Largest dependence of any prediction, in float64. Leak-free: 0 in the first two columns and not 0 in the third.",
+        ["mode", "its own target", "inputs of the forbidden side", "allowed inputs"],
+        [[mode, found.own, found.beyond, found.allowed] for mode, found in jacobian.items()],
+    )
+    page.figure(
+        "jacobian",
+        f"Dependence of each prediction on each {unit}",
+        "Rows: predictions, next-token ones first. A leak-free objective leaves one side of the diagonal empty.",
+        HeatMap(jacobian["eval"].map, xlabel=unit, ylabel="prediction"),
+    )
+    if noise is None:
+        return
+    at, rel = ([point[k] for point in noise.curve] for k in (0, 1))
+    page.figure(
+        "white-noise",
+        "Loss on white noise relative to the variance",
+        "Noise cannot be predicted, so the loss of a leak-free objective stays at 1. A falling curve is a copy of the target.",
+        LinePlot(
+            [Line("training", at, rel), Line("held out, after training", [at[0], at[-1]], [noise.rel] * 2)],
+            xlabel="step",
+            ylabel="loss / variance",
         ),
-        Figure(
-            name="jacobian",
-            title="Dependence of each prediction on each " + ("code" if codes else "sample"),
-            caption="Rows: predictions, next-token ones first. A leak-free objective leaves one side of the diagonal empty.",
-            kind="matrix",
-            data={"values": shown, "xlabel": "code" if codes else "sample", "ylabel": "prediction", "diverging": False},
-        ),
-    ]
-    if noise is not None:
-        at, rel = zip(*noise["curve"], strict=True)
-        series = [
-            {"name": "training", "x": list(at), "y": list(rel)},
-            {"name": "held out, at the end", "x": [at[0], at[-1]], "y": [noise["rel"]] * 2},
-        ]
-        blocks.append(
-            Figure(
-                name="white-noise",
-                title="Loss on white noise, as a share of the variance",
-                caption="Nothing can be predicted, so an honest loss stays at 1. A falling curve is a copy of the target.",
-                kind="lines",
-                data={"series": series, "xlabel": "step", "ylabel": "loss / variance"},
-            )
-        )
-    return blocks
+    )
