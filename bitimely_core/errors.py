@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum, StrEnum
 from pathlib import PurePath
 from typing import Any, Literal
@@ -161,15 +161,16 @@ def clean(text: str, limit: int = 400) -> str:
     return kept if len(kept) <= limit else kept[: limit - 3] + "..."
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One message: the reason object of `ingest_report.json` and the error line on the screen."""
 
     code: Reason
-    level: Level = "error"
     problem: str = ""  # what was found, in words, without the path
     requirement: str = ""  # what was expected, in words
     hint: str = ""  # what to do, one sentence without the full stop
+    _: KW_ONLY
+    level: Level = "error"
     file: str | None = None  # path relative to the source, or as given
     field: str | None = None
     row: int | None = None  # 1-based line number in the file

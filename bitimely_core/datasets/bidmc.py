@@ -129,9 +129,7 @@ def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Fin
     for name, files in tables_of.items():
         if name not in names:
             rel = next(iter(files.values()))
-            fault = Finding(
-                code=Reason.MISSING_SIGNAL_FILE, problem="there is no Signals file beside it", hint="Download it again", file=rel
-            )
+            fault = Finding(Reason.MISSING_SIGNAL_FILE, "there is no Signals file beside it", hint="Download it again", file=rel)
             yield Unit(name=name, files=tuple(files.values()), read=None, findings=(fault,))
 
 
@@ -291,16 +289,16 @@ def _record(name: str, signals: list[Signal], labels: dict[str, np.ndarray], spl
         raise input_error(Reason.DUPLICATE_CHANNEL, f"found {', '.join(map(safe_text, channels))}", "expected each once", file=rel)
     if missing := [channel for channel in NEEDED if channel not in channels]:
         text = f"has no {' and no '.join(missing)}"
-        findings.append(Finding(code=Reason.MISSING_CHANNEL, level="warning", problem=text, requirement="left out of the views", file=rel))
+        findings.append(Finding(Reason.MISSING_CHANNEL, text, "left out of the views", level="warning", file=rel))
     for signal in signals:
         if lost := int(np.count_nonzero(np.isnan(signal.samples))) if signal.samples.dtype.kind == "f" else 0:
             text = f"{lost} values of {safe_text(signal.channel)} are missing"
-            findings.append(Finding(code=Reason.MISSING_VALUES, level="warning", problem=text, count=lost, file=rel))
+            findings.append(Finding(Reason.MISSING_VALUES, text, level="warning", count=lost, file=rel))
     absent = [key for key in PLAUSIBLE if key not in labels or not np.isfinite(labels[key]).any()]
     if absent:
         text = f"there are no labels for {', '.join(absent)}"
         wanted = "rr comes from Breaths, hr and spo2 from Numerics"
-        findings.append(Finding(code=Reason.UNMATCHED_LABELS, level="warning", problem=text, requirement=wanted, file=rel))
+        findings.append(Finding(Reason.UNMATCHED_LABELS, text, wanted, level="warning", file=rel))
     clocks = [Signal(key, 1 / STEP, UNITS[key], values.astype(np.float32)) for key, values in labels.items() if key not in absent]
     return Record(recording_id=name, subject_id=name, signals=[*signals, *clocks], attributes={"split": split}, findings=findings)
 

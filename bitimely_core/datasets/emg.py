@@ -72,21 +72,17 @@ def emg(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Findi
     if not found:
         wanted = f"expected {', '.join(f'{name}.hea' for name in RECORDS)}"
         raise input_error(Reason.NO_INPUT, f"no record of the data set among {len(source.files)} files", wanted)
-    yield Finding(
-        code=Reason.LABEL_LEAKAGE, level="warning", problem="each class is one person", requirement="scores say nothing about other people"
-    )
+    yield Finding(Reason.LABEL_LEAKAGE, "each class is one person", "scores say nothing about other people", level="warning")
     for name in RECORDS:
         here = [rel for rel in found if PurePosixPath(rel).stem == name]
         if not here:
             text = f"{name}.hea is not there"
-            yield Finding(code=Reason.CLASS_MISSING, level="warning", problem=text, requirement="its class is missing", hint="Download it")
+            yield Finding(Reason.CLASS_MISSING, text, "its class is missing", "Download it", level="warning")
         elif len(here) > 1:
             raise input_error(Reason.DUPLICATE_KEY, f"{name}.hea is there {len(here)} times", "expected one", file=here[1])
     for rel in headers:
         if rel not in found:
-            yield Finding(
-                code=Reason.FILE_NAME, level="warning", problem="is no record of this data set", requirement="it is not read", file=rel
-            )
+            yield Finding(Reason.FILE_NAME, "is no record of this data set", "it is not read", level="warning", file=rel)
     for rel in found:
         yield _unit(source, rel, keep_dates=bool(options.get("keep_dates")), keep_phi=bool(options.get("keep_phi")))
 
@@ -132,9 +128,9 @@ def read_record(source: Source, rel: str, *, keep_dates: bool = False, keep_phi:
             raise input_error(Reason.UNIT, f"is in {shown}", "expected mV, uV or V", field="unit", found=shown, expected="mV")
         if factor != 1.0:
             text, wanted = f"is in {first.unit}", "brought to mV by its scale"
-            findings.append(Finding(code=Reason.UNIT, level="warning", problem=text, requirement=wanted, field="unit"))
+            findings.append(Finding(Reason.UNIT, text, wanted, level="warning", field="unit"))
         if not any(np.fmin.reduce(signal.samples) < np.fmax.reduce(signal.samples) for signal in signals):
-            findings.append(Finding(code=Reason.FLAT_CHANNEL, level="warning", problem="is constant", field=CHANNEL))
+            findings.append(Finding(Reason.FLAT_CHANNEL, "is constant", level="warning", field=CHANNEL))
     start, comments = found.header.start, found.header.comments
     return Record(
         recording_id=name,

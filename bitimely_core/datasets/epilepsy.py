@@ -91,7 +91,7 @@ def epilepsy(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | 
     for rel in source.files:
         if rel not in found and PurePosixPath(rel).suffix.lower() in {".csv", ".parquet", ".tsv", ".txt"} and not _official(rel):
             text, wanted = f"is not {TABLE}", "it is not read"
-            yield Finding(code=Reason.FILE_NAME, level="warning", problem=text, requirement=wanted, file=rel)
+            yield Finding(Reason.FILE_NAME, text, wanted, level="warning", file=rel)
     rel = found[0]
     if rel in source.odd:
         yield Unit(name=rel, files=(rel,), read=None, findings=(source.odd[rel],))
@@ -143,7 +143,7 @@ def read_table(path: Path, rel: str) -> Records:
 
 def _nothing(findings: list[Finding], seen: int) -> UserError:
     """Why a table without a usable row is refused."""
-    worst = max(findings, key=lambda finding: finding.count, default=Finding(code=Reason.EMPTY_FILE, problem="has no rows"))
+    worst = max(findings, key=lambda finding: finding.count, default=Finding(Reason.EMPTY_FILE, "has no rows"))
     text = f"no row of {seen} can be used: {worst.problem}"
     return input_error(worst.code, text, worst.requirement, field=worst.field, row=worst.row)
 
@@ -171,22 +171,20 @@ def _record(row: tables.Row, key: str) -> Record | Finding:
     place = ID.fullmatch(name.strip())
     if place is None:
         text = f"the one of row {row.row} is not of the form X21.V1.791"
-        return Finding(
-            code=Reason.IDENTIFIER, problem=text, requirement="it says which rows belong together", field=key or "id", row=row.row
-        )
+        return Finding(Reason.IDENTIFIER, text, "it says which rows belong together", field=key or "id", row=row.row)
     number = None
     with suppress(UserError):
         number = tables.integer(label)
     if number not in CONDITIONS:
         text, wanted = f"the one of row {row.row} is no class", f"expected {', '.join(map(str, CONDITIONS))}"
-        return Finding(code=Reason.LABEL, problem=text, requirement=wanted, field=LABEL, row=row.row)
+        return Finding(Reason.LABEL, text, wanted, field=LABEL, row=row.row)
     values = tables.numbers(tables.Row(row.row, tuple(cells)), VALUES)
     if isinstance(values, Finding):
         return values
     largest = np.abs(values).max()
     if largest > np.finfo(np.float32).max:
         text = f"row {row.row} has a value beyond 10^38"
-        return Finding(code=Reason.NON_FINITE, problem=text, requirement="expected microvolts", row=row.row)
+        return Finding(Reason.NON_FINITE, text, "expected microvolts", row=row.row)
     whole = largest <= 32767 and np.array_equal(values, np.rint(values))
     signal = Signal(CHANNEL, RATE, UNIT, values.astype(np.int16 if whole else np.float32))
     attributes = {"binary": BINARY[number == 1], "condition": CONDITIONS[number], "chunk": int(place[1])}
@@ -200,6 +198,4 @@ def _torn(records: list[Record]) -> list[Finding]:
         classes.setdefault(record.subject_id, set()).add(record.attributes["condition"])
     torn = sum(len(found) > 1 for found in classes.values())
     text = f"segments whose chunks have different classes: {torn}"
-    return (
-        [Finding(code=Reason.LABEL, level="warning", problem=text, requirement="expected one class a segment", count=torn)] if torn else []
-    )
+    return [Finding(Reason.LABEL, text, "expected one class a segment", level="warning", count=torn)] if torn else []

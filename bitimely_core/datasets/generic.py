@@ -215,8 +215,8 @@ def generic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | F
         try:
             re.compile(files.match)
         except re.error as error:
-            raise _usage(
-                str(path), f"files.{i}.match", f"found {safe_text(files.match)}", f"expected a regular expression ({error})"
+            raise usage_error(
+                f"found {safe_text(files.match)}", f"expected a regular expression ({error})", file=str(path), field=f"files.{i}.match"
             ) from None
     yield from _listed(needed(source), chosen, ("edf", "wfdb", "table", "npy", "mne"), options)
 
@@ -231,10 +231,6 @@ def edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Findi
 def wfdb(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
     """All WFDB records of a folder, single and multi-segment, one recording each."""
     yield from _listed(needed(source), Map(), ("wfdb",), options)
-
-
-def _usage(file: str, name: str, text: str, wanted: str) -> UserError:
-    return usage_error(text, wanted, file=file, field=name)
 
 
 def _listed(source: Source, chosen: Map, formats: tuple[Format, ...], options: Mapping[str, Any]) -> Iterator[Unit | Finding | Rows]:
@@ -281,27 +277,16 @@ def _matched(told: Mapping[str, Told], tabled: Mapping[str, Any], events: Mappin
         text = f"{len(alone)} recordings whose subjects are not known, each is taken for another one"
         action = "Give --map (generic) with a match or a table where some are of one person"
         wanted = "recordings of one person in two splits make scores optimistic"
-        yield Finding(
-            code=Reason.IDENTIFIER, level="warning", problem=text, requirement=wanted, hint=action, file=alone[0], count=len(alone)
-        )
+        yield Finding(Reason.IDENTIFIER, text, wanted, action, level="warning", file=alone[0], count=len(alone))
     keys = {key for rel, about in told.items() for key in (*_keys(rel), about.subject_id)}
     for what, table in (("the table", tabled), ("the table of annotations", events)):
         if extra := [key for key in table if key not in keys]:
             text = f"{len(extra)} recordings or subjects of {what} have no file here"
-            yield Finding(
-                code=Reason.UNMATCHED_LABELS, level="warning", problem=text, requirement="their rows are not used", count=len(extra)
-            )
+            yield Finding(Reason.UNMATCHED_LABELS, text, "their rows are not used", level="warning", count=len(extra))
     lacking = [rel for rel, about in told.items() if tabled and not {*_keys(rel), about.subject_id} & tabled.keys()]
     if lacking:
         text = f"{len(lacking)} recordings have no row in the table"
-        yield Finding(
-            code=Reason.UNMATCHED_LABELS,
-            level="warning",
-            problem=text,
-            requirement="they have no label",
-            file=lacking[0],
-            count=len(lacking),
-        )
+        yield Finding(Reason.UNMATCHED_LABELS, text, "they have no label", level="warning", file=lacking[0], count=len(lacking))
 
 
 def _ending(rel: str) -> str:
@@ -432,7 +417,7 @@ def _table(source: Source, table: TableOf) -> tuple[list[Rows | Finding], dict[s
     """
     key = table.file or table.subject
     if not key:
-        raise _usage(table.path, "table", "names no column of files or subjects", "expected `file` or `subject`")
+        raise usage_error("names no column of files or subjects", "expected `file` or `subject`", file=table.path, field="table")
     wanted = {"subject": table.subject, "label": table.label, "value": table.value, **{name: name for name in table.attributes}}
     columns = {name: column for name, column in wanted.items() if column}
     out: dict[str, dict[str, Any]] = {}
@@ -509,9 +494,7 @@ def _event(row: tables.Row, table: EventsOf) -> Annotation | Finding:
         return note
     if duration and not note.duration:
         wanted = 'expected some seconds; with duration = "" in the map a number holds until the next row'
-        return Finding(
-            code=Reason.ANNOTATION_SYNTAX, problem=f"row {row.row} lasts 0 s", requirement=wanted, field=table.duration, row=row.row
-        )
+        return Finding(Reason.ANNOTATION_SYNTAX, f"row {row.row} lasts 0 s", wanted, field=table.duration, row=row.row)
     try:
         return note._replace(label=repr(tables.number(text)))
     except UserError as error:
@@ -549,9 +532,9 @@ def _note(row: int, onset: str, duration: str, label: str) -> Annotation | Findi
     try:
         times = [tables.number(cell) or 0.0 for cell in (onset, duration)]
     except UserError as error:
-        return Finding(code=Reason.ANNOTATION_SYNTAX, problem=f"onset or duration {error.problem}", requirement="expected seconds", row=row)
+        return Finding(Reason.ANNOTATION_SYNTAX, f"onset or duration {error.problem}", "expected seconds", row=row)
     if times[1] < 0 or not label.strip():
-        return Finding(code=Reason.ANNOTATION_SYNTAX, problem="a negative duration or no label", row=row)
+        return Finding(Reason.ANNOTATION_SYNTAX, "a negative duration or no label", row=row)
     return Annotation(times[0], times[1], label.strip())
 
 
@@ -635,9 +618,7 @@ def read_series(path: Path, rel: str, told: Told) -> Records:
     if len(records) > 1 and "subject" not in told.columns:
         text = f"{len(records)} rows whose subjects are not known, each is taken for another one"
         wanted = "recordings of one person in two splits make scores optimistic"
-        findings.append(
-            Finding(code=Reason.IDENTIFIER, level="warning", problem=text, requirement=wanted, hint="Give subject_column", file=rel)
-        )
+        findings.append(Finding(Reason.IDENTIFIER, text, wanted, "Give subject_column", level="warning", file=rel))
     account = Rows(
         file=rel, kind="segments", seen=seen, dropped=dict(dropped), quarantined=dict(Counter(str(fault.code) for fault in faults))
     )
@@ -661,7 +642,7 @@ def _series(row: tables.Row, samples: list[str], told: Told) -> Record | Finding
         attributes["value"] = value
     if "subject" in said and said["subject"].lower() in NOTHING:
         text = f"row {row.row} names no subject"
-        return Finding(code=Reason.IDENTIFIER, problem=text, requirement="expected one", field=told.columns["subject"], row=row.row)
+        return Finding(Reason.IDENTIFIER, text, "expected one", field=told.columns["subject"], row=row.row)
     assert told.rate is not None
     name, unit = next(iter(told.channels.values()), ("channel 1", ""))
     with np.errstate(over="ignore"):
@@ -835,7 +816,7 @@ def _labelled(notes: list[Annotation], told: Told, end: float) -> tuple[list[Ann
     if left := len(notes) - len(inside) + len(told.notes) - len(beside):
         text = f"annotations whose texts are no labels of the map: {left}"
         wanted = "counted, not kept: texts can hold names"
-        findings.append(Finding(code=Reason.UNKNOWN_LABEL, level="info", problem=text, requirement=wanted, count=left))
+        findings.append(Finding(Reason.UNKNOWN_LABEL, text, wanted, level="info", count=left))
     kept, cut = [], 0
     for note in sorted([*inside, *beside, *told.numbers]):
         begin, stop = max(note.onset, 0.0), min(note.onset + note.duration, end)
@@ -844,7 +825,5 @@ def _labelled(notes: list[Annotation], told: Told, end: float) -> tuple[list[Ann
             kept.append(note._replace(onset=begin, duration=stop - begin))
     if cut:
         text = f"annotations that reach beyond the signal: {cut}"
-        findings.append(
-            Finding(code=Reason.ANNOTATION_OUT_OF_RANGE, level="warning", problem=text, requirement="that part is dropped", count=cut)
-        )
+        findings.append(Finding(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", level="warning", count=cut))
     return kept, findings

@@ -111,14 +111,7 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         if windows != len(rates):
             text = f"{len(rates)} labels for {windows} windows"
             findings.append(
-                Finding(
-                    code=Reason.UNMATCHED_LABELS,
-                    level="warning",
-                    problem=text,
-                    requirement="what has no counterpart is left out",
-                    field="label",
-                    file=rel,
-                )
+                Finding(Reason.UNMATCHED_LABELS, text, "what has no counterpart is left out", level="warning", field="label", file=rel)
             )
         rates = rates[:windows].copy()
         odd = ~np.isfinite(rates) | (rates <= 0)
@@ -127,15 +120,7 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         if odd.any():
             text = f"{int(odd.sum())} heart rates are no positive numbers"
             findings.append(
-                Finding(
-                    code=Reason.LABEL,
-                    level="warning",
-                    problem=text,
-                    requirement="their windows have no label",
-                    field="label",
-                    count=int(odd.sum()),
-                    file=rel,
-                )
+                Finding(Reason.LABEL, text, "their windows have no label", level="warning", field="label", count=int(odd.sum()), file=rel)
             )
         rates[odd] = np.nan
         signals = [

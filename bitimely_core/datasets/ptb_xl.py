@@ -155,10 +155,6 @@ def _table(source: Source) -> str:
     return found[0][1]
 
 
-def _warning(code: Reason, text: str, wanted: str = "", count: int = 1, examples: tuple[str, ...] = ()) -> Finding:
-    return Finding(code=code, level="warning", problem=text, requirement=wanted, count=count, examples=examples)
-
-
 # --- metadata
 
 
@@ -180,7 +176,9 @@ def _superclasses(source: Source, rel: str) -> tuple[dict[str, str | None], list
         named = diagnostic in {"1", "1.0"}
         if named and kind not in SUPERCLASSES:
             text = f"row {item.row} has no diagnostic superclass"
-            odd.append(replace(_warning(Reason.METADATA, text, f"expected {', '.join(SUPERCLASSES)}"), row=item.row, file=rel))
+            odd.append(
+                replace(Finding(Reason.METADATA, text, f"expected {', '.join(SUPERCLASSES)}", level="warning"), row=item.row, file=rel)
+            )
         known[code] = kind if named and kind in SUPERCLASSES else None
     return known, tables.gathered(odd)
 
@@ -207,9 +205,7 @@ def _entries(source: Source, rel: str, rate: int, known: dict[str, str | None]) 
         name = _whole(item.cells[0])
         if name is None:
             text = f"the one of row {item.row} is no whole number"
-            lost.append(
-                Finding(code=Reason.IDENTIFIER, problem=text, requirement="every row needs one", field="ecg_id", row=item.row, file=rel)
-            )
+            lost.append(Finding(Reason.IDENTIFIER, text, "every row needs one", field="ecg_id", row=item.row, file=rel))
         elif name not in entries:
             entries[name] = replace(_entry(item, known, notes), recorded=item.cells[-1].strip() if dated else None)
             cells_of[name] = item.cells[1:]
@@ -227,14 +223,16 @@ def _entries(source: Source, rel: str, rate: int, known: dict[str, str | None]) 
     for name, entry in entries.items():
         if entry.record and len(rows_of[entry.record]) > 1 and not entry.faults:
             text = f"rows {', '.join(map(str, rows_of[entry.record][:5]))} name the same record"
-            fault = Finding(code=Reason.DUPLICATE_KEY, problem=text, requirement="expected one row a record", row=entry.row, file=rel)
+            fault = Finding(Reason.DUPLICATE_KEY, text, "expected one row a record", row=entry.row, file=rel)
             entries[name] = entry = replace(entry, faults=(fault,))
         quarantined.update(fault.code for fault in entry.faults[:1])
         entries[name] = replace(entry, faults=tuple(fault.at(rel) for fault in entry.faults))
     quarantined.update(finding.code for finding in lost)
     findings = tables.gathered(lost)
     if repeated := dropped[Reason.DUPLICATES]:
-        findings.append(_warning(Reason.DUPLICATES, f"rows that repeat another one: {repeated}", "used once", repeated))
+        findings.append(
+            Finding(Reason.DUPLICATES, f"rows that repeat another one: {repeated}", "used once", level="warning", count=repeated)
+        )
     rows = Rows(
         file=rel,
         seen=seen,
@@ -257,14 +255,26 @@ class _Notes:
         if self.rows:
             said = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()) if what != "likelihood 0")
             text = f"rows whose age or sex is not used as written: {len(self.rows)} ({said})"
-            yield _warning(Reason.METADATA, text, "the signals are kept", len(self.rows), tuple(map(str, self.rows[:5])))
+            yield Finding(
+                Reason.METADATA,
+                text,
+                "the signals are kept",
+                level="warning",
+                count=len(self.rows),
+                examples=tuple(map(str, self.rows[:5])),
+            )
         if zero := self.counts["likelihood 0"]:
             text = f"diagnostic statements of likelihood 0, which means unknown: {zero}"
-            yield replace(_warning(Reason.METADATA, text, "counted like the others, see scp_likelihood_0 in rules", zero), level="info")
+            yield replace(
+                Finding(Reason.METADATA, text, "counted like the others, see scp_likelihood_0 in rules", level="warning", count=zero),
+                level="info",
+            )
         if self.unknown:
             shown = tuple(sorted(code for code in self.unknown if CODE.fullmatch(code))[:5])
             text = f"statements that are not in {STATEMENTS}: {self.unknown.total()}"
-            yield _warning(Reason.UNKNOWN_LABEL, text, "not mapped to a superclass", self.unknown.total(), shown)
+            yield Finding(
+                Reason.UNKNOWN_LABEL, text, "not mapped to a superclass", level="warning", count=self.unknown.total(), examples=shown
+            )
 
 
 def _whole(cell: str) -> str | None:
@@ -281,7 +291,7 @@ def _entry(row: tables.Row, known: dict[str, str | None], notes: _Notes) -> Entr
     faults: list[Finding] = []
 
     def fault(code: Reason, field: str, wanted: str, what: str = "is not usable") -> None:
-        faults.append(Finding(code=code, problem=f"the cell of row {row.row} {what}", requirement=wanted, field=field, row=row.row))
+        faults.append(Finding(code, f"the cell of row {row.row} {what}", wanted, field=field, row=row.row))
 
     subject, place = _whole(patient), _whole(fold)
     if subject is None:
@@ -374,7 +384,9 @@ def _absent(entries: dict[str, Entry]) -> Iterator[Finding]:
     for split, found in there.items():
         if lacking := [name for name in SUPERCLASSES if name not in found]:
             text = f"no record with {', '.join(lacking)} in {split}"
-            yield _warning(Reason.CLASS_MISSING, text, "scores of it are undefined there", len(lacking), tuple(lacking))
+            yield Finding(
+                Reason.CLASS_MISSING, text, "scores of it are undefined there", level="warning", count=len(lacking), examples=tuple(lacking)
+            )
 
 
 # --- records
@@ -403,7 +415,7 @@ def _unit(source: Source, table: str, name: str, entry: Entry, beside: dict[str,
     faults = tuple(source.odd[file] for file in files if file in source.odd)
     if not faults and rel not in source.files:
         text, wanted = "is not there", f"row {entry.row} of {TABLE} names it"
-        faults = (Finding(code=Reason.MISSING_SIGNAL_FILE, problem=text, requirement=wanted, hint="Download it again", file=rel),)
+        faults = (Finding(Reason.MISSING_SIGNAL_FILE, text, wanted, "Download it again", file=rel),)
     if faults:
         return Unit(name=name, files=files, read=None, findings=faults)
     recorded = entry.recorded if options.get("keep_dates") and RECORDED.fullmatch(entry.recorded or "") else None
@@ -428,7 +440,7 @@ def _ignored(source: Source, claimed: set[str]) -> Iterator[Finding]:
     if left:
         shown = tuple(safe_text(PurePosixPath(rel).name) for rel in left[:5])
         text = f"records that no row of {TABLE} names, like this one: {len(left)}"
-        yield replace(_warning(Reason.FILE_NAME, text, "they are not read", len(left), shown), file=left[0])
+        yield replace(Finding(Reason.FILE_NAME, text, "they are not read", level="warning", count=len(left), examples=shown), file=left[0])
 
 
 def read_record(
@@ -519,7 +531,7 @@ def leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Find
         out.append(first._replace(channel=lead, unit="mV", scale=first.scale * factor, offset=first.offset * factor))
     findings = []
     if odd:
-        findings.append(_warning(Reason.UNIT, f"not in mV: {', '.join(odd)}", "brought to mV by the scale", len(odd)))
+        findings.append(Finding(Reason.UNIT, f"not in mV: {', '.join(odd)}", "brought to mV by the scale", level="warning", count=len(odd)))
     if flat:
-        findings.append(_warning(Reason.FLAT_CHANNEL, f"constant: {', '.join(flat)}", count=len(flat)))
+        findings.append(Finding(Reason.FLAT_CHANNEL, f"constant: {', '.join(flat)}", level="warning", count=len(flat)))
     return out, findings

@@ -114,10 +114,10 @@ def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit |
     yield from _ignored(source, other)
     if not pairs:
         yield Finding(
-            code=Reason.NO_INPUT,
-            problem=f"no PSG and hypnogram among {len(source.files)} files",
-            requirement="expected names such as SC4001E0-PSG.edf and SC4001EC-Hypnogram.edf",
-            hint="Give the folder that holds sleep-cassette and sleep-telemetry",
+            Reason.NO_INPUT,
+            f"no PSG and hypnogram among {len(source.files)} files",
+            "expected names such as SC4001E0-PSG.edf and SC4001EC-Hypnogram.edf",
+            "Give the folder that holds sleep-cassette and sleep-telemetry",
         )
     tables: dict[str, Table] = {}
     for study in sorted({unit[:2] for unit in pairs}):
@@ -137,7 +137,7 @@ def _unit(source: Source, unit: str, files: dict[str, list[str]], table: Table, 
             text = f"{len(found)} {kind} files for one {other}" if found else f"has no {kind} file"
             action = "Keep one of them" if found else "Download the missing file; PSGs without stages are read by `ingest edf`"
             wanted = f"expected one, {unit}??-{kind}.edf"
-            faults.append(Finding(code=Reason.MISSING_PAIR, problem=text, requirement=wanted, hint=action, file=(found or names)[0]))
+            faults.append(Finding(Reason.MISSING_PAIR, text, wanted, action, file=(found or names)[0]))
     if faults:
         return Unit(name=unit, files=names, read=None, findings=tuple(faults))
     subject, night = int(unit[3:5]), int(unit[5])
@@ -164,13 +164,9 @@ def _ignored(source: Source, other: Sequence[str]) -> Iterator[Finding]:
         if rel in source.odd:
             yield replace(source.odd[rel], level="warning")
         else:
-            yield _warning(Reason.FILE_NAME, "belongs to no recording", "it is not read").at(rel)
+            yield Finding(Reason.FILE_NAME, "belongs to no recording", "it is not read", level="warning").at(rel)
     if more := len(other[LISTED:]):
-        yield _warning(Reason.FILE_NAME, f"{more} more files belong to no recording", "they are not read", count=more)
-
-
-def _warning(code: Reason, text: str, wanted: str = "", field: str | None = None, count: int = 1) -> Finding:
-    return Finding(code=code, level="warning", problem=text, requirement=wanted, field=field, count=count)
+        yield Finding(Reason.FILE_NAME, f"{more} more files belong to no recording", "they are not read", level="warning", count=more)
 
 
 # --- one recording
@@ -210,7 +206,7 @@ def read_recording(
         inside = [note for note in night.annotations if marks is not None and note.label.startswith(marks)]
         if left := len(night.annotations) - len(inside):
             text = f"annotations inside the PSG that are not read: {left}"
-            notice = _warning(Reason.UNKNOWN_LABEL, text, "stages are in the hypnogram", count=left)
+            notice = Finding(Reason.UNKNOWN_LABEL, text, "stages are in the hypnogram", level="warning", count=left)
             findings.append(replace(notice, level="info"))
     with located(names[1]):
         scores = edf.read(hypnogram, needed=())
@@ -280,7 +276,9 @@ def _signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
         if name in NEEDED:
             findings += _quality(name, parts)
         if factor not in {None, 1.0}:
-            findings.append(_warning(Reason.UNIT, f"{safe_text(name)} is in {unit}", "brought to uV by its scale", "unit"))
+            findings.append(
+                Finding(Reason.UNIT, f"{safe_text(name)} is in {unit}", "brought to uV by its scale", level="warning", field="unit")
+            )
         if factor is not None:
             parts = [part._replace(unit="uV", scale=part.scale * factor, offset=part.offset * factor) for part in parts]
         converted += parts
@@ -295,15 +293,15 @@ def _quality(name: str, parts: list[Signal]) -> list[Finding]:
     low, high = min(least for least, _ in ends), max(most for _, most in ends)
     total = sum(len(x) for x in arrays)
     if low == high:
-        return [_warning(Reason.FLAT_CHANNEL, "is constant", field=name)]
+        return [Finding(Reason.FLAT_CHANNEL, "is constant", level="warning", field=name)]
     findings = []
     longest = max((_longest_run(x) for x in arrays if _may_rest(x, int(FLAT * RATE))), default=0) / RATE
     if longest >= FLAT:
-        findings.append(_warning(Reason.FLAT_CHANNEL, f"does not change for {longest:g} s", field=name))
+        findings.append(Finding(Reason.FLAT_CHANNEL, f"does not change for {longest:g} s", level="warning", field=name))
     rail = max(sum(int(np.count_nonzero(x == edge)) for x, held in zip(blocks, ends, strict=True) if edge in held) for edge in (low, high))
     if rail > max(CLIPPED * total, 100):
         text = f"{rail / total:.1%} of the samples are at one end of the range"
-        findings.append(_warning(Reason.CLIPPED, text, field=name, count=rail))
+        findings.append(Finding(Reason.CLIPPED, text, level="warning", field=name, count=rail))
     return findings
 
 
@@ -370,26 +368,28 @@ def stages(
             beyond += left if note.label in STAGES else 0.0
     if count := lost[True]:
         text = f"scored stages that reach beyond the signal: {count}, by {beyond / EPOCH:g} epochs in all"
-        findings.append(_warning(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", count=count))
+        findings.append(Finding(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", level="warning", count=count))
     elif count := lost[False]:
         text = f"annotations without a stage (? or movement) that reach beyond the signal: {count}"
-        findings.append(replace(_warning(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", count=count), level="info"))
+        findings.append(
+            replace(Finding(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", level="warning", count=count), level="info")
+        )
     single, repeated = _single(sorted(kept))
     if repeated:
         text = f"stages that repeat a part of the one before: {repeated}"
-        findings.append(_warning(Reason.ANNOTATION_OVERLAP, text, "that part is kept once", count=repeated))
+        findings.append(Finding(Reason.ANNOTATION_OVERLAP, text, "that part is kept once", level="warning", count=repeated))
     bare = sum(end - begin for begin, end in segments) - sum(note.duration for note in single)
     if bare > 1e-6:
         epochs = math.ceil(bare / EPOCH - 1e-6)
         text = f"epochs without a known annotation: {epochs}"
-        findings.append(_warning(Reason.UNLABELLED_EPOCHS, text, "they get no stage", count=epochs))
+        findings.append(Finding(Reason.UNLABELLED_EPOCHS, text, "they get no stage", level="warning", count=epochs))
     return single, findings
 
 
 def _unknown(label: str, count: int) -> Finding:
     """What does not begin with 'Sleep stage' may hold a name: it is counted, never shown."""
     text = f"annotations {safe_text(label) if label else 'with other texts than sleep stages'}: {count}"
-    warning = _warning(Reason.UNKNOWN_LABEL, text, "not mapped to a stage", count=count)
+    warning = Finding(Reason.UNKNOWN_LABEL, text, "not mapped to a stage", level="warning", count=count)
     return replace(warning, found=safe_text(label) if label else None)
 
 
@@ -420,13 +420,13 @@ def _subjects(source: Source, name: str) -> tuple[Table, list[Finding]]:
     found = [rel for rel in source.files if PurePosixPath(rel).name == name]
     unknown = "age and sex stay unknown"
     if not found:
-        return {}, [Finding(code=Reason.METADATA, level="info", problem=f"{name} is not there", requirement=unknown)]
+        return {}, [Finding(Reason.METADATA, f"{name} is not there", unknown, level="info")]
     try:
         table, bad = read_subjects(source.root / found[0])
     except UserError as error:
-        return {}, [_warning(error.code, error.problem, unknown).at(found[0])]
+        return {}, [Finding(error.code, error.problem, unknown, level="warning").at(found[0])]
     text = f"cells for subject, night, age or sex that are not usable: {bad}"
-    return table, [_warning(Reason.METADATA, text, "left out", count=bad).at(found[0])] if bad else []
+    return table, [Finding(Reason.METADATA, text, "left out", level="warning", count=bad).at(found[0])] if bad else []
 
 
 def read_subjects(path: Path) -> tuple[Table, int]:

@@ -143,10 +143,10 @@ def others(source: Source, found: Mapping[str, Mapping[str, str]], layout: re.Pa
             left.setdefault(PurePosixPath(rel).suffix.lower(), []).append(rel)
     for ending, files in sorted(left.items()):
         yield Finding(
-            code=Reason.UNSUPPORTED_FORMAT if not taken else Reason.FILE_NAME,
+            Reason.UNSUPPORTED_FORMAT if not taken else Reason.FILE_NAME,
+            f"{len(files)} file{'s' * (len(files) > 1)} {f'ending in {safe_text(ending)}' if ending else 'without an ending'}",
+            "not read",
             level="warning",
-            problem=f"{len(files)} file{'s' * (len(files) > 1)} {f'ending in {safe_text(ending)}' if ending else 'without an ending'}",
-            requirement="not read",
             file=files[0],
             count=len(files),
             examples=tuple(safe_text(rel) for rel in files[:5]),
@@ -187,7 +187,7 @@ def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mappi
             ((kind, rel),) = files.items()
             missing = "TEST" if kind == "TRAIN" else "TRAIN"
             text, wanted = f"there is no {missing} file beside it", "split 80/10/10 by recording"
-            notes[rel].append(Finding(code=Reason.MISSING_PAIR, level="warning", problem=text, requirement=wanted, file=rel))
+            notes[rel].append(Finding(Reason.MISSING_PAIR, text, wanted, level="warning", file=rel))
     names = [(rel, kind) for files in found.values() for kind, rel in files.items()]
     windows = any(layout.windows for layout in layouts.values())
     length = (
@@ -200,10 +200,10 @@ def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mappi
     yield from findings
     if windows and not known:
         yield Finding(
-            code=Reason.IDENTIFIER,
+            Reason.IDENTIFIER,
+            "no two cases share samples, so their recordings cannot be told",
+            "the archive's own split is kept; a split by subject would be one by random windows",
             level="warning",
-            problem="no two cases share samples, so their recordings cannot be told",
-            requirement="the archive's own split is kept; a split by subject would be one by random windows",
             file=names[0][0],
         )
     layout_of = {rel: layouts[problem] for problem, files in found.items() for rel in files.values()}
@@ -507,4 +507,4 @@ def _ordered(groups: Sequence[int], *, test: bool) -> dict[int, str]:
 
 def _shared(count: int, done: str) -> Finding:
     text = f"{count} recording{'s' * (count > 1)} {'have' if count > 1 else 'has'} cases in TRAIN and in TEST"
-    return Finding(code=Reason.DUPLICATE_ACROSS_SPLITS, level="warning", problem=text, requirement=done, count=count)
+    return Finding(Reason.DUPLICATE_ACROSS_SPLITS, text, done, level="warning", count=count)

@@ -194,7 +194,9 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
             expected=str(wanted),
         )
     if wanted > size or len(data) < wanted:
-        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"{count} signals need {wanted} bytes of header", f"the file has {size}", "n_signals")
+        raise input_error(
+            Reason.HEADER_IMPLAUSIBLE, f"{count} signals need {wanted} bytes of header", f"the file has {size}", field="n_signals"
+        )
     columns = _cut(data[256:wanted], [w for _, w in SIGNAL_FIELDS for _ in range(count)])
     table = {name: columns[i * count : (i + 1) * count] for i, (name, _) in enumerate(SIGNAL_FIELDS)}
     findings: list[Finding] = []
@@ -206,7 +208,9 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
     plus = raw["reserved"][:5].decode("latin-1").upper()
     kind = plus if plus in {f"{family}+C", f"{family}+D"} else family
     if kind.endswith("+D") and not texts:
-        raise _fault(Reason.DISCONTINUOUS, f"says {kind} but has no annotation signal", "the times of its records are unknown", "reserved")
+        raise input_error(
+            Reason.DISCONTINUOUS, f"says {kind} but has no annotation signal", "the times of its records are unknown", field="reserved"
+        )
     records = _records(raw["n_records"], starts[-1], size - wanted, findings)
     duration = _duration(raw["record_duration"], [samples[i] for i in ordinary])
     channels = _channels(table, [(i, labels[i], samples[i], starts[i]) for i in ordinary], width, needed, findings)
@@ -252,16 +256,8 @@ def _signal_count(data: bytes, size: int) -> int:
         raise input_error(Reason.TRUNCATED, f"has {size} bytes", "a header has 256 and more", "Download it again")
     count = _integer(data[252:256].strip(b" \x00"), "n_signals")
     if count < 1:
-        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"found {count} signals", "expected at least 1", "n_signals", str(count))
+        raise input_error(Reason.HEADER_IMPLAUSIBLE, f"found {count} signals", "expected at least 1", field="n_signals", found=str(count))
     return count
-
-
-def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None, found: str | None = None) -> UserError:
-    return input_error(code, text, wanted, field=name, found=found)
-
-
-def _warning(code: Reason, text: str, wanted: str = "", name: str | None = None, count: int = 1) -> Finding:
-    return Finding(code=code, level="warning", problem=text, requirement=wanted, field=name, count=count)
 
 
 def _shown(raw: bytes) -> str:
@@ -270,7 +266,7 @@ def _shown(raw: bytes) -> str:
 
 def _bad_field(raw: bytes, name: str, wanted: str, signal: int | None) -> UserError:
     of = "" if signal is None else f" for signal {signal + 1}"
-    return _fault(Reason.HEADER_FIELD, f"found {_shown(raw)}{of}", wanted, name, _shown(raw))
+    return input_error(Reason.HEADER_FIELD, f"found {_shown(raw)}{of}", wanted, field=name, found=_shown(raw))
 
 
 def _integer(raw: bytes, name: str, signal: int | None = None) -> int:
@@ -291,7 +287,7 @@ def _samples(raw: bytes, signal: int) -> int:
     count = _integer(raw, "samples_per_record", signal)
     if count < 1:
         text = f"found {count} samples a record for signal {signal + 1}"
-        raise _fault(Reason.HEADER_IMPLAUSIBLE, text, "expected at least 1", "samples_per_record", str(count))
+        raise input_error(Reason.HEADER_IMPLAUSIBLE, text, "expected at least 1", field="samples_per_record", found=str(count))
     return count
 
 
@@ -300,9 +296,11 @@ def _duration(raw: bytes, samples: list[int]) -> float:
     duration = _float(raw, "record_duration")
     if duration < 0 or (samples and not 1e-6 <= duration <= 1e7):
         wanted = "0 is for files of annotations alone" if duration == 0 else "expected between a microsecond and 10^7 seconds"
-        raise _fault(Reason.RECORD_DURATION, f"found {_shown(raw)} s", wanted, "record_duration", _shown(raw))
+        raise input_error(Reason.RECORD_DURATION, f"found {_shown(raw)} s", wanted, field="record_duration", found=_shown(raw))
     if samples and _rate(max(samples), duration) > 1e7:
-        raise _fault(Reason.RECORD_DURATION, f"found {_shown(raw)} s", "which gives a sampling rate above 10 MHz", "record_duration")
+        raise input_error(
+            Reason.RECORD_DURATION, f"found {_shown(raw)} s", "which gives a sampling rate above 10 MHz", field="record_duration"
+        )
     return duration
 
 
@@ -317,25 +315,33 @@ def _records(raw: bytes, record_bytes: int, body: int, findings: list[Finding]) 
     whole, left = divmod(body, record_bytes)
     promised = said * record_bytes
     if said < -1:
-        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"found {said} records", "expected a positive number, or -1", "n_records", str(said))
+        raise input_error(
+            Reason.HEADER_IMPLAUSIBLE, f"found {said} records", "expected a positive number, or -1", field="n_records", found=str(said)
+        )
     if said > max(whole, 1) * IMPLAUSIBLE:
         text = f"{said} records need {promised} bytes"
-        raise _fault(Reason.HEADER_IMPLAUSIBLE, text, f"the file has {body} after its header", "n_records", str(said))
+        raise input_error(Reason.HEADER_IMPLAUSIBLE, text, f"the file has {body} after its header", field="n_records", found=str(said))
     if whole == 0:
-        raise _fault(Reason.TRUNCATED, f"has {body} bytes after its header", f"one record has {record_bytes}", "n_records", str(said))
+        raise input_error(
+            Reason.TRUNCATED, f"has {body} bytes after its header", f"one record has {record_bytes}", field="n_records", found=str(said)
+        )
     if said > 0 and 2 * body == 3 * promised:
         text = f"has {body} bytes for {said} records, 3 for each sample that EDF holds in 2"
-        raise _fault(Reason.SIZE_MISMATCH, text, "this looks like a BDF body under an EDF header", "n_records", str(said))
+        raise input_error(Reason.SIZE_MISMATCH, text, "this looks like a BDF body under an EDF header", field="n_records", found=str(said))
     lost = f", {left} bytes of the last one left out" if left else ""
     if said in {-1, 0}:
         text = f"found {said} (recording not closed)"
-        findings.append(_warning(Reason.N_RECORDS_UNKNOWN, text, f"the size gives {whole} whole records{lost}", "n_records"))
+        findings.append(
+            Finding(Reason.N_RECORDS_UNKNOWN, text, f"the size gives {whole} whole records{lost}", level="warning", field="n_records")
+        )
     elif said > whole:
         text = f"the header says {said} records, the file ends after {whole} whole ones{lost}"
-        findings.append(_warning(Reason.TRUNCATED if left else Reason.SIZE_MISMATCH, text, "the whole ones are kept", "n_records"))
+        findings.append(
+            Finding(Reason.TRUNCATED if left else Reason.SIZE_MISMATCH, text, "the whole ones are kept", level="warning", field="n_records")
+        )
     elif body > promised:
         text = f"{body - promised} bytes after the last of {said} records"
-        findings.append(_warning(Reason.SIZE_MISMATCH, text, "they are not read", "n_records"))
+        findings.append(Finding(Reason.SIZE_MISMATCH, text, "they are not read", level="warning", field="n_records"))
         return said
     return whole
 
@@ -351,7 +357,7 @@ def _channels(
     names = {i: stored(label) or f"signal {i + 1}" for i, label, _, _ in signals}
     if odd := [i for i, label, _, _ in signals if names[i] != label]:
         text = f"blank, or with markup, formula or control characters: label of signal {_numbers(odd)}"
-        findings.append(_warning(Reason.LABEL_CHARS, text, "stored without them", "label", len(odd)))
+        findings.append(Finding(Reason.LABEL_CHARS, text, "stored without them", level="warning", field="label", count=len(odd)))
     bearers: dict[str, list[int]] = {}
     for i, name in names.items():
         bearers.setdefault(name, []).append(i)
@@ -360,11 +366,13 @@ def _channels(
             continue
         text = f"{len(holders)} signals are called {safe_text(name)}: {_numbers(holders)}"
         if needed is None or name in needed:
-            raise _fault(Reason.DUPLICATE_CHANNEL, text, "expected one", "label", safe_text(name))
-        findings.append(_warning(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", "label", len(holders)))
+            raise input_error(Reason.DUPLICATE_CHANNEL, text, "expected one", field="label", found=safe_text(name))
+        findings.append(
+            Finding(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", level="warning", field="label", count=len(holders))
+        )
         names |= {i: f"{name} ({i + 1})" for i in holders}
     if len(set(names.values())) < len(names):
-        raise _fault(Reason.DUPLICATE_CHANNEL, "signals have equal labels", "expected different ones", "label")
+        raise input_error(Reason.DUPLICATE_CHANNEL, "signals have equal labels", "expected different ones", field="label")
     channels = []
     for i, _, samples, start in signals:
         try:
@@ -376,9 +384,9 @@ def _channels(
             if needed is None or names[i] in needed:
                 raise
             wanted = f"{error.requirement}; the channel {safe_text(names[i])} is left out"
-            findings.append(_warning(error.code, error.problem, wanted, error.field))
+            findings.append(Finding(error.code, error.problem, wanted, level="warning", field=error.field))
     if signals and not channels:
-        raise _fault(Reason.PHYSICAL_RANGE, "no channel has a usable calibration", "expected one at least", "physical_min")
+        raise input_error(Reason.PHYSICAL_RANGE, "no channel has a usable calibration", "expected one at least", field="physical_min")
     return channels
 
 
@@ -394,10 +402,14 @@ def _calibrated(channel: Channel, width: int, signal: int) -> Channel:
     low, high = channel.digital_min, channel.digital_max
     if not -most <= low < high < most:
         text = f"digital minimum {low} and maximum {high} {of}"
-        raise _fault(Reason.DIGITAL_RANGE, text, f"expected minimum < maximum within -{most} and {most - 1}", "digital_min", str(low))
+        raise input_error(
+            Reason.DIGITAL_RANGE, text, f"expected minimum < maximum within -{most} and {most - 1}", field="digital_min", found=str(low)
+        )
     if channel.scale == 0 or not math.isfinite(channel.scale) or not math.isfinite(channel.offset):
         text = f"physical minimum {channel.physical_min:g} and maximum {channel.physical_max:g} {of}"
-        raise _fault(Reason.PHYSICAL_RANGE, text, "expected two different numbers", "physical_min", f"{channel.physical_min:g}")
+        raise input_error(
+            Reason.PHYSICAL_RANGE, text, "expected two different numbers", field="physical_min", found=f"{channel.physical_min:g}"
+        )
     return channel
 
 
@@ -412,9 +424,13 @@ def _start(raw_day: bytes, raw_clock: bytes, findings: list[Finding]) -> tuple[d
         if found := CLOCK.fullmatch(_decode(raw_clock)):
             clock = time(int(found[1]), int(found[2]), int(found[3]))
     if day is None:
-        findings.append(_warning(Reason.START_DATE, "is no valid date (dd.mm.yy)", "the date is taken as unknown", "start_date"))
+        findings.append(
+            Finding(Reason.START_DATE, "is no valid date (dd.mm.yy)", "the date is taken as unknown", level="warning", field="start_date")
+        )
     if clock is None:
-        findings.append(_warning(Reason.START_DATE, "is no valid time (hh.mm.ss)", "the time is taken as unknown", "start_time"))
+        findings.append(
+            Finding(Reason.START_DATE, "is no valid time (hh.mm.ss)", "the time is taken as unknown", level="warning", field="start_time")
+        )
     return day, clock
 
 
@@ -425,7 +441,7 @@ def _identifying(raw: dict[str, bytes], findings: list[Finding], *, keep: bool) 
         recording = recording[2:]
     named = [name for name, words in (("patient", patient), ("recording", recording)) if set(words) - {"X", "F", "M"}]
     done = "kept, as --keep-phi asks" if keep else "not stored"
-    findings += [Finding(code=Reason.PHI, level="info", problem="may identify a person", requirement=done, field=name) for name in named]
+    findings += [Finding(Reason.PHI, "may identify a person", done, level="info", field=name) for name in named]
     return {name: clean(_decode(raw[name])) for name in named} if keep else {}
 
 
@@ -436,7 +452,11 @@ def _foreign(raw: dict[str, bytes], table: dict[str, list[bytes]], findings: lis
         places += [f"{name} of signal {i + 1}" for i, text in enumerate(table[name]) if not text.isascii()]
     if places:
         text = f"bytes that are not ASCII: {', '.join(places[:5])}" + (f" and {len(places) - 5} more" if len(places) > 5 else "")
-        findings.append(_warning(Reason.NON_ASCII, text, "read as UTF-8, else as Latin-1", places[0].split()[0], len(places)))
+        findings.append(
+            Finding(
+                Reason.NON_ASCII, text, "read as UTF-8, else as Latin-1", level="warning", field=places[0].split()[0], count=len(places)
+            )
+        )
 
 
 def _decode(raw: bytes) -> str:
@@ -477,7 +497,7 @@ def parse_tals(block: bytes) -> list[tuple[float, float | None, list[bytes]]]:
         duration = float(found[2]) if found and found[2] else None
         if found is None or not math.isfinite(onset) or not math.isfinite(duration or 0):
             text = f"no time-stamped annotation list begins at byte {place} of an annotation signal"
-            raise _fault(Reason.ANNOTATION_SYNTAX, text, "expected +onset, byte 20, texts each ended by byte 20, byte 0")
+            raise input_error(Reason.ANNOTATION_SYNTAX, text, "expected +onset, byte 20, texts each ended by byte 20, byte 0")
         lists.append((onset, duration, found[3].split(b"\x14")[:-1]))
         place = found.end()
     return lists
@@ -511,10 +531,12 @@ def _notes(blocks: Sequence[np.ndarray]) -> tuple[np.ndarray, list[Annotation], 
                     notes.append(Annotation(onset, duration or 0.0, label))
     findings = []
     if recoded:
-        findings.append(_warning(Reason.ENCODING, f"annotations that are not valid UTF-8: {recoded}", "read as Latin-1", count=recoded))
+        findings.append(
+            Finding(Reason.ENCODING, f"annotations that are not valid UTF-8: {recoded}", "read as Latin-1", level="warning", count=recoded)
+        )
     if odd:
         text = f"annotations with markup, formula or control characters: {odd}"
-        findings.append(_warning(Reason.LABEL_CHARS, text, "stored, if at all, without control characters", count=odd))
+        findings.append(Finding(Reason.LABEL_CHARS, text, "stored, if at all, without control characters", level="warning", count=odd))
     return onsets, sorted(notes, key=lambda note: note.onset), findings
 
 
@@ -618,11 +640,11 @@ def _columns(path: Path, header: Header, spans: Sequence[tuple[int, int]]) -> li
             for first in range(0, header.records, many):
                 rows = block[: min(many, header.records - first)]
                 if file.readinto(rows.data.cast("B")) != rows.size:
-                    raise _fault(Reason.TRUNCATED, "became shorter while it was read", "nothing may write to it")
+                    raise input_error(Reason.TRUNCATED, "became shorter while it was read", "nothing may write to it")
                 for output, (start, stop) in zip(outputs, spans, strict=True):
                     output[first : first + len(rows)] = rows[:, start:stop]
     except OSError as error:
-        raise _fault(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     return outputs
 
 
@@ -640,12 +662,12 @@ def _segments(onsets: np.ndarray, header: Header, findings: list[Finding]) -> tu
     """
     missing = int(np.isnan(onsets).sum())
     if missing and header.kind.endswith("+D") and header.channels:
-        raise _fault(Reason.DISCONTINUOUS, f"{missing} of {len(onsets)} records say no time", f"needed in {header.kind}")
+        raise input_error(Reason.DISCONTINUOUS, f"{missing} of {len(onsets)} records say no time", f"needed in {header.kind}")
     if not header.channels or missing == len(onsets):
         return 0.0, [(0, header.records, 0.0)]
     if missing:
         text = f"{missing} of {len(onsets)} records say no time"
-        findings.append(_warning(Reason.ANNOTATION_SYNTAX, text, "taken to follow the one before", count=missing))
+        findings.append(Finding(Reason.ANNOTATION_SYNTAX, text, "taken to follow the one before", level="warning", count=missing))
     clock = onsets.copy()
     for i in np.flatnonzero(np.isnan(clock)).tolist():
         clock[i] = clock[i - 1] + header.duration if i else 0.0
@@ -653,19 +675,19 @@ def _segments(onsets: np.ndarray, header: Header, findings: list[Finding]) -> tu
     near = max(0.5 / max(header.rate(c) for c in header.channels), 1e-3)
     if (steps < -near).any():
         at = int((steps < -near).argmax()) + 2
-        raise _fault(Reason.DISCONTINUOUS, f"record {at} begins before record {at - 1} ends", "two samples cannot have one time")
+        raise input_error(Reason.DISCONTINUOUS, f"record {at} begins before record {at - 1} ends", "two samples cannot have one time")
     edges = [0, *(np.flatnonzero(steps > near) + 1).tolist(), len(clock)]
     parts = [(a, b, float(clock[a] - clock[0])) for a, b in pairwise(edges)]
     gaps = len(parts) - 1
     if gaps >= MOST_SEGMENTS:
-        raise _fault(Reason.DISCONTINUOUS, f"{gaps} gaps in time", f"expected fewer than {MOST_SEGMENTS}")
+        raise input_error(Reason.DISCONTINUOUS, f"{gaps} gaps in time", f"expected fewer than {MOST_SEGMENTS}")
     if gaps:
         text = f"{gaps} gap{'s' * (gaps > 1)} in time, {steps[steps > near].sum():g} s in all ({header.kind})"
-        findings.append(_warning(Reason.DISCONTINUOUS, text, "kept as segments at their true times", count=gaps))
+        findings.append(Finding(Reason.DISCONTINUOUS, text, "kept as segments at their true times", level="warning", count=gaps))
     drift = max(abs(float(clock[b - 1] - clock[a]) - (b - 1 - a) * header.duration) for a, b, _ in parts)
     if drift > 0.5:
         text = f"the clock of the records drifts by {drift:g} s"
-        findings.append(_warning(Reason.DISCONTINUOUS, text, "samples are taken as evenly spaced"))
+        findings.append(Finding(Reason.DISCONTINUOUS, text, "samples are taken as evenly spaced", level="warning"))
     return float(clock[0]), parts
 
 

@@ -104,7 +104,7 @@ def scan(root: Path, *, follow_symlinks: bool = False) -> Source:
             entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
         except OSError as error:
             where = folder.rstrip("/") or "."
-            odd[where] = Finding(code=Reason.IO_ERROR, problem=f"the folder cannot be listed ({error.strerror})", file=where)
+            odd[where] = Finding(Reason.IO_ERROR, f"the folder cannot be listed ({error.strerror})", file=where)
             continue
         for entry in entries:
             if entry.name.startswith("."):
@@ -126,7 +126,7 @@ def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | 
     try:
         rel.encode()
     except UnicodeEncodeError:
-        return Finding(code=Reason.FILE_NAME, level="warning", problem="the name is not valid UTF-8, the file is not read", file=clean(rel))
+        return Finding(Reason.FILE_NAME, "the name is not valid UTF-8, the file is not read", level="warning", file=clean(rel))
     try:
         info = path.lstat()
         if stat.S_ISLNK(info.st_mode):
@@ -134,10 +134,10 @@ def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | 
             inside = target.is_relative_to(real)
             if not inside and not follow:
                 return Finding(
-                    code=Reason.SYMLINK_OUTSIDE_ROOT,
-                    problem="is a link that leaves the data set's folder",
-                    requirement="which is not followed",
-                    hint="Copy the file, or give --follow-symlinks",
+                    Reason.SYMLINK_OUTSIDE_ROOT,
+                    "is a link that leaves the data set's folder",
+                    "which is not followed",
+                    "Copy the file, or give --follow-symlinks",
                     file=rel,
                 )
             info = path.stat()
@@ -145,12 +145,12 @@ def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | 
                 return -1  # what it leads to is found anyway
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         why = getattr(error, "strerror", None) or "loop of links"
-        return Finding(code=Reason.NOT_REGULAR_FILE, problem=f"cannot be followed ({why})", file=rel)
+        return Finding(Reason.NOT_REGULAR_FILE, f"cannot be followed ({why})", file=rel)
     if stat.S_ISDIR(info.st_mode) and not rel.lower().endswith(RECORDINGS):
         return None
     if stat.S_ISREG(info.st_mode):
         return info.st_size
-    return Finding(code=Reason.NOT_REGULAR_FILE, problem=f"is a {_kind(info.st_mode)}", requirement="a regular file was expected", file=rel)
+    return Finding(Reason.NOT_REGULAR_FILE, f"is a {_kind(info.st_mode)}", "a regular file was expected", file=rel)
 
 
 def _no_folder(root: Path, mode: int) -> UserError:

@@ -66,10 +66,6 @@ class Block(NamedTuple):
     blanks: bool = True  # whether any cell holds one
 
 
-def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None) -> UserError:
-    return input_error(code, text, wanted, field=name)
-
-
 # --- the table
 
 
@@ -220,7 +216,7 @@ def _unique(path: Path, every: Sequence[str], chosen: Sequence[int], keyed: Sequ
                 torn.add(mark)
     if len(torn) > 1 and 2 * sum(often[mark] for mark in torn) > often.total():
         text = f"most of the {often.total()} rows share their {safe_text(field)} with a row that differs"
-        raise _fault(Reason.IDENTIFIER, text, "it identifies no row: are columns swapped?", field)
+        raise input_error(Reason.IDENTIFIER, text, "it identifies no row: are columns swapped?", field=field)
     seen: set[bytes] = set()
     for item in _records(path, every, whole, chosen, delimiter):
         if isinstance(item, Finding):
@@ -229,12 +225,12 @@ def _unique(path: Path, every: Sequence[str], chosen: Sequence[int], keyed: Sequ
         mark = _hash(item.cells[i].strip() for i in keyed)
         if not all(item.cells[i].strip() for i in keyed):
             text = f"the one of row {item.row} is empty"
-            yield Finding(code=Reason.IDENTIFIER, problem=text, requirement="every row needs one", field=field, row=item.row)
+            yield Finding(Reason.IDENTIFIER, text, "every row needs one", field=field, row=item.row)
         elif mark in torn:
             text = f"the one of row {item.row} is that of other rows too, which differ"
-            yield Finding(code=Reason.DUPLICATE_KEY, problem=text, requirement="none of them is used", field=field, row=item.row)
+            yield Finding(Reason.DUPLICATE_KEY, text, "none of them is used", field=field, row=item.row)
         elif mark in seen:
-            yield Finding(code=Reason.DUPLICATES, level="warning", problem="repeats a row above", requirement="used once", row=item.row)
+            yield Finding(Reason.DUPLICATES, "repeats a row above", "used once", level="warning", row=item.row)
         else:
             seen.add(mark)
             yield item
@@ -254,10 +250,10 @@ def _records(path: Path, every: Sequence[str], needed: Sequence[int], shown: Seq
         for row, cells, ended in _parsed(lines, len(every), delimiter):
             if isinstance(cells, UserError):
                 cut = not ended and cells.code == Reason.ROW_WIDTH
-                yield Finding(code=Reason.TRUNCATED if cut else cells.code, problem=cells.problem, requirement=cells.requirement, row=row)
+                yield Finding(Reason.TRUNCATED if cut else cells.code, cells.problem, cells.requirement, row=row)
             elif odd := [i for i in shown if not cells[i].isascii() and not _is_utf8(cells[i])]:
                 text = f"the cell of row {row} is not valid UTF-8"
-                yield Finding(code=Reason.ENCODING, problem=text, requirement="the row is left out", field=every[odd[0]], row=row)
+                yield Finding(Reason.ENCODING, text, "the row is left out", field=every[odd[0]], row=row)
             else:
                 yield Row(row, tuple(cells))
 
@@ -271,13 +267,15 @@ def _positions(every: Sequence[str], wanted: Sequence[str]) -> list[int]:
     missing = [name for name in wanted if name not in every]
     twice = [name for name in wanted if every.count(name) > 1]
     if twice:
-        raise _fault(Reason.HEADER, f"the column {safe_text(twice[0])} is there {every.count(twice[0])} times", "expected once", twice[0])
+        raise input_error(
+            Reason.HEADER, f"the column {safe_text(twice[0])} is there {every.count(twice[0])} times", "expected once", field=twice[0]
+        )
     if missing and len(missing) == len(wanted):
         text = f"the first line names none of the columns wanted ({_listed(wanted, 5)})"
-        raise _fault(Reason.HEADER, text, "is the header line absent, or the separator another?")
+        raise input_error(Reason.HEADER, text, "is the header line absent, or the separator another?")
     if missing:
         text = f"the column{'s' * (len(missing) > 1)} {_listed(missing)} {'are' if len(missing) > 1 else 'is'} missing"
-        raise _fault(Reason.SCHEMA, text, f"found {_listed(every)}", missing[0])
+        raise input_error(Reason.SCHEMA, text, f"found {_listed(every)}", field=missing[0])
     return [every.index(name) for name in wanted]
 
 
@@ -310,7 +308,7 @@ def _header(lines: Iterator[tuple[int, bytes, bool]], delimiter: str) -> tuple[s
             continue
         cells = _cells(text, delimiter)
         if not isinstance(cells, list):
-            raise _fault(Reason.CSV_SYNTAX, f"line {row}, the header, is not well formed", "expected column names")
+            raise input_error(Reason.CSV_SYNTAX, f"line {row}, the header, is not well formed", "expected column names")
         return tuple(cell.strip() for cell in cells)
     raise input_error(Reason.EMPTY_FILE, "holds nothing but blank lines", hint="Download it again")
 
@@ -363,9 +361,9 @@ def _record(waiting: Sequence[tuple[int, str, bool]], width: int, delimiter: str
             return 0, None
     if not isinstance(cells, list) or (used > 1 and len(cells) != width):  # the latter: what closed the quote was another cell's
         what = "a quote stands where none may be, or a NUL character" if cells is BROKEN else "a quote is opened and not closed"
-        return 1, (row, _fault(Reason.CSV_SYNTAX, what, "the line is left out, reading goes on with the next"), ended)
+        return 1, (row, input_error(Reason.CSV_SYNTAX, what, "the line is left out, reading goes on with the next"), ended)
     if len(cells) != width:
-        return 1, (row, _fault(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"), ended)
+        return 1, (row, input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"), ended)
     return used, (row, cells, waiting[used - 1][2])
 
 
@@ -440,7 +438,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, float]]:
     except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error):
         raise input_error(Reason.CORRUPT, "the packed text is damaged", hint="Download it again") from None
     except OSError as error:
-        raise _fault(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
 
 
 def member(archive: zipfile.ZipFile) -> str:
@@ -451,9 +449,9 @@ def member(archive: zipfile.ZipFile) -> str:
     """
     held = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
     if len(held) != 1:
-        raise _fault(Reason.UNSUPPORTED_FORMAT, f"is an archive of {len(held)} files", "expected a table")
+        raise input_error(Reason.UNSUPPORTED_FORMAT, f"is an archive of {len(held)} files", "expected a table")
     if held[0].flag_bits & 1 or held[0].compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise _fault(Reason.UNSUPPORTED_FORMAT, "is an archive that is encrypted or packed in an unusual way", "expected a table")
+        raise input_error(Reason.UNSUPPORTED_FORMAT, "is an archive that is encrypted or packed in an unusual way", "expected a table")
     return held[0].filename
 
 
@@ -483,16 +481,16 @@ def _lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
 def _marked(head: bytes) -> bytes:
     """The beginning of a text without its byte order mark."""
     if head[:2] in {b"\xff\xfe", b"\xfe\xff"}:
-        raise _fault(Reason.ENCODING, "is UTF-16", "expected UTF-8")
+        raise input_error(Reason.ENCODING, "is UTF-16", "expected UTF-8")
     return head.removeprefix(b"\xef\xbb\xbf")
 
 
 def _too_long(row: int) -> UserError:
-    return _fault(Reason.RESOURCE_LIMIT, f"line {row} has more than {MOST_LINE} bytes", "no row is that long")
+    return input_error(Reason.RESOURCE_LIMIT, f"line {row} has more than {MOST_LINE} bytes", "no row is that long")
 
 
 def _too_much(most: float) -> UserError:
-    return _fault(Reason.EXPANSION_LIMIT, f"holds more than {most:.0f} bytes when unpacked", "no table is compressed that well")
+    return input_error(Reason.EXPANSION_LIMIT, f"holds more than {most:.0f} bytes when unpacked", "no table is compressed that well")
 
 
 # --- frames
@@ -525,7 +523,7 @@ def frames(path: Path, columns: Sequence[str], *, delimiter: str = ",", quotes: 
             read += block.frame.height + len(block.faults)
             yield block
         if seen != read:
-            raise _fault(Reason.CSV_SYNTAX, f"{seen} records were counted, {read} read", "expected the same number")
+            raise input_error(Reason.CSV_SYNTAX, f"{seen} records were counted, {read} read", "expected the same number")
     except UserError as error:
         error.file = error.file or str(path)
         raise
@@ -583,9 +581,7 @@ def _sort_out(
     for row, cells, ended in records:
         if isinstance(cells, UserError):
             cut = not ended and cells.code == Reason.ROW_WIDTH
-            faults.append(
-                Finding(code=Reason.TRUNCATED if cut else cells.code, problem=cells.problem, requirement=cells.requirement, row=row)
-            )
+            faults.append(Finding(Reason.TRUNCATED if cut else cells.code, cells.problem, cells.requirement, row=row))
         else:
             kept.append((row, cells))
     if kept:
@@ -596,11 +592,11 @@ def _unquoted(lines: Iterable[tuple[int, bytes, bool]], width: int, delimiter: s
     for row, raw, ended in lines:
         cells = _text(raw).split(delimiter)
         if b"\0" in raw:
-            yield row, _fault(Reason.CSV_SYNTAX, "holds a NUL character", "the line is left out"), ended
+            yield row, input_error(Reason.CSV_SYNTAX, "holds a NUL character", "the line is left out"), ended
         elif len(cells) == width:
             yield row, cells, ended
         elif raw.strip():
-            yield row, _fault(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"), ended
+            yield row, input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"), ended
 
 
 def _text_frame(rows: Sequence[int], cells: Sequence[Sequence[str | None]], columns: Sequence[str]) -> pl.DataFrame:
@@ -626,7 +622,7 @@ def _plain_frame(
         quote_char='"' if quotes and b'"' in text else None,
     )
     if frame.height != height:
-        raise _fault(Reason.CSV_SYNTAX, f"{height} records were counted, {frame.height} read", "expected the same number")
+        raise input_error(Reason.CSV_SYNTAX, f"{height} records were counted, {frame.height} read", "expected the same number")
     named = [pl.col(str(i)).alias(name) for i, name in zip(chosen, columns, strict=True)]
     return frame.select(pl.int_range(row + 1, row + 1 + height, dtype=pl.Int64).alias("row"), *named)
 
@@ -746,7 +742,7 @@ def _arrow(path: Path, every: Sequence[str], needed: Sequence[int]) -> Iterator[
                     yield Row(row, cells)
     except (OSError, pa.ArrowException) as error:
         text = f"does not read as Parquet after row {row} ({type(error).__name__})"
-        raise _fault(Reason.CORRUPT, text, "expected columns of text, numbers and dates") from None
+        raise input_error(Reason.CORRUPT, text, "expected columns of text, numbers and dates") from None
 
 
 def _arrow_frames(path: Path, chosen: Sequence[int], columns: Sequence[str]) -> Iterator[Block]:
@@ -768,10 +764,12 @@ def _arrow_frames(path: Path, chosen: Sequence[int], columns: Sequence[str]) -> 
                 row += len(batch)
                 yield Block(pl.DataFrame([rows, *texts.values()]), [], len(batch))
             if row != file.metadata.num_rows:
-                raise _fault(Reason.CORRUPT, f"{row} rows were read, its footer says {file.metadata.num_rows}", "expected the same number")
+                raise input_error(
+                    Reason.CORRUPT, f"{row} rows were read, its footer says {file.metadata.num_rows}", "expected the same number"
+                )
     except (OSError, pa.ArrowException) as error:
         text = f"does not read as Parquet after row {row} ({type(error).__name__})"
-        raise _fault(Reason.CORRUPT, text, "expected columns of text, numbers and dates") from None
+        raise input_error(Reason.CORRUPT, text, "expected columns of text, numbers and dates") from None
 
 
 # --- cells
@@ -787,11 +785,11 @@ def number(text: str) -> float | None:
     if not text:
         return None
     if NOT_FINITE.fullmatch(text):
-        raise _fault(Reason.NON_FINITE, "is not finite", "expected a finite number")
+        raise input_error(Reason.NON_FINITE, "is not finite", "expected a finite number")
     if not NUMBER.fullmatch(text):
-        raise _fault(Reason.NOT_NUMERIC, "is no number", "expected a finite number")
+        raise input_error(Reason.NOT_NUMERIC, "is no number", "expected a finite number")
     if not math.isfinite(value := float(text)):
-        raise _fault(Reason.NON_FINITE, "is not finite", "expected a finite number")
+        raise input_error(Reason.NON_FINITE, "is not finite", "expected a finite number")
     return value
 
 
@@ -805,7 +803,7 @@ def integer(text: str) -> int | None:
     if not text:
         return None
     if not WHOLE.fullmatch(text):
-        raise _fault(Reason.NOT_NUMERIC, "is no whole number", "expected one")
+        raise input_error(Reason.NOT_NUMERIC, "is no whole number", "expected one")
     return int(text.split(".")[0])
 
 
@@ -830,20 +828,8 @@ def numbers(row: Row, columns: Sequence[str]) -> np.ndarray | Finding:
         try:
             value = number(cell)
         except UserError as error:
-            return Finding(
-                code=error.code,
-                problem=f"the cell of row {row.row} {error.problem}",
-                requirement=error.requirement,
-                field=name,
-                row=row.row,
-            )
+            return Finding(error.code, f"the cell of row {row.row} {error.problem}", error.requirement, field=name, row=row.row)
         if value is None:
-            return Finding(
-                code=Reason.MISSING_VALUES,
-                problem=f"the cell of row {row.row} is empty",
-                requirement="expected a number",
-                field=name,
-                row=row.row,
-            )
+            return Finding(Reason.MISSING_VALUES, f"the cell of row {row.row} is empty", "expected a number", field=name, row=row.row)
         found.append(value)
     return np.array(found, np.float64)

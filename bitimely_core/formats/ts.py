@@ -75,14 +75,6 @@ class Header:
     findings: tuple[Finding, ...] = ()
 
 
-def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None) -> UserError:
-    return input_error(code, text, wanted, field=name)
-
-
-def _warning(code: Reason, text: str, wanted: str = "", name: str | None = None, count: int = 1) -> Finding:
-    return Finding(code=code, level="warning", problem=text, requirement=wanted, field=name, count=count)
-
-
 # --- header
 
 
@@ -105,9 +97,11 @@ def _header(path: Path) -> Header:
     said, data = _said(rest, findings)
     flags = {key: _flag(said, key) for key in ("timestamps", "missing", "univariate", "equal", "classes", "target")}
     if flags["classes"] and flags["target"]:
-        raise _fault(Reason.HEADER_SYNTAX, "@classLabel and @targetLabel are both true", "a case has one label", "classLabel")
+        raise input_error(Reason.HEADER_SYNTAX, "@classLabel and @targetLabel are both true", "a case has one label", field="classLabel")
     if flags["classes"] is None and flags["target"] is None:
-        raise _fault(Reason.HEADER_SYNTAX, "neither @classLabel nor @targetLabel is there", "the last field may be a channel", "classLabel")
+        raise input_error(
+            Reason.HEADER_SYNTAX, "neither @classLabel nor @targetLabel is there", "the last field may be a channel", field="classLabel"
+        )
     task: Task = "classification" if flags["classes"] else "regression" if flags["target"] else "none"
     classes = tuple(said["classes"][1:]) if flags["classes"] else ()
     dimensions = _whole(said, "dimensions") or (1 if flags["univariate"] else None)
@@ -123,30 +117,34 @@ def _header(path: Path) -> Header:
         else:
             others = True
     if not cases:
-        raise _fault(Reason.TRUNCATED, "ends after @data", "expected one case at least", "data")
+        raise input_error(Reason.TRUNCATED, "ends after @data", "expected one case at least", field="data")
     widths = Counter({n: sum(k for shape, k in shapes.items() if len(shape) == n) for n in {len(shape) for shape in shapes}})
     usual = _most(widths, dimensions)
     if dimensions is not None and dimensions not in widths:
         text = f"the header says {dimensions} channel{'s' * (dimensions > 1)}, the cases have {usual}"
-        raise _fault(Reason.DIMENSIONS, text, "one of them is wrong", "dimensions")
+        raise input_error(Reason.DIMENSIONS, text, "one of them is wrong", field="dimensions")
     dimensions = dimensions or usual
     if flags["univariate"] is not None and flags["univariate"] != (dimensions == 1):
         text = f"@univariate is {str(flags['univariate']).lower()}, the cases have {dimensions} channels"
-        findings.append(_warning(Reason.DIMENSIONS, text, "taken by the cases", "univariate"))
+        findings.append(Finding(Reason.DIMENSIONS, text, "taken by the cases", level="warning", field="univariate"))
     same = Counter({shape: k for shape, k in shapes.items() if len(shape) == dimensions})
     lengths: tuple[int, ...] | None = None
     if equal:
         lengths = _most(same, None if length is None else (length,) * dimensions)
         if length is not None and set(lengths) != {length}:
             text = f"the header says {length} values, the channels have {', '.join(map(str, lengths[:8]))}"
-            findings.append(_warning(Reason.LENGTH, text, "taken by the cases", "seriesLength"))
+            findings.append(Finding(Reason.LENGTH, text, "taken by the cases", level="warning", field="seriesLength"))
     elif len(same) == 1 and not others:
         lengths = next(iter(same))
     if flags["timestamps"]:
         text = "the cases have timestamps"
-        findings.append(_warning(Reason.TIMESTAMPS, text, "kept as times from the beginning of each case, without dates", "timeStamps"))
+        findings.append(
+            Finding(
+                Reason.TIMESTAMPS, text, "kept as times from the beginning of each case, without dates", level="warning", field="timeStamps"
+            )
+        )
     if not ended:
-        findings.append(_warning(Reason.TRUNCATED, "the last line has no end", "the file may be cut short", "data"))
+        findings.append(Finding(Reason.TRUNCATED, "the last line has no end", "the file may be cut short", level="warning", field="data"))
     return Header(
         problem=stored(" ".join(said.get("problem", ()))),
         task=task,
@@ -168,18 +166,18 @@ def _said(lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]) -> 
     unknown, first = 0, ""
     for row, line, _ in lines:
         if not line.startswith(b"@"):
-            raise _fault(Reason.HEADER_SYNTAX, f"line {row} is no key before @data", "is @data absent?", "data")
+            raise input_error(Reason.HEADER_SYNTAX, f"line {row} is no key before @data", "is @data absent?", field="data")
         key, *values = _decode(line[1:]).split() or [""]
         if key.lower() == "data":
             if unknown:
-                findings.append(_warning(Reason.HEADER_SYNTAX, f"unknown key {first}", "not read", count=unknown))
+                findings.append(Finding(Reason.HEADER_SYNTAX, f"unknown key {first}", "not read", level="warning", count=unknown))
             return said, row
         name = KEYS.get(key.lower())
         if name is None:
             unknown, first = unknown + 1, first or f"{safe_text('@' + key)} in line {row}"
         elif said.setdefault(name, values) != values:
-            raise _fault(Reason.HEADER_SYNTAX, f"{safe_text('@' + key)} is said twice, line {row} differs", "expected once", key)
-    raise _fault(Reason.HEADER_SYNTAX, "has no @data", "expected before the cases", "data")
+            raise input_error(Reason.HEADER_SYNTAX, f"{safe_text('@' + key)} is said twice, line {row} differs", "expected once", field=key)
+    raise input_error(Reason.HEADER_SYNTAX, "has no @data", "expected before the cases", field="data")
 
 
 def _flag(said: dict[str, list[str]], key: str) -> bool | None:
@@ -188,7 +186,7 @@ def _flag(said: dict[str, list[str]], key: str) -> bool | None:
         return None
     value = said[key][0].lower() if said[key] else ""
     if value not in {"true", "false"}:
-        raise _fault(Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected true or false", key)
+        raise input_error(Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected true or false", field=key)
     return value == "true"
 
 
@@ -198,7 +196,7 @@ def _whole(said: dict[str, list[str]], key: str) -> int | None:
         return None
     value = said[key][0] if said[key] else ""
     if not re.fullmatch(r"\d{1,9}", value, re.ASCII) or int(value) == 0:
-        raise _fault(Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected a whole number above 0", key)
+        raise input_error(Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected a whole number above 0", field=key)
     return int(value)
 
 
@@ -227,12 +225,12 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
             while line := file.readline(MOST_LINE):
                 row += 1
                 if len(line) == MOST_LINE:
-                    raise _fault(Reason.RESOURCE_LIMIT, f"line {row} has more than {MOST_LINE} bytes", "no case is that long")
+                    raise input_error(Reason.RESOURCE_LIMIT, f"line {row} has more than {MOST_LINE} bytes", "no case is that long")
                 text = line.removeprefix(b"\xef\xbb\xbf").strip() if row == 1 else line.strip()
                 if text and text[:1] not in b"#%":
                     yield row, text, line.endswith(b"\n")
     except OSError as error:
-        raise _fault(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     if row == 0:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
 
@@ -276,7 +274,7 @@ def cases(path: Path, header: Header | None = None) -> Iterator[Case | Finding]:
                     if ended
                     else (Reason.TRUNCATED, "the file ends inside of it", error.problem)
                 )
-                yield Finding(code=code, problem=text, requirement=wanted, row=row)
+                yield Finding(code, text, wanted, row=row)
                 continue
             lost = sum(int(np.count_nonzero(np.isnan(values))) for values in case.channels)
             missing += lost
@@ -286,7 +284,9 @@ def cases(path: Path, header: Header | None = None) -> Iterator[Case | Finding]:
         error.file = error.file or str(path)
         raise
     if missing:
-        yield _warning(Reason.MISSING_VALUES, f"{missing} missing values in {touched} cases", "kept as missing (NaN)", count=missing)
+        yield Finding(
+            Reason.MISSING_VALUES, f"{missing} missing values in {touched} cases", "kept as missing (NaN)", level="warning", count=missing
+        )
 
 
 def _case(row: int, line: bytes, header: Header, known: frozenset[str]) -> Case:
@@ -300,11 +300,11 @@ def _case(row: int, line: bytes, header: Header, known: frozenset[str]) -> Case:
     if header.task != "none":
         last = fields.pop().strip()
         if len(fields) < header.dimensions and (last.startswith(b"(") if header.timestamps else b"," in last):
-            raise _fault(Reason.LABEL, "ends with a channel", "expected the label")
+            raise input_error(Reason.LABEL, "ends with a channel", "expected the label")
         label = _label(last, header, known)
     if len(fields) != header.dimensions:
         text = f"has {len(fields)} channel{'s' * (len(fields) != 1)}"
-        raise _fault(Reason.DIMENSIONS, text, f"expected {header.dimensions}")
+        raise input_error(Reason.DIMENSIONS, text, f"expected {header.dimensions}")
     stamps: list[list[bytes]] = []
     channels = []
     for number, field in enumerate(fields, 1):
@@ -316,7 +316,7 @@ def _case(row: int, line: bytes, header: Header, known: frozenset[str]) -> Case:
     lengths = tuple(map(len, channels))
     if header.equal and header.lengths is not None and lengths != header.lengths:
         wrong = next(i for i, (a, b) in enumerate(zip(lengths, header.lengths, strict=True)) if a != b)
-        raise _fault(Reason.LENGTH, f"channel {wrong + 1} has {lengths[wrong]} values", f"the others have {header.lengths[wrong]}")
+        raise input_error(Reason.LENGTH, f"channel {wrong + 1} has {lengths[wrong]} values", f"the others have {header.lengths[wrong]}")
     return Case(row, tuple(channels), _times(stamps) if header.timestamps else None, label)
 
 
@@ -324,12 +324,12 @@ def _label(raw: bytes, header: Header, known: frozenset[str]) -> str | float:
     if header.task == "regression":
         value = float(raw) if NUMBER.fullmatch(raw) else math.nan
         if not math.isfinite(value):
-            raise _fault(Reason.LABEL, "the label is no finite number", "expected a regression target")
+            raise input_error(Reason.LABEL, "the label is no finite number", "expected a regression target")
         return value
     text = _decode(raw)
     if not text or text == "?" or (known and text not in known):
         wanted = f"expected one of the {len(header.classes)} classes of the header" if header.classes else "expected a class"
-        raise _fault(Reason.LABEL, "the label is no class", wanted)
+        raise input_error(Reason.LABEL, "the label is no class", wanted)
     return text
 
 
@@ -341,18 +341,18 @@ def _values(tokens: list[bytes], where: str) -> np.ndarray:
         with np.errstate(over="ignore"):
             values = np.array(list(map(float, tokens)), np.float64).astype(np.float32)
     except ValueError:
-        raise _fault(
+        raise input_error(
             Reason.NOT_NUMERIC, f"{where} holds something that is no number", "expected numbers, or ? where one is missing"
         ) from None
     if np.isinf(values).any():
-        raise _fault(Reason.NON_FINITE, f"{where} holds a number beyond 10^38", "expected finite numbers")
+        raise input_error(Reason.NON_FINITE, f"{where} holds a number beyond 10^38", "expected finite numbers")
     return values
 
 
 def _number(token: bytes, where: str) -> bytes:
     """The token, if it is a number: float() alone would take 'inf', '1_0' and digits of other scripts."""
     if INFINITE.fullmatch(token):
-        raise _fault(Reason.NON_FINITE, f"{where} holds an infinite value", "expected finite numbers")
+        raise input_error(Reason.NON_FINITE, f"{where} holds an infinite value", "expected finite numbers")
     if not NUMBER.fullmatch(token):
         raise ValueError
     return token
@@ -361,7 +361,7 @@ def _number(token: bytes, where: str) -> bytes:
 def _timed(field: bytes, where: str) -> tuple[list[bytes], list[bytes]]:
     """Timestamps and values of one channel '(time,value),(time,value)', as text."""
     if not SERIES.fullmatch(field):
-        raise _fault(Reason.TIMESTAMPS, f"{where} is no list of (time,value)", "as @timeStamps says")
+        raise input_error(Reason.TIMESTAMPS, f"{where} is no list of (time,value)", "as @timeStamps says")
     stamps, tokens = zip(*TUPLES.findall(field), strict=True)
     return [stamp.strip() for stamp in stamps], list(tokens)
 
@@ -378,10 +378,10 @@ def _times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
             first = min(dates)
             clock = np.array([(moment - first).total_seconds() for moment in dates])
     except ValueError:
-        raise _fault(Reason.TIMESTAMPS, "a timestamp is no date and no number", "as @timeStamps says") from None
+        raise input_error(Reason.TIMESTAMPS, "a timestamp is no date and no number", "as @timeStamps says") from None
     times = tuple(np.split(clock, np.cumsum([len(channel) for channel in stamps])[:-1]))
     if not np.isfinite(clock).all() or any((np.diff(channel) <= 0).any() for channel in times):
-        raise _fault(Reason.TIMESTAMPS, "the timestamps do not increase", "two values cannot have one time")
+        raise input_error(Reason.TIMESTAMPS, "the timestamps do not increase", "two values cannot have one time")
     return times
 
 
@@ -433,11 +433,11 @@ def duplicates(train: Path, test: Path) -> Finding | None:
     if not rows:
         return None
     return Finding(
-        code=Reason.DUPLICATE_ACROSS_SPLITS,
+        Reason.DUPLICATE_ACROSS_SPLITS,
+        f"{len(rows)} case{'s' * (len(rows) > 1)} of the test file {'are' if len(rows) > 1 else 'is'} in the training file too",
+        "a score on them shows memory",
+        "Leave them out of the test or say so",
         level="warning",
-        problem=f"{len(rows)} case{'s' * (len(rows) > 1)} of the test file {'are' if len(rows) > 1 else 'is'} in the training file too",
-        requirement="a score on them shows memory",
-        hint="Leave them out of the test or say so",
         row=rows[0],
         count=len(rows),
         examples=tuple(f"row {row}" for row in rows[:5]),

@@ -157,14 +157,6 @@ class Recording:
     findings: list[Finding]
 
 
-def _fault(code: Reason, text: str, wanted: str = "", name: str | None = None, found: str | None = None) -> UserError:
-    return input_error(code, text, wanted, field=name, found=found)
-
-
-def _warning(code: Reason, text: str, wanted: str = "", name: str | None = None, count: int = 1) -> Finding:
-    return Finding(code=code, level="warning", problem=text, requirement=wanted, field=name, count=count)
-
-
 def _numbers(channels: Sequence[Channel]) -> str:
     more = f" and {len(channels) - 10} more" if len(channels) > 10 else ""
     return ", ".join(str(channel.number) for channel in channels[:10]) + more
@@ -198,27 +190,29 @@ def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = Non
         )
     if named[1] != stem:
         text = f"the record line names {safe_text(named[1])}"
-        raise _fault(
+        raise input_error(
             Reason.RECORD_NAME,
             text,
             "expected the name of the file; a copied header describes another record",
-            "record_name",
-            safe_text(named[1]),
+            field="record_name",
+            found=safe_text(named[1]),
         )
     count = int(record[1])
     many = None if named[2] is None else int(named[2])
     if count == 0 or many == 0:
-        raise _fault(Reason.HEADER_IMPLAUSIBLE, "found 0 signals or segments", "expected at least 1", "n_signals", "0")
+        raise input_error(Reason.HEADER_IMPLAUSIBLE, "found 0 signals or segments", "expected at least 1", field="n_signals", found="0")
     kind = "signals" if many is None else "segments"
     expected = count if many is None else many
     if len(lines) - 1 != expected:
         text = f"the record line says {expected} {kind}, {len(lines) - 1} lines follow"
-        raise _fault(Reason.HEADER_SYNTAX, text, "expected one line each", f"n_{kind}", str(len(lines) - 1))
+        raise input_error(Reason.HEADER_SYNTAX, text, "expected one line each", field=f"n_{kind}", found=str(len(lines) - 1))
     rate = _rate(record[2:3], findings)
     frames = _frames(record[3:4])
     day, clock = _start(record[4:], findings)
     if not all(line.isascii() for line in lines):
-        findings.append(_warning(Reason.NON_ASCII, "bytes that are not ASCII in its lines", "read as UTF-8, else as Latin-1"))
+        findings.append(
+            Finding(Reason.NON_ASCII, "bytes that are not ASCII in its lines", "read as UTF-8, else as Latin-1", level="warning")
+        )
     segments = None if many is None else tuple(_segment(line, i) for i, line in enumerate(lines[1:], 1))
     signals = () if many is not None else _signals(lines[1:], rate, needed, findings)
     return Parsed(named[1], rate, frames, signals, segments, day, clock, comments, tuple(findings))
@@ -229,7 +223,7 @@ def _lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
     if not data.strip():
         raise input_error(Reason.EMPTY_FILE, f"has {len(data)} bytes, all blank" if data else "has 0 bytes", hint="Download it again")
     if len(data) > MOST_HEADER:
-        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"has more than {MOST_HEADER} bytes", "no header is that long")
+        raise input_error(Reason.HEADER_IMPLAUSIBLE, f"has more than {MOST_HEADER} bytes", "no header is that long")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -237,19 +231,25 @@ def _lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
     rows = [row.strip() for row in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     said = [row for row in rows if row and not row.startswith("#")]
     if not said or "\0" in text:
-        raise _fault(Reason.HEADER_SYNTAX, "holds NUL characters" if said else "holds nothing but comments", "expected a record line")
+        raise input_error(Reason.HEADER_SYNTAX, "holds NUL characters" if said else "holds nothing but comments", "expected a record line")
     return said, tuple(row.strip("# \t") for row in rows if row.startswith("#") and row.strip("# \t"))
 
 
 def _rate(field: Sequence[str], findings: list[Finding]) -> float:
     """Frames a second; the counter frequency behind it is of no use here."""
     if not field:
-        findings.append(_warning(Reason.SAMPLING_RATE, "is not in the header", f"{RATE:g} Hz by the format's rule", "sampling_rate"))
+        findings.append(
+            Finding(
+                Reason.SAMPLING_RATE, "is not in the header", f"{RATE:g} Hz by the format's rule", level="warning", field="sampling_rate"
+            )
+        )
         return RATE
     found = RATES.fullmatch(field[0])
     rate = float(found[1]) if found else math.nan
     if not 1e-9 <= rate <= 1e7:
-        raise _fault(Reason.SAMPLING_RATE, f"found {safe_text(field[0])}", "expected Hz, above 0", "sampling_rate", safe_text(field[0]))
+        raise input_error(
+            Reason.SAMPLING_RATE, f"found {safe_text(field[0])}", "expected Hz, above 0", field="sampling_rate", found=safe_text(field[0])
+        )
     return rate
 
 
@@ -258,14 +258,16 @@ def _frames(field: Sequence[str]) -> int | None:
         return None
     frames = _integer(field[0], "length")
     if frames < 0:
-        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"found {frames} samples a signal", "expected a positive number", "length", str(frames))
+        raise input_error(
+            Reason.HEADER_IMPLAUSIBLE, f"found {frames} samples a signal", "expected a positive number", field="length", found=str(frames)
+        )
     return frames or None
 
 
 def _integer(text: str, name: str, line: int | None = None) -> int:
     if not INTEGER.fullmatch(text):
         of = "" if line is None else f" for signal {line}"
-        raise _fault(Reason.HEADER_FIELD, f"found {safe_text(text)}{of}", "expected a whole number", name, safe_text(text))
+        raise input_error(Reason.HEADER_FIELD, f"found {safe_text(text)}{of}", "expected a whole number", field=name, found=safe_text(text))
     return int(text)
 
 
@@ -280,7 +282,7 @@ def _start(fields: Sequence[str], findings: list[Finding]) -> tuple[date | None,
             day = date(int(found[3]), int(found[2]), int(found[1]))
     if fields and (clock is None or (len(fields) > 1 and day is None) or len(fields) > 2):
         text = "is no valid time (hh:mm:ss) with a date (dd/mm/yyyy)"
-        findings.append(_warning(Reason.BASE_DATE, text, "the start is taken as unknown", "base_date"))
+        findings.append(Finding(Reason.BASE_DATE, text, "the start is taken as unknown", level="warning", field="base_date"))
         return None, None
     return day, clock
 
@@ -288,7 +290,9 @@ def _start(fields: Sequence[str], findings: list[Finding]) -> tuple[date | None,
 def _segment(line: str, number: int) -> tuple[str, int]:
     fields = line.split()
     if len(fields) < 2 or not re.fullmatch(r"\d{1,18}", fields[1], re.ASCII):
-        raise _fault(Reason.HEADER_SYNTAX, f"line {number} of the segments", "expected the segment's name and its length", "segment")
+        raise input_error(
+            Reason.HEADER_SYNTAX, f"line {number} of the segments", "expected the segment's name and its length", field="segment"
+        )
     return fields[0], int(fields[1])
 
 
@@ -302,17 +306,24 @@ def _signals(
     gainless = [channels[i] for i in flags if "gain" in flags[i]]
     if gainless:
         text = f"0 or missing for signal {_numbers(gainless)}"
-        findings.append(_warning(Reason.GAIN, text, f"{GAIN:g} a unit by the format's rule: not calibrated", "gain", len(gainless)))
+        findings.append(
+            Finding(
+                Reason.GAIN,
+                text,
+                f"{GAIN:g} a unit by the format's rule: not calibrated",
+                level="warning",
+                field="gain",
+                count=len(gainless),
+            )
+        )
     unitless = [channels[i] for i in flags if "unit" in flags[i]]
     if unitless:
         text = f"missing for signal {_numbers(unitless)}"
-        findings.append(
-            Finding(code=Reason.UNIT, level="info", problem=text, requirement="mV by the format's rule", field="unit", count=len(unitless))
-        )
+        findings.append(Finding(Reason.UNIT, text, "mV by the format's rule", level="info", field="unit", count=len(unitless)))
     odd = [channels[i] for i in flags if "label" in flags[i]]
     if odd:
         text = f"markup, formula or control characters in the description or unit of signal {_numbers(odd)}"
-        findings.append(_warning(Reason.LABEL_CHARS, text, "stored without them", "description", len(odd)))
+        findings.append(Finding(Reason.LABEL_CHARS, text, "stored without them", level="warning", field="description", count=len(odd)))
     names = {channel.number: channel.name for channel in channels}
     bearers: dict[str, list[Channel]] = {}
     for channel in channels:
@@ -322,11 +333,13 @@ def _signals(
             continue
         text = f"{len(holders)} signals are called {safe_text(name)}: {_numbers(holders)}"
         if needed is None or name in needed:
-            raise _fault(Reason.DUPLICATE_CHANNEL, text, "expected one", "description", safe_text(name))
-        findings.append(_warning(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", "description", len(holders)))
+            raise input_error(Reason.DUPLICATE_CHANNEL, text, "expected one", field="description", found=safe_text(name))
+        findings.append(
+            Finding(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", level="warning", field="description", count=len(holders))
+        )
         names |= {channel.number: f"{name} ({channel.number})" for channel in holders}
     if len(set(names.values())) < len(names):
-        raise _fault(Reason.DUPLICATE_CHANNEL, "signals have equal descriptions", "expected different ones", "description")
+        raise input_error(Reason.DUPLICATE_CHANNEL, "signals have equal descriptions", "expected different ones", field="description")
     renamed = [channel if names[channel.number] == channel.name else channel._replace(name=names[channel.number]) for channel in channels]
     return tuple((file, code, start, channel) for (file, code, start, *_), channel in zip(rows, renamed, strict=True))
 
@@ -356,18 +369,22 @@ def _signal(line: str, number: int, rate: float) -> tuple[str, int, int, Channel
     fields = line.split(None, 8)
     coded = CODE.fullmatch(fields[1]) if len(fields) > 1 else None
     if coded is None:
-        raise _fault(Reason.HEADER_SYNTAX, f"line of signal {number}", "expected a file name and a sample format", "format")
+        raise input_error(Reason.HEADER_SYNTAX, f"line of signal {number}", "expected a file name and a sample format", field="format")
     code, samples, skew, start = int(coded[1]), int(coded[2] or 1), int(coded[3] or 0), int(coded[4] or 0)
     if code not in FORMATS and code not in FLAC and code != 0:
         known = ", ".join(map(str, sorted([*FORMATS, *FLAC])))
-        raise _fault(Reason.FORMAT, f"found {code} for signal {number}", f"known sample formats are {known}", "format", str(code))
+        raise input_error(
+            Reason.FORMAT, f"found {code} for signal {number}", f"known sample formats are {known}", field="format", found=str(code)
+        )
     if samples == 0 or rate * samples > 1e7:
         text = f"{samples} samples a frame for signal {number}"
-        raise _fault(Reason.HEADER_IMPLAUSIBLE, text, "expected at least 1, and at most 10 MHz", "samples_per_frame", str(samples))
+        raise input_error(
+            Reason.HEADER_IMPLAUSIBLE, text, "expected at least 1, and at most 10 MHz", field="samples_per_frame", found=str(samples)
+        )
     calibrated = _calibration(fields[2] if len(fields) > 2 else "")
     if calibrated is None:
         text = f"found {safe_text(fields[2])} for signal {number}"
-        raise _fault(Reason.GAIN, text, "expected gain(baseline)/unit", "gain", safe_text(fields[2]))
+        raise input_error(Reason.GAIN, text, "expected gain(baseline)/unit", field="gain", found=safe_text(fields[2]))
     gain, zero_at, unit = calibrated
     said = fields[3:8]
     plain = all(map(INTEGER.fullmatch, said))  # nearly always, and three times as fast
@@ -389,8 +406,12 @@ def _signal(line: str, number: int, rate: float) -> tuple[str, int, int, Channel
     baseline = zero or 0 if zero_at is None else zero_at
     channel = Channel(number, name, _stored(unit), gain, baseline, samples, skew, initial, checksum)
     if not (math.isfinite(gain) and math.isfinite(1 / gain) and math.isfinite(channel.offset)):
-        raise _fault(
-            Reason.GAIN, f"found {safe_text(fields[2])} for signal {number}", "expected a usable gain", "gain", safe_text(fields[2])
+        raise input_error(
+            Reason.GAIN,
+            f"found {safe_text(fields[2])} for signal {number}",
+            "expected a usable gain",
+            field="gain",
+            found=safe_text(fields[2]),
         )
     return fields[0], code, start, channel, flags
 
@@ -436,7 +457,7 @@ def read_header(path: Path | str, source: Source | None = None, *, needed: Colle
         if comments:
             text = f"{len(comments)} lines of comment, which may identify a person"
             done = "kept, as --keep-phi asks" if keep_phi else "not stored"
-            findings.append(Finding(code=Reason.PHI, level="info", problem=text, requirement=done, field="comments", count=len(comments)))
+            findings.append(Finding(Reason.PHI, text, done, level="info", field="comments", count=len(comments)))
     return Header(
         name=parsed.name,
         where=str(whole),
@@ -460,7 +481,7 @@ def _parsed(folder: PurePosixPath, name: str, source: Source | None, needed: Col
         with _locate(folder, name, source).open("rb") as file:
             data = file.read(MOST_HEADER + 1)
     except OSError as error:
-        raise _fault(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     return parse_header(data, PurePosixPath(name).name.removesuffix(".hea"), needed=needed)
 
 
@@ -472,22 +493,24 @@ def _locate(folder: PurePosixPath, name: str, source: Source | None) -> Path:
     """
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
-        raise _fault(Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", "which must lie inside the record's folder", "file_name")
+        raise input_error(
+            Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", "which must lie inside the record's folder", field="file_name"
+        )
     if source is not None:
         return source.path((folder / pure).as_posix())
     path = Path(folder / pure)
     try:
         real = path.resolve(strict=True)
         if not real.is_relative_to(Path(folder).resolve()):
-            raise _fault(Reason.SYMLINK_OUTSIDE_ROOT, f"the file {safe_text(name)} is a link that leaves the record's folder")
+            raise input_error(Reason.SYMLINK_OUTSIDE_ROOT, f"the file {safe_text(name)} is a link that leaves the record's folder")
         if not stat.S_ISREG(real.stat().st_mode):
-            raise _fault(Reason.NOT_REGULAR_FILE, f"the file {safe_text(name)} is no regular file")
+            raise input_error(Reason.NOT_REGULAR_FILE, f"the file {safe_text(name)} is no regular file")
     except (FileNotFoundError, NotADirectoryError):
         text = f"the file {safe_text(name)} is not there"
         raise input_error(Reason.MISSING_SIGNAL_FILE, text, hint="Download it again", field="file_name") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         why = getattr(error, "strerror", None) or "loop of links"
-        raise _fault(Reason.IO_ERROR, f"the file {safe_text(name)} cannot be reached ({why})") from None
+        raise input_error(Reason.IO_ERROR, f"the file {safe_text(name)} cannot be reached ({why})") from None
     return path
 
 
@@ -497,20 +520,22 @@ def _groups(parsed: Parsed, folder: PurePosixPath, source: Source | None, findin
     null = [channel for _, code, _, channel in parsed.signals if code == 0]
     if null:
         text = f"signal {_numbers(null)} has no samples (format 0)"
-        findings.append(_warning(Reason.MISSING_CHANNEL, text, "left out", "format", len(null)))
+        findings.append(Finding(Reason.MISSING_CHANNEL, text, "left out", level="warning", field="format", count=len(null)))
     for name, rows in groupby((row for row in parsed.signals if row[1] != 0), key=lambda row: row[0]):
         _, codes, starts, channels = zip(*rows, strict=True)
         if len(set(codes)) > 1 or len(set(starts)) > 1:
             text = f"the signals of {safe_text(name)} have several formats or offsets"
-            raise _fault(Reason.HEADER_SYNTAX, text, "one file has one", "format")
+            raise input_error(Reason.HEADER_SYNTAX, text, "one file has one", field="format")
         if codes[0] in FLAC and len({channel.samples for channel in channels}) > 1:
             text = f"the signals of {safe_text(name)} have several rates"
-            raise _fault(Reason.HEADER_SYNTAX, text, "a FLAC file has one", "samples_per_frame")
+            raise input_error(Reason.HEADER_SYNTAX, text, "a FLAC file has one", field="samples_per_frame")
         groups.append(Group(_locate(folder, name, source), name, codes[0], starts[0], channels))
     if len({group.name for group in groups}) < len(groups):
-        raise _fault(Reason.HEADER_SYNTAX, "the signals of one file do not follow each other", "their order is not known", "file_name")
+        raise input_error(
+            Reason.HEADER_SYNTAX, "the signals of one file do not follow each other", "their order is not known", field="file_name"
+        )
     if not groups:
-        raise _fault(Reason.MISSING_CHANNEL, "no signal has samples", "expected one at least", "format")
+        raise input_error(Reason.MISSING_CHANNEL, "no signal has samples", "expected one at least", field="format")
     return tuple(groups)
 
 
@@ -519,15 +544,21 @@ def _common(said: int | None, groups: Sequence[Group], findings: list[Finding], 
     held = [_held(group) for group in groups]
     skew = max(channel.skew for group in groups for channel in group.channels)
     if 0 < min([n for n, _ in held] if said is None else [said]) <= skew:
-        raise _fault(Reason.HEADER_IMPLAUSIBLE, f"a skew of {skew} samples", "the record is not longer than that", "skew", str(skew))
+        raise input_error(
+            Reason.HEADER_IMPLAUSIBLE, f"a skew of {skew} samples", "the record is not longer than that", field="skew", found=str(skew)
+        )
     if said is None:
         frames = min(n for n, _ in held)
         if frames == 0:
-            raise _fault(Reason.TRUNCATED, "a signal file holds no whole frame", "expected one at least", "length")
+            raise input_error(Reason.TRUNCATED, "a signal file holds no whole frame", "expected one at least", field="length")
         text = f"is not in the header, {frames} by the size of the signal files"
-        findings.append(Finding(code=Reason.LENGTH, level="info", problem=text, field="length"))
+        findings.append(Finding(Reason.LENGTH, text, level="info", field="length"))
         if max(n for n, _ in held) > frames:
-            findings.append(_warning(Reason.SIZE_MISMATCH, "the signal files are of unequal length", "the shortest decides", "length"))
+            findings.append(
+                Finding(
+                    Reason.SIZE_MISMATCH, "the signal files are of unequal length", "the shortest decides", level="warning", field="length"
+                )
+            )
         return frames
     for group, (frames, size) in zip(groups, held, strict=True):
         file = safe_text(group.name)
@@ -544,7 +575,7 @@ def _common(said: int | None, groups: Sequence[Group], findings: list[Finding], 
             )
         if spare and group.code in FORMATS and size - group.start - _bytes(group.code, said * group.width) >= 4:  # less is padding
             text = f"{file} has {size - group.start - _bytes(group.code, said * group.width)} bytes after the last sample"
-            findings.append(_warning(Reason.SIZE_MISMATCH, text, "they are not read", "length"))
+            findings.append(Finding(Reason.SIZE_MISMATCH, text, "they are not read", level="warning", field="length"))
     return said
 
 
@@ -557,7 +588,7 @@ def _held(group: Group) -> tuple[int, int]:
         with group.path.open("rb") as file:
             head = file.read(42)
     except OSError as error:
-        raise _fault(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
+        raise input_error(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
     return _flac(head, size, group), size
 
 
@@ -589,12 +620,12 @@ def _parts(
             inner, groups = seen[key]
             if frames == 0:
                 if number > 1:
-                    raise _fault(Reason.HEADER_SYNTAX, "has length 0", "only the first, the layout, has that", "segment")
+                    raise input_error(Reason.HEADER_SYNTAX, "has length 0", "only the first, the layout, has that", field="segment")
                 layout = tuple(channel for _, _, _, channel in inner.signals)
                 continue
             if inner.frames is not None and inner.frames != frames:
                 text = f"has {inner.frames} samples by its own header"
-                raise _fault(Reason.LENGTH, text, f"the record says {frames}", "segment", str(inner.frames))
+                raise input_error(Reason.LENGTH, text, f"the record says {frames}", field="segment", found=str(inner.frames))
             parts.append(Part(first, _common(frames, groups, findings, spare=False), groups))
             first += frames
         except UserError as error:
@@ -602,9 +633,9 @@ def _parts(
             raise
     if parsed.frames is not None and first != parsed.frames:
         text = f"the segments have {first} samples in all"
-        raise _fault(Reason.LENGTH, text, f"the record line says {parsed.frames}", "length", str(first))
+        raise input_error(Reason.LENGTH, text, f"the record line says {parsed.frames}", field="length", found=str(first))
     if not parts:
-        raise _fault(Reason.MISSING_SEGMENT, "no segment holds samples", "expected one at least", "segment")
+        raise input_error(Reason.MISSING_SEGMENT, "no segment holds samples", "expected one at least", field="segment")
     _bounded(parts)
     return parts, layout, first
 
@@ -620,9 +651,9 @@ def _segment_header(
             error.code, error.field = Reason.MISSING_SEGMENT, "segment"
         raise
     if inner.segments is not None:
-        raise _fault(Reason.HEADER_SYNTAX, "has segments itself", "a segment is an ordinary record", "segment")
+        raise input_error(Reason.HEADER_SYNTAX, "has segments itself", "a segment is an ordinary record", field="segment")
     if inner.rate != parsed.rate:
-        raise _fault(Reason.SAMPLING_RATE, f"has {inner.rate:g} Hz", f"the record has {parsed.rate:g}", "sampling_rate")
+        raise input_error(Reason.SAMPLING_RATE, f"has {inner.rate:g} Hz", f"the record has {parsed.rate:g}", field="sampling_rate")
     files = PurePosixPath(name).parent  # a segment's files lie beside its own header
     prefix = "" if files == PurePosixPath(".") else f"{files.as_posix()}/"
     inner = inner._replace(signals=tuple((prefix + file, code, start, channel) for file, code, start, channel in inner.signals))
@@ -639,7 +670,7 @@ def _bounded(parts: Sequence[Part]) -> None:
     wanted = sum(2 * part.frames * group.width for part in parts for group in part.groups)
     if wanted > max(MOST_EXPANDED, IMPLAUSIBLE * size):
         text = f"{wanted} bytes of samples out of files of {size}"
-        raise _fault(Reason.EXPANSION_LIMIT, text, "segments name the same files over and over", "segment")
+        raise input_error(Reason.EXPANSION_LIMIT, text, "segments name the same files over and over", field="segment")
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -729,16 +760,18 @@ def _flac(head: bytes, size: int, group: Group) -> int:
     """
     file = safe_text(group.name)
     if len(head) < 42 or head[:4] != b"fLaC" or head[4] & 0x7F != 0:
-        raise _fault(Reason.CORRUPT, f"{file} does not begin like a FLAC file", f"expected for format {group.code}", "file_name")
+        raise input_error(Reason.CORRUPT, f"{file} does not begin like a FLAC file", f"expected for format {group.code}", field="file_name")
     packed = int.from_bytes(head[18:26], "big")  # 20 bits of rate, 3 of channels - 1, 5 of bits - 1, 36 of length
     channels, bits, length = (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1, packed & ((1 << 36) - 1)
     if channels != len(group.channels):
-        raise _fault(Reason.HEADER_SYNTAX, f"{file} has {channels} signals", f"the header says {len(group.channels)}", "n_signals")
+        raise input_error(
+            Reason.HEADER_SYNTAX, f"{file} has {channels} signals", f"the header says {len(group.channels)}", field="n_signals"
+        )
     if bits > FLAC[group.code]:
-        raise _fault(Reason.FORMAT, f"{file} has {bits} bits a sample", f"format {group.code} has {FLAC[group.code]}", "format")
+        raise input_error(Reason.FORMAT, f"{file} has {bits} bits a sample", f"format {group.code} has {FLAC[group.code]}", field="format")
     if 4 * channels * length > max(MOST_EXPANDED, MOST_RATIO * size):
         text = f"{file} says that {4 * channels * length} bytes of samples are in {size}"
-        raise _fault(Reason.EXPANSION_LIMIT, text, "no recording is compressed that well", "length")
+        raise input_error(Reason.EXPANSION_LIMIT, text, "no recording is compressed that well", field="length")
     return max(0, length - group.start) // group.channels[0].samples
 
 
@@ -797,7 +830,7 @@ def _read(header: Header, channels: Collection[str] | None) -> Recording:
         total = sum(lossy.values())
         named = ", ".join(map(safe_text, list(lossy)[:5])) + (f" and {len(lossy) - 5} more" if len(lossy) > 5 else "")
         text = f"{total} sample{'s' * (total > 1)} marked as invalid in {named}"
-        findings.append(_warning(Reason.MISSING_SAMPLES, text, "missing values (NaN)", count=total))
+        findings.append(Finding(Reason.MISSING_SAMPLES, text, "missing values (NaN)", level="warning", count=total))
     segments = _stretches(header, pieces, findings)
     return Recording(
         header=header,
@@ -837,10 +870,12 @@ def _unpacked(group: Group, frames: int) -> np.ndarray:
                 size = _bytes(group.code, len(here))
                 raw = np.zeros(-(-size // code.sizes[-1]) * code.sizes[-1], np.uint8)
                 if file.readinto(raw.data[:size]) != size:
-                    raise _fault(Reason.TRUNCATED, f"{safe_text(group.name)} became shorter while it was read", "nothing may write to it")
+                    raise input_error(
+                        Reason.TRUNCATED, f"{safe_text(group.name)} became shorter while it was read", "nothing may write to it"
+                    )
                 here[:] = code.decode(raw)[: len(here)]
     except OSError as error:
-        raise _fault(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
+        raise input_error(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
     return values
 
 
@@ -858,10 +893,12 @@ def _decompressed(group: Group, frames: int) -> np.ndarray:
             for first in range(0, len(values), BLOCK):
                 wide = stream.read(min(BLOCK, len(values) - first), dtype="int32", always_2d=True)
                 if len(wide) != min(BLOCK, len(values) - first):
-                    raise _fault(Reason.TRUNCATED, f"{file} ends before its last sample", "expected a whole FLAC stream", "file_name")
+                    raise input_error(
+                        Reason.TRUNCATED, f"{file} ends before its last sample", "expected a whole FLAC stream", field="file_name"
+                    )
                 values[first : first + len(wide)] = wide >> (32 - {"PCM_S8": 8, "PCM_16": 16, "PCM_24": 24}[stream.subtype])
     except (OSError, RuntimeError, KeyError, ValueError, AssertionError) as error:  # soundfile's own errors are RuntimeErrors
-        raise _fault(Reason.CORRUPT, f"{file} does not decode ({type(error).__name__})", "expected FLAC", "file_name") from None
+        raise input_error(Reason.CORRUPT, f"{file} does not decode ({type(error).__name__})", "expected FLAC", field="file_name") from None
     return values.reshape(frames, each, -1).transpose(0, 2, 1).reshape(-1)
 
 
@@ -887,7 +924,7 @@ def _verify(group: Group, values: Sequence[np.ndarray] | np.ndarray, findings: l
         if sized and not unfilled:
             raise input_error(Reason.CHECKSUM, text, "one of them is damaged", "Download it again", field="checksum")
         why = "the header says no length" if not sized else "all are 0 in the header"
-        findings.append(_warning(Reason.CHECKSUM, text, f"not refused because {why}", "checksum", len(bad)))
+        findings.append(Finding(Reason.CHECKSUM, text, f"not refused because {why}", level="warning", field="checksum", count=len(bad)))
     if group.code == 8:  # the initial value is what the differences are added to
         return
     late = [c for c, v in zip(channels, values, strict=True) if c.initial is not None and int(v[0]) != c.initial]
@@ -900,7 +937,9 @@ def _verify(group: Group, values: Sequence[np.ndarray] | np.ndarray, findings: l
     if not unfilled and (elsewhere or not summed):
         raise input_error(Reason.INITIAL_VALUE, text, "the samples are shifted or damaged", "Download it again", field="initial_value")
     why = "all are 0 in the header" if unfilled else "the checksums are right and the values occur nowhere in the file"
-    findings.append(_warning(Reason.INITIAL_VALUE, text, f"not refused because {why}", "initial_value", len(late)))
+    findings.append(
+        Finding(Reason.INITIAL_VALUE, text, f"not refused because {why}", level="warning", field="initial_value", count=len(late))
+    )
 
 
 def _calibrated(channel: Channel, digital: np.ndarray, code: int) -> tuple[np.ndarray, float, float, int]:
@@ -921,7 +960,7 @@ def _calibrated(channel: Channel, digital: np.ndarray, code: int) -> tuple[np.nd
         with np.errstate(over="ignore"):
             samples = ((digital - float(channel.baseline)) / channel.gain).astype(np.float32)
         if not np.isfinite(samples[~lost]).all():
-            raise _fault(Reason.GAIN, f"signal {channel.number} has values beyond 10^38", "expected a usable gain", "gain")
+            raise input_error(Reason.GAIN, f"signal {channel.number} has values beyond 10^38", "expected a usable gain", field="gain")
         scale, offset = 1.0, 0.0
     else:
         samples = digital.astype(np.float32 if missing or bits > 16 else np.int16, copy=False)
@@ -954,9 +993,11 @@ def _stretches(header: Header, pieces: dict[str, list[tuple[int, int, Signal]]],
     there = sum(part.frames for part in header.parts)
     if there < header.frames:
         text = f"{(header.frames - there) / header.frame_rate:g} of {header.seconds:g} s have no samples"
-        findings.append(_warning(Reason.DISCONTINUOUS, text, "kept as segments at their true times", count=max(1, len(edges) - 1)))
+        findings.append(
+            Finding(Reason.DISCONTINUOUS, text, "kept as segments at their true times", level="warning", count=max(1, len(edges) - 1))
+        )
     partial = [name for name, found in pieces.items() if len(found) < len(header.parts)]
     if partial:
         text = f"{', '.join(map(safe_text, partial[:5]))}{' and more' * (len(partial) > 5)}: not in all segments"
-        findings.append(_warning(Reason.DISCONTINUOUS, text, "missing where they are not", count=len(partial)))
+        findings.append(Finding(Reason.DISCONTINUOUS, text, "missing where they are not", level="warning", count=len(partial)))
     return [(first / header.frame_rate, last / header.frame_rate) for first, last in edges]
