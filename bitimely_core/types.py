@@ -54,7 +54,7 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class SourceRows:
     """What became of the rows of one table: a row object of the ingest report. Accounting: seen = used + dropped + quarantined."""
 
     file: str  # relative to the source
@@ -70,12 +70,12 @@ class Records:
     """What a unit that is a whole table holds: many recordings, and the account of its rows."""
 
     records: list[Record]
-    rows: list[Rows] = field(default_factory=list)
+    rows: list[SourceRows] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)  # warnings and infos of the table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
+class IngestUnit:
     """The smallest thing that is accepted or quarantined. `read` runs in a worker process and raises UserError.
 
     A unit is not read again while its files and the arguments of `read` (a `functools.partial` of a function of a module) stay the same.

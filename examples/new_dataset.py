@@ -8,7 +8,7 @@ import numpy as np
 
 from bitimely_core import cache, tokens
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Annotation, Record, Signal, Unit
+from bitimely_core.types import Annotation, IngestUnit, Record, Signal
 
 STATES = {"slow": "slow", "fast": "fast"}  # annotation -> class
 VIEW = View(channels=("A",), rate=100.0, window=200, task="classification", classes=("slow", "fast"), labels=STATES, epoch=2.0)
@@ -27,7 +27,7 @@ def record(number: int) -> Record:
 @datasets(FACTS)
 def two_sines(source, options):  # type: ignore[no-untyped-def]
     """Ten subjects with two sines each."""
-    yield from (Unit(name=f"r{n}", files=(), read=partial(record, n)) for n in range(10))
+    yield from (IngestUnit(name=f"r{n}", files=(), read=partial(record, n)) for n in range(10))
 
 
 with TemporaryDirectory() as home:

@@ -38,6 +38,7 @@ else:
 with instrumented:
     from bitimely_core.errors import Finding, UserError
     from bitimely_core.formats import edf, pickles, tables, ts, wfdb
+    from bitimely_core.formats.edf_annotations import parse_tals
     from bitimely_core.types import Annotation
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -95,18 +96,21 @@ class Target(NamedTuple):
 
 # --- EDF
 
-CHANNELS = [edf.Channel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 10), edf.Channel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1)]
+CHANNELS = [
+    edf.EdfChannel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 10),
+    edf.EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1),
+]
 NOTES = [Annotation(0.0, 30.0, "Sleep stage W"), Annotation(1.5, 0.0, "Lights off"), Annotation(2.0, 1.0, "é <b>")]
 
 
 def recordings() -> Iterator[bytes]:
     """Plain, with annotations, with a gap, annotations alone."""
     samples = [np.arange(4 * channel.samples, dtype=np.int16) for channel in CHANNELS]
-    yield edf.encode(CHANNELS, samples)
-    yield edf.encode(CHANNELS, samples, notes=NOTES)
-    yield edf.encode(CHANNELS, samples, notes=NOTES, onsets=[0.0, 1.0, 5.0, 6.0])
-    yield edf.encode([], [], notes=NOTES)
-    bdf = bytearray(edf.encode(CHANNELS[1:], [np.zeros(4, np.int16)]) + b"\0\0\0\0")
+    yield edf.encode_edf(CHANNELS, samples)
+    yield edf.encode_edf(CHANNELS, samples, notes=NOTES)
+    yield edf.encode_edf(CHANNELS, samples, notes=NOTES, onsets=[0.0, 1.0, 5.0, 6.0])
+    yield edf.encode_edf([], [], notes=NOTES)
+    bdf = bytearray(edf.encode_edf(CHANNELS[1:], [np.zeros(4, np.int16)]) + b"\0\0\0\0")
     bdf[:8] = b"\xffBIOSEMI"
     yield bytes(bdf)
 
@@ -119,7 +123,7 @@ def edf_header(data: bytes, folder: Path) -> None:
         with contextlib.suppress(UserError):
             header = edf.parse_header(data, size, needed=("EEG Fpz-Cz",))
             assert header.size + header.records * header.record_bytes <= size
-    whole = edf.read(path)
+    whole = edf.read_recording(path)
     assert sum(signal.samples.size for signal in whole.signals) * whole.header.width <= len(data)
     assert all(np.isfinite([s.rate, s.scale, s.offset, s.onset]).all() and s.rate > 0 for s in whole.signals)
 
@@ -135,7 +139,7 @@ def lists() -> Iterator[bytes]:
 def edf_annotations(data: bytes, folder: Path) -> None:
     """One block by itself; and records of 48 bytes in two annotation signals beside an ordinary one."""
     with contextlib.suppress(UserError):
-        found = edf.parse_tals(data)
+        found = parse_tals(data)
         assert all(np.isfinite(onset) and (duration is None or duration >= 0) for onset, duration, _ in found)
     rows = np.frombuffer(data.ljust(-(-max(len(data), 1) // 48) * 48, b"\0"), np.uint8).reshape(-1, 48)
     body = np.concatenate([np.zeros((len(rows), 2), np.uint8), rows], axis=1)
@@ -154,7 +158,7 @@ def edf_annotations(data: bytes, folder: Path) -> None:
     text += "".join(value.ljust(width) for name, width in edf.SIGNAL_FIELDS for value in table.get(name, ("",) * 3))
     path = folder / "x"
     path.write_bytes(text.encode() + body.tobytes())
-    whole = edf.read(path)
+    whole = edf.read_recording(path)
     assert sum(len(signal.samples) for signal in whole.signals) == len(rows)
     assert all(np.isfinite([note.onset, note.duration]).all() for note in whole.annotations)
 
@@ -188,7 +192,7 @@ def wfdb_header(data: bytes, folder: Path) -> None:
         assert all(np.isfinite([c.scale, c.offset]).all() and c.samples > 0 for _, _, _, c in found.signals)
         assert found.frames is None or found.frames > 0
     (folder / "r.hea").write_bytes(data)
-    whole = wfdb.read(folder / "r")
+    whole = wfdb.read_recording(folder / "r")
     assert all(len(signal.samples) and signal.rate > 0 and np.isfinite([signal.scale, signal.offset]).all() for signal in whole.signals)
 
 
@@ -212,14 +216,14 @@ def ts_file(data: bytes, folder: Path) -> None:
     path = folder / "x.ts"
     path.write_bytes(data)
     header = ts.read_header(path)
-    items = list(ts.cases(path, header))
+    items = list(ts.read_cases(path, header))
     assert sum(not isinstance(item, Finding) or item.row is not None for item in items) == header.cases
     for case in items:
         if not isinstance(case, Finding):
             assert len(case.channels) == header.dimensions
             assert not any(np.isinf(values).any() for values in case.channels)
-    ts.compare(header, header)
-    ts.duplicates(path, path)
+    ts.check_compatible(header, header)
+    ts.find_duplicates(path, path)
 
 
 def csvs() -> Iterator[bytes]:
@@ -237,15 +241,15 @@ def table(data: bytes, folder: Path) -> None:
     """As many items as records, with and without a key; cells as numbers."""
     path = folder / "x.csv"
     path.write_bytes(data)
-    names = tables.names(path)
-    count = tables.count(path)
+    names = tables.read_names(path)
+    count = tables.count_rows(path)
     for key in ((), names[:1]):
-        items = list(tables.rows(path, key=key))
+        items = list(tables.read_rows(path, key=key))
         assert len(items) == count
         for row in items:
-            if isinstance(row, tables.Row):
+            if isinstance(row, tables.TableRow):
                 assert len(row.cells) == len(names)
-                tables.numbers(row, names)
+                tables.parse_numbers(row, names)
 
 
 # --- pickles
@@ -275,7 +279,7 @@ def pickle_file(data: bytes, folder: Path) -> None:
     watched.clear()
     watching = True
     try:
-        pickles.load(path)
+        pickles.load_pickle(path)
     finally:
         watching = False
         assert not watched, f"the pickle reached {watched}"

@@ -27,7 +27,7 @@ from bitimely_core import cache, registry, storage
 from bitimely_core.cache import quality, shards, units
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.formats.source import Source
-from bitimely_core.types import Annotation, Record, Records, Rows, Signal, Unit
+from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, SourceRows
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", HERE.parents[1] / "shared" / "data"))
@@ -69,7 +69,7 @@ def read_toy(path: Path, gain: float) -> Record | Records:
     if fault == "inf":
         signals[1].samples[0] = np.inf
     if fault == "table":
-        lost = Rows(file=path.name, kind="segments", seen=10, quarantined={"not_numeric": body["bad"]}, dropped={"duplicates": 1})
+        lost = SourceRows(file=path.name, kind="segments", seen=10, quarantined={"not_numeric": body["bad"]}, dropped={"duplicates": 1})
         parts = [
             Record(recording_id=f"{path.stem}/{i}", subject_id=f"s{i}", signals=signals[:1], attributes={"label": i}) for i in range(3)
         ]
@@ -86,16 +86,16 @@ def read_toy(path: Path, gain: float) -> Record | Records:
     )
 
 
-def toy(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
+def toy(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding | SourceRows]:
     """Recordings described by JSON files."""
     assert source is not None
     if "refuse" in source.files:
         raise input_error(Reason.SCHEMA_MISMATCH, "train and test differ", file="refuse")
     for name in source.files:
         if name.endswith(".json"):
-            yield Unit(name=name[:-5], files=(name,), read=functools.partial(read_toy, source.path(name), options["gain"]))
+            yield IngestUnit(name=name[:-5], files=(name,), read=functools.partial(read_toy, source.path(name), options["gain"]))
         elif name.endswith(".csv"):
-            yield Rows(file=name, seen=5, dropped={"duplicates": 1})
+            yield SourceRows(file=name, seen=5, dropped={"duplicates": 1})
         elif name != "SHA256SUMS.txt":
             yield Finding(code=Reason.FILE_NAME, level="warning", problem="belongs to no unit", file=name)
 
@@ -603,12 +603,12 @@ def of(function: Callable[..., Any]) -> None:
 
 
 def test_a_unit_that_is_there_twice_is_refused(raw: Path, tmp_path: Path) -> None:
-    of(lambda source, options: [*toy(source, options), Unit(name="a1", files=(), read=None)])
+    of(lambda source, options: [*toy(source, options), IngestUnit(name="a1", files=(), read=None)])
     assert refused(raw, tmp_path / "out").code == Reason.DUPLICATE_KEY
 
 
 def test_a_unit_without_a_reader_and_without_a_reason_is_quarantined(raw: Path, tmp_path: Path) -> None:
-    of(lambda source, options: [*toy(source, options), Unit(name="d1", files=("gone.json",), read=None)])
+    of(lambda source, options: [*toy(source, options), IngestUnit(name="d1", files=("gone.json",), read=None)])
     report = ingest(raw, tmp_path / "out")
     assert report["units"][3]["status"] == "quarantined"
     assert [reason["code"] for reason in report["units"][3]["reasons"]] == ["internal"]
@@ -628,7 +628,7 @@ def test_a_unit_without_a_reader_and_without_a_reason_is_quarantined(raw: Path, 
 )
 def test_what_a_reader_must_never_return_costs_its_unit(raw: Path, tmp_path: Path, signals: list[Signal]) -> None:
     record = Record(recording_id="d1", subject_id="d", signals=signals)
-    of(lambda source, options: [*toy(source, options), Unit(name="d1", files=(), read=lambda: record)])
+    of(lambda source, options: [*toy(source, options), IngestUnit(name="d1", files=(), read=lambda: record)])
     report = ingest(raw, tmp_path / "out")
     assert report["reason_counts"] == {"internal": 1}
     assert "ValueError in shards.py" in report["units"][3]["reasons"][0]["message"]
@@ -695,7 +695,7 @@ def test_arguments_of_a_reader_decide_whether_it_runs_again(tmp_path: Path) -> N
 
 
 def test_a_reader_that_hides_its_arguments_runs_every_time(raw: Path, tmp_path: Path) -> None:
-    of(lambda source, options: [Unit(name="a1", files=("a1.json",), read=lambda: read_toy(source.path("a1.json"), 0.5))])
+    of(lambda source, options: [IngestUnit(name="a1", files=("a1.json",), read=lambda: read_toy(source.path("a1.json"), 0.5))])
     first = ingest(raw, tmp_path / "out")
     assert ingest(raw, tmp_path / "out") == first
     assert READ == ["a1", "a1"]
@@ -932,7 +932,7 @@ def test_a_damaged_shard_is_made_again_by_the_next_ingest(raw: Path, tmp_path: P
 
 def test_units_are_grouped_so_that_a_change_stays_where_it_is() -> None:
     names = [f"r{i:05d}" for i in range(6000)]
-    made = [Unit(name=name, files=(name,), read=None) for name in names]
+    made = [IngestUnit(name=name, files=(name,), read=None) for name in names]
     sizes = dict.fromkeys(names, 1000)
     groups = [[unit.name for unit in group] for group in units.group_units(made, sizes)]
     assert [name for group in groups for name in group] == names

@@ -197,14 +197,14 @@ def test_shards_and_engines_give_the_same(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_parts_of_a_job_array_make_the_same_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bitimely_core.formats import tables
+    from bitimely_core.formats import csv_text
 
     raw = write(tmp_path / "raw", some(120), [(f"P{i:04d}", f"{1930 + i % 40}-05-17") for i in range(150)])
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
     options = {"id_key": str(key)}
     whole = ingested(tmp_path / "whole", raw, **options)
-    monkeypatch.setattr(tables, "BLOCK", 2000)
+    monkeypatch.setattr(csv_text, "BLOCK", 2000)
     monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 3)
     out = tmp_path / "parts" / "cache" / "pophr"
     for k in (2, 3):

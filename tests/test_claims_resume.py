@@ -18,14 +18,14 @@ import pytest
 from bitimely_core import cache, workflows
 from bitimely_core.claims import clean, ingest, pass1_clean, spill, steps, synthetic
 from bitimely_core.errors import UserError
-from bitimely_core.formats import tables
+from bitimely_core.formats import csv_text
 
 SMALL = {"BLOCK": 3000, "STRETCH": 150, "SHARD_BYTES": 6000}  # bytes, rows, bytes: several of each
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "BLOCK", SMALL["BLOCK"])
+    monkeypatch.setattr(csv_text, "BLOCK", SMALL["BLOCK"])
     monkeypatch.setattr(pass1_clean, "SPILL_ROWS", SMALL["STRETCH"])
     monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
 
@@ -85,8 +85,8 @@ KILLED = """
 import os, signal, sys
 from bitimely_core import cache
 from bitimely_core.claims import clean, ingest, pass1_clean, steps, synthetic
-from bitimely_core.formats import tables
-tables.BLOCK, pass1_clean.STRETCH, ingest.SHARD_BYTES = {small}
+from bitimely_core.formats import csv_text
+csv_text.BLOCK, pass1_clean.STRETCH, ingest.SHARD_BYTES = {small}
 home, name, after, dataset, source, out, options = {what}
 function, left = getattr(home, name), [after]
 def until(*args, **kwargs):

@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 
 from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.formats import edf
-from bitimely_core.formats.source import located, scan
+from bitimely_core.formats.edf_annotations import _decode_record_onsets, parse_tals
+from bitimely_core.formats.source import locate_errors, scan_folder
 from bitimely_core.types import Annotation
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 FUZZ = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-EEG = edf.Channel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 100)
-SLOW = edf.Channel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1)
+EEG = edf.EdfChannel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 100)
+SLOW = edf.EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1)
 
 
 def two_channels(records: int = 6, seed: int = 0) -> list[np.ndarray]:
@@ -36,7 +37,7 @@ def two_channels(records: int = 6, seed: int = 0) -> list[np.ndarray]:
 
 def plain(**fields: bytes | tuple[int, bytes]) -> bytes:
     """A valid file of six one-second records with header fields overwritten: name=bytes, or name=(signal, bytes) for a signal's field."""
-    raw = bytearray(edf.encode([EEG, SLOW], two_channels()))
+    raw = bytearray(edf.encode_edf([EEG, SLOW], two_channels()))
     for name, value in fields.items():
         place = 0
         for known, width in edf.FIELDS:
@@ -56,7 +57,7 @@ def reasons(findings: Any) -> set[str]:
 
 def refusal(path: Path, **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
-        edf.read(path, **options)
+        edf.read_recording(path, **options)
     assert path.name in str(caught.value)
     return caught.value
 
@@ -65,7 +66,7 @@ def refusal(path: Path, **options: Any) -> UserError:
 
 
 def same_as_pyedflib(path: Path) -> None:
-    ours = edf.read(path)
+    ours = edf.read_recording(path)
     theirs = pyedflib.EdfReader(str(path))
     try:
         assert theirs.signals_in_file == len(ours.signals)
@@ -123,7 +124,7 @@ def test_real_broken_files(name: str, code: str, records: int | None) -> None:
     if records is None:
         assert refusal(path).code == code
         return
-    whole = edf.read(path)
+    whole = edf.read_recording(path)
     assert code in reasons(whole.findings)
     assert all(len(signal.samples) == records * 30 * signal.rate for signal in whole.signals)
 
@@ -139,14 +140,14 @@ def test_what_is_written_is_read_by_us_and_by_pyedflib(tmp_path: Path, data: st.
         high = data.draw(st.integers(low + 1, 32767))
         physical = data.draw(st.sampled_from([(-192.0, 192.0), (0.25, 40.5), (8711.0, -8711.0), (-1e-3, 1e-3)]))
         size = data.draw(st.sampled_from([1, 7, 100]))
-        channels.append(edf.Channel(f"channel {i}", "uV", *physical, low, high, size))
+        channels.append(edf.EdfChannel(f"channel {i}", "uV", *physical, low, high, size))
         samples.append(np.random.default_rng(i).integers(low, high + 1, size * records).astype(np.int16))
     end = records * duration
     times = data.draw(st.one_of(st.none(), st.lists(st.integers(0, int(end * 1000)), max_size=6)))
     notes = None if times is None else [Annotation(t / 1000, 0.125 * (t % 3), f"note \u00e9 {t}") for t in sorted(times)]
     path = tmp_path / "x.edf"
-    edf.write(path, channels, samples, duration=duration, notes=notes, start=datetime(2011, 4, 4, 12, 57, 2))
-    ours = edf.read(path)
+    edf.write_edf(path, channels, samples, duration=duration, notes=notes, start=datetime(2011, 4, 4, 12, 57, 2))
+    ours = edf.read_recording(path)
     assert ours.findings == []
     assert ours.header.start == datetime(2011, 4, 4, 12, 57, 2)
     assert [signal.channel for signal in ours.signals] == [channel.label for channel in channels]
@@ -181,7 +182,7 @@ def test_what_pyedflib_writes_is_read(tmp_path: Path, kind: int) -> None:
     writer.writeAnnotation(1.5, 2.0, "eyes closed")
     writer.writeSamples([values], digital=True)
     writer.close()
-    ours = edf.read(path)
+    ours = edf.read_recording(path)
     assert np.array_equal(ours.signals[0].samples, values)
     assert ours.signals[0].samples.dtype == (np.float32 if bits == 24 else np.int16)
     assert ours.signals[0].rails == (-most, most - 1)
@@ -260,7 +261,7 @@ WARNINGS: list[tuple[dict[str, Any], str]] = [
 def test_odd_headers_are_accepted_and_said(tmp_path: Path, fields: dict[str, Any], code: str) -> None:
     path = tmp_path / "x.edf"
     path.write_bytes(plain(**fields))
-    whole = edf.read(path)
+    whole = edf.read_recording(path)
     assert code in reasons(whole.findings)
     for signal, values in zip(whole.signals, two_channels(), strict=True):
         assert np.array_equal(signal.samples, values)
@@ -292,12 +293,12 @@ def test_channels_that_are_not_needed_may_be_faulty(tmp_path: Path) -> None:
     path = tmp_path / "x.edf"
     path.write_bytes(plain(physical_min=(1, b"0"), physical_max=(1, b"0")))
     assert refusal(path).code == Reason.PHYSICAL_RANGE
-    kept = edf.read(path, needed=["EEG Fpz-Cz"])
+    kept = edf.read_recording(path, needed=["EEG Fpz-Cz"])
     assert [signal.channel for signal in kept.signals] == ["EEG Fpz-Cz"]
     assert reasons(kept.findings) == {"physical_range"}
     path.write_bytes(plain(label=(1, b"EEG Fpz-Cz")))
     assert refusal(path, needed=["EEG Fpz-Cz"]).code == Reason.DUPLICATE_CHANNEL
-    both = edf.read(path, needed=())
+    both = edf.read_recording(path, needed=())
     assert [signal.channel for signal in both.signals] == ["EEG Fpz-Cz (1)", "EEG Fpz-Cz (2)"]
     assert reasons(both.findings) == {"duplicate_channel"}
 
@@ -305,17 +306,17 @@ def test_channels_that_are_not_needed_may_be_faulty(tmp_path: Path) -> None:
 def test_truncated_files_keep_whole_records(tmp_path: Path) -> None:
     path = tmp_path / "x.edf"
     path.write_bytes(plain()[:-150])
-    whole = edf.read(path)
+    whole = edf.read_recording(path)
     assert reasons(whole.findings) == {"truncated"}
     assert [len(signal.samples) for signal in whole.signals] == [500, 5]
     assert np.array_equal(whole.signals[0].samples, two_channels()[0][:500])
     path.write_bytes(plain() + b"\0" * 11)
-    assert reasons(edf.read(path).findings) == {"size_mismatch"}
+    assert reasons(edf.read_recording(path).findings) == {"size_mismatch"}
 
 
 def test_rates_are_rounded_once() -> None:
     channel = EEG._replace(samples=70)
-    raw = edf.encode([channel], [np.zeros(210, np.int16)], duration=0.7)
+    raw = edf.encode_edf([channel], [np.zeros(210, np.int16)], duration=0.7)
     header = edf.parse_header(raw, len(raw))
     assert header.rate(header.channels[0]) == 100.0
 
@@ -341,7 +342,7 @@ def test_what_is_no_readable_file(tmp_path: Path) -> None:
 
 
 def gapped(path: Path, onsets: list[float], kind: bytes = b"EDF+D") -> Path:
-    raw = bytearray(edf.encode([EEG, SLOW], two_channels(len(onsets)), onsets=onsets, notes=[Annotation(onsets[-1], 1.0, "late")]))
+    raw = bytearray(edf.encode_edf([EEG, SLOW], two_channels(len(onsets)), onsets=onsets, notes=[Annotation(onsets[-1], 1.0, "late")]))
     raw[192:197] = kind
     path.write_bytes(raw)
     return path
@@ -349,7 +350,7 @@ def gapped(path: Path, onsets: list[float], kind: bytes = b"EDF+D") -> Path:
 
 @pytest.mark.parametrize("kind", [b"EDF+D", b"EDF+C"])  # the second lies
 def test_gaps_split_and_are_never_joined(tmp_path: Path, kind: bytes) -> None:
-    whole = edf.read(gapped(tmp_path / "x.edf", [0, 1, 2, 302, 303, 304], kind))
+    whole = edf.read_recording(gapped(tmp_path / "x.edf", [0, 1, 2, 302, 303, 304], kind))
     assert reasons(whole.findings) == {"discontinuous"}
     assert [(s.channel, s.onset, len(s.samples)) for s in whole.signals] == [
         ("EEG Fpz-Cz", 0.0, 300),
@@ -360,13 +361,13 @@ def test_gaps_split_and_are_never_joined(tmp_path: Path, kind: bytes) -> None:
     assert np.array_equal(np.concatenate([s.samples for s in whole.signals[:2]]), two_channels()[0])
     assert whole.segments == [(0.0, 3.0), (302.0, 305.0)]
     assert whole.annotations == [Annotation(304.0, 1.0, "late")]
-    notes, findings = edf.annotations(tmp_path / "x.edf", whole.header)
+    notes, findings = edf.read_annotations(tmp_path / "x.edf", whole.header)
     assert notes == whole.annotations
     assert reasons(findings) == {"discontinuous"}
 
 
 def test_times_count_from_the_first_sample(tmp_path: Path) -> None:
-    whole = edf.read(gapped(tmp_path / "x.edf", [0.25, 1.25, 2.25]))
+    whole = edf.read_recording(gapped(tmp_path / "x.edf", [0.25, 1.25, 2.25]))
     assert whole.findings == []
     assert whole.origin == 0.25
     assert whole.annotations == [Annotation(2.0, 1.0, "late")]
@@ -378,7 +379,7 @@ def test_overlapping_records_are_refused(tmp_path: Path) -> None:
 
 
 def test_drift_is_said(tmp_path: Path) -> None:
-    whole = edf.read(gapped(tmp_path / "x.edf", [i * 1.004 for i in range(200)], b"EDF+C"))
+    whole = edf.read_recording(gapped(tmp_path / "x.edf", [i * 1.004 for i in range(200)], b"EDF+C"))
     assert len(whole.signals) == 2
     assert reasons(whole.findings) == {"discontinuous"}
 
@@ -402,22 +403,22 @@ def test_drift_is_said(tmp_path: Path) -> None:
 )
 def test_malformed_lists_are_refused(block: bytes) -> None:
     with pytest.raises(UserError) as caught:
-        edf.parse_tals(block)
+        parse_tals(block)
     assert caught.value.code == Reason.ANNOTATION_SYNTAX
     assert "text" not in caught.value.problem
 
 
 def test_lists_as_the_standard_has_them() -> None:
     block = b"+180\x14Lights off\x14Close door\x14\x00+1800.2\x1525.5\x14Apnea\x14\x00\x00\x00-0.5\x14\x14\x00"
-    assert edf.parse_tals(block) == [(180.0, None, [b"Lights off", b"Close door"]), (1800.2, 25.5, [b"Apnea"]), (-0.5, None, [b""])]
+    assert parse_tals(block) == [(180.0, None, [b"Lights off", b"Close door"]), (1800.2, 25.5, [b"Apnea"]), (-0.5, None, [b""])]
 
 
 def test_foreign_texts(tmp_path: Path) -> None:
     path = tmp_path / "x.edf"
     labels = ["caf\u00e9", "<script>", "a\x07b", "plain"]
-    edf.write(path, [EEG], [two_channels()[0]], notes=[Annotation(float(i), 0.0, label) for i, label in enumerate(labels)])
+    edf.write_edf(path, [EEG], [two_channels()[0]], notes=[Annotation(float(i), 0.0, label) for i, label in enumerate(labels)])
     path.write_bytes(path.read_bytes().replace("caf\u00e9".encode(), b"caf\xe9 "))
-    notes, findings = edf.annotations(path, edf.read_header(path))
+    notes, findings = edf.read_annotations(path, edf.read_header(path))
     assert [note.label for note in notes] == ["caf\u00e9", "<script>", "a?b", "plain"]
     assert {str(finding.code): finding.count for finding in findings} == {"encoding": 1, "label_chars": 2}
 
@@ -434,12 +435,12 @@ def test_writer_refuses_what_the_format_cannot_hold() -> None:
         (EEG, values, {"onsets": [0.0, 1.0]}),
     ):
         with pytest.raises(ValueError):
-            edf.encode([channel], [samples], **options)
+            edf.encode_edf([channel], [samples], **options)
 
 
 # --- fuzz: nothing but UserError, and quickly
 
-TEMPLATE = edf.encode([EEG, SLOW], two_channels(), notes=[Annotation(1.0, 2.0, "text")])
+TEMPLATE = edf.encode_edf([EEG, SLOW], two_channels(), notes=[Annotation(1.0, 2.0, "text")])
 PIECES = [
     b"-1",
     b"0",
@@ -473,7 +474,7 @@ def test_fuzzed_files_raise_only_user_errors(
     path = tmp_path / "fuzz.edf"
     path.write_bytes(bytes(raw).ljust(keep, b"\0")[:keep])
     try:
-        whole = edf.read(path, needed=needed)
+        whole = edf.read_recording(path, needed=needed)
     except UserError:
         return
     read = sum(s.samples.size for s in whole.signals) * whole.header.width
@@ -500,7 +501,7 @@ TOKENS = st.sampled_from([b"+", b"-", b"0", b"12", b".", b"\x14", b"\x15", b"\x0
 @FUZZ
 def test_fuzzed_lists_raise_only_user_errors(block: bytes) -> None:
     try:
-        lists = edf.parse_tals(block)
+        lists = parse_tals(block)
     except UserError:
         return
     assert all(np.isfinite(onset) and (duration is None or duration >= 0) for onset, duration, _ in lists)
@@ -510,21 +511,23 @@ def test_fuzzed_lists_raise_only_user_errors(block: bytes) -> None:
 @FUZZ
 def test_the_fast_clock_agrees_with_the_parser(blocks: list[bytes]) -> None:
     rows = np.frombuffer(b"".join(blocks), np.uint8).reshape(len(blocks), 24)
-    for block, onset in zip(blocks, edf._clock(rows), strict=True):
+    for block, onset in zip(blocks, _decode_record_onsets(rows), strict=True):
         if not np.isnan(onset):
-            assert edf.parse_tals(block) == [(onset, None, [b""])]
-    assert edf._clock(np.frombuffer(b"+12.5\x14\x14\0", np.uint8)[None])[0] == 12.5
+            assert parse_tals(block) == [(onset, None, [b""])]
+    assert _decode_record_onsets(np.frombuffer(b"+12.5\x14\x14\0", np.uint8)[None])[0] == 12.5
 
 
 def test_digits_behind_a_time_are_no_part_of_it(tmp_path: Path) -> None:
-    (tmp_path / "x.edf").write_bytes(edf.encode([SLOW], [np.zeros(2, np.int16)], notes=[]).replace(b"+1\x14\x14\0\0", b"+\0\x14\x14\x001"))
+    (tmp_path / "x.edf").write_bytes(
+        edf.encode_edf([SLOW], [np.zeros(2, np.int16)], notes=[]).replace(b"+1\x14\x14\0\0", b"+\0\x14\x14\x001")
+    )
     assert refusal(tmp_path / "x.edf").code == Reason.ANNOTATION_SYNTAX
-    assert np.isnan(edf._clock(np.frombuffer(b"+3\0\x14\x14\0" + b"7", np.uint8)[None])).all()
+    assert np.isnan(_decode_record_onsets(np.frombuffer(b"+3\0\x14\x14\0" + b"7", np.uint8)[None])).all()
 
 
 def test_thousands_of_equal_labels_take_linear_time(seconds: Callable[[Callable[[], object]], float]) -> None:
     channels = [SLOW._replace(label=f"c{i // 2}") for i in range(9998)]
-    few, many = (edf.encode(some, [np.zeros(1, np.int16)] * len(some)) for some in (channels[:2000], channels))
+    few, many = (edf.encode_edf(some, [np.zeros(1, np.int16)] * len(some)) for some in (channels[:2000], channels))
     header = edf.parse_header(many, len(many), needed=())
     assert [channel.label for channel in header.channels[:3]] == ["c0 (1)", "c0 (2)", "c1 (3)"]
     assert seconds(lambda: edf.parse_header(many, len(many), needed=())) < 12 * seconds(lambda: edf.parse_header(few, len(few), needed=()))
@@ -533,7 +536,7 @@ def test_thousands_of_equal_labels_take_linear_time(seconds: Callable[[Callable[
 def test_hostile_lists_take_linear_time() -> None:
     for block in (b"+1\x14" + b"a" * 2_000_000, b"+1\x14" + b"a\x14" * 1_000_000 + b"b", b"\0" * 5_000_000, b"+" + b"1" * 2_000_000):
         with suppress(UserError):
-            edf.parse_tals(block)
+            parse_tals(block)
 
 
 # --- the raw folder
@@ -555,7 +558,7 @@ def test_scan_finds_files_and_names_what_is_odd(tmp_path: Path) -> None:
     (root / "far").symlink_to(outside)
     (root / "folder.edf").mkdir()
     (root / os.fsdecode(b"bad\xff.edf")).write_bytes(b"1")
-    found = scan(root)
+    found = scan_folder(root)
     assert found.files == {"b.edf": 5, "deep/er/a.edf": 1, "in.edf": 5}
     assert {rel: str(finding.code) for rel, finding in found.odd.items()} == {
         "pipe.edf": "not_regular_file",
@@ -565,7 +568,7 @@ def test_scan_finds_files_and_names_what_is_odd(tmp_path: Path) -> None:
         "folder.edf": "not_regular_file",
         "bad?.edf": "file_name",
     }
-    followed = scan(root, follow_symlinks=True)
+    followed = scan_folder(root, follow_symlinks=True)
     assert {"out.edf", "far/secret.edf"} <= set(followed.files)
     assert pickle.loads(pickle.dumps(found)) == found
 
@@ -575,7 +578,7 @@ def test_paths_stay_inside(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"x")
     (tmp_path / "raw" / "a.dat").write_bytes(b"x")
     os.mkfifo(tmp_path / "raw" / "pipe")
-    source = scan(tmp_path / "raw")
+    source = scan_folder(tmp_path / "raw")
     assert source.path("a.dat") == source.path("./a.dat") == tmp_path / "raw" / "a.dat"
     expected = dict.fromkeys(("../secret", "/etc/passwd", "a\\b", "x/../../secret"), "path_escape")
     for rel, code in {**expected, "b.dat": "missing_signal_file", "pipe": "not_regular_file"}.items():
@@ -591,19 +594,19 @@ def test_what_is_no_folder(tmp_path: Path) -> None:
     expected = {"x.zip": Reason.UNSUPPORTED_FORMAT, "x.edf": Reason.NO_INPUT, "absent": Reason.NOT_FOUND, "pipe": Reason.NOT_REGULAR_FILE}
     for name, code in expected.items():
         with pytest.raises(UserError) as caught:
-            scan(tmp_path / name)
+            scan_folder(tmp_path / name)
         assert caught.value.code == code
         assert name in str(caught.value)
         assert caught.value.exit_code == (Exit.USAGE if name == "absent" else Exit.REFUSED)
 
 
 def test_errors_name_the_file_of_their_block() -> None:
-    with pytest.raises(UserError) as caught, located("sub/x.edf"):
+    with pytest.raises(UserError) as caught, locate_errors("sub/x.edf"):
         raise input_error(Reason.NOT_EDF, "is something else")
     assert str(caught.value) == "sub/x.edf: is something else."
 
 
 def test_written_files_are_whole(tmp_path: Path) -> None:
-    edf.write(tmp_path / "x.edf", [EEG], [two_channels()[0]])
+    edf.write_edf(tmp_path / "x.edf", [EEG], [two_channels()[0]])
     assert [path.name for path in tmp_path.iterdir()] == ["x.edf"]
     assert stat.S_ISREG((tmp_path / "x.edf").stat().st_mode)

@@ -14,8 +14,8 @@ import pytest
 from bitimely_core import cache, tokens
 from bitimely_core.datasets.emg import CLASSES, emg
 from bitimely_core.errors import Finding, UserError
-from bitimely_core.formats.source import scan
-from bitimely_core.types import Record, Unit
+from bitimely_core.formats.source import scan_folder
+from bitimely_core.types import IngestUnit, Record
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its import sets off pandas'
@@ -42,11 +42,11 @@ def units(folder: Path, **options: Any) -> tuple[dict[str, Record | str], list[F
     """Unit -> its record, or the code that refused it; findings of the whole."""
     out: dict[str, Record | str] = {}
     findings: list[Finding] = []
-    for item in emg(scan(folder), options):
+    for item in emg(scan_folder(folder), options):
         if isinstance(item, Finding):
             findings.append(item)
             continue
-        unit: Unit = pickle.loads(pickle.dumps(item))
+        unit: IngestUnit = pickle.loads(pickle.dumps(item))
         try:
             assert unit.read is not None
             got = unit.read()

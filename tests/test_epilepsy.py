@@ -16,8 +16,8 @@ import pytest
 from bitimely_core import cache, tokens
 from bitimely_core.datasets.epilepsy import BINARY, CONDITIONS, VALUES, epilepsy
 from bitimely_core.errors import Finding, UserError
-from bitimely_core.formats.source import scan
-from bitimely_core.types import Record, Records, Unit
+from bitimely_core.formats.source import scan_folder
+from bitimely_core.types import IngestUnit, Record, Records
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "esr"
 HEADER = ["", *VALUES, "y"]
@@ -39,8 +39,8 @@ def write(folder: Path, lines: Sequence[Sequence[Any]], header: Sequence[str] = 
 
 
 def read(folder: Path) -> Records:
-    (unit,) = [item for item in epilepsy(scan(folder), {}) if isinstance(item, Unit)]
-    again: Unit = pickle.loads(pickle.dumps(unit))
+    (unit,) = [item for item in epilepsy(scan_folder(folder), {}) if isinstance(item, IngestUnit)]
+    again: IngestUnit = pickle.loads(pickle.dumps(unit))
     assert again.read is not None
     found = again.read()
     assert isinstance(found, Records)
@@ -159,11 +159,11 @@ def test_one_table_is_read_and_others_are_named(tmp_path: Path) -> None:
     write(tmp_path, rows())
     write(tmp_path, rows(), name="other.csv")
     (tmp_path / "README.txt").write_text("x")
-    findings = [item for item in epilepsy(scan(tmp_path), {}) if isinstance(item, Finding)]
+    findings = [item for item in epilepsy(scan_folder(tmp_path), {}) if isinstance(item, Finding)]
     assert [(str(finding.code), finding.file) for finding in findings] == [("file_name", "other.csv")]
     (tmp_path / "data.csv").unlink()
     with pytest.raises(UserError) as caught:
-        list(epilepsy(scan(tmp_path), {}))
+        list(epilepsy(scan_folder(tmp_path), {}))
     assert caught.value.code == "no_input"
 
 

@@ -17,7 +17,7 @@ from bitimely_core.cache import ingest, open_cache
 from bitimely_core.datasets import generic
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.formats import edf
-from bitimely_core.formats.source import scan
+from bitimely_core.formats.source import scan_folder
 from bitimely_core.types import Annotation, Record
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -53,12 +53,12 @@ def physical(record: Record, channel: str) -> np.ndarray:
 
 
 def write_edf(path: Path, seconds: int = 20, seed: int = 0, unit: str = "uV", notes: tuple[Annotation, ...] = ()) -> np.ndarray:
-    channel = edf.Channel("EEG Cz", unit, -200.0, 200.0, -2048, 2047, 100)
+    channel = edf.EdfChannel("EEG Cz", unit, -200.0, 200.0, -2048, 2047, 100)
     other = channel._replace(label="EOG", samples=50)
     rng = np.random.default_rng(seed)
     values = [rng.integers(-1000, 1000, seconds * c.samples).astype(np.int16) for c in (channel, other)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    edf.write(path, (channel, other), values, duration=1.0, notes=notes)
+    edf.write_edf(path, (channel, other), values, duration=1.0, notes=notes)
     return values[0]
 
 
@@ -387,7 +387,7 @@ def test_files_of_one_name_are_two_units(tmp_path: Path) -> None:
     write_edf(tmp_path / "a.edf")
     write_edf(tmp_path / "a.EDF", seed=1)
     write_edf(tmp_path / "b.edf", seed=2)
-    names = {item.name for item in generic.edf(scan(tmp_path), {}) if isinstance(item, generic.Unit)}
+    names = {item.name for item in generic.edf(scan_folder(tmp_path), {}) if isinstance(item, generic.IngestUnit)}
     assert names == {"a.EDF", "a.edf", "b"}
 
 

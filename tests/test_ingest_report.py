@@ -32,11 +32,11 @@ def recording(path: Path, gain: float = 1.0, seed: int = 0) -> np.ndarray:
     eeg = np.round(x * 10).astype(np.int16)
     limit = 3000.0 * gain
     channels = [
-        edf.Channel("EEG C3", "uV", -limit, limit, -30000, 30000, RATE),
-        edf.Channel("Temp", "degC", -3000.0, 3000.0, -30000, 30000, 1),
+        edf.EdfChannel("EEG C3", "uV", -limit, limit, -30000, 30000, RATE),
+        edf.EdfChannel("Temp", "degC", -3000.0, 3000.0, -30000, 30000, 1),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    edf.write(path, channels, [eeg, np.arange(SECONDS, dtype=np.int16) + 370], duration=1.0, notes=[])
+    edf.write_edf(path, channels, [eeg, np.arange(SECONDS, dtype=np.int16) + 370], duration=1.0, notes=[])
     return eeg
 
 
@@ -188,8 +188,8 @@ def test_a_refused_ingest_says_why_and_a_mended_one_takes_that_back(raw: Path, t
 
 def test_texts_that_can_hold_names_are_only_counted(tmp_path: Path) -> None:
     recording(tmp_path / "raw" / "a.edf")
-    channels, samples = [edf.Channel("EEG", "uV", -100.0, 100.0, -1000, 1000, 100)], [np.arange(6000, dtype=np.int16) % 900]
-    edf.write(tmp_path / "raw" / "b.edf", channels, samples, duration=1.0, notes=[Annotation(2.0, 3.0, "Mrs Haagse moves")])
+    channels, samples = [edf.EdfChannel("EEG", "uV", -100.0, 100.0, -1000, 1000, 100)], [np.arange(6000, dtype=np.int16) % 900]
+    edf.write_edf(tmp_path / "raw" / "b.edf", channels, samples, duration=1.0, notes=[Annotation(2.0, 3.0, "Mrs Haagse moves")])
     out = tmp_path / "out"
     found = workflows.ingest("edf", tmp_path / "raw", out, keep_phi=True)
     labels = cache.open_cache(out).annotations()["label"].to_list()

@@ -31,7 +31,7 @@ class Call:
 def read(folder: Path, data: bytes) -> Any:
     path = folder / "x.pkl"
     path.write_bytes(data)
-    return pickles.load(path)
+    return pickles.load_pickle(path)
 
 
 def refused(folder: Path, data: bytes) -> Reason:
@@ -155,8 +155,8 @@ def test_whatever_the_bytes_only_user_errors(tmp_path: Path, changes: list[tuple
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        pickles.load(tmp_path)
+        pickles.load_pickle(tmp_path)
     assert caught.value.code == Reason.NOT_REGULAR_FILE
     with pytest.raises(UserError) as caught:
-        pickles.load(tmp_path / "none.pkl")
+        pickles.load_pickle(tmp_path / "none.pkl")
     assert caught.value.code == Reason.IO_ERROR

@@ -23,8 +23,8 @@ import pytest
 
 from bitimely_core.claims.sources import SOURCES, ClaimsSource, read_source
 from bitimely_core.errors import UserError
-from bitimely_core.formats import tables
-from bitimely_core.formats.source import scan
+from bitimely_core.formats import csv_text
+from bitimely_core.formats.source import scan_folder
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs")) / "make_bad_inputs.py"
@@ -77,13 +77,13 @@ def sound(claims: ClaimsSource) -> pl.DataFrame:
 
 
 def of(root: Path, kind: str = "claims", **options: Any) -> tuple[ClaimsSource, pl.DataFrame]:
-    claims = read_source(scan(root), kind, options)
+    claims = read_source(scan_folder(root), kind, options)
     return claims, sound(claims)
 
 
 def refusal(root: Path, kind: str = "claims", **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
-        read_source(scan(root), kind, options)
+        read_source(scan_folder(root), kind, options)
     error = caught.value
     assert str(root) not in error.finding.line()
     return error
@@ -359,7 +359,7 @@ def test_ids_that_look_like_formulas_and_foreign_lines_are_told(tmp_path: Path) 
 
 
 def test_long_tables_come_in_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "BLOCK", 1 << 12)
+    monkeypatch.setattr(csv_text, "BLOCK", 1 << 12)
     lines = [f"p{i % 97},2001-01-{i % 28 + 1:02d},{i % 900 + 100}" for i in range(5_000)]
     claims, events = of(folder(tmp_path, claims__csv=HEAD + "\n".join(lines)))
     assert [",".join(row) for row in cells(events, "subject_id", "date", "code")] == lines

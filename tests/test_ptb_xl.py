@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitimely_core import cache, tokens
-from bitimely_core.datasets.ptb_xl import LEADS, SUPERCLASSES, ptb_xl, statements
+from bitimely_core.datasets.ptb_xl import LEADS, SUPERCLASSES, parse_statements, ptb_xl
 from bitimely_core.errors import Finding, UserError
-from bitimely_core.formats.source import scan
+from bitimely_core.formats.source import scan_folder
 from bitimely_core.registry import datasets
-from bitimely_core.types import Record, Rows, Unit
+from bitimely_core.types import IngestUnit, Record, SourceRows
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its import sets off pandas'
@@ -88,17 +88,17 @@ class Found:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.records: dict[str, Record] = {}
         self.refused: dict[str, list[Finding]] = {}
-        self.units: dict[str, Unit] = {}
+        self.units: dict[str, IngestUnit] = {}
         self.findings: list[Finding] = []
-        for item in ptb_xl(scan(folder), options):
-            if isinstance(item, Rows):
+        for item in ptb_xl(scan_folder(folder), options):
+            if isinstance(item, SourceRows):
                 self.rows = item
             elif isinstance(item, Finding):
                 self.findings.append(item)
             else:
                 self.take(pickle.loads(pickle.dumps(item)))
 
-    def take(self, unit: Unit) -> None:
+    def take(self, unit: IngestUnit) -> None:
         self.units[unit.name] = unit
         try:
             if unit.read is None:
@@ -190,7 +190,7 @@ def test_rows_without_a_record_are_counted_and_an_exact_copy_is_used_once(tmp_pa
     folder = layout(tmp_path, [row(1), row(2), row(2), row(9, ecg_id="x")], tail="7,8\n")
     found = Found(folder)
     assert set(found.records) == {"1", "2"}
-    assert found.rows == Rows(
+    assert found.rows == SourceRows(
         file="ptbxl_database.csv",
         seen=5,
         dropped={"duplicates": 1},
@@ -259,19 +259,19 @@ def test_labels_follow_the_official_example_and_unknown_statements_are_counted(t
 
 @given(st.dictionaries(st.text("ABC1_/", min_size=1, max_size=6), st.floats(0, 100).map(lambda x: round(x, 3)), max_size=5))
 def test_statements_read_as_python_would_read_them(codes: dict[str, float]) -> None:
-    assert statements(repr(codes)) == ast.literal_eval(repr(codes))
+    assert parse_statements(repr(codes)) == ast.literal_eval(repr(codes))
 
 
 @given(st.text(st.sampled_from("{}'\":,. 019AB\\()\n"), max_size=60))
 def test_other_texts_are_no_statements_and_never_an_error(text: str) -> None:
-    found = statements(text)
+    found = parse_statements(text)
     if found is not None:
         assert found == ast.literal_eval(text.strip())
 
 
 def test_statements_of_any_length_take_no_time() -> None:
-    assert statements("{" + " " * 1900 + "x") is None
-    assert statements("{'A': 1.0," * 10**6) is None
+    assert parse_statements("{" + " " * 1900 + "x") is None
+    assert parse_statements("{'A': 1.0," * 10**6) is None
 
 
 def test_dates_are_kept_only_when_asked(tmp_path: Path) -> None:

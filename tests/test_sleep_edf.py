@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitimely_core.datasets import sleep_edf as module
-from bitimely_core.datasets.sleep_edf import read_subjects, sleep_edf, stages
+from bitimely_core.datasets.sleep_edf import clip_stages, read_subjects, sleep_edf
 from bitimely_core.errors import Finding, Reason, UserError
 from bitimely_core.formats import edf
-from bitimely_core.formats.source import scan
+from bitimely_core.formats.source import scan_folder
 from bitimely_core.registry import datasets
-from bitimely_core.types import Annotation, Record, Unit
+from bitimely_core.types import Annotation, IngestUnit, Record
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs"))
@@ -46,11 +46,11 @@ class Outcome(NamedTuple):
 def ingest(folder: Path, **options: Any) -> Outcome:
     """Read every unit of `folder` as the cache does, pickled as for a worker process."""
     outcome = Outcome({}, {}, [])
-    for found in sleep_edf(scan(folder), options):
+    for found in sleep_edf(scan_folder(folder), options):
         if isinstance(found, Finding):
             outcome.findings.append(found)
             continue
-        unit: Unit = pickle.loads(pickle.dumps(found))
+        unit: IngestUnit = pickle.loads(pickle.dumps(found))
         if unit.read is None:
             outcome.refused[unit.name] = list(unit.findings)
             continue
@@ -81,14 +81,14 @@ def night(
     rng = np.random.default_rng(7)
     model, values = [], []
     for i, name in enumerate(NAMES):
-        channel = edf.Channel(name, "uV" if i < 3 else "", -200.0, 200.0, -2048, 2047, 3000 if i < 3 else 30)
+        channel = edf.EdfChannel(name, "uV" if i < 3 else "", -200.0, 200.0, -2048, 2047, 3000 if i < 3 else 30)
         channel = channel._replace(**(channels or {}).get(name, {}))
         if name not in drop:
             model.append(channel)
             values.append(rng.integers(-1000, 1000, epochs * channel.samples).astype(np.int16))
-    edf.write(folder / f"{unit}E0-PSG.edf", model, values, duration=30.0, start=start, **options)
+    edf.write_edf(folder / f"{unit}E0-PSG.edf", model, values, duration=30.0, start=start, **options)
     labels = [Annotation(0.0, 30.0 * epochs, "Sleep stage W")] if labels is None else labels
-    edf.write(folder / f"{unit}EC-Hypnogram.edf", (), (), notes=labels, start=hypnogram_start or start)
+    edf.write_edf(folder / f"{unit}EC-Hypnogram.edf", (), (), notes=labels, start=hypnogram_start or start)
     return values
 
 
@@ -353,7 +353,7 @@ def test_quality_of_needed_channels(tmp_path: Path) -> None:
         header = edf.read_header(tmp_path / "SC4001E0-PSG.edf")
         arrays = [signal.samples for signal in edf.read_signals(tmp_path / "SC4001E0-PSG.edf", header)]
         arrays[1] = change
-        edf.write(tmp_path / "SC4001E0-PSG.edf", header.channels, arrays, duration=30.0, start=datetime(1989, 4, 24, 16, 13))
+        edf.write_edf(tmp_path / "SC4001E0-PSG.edf", header.channels, arrays, duration=30.0, start=datetime(1989, 4, 24, 16, 13))
         found = [finding for finding in ingest(tmp_path).records["SC4001"].findings if finding.level == "warning"]
         assert [(str(finding.code), finding.field) for finding in found] == [(code, "EEG Pz-Oz")]
     run = values.copy()
@@ -370,18 +370,18 @@ W, N1, N2 = "Sleep stage W", "Sleep stage 1", "Sleep stage 2"
 
 
 def test_stages_are_clipped_and_counted() -> None:
-    kept, findings = stages([Annotation(0, 30, W), Annotation(30, 100, N1), Annotation(130, 60, N2)], [(0.0, 90.0)])
+    kept, findings = clip_stages([Annotation(0, 30, W), Annotation(30, 100, N1), Annotation(130, 60, N2)], [(0.0, 90.0)])
     assert kept == [Annotation(0, 30, W), Annotation(30, 60, N1)]
     assert [(str(f.code), f.level, f.count) for f in findings] == [("annotation_out_of_range", "warning", 2)]
-    _, findings = stages([Annotation(0, 90, W), Annotation(90, 30, "Sleep stage ?")], [(0.0, 90.0)])
+    _, findings = clip_stages([Annotation(0, 90, W), Annotation(90, 30, "Sleep stage ?")], [(0.0, 90.0)])
     assert [(str(f.code), f.level) for f in findings] == [("annotation_out_of_range", "info")]
-    _, findings = stages([Annotation(-30, 120, W)], [(0.0, 90.0)])
+    _, findings = clip_stages([Annotation(-30, 120, W)], [(0.0, 90.0)])
     assert codes(findings) == {"annotation_out_of_range"}
 
 
 def test_unknown_texts_are_counted_and_names_not_shown() -> None:
     notes = [Annotation(0, 30, "Sleep stage 9"), Annotation(30, 30, "Mary Doe"), Annotation(60, 30, "sleep stage w"), Annotation(90, 30, W)]
-    kept, findings = stages(notes, [(0.0, 120.0)])
+    kept, findings = clip_stages(notes, [(0.0, 120.0)])
     assert kept == [Annotation(90, 30, W)]
     assert {(str(f.code), f.found, f.count) for f in findings} == {
         ("unknown_label", "'Sleep stage 9'", 1),
@@ -392,7 +392,7 @@ def test_unknown_texts_are_counted_and_names_not_shown() -> None:
 
 
 def test_unscored_texts_are_known() -> None:
-    kept, findings = stages(
+    kept, findings = clip_stages(
         [Annotation(0, 30, "Sleep stage ?"), Annotation(30, 30, "Movement time"), Annotation(60, 30, N1)], [(0.0, 90.0)]
     )
     assert len(kept) == 3
@@ -401,12 +401,12 @@ def test_unscored_texts_are_known() -> None:
 
 def test_overlaps() -> None:
     with pytest.raises(UserError) as caught:
-        stages([Annotation(0, 90, W), Annotation(60, 60, N2)], [(0.0, 300.0)])
+        clip_stages([Annotation(0, 90, W), Annotation(60, 60, N2)], [(0.0, 300.0)])
     assert caught.value.code == Reason.ANNOTATION_OVERLAP
-    kept, findings = stages([Annotation(0, 90, W), Annotation(60, 60, W), Annotation(60, 60, W)], [(0.0, 120.0)])
+    kept, findings = clip_stages([Annotation(0, 90, W), Annotation(60, 60, W), Annotation(60, 60, W)], [(0.0, 120.0)])
     assert kept == [Annotation(0, 90, W), Annotation(90, 30, W)]
     assert [(str(f.code), f.level, f.count) for f in findings] == [("annotation_overlap", "warning", 2)]
-    kept, _ = stages([Annotation(0, 90, W), Annotation(120, 60, W), Annotation(130, 20, N2)], [(0.0, 90.0)])  # beyond the signal
+    kept, _ = clip_stages([Annotation(0, 90, W), Annotation(120, 60, W), Annotation(130, 20, N2)], [(0.0, 90.0)])  # beyond the signal
     assert kept == [Annotation(0, 90, W)]
 
 
@@ -428,7 +428,7 @@ def test_every_second_of_signal_has_at_most_one_stage(raw: list[tuple[int, int, 
     inside = [begin + 15.0 * i for begin, end in segments for i in range(int((end - begin) / 15))]
     clash = any(len(set(cover(second, notes))) > 1 for second in inside)
     try:
-        kept, _ = stages(notes, segments)
+        kept, _ = clip_stages(notes, segments)
     except UserError as error:
         assert clash, error  # noqa: PT017
         return

@@ -10,18 +10,18 @@ import pytest
 
 from bitimely_core.datasets import synthetic as module
 from bitimely_core.datasets.sleep_edf import sleep_edf
-from bitimely_core.datasets.synthetic import make_night, synthetic, waveform, write_cohort
+from bitimely_core.datasets.synthetic import make_night, make_waveform, synthetic, write_cohort
 from bitimely_core.errors import Exit, UserError
-from bitimely_core.formats.source import scan
+from bitimely_core.formats.source import scan_folder
 from bitimely_core.registry import datasets
-from bitimely_core.types import Record, Unit
+from bitimely_core.types import IngestUnit, Record
 
 
 @pytest.fixture(scope="module")
 def cohort() -> list[Record]:
     records = []
     for unit in synthetic(None, {"size": "small", "seed": 0}):
-        assert isinstance(unit, Unit)
+        assert isinstance(unit, IngestUnit)
         assert unit.read is not None
         record = unit.read()
         assert isinstance(record, Record)
@@ -62,7 +62,7 @@ def test_small_cohort(cohort: list[Record]) -> None:
 def test_seed_decides(cohort: list[Record]) -> None:
     def first(seed: int) -> Record:
         unit = next(synthetic(None, {"size": "small", "seed": seed}))
-        assert isinstance(unit, Unit)
+        assert isinstance(unit, IngestUnit)
         assert unit.read is not None
         record = unit.read()
         assert isinstance(record, Record)
@@ -110,7 +110,7 @@ def test_planted_waveforms_are_where_they_are_said_to_be(cohort: list[Record]) -
         if name == "k-complex":
             at, length = round(note.onset * 100), round(note.duration * 100)
             found = physical(record, "EEG Fpz-Cz")[at : at + length]
-            matches.append(float(np.corrcoef(found, waveform(name, length))[0, 1]))
+            matches.append(float(np.corrcoef(found, make_waveform(name, length))[0, 1]))
     assert np.median(matches) > 0.6
     assert len(matches) > 100
 
@@ -145,7 +145,7 @@ def test_cohort_on_disk_is_sleep_edf(tmp_path: Path, cohort: list[Record], monke
     monkeypatch.setitem(module.SIZES, "small", (2, 20))
     files = write_cohort(tmp_path, "small", 0)
     assert len(files) == 8
-    units = [found for found in sleep_edf(scan(tmp_path), {}) if isinstance(found, Unit)]
+    units = [found for found in sleep_edf(scan_folder(tmp_path), {}) if isinstance(found, IngestUnit)]
     assert [unit.name for unit in units] == ["SC4001", "SC4002", "SC4011", "SC4012"]
     for unit, made in zip(units, cohort, strict=False):
         assert unit.read is not None
@@ -170,4 +170,4 @@ def test_options_are_checked() -> None:
 
 def test_needs_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError):
-        next(synthetic(scan(tmp_path), {}))
+        next(synthetic(scan_folder(tmp_path), {}))

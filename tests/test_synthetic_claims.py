@@ -258,10 +258,10 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
 @pytest.mark.parametrize("vocab_column", [True, False])
 def test_builder_counts_what_the_ledger_says(vocab_column: bool, tmp_path: Path) -> None:
     from bitimely_core.claims import clean, codes, dates, phecode_maps, sources
-    from bitimely_core.formats.source import scan
+    from bitimely_core.formats.source import scan_folder
 
     ledger = write_cohort(tmp_path, subjects=1000, vocab_column=vocab_column)
-    claims = sources.read_source(scan(tmp_path), "claims", {} if vocab_column else {"icd10_from": SWITCH})
+    claims = sources.read_source(scan_folder(tmp_path), "claims", {} if vocab_column else {"icd10_from": SWITCH})
     assert claims.findings == []
     assert claims.subjects is not None
     assert claims.labels is not None

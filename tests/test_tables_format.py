@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bitimely_core.errors import Finding, UserError
-from bitimely_core.formats import tables
-from bitimely_core.formats.tables import Row
+from bitimely_core.formats import csv_text, tables
+from bitimely_core.formats.tables import TableRow
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 FUZZ = settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -34,16 +34,16 @@ def written(folder: Path, content: str | bytes, name: str = "t.csv") -> Path:
     return path
 
 
-def read(path: Path, *arguments: Any, **options: Any) -> tuple[list[Row], list[Finding]]:
+def read(path: Path, *arguments: Any, **options: Any) -> tuple[list[TableRow], list[Finding]]:
     """The records and the findings; together they are as many as the independent count says."""
-    items = list(tables.rows(path, *arguments, **options))
-    assert len(items) == tables.count(path)
-    return [item for item in items if isinstance(item, Row)], [item for item in items if isinstance(item, Finding)]
+    items = list(tables.read_rows(path, *arguments, **options))
+    assert len(items) == tables.count_rows(path)
+    return [item for item in items if isinstance(item, TableRow)], [item for item in items if isinstance(item, Finding)]
 
 
 def refusal(path: Path, *arguments: Any, **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
-        list(tables.rows(path, *arguments, **options))
+        list(tables.read_rows(path, *arguments, **options))
     assert path.name in str(caught.value)
     return caught.value
 
@@ -68,7 +68,7 @@ def test_real_tables_read_as_pythons_csv_module_reads_them(name: str) -> None:
             header, *body = csv.reader(file, strict=True)
         rows, findings = read(path)
         assert findings == []
-        assert tables.names(path) == tuple(name.strip() for name in header)
+        assert tables.read_names(path) == tuple(name.strip() for name in header)
         assert [list(row.cells) for row in rows] == body
 
 
@@ -95,14 +95,14 @@ def test_spellings_of_one_table(tmp_path: Path, content: str | bytes) -> None:
     assert findings == []
     assert [row.cells for row in rows] == [("a1", "1", "2"), ("a2", "3", "4"), ("a3", "5", "6")]
     assert [row.cells for row in read(path, ["y", "id"], key=["id"])[0]] == [("2", "a1"), ("4", "a2"), ("6", "a3")]
-    assert tables.kinds(path) == {"id": "text", "x": "text", "y": "text"}
+    assert tables.read_types(path) == {"id": "text", "x": "text", "y": "text"}
 
 
 def test_cells_are_text(tmp_path: Path) -> None:
     rows, _ = read(written(tmp_path, 'id,x\n000123,NA\n123,\n  7 ,"a ""b"", c\r\nd"\n'))
     assert [row.cells for row in rows] == [("000123", "NA"), ("123", ""), ("  7 ", 'a "b", c\nd')]
     assert [row.row for row in rows] == [2, 3, 4]
-    assert read(written(tmp_path, "a;b\n1;2\n"), delimiter=";")[0] == [Row(2, ("1", "2"))]
+    assert read(written(tmp_path, "a;b\n1;2\n"), delimiter=";")[0] == [TableRow(2, ("1", "2"))]
 
 
 @FUZZ
@@ -178,7 +178,7 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
     assert str(header.code) == "header"
     assert "a0" not in header.finding.message
     assert refusal(written(tmp_path, "id,x,x\n1,2,3\n"), ["x"]).code == "header"
-    assert read(written(tmp_path, "id,x,x\n1,2,3\n"), ["id"])[0] == [Row(2, ("1",))]
+    assert read(written(tmp_path, "id,x,x\n1,2,3\n"), ["id"])[0] == [TableRow(2, ("1",))]
     assert refusal(written(tmp_path, 'id,"x\n1,2\n')).code == "csv_syntax"
     assert refusal(written(tmp_path, "")).code == "empty_file"
     assert refusal(written(tmp_path, "\n \n")).code == "empty_file"
@@ -208,15 +208,15 @@ def test_gzip_that_is_cut_or_damaged_is_no_table(tmp_path: Path) -> None:
     flipped[len(packed) // 2] ^= 0xFF
     assert refusal(written(tmp_path, bytes(flipped), "t.csv.gz")).code in {"corrupt", "truncated"}
     with pytest.raises(UserError):
-        tables.count(path)
+        tables.count_rows(path)
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MOST_EXPANDED", 10_000)
+    monkeypatch.setattr(csv_text, "MAX_EXPANDED", 10_000)
     assert refusal(written(tmp_path, gzip.compress(b"id,x,y\n" + b"1,2,3\n" * 100_000, mtime=0), "t.csv.gz")).code == "expansion_limit"
-    monkeypatch.setattr(tables, "MOST_LINE", 1000)
+    monkeypatch.setattr(csv_text, "MAX_LINE", 1000)
     assert refusal(written(tmp_path, "id,x,y\n" + "1" * 2000)).code == "resource_limit"
-    monkeypatch.setattr(tables, "MOST_LINES", 3)
+    monkeypatch.setattr(csv_text, "MAX_LINES", 3)
     rows, findings = read(written(tmp_path, 'id,x\n1,"a\nb\nc"\n2,"a\nb\nc\nd"\n'))
     assert [row.row for row in rows] == [2]
     assert told(findings)[0] == ("csv_syntax", 5)
@@ -229,7 +229,7 @@ def test_parquet_is_text_too(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     table = pa.table({"id": ["000123", "123", None], " code": [250.0, 38.9, None], "n": pa.array([1, None, 3], pa.int32())})
     pq.write_table(table, path, row_group_size=2)
-    assert tables.kinds(path) == {"id": "text", "code": "double", "n": "int32"}
+    assert tables.read_types(path) == {"id": "text", "code": "double", "n": "int32"}
     rows, findings = read(path, ["n", "id"])
     assert (findings, [row.cells for row in rows]) == ([], [("1", "000123"), ("", "123"), ("3", "")])
     assert told(read(path, key=["id"])[1]) == [("identifier", 3)]
@@ -248,12 +248,12 @@ def test_parquet_is_text_too(tmp_path: Path) -> None:
     ("text", "value"), [("1", 1.0), (" -2.5e3 ", -2500.0), (".5", 0.5), ("5.", 5.0), ("", None), ("  ", None), ("007", 7.0)]
 )
 def test_numbers(text: str, value: float | None) -> None:
-    assert tables.number(text) == value
+    assert tables.parse_number(text) == value
 
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5), ("5.0", 5), ("-3.", -3), ("", None), (" 15709.0 ", 15709)])
 def test_whole_numbers(text: str, value: int | None) -> None:
-    assert tables.integer(text) == value
+    assert tables.parse_integer(text) == value
 
 
 @pytest.mark.parametrize(
@@ -269,22 +269,22 @@ def test_whole_numbers(text: str, value: int | None) -> None:
     ],
 )
 def test_what_is_no_number(text: str, code: str) -> None:
-    for convert in (tables.number, tables.integer):
+    for convert in (tables.parse_number, tables.parse_integer):
         with pytest.raises(UserError) as caught:
             convert(text)
         assert caught.value.code in {code, "not_numeric"}
         assert text not in str(caught.value)
-    finding = tables.numbers(Row(6, ("1", text, "3")), ["a", "b", "c"])
+    finding = tables.parse_numbers(TableRow(6, ("1", text, "3")), ["a", "b", "c"])
     assert isinstance(finding, Finding)
     assert (str(finding.code), finding.row, finding.field) == (code, 6, "b")
     assert "row 6" in finding.message
 
 
 def test_rows_of_numbers() -> None:
-    values = tables.numbers(Row(2, ("1", " 2.5", "-3e0")), ["a", "b", "c"])
+    values = tables.parse_numbers(TableRow(2, ("1", " 2.5", "-3e0")), ["a", "b", "c"])
     assert isinstance(values, np.ndarray)
     assert values.tolist() == [1.0, 2.5, -3.0]
-    empty = tables.numbers(Row(2, ("1", "", "3")), ["a", "b", "c"])
+    empty = tables.parse_numbers(TableRow(2, ("1", "", "3")), ["a", "b", "c"])
     assert isinstance(empty, Finding)
     assert (str(empty.code), empty.field) == ("missing_values", "b")
 
@@ -292,10 +292,10 @@ def test_rows_of_numbers() -> None:
 # --- frames
 
 
-def framed(path: Path, columns: list[str], **options: Any) -> tuple[list[Row], list[tuple[str, int | None]]]:
+def framed(path: Path, columns: list[str], **options: Any) -> tuple[list[TableRow], list[tuple[str, int | None]]]:
     """What `frames` gives, in the form of `rows`."""
-    blocks = list(tables.frames(path, columns, **options))
-    kept = [Row(row, tuple(cell or "" for cell in cells)) for block in blocks for row, *cells in block.frame.iter_rows()]
+    blocks = list(tables.read_frames(path, columns, **options))
+    kept = [TableRow(row, tuple(cell or "" for cell in cells)) for block in blocks for row, *cells in block.frame.iter_rows()]
     assert sum(block.seen for block in blocks) == len(kept) + sum(len(block.faults) for block in blocks)
     assert all(block.frame.columns == ["row", *columns] for block in blocks)
     return kept, told([fault for block in blocks for fault in block.faults])
@@ -334,8 +334,8 @@ PIECES = [
 def test_frames_hold_what_rows_gives(tmp_path: Path, body: str, block: int, piece: int, head: str) -> None:
     path = written(tmp_path, head + "x,y,z\n" + body)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "BLOCK", block)
-        patch.setattr(tables, "PIECE", piece)
+        patch.setattr(csv_text, "BLOCK", block)
+        patch.setattr(csv_text, "PIECE", piece)
         rows, findings = read(path, ["z", "x"])
         assert framed(path, ["z", "x"]) == (rows, told(findings))
 
@@ -362,27 +362,27 @@ def test_an_open_quote_swallows_nothing_in_frames(tmp_path: Path) -> None:
 
 def test_lines_in_another_encoding_are_latin_1_line_by_line(tmp_path: Path) -> None:
     path = written(tmp_path, b"id,town\n\xe91,Qu\xe9bec\n" + "é1,Québec\nz,z\n".encode())
-    (block,) = [block for block in tables.frames(path, ["id", "town"]) if block.seen > 1]
+    (block,) = [block for block in tables.read_frames(path, ["id", "town"]) if block.seen > 1]
     assert block.foreign == 1
-    assert framed(path, ["id", "town"])[0] == [Row(2, ("é1", "Québec")), Row(3, ("é1", "Québec")), Row(4, ("z", "z"))]
+    assert framed(path, ["id", "town"])[0] == [TableRow(2, ("é1", "Québec")), TableRow(3, ("é1", "Québec")), TableRow(4, ("z", "z"))]
 
 
 def test_tabs_without_quotes(tmp_path: Path) -> None:
     path = written(tmp_path, 'id\tname\n1\t"5" wide\n2\t"\n3\n\n')
     assert framed(path, ["name", "id"], delimiter="\t", quotes=False) == (
-        [Row(2, ('"5" wide', "1")), Row(3, ('"', "2"))],
+        [TableRow(2, ('"5" wide', "1")), TableRow(3, ('"', "2"))],
         [("row_width", 4)],
     )
     path = written(tmp_path, 'id\tname\n1\t"5" wide\n2\t"\n')
-    assert framed(path, ["name"], delimiter="\t", quotes=False) == ([Row(2, ('"5" wide',)), Row(3, ('"',))], [])
+    assert framed(path, ["name"], delimiter="\t", quotes=False) == ([TableRow(2, ('"5" wide',)), TableRow(3, ('"',))], [])
 
 
 def test_an_archive_of_one_table_is_read_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "t.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("inner.csv", GOOD)
-    assert framed(path, ["y", "id"]) == ([Row(2, ("2", "a1")), Row(3, ("4", "a2")), Row(4, ("6", "a3"))], [])
-    assert tables.count(path) == 3
+    assert framed(path, ["y", "id"]) == ([TableRow(2, ("2", "a1")), TableRow(3, ("4", "a2")), TableRow(4, ("6", "a3"))], [])
+    assert tables.count_rows(path) == 3
     whole = path.read_bytes()
     path.write_bytes(whole[:60])
     assert refusal(path).code == "corrupt"
@@ -396,8 +396,8 @@ def test_frames_of_packed_texts_have_limits(tmp_path: Path, monkeypatch: pytest.
     packed = gzip.compress(b"a,b\n" + b"0,0\n" * 100_000, mtime=0)
     path = written(tmp_path, packed, "t.csv.gz")
     assert len(framed(path, ["b"])[0]) == 100_000
-    monkeypatch.setattr(tables, "MOST_EXPANDED", 1000)
-    monkeypatch.setattr(tables, "MOST_RATIO", 2)
+    monkeypatch.setattr(csv_text, "MAX_EXPANDED", 1000)
+    monkeypatch.setattr(csv_text, "MAX_RATIO", 2)
     with pytest.raises(UserError) as caught:
         framed(path, ["b"])
     assert caught.value.code == "expansion_limit"
@@ -413,7 +413,7 @@ def test_frames_of_parquet_are_text_with_civil_times(tmp_path: Path) -> None:
     late = pa.array([1_262_318_400_000_000, None], pa.timestamp("us", tz="America/Montreal"))  # 2010-01-01 04:00 UTC
     table = pa.table({"id": pa.array(["01", None]).dictionary_encode(), "at": late, "day": pa.array([0, 1], pa.date32()), "n": [7, 8]})
     pq.write_table(table, path)
-    assert tables.kinds(path)["id"] == "text"
+    assert tables.read_types(path)["id"] == "text"
     rows, faults = framed(path, ["n", "id", "at", "day"])
     assert faults == []
     assert [(row.row, row.cells[0], row.cells[1], row.cells[2][:10], row.cells[3]) for row in rows] == [

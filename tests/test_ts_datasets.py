@@ -98,8 +98,8 @@ def test_good_cases_are_the_same_with_and_without_a_bad_one(bad_inputs: dict[str
     (rows,) = [rows for rows in report["rows"] if "TRAIN" in rows["file"]]
     assert (report["exit_code"], rows["used"], rows["quarantined_by_reason"]) == (3, 5, {"dimensions": 1})
     found = {r.recording_id: r.signals[0].samples for r in open_cache(tmp_path / "cache").records()}
-    raw = list(ts.cases(source / "PPGDalia_TRAIN.ts"))
-    good = [case for case in raw if isinstance(case, ts.Case)]
+    raw = list(ts.read_cases(source / "PPGDalia_TRAIN.ts"))
+    good = [case for case in raw if isinstance(case, ts.TsCase)]
     assert len(good) == 5
     kept = [found[name] for name in sorted(found) if "TRAIN" in name]
     for samples, case in zip(kept, good, strict=True):
@@ -191,7 +191,7 @@ def test_flat_and_independent_series_join_nothing(tmp_path: Path) -> None:
     series = [[np.concatenate([np.zeros(100), rng.standard_normal(28)])] for _ in range(30)]
     write_ts(tmp_path / "A_TRAIN.ts", series, ["a", "b"] * 15, classes="ab")
     head = ts.read_header(tmp_path / "A_TRAIN.ts")
-    ((groups,), known) = tser.recordings([(tmp_path / "A_TRAIN.ts", head)])
+    ((groups,), known) = tser.group_cases([(tmp_path / "A_TRAIN.ts", head)])
     assert groups.tolist() == list(range(30))
     assert not known
 
@@ -213,14 +213,14 @@ def test_unequal_cases_are_filled_up_with_missing_values(tmp_path: Path) -> None
 
 def test_a_grid_of_times() -> None:
     values = np.arange(4, dtype=np.float32)
-    same, rate = tser.on_grid(values, np.array([0.0, 0.5, 1.0, 1.5]))
+    same, rate = tser.place_on_grid(values, np.array([0.0, 0.5, 1.0, 1.5]))
     assert same is values
     assert rate == 2.0
-    filled, rate = tser.on_grid(values, np.array([0.0, 60.0, 120.0, 300.0]))
+    filled, rate = tser.place_on_grid(values, np.array([0.0, 60.0, 120.0, 300.0]))
     np.testing.assert_array_equal(filled, [0, 1, 2, np.nan, np.nan, 3])
     assert rate == pytest.approx(1 / 60)
     with pytest.raises(UserError) as caught:
-        tser.on_grid(values, np.array([0.0, 1.0, 2.5, 3.9]))
+        tser.place_on_grid(values, np.array([0.0, 1.0, 2.5, 3.9]))
     assert caught.value.code == Reason.TIMESTAMPS
 
 
@@ -316,9 +316,9 @@ def test_heart_rates_that_are_none_leave_their_windows_out(tmp_path: Path) -> No
 
 
 def test_the_split_of_the_subjects_is_fixed() -> None:
-    placed = tser.ranked(ppg_dalia.SUBJECTS, held=(1, 2))
+    placed = tser.split_by_hash(ppg_dalia.SUBJECTS, held=(1, 2))
     assert sorted(placed.values()) == ["test"] * 2 + ["train"] * 12 + ["validation"]
-    assert placed == tser.ranked(tuple(reversed(ppg_dalia.SUBJECTS)), held=(1, 2))
+    assert placed == tser.split_by_hash(tuple(reversed(ppg_dalia.SUBJECTS)), held=(1, 2))
 
 
 def test_ieee_ppg(tmp_path: Path) -> None:
@@ -451,9 +451,9 @@ def test_the_real_recording(tmp_path: Path) -> None:
 
 
 def test_breaths_by_hand() -> None:
-    rates = bidmc.by_breaths([np.arange(0, 40, 4.0), np.array([1.0])], 40.0)
+    rates = bidmc.compute_breathing_rates([np.arange(0, 40, 4.0), np.array([1.0])], 40.0)
     np.testing.assert_allclose(rates, [15.0, 15.0, 15.0])
-    assert np.isnan(bidmc.by_breaths([np.array([1.0]), np.array([])], 40.0)).all()
+    assert np.isnan(bidmc.compute_breathing_rates([np.array([1.0]), np.array([])], 40.0)).all()
 
 
 def test_readers_return_what_the_cache_takes(tmp_path: Path) -> None:

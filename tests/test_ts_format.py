@@ -40,17 +40,17 @@ def written(folder: Path, content: str | bytes, name: str = "Toy_TRAIN.ts") -> P
     return path
 
 
-def read(path: Path) -> tuple[ts.Header, list[ts.Case], list[Finding]]:
+def read(path: Path) -> tuple[ts.TsHeader, list[ts.TsCase], list[Finding]]:
     header = ts.read_header(path)
-    items = list(ts.cases(path, header))
-    rows = [item for item in items if isinstance(item, ts.Case) or item.row is not None]
+    items = list(ts.read_cases(path, header))
+    rows = [item for item in items if isinstance(item, ts.TsCase) or item.row is not None]
     assert len(rows) == header.cases
-    return header, [item for item in items if isinstance(item, ts.Case)], [item for item in items if isinstance(item, Finding)]
+    return header, [item for item in items if isinstance(item, ts.TsCase)], [item for item in items if isinstance(item, Finding)]
 
 
 def refusal(path: Path) -> UserError:
     with pytest.raises(UserError) as caught:
-        list(ts.cases(path))
+        list(ts.read_cases(path))
     assert path.name in str(caught.value)
     return caught.value
 
@@ -108,8 +108,8 @@ def test_real_train_and_test_belong_together() -> None:
     if not folder.is_dir():
         pytest.skip("the real sample Covid3Month is not there: set BITIMELY_TEST_DATA")
     train, test = (folder / f"Covid3Month_{split}.ts" for split in ("TRAIN", "TEST"))
-    ts.compare(ts.read_header(train), ts.read_header(test))
-    found = ts.duplicates(train, test)
+    ts.check_compatible(ts.read_header(train), ts.read_header(test))
+    found = ts.find_duplicates(train, test)
     series = [{line.rpartition(":")[0] for line in path.read_text().split("@data\n")[1].splitlines()} for path in (train, test)]
     assert (found is not None) == bool(series[0] & series[1])
 
@@ -291,7 +291,7 @@ def test_unknown_keys_are_said(tmp_path: Path) -> None:
 
 
 def test_lines_have_a_longest_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ts, "MOST_LINE", 1000)
+    monkeypatch.setattr(ts, "MAX_LINE", 1000)
     assert refusal(written(tmp_path, text(["1," * 600]))).code == "resource_limit"
 
 
@@ -304,12 +304,12 @@ def test_train_and_test_must_agree(tmp_path: Path) -> None:
     def differ(content: str) -> Any:
         test = ts.read_header(written(tmp_path, content, "Toy_TEST.ts"))
         with pytest.raises(UserError) as caught:
-            ts.compare(train, test, "Toy_TEST.ts")
+            ts.check_compatible(train, test, "Toy_TEST.ts")
         assert caught.value.code == "schema_mismatch"
         assert "Toy_TEST.ts" in str(caught.value)
         return caught.value.field
 
-    ts.compare(train, ts.read_header(written(tmp_path, text(ROWS[:1]), "Toy_TEST.ts")))
+    ts.check_compatible(train, ts.read_header(written(tmp_path, text(ROWS[:1]), "Toy_TEST.ts")))
     assert differ(text(["1,2,3:5"], ["@equalLength true"])) == "dimensions"
     assert differ(text(["1,2:3,4:5"], [*HEAD[:5], "@equalLength true"])) == "seriesLength"
     assert differ(text(target="@classLabel true 60.5 61.5 -3 0")) == "label"
@@ -318,8 +318,8 @@ def test_train_and_test_must_agree(tmp_path: Path) -> None:
 
 def test_a_case_in_both_files_is_said_whatever_its_label(tmp_path: Path) -> None:
     train = written(tmp_path, text())
-    assert ts.duplicates(train, written(tmp_path, text(["1,2,3:4,5,7:60.5"]), "b.ts")) is None
-    found = ts.duplicates(train, written(tmp_path, text(["1,2,3:4,5,7:60.5", "7, 8, 9:1,1,1:0", ROWS[3]]), "b.ts"))
+    assert ts.find_duplicates(train, written(tmp_path, text(["1,2,3:4,5,7:60.5"]), "b.ts")) is None
+    found = ts.find_duplicates(train, written(tmp_path, text(["1,2,3:4,5,7:60.5", "7, 8, 9:1,1,1:0", ROWS[3]]), "b.ts"))
     assert found is not None
     assert (str(found.code), found.level, found.count, found.examples) == ("duplicate_across_splits", "warning", 2, ("row 11", "row 12"))
 

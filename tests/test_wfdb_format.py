@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from bitimely_core.errors import UserError
 from bitimely_core.formats import wfdb as own
-from bitimely_core.formats.source import scan
+from bitimely_core.formats.source import scan_folder
+from bitimely_core.formats.wfdb_samples import count_bytes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its import sets off pandas'
@@ -68,7 +69,7 @@ def codes(findings: Any, level: str | None = None) -> set[str]:
 
 def refusal(path: Path, **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
-        own.read(path, **options)
+        own.read_recording(path, **options)
     assert path.name in str(caught.value)
     return caught.value
 
@@ -90,7 +91,7 @@ def written_by_wfdb(folder: Path, **fields: Any) -> Path:
 
 
 def same_as_wfdb(path: Path) -> None:
-    ours = own.read(path)
+    ours = own.read_recording(path)
     theirs = wfdb.rdrecord(str(path), smooth_frames=False)
     assert [signal.channel for signal in ours.signals] == [name or f"signal {i}" for i, name in enumerate(theirs.sig_name, 1)]
     for signal, values, spf in zip(ours.signals, theirs.e_p_signal, theirs.samps_per_frame, strict=True):
@@ -121,7 +122,7 @@ def test_real_records_of_several_segments_read_as_wfdb_reads_them(name: str) -> 
     path = DATA / "robust" / "wfdb-multi" / name
     if not path.with_name(path.name + ".hea").is_file():
         pytest.skip(f"real sample {name} is not there: set BITIMELY_TEST_DATA")
-    ours = own.read(path)
+    ours = own.read_recording(path)
     theirs = wfdb.rdrecord(str(path))
     assert {signal.channel for signal in ours.signals} == set(theirs.sig_name)
     for i, channel in enumerate(theirs.sig_name):
@@ -147,7 +148,7 @@ def test_a_real_stale_initial_value_is_a_warning() -> None:
     path = DATA / "robust" / "wfdb" / "test01_00s_frame"
     if not path.with_name(path.name + ".hea").is_file():
         pytest.skip("the real sample test01_00s_frame is not there: set BITIMELY_TEST_DATA")
-    assert codes(own.read(path).findings, "warning") == {"initial_value"}
+    assert codes(own.read_recording(path).findings, "warning") == {"initial_value"}
 
 
 @pytest.mark.parametrize("code", [8, 16, 24, 32, 61, 80, 160, 212, 310, 311])
@@ -158,7 +159,7 @@ def test_every_sample_format_decodes_as_in_wfdb(tmp_path: Path, code: int, frame
         raw[3::4] &= 0x3F  # wfdb lets one of the two unused bits into the third sample
     lines = [f"r.dat {code}x{n}+4 200/mV 12 5" + " 9" * (code == 8) for n in each]
     (tmp_path / "r.hea").write_text("\n".join([f"r {len(each)} 250 {frames}", *lines]))
-    whole = b"head" + raw.tobytes()[: own._bytes(code, frames * sum(each))]
+    whole = b"head" + raw.tobytes()[: count_bytes(code, frames * sum(each))]
     (tmp_path / "r.dat").write_bytes(whole)
     same_as_wfdb(tmp_path / "r")
     (tmp_path / "r.dat").write_bytes(whole[:-1])
@@ -169,7 +170,7 @@ def test_the_two_unused_bits_of_format_311_are_not_used(tmp_path: Path) -> None:
     (tmp_path / "r.hea").write_text("r 1 250 3\nr.dat 311 200/mV")
     word = (5 & 1023) | (-6 & 1023) << 10 | (7 & 1023) << 20 | 3 << 30
     (tmp_path / "r.dat").write_bytes(word.to_bytes(4, "little"))
-    assert own.read(tmp_path / "r").signals[0].samples.tolist() == [5, -6, 7]
+    assert own.read_recording(tmp_path / "r").signals[0].samples.tolist() == [5, -6, 7]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_what_wfdb_writes_is_read_back(tmp_path: Path, code: str, bits: int) -> 
     fields = {"sig_name": ["a", "b"], "units": ["mV", "uV"], "fmt": [code] * 2, "adc_gain": [123.4, 2.0], "baseline": [-7, 30]}
     written_by_wfdb(tmp_path, fs=250, d_signal=digital, **fields)
     same_as_wfdb(tmp_path / "r")
-    for signal, values in zip(own.read(tmp_path / "r").signals, digital.T, strict=True):
+    for signal, values in zip(own.read_recording(tmp_path / "r").signals, digital.T, strict=True):
         if bits <= 24:
             assert np.array_equal(signal.samples, values)
     damaged = bytearray((tmp_path / "r.dat").read_bytes())
@@ -194,7 +195,7 @@ def test_what_wfdb_writes_is_read_back(tmp_path: Path, code: str, bits: int) -> 
 def test_flac_with_several_samples_a_frame_reads_as_wfdb_reads_it(tmp_path: Path) -> None:
     digital = [np.arange(40, dtype=np.int64) - 20, 3 * np.arange(40, dtype=np.int64)]
     fields = {"sig_name": ["a", "b"], "units": ["mV", "mV"], "fmt": ["516"] * 2, "adc_gain": [200.0] * 2, "baseline": [0, 0]}
-    ours = own.read(written_by_wfdb(tmp_path, fs=62.5, e_d_signal=digital, samps_per_frame=[4, 4], **fields))
+    ours = own.read_recording(written_by_wfdb(tmp_path, fs=62.5, e_d_signal=digital, samps_per_frame=[4, 4], **fields))
     assert [signal.rate for signal in ours.signals] == [250.0, 250.0]
     for signal, values in zip(ours.signals, digital, strict=True):
         assert np.array_equal(signal.samples, values)
@@ -203,7 +204,7 @@ def test_flac_with_several_samples_a_frame_reads_as_wfdb_reads_it(tmp_path: Path
 def test_skewed_signals_line_up_as_in_wfdb(tmp_path: Path) -> None:
     path = write(tmp_path, lines={1: "r.dat 16:3 1000/mV 16 0"})
     same_as_wfdb(path)
-    ours = own.read(path).signals
+    ours = own.read_recording(path).signals
     assert [len(signal.samples) for signal in ours] == [50, 47, 50]
     assert np.array_equal(ours[1].samples, samples()[3:, 1])
     assert refusal(write(tmp_path, lines={1: "r.dat 16:50 1000/mV 16 0"})).code == "header_implausible"
@@ -213,7 +214,7 @@ def test_skewed_signals_line_up_as_in_wfdb(tmp_path: Path) -> None:
 
 
 def test_digital_values_are_the_files_own(tmp_path: Path) -> None:
-    recording = own.read(write(tmp_path))
+    recording = own.read_recording(write(tmp_path))
     assert recording.findings == []
     assert [signal.channel for signal in recording.signals] == list(NAMES)
     assert np.array_equal(np.stack([signal.samples for signal in recording.signals], axis=1), samples())
@@ -225,7 +226,7 @@ def test_digital_values_are_the_files_own(tmp_path: Path) -> None:
 def test_invalid_samples_become_missing(tmp_path: Path) -> None:
     values = samples()
     values[10:15, 1] = -32768
-    recording = own.read(write(tmp_path, values=values))
+    recording = own.read_recording(write(tmp_path, values=values))
     assert codes(recording.findings) == {"missing_samples"}
     assert recording.findings[0].count == 5
     assert [signal.samples.dtype.name for signal in recording.signals] == ["int16", "float32", "int16"]
@@ -237,7 +238,7 @@ def test_values_beyond_24_bits_are_kept_as_physical_values(tmp_path: Path) -> No
     digital = np.array([[2**31 - 1], [2**31 - 3], [-(2**31)], [2**30]], "<i4")
     (tmp_path / "r.hea").write_text("r 1 100 4\nr.dat 32 2(2147483640)/mV")
     (tmp_path / "r.dat").write_bytes(digital.tobytes())
-    (signal,) = own.read(tmp_path / "r").signals
+    (signal,) = own.read_recording(tmp_path / "r").signals
     assert (signal.scale, signal.offset) == (1.0, 0.0)
     assert signal.samples[:2].tolist() == [3.5, 2.5]
     assert np.isnan(signal.samples[2])
@@ -246,7 +247,7 @@ def test_values_beyond_24_bits_are_kept_as_physical_values(tmp_path: Path) -> No
 def test_defaults_of_the_format_are_taken_and_said(tmp_path: Path) -> None:
     (tmp_path / "r.hea").write_text("r 1\nr.dat 16")
     (tmp_path / "r.dat").write_bytes(samples(20, 1).tobytes())
-    recording = own.read(tmp_path / "r")
+    recording = own.read_recording(tmp_path / "r")
     (signal,) = recording.signals
     assert (signal.channel, signal.rate, signal.unit, signal.scale, len(signal.samples)) == ("signal 1", 250.0, "mV", 1 / 200, 20)
     assert codes(recording.findings, "warning") == {"sampling_rate", "gain"}
@@ -257,12 +258,12 @@ def test_defaults_of_the_format_are_taken_and_said(tmp_path: Path) -> None:
     ("gain", "scale", "offset", "unit"), [("-20(5)/degC", -0.05, 0.25, "degC"), ("2e3/mv", 5e-4, -0.0, "mV"), ("4/µV", 0.25, -0.0, "uV")]
 )
 def test_calibrations(tmp_path: Path, gain: str, scale: float, offset: float, unit: str) -> None:
-    signal = own.read(write(tmp_path, gain=gain)).signals[0]
+    signal = own.read_recording(write(tmp_path, gain=gain)).signals[0]
     assert (signal.scale, signal.offset, signal.unit) == pytest.approx((scale, offset, unit))
 
 
 def test_a_missing_baseline_is_the_adc_zero(tmp_path: Path) -> None:
-    signal = own.read(write(tmp_path, lines={0: "r.dat 16 200/mV 12 1024"})).signals[0]
+    signal = own.read_recording(write(tmp_path, lines={0: "r.dat 16 200/mV 12 1024"})).signals[0]
     assert signal.offset == -1024 / 200
 
 
@@ -279,7 +280,7 @@ def test_times_are_read_where_they_are_valid(tmp_path: Path) -> None:
 
 def test_comments_are_not_kept(tmp_path: Path) -> None:
     path = write(tmp_path, tail="# Name: Doe, John\n#DOB: 1951-08-02\n#\n")
-    recording = own.read(path)
+    recording = own.read_recording(path)
     assert codes(recording.findings) == {"phi"}
     assert recording.findings[0].count == 2
     assert "Doe" not in repr(recording)
@@ -334,7 +335,7 @@ def test_faults_are_refused_by_name(tmp_path: Path, name: str) -> None:
     how, code = FAULTS[name]
     assert refusal(write(tmp_path, **how)).code == code
     if "folder" in name or name == "absolute":
-        assert refusal(Path("r"), source=scan(tmp_path)).code == code
+        assert refusal(Path("r"), source=scan_folder(tmp_path)).code == code
 
 
 def test_headers_that_are_none(tmp_path: Path) -> None:
@@ -361,7 +362,7 @@ def test_odd_but_valid_spellings_of_a_header(tmp_path: Path) -> None:
         text.rstrip(b"\n"),
     ):
         (tmp_path / "r.hea").write_bytes(changed)
-        assert [signal.channel for signal in own.read(path).signals] == list(NAMES)
+        assert [signal.channel for signal in own.read_recording(path).signals] == list(NAMES)
 
 
 def test_a_group_of_signals_must_be_together(tmp_path: Path) -> None:
@@ -372,20 +373,20 @@ def test_a_group_of_signals_must_be_together(tmp_path: Path) -> None:
 
 def test_unneeded_signals_of_one_name_are_numbered(tmp_path: Path) -> None:
     path = write(tmp_path, lines={2: signal_line(samples()[:, 2], "II")})
-    recording = own.read(path, needed=["I"])
+    recording = own.read_recording(path, needed=["I"])
     assert [signal.channel for signal in recording.signals] == ["I", "II (2)", "II (3)"]
     assert codes(recording.findings) == {"duplicate_channel"}
     assert refusal(path, needed=["II"]).code == "duplicate_channel"
 
 
 def test_foreign_text_is_made_fit_to_store(tmp_path: Path) -> None:
-    recording = own.read(write(tmp_path, lines={0: signal_line(samples()[:, 0], "<b>=1+1[/red]")}))
+    recording = own.read_recording(write(tmp_path, lines={0: signal_line(samples()[:, 0], "<b>=1+1[/red]")}))
     assert codes(recording.findings) == {"label_chars"}
     assert not set(recording.signals[0].channel) & set("<>[]")
 
 
 def test_null_signals_are_left_out(tmp_path: Path) -> None:
-    recording = own.read(write(tmp_path, lines={1: "~ 0 86/mV 11 0 -1024 0 0 II"}, data=samples()[:, [0, 2]].tobytes()))
+    recording = own.read_recording(write(tmp_path, lines={1: "~ 0 86/mV 11 0 -1024 0 0 II"}, data=samples()[:, [0, 2]].tobytes()))
     assert [signal.channel for signal in recording.signals] == ["I", "V1"]
     assert codes(recording.findings) == {"missing_channel"}
 
@@ -393,18 +394,18 @@ def test_null_signals_are_left_out(tmp_path: Path) -> None:
 def test_checksums_are_compared_modulo_65536_and_only_where_the_format_promises_them(tmp_path: Path) -> None:
     total = int(samples()[:, 0].sum(dtype=np.int64))
     for written in (total, total & 0xFFFF, total - 65536):
-        assert own.read(write(tmp_path, lines={0: f"r.dat 16 1000/mV 16 0 {samples()[0, 0]} {written} 0 I"})).signals
+        assert own.read_recording(write(tmp_path, lines={0: f"r.dat 16 1000/mV 16 0 {samples()[0, 0]} {written} 0 I"})).signals
     wrong = {0: f"r.dat 16 1000/mV 16 0 {samples()[0, 0]} {total + 1} 0 I"}
     assert refusal(write(tmp_path, lines=wrong)).code == "checksum"
-    assert codes(own.read(write(tmp_path, lines=wrong, record="{name} {channels} 100")).findings, "warning") == {"checksum"}
+    assert codes(own.read_recording(write(tmp_path, lines=wrong, record="{name} {channels} 100")).findings, "warning") == {"checksum"}
     empty = {i: f"r.dat 16 1000/mV 16 0 0 0 0 {name}" for i, name in enumerate(NAMES)}
-    assert codes(own.read(write(tmp_path, lines=empty)).findings, "warning") == {"checksum", "initial_value"}
+    assert codes(own.read_recording(write(tmp_path, lines=empty)).findings, "warning") == {"checksum", "initial_value"}
     assert refusal(write(tmp_path, lines={0: empty[0]})).code == "checksum"
 
 
 def test_a_stale_initial_value_is_told_from_shifted_samples(tmp_path: Path) -> None:
     stale = signal_line(samples()[:, 0], "I").replace(f" {samples()[0, 0]} ", " 12345 ")
-    assert codes(own.read(write(tmp_path, lines={0: stale})).findings, "warning") == {"initial_value"}
+    assert codes(own.read_recording(write(tmp_path, lines={0: stale})).findings, "warning") == {"initial_value"}
     unsummed = " ".join(stale.split()[:6])
     assert refusal(write(tmp_path, lines={0: unsummed})).code == "initial_value"  # nothing vouches for the samples
     rotated = np.roll(samples(), 20, axis=0)
@@ -412,8 +413,8 @@ def test_a_stale_initial_value_is_told_from_shifted_samples(tmp_path: Path) -> N
 
 
 def test_left_over_bytes_are_said(tmp_path: Path) -> None:
-    assert codes(own.read(write(tmp_path, data=samples().tobytes() + bytes(10))).findings) == {"size_mismatch"}
-    assert own.read(write(tmp_path, data=samples().tobytes() + bytes(2))).findings == []
+    assert codes(own.read_recording(write(tmp_path, data=samples().tobytes() + bytes(10))).findings) == {"size_mismatch"}
+    assert own.read_recording(write(tmp_path, data=samples().tobytes() + bytes(2))).findings == []
 
 
 def test_a_flac_file_cannot_promise_more_than_it_may_hold(tmp_path: Path) -> None:
@@ -433,21 +434,21 @@ def test_links_and_pipes(tmp_path: Path) -> None:
     (inside / "r.dat").rename(tmp_path / "elsewhere.dat")
     (inside / "r.dat").symlink_to(tmp_path / "elsewhere.dat")
     assert refusal(path).code == "symlink_outside_root"
-    assert refusal(Path("r"), source=scan(inside)).code == "symlink_outside_root"
-    assert len(own.read("r", scan(inside, follow_symlinks=True)).signals) == 3
+    assert refusal(Path("r"), source=scan_folder(inside)).code == "symlink_outside_root"
+    assert len(own.read_recording("r", scan_folder(inside, follow_symlinks=True)).signals) == 3
     (inside / "r.dat").unlink()
     os.mkfifo(inside / "r.dat")
     assert refusal(path).code == "not_regular_file"
-    assert refusal(Path("r"), source=scan(inside)).code == "not_regular_file"
+    assert refusal(Path("r"), source=scan_folder(inside)).code == "not_regular_file"
 
 
 def test_a_source_gives_relative_names(tmp_path: Path) -> None:
     write(tmp_path / "p1")
-    header = own.read_header("p1/r.hea", scan(tmp_path))
+    header = own.read_header("p1/r.hea", scan_folder(tmp_path))
     assert header.files == ("p1/r.hea", "p1/r.dat")
     assert own.read_header(tmp_path / "p1" / "r").files == ("r.hea", "r.dat")
     with pytest.raises(UserError) as caught:
-        own.read_header("../p1/r", scan(tmp_path))
+        own.read_header("../p1/r", scan_folder(tmp_path))
     assert caught.value.code == "path_escape"
     assert caught.value.file == "../p1/r.hea"
 
@@ -466,7 +467,7 @@ def segments(folder: Path, lines: list[str], record: str = "m/{n} 3 100 {frames}
 
 def test_segments_are_joined_where_nothing_lies_between_them(tmp_path: Path) -> None:
     path = segments(tmp_path, ["a 50", "~ 30", "b 50", "c 50", "d 50"], a={}, b={}, c={}, d={"gain": "500/mV"})
-    recording = own.read(path)
+    recording = own.read_recording(path)
     assert recording.header.layout == "fixed"
     assert [(s.channel, s.onset, len(s.samples), s.scale) for s in recording.signals[:3]] == [
         ("I", 0.0, 50, 1e-3),
@@ -483,7 +484,7 @@ def test_a_variable_layout_names_the_signals(tmp_path: Path) -> None:
     layout = "\n".join(["lay 3 100 0", *(f"~ 0 86/mV 11 0 -1024 0 0 {name}" for name in NAMES)])
     tmp_path.joinpath("lay.hea").write_text(layout)
     path = segments(tmp_path, ["lay 0", "a 50", "b 50"], a={}, b={"values": samples(50, 2)})
-    recording = own.read(path)
+    recording = own.read_recording(path)
     assert recording.header.layout == "variable"
     assert [channel.name for channel in recording.header.channels] == list(NAMES)
     assert [(s.channel, len(s.samples)) for s in recording.signals] == [("I", 100), ("II", 100), ("V1", 50)]
@@ -498,8 +499,8 @@ def test_a_layout_is_no_segment(tmp_path: Path) -> None:
 def test_segments_in_a_folder_of_their_own(tmp_path: Path) -> None:
     write(tmp_path / "sub", "a")
     path = segments(tmp_path, ["sub/a 50"])
-    assert own.read(path).header.files == ("m.hea", "sub/a.hea", "sub/a.dat")
-    assert own.read_header("m", scan(tmp_path)).files == ("m.hea", "sub/a.hea", "sub/a.dat")
+    assert own.read_recording(path).header.files == ("m.hea", "sub/a.hea", "sub/a.dat")
+    assert own.read_header("m", scan_folder(tmp_path)).files == ("m.hea", "sub/a.hea", "sub/a.dat")
 
 
 @pytest.mark.parametrize(
@@ -574,7 +575,7 @@ def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) ->
     stem = "a" if good.startswith(b"a") else "m"
     (tmp_path / f"{stem}.hea").write_bytes(text)
     try:
-        recording = own.read(tmp_path / stem, needed=())
+        recording = own.read_recording(tmp_path / stem, needed=())
     except UserError as error:
         named = error.file
     else:

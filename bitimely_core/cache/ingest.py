@@ -19,7 +19,7 @@ from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, group_units
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text, usage_error
-from bitimely_core.formats.source import Source, scan
+from bitimely_core.formats.source import Source, scan_folder
 from bitimely_core.types import Progress
 
 SCHEMA = "bitimely.cache/1"
@@ -84,7 +84,7 @@ def ingest(
     folder = Path(out)
     entry, resolved = _resolve_options(dataset, options or {})
     _check_arguments(entry, source, jobs, max_bad, shard)
-    found = None if source is None else _exclude_cache(scan(Path(source), follow_symlinks=follow_symlinks), folder)
+    found = None if source is None else _exclude_cache(scan_folder(Path(source), follow_symlinks=follow_symlinks), folder)
     kind = registry.load_data_kind(entry.facts.kind)
     with catch_signals() as stop:
         run = IngestRun(

@@ -16,7 +16,7 @@ from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, Entry
-from bitimely_core.types import Progress, Rows, Unit
+from bitimely_core.types import IngestUnit, Progress, SourceRows
 
 REPORT = "ingest_report.json"
 PAGE = "report.html"  # what people look at; made by whoever can draw, never read
@@ -37,7 +37,7 @@ class IngestRun:
     progress: Progress | None
     stop: StopFlag
     given_options: dict[str, Any] = field(default_factory=dict)  # as given, where `options` has contents in the place of paths
-    units: list[Unit] = field(default_factory=list)  # sorted by name
+    units: list[IngestUnit] = field(default_factory=list)  # sorted by name
     reasons: list[Finding] = field(default_factory=list)  # of the data set as a whole
     rows: list[dict[str, Any]] = field(default_factory=list)  # of tables that are no units
     checksums: dict[str, str] = field(default_factory=dict)  # file -> SHA-256 by SHA256SUMS.txt
@@ -58,9 +58,9 @@ class IngestRun:
     def list_units(self) -> None:
         """Run the data set's function: its units, and what it says about the whole. Raises UserError when it refuses the data set."""
         for item in self.dataset.function(self.source, dict(self.options)):
-            if isinstance(item, Unit):
+            if isinstance(item, IngestUnit):
                 self.units.append(item)
-            elif isinstance(item, Rows):
+            elif isinstance(item, SourceRows):
                 self.rows.append(accounting.rows_to_json(item))
             else:
                 self.reasons.append(item)

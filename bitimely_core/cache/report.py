@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from bitimely_core import __version__
 from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, input_error
-from bitimely_core.types import Rows, Unit
+from bitimely_core.types import IngestUnit, SourceRows
 
 SCHEMA = "bitimely.ingest_report/1"
 MAX_LISTED = 100_000  # units; beyond, plain accepted ones are left out of the list
@@ -28,7 +28,7 @@ STATUS = {
 
 
 def unit_to_json(
-    unit: Unit, reasons: Iterable[Finding], *, content: str | None = None, samples: int | None = None, channels: int | None = None
+    unit: IngestUnit, reasons: Iterable[Finding], *, content: str | None = None, samples: int | None = None, channels: int | None = None
 ) -> dict[str, Any]:
     """The report's object of one unit; quarantined when there is no content. Findings without a file get the first of the unit."""
     file = unit.files[0] if unit.files else unit.name
@@ -48,7 +48,7 @@ def unit_to_json(
     }
 
 
-def rows_to_json(rows: Rows) -> dict[str, Any]:
+def rows_to_json(rows: SourceRows) -> dict[str, Any]:
     """The report's object of one table."""
     dropped, quarantined = sum(rows.dropped.values()), sum(rows.quarantined.values())
     return {

@@ -24,20 +24,27 @@ from bitimely_core.cache import shards
 from bitimely_core.cache.report import rows_to_json, unit_to_json
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source
-from bitimely_core.types import Record, Records, Unit
+from bitimely_core.types import IngestUnit, Record, Records
 
 LARGE_UNIT = 8 << 20  # bytes of source from which on a unit has a shard of its own
 MEAN_BYTES = 16 << 20  # bytes of source of a shard of small units, on average
 MAX_BYTES = 64 << 20  # and at most
 MEAN_UNITS = 512  # units of a shard, on average; at most four times as many
 TRANSIENT_FAULTS = {Reason.IO_ERROR, Reason.READER_CRASH, Reason.RESOURCE_LIMIT, Reason.INTERNAL}  # faults that may be gone the next time
+V1_NAMES = {  # names as they are in the keys of stored units, which would else be read again
+    "RecordingInfo": "Told",
+    "TserFile": "File",
+    "TserLayout": "Layout",
+    "TsHeader": "Header",
+    "bitimely_core.datasets.tser.read_problem": "bitimely_core.datasets.tser.read",
+}
 
 
 class IngestTask(NamedTuple):
     """One group of units and all that is needed to work on it in another process."""
 
     group: str  # stable name, of the names of its units
-    units: tuple[Unit, ...]  # sorted by name
+    units: tuple[IngestUnit, ...]  # sorted by name
     dataset: str
     identity: str  # hash of what decides the content besides the files: data set, options, version
     root: Path | None
@@ -50,9 +57,9 @@ class IngestTask(NamedTuple):
     crashed: frozenset[str] = frozenset()  # units whose reader killed its process
 
 
-def group_units(units: Sequence[Unit], sizes: dict[str, int]) -> Iterator[list[Unit]]:
+def group_units(units: Sequence[IngestUnit], sizes: dict[str, int]) -> Iterator[list[IngestUnit]]:
     """`units`, sorted by name, in groups; a big unit, or one that is made and not read, is alone."""
-    group: list[Unit] = []
+    group: list[IngestUnit] = []
     total = 0
     for unit in units:
         size = sum(sizes.get(file, 0) for file in unit.files)
@@ -147,7 +154,7 @@ def _read_cached(entries: list[dict[str, Any]], out: Path) -> tuple[dict[str, Re
     return found, known
 
 
-def _hash_unit(unit: Unit, task: IngestTask, stamps: dict[str, tuple[int, int]]) -> dict[str, Any]:
+def _hash_unit(unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, int]]) -> dict[str, Any]:
     """The entry of a unit before it is read: hashes of its files, the key by which it is known again, its report where it is refused.
 
     Adds size and time of each file to `stamps`.
@@ -211,7 +218,7 @@ def _describe_unreadable(error: OSError, path: Path, file: str | None) -> Findin
 
 
 def _read_unit(
-    unit: Unit, task: IngestTask, entry: dict[str, Any], stamps: dict[str, tuple[int, int]]
+    unit: IngestUnit, task: IngestTask, entry: dict[str, Any], stamps: dict[str, tuple[int, int]]
 ) -> tuple[dict[str, Any], list[Record]]:
     """Read a unit: its finished entry and its records, none when it is quarantined."""
     assert unit.read is not None
@@ -265,7 +272,7 @@ def _count_samples(record: Record) -> int:
     return sum(len(signal.samples) for signal in record.signals if signal.channel == fastest.channel)
 
 
-def _quarantine_unit(unit: Unit, entry: dict[str, Any], faults: list[Finding]) -> dict[str, Any]:
+def _quarantine_unit(unit: IngestUnit, entry: dict[str, Any], faults: list[Finding]) -> dict[str, Any]:
     passing = any(fault.code in TRANSIENT_FAULTS for fault in faults)
     return entry | {"key": None if passing else entry["key"], "report": unit_to_json(unit, [*unit.findings, *faults])}
 
@@ -319,7 +326,9 @@ def describe_arguments(value: Any, root: Path | None) -> Any:
         case np.ndarray():
             return ["array", value.dtype.str, list(value.shape), hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
         case FunctionType() if value.__closure__ is None:
-            return f"{value.__module__}.{value.__qualname__}"
+            name = f"{value.__module__}.{value.__qualname__}"
+            return V1_NAMES.get(name, name)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [type(value).__qualname__, describe_arguments({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, root)]
+        name = type(value).__qualname__
+        return [V1_NAMES.get(name, name), describe_arguments({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, root)]
     raise TypeError(f"{type(value).__name__} cannot be compared")

@@ -7,7 +7,7 @@ from typing import Any
 
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Unit
+from bitimely_core.types import IngestUnit
 
 LABELS = ("chf", "copd", "diabetes")
 VIEW = View(channels=(), rate=0.0, window=0, task="multilabel", classes=LABELS, help="sequences of PheCodes, one a subject")
@@ -58,6 +58,6 @@ RULES = {
         kind="events",
     )
 )
-def pophr(source: Source | None, options: dict[str, Any]) -> Iterator[Unit]:
+def pophr(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit]:
     """Diagnoses with dates -> canonical events, subjects and labels."""
     return iter(())

@@ -27,7 +27,7 @@ from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.claims import ingest_report, pass1_clean, pass2_write, spill, subjects
 from bitimely_core.claims.job import ClaimsJob, clear_folder
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
-from bitimely_core.formats.source import scan
+from bitimely_core.formats.source import scan_folder
 
 SCHEMA = "bitimely.cache/1"
 NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
@@ -234,7 +234,7 @@ def _generate_source(run: IngestRun, former: dict[str, Any] | None) -> Iterator[
             storage.make_folder(note.parent)
             storage.write_json(note, {"same": same, "options": options, "files": _hash_files(folder)})
         run.given_options = {**options, **{name: given.get(name, options[name]) for name in RUN_ONLY}}
-        run.source = scan(folder)
+        run.source = scan_folder(folder)
         yield
     except UserError as error:
         if error.exit_code in {Exit.REFUSED, Exit.USAGE}:
@@ -255,7 +255,7 @@ def _load_generated(folder: Path, note: Path, same: str) -> dict[str, Any] | Non
 
 
 def _hash_files(folder: Path) -> dict[str, list[Any]]:
-    return {name: list(storage.hash_with_size(folder / name)) for name in scan(folder).files}
+    return {name: list(storage.hash_with_size(folder / name)) for name in scan_folder(folder).files}
 
 
 def _is_unchanged(run: IngestRun, former: dict[str, Any]) -> bool:

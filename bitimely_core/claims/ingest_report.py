@@ -9,7 +9,7 @@ from bitimely_core.cache import report
 from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.errors import Finding, Reason, safe_text
-from bitimely_core.types import Rows, Unit
+from bitimely_core.types import IngestUnit, SourceRows
 
 REQUIREMENTS = {
     Reason.DATE: "expected a calendar date",
@@ -34,7 +34,7 @@ def write_ingest_report(job: ClaimsJob, found: CleaningFindings, content: str) -
             of_file.setdefault(str(finding.file), []).append(finding)
         else:
             run.reasons.append(finding)
-    rows: list[Rows] = []
+    rows: list[SourceRows] = []
     for table in claims.rows:
         account = found.accounts.get(table.file)
         if account is not None:
@@ -89,5 +89,5 @@ def _find_unmet_rules(job: ClaimsJob, found: CleaningFindings) -> list[Finding]:
 
 def add_unit(run: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:
     """Enter a table into the report."""
-    one = Unit(name=file, files=(file,), read=None)
+    one = IngestUnit(name=file, files=(file,), read=None)
     run.entries[file] = {"report": report.unit_to_json(one, reasons, content=content), "rows": []}

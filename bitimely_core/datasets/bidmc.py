@@ -19,9 +19,9 @@ import numpy as np
 from bitimely_core.datasets import tser
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb
-from bitimely_core.formats.source import Source, located
+from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Record, Signal, Unit
+from bitimely_core.types import IngestUnit, Record, Signal
 
 RATE = 125.0  # Hz
 WINDOW, STEP = 32.0, 3.0  # s of a label, and from one to the next: 150 windows a recording, as in the archive
@@ -52,7 +52,7 @@ NUMERICS = {"HR": "hr", "SPO2": "spo2"}
 SUBJECTS = tuple(f"bidmc_{i:02d}" for i in range(1, 54))
 
 
-def _view(target: str, what: str) -> View:
+def _make_view(target: str, what: str) -> View:
     return View(
         channels=NEEDED,
         rate=RATE,
@@ -70,9 +70,9 @@ def _view(target: str, what: str) -> View:
         title="BIDMC PPG and Respiration: respiratory rate, heart rate and oxygen saturation from PPG and ECG",
         views={
             "": View(channels=NEEDED, rate=RATE, window=4000, split="official", help="PPG and ECG at 125 Hz, no labels"),
-            "rr": _view("rr", "respiratory rate (breaths a minute)"),
-            "hr": _view("hr", "heart rate (beats a minute)"),
-            "spo2": _view("spo2", "oxygen saturation (percent)"),
+            "rr": _make_view("rr", "respiratory rate (breaths a minute)"),
+            "hr": _make_view("hr", "heart rate (beats a minute)"),
+            "spo2": _make_view("spo2", "oxygen saturation (percent)"),
         },
         licence="ODC-BY 1.0",
         url="https://physionet.org/content/bidmc/1.0.0/",
@@ -96,10 +96,10 @@ def _view(target: str, what: str) -> View:
         },
     )
 )
-def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
     """BIDMC (PhysioNet csv or WFDB, or .ts of the regression archive): RR, HR and SpO2 from PPG and ECG."""
-    source = tser.needed(source)
-    found = tser.problems(source)
+    source = require_source(source)
+    found = tser.find_problems(source)
     tables_of: dict[str, dict[str, str]] = {}
     headers: dict[str, dict[str, str]] = {}
     for rel in [*source.files, *source.odd]:
@@ -116,52 +116,52 @@ def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Fin
     if found and names:
         text, action = f"{len(found)} problems in .ts files and {len(names)} recordings", "Give the folder of one form"
         raise usage_error(text, "expected one form of one data set", action)
-    yield from tser.others(source, {**found, **tables_of, **headers}, LAYOUT)
+    yield from tser.report_unclaimed(source, {**found, **tables_of, **headers}, LAYOUT)
     if found:
-        yield from _problems(source, found)
-    placed = tser.ranked(SUBJECTS)
+        yield from _list_problem_units(source, found)
+    placed = tser.split_by_hash(SUBJECTS)
     for name in names:
         split = placed.get(name, "train")
         if "Signals" in tables_of.get(name, {}):
-            yield _tables(source, name, tables_of[name], split)
+            yield _make_csv_unit(source, name, tables_of[name], split)
         else:
-            yield _records(source, name, headers[name], split)
+            yield _make_wfdb_unit(source, name, headers[name], split)
     for name, files in tables_of.items():
         if name not in names:
             rel = next(iter(files.values()))
             fault = Finding(Reason.MISSING_SIGNAL_FILE, "there is no Signals file beside it", hint="Download it again", file=rel)
-            yield Unit(name=name, files=tuple(files.values()), read=None, findings=(fault,))
+            yield IngestUnit(name=name, files=tuple(files.values()), read=None, findings=(fault,))
 
 
-def _problems(source: Source, found: dict[str, dict[str, str]]) -> Iterator[Unit | Finding]:
+def _list_problem_units(source: Source, found: dict[str, dict[str, str]]) -> Iterator[IngestUnit | Finding]:
     """The problems in .ts files; their recordings are the same, so they are split together."""
-    layouts: dict[str, tser.Layout] = {}
+    layouts: dict[str, tser.TserLayout] = {}
     for problem, files in found.items():
         named = PROBLEM.fullmatch(problem)
         if named is None:
             text = f"the problem {safe_text(PurePosixPath(problem).name)}"
             wanted = "expected BIDMC32RR, BIDMC32HR, BIDMC32SpO2"
             raise usage_error(text, wanted, file=next(iter(files.values())))
-        channels = tuple(tser.Channel(name, RATE, "", 4000) for name in NEEDED)
-        layouts[problem] = tser.Layout(target=named[1].lower(), channels=channels, subject="bidmc", windows=True)
+        channels = tuple(tser.TserChannel(name, RATE, "", 4000) for name in NEEDED)
+        layouts[problem] = tser.TserLayout(target=named[1].lower(), channels=channels, subject="bidmc", windows=True)
     if len({layout.target for layout in layouts.values()}) < len(layouts):
         raise usage_error("one of the problems is there twice", hint="Give the folder of one copy")
-    yield from tser.units(source, found, layouts)
+    yield from tser.list_units(source, found, layouts)
 
 
 # --- PhysioNet: csv
 
 
-def _tables(source: Source, name: str, files: dict[str, str], split: str) -> Unit:
+def _make_csv_unit(source: Source, name: str, files: dict[str, str], split: str) -> IngestUnit:
     """The recording `name` from its csv files."""
     faults = tuple(source.odd[rel] for rel in files.values() if rel in source.odd)
     ordered = tuple(files[kind] for kind in KINDS if kind in files)
     if faults:
-        return Unit(name=name, files=ordered, read=None, findings=faults)
+        return IngestUnit(name=name, files=ordered, read=None, findings=faults)
     paths: dict[str, tuple[Path, str]] = {
         kind: (source.path(files[kind]), files[kind]) for kind in ("Signals", "Breaths", "Numerics") if kind in files
     }
-    return Unit(name=name, files=ordered, read=partial(read_tables, name, paths, split))
+    return IngestUnit(name=name, files=ordered, read=partial(read_tables, name, paths, split))
 
 
 def read_tables(name: str, files: dict[str, tuple[Path, str]], split: str) -> Record:
@@ -171,42 +171,42 @@ def read_tables(name: str, files: dict[str, tuple[Path, str]], split: str) -> Re
         UserError: what is wrong with a table: schema, sampling_rate, row_width, not_numeric and so on.
     """
     path, rel = files["Signals"]
-    with located(rel):
-        columns, values = _columns(path, "Time [s]", "Time")
+    with locate_errors(rel):
+        columns, values = _read_columns(path, "Time [s]", "Time")
         rows = len(values[0])
         late = np.abs(values[0] - values[0][0] - np.arange(rows) / RATE).max()
         if late > 0.75 / RATE:  # the official files round the times to a hundredth of a second
             text = f"{rows} rows whose times do not run at {RATE:g} Hz"
             raise input_error(Reason.SAMPLING_RATE, text, f"expected a row every {1 / RATE:g} s", field="Time [s]")
-        signals = [_signal(label, "", values[i]) for i, label in enumerate(columns) if i > 0]
+        signals = [_make_signal(label, "", values[i]) for i, label in enumerate(columns) if i > 0]
     seconds = rows / RATE
     labels: dict[str, np.ndarray] = {}
     findings: list[Finding] = []
     if "Breaths" in files:
-        with located(files["Breaths"][1]):
-            labels["rr"] = by_breaths(_breaths(files["Breaths"][0]), seconds)
+        with locate_errors(files["Breaths"][1]):
+            labels["rr"] = compute_breathing_rates(_read_breaths(files["Breaths"][0]), seconds)
     if "Numerics" in files:
-        with located(files["Numerics"][1]):
-            columns, values = _columns(files["Numerics"][0], "Time [s]", "Time")
-            labels |= by_numbers({label: values[i] for i, label in enumerate(columns)}, values[0], seconds)
-    return _record(name, signals, labels, split, rel, findings)
+        with locate_errors(files["Numerics"][1]):
+            columns, values = _read_columns(files["Numerics"][0], "Time [s]", "Time")
+            labels |= average_numbers({label: values[i] for i, label in enumerate(columns)}, values[0], seconds)
+    return _make_record(name, signals, labels, split, rel, findings)
 
 
-def _columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]]:
+def _read_columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]]:
     """Names and values (float64, NaN where a cell is empty or NaN) of a table of numbers, the column of times first."""
-    names = tables.names(path)
+    names = tables.read_names(path)
     clock = next((name for name in clocks if name in names), None)
     if clock is None or len(set(names)) < len(names):
         wanted = f"expected {clocks[0]} and channels of different names"
         raise input_error(Reason.SCHEMA, f"has the columns {', '.join(map(safe_text, names[:12]))}", wanted, field=clocks[0])
     order = [clock, *(name for name in names if name and name != clock)]
     cells: array[float] = array("d")
-    for row in tables.rows(path, order):
+    for row in tables.read_rows(path, order):
         if isinstance(row, Finding):
             raise input_error(row.code, row.problem, "a lost row would shift what follows", row=row.row)
         for label, cell in zip(order, row.cells, strict=True):
             try:
-                value = None if cell.strip().lower() == "nan" else tables.number(cell)
+                value = None if cell.strip().lower() == "nan" else tables.parse_number(cell)
             except UserError as error:
                 raise input_error(
                     error.code, f"the cell of row {row.row} {error.problem}", error.requirement, field=label, row=row.row
@@ -218,15 +218,15 @@ def _columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]]:
     return order, list(np.ascontiguousarray(table.T))
 
 
-def _breaths(path: Path) -> list[np.ndarray]:
+def _read_breaths(path: Path) -> list[np.ndarray]:
     """Sample numbers of the breaths that each person marked, in seconds."""
-    names = tables.names(path)
+    names = tables.read_names(path)
     people: list[list[float]] = [[] for _ in names]
-    for row in tables.rows(path, names):
+    for row in tables.read_rows(path, names):
         if isinstance(row, Finding):
             raise input_error(row.code, row.problem, row.requirement, row=row.row)
         for place, cell in zip(people, row.cells, strict=True):
-            value = tables.number(cell)
+            value = tables.parse_number(cell)
             if value is not None:  # one person may have marked fewer
                 place.append(value / RATE)
     return [np.sort(np.array(times)) for times in people]
@@ -235,54 +235,54 @@ def _breaths(path: Path) -> list[np.ndarray]:
 # --- PhysioNet: WFDB
 
 
-def _records(source: Source, name: str, files: dict[str, str], split: str) -> Unit:
+def _make_wfdb_unit(source: Source, name: str, files: dict[str, str], split: str) -> IngestUnit:
     """The recording `name` from its WFDB records."""
     held: list[str] = []
     try:
         for rel in files.values():
-            with located(rel):
+            with locate_errors(rel):
                 held += wfdb.read_header(rel, source, needed=()).files
     except UserError as error:
-        return Unit(name=name, files=tuple(files.values()), read=None, findings=(error.finding,))
+        return IngestUnit(name=name, files=tuple(files.values()), read=None, findings=(error.finding,))
     own = replace(source, files={rel: source.files[rel] for rel in held}, odd={})
-    return Unit(name=name, files=tuple(dict.fromkeys(held)), read=partial(read_records, name, own, files, split))
+    return IngestUnit(name=name, files=tuple(dict.fromkeys(held)), read=partial(read_records, name, own, files, split))
 
 
 def read_records(name: str, source: Source, files: dict[str, str], split: str) -> Record:
     """One recording from its record of signals and, where it is there, that of the monitor's numbers."""
     rel = files["signals"]
-    found = wfdb.read(rel, source, needed=())
+    found = wfdb.read_recording(rel, source, needed=())
     findings = [finding.at(rel) for finding in found.findings]
-    with located(rel):
+    with locate_errors(rel):
         if any(abs(signal.rate - RATE) > 1e-6 or signal.onset for signal in found.signals):
             raise input_error(Reason.SAMPLING_RATE, "the signals are not in one piece at one rate", f"expected {RATE:g} Hz")
-    signals = [signal._replace(channel=_named(signal.channel)) for signal in found.signals]
+    signals = [signal._replace(channel=_channel_name(signal.channel)) for signal in found.signals]
     seconds = max(len(signal.samples) for signal in signals) / RATE
     labels: dict[str, np.ndarray] = {}
     if "numerics" in files:
-        numbers = wfdb.read(files["numerics"], source, needed=())
+        numbers = wfdb.read_recording(files["numerics"], source, needed=())
         findings += [finding.at(files["numerics"]) for finding in numbers.findings]
         columns = {s.channel.strip(" ,"): s.samples.astype(np.float64) * s.scale + s.offset for s in numbers.signals}
         clock = np.arange(max(map(len, columns.values()))) / numbers.signals[0].rate
-        labels = by_numbers({label: values for label, values in columns.items() if len(values) == len(clock)}, clock, seconds)
-    return _record(name, signals, labels, split, rel, findings)
+        labels = average_numbers({label: values for label, values in columns.items() if len(values) == len(clock)}, clock, seconds)
+    return _make_record(name, signals, labels, split, rel, findings)
 
 
 # --- what the forms share
 
 
-def _named(label: str) -> str:
+def _channel_name(label: str) -> str:
     """A channel's name: PhysioNet's headers end the labels with a comma."""
     label = label.strip(" ,")
     return LEADS.get(label.upper(), label)
 
 
-def _signal(label: str, unit: str, values: np.ndarray) -> Signal:
+def _make_signal(label: str, unit: str, values: np.ndarray) -> Signal:
     with np.errstate(over="ignore"):
-        return Signal(_named(label), RATE, unit, values.astype(np.float32))
+        return Signal(_channel_name(label), RATE, unit, values.astype(np.float32))
 
 
-def _record(name: str, signals: list[Signal], labels: dict[str, np.ndarray], split: str, rel: str, findings: list[Finding]) -> Record:
+def _make_record(name: str, signals: list[Signal], labels: dict[str, np.ndarray], split: str, rel: str, findings: list[Finding]) -> Record:
     """The recording, with its labels as channels whose values belong to the 32 s that follow."""
     channels = [signal.channel for signal in signals]
     if len(set(channels)) < len(channels):
@@ -303,12 +303,12 @@ def _record(name: str, signals: list[Signal], labels: dict[str, np.ndarray], spl
     return Record(recording_id=name, subject_id=name, signals=[*signals, *clocks], attributes={"split": split}, findings=findings)
 
 
-def starts(seconds: float) -> np.ndarray:
+def window_starts(seconds: float) -> np.ndarray:
     """Beginnings of the windows in seconds: every 3 s, as long as 32 s follow."""
     return np.arange(max(0, int((seconds - WINDOW) / STEP + 1e-6) + 1)) * STEP
 
 
-def by_numbers(columns: dict[str, np.ndarray], clock: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
+def average_numbers(columns: dict[str, np.ndarray], clock: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
     """Mean of the plausible numbers of each window, NaN where fewer than half of its seconds have one.
 
     Args:
@@ -322,16 +322,16 @@ def by_numbers(columns: dict[str, np.ndarray], clock: np.ndarray, seconds: float
         if key is not None:
             low, high = PLAUSIBLE[key]
             known = np.isfinite(values) & (values >= low) & (values <= high)
-            inside = [known & (clock >= t) & (clock < t + WINDOW) for t in starts(seconds)]
+            inside = [known & (clock >= t) & (clock < t + WINDOW) for t in window_starts(seconds)]
             out[key] = np.array([values[rows].mean() if 2 * rows.sum() >= WINDOW else np.nan for rows in inside])
     return out
 
 
-def by_breaths(people: Sequence[np.ndarray], seconds: float) -> np.ndarray:
+def compute_breathing_rates(people: Sequence[np.ndarray], seconds: float) -> np.ndarray:
     """Respiratory rate of each window, a minute: from the first to the last breath in it, the mean of the people who marked two or more."""
     low, high = PLAUSIBLE["rr"]
     out = []
-    for t in starts(seconds):
+    for t in window_starts(seconds):
         rates = []
         for times in people:
             inside = times[(times >= t) & (times < t + WINDOW)]

@@ -16,9 +16,9 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import wfdb
-from bitimely_core.formats.source import Source, located
+from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Record, Unit
+from bitimely_core.types import IngestUnit, Record
 
 RATE = 4000.0  # Hz
 CHANNEL = "EMG"
@@ -63,7 +63,7 @@ NOTICE = (
         },
     )
 )
-def emg(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+def emg(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
     """EMG examples (PhysioNet emgdb): three recordings, one a class."""
     if source is None:
         raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
@@ -84,18 +84,18 @@ def emg(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Findi
         if rel not in found:
             yield Finding(Reason.FILE_NAME, "is no record of this data set", "it is not read", level="warning", file=rel)
     for rel in found:
-        yield _unit(source, rel, keep_dates=bool(options.get("keep_dates")), keep_phi=bool(options.get("keep_phi")))
+        yield _make_unit(source, rel, keep_dates=bool(options.get("keep_dates")), keep_phi=bool(options.get("keep_phi")))
 
 
-def _unit(source: Source, rel: str, *, keep_dates: bool, keep_phi: bool) -> Unit:
+def _make_unit(source: Source, rel: str, *, keep_dates: bool, keep_phi: bool) -> IngestUnit:
     """The record whose header is `rel`."""
     whole = rel.removesuffix(".hea")
     files = tuple(name for name in (rel, f"{whole}.dat") if name in source.files or name in source.odd)
     faults = tuple(source.odd[name] for name in files if name in source.odd)
     if faults:
-        return Unit(name=whole, files=files, read=None, findings=faults)
+        return IngestUnit(name=whole, files=files, read=None, findings=faults)
     own = Source(source.root, {name: source.files[name] for name in files}, {})
-    return Unit(name=whole, files=files, read=partial(read_record, own, rel, keep_dates=keep_dates, keep_phi=keep_phi))
+    return IngestUnit(name=whole, files=files, read=partial(read_record, own, rel, keep_dates=keep_dates, keep_phi=keep_phi))
 
 
 def read_record(source: Source, rel: str, *, keep_dates: bool = False, keep_phi: bool = False) -> Record:
@@ -110,10 +110,10 @@ def read_record(source: Source, rel: str, *, keep_dates: bool = False, keep_phi:
     Raises:
         UserError: what keeps the recording out of the cache.
     """
-    found = wfdb.read(rel, source, needed=(CHANNEL,), keep_phi=keep_phi)
+    found = wfdb.read_recording(rel, source, needed=(CHANNEL,), keep_phi=keep_phi)
     name = PurePosixPath(rel).stem
     findings = list(found.findings)
-    with located(rel):
+    with locate_errors(rel):
         signals = [signal for signal in found.signals if signal.channel.upper() == CHANNEL]
         if not signals:
             text, wanted = f"has no signal {CHANNEL}", f"found {', '.join(safe_text(signal.channel) for signal in found.signals[:12])}"

@@ -19,9 +19,9 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error
 from bitimely_core.formats import tables
-from bitimely_core.formats.source import Source, located
+from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Record, Records, Rows, Signal, Unit
+from bitimely_core.types import IngestUnit, Record, Records, Signal, SourceRows
 
 TABLE = "data.csv"
 SAMPLES = 178
@@ -79,7 +79,7 @@ RULES = {
         rules=RULES,
     )
 )
-def epilepsy(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+def epilepsy(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
     """Epileptic Seizure Recognition (UCI): 11,500 seconds of EEG in five conditions."""
     if source is None:
         raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
@@ -89,17 +89,17 @@ def epilepsy(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | 
         text = f"{TABLE} is there {len(found)} times" if found else f"no {TABLE} among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, "expected one", action)
     for rel in source.files:
-        if rel not in found and PurePosixPath(rel).suffix.lower() in {".csv", ".parquet", ".tsv", ".txt"} and not _official(rel):
+        if rel not in found and PurePosixPath(rel).suffix.lower() in {".csv", ".parquet", ".tsv", ".txt"} and not _is_official(rel):
             text, wanted = f"is not {TABLE}", "it is not read"
             yield Finding(Reason.FILE_NAME, text, wanted, level="warning", file=rel)
     rel = found[0]
     if rel in source.odd:
-        yield Unit(name=rel, files=(rel,), read=None, findings=(source.odd[rel],))
+        yield IngestUnit(name=rel, files=(rel,), read=None, findings=(source.odd[rel],))
     else:
-        yield Unit(name=rel, files=(rel,), read=partial(read_table, source.path(rel), rel))
+        yield IngestUnit(name=rel, files=(rel,), read=partial(read_table, source.path(rel), rel))
 
 
-def _official(rel: str) -> bool:
+def _is_official(rel: str) -> bool:
     return PurePosixPath(rel).name.upper().startswith(("SHA256SUMS", "README", "LICENSE"))
 
 
@@ -114,41 +114,41 @@ def read_table(path: Path, rel: str) -> Records:
         UserError: header or schema where columns are missing, identifier where the ids are no ids, label where no label is one, and as
             `tables.rows`.
     """
-    with located(rel):
-        key = _id_column(tables.names(path))
+    with locate_errors(rel):
+        key = _find_id_column(tables.read_names(path))
         records: list[Record] = []
         faults: list[Finding] = []
         seen = 0
-        for item in tables.rows(path, (key, LABEL, *VALUES), key=(key,)):
+        for item in tables.read_rows(path, (key, LABEL, *VALUES), key=(key,)):
             seen += 1
-            found = item if isinstance(item, Finding) else _record(item, key)
+            found = item if isinstance(item, Finding) else _parse_row(item, key)
             if isinstance(found, Finding):
                 faults.append(replace(found, field=found.field or ("id" if found.field == "" else None)))
             else:
                 records.append(found)
-        counted = tables.count(path)
+        counted = tables.count_rows(path)
         if counted != seen:
             raise input_error(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", "expected the same number")
-        findings = tables.gathered(faults)
+        findings = tables.group_findings(faults)
         if not records:
-            raise _nothing(findings, seen)
+            raise _no_rows_error(findings, seen)
     quarantined = Counter(str(fault.code) for fault in faults if fault.level == "error")
     dropped = Counter(str(fault.code) for fault in faults if fault.level != "error")
     return Records(
         records=records,
-        rows=[Rows(file=rel, kind="segments", seen=seen, dropped=dict(dropped), quarantined=dict(quarantined))],
-        findings=[finding.at(rel) for finding in (*findings, *_torn(records))],
+        rows=[SourceRows(file=rel, kind="segments", seen=seen, dropped=dict(dropped), quarantined=dict(quarantined))],
+        findings=[finding.at(rel) for finding in (*findings, *_report_mixed_segments(records))],
     )
 
 
-def _nothing(findings: list[Finding], seen: int) -> UserError:
+def _no_rows_error(findings: list[Finding], seen: int) -> UserError:
     """Why a table without a usable row is refused."""
     worst = max(findings, key=lambda finding: finding.count, default=Finding(Reason.EMPTY_FILE, "has no rows"))
     text = f"no row of {seen} can be used: {worst.problem}"
     return input_error(worst.code, text, worst.requirement, field=worst.field, row=worst.row)
 
 
-def _id_column(names: tuple[str, ...]) -> str:
+def _find_id_column(names: tuple[str, ...]) -> str:
     """The column that is no value and no label.
 
     Raises:
@@ -165,7 +165,7 @@ def _id_column(names: tuple[str, ...]) -> str:
     return other[0]
 
 
-def _record(row: tables.Row, key: str) -> Record | Finding:
+def _parse_row(row: tables.TableRow, key: str) -> Record | Finding:
     """One chunk, or why it is left out."""
     name, label, *cells = row.cells
     place = ID.fullmatch(name.strip())
@@ -174,11 +174,11 @@ def _record(row: tables.Row, key: str) -> Record | Finding:
         return Finding(Reason.IDENTIFIER, text, "it says which rows belong together", field=key or "id", row=row.row)
     number = None
     with suppress(UserError):
-        number = tables.integer(label)
+        number = tables.parse_integer(label)
     if number not in CONDITIONS:
         text, wanted = f"the one of row {row.row} is no class", f"expected {', '.join(map(str, CONDITIONS))}"
         return Finding(Reason.LABEL, text, wanted, field=LABEL, row=row.row)
-    values = tables.numbers(tables.Row(row.row, tuple(cells)), VALUES)
+    values = tables.parse_numbers(tables.TableRow(row.row, tuple(cells)), VALUES)
     if isinstance(values, Finding):
         return values
     largest = np.abs(values).max()
@@ -191,7 +191,7 @@ def _record(row: tables.Row, key: str) -> Record | Finding:
     return Record(recording_id=place[0], subject_id=place[2], signals=[signal], attributes=attributes)
 
 
-def _torn(records: list[Record]) -> list[Finding]:
+def _report_mixed_segments(records: list[Record]) -> list[Finding]:
     """A warning for segments whose chunks have different classes: official ones have one."""
     classes: dict[str, set[str]] = {}
     for record in records:

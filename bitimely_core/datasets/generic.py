@@ -25,18 +25,19 @@ from pydantic import Field
 
 from bitimely_core.config import Section, read_toml, validate
 from bitimely_core.datasets import tser
-from bitimely_core.datasets.tser import needed, others
+from bitimely_core.datasets.tser import report_unclaimed
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import edf as format_edf
 from bitimely_core.formats import tables
 from bitimely_core.formats import wfdb as format_wfdb
-from bitimely_core.formats.source import Source, located
+from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.text import sanitize_label
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Annotation, Record, Records, Rows, Signal, Unit
+from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, SourceRows
 
 Format = Literal["edf", "wfdb", "table", "npy", "mne"]
 
-ENDINGS: dict[str, Format] = {
+SUFFIXES: dict[str, Format] = {
     ".edf": "edf",
     ".bdf": "edf",
     ".hea": "wfdb",
@@ -58,21 +59,21 @@ BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
 VOLTS = {"v": 1.0, "mv": 1e-3, "uv": 1e-6, "\u00b5v": 1e-6, "\u03bcv": 1e-6, "nv": 1e-9}
 ELECTRIC = {"eeg", "eog", "ecg", "emg", "seeg", "ecog", "dbs", "bio"}  # kinds of channel that mne gives in volts
-NOTHING = {"", "n/a", "na", "nan"}
-NO_NUMBER = "nan"  # of a row of numbers whose cell is empty
+EMPTY_CELLS = {"", "n/a", "na", "nan"}
+EMPTY_NUMBER = "nan"  # of a row of numbers whose cell is empty
 
 
 # --- the mapping file
 
 
-class ChannelOf(Section):
+class ChannelRule(Section):
     """A channel: its name in the cache and its unit."""
 
     name: str
     unit: str = ""
 
 
-class FilesOf(Section):
+class FileRule(Section):
     """[[files]]: a group of files and what they do not say themselves."""
 
     pattern: str = "*"  # of the path relative to the source; * also stands for folders
@@ -82,7 +83,9 @@ class FilesOf(Section):
     label: str = ""
     rate: float | None = Field(None, gt=0)  # Hz: of tables and npy; other formats are compared with it
     unit: str = ""
-    channels: tuple[str, ...] | dict[str, str | ChannelOf] = ()  # () all; names as in the file, or name in the file -> name or {name, unit}
+    channels: (
+        tuple[str, ...] | dict[str, str | ChannelRule]
+    ) = ()  # () all; names as in the file, or name in the file -> name or {name, unit}
     time: str = ""  # column with seconds, of tables
     series: str = ""  # pattern of columns: each row is a recording of one channel, with these columns as its samples in their order
     id_column: str = ""  # of such rows; else they are numbered
@@ -92,7 +95,7 @@ class FilesOf(Section):
     delimiter: str = ","
 
 
-class TableOf(Section):
+class TableRule(Section):
     """[table]: a table with one row a recording (`file`) or a subject (`subject` alone)."""
 
     path: str
@@ -104,7 +107,7 @@ class TableOf(Section):
     delimiter: str = ","
 
 
-class EventsOf(Section):
+class AnnotationRule(Section):
     """[annotations]: a table with one row an annotation, a text or a number."""
 
     path: str
@@ -116,17 +119,17 @@ class EventsOf(Section):
     delimiter: str = ","
 
 
-class Map(Section):
+class RecordingMap(Section):
     """The mapping file."""
 
-    files: tuple[FilesOf, ...] = (FilesOf(),)
-    table: TableOf | None = None
-    annotations: EventsOf | None = None
+    files: tuple[FileRule, ...] = (FileRule(),)
+    table: TableRule | None = None
+    annotations: AnnotationRule | None = None
     labels: dict[str, str] | None = None  # text of an annotation -> class; other texts are counted and left out
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class RecordingInfo:
     """What is known of one recording beside its file. `channels`: name in the file -> name, unit."""
 
     recording_id: str
@@ -182,7 +185,7 @@ LABELLED = {
 }
 
 
-def _facts(title: str, layout: str, views: dict[str, View], options: dict[str, Any] | None = None) -> DatasetFacts:
+def _make_facts(title: str, layout: str, views: dict[str, View], options: dict[str, Any] | None = None) -> DatasetFacts:
     return DatasetFacts(
         title=title,
         views=views,
@@ -197,20 +200,20 @@ def _facts(title: str, layout: str, views: dict[str, View], options: dict[str, A
 
 
 @datasets(
-    _facts(
+    _make_facts(
         "Your own recordings, with a mapping file where the files do not say enough",
         "any folders of recordings, with --map FILE.toml where the files do not say who, how fast and what; a BIDS folder as it is",
         OPEN | LABELLED,
         {"map": None},
     )
 )
-def generic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
+def generic(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding | SourceRows]:
     """Your own files: EDF, BDF, WFDB, csv, Parquet, npy (--map), BrainVision, EEGLAB, GDF, FIF, or a BIDS folder."""
     path = options.get("map")
     if path is None:
-        yield from _listed(needed(source), Map(), ("edf", "wfdb", "mne"), options)
+        yield from _list_units(require_source(source), RecordingMap(), ("edf", "wfdb", "mne"), options)
         return
-    chosen = validate(Map, read_toml(Path(path)), str(path))
+    chosen = validate(RecordingMap, read_toml(Path(path)), str(path))
     for i, files in enumerate(chosen.files):
         try:
             re.compile(files.match)
@@ -218,59 +221,61 @@ def generic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | F
             raise usage_error(
                 f"found {safe_text(files.match)}", f"expected a regular expression ({error})", file=str(path), field=f"files.{i}.match"
             ) from None
-    yield from _listed(needed(source), chosen, ("edf", "wfdb", "table", "npy", "mne"), options)
+    yield from _list_units(require_source(source), chosen, ("edf", "wfdb", "table", "npy", "mne"), options)
 
 
-@datasets(_facts("Recordings in EDF, EDF+ or BDF files", "any folders of .edf and .bdf files", OPEN))
-def edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
+@datasets(_make_facts("Recordings in EDF, EDF+ or BDF files", "any folders of .edf and .bdf files", OPEN))
+def edf(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding | SourceRows]:
     """All .edf and .bdf files of a folder, one recording each."""
-    yield from _listed(needed(source), Map(), ("edf",), options)
+    yield from _list_units(require_source(source), RecordingMap(), ("edf",), options)
 
 
-@datasets(_facts("Recordings in WFDB format", "any folders of .hea files with their signal files", OPEN))
-def wfdb(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding | Rows]:
+@datasets(_make_facts("Recordings in WFDB format", "any folders of .hea files with their signal files", OPEN))
+def wfdb(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding | SourceRows]:
     """All WFDB records of a folder, single and multi-segment, one recording each."""
-    yield from _listed(needed(source), Map(), ("wfdb",), options)
+    yield from _list_units(require_source(source), RecordingMap(), ("wfdb",), options)
 
 
-def _listed(source: Source, chosen: Map, formats: tuple[Format, ...], options: Mapping[str, Any]) -> Iterator[Unit | Finding | Rows]:
+def _list_units(
+    source: Source, chosen: RecordingMap, formats: tuple[Format, ...], options: Mapping[str, Any]
+) -> Iterator[IngestUnit | Finding | SourceRows]:
     """The units of a folder, what is said about the whole, and the account of its tables."""
     bids = any(name in source.files for name in ("participants.tsv", "dataset_description.json"))
     skipped = {table.path for table in (chosen.table, chosen.annotations) if table}
     derived = {rel for rel in source.files if bids and rel.startswith(DERIVED)}
-    found: dict[str, tuple[Format, FilesOf]] = {}
+    found: dict[str, tuple[Format, FileRule]] = {}
     for rel in [*source.files, *source.odd]:
         if rel in skipped | derived or (bids and PurePosixPath(rel).suffix == ".tsv"):
             continue
         files = next((files for files in chosen.files if fnmatch.fnmatchcase(rel, files.pattern)), None)
-        kind = files and (files.format or ENDINGS.get(_ending(rel)))
+        kind = files and (files.format or SUFFIXES.get(_file_suffix(rel)))
         if files and kind in formats:
             found[rel] = (kind, files)
-    segments = _segments(source, [rel for rel, (kind, _) in found.items() if kind == "wfdb"])
+    segments = _find_segments(source, [rel for rel, (kind, _) in found.items() if kind == "wfdb"])
     found = {rel: what for rel, what in found.items() if rel not in segments}
-    names = _names(list(found))
-    rows, tabled = _table(source, chosen.table) if chosen.table else _participants(source) if bids else ([], {})
+    names = _name_units(list(found))
+    rows, tabled = _read_attributes(source, chosen.table) if chosen.table else _read_participants(source) if bids else ([], {})
     yield from rows
-    rows, events = _events(source, chosen.annotations) if chosen.annotations else ([], {})
+    rows, events = _read_annotations(source, chosen.annotations) if chosen.annotations else ([], {})
     yield from rows
-    units: list[Unit] = []
-    told: dict[str, Told] = {}
+    units: list[IngestUnit] = []
+    told: dict[str, RecordingInfo] = {}
     for rel, (kind, files) in found.items():
         if rel in source.odd:
-            units.append(Unit(name=names[rel], files=(rel,), read=None, findings=(source.odd[rel],)))
+            units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(source.odd[rel],)))
             continue
-        about = told[rel] = _told(rel, names[rel], files, chosen, tabled, events, options)
+        about = told[rel] = describe_recording(rel, names[rel], files, chosen, tabled, events, options)
         try:
-            units.append(_unit(source, rel, kind, about, bids=bids))
+            units.append(_make_unit(source, rel, kind, about, bids=bids))
         except UserError as error:
-            units.append(Unit(name=names[rel], files=(rel,), read=None, findings=(error.finding.at(rel),)))
+            units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(error.finding.at(rel),)))
     taken = {rel: rel for unit in units for rel in unit.files} | {rel: rel for rel in segments | skipped | derived}
-    yield from others(source, {"": taken}, LAYOUT)
-    yield from _matched(told, tabled, events)
+    yield from report_unclaimed(source, {"": taken}, LAYOUT)
+    yield from _report_unmatched(told, tabled, events)
     yield from units
 
 
-def _matched(told: Mapping[str, Told], tabled: Mapping[str, Any], events: Mapping[str, Any]) -> Iterator[Finding]:
+def _report_unmatched(told: Mapping[str, RecordingInfo], tabled: Mapping[str, Any], events: Mapping[str, Any]) -> Iterator[Finding]:
     """What the recordings lack: subjects, rows of the tables."""
     alone = [rel for rel, about in told.items() if about.subject_id == about.recording_id and not about.series]
     if len(told) > 1 and alone:
@@ -278,63 +283,63 @@ def _matched(told: Mapping[str, Told], tabled: Mapping[str, Any], events: Mappin
         action = "Give --map (generic) with a match or a table where some are of one person"
         wanted = "recordings of one person in two splits make scores optimistic"
         yield Finding(Reason.IDENTIFIER, text, wanted, action, level="warning", file=alone[0], count=len(alone))
-    keys = {key for rel, about in told.items() for key in (*_keys(rel), about.subject_id)}
+    keys = {key for rel, about in told.items() for key in (*_recording_keys(rel), about.subject_id)}
     for what, table in (("the table", tabled), ("the table of annotations", events)):
         if extra := [key for key in table if key not in keys]:
             text = f"{len(extra)} recordings or subjects of {what} have no file here"
             yield Finding(Reason.UNMATCHED_LABELS, text, "their rows are not used", level="warning", count=len(extra))
-    lacking = [rel for rel, about in told.items() if tabled and not {*_keys(rel), about.subject_id} & tabled.keys()]
+    lacking = [rel for rel, about in told.items() if tabled and not {*_recording_keys(rel), about.subject_id} & tabled.keys()]
     if lacking:
         text = f"{len(lacking)} recordings have no row in the table"
         yield Finding(Reason.UNMATCHED_LABELS, text, "they have no label", level="warning", file=lacking[0], count=len(lacking))
 
 
-def _ending(rel: str) -> str:
+def _file_suffix(rel: str) -> str:
     name = rel.lower()
     return next((end for end in (".csv.gz", ".fif.gz") if name.endswith(end)), PurePosixPath(name).suffix)
 
 
-def _stem(rel: str) -> str:
-    return rel[: len(rel) - len(_ending(rel))]
+def _strip_suffix(rel: str) -> str:
+    return rel[: len(rel) - len(_file_suffix(rel))]
 
 
-def _keys(rel: str) -> tuple[str, ...]:
+def _recording_keys(rel: str) -> tuple[str, ...]:
     """What a table may call a recording."""
-    return (_stem(rel), rel, PurePosixPath(_stem(rel)).name, PurePosixPath(rel).name)
+    return (_strip_suffix(rel), rel, PurePosixPath(_strip_suffix(rel)).name, PurePosixPath(rel).name)
 
 
-def _names(rels: list[str]) -> dict[str, str]:
+def _name_units(rels: list[str]) -> dict[str, str]:
     """File -> name of its unit: the path without ending, with it where two would be equal."""
-    often = Counter(_stem(rel) for rel in rels)
-    return {rel: _stem(rel) if often[_stem(rel)] == 1 else rel for rel in rels}
+    often = Counter(_strip_suffix(rel) for rel in rels)
+    return {rel: _strip_suffix(rel) if often[_strip_suffix(rel)] == 1 else rel for rel in rels}
 
 
-def _told(
+def describe_recording(
     rel: str,
     name: str,
-    files: FilesOf,
-    chosen: Map,
+    files: FileRule,
+    chosen: RecordingMap,
     tabled: Mapping[str, dict[str, Any]],
     events: Mapping[str, list[Annotation]],
     options: Mapping[str, Any],
-) -> Told:
+) -> RecordingInfo:
     """All that the map, its tables and the path say about a recording."""
     matched = re.search(files.match, rel) if files.match else None
     said = {key: value for key, value in (matched.groupdict() if matched else {}).items() if value is not None}
     bids = BIDS.search(rel)
     subject = said.get("subject") or files.subject or (bids[1] if bids else "")
-    row = next((tabled[key] for key in (*_keys(rel), subject) if key in tabled), {})
+    row = next((tabled[key] for key in (*_recording_keys(rel), subject) if key in tabled), {})
     subject = str(row.get("subject") or subject or name)
     attributes = {key: value for key, value in row.items() if key != "subject"}
     if label := said.get("label") or files.label:
         attributes.setdefault("label", label)
     if "value" in said:
-        with located(rel):
-            attributes.setdefault("value", tables.number(said["value"]))
+        with locate_errors(rel):
+            attributes.setdefault("value", tables.parse_number(said["value"]))
     channels = files.channels if isinstance(files.channels, dict) else {channel: channel for channel in files.channels}
-    noted = tuple(sorted(note for key in dict.fromkeys(_keys(rel)) for note in events.get(key, ())))
+    noted = tuple(sorted(note for key in dict.fromkeys(_recording_keys(rel)) for note in events.get(key, ())))
     numeric = chosen.annotations is not None and bool(chosen.annotations.value)
-    return Told(
+    return RecordingInfo(
         recording_id=name,
         subject_id=subject,
         attributes=attributes,
@@ -355,37 +360,46 @@ def _told(
             )
             if column
         },
-        delimiter="\t" if _ending(rel) == ".tsv" else files.delimiter,
+        delimiter="\t" if _file_suffix(rel) == ".tsv" else files.delimiter,
         keep_dates=bool(options.get("keep_dates")),
         keep_phi=bool(options.get("keep_phi")),
     )
 
 
-def _unit(source: Source, rel: str, kind: Format, told: Told, *, bids: bool) -> Unit:
+def _make_unit(source: Source, rel: str, kind: Format, told: RecordingInfo, *, bids: bool) -> IngestUnit:
     """One recording. Raises UserError for what is wrong with its header or with its events."""
     path = source.path(rel)
     files = [rel]
     if bids:
-        events = f"{rel[: len(_stem(rel))].rpartition('_')[0]}_events.tsv"
+        events = f"{rel[: len(_strip_suffix(rel))].rpartition('_')[0]}_events.tsv"
         if events in source.files:
             files.append(events)
-            told = replace(told, notes=(*told.notes, *_bids_events(source.path(events), events)))
+            told = replace(told, notes=(*told.notes, *_read_bids_events(source.path(events), events)))
     if kind == "wfdb":
-        with located(rel):
+        with locate_errors(rel):
             held = format_wfdb.read_header(rel, source, needed=tuple(told.channels)).files
         own = replace(source, files={name: source.files[name] for name in held}, odd={})
-        return Unit(name=told.recording_id, files=tuple(dict.fromkeys([*files, *held])), read=partial(read_wfdb, own, rel, told))
+        return IngestUnit(name=told.recording_id, files=tuple(dict.fromkeys([*files, *held])), read=partial(read_wfdb, own, rel, told))
     if kind == "npy" and told.rate is None:
         raise usage_error("has no sampling rate", "expected `rate` in [[files]] of the map")
     if kind == "mne":
-        files += [name for name in source.files if _stem(name) == _stem(rel) and _ending(name) in COMPANIONS.get(_ending(rel), ())]
+        files += [
+            name
+            for name in source.files
+            if _strip_suffix(name) == _strip_suffix(rel) and _file_suffix(name) in COMPANIONS.get(_file_suffix(rel), ())
+        ]
     if told.series:
-        return Unit(name=told.recording_id, files=tuple(files), read=partial(read_series, path, rel, told))
-    readers: dict[Format, Callable[[Path, str, Told], Record]] = {"edf": read_edf, "table": read_table, "npy": read_npy, "mne": read_mne}
-    return Unit(name=told.recording_id, files=tuple(files), read=partial(readers[kind], path, rel, told))
+        return IngestUnit(name=told.recording_id, files=tuple(files), read=partial(read_series, path, rel, told))
+    readers: dict[Format, Callable[[Path, str, RecordingInfo], Record]] = {
+        "edf": read_edf,
+        "table": read_table,
+        "npy": read_npy,
+        "mne": read_mne,
+    }
+    return IngestUnit(name=told.recording_id, files=tuple(files), read=partial(readers[kind], path, rel, told))
 
 
-def _segments(source: Source, headers: Iterable[str]) -> set[str]:
+def _find_segments(source: Source, headers: Iterable[str]) -> set[str]:
     """Header files that are segments of another record, or the layout of one."""
     found: set[str] = set()
     for rel in headers:
@@ -398,7 +412,7 @@ def _segments(source: Source, headers: Iterable[str]) -> set[str]:
                 if b"/" not in (first.split() or [b""])[0]:
                     continue
                 file.seek(0)
-                parsed = format_wfdb.parse_header(file.read(format_wfdb.MOST_HEADER + 1), PurePosixPath(rel).stem, needed=())
+                parsed = format_wfdb.parse_header(file.read(format_wfdb.MAX_HEADER + 1), PurePosixPath(rel).stem, needed=())
         except (OSError, UserError):  # its unit will say so
             continue
         folder = PurePosixPath(rel).parent
@@ -409,7 +423,7 @@ def _segments(source: Source, headers: Iterable[str]) -> set[str]:
 # --- tables beside the recordings
 
 
-def _table(source: Source, table: TableOf) -> tuple[list[Rows | Finding], dict[str, dict[str, Any]]]:
+def _read_attributes(source: Source, table: TableRule) -> tuple[list[SourceRows | Finding], dict[str, dict[str, Any]]]:
     """Recording or subject -> attributes (`subject`, `label`, `value`, others by their columns); the account of the rows.
 
     Raises:
@@ -423,10 +437,10 @@ def _table(source: Source, table: TableOf) -> tuple[list[Rows | Finding], dict[s
     out: dict[str, dict[str, Any]] = {}
     faults: list[Finding] = []
     dropped: Counter[str] = Counter()
-    with located(table.path):
+    with locate_errors(table.path):
         path = source.path(table.path)
         names = list(dict.fromkeys([key, *columns.values()]))
-        for row in tables.rows(path, names, key=[key], delimiter=table.delimiter):
+        for row in tables.read_rows(path, names, key=[key], delimiter=table.delimiter):
             if isinstance(row, Finding):
                 if row.level == "warning":
                     dropped[str(row.code)] += 1
@@ -435,92 +449,92 @@ def _table(source: Source, table: TableOf) -> tuple[list[Rows | Finding], dict[s
                 continue
             cells = {name: row.cells[names.index(column)].strip() for name, column in columns.items()}
             try:
-                value = tables.number(cells["value"]) if "value" in cells else None
+                value = tables.parse_number(cells["value"]) if "value" in cells else None
             except UserError as error:
                 faults.append(replace(error.finding, row=row.row, field=table.value, file=table.path, problem=f"the cell {error.problem}"))
                 continue
-            told: dict[str, Any] = {name: cell for name, cell in cells.items() if cell.lower() not in NOTHING and name != "value"}
+            told: dict[str, Any] = {name: cell for name, cell in cells.items() if cell.lower() not in EMPTY_CELLS and name != "value"}
             out[row.cells[names.index(key)].strip()] = told | ({} if value is None else {"value": value})
-        seen = tables.count(path, delimiter=table.delimiter)
-    account = Rows(file=table.path, seen=seen, dropped=dict(dropped), quarantined=dict(Counter(str(fault.code) for fault in faults)))
+        seen = tables.count_rows(path, delimiter=table.delimiter)
+    account = SourceRows(file=table.path, seen=seen, dropped=dict(dropped), quarantined=dict(Counter(str(fault.code) for fault in faults)))
     return [account, *faults[:20]], out
 
 
-def _participants(source: Source) -> tuple[list[Rows | Finding], dict[str, dict[str, Any]]]:
+def _read_participants(source: Source) -> tuple[list[SourceRows | Finding], dict[str, dict[str, Any]]]:
     """Age and sex of a BIDS folder's participants.tsv, where it has them."""
     rel = "participants.tsv"
     if rel not in source.files:
         return [], {}
-    with located(rel):
-        columns = tables.names(source.path(rel), delimiter="\t")
+    with locate_errors(rel):
+        columns = tables.read_names(source.path(rel), delimiter="\t")
     known = tuple(name for name in ("age", "sex") if name in columns)
-    table = TableOf(path=rel, subject="participant_id", attributes=known, delimiter="\t")
-    rows, found = _table(source, table)
+    table = TableRule(path=rel, subject="participant_id", attributes=known, delimiter="\t")
+    rows, found = _read_attributes(source, table)
     return rows, {key.removeprefix("sub-"): {**said, "subject": key.removeprefix("sub-")} for key, said in found.items()}
 
 
-def _events(source: Source, table: EventsOf) -> tuple[list[Rows | Finding], dict[str, list[Annotation]]]:
+def _read_annotations(source: Source, table: AnnotationRule) -> tuple[list[SourceRows | Finding], dict[str, list[Annotation]]]:
     """Recording -> annotations of the map's table; the account of the rows."""
     out: dict[str, list[Annotation]] = {}
     faults: list[Finding] = []
     empty = 0
     columns = [table.file, table.onset, table.value or table.label, *([table.duration] if table.duration else [])]
-    with located(table.path):
+    with locate_errors(table.path):
         path = source.path(table.path)
-        for row in tables.rows(path, columns, delimiter=table.delimiter):
-            note = row if isinstance(row, Finding) else _event(row, table)
+        for row in tables.read_rows(path, columns, delimiter=table.delimiter):
+            note = row if isinstance(row, Finding) else _parse_annotation(row, table)
             if isinstance(note, Finding):
                 faults.append(note.at(table.path))
             elif not isinstance(row, Finding):
                 out.setdefault(row.cells[0].strip(), []).append(note)
-                empty += bool(table.value) and note.label == NO_NUMBER
-        seen = tables.count(path, delimiter=table.delimiter)
+                empty += bool(table.value) and note.label == EMPTY_NUMBER
+        seen = tables.count_rows(path, delimiter=table.delimiter)
     if not table.duration:
-        out = {key: _until_next(notes) for key, notes in out.items()}
+        out = {key: _extend_to_next(notes) for key, notes in out.items()}
     if table.value:
-        out = {key: [note for note in notes if note.label != NO_NUMBER] for key, notes in out.items()}
+        out = {key: [note for note in notes if note.label != EMPTY_NUMBER] for key, notes in out.items()}
     dropped = {str(Reason.MISSING_VALUES): empty} if empty else {}
-    account = Rows(file=table.path, seen=seen, dropped=dropped, quarantined=dict(Counter(str(fault.code) for fault in faults)))
+    account = SourceRows(file=table.path, seen=seen, dropped=dropped, quarantined=dict(Counter(str(fault.code) for fault in faults)))
     return [account, *faults[:20]], out
 
 
-def _event(row: tables.Row, table: EventsOf) -> Annotation | Finding:
+def _parse_annotation(row: tables.TableRow, table: AnnotationRule) -> Annotation | Finding:
     """One row of the map's table. A number is kept as a text that reads back as the same; an empty one ends what held until there."""
     _, onset, text, *duration = row.cells
-    if table.value and text.strip().lower() in NOTHING:
-        text = NO_NUMBER
-    note = _note(row.row, onset, duration[0] if duration else "0", text)
-    if isinstance(note, Finding) or not table.value or text == NO_NUMBER:
+    if table.value and text.strip().lower() in EMPTY_CELLS:
+        text = EMPTY_NUMBER
+    note = _make_annotation(row.row, onset, duration[0] if duration else "0", text)
+    if isinstance(note, Finding) or not table.value or text == EMPTY_NUMBER:
         return note
     if duration and not note.duration:
         wanted = 'expected some seconds; with duration = "" in the map a number holds until the next row'
         return Finding(Reason.ANNOTATION_SYNTAX, f"row {row.row} lasts 0 s", wanted, field=table.duration, row=row.row)
     try:
-        return note._replace(label=repr(tables.number(text)))
+        return note._replace(label=repr(tables.parse_number(text)))
     except UserError as error:
         return replace(error.finding, row=row.row, field=table.value, problem=f"the cell of row {row.row} {error.problem}")
 
 
-def _until_next(notes: list[Annotation]) -> list[Annotation]:
+def _extend_to_next(notes: list[Annotation]) -> list[Annotation]:
     """Each lasts until the next one that begins later; the last ones have no end of their own."""
     begins = sorted({note.onset for note in notes})
     ends = dict(zip(begins, [*begins[1:], math.inf], strict=True))
     return [note._replace(duration=ends[note.onset] - note.onset) for note in notes]
 
 
-def _bids_events(path: Path, rel: str) -> list[Annotation]:
+def _read_bids_events(path: Path, rel: str) -> list[Annotation]:
     """Annotations of an events.tsv: trial_type, else value, is the text. Raises UserError for a faulty row."""
-    with located(rel):
-        columns = tables.names(path, delimiter="\t")
+    with locate_errors(rel):
+        columns = tables.read_names(path, delimiter="\t")
         text = next((name for name in ("trial_type", "value") if name in columns), None)
         if text is None:
             return []
         out = []
-        for row in tables.rows(path, ["onset", "duration", text], delimiter="\t"):
+        for row in tables.read_rows(path, ["onset", "duration", text], delimiter="\t"):
             note = (
                 row
                 if isinstance(row, Finding)
-                else _note(row.row, *(("0" if cell.strip().lower() in NOTHING else cell) for cell in row.cells))
+                else _make_annotation(row.row, *(("0" if cell.strip().lower() in EMPTY_CELLS else cell) for cell in row.cells))
             )
             if isinstance(note, Finding):
                 raise input_error(note.code, note.problem, note.requirement, field=note.field, row=note.row)
@@ -528,9 +542,9 @@ def _bids_events(path: Path, rel: str) -> list[Annotation]:
     return out
 
 
-def _note(row: int, onset: str, duration: str, label: str) -> Annotation | Finding:
+def _make_annotation(row: int, onset: str, duration: str, label: str) -> Annotation | Finding:
     try:
-        times = [tables.number(cell) or 0.0 for cell in (onset, duration)]
+        times = [tables.parse_number(cell) or 0.0 for cell in (onset, duration)]
     except UserError as error:
         return Finding(Reason.ANNOTATION_SYNTAX, f"onset or duration {error.problem}", "expected seconds", row=row)
     if times[1] < 0 or not label.strip():
@@ -541,37 +555,37 @@ def _note(row: int, onset: str, duration: str, label: str) -> Annotation | Findi
 # --- one recording
 
 
-def read_edf(path: Path, rel: str, told: Told) -> Record:
+def read_edf(path: Path, rel: str, told: RecordingInfo) -> Record:
     """A file in EDF, EDF+ or BDF. Raises UserError as `formats.edf.read`."""
-    with located(rel):
-        found = format_edf.read(path, needed=tuple(told.channels))
+    with locate_errors(rel):
+        found = format_edf.read_recording(path, needed=tuple(told.channels))
         if told.keep_phi:
             found = replace(found, header=format_edf.read_header(path, needed=tuple(told.channels), keep_phi=True))
     start = found.header.start
     begin = start + timedelta(seconds=found.origin) if start else None
-    return _record(rel, told, found.signals, found.annotations, found.findings, begin, found.header.phi)
+    return _make_record(rel, told, found.signals, found.annotations, found.findings, begin, found.header.phi)
 
 
-def read_wfdb(source: Source, rel: str, told: Told) -> Record:
+def read_wfdb(source: Source, rel: str, told: RecordingInfo) -> Record:
     """A WFDB record with its segments. Raises UserError as `formats.wfdb.read`."""
-    found = format_wfdb.read(rel, source, needed=tuple(told.channels), keep_phi=told.keep_phi)
+    found = format_wfdb.read_recording(rel, source, needed=tuple(told.channels), keep_phi=told.keep_phi)
     phi = {"comments": "\n".join(found.header.comments)} if found.header.comments else {}
-    return _record(rel, told, found.signals, [], found.findings, found.header.start, phi)
+    return _make_record(rel, told, found.signals, [], found.findings, found.header.start, phi)
 
 
-def read_table(path: Path, rel: str, told: Told) -> Record:
+def read_table(path: Path, rel: str, told: RecordingInfo) -> Record:
     """A csv or Parquet table with a column a channel and a row a sample; empty cells are missing values."""
-    with located(rel):
-        columns = tables.names(path, delimiter=told.delimiter)
+    with locate_errors(rel):
+        columns = tables.read_names(path, delimiter=told.delimiter)
         wanted = list(told.channels) or [name for name in columns if name and name != told.time]
         order = [*([told.time] if told.time else []), *wanted]
         cells: array[float] = array("d")
-        for row in tables.rows(path, order, delimiter=told.delimiter):
+        for row in tables.read_rows(path, order, delimiter=told.delimiter):
             if isinstance(row, Finding):
                 raise input_error(row.code, row.problem, "a lost row would shift what follows", row=row.row)
             for name, cell in zip(order, row.cells, strict=True):
                 try:
-                    value = None if cell.strip().lower() in NOTHING else tables.number(cell)
+                    value = None if cell.strip().lower() in EMPTY_CELLS else tables.parse_number(cell)
                 except UserError as error:
                     raise input_error(
                         error.code, f"the cell of row {row.row} {error.problem}", error.requirement, field=name, row=row.row
@@ -580,21 +594,21 @@ def read_table(path: Path, rel: str, told: Told) -> Record:
         values = np.frombuffer(cells, np.float64).reshape(-1, len(order)) if len(cells) else np.zeros((0, len(order)))
         if not len(values):
             raise input_error(Reason.TRUNCATED, "has no rows below its header", hint="Download it again")
-        rate = _clocked(values[:, 0], told) if told.time else told.rate
+        rate = _check_clock(values[:, 0], told) if told.time else told.rate
         if rate is None:
             raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "expected `rate` or `time` in [[files]] of the map")
         own = values[:, 1:] if told.time else values
         with np.errstate(over="ignore"):
             signals = [Signal(name, rate, "", np.ascontiguousarray(own[:, i], np.float32)) for i, name in enumerate(wanted)]
-    return _record(rel, replace(told, rate=None), signals, [], [])
+    return _make_record(rel, replace(told, rate=None), signals, [], [])
 
 
-def read_series(path: Path, rel: str, told: Told) -> Records:
+def read_series(path: Path, rel: str, told: RecordingInfo) -> Records:
     """A table with a recording a row: the columns of `told.series` are its samples. Faulty rows are counted and left out."""
-    with located(rel):
+    with locate_errors(rel):
         if told.rate is None:
             raise input_error(Reason.CONFIG, "has no sampling rate", "expected `rate` in [[files]] of the map")
-        columns = tables.names(path, delimiter=told.delimiter)
+        columns = tables.read_names(path, delimiter=told.delimiter)
         samples = [name for name in columns if fnmatch.fnmatchcase(name, told.series) and name not in told.columns.values()]
         if not samples:
             text = f"has no column that fits {safe_text(told.series)}"
@@ -604,43 +618,43 @@ def read_series(path: Path, rel: str, told: Told) -> Records:
         records: list[Record] = []
         faults: list[Finding] = []
         dropped: Counter[str] = Counter()
-        for row in tables.rows(path, order, key=key, delimiter=told.delimiter):
+        for row in tables.read_rows(path, order, key=key, delimiter=told.delimiter):
             if isinstance(row, Finding) and row.level == "warning":
                 dropped[str(row.code)] += 1
                 continue
-            found = row if isinstance(row, Finding) else _series(row, samples, told)
+            found = row if isinstance(row, Finding) else _make_series_record(row, samples, told)
             if isinstance(found, Finding):
                 faults.append(found.at(rel))
             else:
                 records.append(found)
-        seen = tables.count(path, delimiter=told.delimiter)
-    findings = tser.told(faults)
+        seen = tables.count_rows(path, delimiter=told.delimiter)
+    findings = tser.report_faults(faults)
     if len(records) > 1 and "subject" not in told.columns:
         text = f"{len(records)} rows whose subjects are not known, each is taken for another one"
         wanted = "recordings of one person in two splits make scores optimistic"
         findings.append(Finding(Reason.IDENTIFIER, text, wanted, "Give subject_column", level="warning", file=rel))
-    account = Rows(
+    account = SourceRows(
         file=rel, kind="segments", seen=seen, dropped=dict(dropped), quarantined=dict(Counter(str(fault.code) for fault in faults))
     )
     return Records(records=records, rows=[account], findings=findings)
 
 
-def _series(row: tables.Row, samples: list[str], told: Told) -> Record | Finding:
+def _make_series_record(row: tables.TableRow, samples: list[str], told: RecordingInfo) -> Record | Finding:
     """One row as a recording, or what is wrong with it."""
     said = {key: cell.strip() for key, cell in zip(told.columns, row.cells, strict=False)}
-    values = tables.numbers(tables.Row(row.row, row.cells[len(told.columns) :]), samples)
+    values = tables.parse_numbers(tables.TableRow(row.row, row.cells[len(told.columns) :]), samples)
     if isinstance(values, Finding):
         return values
     attributes = dict(told.attributes)
-    if said.get("label", "").lower() not in NOTHING:
+    if said.get("label", "").lower() not in EMPTY_CELLS:
         attributes["label"] = said["label"]
     try:
-        value = tables.number(said.get("value", ""))
+        value = tables.parse_number(said.get("value", ""))
     except UserError as error:
         return replace(error.finding, row=row.row, field=told.columns["value"], problem=f"the cell of row {row.row} {error.problem}")
     if value is not None:
         attributes["value"] = value
-    if "subject" in said and said["subject"].lower() in NOTHING:
+    if "subject" in said and said["subject"].lower() in EMPTY_CELLS:
         text = f"row {row.row} names no subject"
         return Finding(Reason.IDENTIFIER, text, "expected one", field=told.columns["subject"], row=row.row)
     assert told.rate is not None
@@ -651,7 +665,7 @@ def _series(row: tables.Row, samples: list[str], told: Told) -> Record | Finding
     return Record(recording_id=recording, subject_id=said.get("subject") or recording, signals=[signal], attributes=attributes)
 
 
-def _clocked(times: np.ndarray, told: Told) -> float:
+def _check_clock(times: np.ndarray, told: RecordingInfo) -> float:
     """Sampling rate in Hz of a column of times in seconds.
 
     Raises:
@@ -669,9 +683,9 @@ def _clocked(times: np.ndarray, told: Told) -> float:
     return rate
 
 
-def read_npy(path: Path, rel: str, told: Told) -> Record:
+def read_npy(path: Path, rel: str, told: RecordingInfo) -> Record:
     """An array [samples] or [samples, channels] of int16 (kept) or other numbers (float32)."""
-    with located(rel):
+    with locate_errors(rel):
         try:
             values = np.load(path, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
@@ -692,16 +706,16 @@ def read_npy(path: Path, rel: str, told: Told) -> Record:
         rate = told.rate or 1.0
         with np.errstate(over="ignore"):
             signals = [Signal(name, rate, "", np.ascontiguousarray(table[:, i], kind)) for i, name in enumerate(names)]
-    return _record(rel, told, signals, [], [])
+    return _make_record(rel, told, signals, [], [])
 
 
-def read_mne(path: Path, rel: str, told: Told) -> Record:
+def read_mne(path: Path, rel: str, told: RecordingInfo) -> Record:
     """Any other format, through mne; volts become uV."""
     import mne
 
-    with located(rel):
-        if _ending(rel) == ".vhdr":
-            _beside(re.findall(r"^\s*(?:DataFile|MarkerFile)\s*=\s*(.+?)\s*$", path.read_text("latin-1"), re.MULTILINE))
+    with locate_errors(rel):
+        if _file_suffix(rel) == ".vhdr":
+            _require_same_folder(re.findall(r"^\s*(?:DataFile|MarkerFile)\s*=\s*(.+?)\s*$", path.read_text("latin-1"), re.MULTILINE))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -725,20 +739,20 @@ def read_mne(path: Path, rel: str, told: Told) -> Record:
             electric = kind in ELECTRIC
             with np.errstate(over="ignore"):
                 samples = (channel * 1e6 if electric else channel).astype(np.float32)
-            signals.append(Signal(format_edf.stored(name) or f"channel {len(signals) + 1}", rate, "uV" if electric else "", samples))
-    return _record(rel, told, signals, found, [], start.replace(tzinfo=None) if start else None)
+            signals.append(Signal(sanitize_label(name) or f"channel {len(signals) + 1}", rate, "uV" if electric else "", samples))
+    return _make_record(rel, told, signals, found, [], start.replace(tzinfo=None) if start else None)
 
 
-def _beside(names: Iterable[str]) -> None:
+def _require_same_folder(names: Iterable[str]) -> None:
     """Raises UserError (path_escape) for a name that is more than that of a file in the same folder."""
     for name in names:
         if PurePosixPath(name).name != name or "\\" in name:
             raise input_error(Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", "which must lie beside it")
 
 
-def _record(
+def _make_record(
     rel: str,
-    told: Told,
+    told: RecordingInfo,
     signals: list[Signal],
     notes: list[Annotation],
     findings: Iterable[Finding],
@@ -751,10 +765,10 @@ def _record(
         UserError: no_input without signals, missing_channel, unit, sampling_rate.
     """
     out = [finding.at(rel) for finding in findings]
-    with located(rel):
-        chosen = _chosen(signals, told)
+    with locate_errors(rel):
+        chosen = _select_channels(signals, told)
     end = max(signal.onset + len(signal.samples) / signal.rate for signal in chosen)
-    kept, said = _labelled(notes, told, end)
+    kept, said = _select_annotations(notes, told, end)
     return Record(
         recording_id=told.recording_id,
         subject_id=told.subject_id,
@@ -766,7 +780,7 @@ def _record(
     )
 
 
-def _chosen(signals: list[Signal], told: Told) -> list[Signal]:
+def _select_channels(signals: list[Signal], told: RecordingInfo) -> list[Signal]:
     """The channels of the map under their names, else all; in the units asked for."""
     if not signals or not any(len(signal.samples) for signal in signals):
         raise input_error(Reason.NO_INPUT, "holds no signals", "files of annotations alone are no recordings")
@@ -783,11 +797,11 @@ def _chosen(signals: list[Signal], told: Told) -> list[Signal]:
             if told.rate is not None and not math.isclose(signal.rate, told.rate, rel_tol=1e-6):
                 text = f"{safe_text(name)} is sampled at {signal.rate:g} Hz"
                 raise input_error(Reason.SAMPLING_RATE, text, f"the map says {told.rate:g} Hz", field="rate")
-            out.append(_in_unit(signal, unit or told.unit)._replace(channel=to))
+            out.append(_convert_unit(signal, unit or told.unit)._replace(channel=to))
     return out
 
 
-def _in_unit(signal: Signal, unit: str) -> Signal:
+def _convert_unit(signal: Signal, unit: str) -> Signal:
     """The signal in `unit`: a signal without one is taken to have it, volts are converted, others are refused."""
     here, there = signal.unit.strip().casefold(), unit.strip().casefold()
     if not there or here == there:
@@ -801,7 +815,7 @@ def _in_unit(signal: Signal, unit: str) -> Signal:
     return signal._replace(unit=unit, scale=signal.scale * factor, offset=signal.offset * factor)
 
 
-def _labelled(notes: list[Annotation], told: Told, end: float) -> tuple[list[Annotation], list[Finding]]:
+def _select_annotations(notes: list[Annotation], told: RecordingInfo, end: float) -> tuple[list[Annotation], list[Finding]]:
     """Annotations of the file and of tables, mapped, and clipped to the signal; what was left out."""
     mapped = told.labels
     inside = (

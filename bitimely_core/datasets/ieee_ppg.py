@@ -7,13 +7,13 @@ from typing import Any
 
 from bitimely_core.datasets import tser
 from bitimely_core.errors import Finding, usage_error
-from bitimely_core.formats.source import Source
+from bitimely_core.formats.source import Source, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Unit
+from bitimely_core.types import IngestUnit
 
 RATE = 125.0  # Hz
 NAMES = ("PPG 1", "PPG 2", "ACC x", "ACC y", "ACC z")
-CHANNELS = tuple(tser.Channel(name, RATE, "", 1000) for name in NAMES)
+CHANNELS = tuple(tser.TserChannel(name, RATE, "", 1000) for name in NAMES)
 
 
 @datasets(
@@ -42,13 +42,15 @@ CHANNELS = tuple(tser.Channel(name, RATE, "", 1000) for name in NAMES)
         },
     )
 )
-def ieee_ppg(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+def ieee_ppg(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
     """IEEEPPG (.ts of the regression archive): heart rate of runners from 5 channels."""
-    source = tser.needed(source)
-    found = tser.problems(source)
+    source = require_source(source)
+    found = tser.find_problems(source)
     if len(found) > 1:
         text, action = f"{len(found)} problems in .ts files", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts"
         raise usage_error(text, "expected one", action)
-    yield from tser.others(source, found)
+    yield from tser.report_unclaimed(source, found)
     for files in found.values():
-        yield from tser.units(source, {"": files}, {"": tser.Layout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)})
+        yield from tser.list_units(
+            source, {"": files}, {"": tser.TserLayout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)}
+        )

@@ -17,9 +17,9 @@ import numpy as np
 from bitimely_core.datasets import tser
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import pickles
-from bitimely_core.formats.source import Source, located
+from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Record, Signal, Unit
+from bitimely_core.types import IngestUnit, Record, Signal
 
 PPG, ACC = 64.0, 32.0  # Hz
 WINDOW, STEP = 8.0, 2.0  # s of a label, and from one to the next
@@ -27,7 +27,7 @@ SUBJECTS = tuple(f"S{i}" for i in range(1, 16))
 AXES = ("ACC x", "ACC y", "ACC z")
 SLACK = 4  # labels more or fewer than the signal has windows that are taken for rounding of the clocks
 
-CHANNELS = (tser.Channel("PPG", PPG, "", 512), *(tser.Channel(axis, ACC, "g", 256) for axis in AXES))
+CHANNELS = (tser.TserChannel("PPG", PPG, "", 512), *(tser.TserChannel(axis, ACC, "g", 256) for axis in AXES))
 PICKLE = re.compile(r"(?:.*/)?(S\d{1,3})\.pkl", re.IGNORECASE)
 LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(txt|md|pdf)|S\d+_.*\.(h5|csv|zip|txt)", re.IGNORECASE)
 
@@ -63,26 +63,26 @@ VIEW = View(
         },
     )
 )
-def ppg_dalia(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+def ppg_dalia(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
     """PPG-DaLiA (.ts of the regression archive, or the original pickles): heart rate of 15 subjects."""
-    source = tser.needed(source)
-    found = tser.problems(source)
+    source = require_source(source)
+    found = tser.find_problems(source)
     pickled = {rel: named[1].upper() for rel in [*source.files, *source.odd] if (named := PICKLE.fullmatch(rel))}
     if len(found) > 1 or (found and pickled):
         text = f"{len(found)} problems in .ts files and {len(pickled)} pickles"
         action = "Give the folder of one form"
         raise usage_error(text, "expected one form of one data set", action)
-    yield from tser.others(source, {**found, "": {rel: rel for rel in pickled}}, LAYOUT)
+    yield from tser.report_unclaimed(source, {**found, "": {rel: rel for rel in pickled}}, LAYOUT)
     for files in found.values():
-        layout = tser.Layout(target="hr", channels=CHANNELS, subject="ppg-dalia", windows=True)
-        yield from tser.units(source, {"": files}, {"": layout})
-    placed = tser.ranked(SUBJECTS, held=(1, 2))
+        layout = tser.TserLayout(target="hr", channels=CHANNELS, subject="ppg-dalia", windows=True)
+        yield from tser.list_units(source, {"": files}, {"": layout})
+    placed = tser.split_by_hash(SUBJECTS, held=(1, 2))
     for rel, subject in pickled.items():
         if rel in source.odd:
-            yield Unit(name=PurePosixPath(rel).stem, files=(rel,), read=None, findings=(source.odd[rel],))
+            yield IngestUnit(name=PurePosixPath(rel).stem, files=(rel,), read=None, findings=(source.odd[rel],))
         else:
             split = placed.get(subject, "train")
-            yield Unit(name=PurePosixPath(rel).stem, files=(rel,), read=partial(read_subject, source.path(rel), rel, subject, split))
+            yield IngestUnit(name=PurePosixPath(rel).stem, files=(rel,), read=partial(read_subject, source.path(rel), rel, subject, split))
 
 
 def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
@@ -91,17 +91,17 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
     Raises:
         UserError: unsafe_pickle, truncated, corrupt; schema for another content; record_name for another subject's file; length, label.
     """
-    with located(rel):
-        content = pickles.load(path)
+    with locate_errors(rel):
+        content = pickles.load_pickle(path)
         if not isinstance(content, dict):
-            raise _schema("content", "is no dictionary")
-        wrist = _part(_part(content, "signal"), "wrist")
+            raise _schema_error("content", "is no dictionary")
+        wrist = _get_entry(_get_entry(content, "signal"), "wrist")
         if content.get("subject", subject) != subject:
             text = f"is of subject {safe_text(content['subject'])}"
             raise input_error(Reason.RECORD_NAME, text, f"the name of the file says {subject}", field="subject")
-        ppg = _numbers(_part(wrist, "BVP", dict_=False), "BVP", 1)[:, 0]
-        motion = _numbers(_part(wrist, "ACC", dict_=False), "ACC", len(AXES))
-        rates = _numbers(_part(content, "label", dict_=False), "label", 1)[:, 0]
+        ppg = _to_numbers(_get_entry(wrist, "BVP", dict_=False), "BVP", 1)[:, 0]
+        motion = _to_numbers(_get_entry(wrist, "ACC", dict_=False), "ACC", len(AXES))
+        rates = _to_numbers(_get_entry(content, "label", dict_=False), "label", 1)[:, 0]
         seconds = min(len(ppg) / PPG, len(motion) / ACC)
         windows = int((seconds - WINDOW) / STEP + 1e-6) + 1 if seconds >= WINDOW else 0
         if abs(len(ppg) / PPG - len(motion) / ACC) > WINDOW or abs(windows - len(rates)) > SLACK:
@@ -124,39 +124,39 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
             )
         rates[odd] = np.nan
         signals = [
-            Signal("PPG", PPG, "", _stored(ppg, "BVP")),
-            *(Signal(axis, ACC, "g", _stored(motion[:, i], "ACC")) for i, axis in enumerate(AXES)),
+            Signal("PPG", PPG, "", _to_float32(ppg, "BVP")),
+            *(Signal(axis, ACC, "g", _to_float32(motion[:, i], "ACC")) for i, axis in enumerate(AXES)),
             Signal("hr", 1.0 / STEP, "bpm", rates.astype(np.float32)),
         ]
-        attributes = {"split": split, **_person(content.get("questionnaire"))}
+        attributes = {"split": split, **_parse_person(content.get("questionnaire"))}
         return Record(recording_id=subject, subject_id=subject, signals=signals, attributes=attributes, findings=findings)
 
 
-def _schema(field: str, text: str) -> UserError:
+def _schema_error(field: str, text: str) -> UserError:
     return input_error(Reason.SCHEMA, text, "expected the layout of the official archive", field=field)
 
 
-def _part(content: dict[Any, Any], name: str, *, dict_: bool = True) -> Any:
+def _get_entry(content: dict[Any, Any], name: str, *, dict_: bool = True) -> Any:
     """An entry of a dictionary. Raises UserError (schema)."""
     if name not in content:
-        raise _schema(name, "is not there")
+        raise _schema_error(name, "is not there")
     if dict_ and not isinstance(content[name], dict):
-        raise _schema(name, "is no dictionary")
+        raise _schema_error(name, "is no dictionary")
     return content[name]
 
 
-def _numbers(values: Any, name: str, width: int) -> np.ndarray:
+def _to_numbers(values: Any, name: str, width: int) -> np.ndarray:
     """Values as float64 [n, width]. Raises UserError (schema)."""
     array = np.array(values) if isinstance(values, list) and all(isinstance(x, int | float) for x in values) else values
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf" or array.ndim > 2 or array.size == 0:
-        raise _schema(name, "is no array of numbers")
+        raise _schema_error(name, "is no array of numbers")
     array = array.reshape(-1, 1) if array.ndim < 2 else array
     if array.shape[1] != width:
-        raise _schema(name, f"has {array.shape[1]} columns, not {width}")
+        raise _schema_error(name, f"has {array.shape[1]} columns, not {width}")
     return array.astype(np.float64)
 
 
-def _stored(values: np.ndarray, name: str) -> np.ndarray:
+def _to_float32(values: np.ndarray, name: str) -> np.ndarray:
     """float32; NaN stays as missing. Raises UserError (non_finite)."""
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(values, np.float32)
@@ -165,7 +165,7 @@ def _stored(values: np.ndarray, name: str) -> np.ndarray:
     return out
 
 
-def _person(answers: Any) -> dict[str, Any]:
+def _parse_person(answers: Any) -> dict[str, Any]:
     """Age and sex, of the questionnaire; the other answers are left."""
     if not isinstance(answers, dict):
         return {}

@@ -21,9 +21,9 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb
-from bitimely_core.formats.source import Source, located
+from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Record, Rows, Signal, Unit
+from bitimely_core.types import IngestUnit, Record, Signal, SourceRows
 
 TABLE, STATEMENTS = "ptbxl_database.csv", "scp_statements.csv"
 RECORD = {100: "filename_lr", 500: "filename_hr"}  # rate in Hz -> column that names the record
@@ -34,7 +34,7 @@ SPLIT_OF = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}
 SEX = {0: "M", 1: "F"}
 OVER_89 = 300  # how the table writes the age of whoever is older
 MILLIVOLTS = {"nv": 1e-6, "uv": 1e-3, "mv": 1.0, "v": 1e3}
-MOST_CODES = 2000  # characters of a cell of statements
+MAX_CODES = 2000  # characters of a cell of statements
 
 STATEMENT = r"""\s*+(?:'([^'"\\]{1,32})'|"([^'"\\]{1,32})")\s*+:\s*+(\d{1,3}(?:\.\d{0,9})?)\s*+"""
 ONE = re.compile(STATEMENT, re.ASCII)
@@ -54,7 +54,7 @@ RULES = {
     "age": f"{OVER_89} stands for older than 89: kept as age_over_89, not as a number",
     "quality": "a constant lead is reported (flat_channel)",
 }
-WHOLE = View(
+BASE_VIEW = View(
     channels=LEADS,
     rate=100.0,
     window=1000,
@@ -64,7 +64,7 @@ WHOLE = View(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class PtbXlEntry:
     """A row of the table. `faults`: why its record cannot be used, by what the row says."""
 
     row: int
@@ -80,16 +80,16 @@ class Entry:
     DatasetFacts(
         title="PTB-XL: diagnoses from 12-lead ECGs of 10 seconds",
         views={
-            "": WHOLE,
+            "": BASE_VIEW,
             "superclass": replace(
-                WHOLE,
+                BASE_VIEW,
                 task="classification",
                 classes=SUPERCLASSES,
                 target="superclass",
                 help="diagnostic superclass of the records that have exactly one",
             ),
             "multilabel": replace(
-                WHOLE,
+                BASE_VIEW,
                 task="multilabel",
                 classes=SUPERCLASSES,
                 target="superclasses",
@@ -109,7 +109,7 @@ class Entry:
         options={"rate": 100},
     )
 )
-def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Rows | Finding]:
+def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | SourceRows | Finding]:
     """PTB-XL (PhysioNet): 21,799 ECGs of 18,869 patients with diagnostic statements."""
     if source is None:
         raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
@@ -117,33 +117,33 @@ def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Ro
     if rate not in RECORD:
         text, wanted = f"the rate is {safe_text(rate)}", "the data set comes at 100 and at 500 Hz"
         raise usage_error(text, wanted, field="--rate")
-    table = _table(source)
+    table = _find_table(source)
     folder = PurePosixPath(table).parent
     statements = (folder / STATEMENTS).as_posix()
-    with located(statements):
+    with locate_errors(statements):
         if statements not in source.files:
             raise input_error(Reason.NO_INPUT, "is not there", "it says which statements are diagnoses", "Download it")
-        known, odd = _superclasses(source, statements)
+        known, odd = _read_superclasses(source, statements)
     yield from odd
-    with located(table):
-        entries, rows, findings = _entries(source, table, rate, known)
+    with locate_errors(table):
+        entries, rows, findings = _read_entries(source, table, rate, known)
     yield rows
     yield from findings
-    for kind, path in ((_leaking, table), (_absent, table)):
-        with located(path):
+    for kind, path in ((check_official_split, table), (_report_missing_classes, table)):
+        with locate_errors(path):
             yield from (finding.at(table) for finding in kind(entries))
     beside: dict[str, list[str]] = defaultdict(list)  # what a record's name begins with -> its files
     for rel in sorted({*source.files, *source.odd}):
-        beside[_stem(rel)].append(rel)
+        beside[_record_stem(rel)].append(rel)
     claimed: set[str] = set()
     for name, entry in entries.items():
-        unit = _unit(source, table, name, entry, beside, options)
+        unit = _make_unit(source, table, name, entry, beside, options)
         claimed.update(unit.files)
         yield unit
-    yield from _ignored(source, claimed)
+    yield from _report_unlisted(source, claimed)
 
 
-def _table(source: Source) -> str:
+def _find_table(source: Source) -> str:
     """The metadata table: the one nearest to the root."""
     found = sorted((rel.count("/"), rel) for rel in source.files if rel == TABLE or rel.endswith(f"/{TABLE}"))
     if not found:
@@ -158,17 +158,17 @@ def _table(source: Source) -> str:
 # --- metadata
 
 
-def _superclasses(source: Source, rel: str) -> tuple[dict[str, str | None], list[Finding]]:
+def _read_superclasses(source: Source, rel: str) -> tuple[dict[str, str | None], list[Finding]]:
     """Statement -> diagnostic superclass, None for statements about rhythm and form.
 
     Raises:
         UserError: as `tables.rows`.
     """
     path = source.path(rel)
-    columns = (tables.names(path)[0], "diagnostic", "diagnostic_class")
+    columns = (tables.read_names(path)[0], "diagnostic", "diagnostic_class")
     known: dict[str, str | None] = {}
     odd: list[Finding] = []
-    for item in tables.rows(path, columns, key=columns[:1]):
+    for item in tables.read_rows(path, columns, key=columns[:1]):
         if isinstance(item, Finding):
             odd.append(replace(item, level="warning", file=rel))
             continue
@@ -180,10 +180,12 @@ def _superclasses(source: Source, rel: str) -> tuple[dict[str, str | None], list
                 replace(Finding(Reason.METADATA, text, f"expected {', '.join(SUPERCLASSES)}", level="warning"), row=item.row, file=rel)
             )
         known[code] = kind if named and kind in SUPERCLASSES else None
-    return known, tables.gathered(odd)
+    return known, tables.group_findings(odd)
 
 
-def _entries(source: Source, rel: str, rate: int, known: dict[str, str | None]) -> tuple[dict[str, Entry], Rows, list[Finding]]:
+def _read_entries(
+    source: Source, rel: str, rate: int, known: dict[str, str | None]
+) -> tuple[dict[str, PtbXlEntry], SourceRows, list[Finding]]:
     """Record -> its row, the account of the rows, and findings about them.
 
     Raises:
@@ -191,23 +193,23 @@ def _entries(source: Source, rel: str, rate: int, known: dict[str, str | None]) 
     """
     path = source.path(rel)
     wanted = ("ecg_id", "patient_id", "age", "sex", "scp_codes", "strat_fold", RECORD[rate])
-    dated = "recording_date" in tables.names(path)
-    entries: dict[str, Entry] = {}
+    dated = "recording_date" in tables.read_names(path)
+    entries: dict[str, PtbXlEntry] = {}
     cells_of: dict[str, tuple[str, ...]] = {}
     lost: list[Finding] = []  # rows without a record
-    quarantined, dropped, notes = Counter[str](), Counter[str](), _Notes()
+    quarantined, dropped, notes = Counter[str](), Counter[str](), _RowRemarks()
     seen = 0
-    for item in tables.rows(path, (*wanted, "recording_date") if dated else wanted):
+    for item in tables.read_rows(path, (*wanted, "recording_date") if dated else wanted):
         seen += 1
         if isinstance(item, Finding):
             lost.append(replace(item, file=rel))
             continue
-        name = _whole(item.cells[0])
+        name = _parse_identifier(item.cells[0])
         if name is None:
             text = f"the one of row {item.row} is no whole number"
             lost.append(Finding(Reason.IDENTIFIER, text, "every row needs one", field="ecg_id", row=item.row, file=rel))
         elif name not in entries:
-            entries[name] = replace(_entry(item, known, notes), recorded=item.cells[-1].strip() if dated else None)
+            entries[name] = replace(_parse_entry(item, known, notes), recorded=item.cells[-1].strip() if dated else None)
             cells_of[name] = item.cells[1:]
         elif cells_of[name] == item.cells[1:]:
             dropped[Reason.DUPLICATES] += 1
@@ -215,7 +217,7 @@ def _entries(source: Source, rel: str, rate: int, known: dict[str, str | None]) 
             text = f"rows {entries[name].row} and {item.row} have the same ecg_id and differ"
             action = "Mend the table: nobody knows which row is right"
             raise input_error(Reason.DUPLICATE_KEY, text, "expected one row a record", action, field="ecg_id", row=item.row)
-    if (counted := tables.count(path)) != seen:
+    if (counted := tables.count_rows(path)) != seen:
         raise input_error(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", "expected the same number")
     rows_of: dict[str, list[int]] = defaultdict(list)
     for entry in entries.values():
@@ -228,12 +230,12 @@ def _entries(source: Source, rel: str, rate: int, known: dict[str, str | None]) 
         quarantined.update(fault.code for fault in entry.faults[:1])
         entries[name] = replace(entry, faults=tuple(fault.at(rel) for fault in entry.faults))
     quarantined.update(finding.code for finding in lost)
-    findings = tables.gathered(lost)
+    findings = tables.group_findings(lost)
     if repeated := dropped[Reason.DUPLICATES]:
         findings.append(
             Finding(Reason.DUPLICATES, f"rows that repeat another one: {repeated}", "used once", level="warning", count=repeated)
         )
-    rows = Rows(
+    rows = SourceRows(
         file=rel,
         seen=seen,
         dropped={str(code): count for code, count in dropped.items()},
@@ -243,7 +245,7 @@ def _entries(source: Source, rel: str, rate: int, known: dict[str, str | None]) 
     return entries, rows, [finding.at(rel) for finding in (*findings, *notes.findings())]
 
 
-class _Notes:
+class _RowRemarks:
     """What is told about rows that are used."""
 
     def __init__(self) -> None:
@@ -277,15 +279,15 @@ class _Notes:
             )
 
 
-def _whole(cell: str) -> str | None:
+def _parse_identifier(cell: str) -> str | None:
     """A whole number without leading zeros and decimals, as text; None for anything else."""
     with suppress(UserError):
-        number = tables.integer(cell)
+        number = tables.parse_integer(cell)
         return None if number is None or number < 0 else str(number)
     return None
 
 
-def _entry(row: tables.Row, known: dict[str, str | None], notes: _Notes) -> Entry:
+def _parse_entry(row: tables.TableRow, known: dict[str, str | None], notes: _RowRemarks) -> PtbXlEntry:
     """What a row says about its record."""
     _, patient, age, sex, codes, fold, record = row.cells[:7]
     faults: list[Finding] = []
@@ -293,22 +295,22 @@ def _entry(row: tables.Row, known: dict[str, str | None], notes: _Notes) -> Entr
     def fault(code: Reason, field: str, wanted: str, what: str = "is not usable") -> None:
         faults.append(Finding(code, f"the cell of row {row.row} {what}", wanted, field=field, row=row.row))
 
-    subject, place = _whole(patient), _whole(fold)
+    subject, place = _parse_identifier(patient), _parse_identifier(fold)
     if subject is None:
         fault(Reason.IDENTIFIER, "patient_id", "expected a whole number")
     if place is None or int(place) not in SPLIT_OF:
         fault(Reason.METADATA, "strat_fold", "expected a fold from 1 to 10")
     if not record.strip():
         fault(Reason.METADATA, "filename", "expected the name of a record", "is empty")
-    said = statements(codes)
+    said = parse_statements(codes)
     if said is None:
         fault(Reason.METADATA_SYNTAX, "scp_codes", "expected statements with likelihoods from 0 to 100, such as {'NORM': 100.0}")
     if faults:
-        return Entry(row=row.row, record=record.strip(), faults=tuple(faults))
+        return PtbXlEntry(row=row.row, record=record.strip(), faults=tuple(faults))
     assert subject is not None
     assert place is not None
     assert said is not None
-    attributes = {"fold": int(place), **_person(row.row, age, sex, notes)}
+    attributes = {"fold": int(place), **_parse_person(row.row, age, sex, notes)}
     classes = {known[code] for code in said if known.get(code) is not None}
     if classes:
         attributes["superclasses"] = [name for name in SUPERCLASSES if name in classes]
@@ -316,16 +318,16 @@ def _entry(row: tables.Row, known: dict[str, str | None], notes: _Notes) -> Entr
         attributes["superclass"] = attributes["superclasses"][0]
     notes.unknown.update(code for code in said if code not in known)
     notes.counts["likelihood 0"] += sum(known.get(code) is not None and likelihood == 0 for code, likelihood in said.items())
-    return Entry(row=row.row, record=record.strip().removesuffix(".hea"), subject=subject, fold=int(place), attributes=attributes)
+    return PtbXlEntry(row=row.row, record=record.strip().removesuffix(".hea"), subject=subject, fold=int(place), attributes=attributes)
 
 
-def _person(row: int, age: str, sex: str, notes: _Notes) -> dict[str, Any]:
+def _parse_person(row: int, age: str, sex: str, notes: _RowRemarks) -> dict[str, Any]:
     """Age and sex as far as they are usable."""
     out: dict[str, Any] = {}
     odd = []
     years = None
     with suppress(UserError):
-        years = tables.number(age)
+        years = tables.parse_number(age)
     if years == OVER_89:
         out["age_over_89"] = True
         odd.append("above 89")
@@ -333,7 +335,7 @@ def _person(row: int, age: str, sex: str, notes: _Notes) -> dict[str, Any]:
         out["age"] = years
     else:
         odd.append("ages not known" if age.strip().lower() in {"", "nan"} else "ages not usable")
-    kind = _whole(sex)
+    kind = _parse_identifier(sex)
     if kind is not None and int(kind) in SEX:
         out["sex"] = SEX[int(kind)]
     else:
@@ -344,15 +346,15 @@ def _person(row: int, age: str, sex: str, notes: _Notes) -> dict[str, Any]:
     return out
 
 
-def statements(text: str) -> dict[str, float] | None:
+def parse_statements(text: str) -> dict[str, float] | None:
     """Statement -> likelihood of a cell such as "{'NORM': 100.0, 'SR': 0.0}"; None for anything else. Nothing is evaluated."""
-    if len(text) > MOST_CODES or not ALL.fullmatch(text):
+    if len(text) > MAX_CODES or not ALL.fullmatch(text):
         return None
     found = {single or double: float(likelihood) for single, double, likelihood in ONE.findall(text)}
     return found if all(likelihood <= 100 for likelihood in found.values()) else None
 
 
-def _leaking(entries: dict[str, Entry]) -> list[Finding]:
+def check_official_split(entries: dict[str, PtbXlEntry]) -> list[Finding]:
     """Nothing, or why the official split must not be used.
 
     Raises:
@@ -375,7 +377,7 @@ def _leaking(entries: dict[str, Entry]) -> list[Finding]:
     )
 
 
-def _absent(entries: dict[str, Entry]) -> Iterator[Finding]:
+def _report_missing_classes(entries: dict[str, PtbXlEntry]) -> Iterator[Finding]:
     """Superclasses that a split lacks: scores on it are undefined for them."""
     there: dict[str, set[str]] = {split: set() for split in SPLIT_OF.values()}
     for entry in entries.values():
@@ -392,16 +394,18 @@ def _absent(entries: dict[str, Entry]) -> Iterator[Finding]:
 # --- records
 
 
-def _stem(rel: str) -> str:
+def _record_stem(rel: str) -> str:
     """What the names of all files of a record begin with: `records100/00000/00003` of `records100/00000/00003_lr.dat`."""
     folder, slash, name = rel.rpartition("/")
     return folder + slash + re.split("[_.]", name, maxsplit=1)[0]
 
 
-def _unit(source: Source, table: str, name: str, entry: Entry, beside: dict[str, list[str]], options: dict[str, Any]) -> Unit:
+def _make_unit(
+    source: Source, table: str, name: str, entry: PtbXlEntry, beside: dict[str, list[str]], options: dict[str, Any]
+) -> IngestUnit:
     """The record of a row, or why there is none."""
     if entry.faults:
-        return Unit(name=name, files=(), read=None, findings=entry.faults)
+        return IngestUnit(name=name, files=(), read=None, findings=entry.faults)
     rate = options.get("rate", 100)
     inside = f"{entry.record}.hea"
     try:
@@ -409,15 +413,15 @@ def _unit(source: Source, table: str, name: str, entry: Entry, beside: dict[str,
     except UserError as error:
         if error.code == Reason.PATH_ESCAPE:
             found = replace(error.finding, file=table, field=RECORD[rate], row=entry.row)
-            return Unit(name=name, files=(), read=None, findings=(found,))
+            return IngestUnit(name=name, files=(), read=None, findings=(found,))
     rel = (PurePosixPath(table).parent / PurePosixPath(inside)).as_posix()
-    files = tuple(beside.get(_stem(rel), ()))
+    files = tuple(beside.get(_record_stem(rel), ()))
     faults = tuple(source.odd[file] for file in files if file in source.odd)
     if not faults and rel not in source.files:
         text, wanted = "is not there", f"row {entry.row} of {TABLE} names it"
         faults = (Finding(Reason.MISSING_SIGNAL_FILE, text, wanted, "Download it again", file=rel),)
     if faults:
-        return Unit(name=name, files=files, read=None, findings=faults)
+        return IngestUnit(name=name, files=files, read=None, findings=faults)
     recorded = entry.recorded if options.get("keep_dates") and RECORDED.fullmatch(entry.recorded or "") else None
     read = partial(
         read_record,
@@ -430,10 +434,10 @@ def _unit(source: Source, table: str, name: str, entry: Entry, beside: dict[str,
         recorded=recorded,
         keep_phi=bool(options.get("keep_phi")),
     )
-    return Unit(name=name, files=files, read=read)
+    return IngestUnit(name=name, files=files, read=read)
 
 
-def _ignored(source: Source, claimed: set[str]) -> Iterator[Finding]:
+def _report_unlisted(source: Source, claimed: set[str]) -> Iterator[Finding]:
     """Headers beside the records of this rate that no row names."""
     folders = {rel.rpartition("/")[0] for rel in claimed}
     left = [rel for rel in source.files if rel.endswith(".hea") and rel not in claimed and rel.rpartition("/")[0] in folders]
@@ -469,9 +473,9 @@ def read_record(
     Raises:
         UserError: what keeps the record out of the cache.
     """
-    found = wfdb.read(rel, source, keep_phi=keep_phi)
-    with located(rel):
-        signals, findings = leads(found.signals, rate)
+    found = wfdb.read_recording(rel, source, keep_phi=keep_phi)
+    with locate_errors(rel):
+        signals, findings = select_leads(found.signals, rate)
     start = None
     if recorded is not None:
         with suppress(ValueError):
@@ -487,14 +491,14 @@ def read_record(
     )
 
 
-def _constant(samples: np.ndarray) -> bool:
+def _is_constant(samples: np.ndarray) -> bool:
     """Whether no two samples differ, also where all are missing."""
     if len(samples) and (samples[0] < samples[len(samples) // 2] or samples[0] > samples[len(samples) // 2]):
         return False  # mostly two samples tell
     return not np.fmin.reduce(samples) < np.fmax.reduce(samples)
 
 
-def leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Finding]]:
+def select_leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Finding]]:
     """The 12 leads by name, checked and brought to mV by their scale.
 
     Raises:
@@ -526,7 +530,7 @@ def leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Find
             raise input_error(Reason.UNIT, f"lead {lead} is in {shown}", "expected mV, uV or V", field="unit", found=shown, expected="mV")
         if factor != 1.0:
             odd.append(lead)
-        if _constant(first.samples):
+        if _is_constant(first.samples):
             flat.append(lead)
         out.append(first._replace(channel=lead, unit="mV", scale=first.scale * factor, offset=first.offset * factor))
     findings = []

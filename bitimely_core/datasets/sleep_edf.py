@@ -22,9 +22,9 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats import edf
-from bitimely_core.formats.source import Source, located
+from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Annotation, Record, Signal, Unit
+from bitimely_core.types import Annotation, IngestUnit, Record, Signal
 
 NEEDED = ("EEG Fpz-Cz", "EEG Pz-Oz", "EOG horizontal")
 SLOW = ("Resp oro-nasal", "EMG submental", "Temp rectal", "Event marker")
@@ -43,9 +43,9 @@ MICROVOLTS = {"nv": 1e-3, "uv": 1.0, "\u00b5v": 1.0, "\u03bcv": 1.0, "mv": 1e3, 
 FLAT = 60.0  # s of one and the same value on a needed channel are reported
 BLOCK = 1 << 17  # samples looked at together: they stay in the processor's cache
 CLIPPED = 0.01  # share of the samples at the smallest or largest value that is reported
-LISTED = 50  # odd files named one by one
+MAX_LISTED = 50  # odd files named one by one
 
-Table = dict[tuple[int, int], dict[str, Any]]
+SubjectTable = dict[tuple[int, int], dict[str, Any]]
 """(subject, night) -> what the subject table says."""
 
 NAME = re.compile(r"(?:SC4|ST7)\d\d\d[A-Z0-9]{2}-(PSG|Hypnogram)\.edf", re.IGNORECASE | re.ASCII)
@@ -98,7 +98,7 @@ RULES = {
         rules=RULES,
     )
 )
-def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
     """Sleep-EDF Expanded (PhysioNet): 197 whole-night recordings with sleep stages."""
     if source is None:
         raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
@@ -111,7 +111,7 @@ def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit |
             pairs.setdefault(name[:6].upper(), {"PSG": [], "Hypnogram": []})[kind].append(rel)
         elif rel in source.odd or not LAYOUT.fullmatch(name):
             other.append(rel)
-    yield from _ignored(source, other)
+    yield from _report_ignored(source, other)
     if not pairs:
         yield Finding(
             Reason.NO_INPUT,
@@ -119,15 +119,15 @@ def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[Unit |
             "expected names such as SC4001E0-PSG.edf and SC4001EC-Hypnogram.edf",
             "Give the folder that holds sleep-cassette and sleep-telemetry",
         )
-    tables: dict[str, Table] = {}
+    tables: dict[str, SubjectTable] = {}
     for study in sorted({unit[:2] for unit in pairs}):
-        tables[study], findings = _subjects(source, f"{study}-subjects.xls")
+        tables[study], findings = _load_subjects(source, f"{study}-subjects.xls")
         yield from findings
     for unit, files in sorted(pairs.items()):
-        yield _unit(source, unit, files, tables[unit[:2]], options)
+        yield _make_unit(source, unit, files, tables[unit[:2]], options)
 
 
-def _unit(source: Source, unit: str, files: dict[str, list[str]], table: Table, options: dict[str, Any]) -> Unit:
+def _make_unit(source: Source, unit: str, files: dict[str, list[str]], table: SubjectTable, options: dict[str, Any]) -> IngestUnit:
     """The recording `unit`, or why there is none."""
     names = (*files["PSG"], *files["Hypnogram"])
     faults = [source.odd[rel] for rel in names if rel in source.odd]
@@ -139,7 +139,7 @@ def _unit(source: Source, unit: str, files: dict[str, list[str]], table: Table, 
             wanted = f"expected one, {unit}??-{kind}.edf"
             faults.append(Finding(Reason.MISSING_PAIR, text, wanted, action, file=(found or names)[0]))
     if faults:
-        return Unit(name=unit, files=names, read=None, findings=tuple(faults))
+        return IngestUnit(name=unit, files=names, read=None, findings=tuple(faults))
     subject, night = int(unit[3:5]), int(unit[5])
     attributes = {"night": night, **table.get((subject, night), {})}
     if not options.get("keep_dates"):
@@ -155,17 +155,17 @@ def _unit(source: Source, unit: str, files: dict[str, list[str]], table: Table, 
         keep_dates=bool(options.get("keep_dates")),
         keep_phi=bool(options.get("keep_phi")),
     )
-    return Unit(name=unit, files=names, read=read)
+    return IngestUnit(name=unit, files=names, read=read)
 
 
-def _ignored(source: Source, other: Sequence[str]) -> Iterator[Finding]:
+def _report_ignored(source: Source, other: Sequence[str]) -> Iterator[Finding]:
     """Files that belong neither to a recording nor to the official layout."""
-    for rel in other[:LISTED]:
+    for rel in other[:MAX_LISTED]:
         if rel in source.odd:
             yield replace(source.odd[rel], level="warning")
         else:
             yield Finding(Reason.FILE_NAME, "belongs to no recording", "it is not read", level="warning").at(rel)
-    if more := len(other[LISTED:]):
+    if more := len(other[MAX_LISTED:]):
         yield Finding(Reason.FILE_NAME, f"{more} more files belong to no recording", "they are not read", level="warning", count=more)
 
 
@@ -200,20 +200,20 @@ def read_recording(
     Raises:
         UserError: what keeps the recording out of the cache.
     """
-    with located(names[0]):
-        night = edf.read(psg, needed=NEEDED, keep_phi=keep_phi)
-        signals, findings = _signals(night.signals)
+    with locate_errors(names[0]):
+        night = edf.read_recording(psg, needed=NEEDED, keep_phi=keep_phi)
+        signals, findings = _check_signals(night.signals)
         inside = [note for note in night.annotations if marks is not None and note.label.startswith(marks)]
         if left := len(night.annotations) - len(inside):
             text = f"annotations inside the PSG that are not read: {left}"
             notice = Finding(Reason.UNKNOWN_LABEL, text, "stages are in the hypnogram", level="warning", count=left)
             findings.append(replace(notice, level="info"))
-    with located(names[1]):
-        scores = edf.read(hypnogram, needed=())
+    with locate_errors(names[1]):
+        scores = edf.read_recording(hypnogram, needed=())
         if not scores.header.texts:
             raise input_error(Reason.ANNOTATION_SYNTAX, "has no annotation signal", "stages are EDF+ annotations")
-        _same_start(night.header, scores.header)
-        scored, notices = stages(scores.annotations, night.segments, shift=scores.origin - night.origin)
+        _check_same_start(night.header, scores.header)
+        scored, notices = clip_stages(scores.annotations, night.segments, shift=scores.origin - night.origin)
     start = night.header.start
     return Record(
         recording_id=recording_id,
@@ -221,16 +221,16 @@ def read_recording(
         signals=signals,
         annotations=sorted([*scored, *inside]),
         attributes={**attributes, **night.header.phi},
-        start_time=_iso(start, night.origin) if keep_dates and start is not None else None,
+        start_time=_format_start(start, night.origin) if keep_dates and start is not None else None,
         findings=[f.at(names[0]) for f in (*night.findings, *findings)] + [f.at(names[1]) for f in (*scores.findings, *notices)],
     )
 
 
-def _iso(start: datetime, origin: float) -> str:
+def _format_start(start: datetime, origin: float) -> str:
     return (start + timedelta(seconds=origin)).isoformat()
 
 
-def _same_start(psg: edf.Header, hypnogram: edf.Header) -> None:
+def _check_same_start(psg: edf.EdfHeader, hypnogram: edf.EdfHeader) -> None:
     """Refuse a hypnogram that starts at another time, as far as date or time of day are valid in both. Only the difference is told."""
     if psg.start is not None and hypnogram.start is not None:
         seconds = (hypnogram.start - psg.start).total_seconds()
@@ -250,7 +250,7 @@ def _same_start(psg: edf.Header, hypnogram: edf.Header) -> None:
         )
 
 
-def _signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
+def _check_signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
     """All channels with volts brought to uV, after the needed ones were checked for presence, rate, unit and quality."""
     findings = []
     labels = list(dict.fromkeys(signal.channel for signal in signals))
@@ -274,7 +274,7 @@ def _signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
             text, wanted = f"{name} is sampled at {rate:g} Hz", f"expected {RATE:g} Hz"
             raise input_error(Reason.SAMPLING_RATE, text, wanted, field="samples_per_record", found=f"{rate:g}", expected=f"{RATE:g}")
         if name in NEEDED:
-            findings += _quality(name, parts)
+            findings += _check_quality(name, parts)
         if factor not in {None, 1.0}:
             findings.append(
                 Finding(Reason.UNIT, f"{safe_text(name)} is in {unit}", "brought to uV by its scale", level="warning", field="unit")
@@ -285,7 +285,7 @@ def _signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
     return converted, findings
 
 
-def _quality(name: str, parts: list[Signal]) -> list[Finding]:
+def _check_quality(name: str, parts: list[Signal]) -> list[Finding]:
     """Constant runs and saturation of a needed channel (one part a segment), from its digital values."""
     arrays = [part.samples for part in parts]
     blocks = [x[at : at + BLOCK] for x in arrays for at in range(0, len(x), BLOCK)]
@@ -295,7 +295,7 @@ def _quality(name: str, parts: list[Signal]) -> list[Finding]:
     if low == high:
         return [Finding(Reason.FLAT_CHANNEL, "is constant", level="warning", field=name)]
     findings = []
-    longest = max((_longest_run(x) for x in arrays if _may_rest(x, int(FLAT * RATE))), default=0) / RATE
+    longest = max((_longest_run(x) for x in arrays if _may_hold_run(x, int(FLAT * RATE))), default=0) / RATE
     if longest >= FLAT:
         findings.append(Finding(Reason.FLAT_CHANNEL, f"does not change for {longest:g} s", level="warning", field=name))
     rail = max(sum(int(np.count_nonzero(x == edge)) for x, held in zip(blocks, ends, strict=True) if edge in held) for edge in (low, high))
@@ -305,7 +305,7 @@ def _quality(name: str, parts: list[Signal]) -> list[Finding]:
     return findings
 
 
-def _may_rest(x: np.ndarray, run: int) -> bool:
+def _may_hold_run(x: np.ndarray, run: int) -> bool:
     """Whether `run` equal values in a row are possible: then some of every sixteenth of it are equal in a row too. Cheap, and never wrong."""
     step = max(run // 16, 1)
     few = x[::step]
@@ -326,7 +326,7 @@ def _longest_run(x: np.ndarray) -> int:
     return max(best, len(x) - 1 - edge)
 
 
-def stages(
+def clip_stages(
     notes: Sequence[Annotation], segments: Sequence[tuple[float, float]], *, shift: float = 0.0
 ) -> tuple[list[Annotation], list[Finding]]:
     """The stages of a hypnogram, clipped to the signal and free of overlap.
@@ -351,7 +351,7 @@ def stages(
             raise input_error(Reason.ANNOTATION_SYNTAX, f"{note.label!r} at {note.onset:g} s has no duration", "every stage has one")
         else:
             known.append(note._replace(onset=note.onset + shift))
-    findings = [_unknown(label, count) for label, count in sorted(unknown.items())]
+    findings = [_unknown_label_finding(label, count) for label, count in sorted(unknown.items())]
     kept: list[Annotation] = []
     lost: Counter[bool] = Counter()  # scored? -> annotations
     beyond = 0.0
@@ -374,7 +374,7 @@ def stages(
         findings.append(
             replace(Finding(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", level="warning", count=count), level="info")
         )
-    single, repeated = _single(sorted(kept))
+    single, repeated = _remove_overlap(sorted(kept))
     if repeated:
         text = f"stages that repeat a part of the one before: {repeated}"
         findings.append(Finding(Reason.ANNOTATION_OVERLAP, text, "that part is kept once", level="warning", count=repeated))
@@ -386,14 +386,14 @@ def stages(
     return single, findings
 
 
-def _unknown(label: str, count: int) -> Finding:
+def _unknown_label_finding(label: str, count: int) -> Finding:
     """What does not begin with 'Sleep stage' may hold a name: it is counted, never shown."""
     text = f"annotations {safe_text(label) if label else 'with other texts than sleep stages'}: {count}"
     warning = Finding(Reason.UNKNOWN_LABEL, text, "not mapped to a stage", level="warning", count=count)
     return replace(warning, found=safe_text(label) if label else None)
 
 
-def _single(notes: list[Annotation]) -> tuple[list[Annotation], int]:
+def _remove_overlap(notes: list[Annotation]) -> tuple[list[Annotation], int]:
     """Annotations in order of onset with no time covered twice, and how many repeated the label before them."""
     single: list[Annotation] = []
     repeated = 0
@@ -415,7 +415,7 @@ def _single(notes: list[Annotation]) -> tuple[list[Annotation], int]:
 # --- subject tables
 
 
-def _subjects(source: Source, name: str) -> tuple[Table, list[Finding]]:
+def _load_subjects(source: Source, name: str) -> tuple[SubjectTable, list[Finding]]:
     """The table called `name`; without it, or when it is damaged, an empty one and a finding."""
     found = [rel for rel in source.files if PurePosixPath(rel).name == name]
     unknown = "age and sex stay unknown"
@@ -429,7 +429,7 @@ def _subjects(source: Source, name: str) -> tuple[Table, list[Finding]]:
     return table, [Finding(Reason.METADATA, text, "left out", level="warning", count=bad).at(found[0])] if bad else []
 
 
-def read_subjects(path: Path) -> tuple[Table, int]:
+def read_subjects(path: Path) -> tuple[SubjectTable, int]:
     """An official subject table (old .xls): age, sex ('F' or 'M'), lights_off ('HH:MM') by subject and night; number of unusable cells.
 
     Columns are found by their headings. SC codes sex as F = 1; ST as M = 1, F = 2, with two nights a row under a heading of two rows.
@@ -459,16 +459,16 @@ def read_subjects(path: Path) -> tuple[Table, int]:
     if len(code) == 1:  # 'sex (F=1)': whatever is not 1 is the other
         ((number, letter),) = code.items()
         code[3 - number] = "M" if letter == "F" else "F"
-    table: Table = {}
+    table: SubjectTable = {}
     bad = 0
     for row in (row for row in rows[top + 1 :] if any(str(cell).strip() for cell in row)):
-        who, age = _whole(row[subject]), _whole(row[heads.index("age")])
-        kind = code.get(_whole(row[sex]) or -1) if sex is not None else None
+        who, age = _to_integer(row[subject]), _to_integer(row[heads.index("age")])
+        kind = code.get(_to_integer(row[sex]) or -1) if sex is not None else None
         bad += (who is None) + (age is None or not 0 < age < 120) + (kind is None)
         known: dict[str, Any] = {"age": age} if age is not None and 0 < age < 120 else {}
         known |= {"sex": kind} if kind else {}
         for column, light in zip(nights, [*lights, *[-1] * len(nights)], strict=False):
-            night = _whole(row[column])
+            night = _to_integer(row[column])
             bad += night is None
             if who is not None and night is not None:
                 off = row[light] if light >= 0 else None
@@ -480,5 +480,5 @@ def read_subjects(path: Path) -> tuple[Table, int]:
 SEX = re.compile(r"([mf])\s*=?\s*(\d)")
 
 
-def _whole(cell: object) -> int | None:
+def _to_integer(cell: object) -> int | None:
     return int(cell) if isinstance(cell, float) and cell.is_integer() else None

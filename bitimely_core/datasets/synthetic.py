@@ -27,7 +27,7 @@ from bitimely_core.errors import Finding, Reason, safe_text, usage_error
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, datasets, unknown
-from bitimely_core.types import Annotation, Record, Unit
+from bitimely_core.types import Annotation, IngestUnit, Record
 
 # Subjects, epochs a night; two nights each. Forty: enough test subjects for an interval. "planted" is "small" in which nothing but the planted
 # waveforms tells the stages apart.
@@ -74,19 +74,19 @@ QUIET, OFTEN = 0.35, 2.0  # of "planted": share of the amplitude of N1 that is t
 SLOT = 3.0  # s; each planted waveform has a slot to itself, so none overlap
 
 CHANNELS = (  # ranges as in the official files
-    edf.Channel("EEG Fpz-Cz", "uV", -250.0, 250.0, -2048, 2047, PER_EPOCH),
-    edf.Channel("EEG Pz-Oz", "uV", -250.0, 250.0, -2048, 2047, PER_EPOCH),
-    edf.Channel("EOG horizontal", "uV", -1009.0, 1009.0, -2048, 2047, PER_EPOCH),
-    edf.Channel("Resp oro-nasal", "", -2048.0, 2047.0, -2048, 2047, int(EPOCH)),
-    edf.Channel("EMG submental", "uV", -5.0, 5.0, -2500, 2500, int(EPOCH)),
-    edf.Channel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, int(EPOCH)),
-    edf.Channel("Event marker", "", -2047.0, 2048.0, -2047, 2048, int(EPOCH)),
+    edf.EdfChannel("EEG Fpz-Cz", "uV", -250.0, 250.0, -2048, 2047, PER_EPOCH),
+    edf.EdfChannel("EEG Pz-Oz", "uV", -250.0, 250.0, -2048, 2047, PER_EPOCH),
+    edf.EdfChannel("EOG horizontal", "uV", -1009.0, 1009.0, -2048, 2047, PER_EPOCH),
+    edf.EdfChannel("Resp oro-nasal", "", -2048.0, 2047.0, -2048, 2047, int(EPOCH)),
+    edf.EdfChannel("EMG submental", "uV", -5.0, 5.0, -2500, 2500, int(EPOCH)),
+    edf.EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, int(EPOCH)),
+    edf.EdfChannel("Event marker", "", -2047.0, 2048.0, -2047, 2048, int(EPOCH)),
 )
 SCORES = ("Sleep stage W", "Sleep stage 1", "Sleep stage 2", "Sleep stage 3", "Sleep stage R")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Night:
+class SyntheticNight:
     """One made-up night. `stages` int [E], `values` physical values of each of `CHANNELS`, `planted` where waveforms lie."""
 
     stages: np.ndarray
@@ -109,21 +109,21 @@ class Night:
         needs_source=False,
     )
 )
-def synthetic(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+def synthetic(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
     """Made-up nights of 40 (small: ten minutes each) or 60 (large: two hours) subjects, the same for the same seed.
 
     planted: as small, but all stages have one quiet background, so that the planted waveforms alone tell them apart.
     """
     if source is not None:
         raise usage_error("takes no folder", "its data are made", "Leave SOURCE away", code=Reason.NO_INPUT)
-    size, seed = chosen(options.get("size", "small"), options.get("seed", 0))
+    size, seed = check_options(options.get("size", "small"), options.get("seed", 0))
     for subject in range(SIZES[size][0]):
         for night in range(1, NIGHTS + 1):
             read = partial(read_night, size, seed, subject, night, keep_dates=bool(options.get("keep_dates")))
-            yield Unit(name=f"SYN{subject:02d}{night}", files=(), read=read)
+            yield IngestUnit(name=f"SYN{subject:02d}{night}", files=(), read=read)
 
 
-def chosen(size: object, seed: object) -> tuple[str, int]:
+def check_options(size: object, seed: object) -> tuple[str, int]:
     """The options, checked.
 
     Raises:
@@ -161,7 +161,7 @@ def read_night(size: str, seed: int, subject: int, night: int, *, keep_dates: bo
 
 def write_cohort(folder: Path, size: str = "small", seed: int = 0) -> list[Path]:
     """The cohort in the official layout of Sleep-EDF under `folder`, so that `ingest sleep-edf` reads it; returns the files written."""
-    size, seed = chosen(size, seed)
+    size, seed = check_options(size, seed)
     cassette = folder / "sleep-cassette"
     cassette.mkdir(parents=True, exist_ok=True)
     written = []
@@ -183,39 +183,41 @@ def encode_night(size: str, seed: int, subject: int, night: int) -> tuple[bytes,
     start = datetime(2001, 1, 1, 22) + timedelta(days=7 * (night - 1))
     edges = [0, *(np.flatnonzero(np.diff(made.stages)) + 1).tolist(), len(made.stages)]
     scores = [Annotation(a * EPOCH, (b - a) * EPOCH, SCORES[made.stages[a]]) for a, b in pairwise(edges)]
-    return edf.encode(CHANNELS, digital, duration=EPOCH, notes=made.planted, start=start), edf.encode((), (), notes=scores, start=start)
+    return edf.encode_edf(CHANNELS, digital, duration=EPOCH, notes=made.planted, start=start), edf.encode_edf(
+        (), (), notes=scores, start=start
+    )
 
 
 # --- one night
 
 
-def make_night(epochs: int, seed: int, subject: int, night: int, *, alike: bool = False) -> Night:
+def make_night(epochs: int, seed: int, subject: int, night: int, *, alike: bool = False) -> SyntheticNight:
     """Stages, signals and planted waveforms of one night; the same for the same arguments. `alike`: one quiet background for all stages."""
     who, rng = np.random.default_rng([seed, subject, 0]), np.random.default_rng([seed, subject, night])
     gain = np.exp(SUBJECT_SPREAD * who.standard_normal(len(BANDS)) + 0.5 * SUBJECT_SPREAD * who.standard_normal())
     peak, slope, chin = who.uniform(8.5, 11.5), who.uniform(1.0, 1.6), np.exp(0.3 * who.standard_normal())
     spindle_rate, breath = who.uniform(12.5, 14.5), who.uniform(0.2, 0.3)
-    stages = hypnogram_of(epochs, rng)
+    stages = draw_stages(epochs, rng)
     total = epochs * PER_EPOCH
 
     jitter = np.exp(EPOCH_SPREAD * rng.standard_normal((epochs, len(BANDS))))
     level = np.full_like(stages, N1) if alike else stages
     amplitude = (QUIET if alike else 1.0) * MICROVOLTS[level] * gain * jitter  # [E, bands]
-    frontal, posterior = _coloured(total, rng, slope)
+    frontal, posterior = _make_power_law_noise(total, rng, slope)
     frontal, posterior = 4.0 * frontal, 3.5 * posterior
     for band, (low, high) in enumerate(BANDS.values()):
         shape = (peak, 1.0) if low == 8.0 else None
-        front, back = _banded(total, rng, low, high, shape)
-        loud = _envelope(amplitude[:, band])
+        front, back = _make_band_noise(total, rng, low, high, shape)
+        loud = _make_envelope(amplitude[:, band])
         frontal += loud * front
         posterior += loud * POSTERIOR[band] * (0.6 * front + 0.8 * back)  # the two derivations share a part
-    rolling, rapid = _banded(total, rng, 0.2, 0.6)[0], _banded(total, rng, 0.7, 3.0)[0]
+    rolling, rapid = _make_band_noise(total, rng, 0.2, 0.6)[0], _make_band_noise(total, rng, 0.7, 3.0)[0]
     eye = np.exp(0.25 * rng.standard_normal((epochs, 2)))
-    eyes = _envelope(ROLLING[level] * eye[:, 0]) * rolling + _envelope(RAPID[level] * eye[:, 1]) * rapid + 0.3 * frontal
+    eyes = _make_envelope(ROLLING[level] * eye[:, 0]) * rolling + _make_envelope(RAPID[level] * eye[:, 1]) * rapid + 0.3 * frontal
 
     planted = []
-    for name, at, length, size in _places(stages, rng, OFTEN if alike else 1.0):
-        wave = size * waveform(name, length, spindle_rate)
+    for name, at, length, size in _draw_positions(stages, rng, OFTEN if alike else 1.0):
+        wave = size * make_waveform(name, length, spindle_rate)
         frontal[at : at + length] += wave
         posterior[at : at + length] += (0.2 if name == "blink" else 0.6) * wave
         eyes[at : at + length] += (4.0 if name == "blink" else 0.3) * wave
@@ -228,10 +230,10 @@ def make_night(epochs: int, seed: int, subject: int, night: int, *, alike: bool 
     muscle = CHIN[per_second] * chin * np.exp(0.25 * rng.standard_normal(len(seconds)))
     warmth = 37.2 - 0.4 * seconds / 28800 + 0.02 * rng.standard_normal(len(seconds))
     marker = np.where(seconds // 2 == 5, 1000.0, 0.0)  # lights off, ten seconds after the start, held for two
-    return Night(stages=stages, values=[frontal, posterior, eyes, breathing, muscle, warmth, marker], planted=planted)
+    return SyntheticNight(stages=stages, values=[frontal, posterior, eyes, breathing, muscle, warmth, marker], planted=planted)
 
 
-def hypnogram_of(epochs: int, rng: np.random.Generator) -> np.ndarray:
+def draw_stages(epochs: int, rng: np.random.Generator) -> np.ndarray:
     """Stages from the Markov chain, int [E], drawn again until each stage is there twice; starts awake."""
     steps = np.cumsum(CHAIN, axis=1)
     while True:
@@ -245,22 +247,22 @@ def hypnogram_of(epochs: int, rng: np.random.Generator) -> np.ndarray:
             return stages
 
 
-def _banded(total: int, rng: np.random.Generator, low: float, high: float, peak: tuple[float, float] | None = None) -> np.ndarray:
+def _make_band_noise(total: int, rng: np.random.Generator, low: float, high: float, peak: tuple[float, float] | None = None) -> np.ndarray:
     """Two independent noises [2, T] of unit variance between `low` and `high` Hz, or around a peak (centre, width)."""
     rate = np.fft.rfftfreq(total, 1 / RATE)
     first, last = np.searchsorted(rate, [low, high])
     weight = np.ones(last - first) if peak is None else np.exp(-0.5 * ((rate[first:last] - peak[0]) / peak[1]) ** 2)
-    return _noise(total, rng, first, weight)
+    return _make_noise(total, rng, first, weight)
 
 
-def _coloured(total: int, rng: np.random.Generator, slope: float) -> np.ndarray:
+def _make_power_law_noise(total: int, rng: np.random.Generator, slope: float) -> np.ndarray:
     """Two independent noises [2, T] of unit variance with power ~ 1/f^slope from 0.5 Hz on."""
     rate = np.fft.rfftfreq(total, 1 / RATE)
     first = int(np.searchsorted(rate, 0.5))
-    return _noise(total, rng, first, rate[first:-1] ** (-slope / 2))
+    return _make_noise(total, rng, first, rate[first:-1] ** (-slope / 2))
 
 
-def _noise(total: int, rng: np.random.Generator, first: int, weight: np.ndarray) -> np.ndarray:
+def _make_noise(total: int, rng: np.random.Generator, first: int, weight: np.ndarray) -> np.ndarray:
     """Gaussian noise [2, T] of unit variance with the given amplitudes from frequency bin `first` on."""
     spectrum = np.zeros((2, total // 2 + 1), complex)
     parts = rng.standard_normal((2, 2, len(weight)))
@@ -268,7 +270,7 @@ def _noise(total: int, rng: np.random.Generator, first: int, weight: np.ndarray)
     return np.fft.irfft(spectrum, total) * (total / (2 * np.sqrt(np.sum(weight**2))))
 
 
-def _envelope(levels: np.ndarray) -> np.ndarray:
+def _make_envelope(levels: np.ndarray) -> np.ndarray:
     """Amplitude [T] from one level an epoch [E], with a transition of two seconds between epochs."""
     steps = np.repeat(levels, PER_EPOCH)
     width = int(2 * RATE)
@@ -277,7 +279,7 @@ def _envelope(levels: np.ndarray) -> np.ndarray:
     return (sums[width:] - sums[:-width]) / width
 
 
-def _places(stages: np.ndarray, rng: np.random.Generator, often: float) -> list[tuple[str, int, int, float]]:
+def _draw_positions(stages: np.ndarray, rng: np.random.Generator, often: float) -> list[tuple[str, int, int, float]]:
     """(waveform, first sample, samples, peak in uV) of everything that is planted, in order of time."""
     places = []
     slots = int(EPOCH / SLOT)
@@ -291,7 +293,7 @@ def _places(stages: np.ndarray, rng: np.random.Generator, often: float) -> list[
     return places
 
 
-def waveform(name: str, length: int, rate: float = 13.5) -> np.ndarray:
+def make_waveform(name: str, length: int, rate: float = 13.5) -> np.ndarray:
     """A planted waveform [length] with a largest value of about 1; `rate` is the frequency of the spindles in Hz."""
     x = np.linspace(0.0, 1.0, length)
     seconds = np.arange(length) / RATE

@@ -21,29 +21,29 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import ts as format_ts
-from bitimely_core.formats.source import Source, located
+from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Record, Records, Rows, Signal, Unit
+from bitimely_core.types import IngestUnit, Record, Records, Signal, SourceRows
 
 NAME = re.compile(r"(.+)_(TRAIN|TEST)\.ts", re.IGNORECASE | re.DOTALL)
 LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(txt|md|json|py)", re.IGNORECASE)
 SPLITS = ("train", "validation", "test")
-SHORTEST = 64  # values below which shared samples prove nothing
-CHANGES = 8  # in a stretch of samples that may prove that two cases share it: a flat line proves nothing
-SPREAD = 16  # a clock may leave this many grid points empty for each sample
-EACH = 5  # faulty lines named one by one
+MIN_VALUES = 64  # values below which shared samples prove nothing
+MIN_CHANGES = 8  # in a stretch of samples that may prove that two cases share it: a flat line proves nothing
+MAX_SPREAD = 16  # a clock may leave this many grid points empty for each sample
+MAX_LISTED = 5  # faulty lines named one by one
 
 RULES = {
     "splits": "cases of TEST are test; a tenth of the recordings of TRAIN is validation. A recording whose cases stand in both files is "
     "train throughout; where most of them do, the files split inside recordings and all are split again, 80/10/10 by recording",
-    "recordings": f"cases of at least {SHORTEST} values that share a stretch of a quarter of a case are of one recording, and so are equal cases",
+    "recordings": f"cases of at least {MIN_VALUES} values that share a stretch of a quarter of a case are of one recording, and so are equal cases",
     "labels": "a case without a label, with one that is no class or not finite, or with another number of channels is left out and counted",
     "missing": "? and NaN are missing values (mask), never numbers",
 }
 LENGTHS = "cases that differ in length are filled up at their ends with missing values to the longest, so that one window is one case"
 
 
-class Channel(NamedTuple):
+class TserChannel(NamedTuple):
     """A channel of every case."""
 
     name: str
@@ -53,22 +53,22 @@ class Channel(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class TserLayout:
     """What is known of a problem beyond its files, which name nothing."""
 
     target: str = ""  # attribute of a case that holds its label; "": label (classes) or value (numbers)
-    channels: tuple[Channel, ...] = ()  # (): channel 1, 2, ... at 1 Hz
+    channels: tuple[TserChannel, ...] = ()  # (): channel 1, 2, ... at 1 Hz
     subject: str = ""  # what subjects are called; "": the problem's name
     windows: bool = False  # cases are cut from long recordings: neighbours in a file may be neighbours in time
 
 
 @dataclass(frozen=True, kw_only=True)
-class File:
+class TserFile:
     """One file of a problem. `groups` and `splits` have one entry a case: its recording, and the position of its split in SPLITS."""
 
     rel: str
-    header: format_ts.Header
-    layout: Layout
+    header: format_ts.TsHeader
+    layout: TserLayout
     groups: np.ndarray  # int32 [cases]
     splits: np.ndarray  # int8 [cases]
     length: int | None = None  # every channel is filled up with missing values to this many
@@ -101,29 +101,22 @@ OPEN = {
         clinical=False,
     )
 )
-def ts(source: Source | None, options: dict[str, Any]) -> Iterator[Unit | Finding]:
+def ts(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
     """A problem in .ts files: NAME_TRAIN.ts and NAME_TEST.ts, one recording a case."""
-    source = needed(source)
-    found = problems(source)
+    source = require_source(source)
+    found = find_problems(source)
     if len(found) > 1:
         raise usage_error(
             f"{len(found)} problems: {', '.join(safe_text(name, 60) for name in list(found)[:10])}",
             "expected one",
             "Give the folder of one of them",
         )
-    yield from others(source, found)
+    yield from report_unclaimed(source, found)
     for files in found.values():
-        yield from units(source, {"": files}, {"": Layout()})
+        yield from list_units(source, {"": files}, {"": TserLayout()})
 
 
-def needed(source: Source | None) -> Source:
-    """The source. Raises UserError (no_input) without one."""
-    if source is None:
-        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
-    return source
-
-
-def problems(source: Source) -> dict[str, dict[str, str]]:
+def find_problems(source: Source) -> dict[str, dict[str, str]]:
     """Problem (folder and name) -> TRAIN or TEST -> file. A .ts file that says neither is taken for TRAIN."""
     found: dict[str, dict[str, str]] = {}
     for rel in [*source.files, *source.odd]:
@@ -134,7 +127,7 @@ def problems(source: Source) -> dict[str, dict[str, str]]:
     return found
 
 
-def others(source: Source, found: Mapping[str, Mapping[str, str]], layout: re.Pattern[str] = LAYOUT) -> Iterator[Finding]:
+def report_unclaimed(source: Source, found: Mapping[str, Mapping[str, str]], layout: re.Pattern[str] = LAYOUT) -> Iterator[Finding]:
     """Files that belong to no unit, by ending, and what is missing altogether."""
     taken = {rel for files in found.values() for rel in files.values()}
     left: dict[str, list[str]] = {}
@@ -156,7 +149,7 @@ def others(source: Source, found: Mapping[str, Mapping[str, str]], layout: re.Pa
 # --- a problem, or several of one source
 
 
-def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mapping[str, Layout]) -> Iterator[Unit | Finding]:
+def list_units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mapping[str, TserLayout]) -> Iterator[IngestUnit | Finding]:
     """The files of one or several problems that were cut from the same recordings, as units.
 
     Args:
@@ -167,21 +160,21 @@ def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mappi
     Raises:
         UserError: what makes a file, and with it the problem, unusable: header_syntax, schema_mismatch, empty_file and so on.
     """
-    heads: dict[str, format_ts.Header] = {}
+    heads: dict[str, format_ts.TsHeader] = {}
     notes: dict[str, list[Finding]] = {}
     for files in found.values():
         for rel in files.values():
-            with located(rel):
+            with locate_errors(rel):
                 heads[rel] = format_ts.read_header(source.path(rel))
             notes[rel] = []
         if len(files) == 2:
             train, test = files["TRAIN"], files["TEST"]
             try:
-                format_ts.compare(heads[train], heads[test], test)
+                format_ts.check_compatible(heads[train], heads[test], test)
             except UserError as error:  # both files are named: either may be the wrong one
                 error.requirement = error.requirement.replace("TRAIN", PurePosixPath(train).name, 1)
                 raise
-            repeated = format_ts.duplicates(source.path(train), source.path(test))
+            repeated = format_ts.find_duplicates(source.path(train), source.path(test))
             notes[test] += [repeated.at(test)] if repeated else []
         else:
             ((kind, rel),) = files.items()
@@ -193,10 +186,10 @@ def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mappi
     length = (
         None
         if any(layout.channels for layout in layouts.values())
-        else _filled([source.path(rel) for rel, _ in names], list(heads.values()))
+        else _find_padded_length([source.path(rel) for rel, _ in names], list(heads.values()))
     )
-    groups, known = recordings([(source.path(rel), heads[rel]) for rel, _ in names])
-    placed, findings = assigned(groups, [kind for _, kind in names], windows=windows and not known)
+    groups, known = group_cases([(source.path(rel), heads[rel]) for rel, _ in names])
+    placed, findings = assign_case_splits(groups, [kind for _, kind in names], windows=windows and not known)
     yield from findings
     if windows and not known:
         yield Finding(
@@ -208,19 +201,19 @@ def units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mappi
         )
     layout_of = {rel: layouts[problem] for problem, files in found.items() for rel in files.values()}
     for (rel, _), group, split in zip(names, groups, placed, strict=True):
-        file = File(rel=rel, header=heads[rel], layout=layout_of[rel], groups=group, splits=split, length=length)
-        yield Unit(name=rel, files=(rel,), read=partial(read, source.path(rel), file), findings=tuple(notes[rel]))
+        file = TserFile(rel=rel, header=heads[rel], layout=layout_of[rel], groups=group, splits=split, length=length)
+        yield IngestUnit(name=rel, files=(rel,), read=partial(read_problem, source.path(rel), file), findings=tuple(notes[rel]))
 
 
-def read(path: Path, file: File) -> Records:
+def read_problem(path: Path, file: TserFile) -> Records:
     """All cases of a file, each a recording with its label; faulty ones are counted."""
     stem = PurePosixPath(file.rel).stem
     records: list[Record] = []
     faults: list[Finding] = []
     findings = [finding.at(file.rel) for finding in file.header.findings]
     number = touched = 0
-    with located(file.rel):
-        for item in format_ts.cases(path, file.header):
+    with locate_errors(file.rel):
+        for item in format_ts.read_cases(path, file.header):
             if isinstance(item, Finding):
                 if item.row is None:
                     findings.append(item.at(file.rel))
@@ -228,7 +221,7 @@ def read(path: Path, file: File) -> Records:
                 faults.append(item.at(file.rel))
             else:
                 try:
-                    signals = _signals(item, file)
+                    signals = _make_signals(item, file)
                 except UserError as error:
                     faults.append(replace(error.finding, row=item.row, file=file.rel))
                 else:
@@ -236,40 +229,40 @@ def read(path: Path, file: File) -> Records:
                     attributes: dict[str, Any] = {"split": SPLITS[file.splits[number]]}
                     if item.label is not None:
                         attributes[file.layout.target or ("label" if isinstance(item.label, str) else "value")] = item.label
-                    subject = f"{file.layout.subject or problem_of(stem)}-{group + 1:05d}"
+                    subject = f"{file.layout.subject or problem_name(stem)}-{group + 1:05d}"
                     recording = f"{stem}-{number + 1:06d}"
                     records.append(Record(recording_id=recording, subject_id=subject, signals=signals, attributes=attributes))
                     touched += any(bool(np.isnan(signal.samples).any()) for signal in signals)
             number += 1
     quarantined = Counter(str(fault.code) for fault in faults)
-    account = Rows(
+    account = SourceRows(
         file=file.rel,
         kind="cases",
         seen=file.header.cases,
         quarantined=dict(quarantined),
         warned={str(Reason.MISSING_VALUES): touched} if touched else {},
     )
-    return Records(records=records, rows=[account], findings=[*findings, *told(faults)])
+    return Records(records=records, rows=[account], findings=[*findings, *report_faults(faults)])
 
 
-def problem_of(stem: str) -> str:
+def problem_name(stem: str) -> str:
     """The problem's name in that of a file."""
     return re.sub(r"_(TRAIN|TEST)$", "", stem, flags=re.IGNORECASE)
 
 
-def told(faults: Sequence[Finding]) -> list[Finding]:
+def report_faults(faults: Sequence[Finding]) -> list[Finding]:
     """Faulty lines, the first few of each reason one by one, the others by number."""
     out: list[Finding] = []
     for code in dict.fromkeys(fault.code for fault in faults):
         same = [fault for fault in faults if fault.code == code]
-        out += same[:EACH]
-        if more := same[EACH:]:
+        out += same[:MAX_LISTED]
+        if more := same[MAX_LISTED:]:
             rows = tuple(f"row {fault.row}" for fault in more[:5])
             out.append(replace(more[0], problem=f"{len(more)} more lines with this fault", requirement="", count=len(more), examples=rows))
     return out
 
 
-def _signals(case: format_ts.Case, file: File) -> list[Signal]:
+def _make_signals(case: format_ts.TsCase, file: TserFile) -> list[Signal]:
     """The channels of a case, named by their lengths where the layout says them, else in order.
 
     Raises:
@@ -278,8 +271,8 @@ def _signals(case: format_ts.Case, file: File) -> list[Signal]:
     layout = file.layout
     if not layout.channels:
         clocks = case.times or (None,) * len(case.channels)
-        placed = [on_grid(values, clock) for values, clock in zip(case.channels, clocks, strict=True)]
-        return [Signal(f"channel {i}", rate, "", _padded(values, file.length)) for i, (values, rate) in enumerate(placed, 1)]
+        placed = [place_on_grid(values, clock) for values, clock in zip(case.channels, clocks, strict=True)]
+        return [Signal(f"channel {i}", rate, "", _pad_values(values, file.length)) for i, (values, rate) in enumerate(placed, 1)]
     left = list(case.channels)
     out = []
     for channel in layout.channels:
@@ -294,14 +287,14 @@ def _signals(case: format_ts.Case, file: File) -> list[Signal]:
     return out
 
 
-def _padded(values: np.ndarray, length: int | None) -> np.ndarray:
+def _pad_values(values: np.ndarray, length: int | None) -> np.ndarray:
     """float32, NaN after the last value up to `length`."""
     if length is None or len(values) >= length:
         return values
     return np.concatenate([values, np.full(length - len(values), np.nan, np.float32)])
 
 
-def _filled(paths: Sequence[Path], heads: Sequence[format_ts.Header]) -> int | None:
+def _find_padded_length(paths: Sequence[Path], heads: Sequence[format_ts.TsHeader]) -> int | None:
     """Length of the longest channel of a problem whose cases differ in length; None where none is to be filled up."""
     if any(head.timestamps for head in heads) or len({head.lengths for head in heads} - {None}) == 1 == len(
         {head.lengths for head in heads}
@@ -309,14 +302,14 @@ def _filled(paths: Sequence[Path], heads: Sequence[format_ts.Header]) -> int | N
         return None
     longest = total = channels = 0
     for path, head in zip(paths, heads, strict=True):
-        for row, line, _ in format_ts.lines(path):
+        for row, line, _ in format_ts.read_lines(path):
             if row > head.data:
-                found = format_ts.shape(line, timestamps=False, labelled=head.task != "none")
+                found = format_ts.count_values(line, timestamps=False, labelled=head.task != "none")
                 longest, total, channels = max(longest, *found), total + sum(found), channels + len(found)
-    return longest if longest * channels <= SPREAD * total else None
+    return longest if longest * channels <= MAX_SPREAD * total else None
 
 
-def on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, float]:
+def place_on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, float]:
     """Values on the grid of their smallest step (NaN where there is none) and its rate in Hz; 1 Hz without a clock.
 
     Args:
@@ -331,7 +324,7 @@ def on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, f
     step = float(np.diff(times).min())
     places = (times - times[0]) / step
     at = np.rint(places).astype(np.int64)
-    if at[-1] + 1 > SPREAD * len(at) or np.abs(places - at).max() > 0.01:
+    if at[-1] + 1 > MAX_SPREAD * len(at) or np.abs(places - at).max() > 0.01:
         raise input_error(Reason.TIMESTAMPS, "the times keep to no regular grid", "resample the case, or leave it out")
     if at[-1] + 1 == len(at):
         return values, 1.0 / step
@@ -343,7 +336,7 @@ def on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, f
 # --- recordings, found by the samples that cases share
 
 
-def recordings(files: Sequence[tuple[Path, format_ts.Header]]) -> tuple[list[np.ndarray], bool]:
+def group_cases(files: Sequence[tuple[Path, format_ts.TsHeader]]) -> tuple[list[np.ndarray], bool]:
     """Which cases of `files` were cut from one recording.
 
     Of the first channel of each case a few stretches are chosen by their content, so that two cases that overlap by three eighths choose
@@ -358,7 +351,7 @@ def recordings(files: Sequence[tuple[Path, format_ts.Header]]) -> tuple[list[np.
     counts = [header.cases for _, header in files]
     first = 0
     for path, header in files:
-        for i, chosen in enumerate(_marked(path, header)):
+        for i, chosen in enumerate(_hash_cases(path, header)):
             if len(chosen):
                 marks.append(chosen)
                 owners.append(np.full(len(chosen), first + i, np.int64))
@@ -384,29 +377,29 @@ def recordings(files: Sequence[tuple[Path, format_ts.Header]]) -> tuple[list[np.
     return np.split(groups.astype(np.int32), np.cumsum(counts)[:-1]), bool(2 * len(names) <= first)
 
 
-def _marked(path: Path, header: format_ts.Header) -> Iterator[np.ndarray]:
+def _hash_cases(path: Path, header: format_ts.TsHeader) -> Iterator[np.ndarray]:
     """Hashes (uint64) of each case: of its whole text without the label, and of the chosen stretches of one that is long enough."""
-    powers = _powers(1024)
-    for row, line, _ in format_ts.lines(path):
+    powers = _hash_powers(1024)
+    for row, line, _ in format_ts.read_lines(path):
         if row <= header.data:
             continue
         text = line.rpartition(b":")[0] if header.task != "none" else line
         whole = hashlib.blake2b(text.translate(None, b" \t"), digest_size=8).digest()
         chosen = np.frombuffer(whole, np.uint64)
         field = b"" if header.timestamps else line.split(b":", 1)[0]
-        if field.count(b",") + 1 >= SHORTEST and not field.translate(None, format_ts.PLAIN):
+        if field.count(b",") + 1 >= MIN_VALUES and not field.translate(None, format_ts.PLAIN):
             try:
                 values = np.array(list(map(float, field.split(b","))), np.float32)
             except ValueError:
                 values = np.zeros(0, np.float32)
-            if len(values) >= SHORTEST:
+            if len(values) >= MIN_VALUES:
                 while len(powers[0]) <= len(values):
-                    powers = _powers(2 * len(powers[0]))
-                chosen = np.concatenate([chosen, stretches(values, *powers)])
+                    powers = _hash_powers(2 * len(powers[0]))
+                chosen = np.concatenate([chosen, hash_stretches(values, *powers)])
         yield chosen
 
 
-def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
+def _hash_powers(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Powers [count] of an odd number modulo 2^64, and of its inverse."""
     base = 0x9E3779B97F4A7C15
     inverse = pow(base, -1, 1 << 64)
@@ -418,16 +411,16 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
     return out[0], out[1]
 
 
-def stretches(values: np.ndarray, powers: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+def hash_stretches(values: np.ndarray, powers: np.ndarray, inverse: np.ndarray) -> np.ndarray:
     """Hashes (uint64) of stretches of a quarter of `values` (float32 [n]), of every n/8 places in a row the smallest one."""
     n = len(values)
     length, width = n // 4, max(1, n // 8)
     bits = np.ascontiguousarray(values + 0.0).view(np.uint32).astype(np.uint64)  # + 0.0: one zero
-    mixed = _mixed(bits) * powers[:n]
+    mixed = _mix_hash(bits) * powers[:n]
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed)])
-    rolling = _mixed((sums[length:] - sums[:-length]) * inverse[: n - length + 1])
+    rolling = _mix_hash((sums[length:] - sums[:-length]) * inverse[: n - length + 1])
     changes = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])])
-    flat = changes[length - 1 :] - changes[: n - length + 1] < CHANGES
+    flat = changes[length - 1 :] - changes[: n - length + 1] < MIN_CHANGES
     worst = np.uint64(2**64 - 1)
     rolling[flat] = worst
     smallest = np.lib.stride_tricks.sliding_window_view(rolling, min(width, len(rolling))).min(axis=1)
@@ -435,7 +428,7 @@ def stretches(values: np.ndarray, powers: np.ndarray, inverse: np.ndarray) -> np
     return chosen[chosen != worst]
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _mix_hash(x: np.ndarray) -> np.ndarray:
     """The finaliser of MurmurHash3 on uint64."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         x = (x ^ (x >> np.uint64(33))) * np.uint64(factor)
@@ -445,7 +438,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 # --- splits
 
 
-def ranked(names: Sequence[str], *, test: bool = True, held: tuple[int, int] | None = None) -> dict[str, str]:
+def split_by_hash(names: Sequence[str], *, test: bool = True, held: tuple[int, int] | None = None) -> dict[str, str]:
     """Name -> split: in the order of the names' hashes the last are test, those before them validation, the others train.
 
     Args:
@@ -462,7 +455,7 @@ def ranked(names: Sequence[str], *, test: bool = True, held: tuple[int, int] | N
     return dict(zip(order, ["train"] * (len(order) - len(held_out)) + held_out, strict=True))
 
 
-def assigned(groups: Sequence[np.ndarray], kinds: Sequence[str], *, windows: bool) -> tuple[list[np.ndarray], list[Finding]]:
+def assign_case_splits(groups: Sequence[np.ndarray], kinds: Sequence[str], *, windows: bool) -> tuple[list[np.ndarray], list[Finding]]:
     """The split of every case, by its recording.
 
     Args:
@@ -482,29 +475,29 @@ def assigned(groups: Sequence[np.ndarray], kinds: Sequence[str], *, windows: boo
     if inside["TRAIN"] and inside["TEST"] and 2 * len(both) <= len(inside["TEST"]):
         split = dict.fromkeys(inside["TEST"], "test") | dict.fromkeys(both, "train")
         free = sorted(inside["TRAIN"] - both)
-        split |= _ordered(free, test=False) if windows else _hashed(free, test=False)
+        split |= _split_groups_in_order(free, test=False) if windows else _split_groups_by_hash(free, test=False)
         if both:
-            findings.append(_shared(len(both), "they are train throughout"))
+            findings.append(_shared_finding(len(both), "they are train throughout"))
     else:
         every = sorted(inside["TRAIN"] | inside["TEST"])
-        split = _ordered(every, test=True) if windows else _hashed(every, test=True)
+        split = _split_groups_in_order(every, test=True) if windows else _split_groups_by_hash(every, test=True)
         if both:
-            findings.append(_shared(len(both), "the files split inside recordings: all are split again, by recording"))
+            findings.append(_shared_finding(len(both), "the files split inside recordings: all are split again, by recording"))
     return [np.array([SPLITS.index(split[g]) for g in group.tolist()], np.int8) for group in groups], findings
 
 
-def _hashed(groups: Sequence[int], *, test: bool) -> dict[int, str]:
-    found = ranked([str(group) for group in groups], test=test)
+def _split_groups_by_hash(groups: Sequence[int], *, test: bool) -> dict[int, str]:
+    found = split_by_hash([str(group) for group in groups], test=test)
     return {group: found[str(group)] for group in groups}
 
 
-def _ordered(groups: Sequence[int], *, test: bool) -> dict[int, str]:
+def _split_groups_in_order(groups: Sequence[int], *, test: bool) -> dict[int, str]:
     """The last tenth in the order of the file is test (with `test`), the tenth before it validation."""
     held = math.ceil(len(groups) / 10) if len(groups) >= 3 else 0
     held_out = ["validation"] * held + (["test"] * held if test else [])
     return dict(zip(groups, ["train"] * (len(groups) - len(held_out)) + held_out, strict=True))
 
 
-def _shared(count: int, done: str) -> Finding:
+def _shared_finding(count: int, done: str) -> Finding:
     text = f"{count} recording{'s' * (count > 1)} {'have' if count > 1 else 'has'} cases in TRAIN and in TEST"
     return Finding(Reason.DUPLICATE_ACROSS_SPLITS, text, done, level="warning", count=count)

@@ -13,7 +13,6 @@ import io
 import math
 import re
 import stat
-import unicodedata
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -28,6 +27,8 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, safe_text
+from bitimely_core.formats.edf_annotations import decode_annotations, encode_tal
+from bitimely_core.formats.text import decode_text, format_bytes, sanitize_label
 from bitimely_core.types import Annotation, Signal
 
 FIELDS = (
@@ -56,20 +57,16 @@ SIGNAL_FIELDS = (
 )
 ANNOTATION_LABELS = ("EDF Annotations", "BDF Annotations")
 IMPLAUSIBLE = 100  # a header that promises this many times the records that are there is taken for damaged, not the file for cut short
-MOST_SEGMENTS = 10_000
+MAX_SEGMENTS = 10_000
 BLOCK = 1 << 20  # bytes read at once: stays in the processor's cache between the read and the copy
 
 INTEGER = re.compile(rb"[+-]?\d+(?:\.0*)?", re.ASCII)
 NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 CLOCK = re.compile(r"(\d\d)[.:](\d\d)[.:](\d\d)", re.ASCII)
 DAY = re.compile(r"(\d\d)[./-](\d\d)[./-](\d\d)", re.ASCII)
-TAL = re.compile(rb"([+-]\d++(?:\.\d*+)?)(?:\x15(\d++(?:\.\d*+)?))?\x14((?:[^\x00\x14\x15]*+\x14)*+)(?:\x00|\Z)")
-CONTENT = re.compile(rb"[^\x00]")
-MARKUP = re.compile(r"[<>\[\]`]|&#?\w+;")
-FORMULA = ("=", "+", "-", "@")
 
 
-class Channel(NamedTuple):
+class EdfChannel(NamedTuple):
     """One ordinary signal of the header."""
 
     label: str  # fit to store: without control, markup and formula characters
@@ -93,7 +90,7 @@ class Channel(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class EdfHeader:
     """A validated header. `records` is the number of whole records to read: never more than the file has."""
 
     kind: str  # EDF, EDF+C, EDF+D, BDF, BDF+C or BDF+D
@@ -102,7 +99,7 @@ class Header:
     records: int
     duration: float  # seconds a record; 0 in files that hold nothing but annotations
     record_bytes: int
-    channels: tuple[Channel, ...]
+    channels: tuple[EdfChannel, ...]
     texts: tuple[tuple[int, int], ...]  # (start, stop) in the record, in bytes, of the annotation signals
     day: date | None
     clock: time | None
@@ -119,16 +116,16 @@ class Header:
         """Length of all records together."""
         return self.records * self.duration
 
-    def rate(self, channel: Channel) -> float:
+    def rate(self, channel: EdfChannel) -> float:
         """Sampling rate in Hz."""
-        return _rate(channel.samples, self.duration)
+        return _sampling_rate(channel.samples, self.duration)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recording:
+class EdfRecording:
     """A whole file: times are seconds from its first sample, which lies `origin` seconds after the start in the header."""
 
-    header: Header
+    header: EdfHeader
     signals: list[Signal]
     annotations: list[Annotation]
     segments: list[tuple[float, float]]  # (onset, end) in seconds of the stretches without a gap
@@ -139,7 +136,7 @@ class Recording:
 # --- header
 
 
-def read_header(path: Path, *, needed: Collection[str] | None = None, keep_phi: bool = False) -> Header:
+def read_header(path: Path, *, needed: Collection[str] | None = None, keep_phi: bool = False) -> EdfHeader:
     """Header of the file at `path`, compared with the file's size.
 
     Args:
@@ -157,7 +154,7 @@ def read_header(path: Path, *, needed: Collection[str] | None = None, keep_phi: 
             raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file", file=str(path))
         with path.open("rb") as file:
             fixed = file.read(256)
-            rest = file.read(min(_signal_count(fixed, info.st_size) * 256, info.st_size))
+            rest = file.read(min(_count_signals(fixed, info.st_size) * 256, info.st_size))
         suffix = path.suffix.lower()
         return parse_header(fixed + rest, info.st_size, suffix=suffix, needed=needed, keep_phi=keep_phi)
     except OSError as error:
@@ -167,10 +164,10 @@ def read_header(path: Path, *, needed: Collection[str] | None = None, keep_phi: 
         raise
 
 
-def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection[str] | None = None, keep_phi: bool = False) -> Header:
+def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection[str] | None = None, keep_phi: bool = False) -> EdfHeader:
     """As `read_header`, from the first bytes of a file of `size` bytes; `suffix` is that of its name."""
-    count = _signal_count(data, size)
-    raw = dict(zip((name for name, _ in FIELDS), _cut(data[:256], [width for _, width in FIELDS]), strict=True))
+    count = _count_signals(data, size)
+    raw = dict(zip((name for name, _ in FIELDS), _split_fields(data[:256], [width for _, width in FIELDS]), strict=True))
     width = 3 if raw["version"][:1] == b"\xff" else 2
     family = "BDF" if width == 3 else "EDF"
     if suffix in {".edf", ".bdf"} and suffix != "." + family.lower():
@@ -182,7 +179,7 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
             expected=suffix[1:].upper(),
         )
     wanted = 256 * (count + 1)
-    said = _integer(raw["header_bytes"], "header_bytes")
+    said = _parse_integer(raw["header_bytes"], "header_bytes")
     if said != wanted:
         raise input_error(
             Reason.HEADER_BYTES,
@@ -197,12 +194,12 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
         raise input_error(
             Reason.HEADER_IMPLAUSIBLE, f"{count} signals need {wanted} bytes of header", f"the file has {size}", field="n_signals"
         )
-    columns = _cut(data[256:wanted], [w for _, w in SIGNAL_FIELDS for _ in range(count)])
+    columns = _split_fields(data[256:wanted], [w for _, w in SIGNAL_FIELDS for _ in range(count)])
     table = {name: columns[i * count : (i + 1) * count] for i, (name, _) in enumerate(SIGNAL_FIELDS)}
     findings: list[Finding] = []
-    samples = [_samples(text, i) for i, text in enumerate(table["samples_per_record"])]
+    samples = [_parse_samples(text, i) for i, text in enumerate(table["samples_per_record"])]
     starts = [0, *accumulate(n * width for n in samples)]
-    labels = [_decode(label) for label in table["label"]]
+    labels = [decode_text(label) for label in table["label"]]
     ordinary = [i for i in range(count) if labels[i] not in ANNOTATION_LABELS]
     texts = tuple((starts[i], starts[i + 1]) for i in range(count) if labels[i] in ANNOTATION_LABELS)
     plus = raw["reserved"][:5].decode("latin-1").upper()
@@ -211,13 +208,13 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
         raise input_error(
             Reason.DISCONTINUOUS, f"says {kind} but has no annotation signal", "the times of its records are unknown", field="reserved"
         )
-    records = _records(raw["n_records"], starts[-1], size - wanted, findings)
-    duration = _duration(raw["record_duration"], [samples[i] for i in ordinary])
-    channels = _channels(table, [(i, labels[i], samples[i], starts[i]) for i in ordinary], width, needed, findings)
-    day, clock = _start(raw["start_date"], raw["start_time"], findings)
-    phi = _identifying(raw, findings, keep=keep_phi)
-    _foreign(raw, table, findings)
-    return Header(
+    records = _count_records(raw["n_records"], starts[-1], size - wanted, findings)
+    duration = _parse_duration(raw["record_duration"], [samples[i] for i in ordinary])
+    channels = _parse_channels(table, [(i, labels[i], samples[i], starts[i]) for i in ordinary], width, needed, findings)
+    day, clock = _parse_start(raw["start_date"], raw["start_time"], findings)
+    phi = _find_phi(raw, findings, keep=keep_phi)
+    _report_non_ascii(raw, table, findings)
+    return EdfHeader(
         kind=kind,
         width=width,
         size=wanted,
@@ -233,13 +230,13 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
     )
 
 
-def _cut(data: bytes, widths: Sequence[int]) -> list[bytes]:
+def _split_fields(data: bytes, widths: Sequence[int]) -> list[bytes]:
     """Consecutive fields without their padding (blanks; some writers pad with zeros)."""
     edges = [0, *accumulate(widths)]
     return [data[a:b].strip(b" \x00") for a, b in pairwise(edges)]
 
 
-def _signal_count(data: bytes, size: int) -> int:
+def _count_signals(data: bytes, size: int) -> int:
     """Number of signals, after the checks that come before everything else."""
     if size == 0:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
@@ -254,64 +251,60 @@ def _signal_count(data: bytes, size: int) -> int:
         )
     if len(data) < 256:
         raise input_error(Reason.TRUNCATED, f"has {size} bytes", "a header has 256 and more", "Download it again")
-    count = _integer(data[252:256].strip(b" \x00"), "n_signals")
+    count = _parse_integer(data[252:256].strip(b" \x00"), "n_signals")
     if count < 1:
         raise input_error(Reason.HEADER_IMPLAUSIBLE, f"found {count} signals", "expected at least 1", field="n_signals", found=str(count))
     return count
 
 
-def _shown(raw: bytes) -> str:
-    return safe_text(raw.decode("latin-1"))
-
-
-def _bad_field(raw: bytes, name: str, wanted: str, signal: int | None) -> UserError:
+def _field_error(raw: bytes, name: str, wanted: str, signal: int | None) -> UserError:
     of = "" if signal is None else f" for signal {signal + 1}"
-    return input_error(Reason.HEADER_FIELD, f"found {_shown(raw)}{of}", wanted, field=name, found=_shown(raw))
+    return input_error(Reason.HEADER_FIELD, f"found {format_bytes(raw)}{of}", wanted, field=name, found=format_bytes(raw))
 
 
-def _integer(raw: bytes, name: str, signal: int | None = None) -> int:
+def _parse_integer(raw: bytes, name: str, signal: int | None = None) -> int:
     if not INTEGER.fullmatch(raw):
-        raise _bad_field(raw, name, "expected a whole number", signal)
+        raise _field_error(raw, name, "expected a whole number", signal)
     return int(raw.split(b".")[0])
 
 
-def _float(raw: bytes, name: str, signal: int | None = None) -> float:
+def _parse_float(raw: bytes, name: str, signal: int | None = None) -> float:
     """float() alone would take 'nan', 'inf', '1_0' and digits of other scripts."""
     value = float(raw) if NUMBER.fullmatch(raw) else math.nan
     if not math.isfinite(value):
-        raise _bad_field(raw, name, "expected a finite number", signal)
+        raise _field_error(raw, name, "expected a finite number", signal)
     return value
 
 
-def _samples(raw: bytes, signal: int) -> int:
-    count = _integer(raw, "samples_per_record", signal)
+def _parse_samples(raw: bytes, signal: int) -> int:
+    count = _parse_integer(raw, "samples_per_record", signal)
     if count < 1:
         text = f"found {count} samples a record for signal {signal + 1}"
         raise input_error(Reason.HEADER_IMPLAUSIBLE, text, "expected at least 1", field="samples_per_record", found=str(count))
     return count
 
 
-def _duration(raw: bytes, samples: list[int]) -> float:
+def _parse_duration(raw: bytes, samples: list[int]) -> float:
     """Seconds a record; `samples` are those of the ordinary signals."""
-    duration = _float(raw, "record_duration")
+    duration = _parse_float(raw, "record_duration")
     if duration < 0 or (samples and not 1e-6 <= duration <= 1e7):
         wanted = "0 is for files of annotations alone" if duration == 0 else "expected between a microsecond and 10^7 seconds"
-        raise input_error(Reason.RECORD_DURATION, f"found {_shown(raw)} s", wanted, field="record_duration", found=_shown(raw))
-    if samples and _rate(max(samples), duration) > 1e7:
+        raise input_error(Reason.RECORD_DURATION, f"found {format_bytes(raw)} s", wanted, field="record_duration", found=format_bytes(raw))
+    if samples and _sampling_rate(max(samples), duration) > 1e7:
         raise input_error(
-            Reason.RECORD_DURATION, f"found {_shown(raw)} s", "which gives a sampling rate above 10 MHz", field="record_duration"
+            Reason.RECORD_DURATION, f"found {format_bytes(raw)} s", "which gives a sampling rate above 10 MHz", field="record_duration"
         )
     return duration
 
 
-def _rate(samples: int, duration: float) -> float:
+def _sampling_rate(samples: int, duration: float) -> float:
     """Samples a second, rounded once: 70 / 0.7 is 100 and not 100.00000000000001."""
     return float(samples / Fraction(repr(duration))) if duration else 0.0
 
 
-def _records(raw: bytes, record_bytes: int, body: int, findings: list[Finding]) -> int:
+def _count_records(raw: bytes, record_bytes: int, body: int, findings: list[Finding]) -> int:
     """Whole records to read, from the header's number and the bytes that are there."""
-    said = _integer(raw, "n_records")
+    said = _parse_integer(raw, "n_records")
     whole, left = divmod(body, record_bytes)
     promised = said * record_bytes
     if said < -1:
@@ -346,15 +339,15 @@ def _records(raw: bytes, record_bytes: int, body: int, findings: list[Finding]) 
     return whole
 
 
-def _channels(
+def _parse_channels(
     table: dict[str, list[bytes]],
     signals: list[tuple[int, str, int, int]],
     width: int,
     needed: Collection[str] | None,
     findings: list[Finding],
-) -> list[Channel]:
+) -> list[EdfChannel]:
     """The ordinary signals (number, label, samples, start) with a usable calibration and a name of their own."""
-    names = {i: stored(label) or f"signal {i + 1}" for i, label, _, _ in signals}
+    names = {i: sanitize_label(label) or f"signal {i + 1}" for i, label, _, _ in signals}
     if odd := [i for i, label, _, _ in signals if names[i] != label]:
         text = f"blank, or with markup, formula or control characters: label of signal {_numbers(odd)}"
         findings.append(Finding(Reason.LABEL_CHARS, text, "stored without them", level="warning", field="label", count=len(odd)))
@@ -376,10 +369,10 @@ def _channels(
     channels = []
     for i, _, samples, start in signals:
         try:
-            unit = stored(_decode(table["unit"][i]))
-            low, high = (_float(table[name][i], name, i) for name in ("physical_min", "physical_max"))
-            bottom, top = (_integer(table[name][i], name, i) for name in ("digital_min", "digital_max"))
-            channels.append(_calibrated(Channel(names[i], unit, low, high, bottom, top, samples, start), width, i))
+            unit = sanitize_label(decode_text(table["unit"][i]))
+            low, high = (_parse_float(table[name][i], name, i) for name in ("physical_min", "physical_max"))
+            bottom, top = (_parse_integer(table[name][i], name, i) for name in ("digital_min", "digital_max"))
+            channels.append(_check_calibration(EdfChannel(names[i], unit, low, high, bottom, top, samples, start), width, i))
         except UserError as error:
             if needed is None or names[i] in needed:
                 raise
@@ -395,7 +388,7 @@ def _numbers(signals: Sequence[int]) -> str:
     return ", ".join(str(i + 1) for i in signals[:10]) + more
 
 
-def _calibrated(channel: Channel, width: int, signal: int) -> Channel:
+def _check_calibration(channel: EdfChannel, width: int, signal: int) -> EdfChannel:
     """The channel, if its ranges give a scale. physical_min > physical_max is legal: the polarity is turned round."""
     of = f"of signal {signal + 1} ({safe_text(channel.label)})"
     most = 1 << (8 * width - 1)
@@ -413,15 +406,15 @@ def _calibrated(channel: Channel, width: int, signal: int) -> Channel:
     return channel
 
 
-def _start(raw_day: bytes, raw_clock: bytes, findings: list[Finding]) -> tuple[date | None, time | None]:
+def _parse_start(raw_day: bytes, raw_clock: bytes, findings: list[Finding]) -> tuple[date | None, time | None]:
     """Start date and time as far as they are valid. The years 85 to 99 are 1985 to 1999. The values are not shown: dates identify."""
     day, clock = None, None
     with suppress(ValueError):
-        if found := DAY.fullmatch(_decode(raw_day)):
+        if found := DAY.fullmatch(decode_text(raw_day)):
             dd, mm, yy = (int(part) for part in found.groups())
             day = date(1900 + yy if yy >= 85 else 2000 + yy, mm, dd)
     with suppress(ValueError):
-        if found := CLOCK.fullmatch(_decode(raw_clock)):
+        if found := CLOCK.fullmatch(decode_text(raw_clock)):
             clock = time(int(found[1]), int(found[2]), int(found[3]))
     if day is None:
         findings.append(
@@ -434,18 +427,18 @@ def _start(raw_day: bytes, raw_clock: bytes, findings: list[Finding]) -> tuple[d
     return day, clock
 
 
-def _identifying(raw: dict[str, bytes], findings: list[Finding], *, keep: bool) -> dict[str, str]:
+def _find_phi(raw: dict[str, bytes], findings: list[Finding], *, keep: bool) -> dict[str, str]:
     """Says that header fields hold more than the blanks of EDF+ ('X'), sex and start date; returns them only when asked."""
-    patient, recording = _decode(raw["patient"]).split(), _decode(raw["recording"]).split()
+    patient, recording = decode_text(raw["patient"]).split(), decode_text(raw["recording"]).split()
     if recording[:1] == ["Startdate"]:
         recording = recording[2:]
     named = [name for name, words in (("patient", patient), ("recording", recording)) if set(words) - {"X", "F", "M"}]
     done = "kept, as --keep-phi asks" if keep else "not stored"
     findings += [Finding(Reason.PHI, "may identify a person", done, level="info", field=name) for name in named]
-    return {name: clean(_decode(raw[name])) for name in named} if keep else {}
+    return {name: clean(decode_text(raw[name])) for name in named} if keep else {}
 
 
-def _foreign(raw: dict[str, bytes], table: dict[str, list[bytes]], findings: list[Finding]) -> None:
+def _report_non_ascii(raw: dict[str, bytes], table: dict[str, list[bytes]], findings: list[Finding]) -> None:
     """One warning for all bytes of the header's texts that are not ASCII."""
     places = [name for name in ("patient", "recording") if not raw[name].isascii()]
     for name in ("label", "transducer", "unit", "prefilter"):
@@ -459,107 +452,10 @@ def _foreign(raw: dict[str, bytes], table: dict[str, list[bytes]], findings: lis
         )
 
 
-def _decode(raw: bytes) -> str:
-    """UTF-8, else Latin-1, which takes any byte."""
-    return raw.decode("utf-8" if _is_utf8(raw) else "latin-1").strip()
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def stored(label: str) -> str:
-    """A foreign label made fit to store: control, markup and leading formula characters become underscores."""
-    kept = "".join("_" if unicodedata.category(c)[0] == "C" or unicodedata.category(c) in {"Zl", "Zp"} else c for c in label)
-    kept = MARKUP.sub("_", kept).strip()
-    return "_" + kept[1:] if kept.startswith(FORMULA) else kept
-
-
 # --- annotations
 
 
-def parse_tals(block: bytes) -> list[tuple[float, float | None, list[bytes]]]:
-    """Time-stamped annotation lists of one data record: (onset, duration or None, texts), in the order of the file.
-
-    Raises:
-        UserError: annotation_syntax for anything that is no list, with the position in the block and none of the text.
-    """
-    lists = []
-    place = 0
-    while begin := CONTENT.search(block, place):
-        place = begin.start()
-        found = TAL.match(block, place)
-        onset = float(found[1]) if found else math.inf
-        duration = float(found[2]) if found and found[2] else None
-        if found is None or not math.isfinite(onset) or not math.isfinite(duration or 0):
-            text = f"no time-stamped annotation list begins at byte {place} of an annotation signal"
-            raise input_error(Reason.ANNOTATION_SYNTAX, text, "expected +onset, byte 20, texts each ended by byte 20, byte 0")
-        lists.append((onset, duration, found[3].split(b"\x14")[:-1]))
-        place = found.end()
-    return lists
-
-
-def _notes(blocks: Sequence[np.ndarray]) -> tuple[np.ndarray, list[Annotation], list[Finding]]:
-    """Onset of each record (NaN where its time-keeping list is absent), all annotations, what was odd about them.
-
-    Args:
-        blocks: bytes of each annotation signal, uint8 [R, bytes].
-    """
-    notes: list[Annotation] = []
-    recoded = odd = 0
-    onsets = _clock(blocks[0]) if blocks else np.empty(0)
-    for signal, rows in enumerate(blocks):
-        silent = ~rows.any(axis=1) if signal else ~np.isnan(onsets)
-        for record in np.flatnonzero(~silent).tolist():
-            try:
-                lists = parse_tals(rows[record].tobytes())
-            except UserError as error:
-                error.problem += f", record {record + 1}"
-                raise
-            if signal == 0 and lists and lists[0][1] is None and not any(lists[0][2][:1]):
-                onsets[record] = lists[0][0]
-            for onset, duration, texts in lists:
-                for raw in filter(None, texts):
-                    words = _decode(raw)
-                    label = clean(words)
-                    recoded += not raw.isascii() and not _is_utf8(raw)
-                    odd += label != words or MARKUP.search(label) is not None or label.startswith(FORMULA)
-                    notes.append(Annotation(onset, duration or 0.0, label))
-    findings = []
-    if recoded:
-        findings.append(
-            Finding(Reason.ENCODING, f"annotations that are not valid UTF-8: {recoded}", "read as Latin-1", level="warning", count=recoded)
-        )
-    if odd:
-        text = f"annotations with markup, formula or control characters: {odd}"
-        findings.append(Finding(Reason.LABEL_CHARS, text, "stored, if at all, without control characters", level="warning", count=odd))
-    return onsets, sorted(notes, key=lambda note: note.onset), findings
-
-
-def _clock(rows: np.ndarray) -> np.ndarray:
-    """Onset of each record whose first annotation signal holds a time-keeping list and nothing else, NaN for the others.
-
-    These are nearly all records of a long recording; all at once they take a tenth of the time of `parse_tals`.
-    """
-    onsets = np.full(len(rows), np.nan)
-    for first in range(0, len(rows), 4096):
-        part = rows[first : first + 4096]
-        stop = (part == 20).argmax(axis=1)  # +onset, byte 20, byte 20, zeros
-        digit, point = (part >= ord("0")) & (part <= ord("9")), part == ord(".")
-        stamp = (digit | point) & (np.arange(part.shape[1]) < stop[:, None])
-        plain = ((part[:, 0] == ord("+")) | (part[:, 0] == ord("-"))) & digit[:, 1] & (stop > 1)
-        plain &= (point.sum(axis=1) <= 1) & (stamp.sum(axis=1) == stop - 1) & ((part != 0).sum(axis=1) == stop + 2)
-        plain &= np.take_along_axis(part, np.minimum(stop + 1, part.shape[1] - 1)[:, None], axis=1)[:, 0] == 20
-        stamps = np.where(part == 20, np.uint8(0), part)[plain]
-        onsets[first : first + 4096][plain] = stamps.view(f"S{part.shape[1]}")[:, 0].astype(float)
-    return np.where(np.isfinite(onsets), onsets, np.nan)
-
-
-def annotations(path: Path, header: Header) -> tuple[list[Annotation], list[Finding]]:
+def read_annotations(path: Path, header: EdfHeader) -> tuple[list[Annotation], list[Finding]]:
     """All annotations, sorted by onset, and what was odd about them, gaps between records (`discontinuous`) included.
 
     Onsets are seconds from the first sample; in a file of annotations alone from the start in the header. Labels are without control
@@ -568,14 +464,14 @@ def annotations(path: Path, header: Header) -> tuple[list[Annotation], list[Find
     Raises:
         UserError: annotation_syntax, discontinuous.
     """
-    recording = _read(path, header, ())
+    recording = _read_channels(path, header, ())
     return recording.annotations, recording.findings[len(header.findings) :]
 
 
 # --- samples
 
 
-def read_signals(path: Path, header: Header, channels: Collection[str] | None = None) -> list[Signal]:
+def read_signals(path: Path, header: EdfHeader, channels: Collection[str] | None = None) -> list[Signal]:
     """Digital values of the ordinary signals, at their own rates, int16 (BDF: float32, which holds 24 bits exactly).
 
     Args:
@@ -590,31 +486,31 @@ def read_signals(path: Path, header: Header, channels: Collection[str] | None = 
     Raises:
         UserError: discontinuous for records that overlap in time, truncated when the file has shrunk.
     """
-    return _read(path, header, [c for c in header.channels if channels is None or c.label in channels]).signals
+    return _read_channels(path, header, [c for c in header.channels if channels is None or c.label in channels]).signals
 
 
-def read(path: Path, *, needed: Collection[str] | None = None, keep_phi: bool = False) -> Recording:
+def read_recording(path: Path, *, needed: Collection[str] | None = None, keep_phi: bool = False) -> EdfRecording:
     """Header, samples and annotations in one pass over the file; see `read_header`, `read_signals`, `annotations`."""
     header = read_header(path, needed=needed, keep_phi=keep_phi)
-    return _read(path, header, header.channels)
+    return _read_channels(path, header, header.channels)
 
 
-def _read(path: Path, header: Header, channels: Sequence[Channel]) -> Recording:
+def _read_channels(path: Path, header: EdfHeader, channels: Sequence[EdfChannel]) -> EdfRecording:
     spans = [(c.start, c.start + c.samples * header.width) for c in channels]
     try:
-        columns = _columns(path, header, [*spans, *header.texts])
-        onsets, notes, findings = _notes(columns[len(spans) :])
-        origin, parts = _segments(onsets, header, findings)
+        columns = _read_columns(path, header, [*spans, *header.texts])
+        onsets, notes, findings = decode_annotations(columns[len(spans) :])
+        origin, parts = _find_segments(onsets, header, findings)
     except UserError as error:
         error.file = error.file or str(path)
         raise
     signals = []
     for channel, rows in zip(channels, columns, strict=False):
-        values = rows.view("<i2") if header.width == 2 else _int24(rows)
+        values = rows.view("<i2") if header.width == 2 else _decode_int24(rows)
         model = Signal(channel.label, header.rate(channel), channel.unit, values.reshape(-1), channel.scale, channel.offset)
         model = model._replace(rails=(float(channel.digital_min), float(channel.digital_max)))
         signals += [model._replace(samples=values[a:b].reshape(-1), onset=onset) for a, b, onset in parts]
-    return Recording(
+    return EdfRecording(
         header=header,
         signals=signals,
         annotations=[note._replace(onset=note.onset - origin) for note in notes] if origin else notes,
@@ -624,7 +520,7 @@ def _read(path: Path, header: Header, channels: Sequence[Channel]) -> Recording:
     )
 
 
-def _columns(path: Path, header: Header, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+def _read_columns(path: Path, header: EdfHeader, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     """Bytes of the given spans of every record, each contiguous: uint8 [R, stop - start].
 
     Read in blocks rather than through a memory map: as fast, and a file that shrinks meanwhile is an error and no SIGBUS.
@@ -648,14 +544,14 @@ def _columns(path: Path, header: Header, spans: Sequence[tuple[int, int]]) -> li
     return outputs
 
 
-def _int24(rows: np.ndarray) -> np.ndarray:
+def _decode_int24(rows: np.ndarray) -> np.ndarray:
     """Little-endian 24-bit two's complement, uint8 [R, 3 S] -> float32 [R, S] (exact: float32 has 24 bits of mantissa)."""
     wide = np.zeros((rows.size // 3, 4), np.uint8)
     wide[:, 1:] = rows.reshape(-1, 3)
     return (wide.view("<i4") >> 8).astype(np.float32).reshape(len(rows), -1)
 
 
-def _segments(onsets: np.ndarray, header: Header, findings: list[Finding]) -> tuple[float, list[tuple[int, int, float]]]:
+def _find_segments(onsets: np.ndarray, header: EdfHeader, findings: list[Finding]) -> tuple[float, list[tuple[int, int, float]]]:
     """Onset of the first sample after the header's start, and (first record, last + 1, onset in seconds) of stretches without a gap.
 
     The time-keeping lists decide, not the header's EDF+C or EDF+D. Records join where they meet to half a sample of the fastest signal.
@@ -679,8 +575,8 @@ def _segments(onsets: np.ndarray, header: Header, findings: list[Finding]) -> tu
     edges = [0, *(np.flatnonzero(steps > near) + 1).tolist(), len(clock)]
     parts = [(a, b, float(clock[a] - clock[0])) for a, b in pairwise(edges)]
     gaps = len(parts) - 1
-    if gaps >= MOST_SEGMENTS:
-        raise input_error(Reason.DISCONTINUOUS, f"{gaps} gaps in time", f"expected fewer than {MOST_SEGMENTS}")
+    if gaps >= MAX_SEGMENTS:
+        raise input_error(Reason.DISCONTINUOUS, f"{gaps} gaps in time", f"expected fewer than {MAX_SEGMENTS}")
     if gaps:
         text = f"{gaps} gap{'s' * (gaps > 1)} in time, {steps[steps > near].sum():g} s in all ({header.kind})"
         findings.append(Finding(Reason.DISCONTINUOUS, text, "kept as segments at their true times", level="warning", count=gaps))
@@ -694,8 +590,8 @@ def _segments(onsets: np.ndarray, header: Header, findings: list[Finding]) -> tu
 # --- writer
 
 
-def encode(
-    channels: Sequence[Channel],
+def encode_edf(
+    channels: Sequence[EdfChannel],
     samples: Sequence[np.ndarray],
     *,
     duration: float = 1.0,
@@ -728,10 +624,10 @@ def encode(
     times = list(onsets) if onsets is not None else [i * duration for i in range(records)]
     if len(times) != records:
         raise ValueError(f"{len(times)} onsets for {records} records")
-    blocks = [_tal(times[i], None, "") for i in range(records)] if plus else []
+    blocks = [encode_tal(times[i], None, "") for i in range(records)] if plus else []
     for note in notes or ():
         here = max(0, bisect_right(times, note.onset) - 1) if channels else 0
-        blocks[here] += _tal(note.onset, note.duration or None, note.label)
+        blocks[here] += encode_tal(note.onset, note.duration or None, note.label)
     text_bytes = max(map(len, blocks), default=0)
     text_bytes += text_bytes % 2
     gaps = any(abs(b - a - duration) > 1e-9 for a, b in pairwise(times))
@@ -754,8 +650,8 @@ def encode(
     names = ("label", "unit", "physical_min", "physical_max", "digital_min", "digital_max", "samples_per_record")
     table = dict(zip(names, zip(*rows, strict=True), strict=True))
     out = io.BytesIO()
-    out.write(b"".join(_field(fixed[name], width) for name, width in FIELDS))
-    out.write(b"".join(_field(value, width) for name, width in SIGNAL_FIELDS for value in table.get(name, [""] * len(rows))))
+    out.write(b"".join(_format_field(fixed[name], width) for name, width in FIELDS))
+    out.write(b"".join(_format_field(value, width) for name, width in SIGNAL_FIELDS for value in table.get(name, [""] * len(rows))))
     columns = [np.ascontiguousarray(values, "<i2").reshape(records, -1).view(np.uint8) for values in samples]
     if plus:
         columns.append(np.frombuffer(b"".join(block.ljust(text_bytes, b"\x00") for block in blocks), np.uint8).reshape(records, -1))
@@ -763,9 +659,9 @@ def encode(
     return out.getvalue()
 
 
-def write(
+def write_edf(
     path: Path,
-    channels: Sequence[Channel],
+    channels: Sequence[EdfChannel],
     samples: Sequence[np.ndarray],
     *,
     duration: float = 1.0,
@@ -775,32 +671,20 @@ def write(
     patient: str = "X X X X",
 ) -> None:
     """Write what `encode` makes of the same arguments to `path`, whole or not at all."""
-    storage.write_bytes(path, encode(channels, samples, duration=duration, notes=notes, onsets=onsets, start=start, patient=patient))
+    storage.write_bytes(path, encode_edf(channels, samples, duration=duration, notes=notes, onsets=onsets, start=start, patient=patient))
 
 
-def _field(value: str | float, width: int) -> bytes:
+def _format_field(value: str | float, width: int) -> bytes:
     """A header field: text as it is, numbers so that they read back the same."""
-    text = value if isinstance(value, str) else repr(value) if isinstance(value, int) else _shortest(value, width)
+    text = value if isinstance(value, str) else repr(value) if isinstance(value, int) else _format_number(value, width)
     raw = text.encode("utf-8")
     if len(raw) > width:
         raise ValueError(f"{text!r} does not fit into {width} bytes")
     return raw.ljust(width)
 
 
-def _shortest(value: float, width: int) -> str:
+def _format_number(value: float, width: int) -> str:
     for text in (f"{value:.0f}", f"{value:g}", repr(value), repr(value).replace("0.", ".", 1)):
         if len(text) <= width and float(text) == value:
             return text
     raise ValueError(f"{value!r} does not fit into {width} characters exactly")
-
-
-def _tal(onset: float, duration: float | None, text: str) -> bytes:
-    if set(text) & {"\x00", "\x14", "\x15"}:
-        raise ValueError("annotations cannot hold the bytes 0, 20 and 21")
-    stamp = _decimal(onset) + ("" if duration is None else f"\x15{_decimal(duration)[1:]}")
-    return f"{stamp}\x14{text}\x14".encode() + b"\x00"
-
-
-def _decimal(seconds: float) -> str:
-    """With a sign and without an exponent, to the microsecond."""
-    return f"{seconds:+.6f}".rstrip("0").rstrip(".")

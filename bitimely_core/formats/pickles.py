@@ -18,24 +18,24 @@ import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error, safe_text
 
-DEEPEST = 100  # containers in containers
+MAX_DEPTH = 100  # containers in containers
 TYPES = re.compile(r"([<>|=]?)([biuf])([1248])")
 SCALARS = (type(None), bool, int, float, str, bytes)
 
 
-class _Type:
+class _DtypeStandIn:
     """Stand-in of numpy.dtype: plain numbers alone."""
 
     def __init__(self, code: str) -> None:
         found = TYPES.fullmatch(code)
         if found is None:
-            raise _Unsafe(f"an array of type {safe_text(code)}")
+            raise _UnsafePickle(f"an array of type {safe_text(code)}")
         self.order, self.kind = found[1] or "|", found[2] + found[3]
 
     def build(self, state: Any) -> None:
         """Takes the byte order; the other fields of the state are those of structured types."""
         if not isinstance(state, tuple) or len(state) < 5 or state[1] not in {"<", ">", "|", "="} or any(state[2:5]):
-            raise _Unsafe("a structured array")
+            raise _UnsafePickle("a structured array")
         self.order = state[1]
 
     @property
@@ -43,7 +43,7 @@ class _Type:
         return np.dtype(("<" if self.order in "|=" else self.order) + self.kind)
 
 
-class _Array:
+class _ArrayStandIn:
     """Stand-in of numpy.ndarray."""
 
     def __init__(self) -> None:
@@ -56,18 +56,18 @@ class _Array:
         _, shape, kind, fortran, raw = state
         if isinstance(raw, str):  # written by Python 2
             raw = raw.encode("latin-1")
-        if not isinstance(kind, _Type) or not isinstance(raw, bytes):
-            raise _Unsafe("an array of objects")
+        if not isinstance(kind, _DtypeStandIn) or not isinstance(raw, bytes):
+            raise _UnsafePickle("an array of objects")
         if not isinstance(shape, tuple) or not all(isinstance(n, int) and n >= 0 for n in shape):
             raise ValueError("a shape is a tuple of whole numbers")
         self.value = np.frombuffer(raw, kind.dtype).reshape(shape, order="F" if fortran else "C")
 
 
-class _Unsafe(Exception):  # noqa: N818
+class _UnsafePickle(Exception):  # noqa: N818
     """What only a pickle of something else than arrays holds."""
 
 
-class _Name:
+class _AllowedName:
     """A global of the allow-list, as a value on the reader's stack."""
 
     def __init__(self, name: str) -> None:
@@ -75,40 +75,40 @@ class _Name:
 
 
 NAMES = {
-    ("numpy", "ndarray"): _Name("ndarray"),
-    ("numpy", "dtype"): _Name("dtype"),
-    ("_codecs", "encode"): _Name("encode"),
-    **{(f"numpy.{core}.multiarray", name): _Name(name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")},
+    ("numpy", "ndarray"): _AllowedName("ndarray"),
+    ("numpy", "dtype"): _AllowedName("dtype"),
+    ("_codecs", "encode"): _AllowedName("encode"),
+    **{(f"numpy.{core}.multiarray", name): _AllowedName(name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")},
 }
 
 
-def _called(function: Any, arguments: Any) -> Any:
+def _apply_call(function: Any, arguments: Any) -> Any:
     """What a call of a name of the allow-list gives.
 
     Raises:
         _Unsafe: for any other call.
     """
     match function, arguments:
-        case _Name(name="_reconstruct"), (_Name(name="ndarray"), *_):
-            return _Array()
-        case _Name(name="dtype"), (str(code), *_):
-            return _Type(code)
-        case _Name(name="encode"), (str(text), "latin1" | "latin-1"):
+        case _AllowedName(name="_reconstruct"), (_AllowedName(name="ndarray"), *_):
+            return _ArrayStandIn()
+        case _AllowedName(name="dtype"), (str(code), *_):
+            return _DtypeStandIn(code)
+        case _AllowedName(name="encode"), (str(text), "latin1" | "latin-1"):
             return text.encode("latin-1")
-        case _Name(name="scalar"), (_Type() as kind, bytes() | str() as raw):
+        case _AllowedName(name="scalar"), (_DtypeStandIn() as kind, bytes() | str() as raw):
             data = raw.encode("latin-1") if isinstance(raw, str) else raw
             return np.frombuffer(data, kind.dtype, count=1)[0].item()
-    raise _Unsafe("a call that makes no array")
+    raise _UnsafePickle("a call that makes no array")
 
 
-def _entered(target: Any, items: list[Any]) -> None:
+def _insert_items(target: Any, items: list[Any]) -> None:
     """Puts `[key, value, ...]` into a dictionary. Keys are texts and numbers: the hash of tuples of tuples can take for ever."""
     if not isinstance(target, dict) or not all(isinstance(key, SCALARS) for key in items[::2]):
-        raise _Unsafe("a dictionary with other keys than texts and numbers")
+        raise _UnsafePickle("a dictionary with other keys than texts and numbers")
     target.update(zip(items[::2], items[1::2], strict=True))
 
 
-class _Reader(pickle._Unpickler):  # the one in Python: a table of the C one can be made to grow to any size
+class _ArrayUnpickler(pickle._Unpickler):  # the one in Python: a table of the C one can be made to grow to any size
     """An unpickler that knows the names above and the opcodes below."""
 
     stack: list[Any]
@@ -117,41 +117,41 @@ class _Reader(pickle._Unpickler):  # the one in Python: a table of the C one can
     def find_class(self, module: str, name: str) -> Any:
         """A name of the allow-list. Raises _Unsafe for every other."""
         if (module, name) not in NAMES:
-            raise _Unsafe(f"names {safe_text(f'{module}.{name}')}")
+            raise _UnsafePickle(f"names {safe_text(f'{module}.{name}')}")
         return NAMES[module, name]
 
     def load_reduce(self) -> None:
         """A call."""
         arguments = self.stack.pop()
-        self.stack[-1] = _called(self.stack[-1], arguments)
+        self.stack[-1] = _apply_call(self.stack[-1], arguments)
 
     def load_build(self) -> None:
         """The state of an array or of its type."""
         state = self.stack.pop()
         target = self.stack[-1]
-        if not isinstance(target, _Array | _Type):
-            raise _Unsafe("sets what is no array")
+        if not isinstance(target, _ArrayStandIn | _DtypeStandIn):
+            raise _UnsafePickle("sets what is no array")
         target.build(state)
 
     def load_setitem(self) -> None:
         """One entry of a dictionary."""
         value, key = self.stack.pop(), self.stack.pop()
-        _entered(self.stack[-1], [key, value])
+        _insert_items(self.stack[-1], [key, value])
 
     def load_setitems(self) -> None:
         """Entries of a dictionary."""
         items = self.pop_mark()  # type: ignore[attr-defined]
-        _entered(self.stack[-1], items)
+        _insert_items(self.stack[-1], items)
 
     def load_dict(self) -> None:
         """A dictionary with its entries."""
         items = self.pop_mark()  # type: ignore[attr-defined]
         self.stack.append({})
-        _entered(self.stack[-1], items)
+        _insert_items(self.stack[-1], items)
 
     def refuse(self) -> None:
         """An opcode that no pickle of arrays needs."""
-        raise _Unsafe("an opcode that arrays do not need")
+        raise _UnsafePickle("an opcode that arrays do not need")
 
 
 for _code in (
@@ -165,19 +165,19 @@ for _code in (
     pickle.EXT2,
     pickle.EXT4,
 ):
-    _Reader.dispatch[_code[0]] = _Reader.refuse
+    _ArrayUnpickler.dispatch[_code[0]] = _ArrayUnpickler.refuse
 for _code in (pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.BYTEARRAY8, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET):
-    _Reader.dispatch[_code[0]] = _Reader.refuse
-_Reader.dispatch |= {
-    pickle.REDUCE[0]: _Reader.load_reduce,
-    pickle.BUILD[0]: _Reader.load_build,
-    pickle.SETITEM[0]: _Reader.load_setitem,
-    pickle.SETITEMS[0]: _Reader.load_setitems,
-    pickle.DICT[0]: _Reader.load_dict,
+    _ArrayUnpickler.dispatch[_code[0]] = _ArrayUnpickler.refuse
+_ArrayUnpickler.dispatch |= {
+    pickle.REDUCE[0]: _ArrayUnpickler.load_reduce,
+    pickle.BUILD[0]: _ArrayUnpickler.load_build,
+    pickle.SETITEM[0]: _ArrayUnpickler.load_setitem,
+    pickle.SETITEMS[0]: _ArrayUnpickler.load_setitems,
+    pickle.DICT[0]: _ArrayUnpickler.load_dict,
 }
 
 
-class _Bounded:
+class _BoundedFile:
     """A file of which no more is asked for than it has: a length in a pickle is a claim."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
@@ -194,7 +194,7 @@ class _Bounded:
         return self.file.readline(1 << 20)
 
 
-def load(path: Path) -> Any:
+def load_pickle(path: Path) -> Any:
     """What a pickle of containers, numbers, texts and numeric arrays holds; texts of Python 2 are read as Latin-1.
 
     Args:
@@ -213,10 +213,10 @@ def load(path: Path) -> Any:
         if info.st_size == 0:
             raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again", file=str(path))
         with path.open("rb") as file:
-            return _plain(_Reader(_Bounded(file, info.st_size), encoding="latin1").load(), {}, 0)
+            return _replace_stand_ins(_ArrayUnpickler(_BoundedFile(file, info.st_size), encoding="latin1").load(), {}, 0)
     except OSError as error:
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=str(path)) from None
-    except _Unsafe as error:
+    except _UnsafePickle as error:
         raise input_error(
             Reason.UNSAFE_PICKLE,
             str(error),
@@ -237,30 +237,30 @@ def load(path: Path) -> Any:
         ) from None
 
 
-def _plain(value: Any, seen: dict[int, Any], depth: int) -> Any:
+def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:
     """The value with arrays in the place of their stand-ins. What stands at several places is one object, as in the pickle."""
     if isinstance(value, SCALARS):
         return value
-    if isinstance(value, _Array):
+    if isinstance(value, _ArrayStandIn):
         if value.value is None:
             raise ValueError("an array without data")
         return value.value
     if id(value) in seen:
         return seen[id(value)]
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         raise ValueError("containers in containers without end")
     match value:
         case dict():
             made: Any = {}
             seen[id(value)] = made
-            made |= {key: _plain(item, seen, depth + 1) for key, item in value.items()}
+            made |= {key: _replace_stand_ins(item, seen, depth + 1) for key, item in value.items()}
         case list():
             made = []
             seen[id(value)] = made
-            made += [_plain(item, seen, depth + 1) for item in value]
+            made += [_replace_stand_ins(item, seen, depth + 1) for item in value]
         case tuple():
-            made = tuple(_plain(item, seen, depth + 1) for item in value)
+            made = tuple(_replace_stand_ins(item, seen, depth + 1) for item in value)
             seen[id(value)] = made
         case _:
-            raise _Unsafe("something that is no array")
+            raise _UnsafePickle("something that is no array")
     return made

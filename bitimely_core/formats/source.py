@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, safe_text, usage_error
 
-RECORDINGS = (".edf", ".bdf", ".hea", ".dat")  # endings under which a folder is not descended into
-ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+RECORDING_SUFFIXES = (".edf", ".bdf", ".hea", ".dat")  # endings under which a folder is not descended into
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Source:
             raise input_error(Reason.PATH_ESCAPE, f"names the file {safe_text(rel)}", "which must lie inside the data set's folder")
         name = pure.as_posix()
         if name in self.odd:
-            raise refused(self.odd[name])
+            raise finding_to_error(self.odd[name])
         if name not in self.files:
             raise input_error(Reason.MISSING_SIGNAL_FILE, f"the file {safe_text(rel)} is not there", hint="Download it again")
         return self.root / name
 
 
-def refused(finding: Finding) -> UserError:
+def finding_to_error(finding: Finding) -> UserError:
     """A finding as the error that quarantines its unit."""
     return input_error(
         finding.code,
@@ -58,7 +58,7 @@ def refused(finding: Finding) -> UserError:
 
 
 @contextmanager
-def located(rel: str) -> Iterator[None]:
+def locate_errors(rel: str) -> Iterator[None]:
     """Errors that leave this block name `rel` as their file."""
     try:
         yield
@@ -67,7 +67,7 @@ def located(rel: str) -> Iterator[None]:
         raise
 
 
-def scan(root: Path, *, follow_symlinks: bool = False) -> Source:
+def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
     """All files under `root`, recursively, by `lstat` alone; nothing is opened, hidden names are passed over.
 
     Args:
@@ -88,7 +88,7 @@ def scan(root: Path, *, follow_symlinks: bool = False) -> Source:
         text = "no such folder" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         raise usage_error(text, hint="Check the path", code=Reason.NOT_FOUND, file=str(root)) from None
     if not stat.S_ISDIR(mode):
-        raise _no_folder(root, mode)
+        raise _folder_error(root, mode)
     files: dict[str, int] = {}
     odd: dict[str, Finding] = {}
     real = root.resolve()
@@ -110,7 +110,7 @@ def scan(root: Path, *, follow_symlinks: bool = False) -> Source:
             if entry.name.startswith("."):
                 continue
             rel = folder + entry.name
-            fault = _look(root, real, rel, follow=follow_symlinks)
+            fault = _inspect_entry(root, real, rel, follow=follow_symlinks)
             if isinstance(fault, Finding):
                 odd[fault.file or rel] = fault
             elif fault is None:
@@ -120,7 +120,7 @@ def scan(root: Path, *, follow_symlinks: bool = False) -> Source:
     return Source(root, dict(sorted(files.items())), dict(sorted(odd.items())))
 
 
-def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | None:
+def _inspect_entry(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | None:
     """Size of a regular file, None for a folder to descend into, -1 for a link to a folder of this root, or what is odd."""
     path = root / rel
     try:
@@ -146,25 +146,32 @@ def _look(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | 
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         why = getattr(error, "strerror", None) or "loop of links"
         return Finding(Reason.NOT_REGULAR_FILE, f"cannot be followed ({why})", file=rel)
-    if stat.S_ISDIR(info.st_mode) and not rel.lower().endswith(RECORDINGS):
+    if stat.S_ISDIR(info.st_mode) and not rel.lower().endswith(RECORDING_SUFFIXES):
         return None
     if stat.S_ISREG(info.st_mode):
         return info.st_size
-    return Finding(Reason.NOT_REGULAR_FILE, f"is a {_kind(info.st_mode)}", "a regular file was expected", file=rel)
+    return Finding(Reason.NOT_REGULAR_FILE, f"is a {_describe_mode(info.st_mode)}", "a regular file was expected", file=rel)
 
 
-def _no_folder(root: Path, mode: int) -> UserError:
+def _folder_error(root: Path, mode: int) -> UserError:
     code, text, action = Reason.NO_INPUT, "is a file", "Give the folder that holds it"
     if not stat.S_ISREG(mode):
-        code, text, action = Reason.NOT_REGULAR_FILE, f"is a {_kind(mode)}", "Give a folder"
-    elif root.suffix.lower() in ARCHIVES:
+        code, text, action = Reason.NOT_REGULAR_FILE, f"is a {_describe_mode(mode)}", "Give a folder"
+    elif root.suffix.lower() in ARCHIVE_SUFFIXES:
         code, text, action = Reason.UNSUPPORTED_FORMAT, "is an archive", "Unpack it and give the folder"
     return input_error(code, text, "a folder was expected", action, file=str(root))
 
 
-def _kind(mode: int) -> str:
+def _describe_mode(mode: int) -> str:
     if stat.S_ISFIFO(mode):
         return "pipe"
     if stat.S_ISSOCK(mode):
         return "socket"
     return "device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else "folder" if stat.S_ISDIR(mode) else "special file"
+
+
+def require_source(source: Source | None) -> Source:
+    """The source. Raises UserError (no_input) without one."""
+    if source is None:
+        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
+    return source

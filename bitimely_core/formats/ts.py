@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
-from bitimely_core.formats.edf import stored
+from bitimely_core.formats.text import sanitize_label
 
-MOST_LINE = 1 << 27  # bytes; the longest case of the archives has a few millions
-MOST_SHAPES = 10_000  # different shapes that the first pass keeps count of
+MAX_LINE = 1 << 27  # bytes; the longest case of the archives has a few millions
+MAX_SHAPES = 10_000  # different shapes that the first pass keeps count of
 
 KEYS = {
     "problemname": "problem",
@@ -45,11 +45,11 @@ BETWEEN = re.compile(rb"(?<=\))\s*:\s*")
 MISSING = {b"?", b"nan", b"NaN", b"NAN"}
 DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?", re.ASCII)
 
-Task = Literal["classification", "regression", "none"]
+TsTask = Literal["classification", "regression", "none"]
 Key = TypeVar("Key")
 
 
-class Case(NamedTuple):
+class TsCase(NamedTuple):
     """One line of data."""
 
     row: int  # 1-based line of the file
@@ -59,11 +59,11 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class TsHeader:
     """What the header says and what the cases have in common."""
 
     problem: str
-    task: Task
+    task: TsTask
     classes: tuple[str, ...]  # in the header's order; empty where it lists none
     timestamps: bool
     dimensions: int  # channels a case
@@ -78,48 +78,48 @@ class Header:
 # --- header
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> TsHeader:
     """Header of the file at `path`, and the number and shape of its cases: one pass over the whole file.
 
     Raises:
         UserError: empty_file, header_syntax, dimensions, truncated (no case), resource_limit, io_error.
     """
     try:
-        return _header(path)
+        return _read_header(path)
     except UserError as error:
         error.file = error.file or str(path)
         raise
 
 
-def _header(path: Path) -> Header:
-    rest = lines(path)
+def _read_header(path: Path) -> TsHeader:
+    rest = read_lines(path)
     findings: list[Finding] = []
-    said, data = _said(rest, findings)
-    flags = {key: _flag(said, key) for key in ("timestamps", "missing", "univariate", "equal", "classes", "target")}
+    said, data = parse_keys(rest, findings)
+    flags = {key: _parse_flag(said, key) for key in ("timestamps", "missing", "univariate", "equal", "classes", "target")}
     if flags["classes"] and flags["target"]:
         raise input_error(Reason.HEADER_SYNTAX, "@classLabel and @targetLabel are both true", "a case has one label", field="classLabel")
     if flags["classes"] is None and flags["target"] is None:
         raise input_error(
             Reason.HEADER_SYNTAX, "neither @classLabel nor @targetLabel is there", "the last field may be a channel", field="classLabel"
         )
-    task: Task = "classification" if flags["classes"] else "regression" if flags["target"] else "none"
+    task: TsTask = "classification" if flags["classes"] else "regression" if flags["target"] else "none"
     classes = tuple(said["classes"][1:]) if flags["classes"] else ()
-    dimensions = _whole(said, "dimensions") or (1 if flags["univariate"] else None)
-    length = _whole(said, "length")
+    dimensions = _parse_count(said, "dimensions") or (1 if flags["univariate"] else None)
+    length = _parse_count(said, "length")
     equal = bool(flags["equal"]) or (length is not None and flags["equal"] is None)
     shapes: Counter[tuple[int, ...]] = Counter()
     cases, ended, others = 0, True, False
     for _, line, ended in rest:  # noqa: B007 (the last one's is wanted)
         cases += 1
-        found = shape(line, timestamps=bool(flags["timestamps"]), labelled=task != "none")
-        if found in shapes or len(shapes) < MOST_SHAPES:
+        found = count_values(line, timestamps=bool(flags["timestamps"]), labelled=task != "none")
+        if found in shapes or len(shapes) < MAX_SHAPES:
             shapes[found] += 1
         else:
             others = True
     if not cases:
         raise input_error(Reason.TRUNCATED, "ends after @data", "expected one case at least", field="data")
     widths = Counter({n: sum(k for shape, k in shapes.items() if len(shape) == n) for n in {len(shape) for shape in shapes}})
-    usual = _most(widths, dimensions)
+    usual = _find_commonest(widths, dimensions)
     if dimensions is not None and dimensions not in widths:
         text = f"the header says {dimensions} channel{'s' * (dimensions > 1)}, the cases have {usual}"
         raise input_error(Reason.DIMENSIONS, text, "one of them is wrong", field="dimensions")
@@ -130,7 +130,7 @@ def _header(path: Path) -> Header:
     same = Counter({shape: k for shape, k in shapes.items() if len(shape) == dimensions})
     lengths: tuple[int, ...] | None = None
     if equal:
-        lengths = _most(same, None if length is None else (length,) * dimensions)
+        lengths = _find_commonest(same, None if length is None else (length,) * dimensions)
         if length is not None and set(lengths) != {length}:
             text = f"the header says {length} values, the channels have {', '.join(map(str, lengths[:8]))}"
             findings.append(Finding(Reason.LENGTH, text, "taken by the cases", level="warning", field="seriesLength"))
@@ -145,8 +145,8 @@ def _header(path: Path) -> Header:
         )
     if not ended:
         findings.append(Finding(Reason.TRUNCATED, "the last line has no end", "the file may be cut short", level="warning", field="data"))
-    return Header(
-        problem=stored(" ".join(said.get("problem", ()))),
+    return TsHeader(
+        problem=sanitize_label(" ".join(said.get("problem", ()))),
         task=task,
         classes=classes,
         timestamps=bool(flags["timestamps"]),
@@ -160,7 +160,7 @@ def _header(path: Path) -> Header:
     )
 
 
-def _said(lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]) -> tuple[dict[str, list[str]], int]:
+def parse_keys(lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]) -> tuple[dict[str, list[str]], int]:
     """Values of the header's keys, and the line of @data, which is the last one taken."""
     said: dict[str, list[str]] = {}
     unknown, first = 0, ""
@@ -180,7 +180,7 @@ def _said(lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]) -> 
     raise input_error(Reason.HEADER_SYNTAX, "has no @data", "expected before the cases", field="data")
 
 
-def _flag(said: dict[str, list[str]], key: str) -> bool | None:
+def _parse_flag(said: dict[str, list[str]], key: str) -> bool | None:
     """True, false, or None for a key that is not there."""
     if key not in said:
         return None
@@ -190,7 +190,7 @@ def _flag(said: dict[str, list[str]], key: str) -> bool | None:
     return value == "true"
 
 
-def _whole(said: dict[str, list[str]], key: str) -> int | None:
+def _parse_count(said: dict[str, list[str]], key: str) -> int | None:
     """A whole number above 0, or None for a key that is not there."""
     if key not in said:
         return None
@@ -200,20 +200,20 @@ def _whole(said: dict[str, list[str]], key: str) -> int | None:
     return int(value)
 
 
-def _most(counts: Counter[Key], said: Key | None) -> Key:
+def _find_commonest(counts: Counter[Key], said: Key | None) -> Key:
     """The commonest; the one that the header says where it is as common as another."""
     best = max(counts.values())
     return said if said is not None and counts[said] == best else next(key for key, k in counts.items() if k == best)
 
 
-def shape(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int, ...]:
+def count_values(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int, ...]:
     """Values a channel, by the separators alone."""
     fields = BETWEEN.split(line) if timestamps else line.split(b":")
     mark = b"(" if timestamps else b","
     return tuple(field.count(mark) + (not timestamps) for field in (fields[:-1] if labelled else fields))
 
 
-def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """(1-based number, text without blanks at both ends, whether it has an end) of the lines that are neither blank nor a comment.
 
     Raises:
@@ -222,10 +222,10 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     row = 0
     try:
         with path.open("rb") as file:
-            while line := file.readline(MOST_LINE):
+            while line := file.readline(MAX_LINE):
                 row += 1
-                if len(line) == MOST_LINE:
-                    raise input_error(Reason.RESOURCE_LIMIT, f"line {row} has more than {MOST_LINE} bytes", "no case is that long")
+                if len(line) == MAX_LINE:
+                    raise input_error(Reason.RESOURCE_LIMIT, f"line {row} has more than {MAX_LINE} bytes", "no case is that long")
                 text = line.removeprefix(b"\xef\xbb\xbf").strip() if row == 1 else line.strip()
                 if text and text[:1] not in b"#%":
                     yield row, text, line.endswith(b"\n")
@@ -245,7 +245,7 @@ def _decode(raw: bytes) -> str:
 # --- cases
 
 
-def cases(path: Path, header: Header | None = None) -> Iterator[Case | Finding]:
+def read_cases(path: Path, header: TsHeader | None = None) -> Iterator[TsCase | Finding]:
     """All cases of a file, one at a time.
 
     Args:
@@ -263,11 +263,11 @@ def cases(path: Path, header: Header | None = None) -> Iterator[Case | Finding]:
     known = frozenset(header.classes)
     missing = touched = 0
     try:
-        for row, line, ended in lines(path):
+        for row, line, ended in read_lines(path):
             if row <= header.data:
                 continue
             try:
-                case = _case(row, line, header, known)
+                case = _parse_case(row, line, header, known)
             except UserError as error:
                 code, text, wanted = (
                     (error.code, error.problem, error.requirement)
@@ -289,7 +289,7 @@ def cases(path: Path, header: Header | None = None) -> Iterator[Case | Finding]:
         )
 
 
-def _case(row: int, line: bytes, header: Header, known: frozenset[str]) -> Case:
+def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) -> TsCase:
     """One line of data.
 
     Raises:
@@ -301,7 +301,7 @@ def _case(row: int, line: bytes, header: Header, known: frozenset[str]) -> Case:
         last = fields.pop().strip()
         if len(fields) < header.dimensions and (last.startswith(b"(") if header.timestamps else b"," in last):
             raise input_error(Reason.LABEL, "ends with a channel", "expected the label")
-        label = _label(last, header, known)
+        label = _parse_label(last, header, known)
     if len(fields) != header.dimensions:
         text = f"has {len(fields)} channel{'s' * (len(fields) != 1)}"
         raise input_error(Reason.DIMENSIONS, text, f"expected {header.dimensions}")
@@ -310,17 +310,17 @@ def _case(row: int, line: bytes, header: Header, known: frozenset[str]) -> Case:
     for number, field in enumerate(fields, 1):
         tokens = field.split(b",")
         if header.timestamps:
-            clock, tokens = _timed(field.strip(), f"channel {number}")
+            clock, tokens = _split_pairs(field.strip(), f"channel {number}")
             stamps.append(clock)
-        channels.append(_values(tokens, f"channel {number}"))
+        channels.append(_parse_values(tokens, f"channel {number}"))
     lengths = tuple(map(len, channels))
     if header.equal and header.lengths is not None and lengths != header.lengths:
         wrong = next(i for i, (a, b) in enumerate(zip(lengths, header.lengths, strict=True)) if a != b)
         raise input_error(Reason.LENGTH, f"channel {wrong + 1} has {lengths[wrong]} values", f"the others have {header.lengths[wrong]}")
-    return Case(row, tuple(channels), _times(stamps) if header.timestamps else None, label)
+    return TsCase(row, tuple(channels), _parse_times(stamps) if header.timestamps else None, label)
 
 
-def _label(raw: bytes, header: Header, known: frozenset[str]) -> str | float:
+def _parse_label(raw: bytes, header: TsHeader, known: frozenset[str]) -> str | float:
     if header.task == "regression":
         value = float(raw) if NUMBER.fullmatch(raw) else math.nan
         if not math.isfinite(value):
@@ -333,11 +333,11 @@ def _label(raw: bytes, header: Header, known: frozenset[str]) -> str | float:
     return text
 
 
-def _values(tokens: list[bytes], where: str) -> np.ndarray:
+def _parse_values(tokens: list[bytes], where: str) -> np.ndarray:
     """float32 [n], NaN where a value is missing."""
     try:
         if b"".join(tokens).translate(None, PLAIN):
-            tokens = [b"nan" if token.strip() in MISSING else _number(token.strip(), where) for token in tokens]
+            tokens = [b"nan" if token.strip() in MISSING else _check_number(token.strip(), where) for token in tokens]
         with np.errstate(over="ignore"):
             values = np.array(list(map(float, tokens)), np.float64).astype(np.float32)
     except ValueError:
@@ -349,7 +349,7 @@ def _values(tokens: list[bytes], where: str) -> np.ndarray:
     return values
 
 
-def _number(token: bytes, where: str) -> bytes:
+def _check_number(token: bytes, where: str) -> bytes:
     """The token, if it is a number: float() alone would take 'inf', '1_0' and digits of other scripts."""
     if INFINITE.fullmatch(token):
         raise input_error(Reason.NON_FINITE, f"{where} holds an infinite value", "expected finite numbers")
@@ -358,7 +358,7 @@ def _number(token: bytes, where: str) -> bytes:
     return token
 
 
-def _timed(field: bytes, where: str) -> tuple[list[bytes], list[bytes]]:
+def _split_pairs(field: bytes, where: str) -> tuple[list[bytes], list[bytes]]:
     """Timestamps and values of one channel '(time,value),(time,value)', as text."""
     if not SERIES.fullmatch(field):
         raise input_error(Reason.TIMESTAMPS, f"{where} is no list of (time,value)", "as @timeStamps says")
@@ -366,7 +366,7 @@ def _timed(field: bytes, where: str) -> tuple[list[bytes], list[bytes]]:
     return [stamp.strip() for stamp in stamps], list(tokens)
 
 
-def _times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
+def _parse_times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
     """Times of each channel, from the earliest of the case: seconds for dates, else the numbers' own unit."""
     flat = [stamp for channel in stamps for stamp in channel]
     try:
@@ -374,7 +374,7 @@ def _times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
             clock = np.array([float(stamp) for stamp in flat])
             clock = clock - clock.min() if np.isfinite(clock).all() else clock
         else:
-            dates = [_date(stamp) for stamp in flat]
+            dates = [_parse_date(stamp) for stamp in flat]
             first = min(dates)
             clock = np.array([(moment - first).total_seconds() for moment in dates])
     except ValueError:
@@ -385,7 +385,7 @@ def _times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
     return times
 
 
-def _date(stamp: bytes) -> datetime:
+def _parse_date(stamp: bytes) -> datetime:
     text = stamp.decode("ascii", "replace")
     if not DATE.fullmatch(text):
         raise ValueError
@@ -395,7 +395,7 @@ def _date(stamp: bytes) -> datetime:
 # --- two files of one problem
 
 
-def compare(train: Header, test: Header, file: str | None = None) -> None:
+def check_compatible(train: TsHeader, test: TsHeader, file: str | None = None) -> None:
     """Refuses a test file that is no continuation of the training file.
 
     Args:
@@ -425,11 +425,11 @@ def compare(train: Header, test: Header, file: str | None = None) -> None:
             )
 
 
-def duplicates(train: Path, test: Path) -> Finding | None:
+def find_duplicates(train: Path, test: Path) -> Finding | None:
     """A warning about cases of `test` whose series are, to the byte, those of a case of `train`, whatever their labels."""
     heads = (read_header(train), read_header(test))
-    known = {digest for _, digest in _digests(train, heads[0])}
-    rows = [row for row, digest in _digests(test, heads[1]) if digest in known]
+    known = {digest for _, digest in _hash_cases(train, heads[0])}
+    rows = [row for row, digest in _hash_cases(test, heads[1]) if digest in known]
     if not rows:
         return None
     return Finding(
@@ -444,9 +444,9 @@ def duplicates(train: Path, test: Path) -> Finding | None:
     )
 
 
-def _digests(path: Path, header: Header) -> Iterator[tuple[int, bytes]]:
+def _hash_cases(path: Path, header: TsHeader) -> Iterator[tuple[int, bytes]]:
     """(line, 16-byte hash of the series' text without blanks and label)."""
-    for row, line, _ in lines(path):
+    for row, line, _ in read_lines(path):
         if row > header.data:
             text = line.rpartition(b":")[0] if header.task != "none" else line
             yield row, blake2b(text.translate(None, b" \t"), digest_size=16).digest()

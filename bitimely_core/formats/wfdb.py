@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar
@@ -27,8 +27,22 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, safe_text
-from bitimely_core.formats.edf import stored
-from bitimely_core.formats.source import Source, located
+from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.formats.text import sanitize_label
+from bitimely_core.formats.wfdb_samples import (
+    FLAC,
+    FORMATS,
+    MAX_EXPANDED,
+    WfdbChannel,
+    WfdbSignalGroup,
+    calibrate_samples,
+    count_bytes,
+    count_flac_frames,
+    count_samples,
+    decode_group,
+    list_channels,
+    verify_checksums,
+)
 from bitimely_core.types import Signal
 
 T = TypeVar("T")
@@ -36,10 +50,8 @@ T = TypeVar("T")
 GAIN = 200.0  # units a millivolt where the header says 0 or nothing: the rule of the format
 RATE = 250.0  # Hz where the header says nothing: the rule of the format
 IMPLAUSIBLE = 100  # a header that promises this many times what is there is taken for damaged, not the file for cut short
-MOST_HEADER = 1 << 22  # bytes; 100,000 segments need half of it
-MOST_EXPANDED = 1 << 28  # bytes that a compressed file may always hold; beyond it at most MOST_RATIO times its size
-MOST_RATIO = 1000
-BLOCK = 1 << 17  # samples, or pairs or triplets of them, that are decoded at once
+MAX_HEADER = 1 << 22  # bytes; 100,000 segments need half of it
+
 
 NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?"  # one way to match: no quadratic time on long digits
 INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
@@ -53,60 +65,21 @@ INTEGERS = ("adc_resolution", "adc_zero", "initial_value", "checksum", "block_si
 SPELLINGS = {"mv": "mV", "uv": "uV", "µV": "uV", "μV": "uV", "µv": "uV", "μv": "uV"}
 
 
-class Channel(NamedTuple):
-    """One signal of a header."""
-
-    number: int  # 1-based line of the header
-    name: str  # fit to store: without control, markup and formula characters
-    unit: str
-    gain: float  # digital steps a unit
-    baseline: int  # digital value of the physical 0
-    samples: int = 1  # a frame
-    skew: int = 0  # frames that lie before the record's beginning
-    initial: int | None = None
-    checksum: int | None = None
-
-    @property
-    def scale(self) -> float:
-        """Physical units a digital step."""
-        return 1.0 / self.gain
-
-    @property
-    def offset(self) -> float:
-        """Physical value of the digital 0."""
-        return -self.baseline / self.gain
-
-
-class Group(NamedTuple):
-    """The signals that one file holds, interleaved frame by frame."""
-
-    path: Path
-    name: str  # as in the header
-    code: int  # sample format
-    start: int  # bytes before the first sample; FLAC: frames of the stream
-    channels: tuple[Channel, ...]
-
-    @property
-    def width(self) -> int:
-        """Samples of all signals in a frame."""
-        return sum(channel.samples for channel in self.channels)
-
-
-class Part(NamedTuple):
+class WfdbSegment(NamedTuple):
     """A stretch of frames without a gap: a segment, or the whole of an ordinary record."""
 
     first: int  # frame of the record at which it begins
     frames: int
-    groups: tuple[Group, ...]
+    groups: tuple[WfdbSignalGroup, ...]
 
 
-class Parsed(NamedTuple):
+class WfdbHeaderText(NamedTuple):
     """The text of a header, before any file that it names was looked at."""
 
     name: str
     rate: float  # frames a second
     frames: int | None
-    signals: tuple[tuple[str, int, int, Channel], ...]  # file, format, start, signal
+    signals: tuple[tuple[str, int, int, WfdbChannel], ...]  # file, format, start, signal
     segments: tuple[tuple[str, int], ...] | None  # name ("~": a gap), frames; None for an ordinary record
     day: date | None
     clock: time | None
@@ -115,7 +88,7 @@ class Parsed(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class WfdbHeader:
     """A validated header, with those of its segments. Every file it names is there and holds the samples that it promises."""
 
     name: str
@@ -123,8 +96,8 @@ class Header:
     layout: str  # single, fixed or variable
     frame_rate: float  # frames a second
     frames: int
-    channels: tuple[Channel, ...]  # of several segments: the first signal of each name
-    parts: tuple[Part, ...]
+    channels: tuple[WfdbChannel, ...]  # of several segments: the first signal of each name
+    parts: tuple[WfdbSegment, ...]
     sized: bool  # the header says the number of frames; else it is inferred, and the format keeps no promise about checksums
     files: tuple[str, ...]  # headers and signal files, relative to the source, else to the record's folder
     day: date | None
@@ -142,30 +115,25 @@ class Header:
         """Length of the record, gaps included."""
         return self.frames / self.frame_rate
 
-    def rate(self, channel: Channel) -> float:
+    def rate(self, channel: WfdbChannel) -> float:
         """Sampling rate in Hz."""
         return self.frame_rate * channel.samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recording:
+class WfdbRecording:
     """A whole record: times are seconds from its beginning."""
 
-    header: Header
+    header: WfdbHeader
     signals: list[Signal]
     segments: list[tuple[float, float]]  # (onset, end) in seconds of the stretches without a gap
     findings: list[Finding]
 
 
-def _numbers(channels: Sequence[Channel]) -> str:
-    more = f" and {len(channels) - 10} more" if len(channels) > 10 else ""
-    return ", ".join(str(channel.number) for channel in channels[:10]) + more
-
-
 # --- header text
 
 
-def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = None) -> Parsed:
+def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = None) -> WfdbHeaderText:
     """The text of a header file, syntax and plausibility checked, nothing opened.
 
     Args:
@@ -176,7 +144,7 @@ def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = Non
     Raises:
         UserError: empty_file, header_syntax, header_field, header_implausible, record_name, sampling_rate, format, gain, duplicate_channel.
     """
-    lines, comments = _lines(data)
+    lines, comments = _split_lines(data)
     findings: list[Finding] = []
     record = lines[0].split()
     named = NAME.fullmatch(record[0])
@@ -206,24 +174,24 @@ def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = Non
     if len(lines) - 1 != expected:
         text = f"the record line says {expected} {kind}, {len(lines) - 1} lines follow"
         raise input_error(Reason.HEADER_SYNTAX, text, "expected one line each", field=f"n_{kind}", found=str(len(lines) - 1))
-    rate = _rate(record[2:3], findings)
-    frames = _frames(record[3:4])
-    day, clock = _start(record[4:], findings)
+    rate = _parse_rate(record[2:3], findings)
+    frames = _parse_frames(record[3:4])
+    day, clock = _parse_start(record[4:], findings)
     if not all(line.isascii() for line in lines):
         findings.append(
             Finding(Reason.NON_ASCII, "bytes that are not ASCII in its lines", "read as UTF-8, else as Latin-1", level="warning")
         )
-    segments = None if many is None else tuple(_segment(line, i) for i, line in enumerate(lines[1:], 1))
-    signals = () if many is not None else _signals(lines[1:], rate, needed, findings)
-    return Parsed(named[1], rate, frames, signals, segments, day, clock, comments, tuple(findings))
+    segments = None if many is None else tuple(_parse_segment(line, i) for i, line in enumerate(lines[1:], 1))
+    signals = () if many is not None else _parse_signals(lines[1:], rate, needed, findings)
+    return WfdbHeaderText(named[1], rate, frames, signals, segments, day, clock, comments, tuple(findings))
 
 
-def _lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
+def _split_lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
     """Lines of the header that say something, and its comments."""
     if not data.strip():
         raise input_error(Reason.EMPTY_FILE, f"has {len(data)} bytes, all blank" if data else "has 0 bytes", hint="Download it again")
-    if len(data) > MOST_HEADER:
-        raise input_error(Reason.HEADER_IMPLAUSIBLE, f"has more than {MOST_HEADER} bytes", "no header is that long")
+    if len(data) > MAX_HEADER:
+        raise input_error(Reason.HEADER_IMPLAUSIBLE, f"has more than {MAX_HEADER} bytes", "no header is that long")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -235,7 +203,7 @@ def _lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
     return said, tuple(row.strip("# \t") for row in rows if row.startswith("#") and row.strip("# \t"))
 
 
-def _rate(field: Sequence[str], findings: list[Finding]) -> float:
+def _parse_rate(field: Sequence[str], findings: list[Finding]) -> float:
     """Frames a second; the counter frequency behind it is of no use here."""
     if not field:
         findings.append(
@@ -253,10 +221,10 @@ def _rate(field: Sequence[str], findings: list[Finding]) -> float:
     return rate
 
 
-def _frames(field: Sequence[str]) -> int | None:
+def _parse_frames(field: Sequence[str]) -> int | None:
     if not field or field[0] == "0":
         return None
-    frames = _integer(field[0], "length")
+    frames = _parse_integer(field[0], "length")
     if frames < 0:
         raise input_error(
             Reason.HEADER_IMPLAUSIBLE, f"found {frames} samples a signal", "expected a positive number", field="length", found=str(frames)
@@ -264,14 +232,14 @@ def _frames(field: Sequence[str]) -> int | None:
     return frames or None
 
 
-def _integer(text: str, name: str, line: int | None = None) -> int:
+def _parse_integer(text: str, name: str, line: int | None = None) -> int:
     if not INTEGER.fullmatch(text):
         of = "" if line is None else f" for signal {line}"
         raise input_error(Reason.HEADER_FIELD, f"found {safe_text(text)}{of}", "expected a whole number", field=name, found=safe_text(text))
     return int(text)
 
 
-def _start(fields: Sequence[str], findings: list[Finding]) -> tuple[date | None, time | None]:
+def _parse_start(fields: Sequence[str], findings: list[Finding]) -> tuple[date | None, time | None]:
     """Start date and time as far as they are valid. The values are not shown: dates identify."""
     day, clock = None, None
     with suppress(ValueError):
@@ -287,7 +255,7 @@ def _start(fields: Sequence[str], findings: list[Finding]) -> tuple[date | None,
     return day, clock
 
 
-def _segment(line: str, number: int) -> tuple[str, int]:
+def _parse_segment(line: str, number: int) -> tuple[str, int]:
     fields = line.split()
     if len(fields) < 2 or not re.fullmatch(r"\d{1,18}", fields[1], re.ASCII):
         raise input_error(
@@ -296,16 +264,16 @@ def _segment(line: str, number: int) -> tuple[str, int]:
     return fields[0], int(fields[1])
 
 
-def _signals(
+def _parse_signals(
     lines: Sequence[str], rate: float, needed: Collection[str] | None, findings: list[Finding]
-) -> tuple[tuple[str, int, int, Channel], ...]:
+) -> tuple[tuple[str, int, int, WfdbChannel], ...]:
     """The signal lines, with unique names and usable calibrations; null signals (format 0) are kept: layout headers list nothing else."""
-    rows = [_signal(line, i, rate) for i, line in enumerate(lines, 1)]
+    rows = [_parse_signal(line, i, rate) for i, line in enumerate(lines, 1)]
     channels = [channel for _, _, _, channel, _ in rows]
     flags = {i: flag for i, (*_, flag) in enumerate(rows)}
     gainless = [channels[i] for i in flags if "gain" in flags[i]]
     if gainless:
-        text = f"0 or missing for signal {_numbers(gainless)}"
+        text = f"0 or missing for signal {list_channels(gainless)}"
         findings.append(
             Finding(
                 Reason.GAIN,
@@ -318,20 +286,20 @@ def _signals(
         )
     unitless = [channels[i] for i in flags if "unit" in flags[i]]
     if unitless:
-        text = f"missing for signal {_numbers(unitless)}"
+        text = f"missing for signal {list_channels(unitless)}"
         findings.append(Finding(Reason.UNIT, text, "mV by the format's rule", level="info", field="unit", count=len(unitless)))
     odd = [channels[i] for i in flags if "label" in flags[i]]
     if odd:
-        text = f"markup, formula or control characters in the description or unit of signal {_numbers(odd)}"
+        text = f"markup, formula or control characters in the description or unit of signal {list_channels(odd)}"
         findings.append(Finding(Reason.LABEL_CHARS, text, "stored without them", level="warning", field="description", count=len(odd)))
     names = {channel.number: channel.name for channel in channels}
-    bearers: dict[str, list[Channel]] = {}
+    bearers: dict[str, list[WfdbChannel]] = {}
     for channel in channels:
         bearers.setdefault(channel.name, []).append(channel)
     for name, holders in bearers.items():
         if len(holders) == 1:
             continue
-        text = f"{len(holders)} signals are called {safe_text(name)}: {_numbers(holders)}"
+        text = f"{len(holders)} signals are called {safe_text(name)}: {list_channels(holders)}"
         if needed is None or name in needed:
             raise input_error(Reason.DUPLICATE_CHANNEL, text, "expected one", field="description", found=safe_text(name))
         findings.append(
@@ -344,19 +312,19 @@ def _signals(
     return tuple((file, code, start, channel) for (file, code, start, *_), channel in zip(rows, renamed, strict=True))
 
 
-def _once(read: Callable[[str], T]) -> Callable[[str], T]:
+def _cache_short_texts(read: Callable[[str], T]) -> Callable[[str], T]:
     """`read` with a memory for short texts: a data set has few labels and calibrations, which every record repeats."""
     known = lru_cache(1024)(read)
     return lambda text: known(text) if len(text) <= 80 else read(text)
 
 
-@_once
-def _stored(label: str) -> str:
-    return stored(label)
+@_cache_short_texts
+def _sanitize_label(label: str) -> str:
+    return sanitize_label(label)
 
 
-@_once
-def _calibration(text: str) -> tuple[float, int | None, str | None] | None:
+@_cache_short_texts
+def _parse_calibration(text: str) -> tuple[float, int | None, str | None] | None:
     """Gain (0: none), baseline and unit of a calibration as far as it says them; None where it is none."""
     found = CALIBRATION.fullmatch(text)
     if found is None:
@@ -364,7 +332,7 @@ def _calibration(text: str) -> tuple[float, int | None, str | None] | None:
     return float(found[1] or 0), int(found[2]) if found[2] else None, SPELLINGS.get(found[3], found[3])
 
 
-def _signal(line: str, number: int, rate: float) -> tuple[str, int, int, Channel, set[str]]:
+def _parse_signal(line: str, number: int, rate: float) -> tuple[str, int, int, WfdbChannel, set[str]]:
     """One signal line: file, format, start, signal, and which of gain, unit and label were missing or odd."""
     fields = line.split(None, 8)
     coded = CODE.fullmatch(fields[1]) if len(fields) > 1 else None
@@ -381,14 +349,14 @@ def _signal(line: str, number: int, rate: float) -> tuple[str, int, int, Channel
         raise input_error(
             Reason.HEADER_IMPLAUSIBLE, text, "expected at least 1, and at most 10 MHz", field="samples_per_frame", found=str(samples)
         )
-    calibrated = _calibration(fields[2] if len(fields) > 2 else "")
+    calibrated = _parse_calibration(fields[2] if len(fields) > 2 else "")
     if calibrated is None:
         text = f"found {safe_text(fields[2])} for signal {number}"
         raise input_error(Reason.GAIN, text, "expected gain(baseline)/unit", field="gain", found=safe_text(fields[2]))
     gain, zero_at, unit = calibrated
     said = fields[3:8]
     plain = all(map(INTEGER.fullmatch, said))  # nearly always, and three times as fast
-    values = [int(text) if plain else _integer(text, name, number) for text, name in zip(said, INTEGERS, strict=False)]
+    values = [int(text) if plain else _parse_integer(text, name, number) for text, name in zip(said, INTEGERS, strict=False)]
     zero, initial, checksum = (values[i] if len(values) > i else None for i in (1, 2, 3))
     if code == 8 and initial is None:
         initial = zero  # the rule of the format; differences need a beginning
@@ -400,11 +368,11 @@ def _signal(line: str, number: int, rate: float) -> tuple[str, int, int, Channel
         unit = "mV"
         flags.add("unit")
     label = (fields[8].strip() if len(fields) > 8 else "") or f"signal {number}"
-    name = _stored(label) or f"signal {number}"
-    if name != label or _stored(unit) != unit:
+    name = _sanitize_label(label) or f"signal {number}"
+    if name != label or _sanitize_label(unit) != unit:
         flags.add("label")
     baseline = zero or 0 if zero_at is None else zero_at
-    channel = Channel(number, name, _stored(unit), gain, baseline, samples, skew, initial, checksum)
+    channel = WfdbChannel(number, name, _sanitize_label(unit), gain, baseline, samples, skew, initial, checksum)
     if not (math.isfinite(gain) and math.isfinite(1 / gain) and math.isfinite(channel.offset)):
         raise input_error(
             Reason.GAIN,
@@ -419,7 +387,9 @@ def _signal(line: str, number: int, rate: float) -> tuple[str, int, int, Channel
 # --- header with its files
 
 
-def read_header(path: Path | str, source: Source | None = None, *, needed: Collection[str] | None = None, keep_phi: bool = False) -> Header:
+def read_header(
+    path: Path | str, source: Source | None = None, *, needed: Collection[str] | None = None, keep_phi: bool = False
+) -> WfdbHeader:
     """Header of a record, those of its segments, and the sizes of all files they name, checked against each other.
 
     Args:
@@ -435,21 +405,21 @@ def read_header(path: Path | str, source: Source | None = None, *, needed: Colle
     whole = PurePosixPath(path if isinstance(path, str) else path.as_posix())
     whole = whole if whole.suffix == ".hea" else whole.with_name(whole.name + ".hea")
     folder = whole.parent
-    with located(str(whole)):
-        parsed = _parsed(folder, whole.name, source, needed)
+    with locate_errors(str(whole)):
+        parsed = _read_header_text(folder, whole.name, source, needed)
         files = [whole.name]
         findings = list(parsed.findings)
         comments = list(parsed.comments)
-        layout: tuple[Channel, ...] = ()
+        layout: tuple[WfdbChannel, ...] = ()
         if parsed.segments is None:
-            groups = _groups(parsed, folder, source, findings)
+            groups = _group_signals(parsed, folder, source, findings)
             files += [group.name for group in groups]
-            frames = _common(parsed.frames, groups, findings, spare=True)
-            parts = [Part(0, frames, groups)]
+            frames = _find_length(parsed.frames, groups, findings, spare=True)
+            parts = [WfdbSegment(0, frames, groups)]
             kind = "single"
         else:
             kind = "variable" if parsed.segments[0][1] == 0 else "fixed"
-            parts, layout, frames = _parts(parsed, folder, source, needed, files, findings, comments)
+            parts, layout, frames = _read_segments(parsed, folder, source, needed, files, findings, comments)
         channels = {channel.name: channel for channel in layout}
         for part in parts:
             for channel in sorted((c for group in part.groups for c in group.channels), key=attrgetter("number")):
@@ -458,7 +428,7 @@ def read_header(path: Path | str, source: Source | None = None, *, needed: Colle
             text = f"{len(comments)} lines of comment, which may identify a person"
             done = "kept, as --keep-phi asks" if keep_phi else "not stored"
             findings.append(Finding(Reason.PHI, text, done, level="info", field="comments", count=len(comments)))
-    return Header(
+    return WfdbHeader(
         name=parsed.name,
         where=str(whole),
         layout=kind,
@@ -471,21 +441,21 @@ def read_header(path: Path | str, source: Source | None = None, *, needed: Colle
         day=parsed.day,
         clock=parsed.clock,
         comments=tuple(map(clean, comments)) if keep_phi else (),
-        findings=tuple(_merged(findings)),
+        findings=tuple(_merge_findings(findings)),
     )
 
 
-def _parsed(folder: PurePosixPath, name: str, source: Source | None, needed: Collection[str] | None) -> Parsed:
+def _read_header_text(folder: PurePosixPath, name: str, source: Source | None, needed: Collection[str] | None) -> WfdbHeaderText:
     """Header `name` of `folder`, parsed."""
     try:
-        with _locate(folder, name, source).open("rb") as file:
-            data = file.read(MOST_HEADER + 1)
+        with _resolve_path(folder, name, source).open("rb") as file:
+            data = file.read(MAX_HEADER + 1)
     except OSError as error:
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     return parse_header(data, PurePosixPath(name).name.removesuffix(".hea"), needed=needed)
 
 
-def _locate(folder: PurePosixPath, name: str, source: Source | None) -> Path:
+def _resolve_path(folder: PurePosixPath, name: str, source: Source | None) -> Path:
     """Path of a regular file that a header of `folder` names; the name comes out of a file, hence it is not trusted.
 
     Raises:
@@ -514,12 +484,14 @@ def _locate(folder: PurePosixPath, name: str, source: Source | None) -> Path:
     return path
 
 
-def _groups(parsed: Parsed, folder: PurePosixPath, source: Source | None, findings: list[Finding]) -> tuple[Group, ...]:
+def _group_signals(
+    parsed: WfdbHeaderText, folder: PurePosixPath, source: Source | None, findings: list[Finding]
+) -> tuple[WfdbSignalGroup, ...]:
     """The signals by file. Null signals (format 0) hold no samples and are left out."""
     groups = []
     null = [channel for _, code, _, channel in parsed.signals if code == 0]
     if null:
-        text = f"signal {_numbers(null)} has no samples (format 0)"
+        text = f"signal {list_channels(null)} has no samples (format 0)"
         findings.append(Finding(Reason.MISSING_CHANNEL, text, "left out", level="warning", field="format", count=len(null)))
     for name, rows in groupby((row for row in parsed.signals if row[1] != 0), key=lambda row: row[0]):
         _, codes, starts, channels = zip(*rows, strict=True)
@@ -529,7 +501,7 @@ def _groups(parsed: Parsed, folder: PurePosixPath, source: Source | None, findin
         if codes[0] in FLAC and len({channel.samples for channel in channels}) > 1:
             text = f"the signals of {safe_text(name)} have several rates"
             raise input_error(Reason.HEADER_SYNTAX, text, "a FLAC file has one", field="samples_per_frame")
-        groups.append(Group(_locate(folder, name, source), name, codes[0], starts[0], channels))
+        groups.append(WfdbSignalGroup(_resolve_path(folder, name, source), name, codes[0], starts[0], channels))
     if len({group.name for group in groups}) < len(groups):
         raise input_error(
             Reason.HEADER_SYNTAX, "the signals of one file do not follow each other", "their order is not known", field="file_name"
@@ -539,9 +511,9 @@ def _groups(parsed: Parsed, folder: PurePosixPath, source: Source | None, findin
     return tuple(groups)
 
 
-def _common(said: int | None, groups: Sequence[Group], findings: list[Finding], *, spare: bool) -> int:
+def _find_length(said: int | None, groups: Sequence[WfdbSignalGroup], findings: list[Finding], *, spare: bool) -> int:
     """Number of frames: the header's, if every file holds them; else what all files hold. `spare`: warn about bytes that are left over."""
-    held = [_held(group) for group in groups]
+    held = [count_frames(group) for group in groups]
     skew = max(channel.skew for group in groups for channel in group.channels)
     if 0 < min([n for n, _ in held] if said is None else [said]) <= skew:
         raise input_error(
@@ -573,39 +545,39 @@ def _common(said: int | None, groups: Sequence[Group], findings: list[Finding], 
                 found=str(frames),
                 expected=str(said),
             )
-        if spare and group.code in FORMATS and size - group.start - _bytes(group.code, said * group.width) >= 4:  # less is padding
-            text = f"{file} has {size - group.start - _bytes(group.code, said * group.width)} bytes after the last sample"
+        if spare and group.code in FORMATS and size - group.start - count_bytes(group.code, said * group.width) >= 4:  # less is padding
+            text = f"{file} has {size - group.start - count_bytes(group.code, said * group.width)} bytes after the last sample"
             findings.append(Finding(Reason.SIZE_MISMATCH, text, "they are not read", level="warning", field="length"))
     return said
 
 
-def _held(group: Group) -> tuple[int, int]:
+def count_frames(group: WfdbSignalGroup) -> tuple[int, int]:
     """Whole frames in the file of a group, and its size in bytes, without reading its samples."""
     try:
         size = group.path.stat().st_size
         if group.code in FORMATS:
-            return _count(group.code, max(0, size - group.start)) // group.width, size
+            return count_samples(group.code, max(0, size - group.start)) // group.width, size
         with group.path.open("rb") as file:
             head = file.read(42)
     except OSError as error:
         raise input_error(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
-    return _flac(head, size, group), size
+    return count_flac_frames(head, size, group), size
 
 
-def _parts(
-    parsed: Parsed,
+def _read_segments(
+    parsed: WfdbHeaderText,
     folder: PurePosixPath,
     source: Source | None,
     needed: Collection[str] | None,
     files: list[str],
     findings: list[Finding],
     comments: list[str],
-) -> tuple[list[Part], tuple[Channel, ...], int]:
+) -> tuple[list[WfdbSegment], tuple[WfdbChannel, ...], int]:
     """The segments of a record that hold samples, the signals of its layout header if it has one, and its length in frames."""
-    parts: list[Part] = []
-    layout: tuple[Channel, ...] = ()
+    parts: list[WfdbSegment] = []
+    layout: tuple[WfdbChannel, ...] = ()
     first = 0
-    seen: dict[tuple[str, bool], tuple[Parsed, tuple[Group, ...]]] = {}  # by name, and whether as the layout
+    seen: dict[tuple[str, bool], tuple[WfdbHeaderText, tuple[WfdbSignalGroup, ...]]] = {}  # by name, and whether as the layout
     for number, (name, frames) in enumerate(parsed.segments or (), 1):
         try:
             if name == "~":
@@ -613,7 +585,7 @@ def _parts(
                 continue
             key = (name, frames == 0)
             if key not in seen:
-                seen[key] = _segment_header(name, parsed, folder, source, needed, layout=frames == 0)
+                seen[key] = _read_segment_header(name, parsed, folder, source, needed, layout=frames == 0)
                 files += [f"{name}.hea", *(group.name for group in seen[key][1])]
                 comments += seen[key][0].comments
                 findings += [found for found in seen[key][0].findings if found.code not in {Reason.BASE_DATE, Reason.SAMPLING_RATE}]
@@ -626,7 +598,7 @@ def _parts(
             if inner.frames is not None and inner.frames != frames:
                 text = f"has {inner.frames} samples by its own header"
                 raise input_error(Reason.LENGTH, text, f"the record says {frames}", field="segment", found=str(inner.frames))
-            parts.append(Part(first, _common(frames, groups, findings, spare=False), groups))
+            parts.append(WfdbSegment(first, _find_length(frames, groups, findings, spare=False), groups))
             first += frames
         except UserError as error:
             error.problem = f"segment {number} ({safe_text(name)}): {error.problem}"
@@ -636,16 +608,16 @@ def _parts(
         raise input_error(Reason.LENGTH, text, f"the record line says {parsed.frames}", field="length", found=str(first))
     if not parts:
         raise input_error(Reason.MISSING_SEGMENT, "no segment holds samples", "expected one at least", field="segment")
-    _bounded(parts)
+    _check_expansion(parts)
     return parts, layout, first
 
 
-def _segment_header(
-    name: str, parsed: Parsed, folder: PurePosixPath, source: Source | None, needed: Collection[str] | None, *, layout: bool
-) -> tuple[Parsed, tuple[Group, ...]]:
+def _read_segment_header(
+    name: str, parsed: WfdbHeaderText, folder: PurePosixPath, source: Source | None, needed: Collection[str] | None, *, layout: bool
+) -> tuple[WfdbHeaderText, tuple[WfdbSignalGroup, ...]]:
     """Header of one segment and the files it names; a layout header names none."""
     try:
-        inner = _parsed(folder, f"{name}.hea", source, needed)
+        inner = _read_header_text(folder, f"{name}.hea", source, needed)
     except UserError as error:
         if error.code == Reason.MISSING_SIGNAL_FILE:
             error.code, error.field = Reason.MISSING_SEGMENT, "segment"
@@ -657,23 +629,23 @@ def _segment_header(
     files = PurePosixPath(name).parent  # a segment's files lie beside its own header
     prefix = "" if files == PurePosixPath(".") else f"{files.as_posix()}/"
     inner = inner._replace(signals=tuple((prefix + file, code, start, channel) for file, code, start, channel in inner.signals))
-    return inner, () if layout else _groups(inner, folder, source, [])
+    return inner, () if layout else _group_signals(inner, folder, source, [])
 
 
-def _bounded(parts: Sequence[Part]) -> None:
+def _check_expansion(parts: Sequence[WfdbSegment]) -> None:
     """Segments may share a file; that no small file is read a thousand times over is checked here.
 
     Raises:
         UserError: expansion_limit.
     """
-    size = sum({group.path: _held(group)[1] for part in parts for group in part.groups}.values())
+    size = sum({group.path: count_frames(group)[1] for part in parts for group in part.groups}.values())
     wanted = sum(2 * part.frames * group.width for part in parts for group in part.groups)
-    if wanted > max(MOST_EXPANDED, IMPLAUSIBLE * size):
+    if wanted > max(MAX_EXPANDED, IMPLAUSIBLE * size):
         text = f"{wanted} bytes of samples out of files of {size}"
         raise input_error(Reason.EXPANSION_LIMIT, text, "segments name the same files over and over", field="segment")
 
 
-def _merged(findings: Sequence[Finding]) -> list[Finding]:
+def _merge_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Equal findings of several segments as one."""
     merged: dict[tuple[str, str], Finding] = {}
     for found in findings:
@@ -685,100 +657,10 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 # --- sample formats
 
 
-def _format212(raw: np.ndarray) -> np.ndarray:
-    """Two 12-bit values in three bytes; the low bytes are the first and the third."""
-    three = raw.reshape(-1, 3).astype(np.int16)
-    pair = np.empty((len(three), 2), np.int16)
-    pair[:, 0] = (three[:, 0] << 4) | (three[:, 1] << 12)
-    pair[:, 1] = (three[:, 2] << 4) | ((three[:, 1] & 0xF0) << 8)
-    return (pair >> 4).reshape(-1)  # shifted up and down again: the sign is extended
-
-
-def _format310(raw: np.ndarray) -> np.ndarray:
-    """Three 10-bit values in two words: bits 1 to 10 of each, and the five highest bits of both."""
-    words = raw.view("<u2").reshape(-1, 2)
-    low, high = words[:, 0], words[:, 1]
-    third = ((low >> 11) | ((high >> 11) << 5)) << 6
-    return np.stack([low << 5, high << 5, third], axis=1).view(np.int16).reshape(-1) >> 6
-
-
-def _format311(raw: np.ndarray) -> np.ndarray:
-    """Three 10-bit values in the low 30 bits of a double word."""
-    word = raw.view("<u4")
-    return (np.stack([word << 22, word << 12, word << 2], axis=1).view(np.int32).reshape(-1) >> 22).astype(np.int16)
-
-
-def _format24(raw: np.ndarray) -> np.ndarray:
-    wide = np.zeros((raw.size // 3, 4), np.uint8)
-    wide[:, 1:] = raw.reshape(-1, 3)
-    return wide.reshape(-1).view("<i4") >> 8
-
-
-class Format(NamedTuple):
-    """A sample format without compression."""
-
-    sizes: tuple[int, ...]  # bytes of 0, 1, ... samples, the last of a whole block
-    invalid: int | None  # the value that says that there is no sample
-    kind: type[np.signedinteger]  # type that holds a sample
-    decode: Callable[[np.ndarray], np.ndarray]  # uint8 of whole blocks -> integers
-
-
-FORMATS = {
-    8: Format((0, 1), None, np.int8, lambda raw: raw.view(np.int8)),  # differences, summed up later
-    16: Format((0, 2), -(1 << 15), np.int16, lambda raw: raw.view("<i2")),
-    24: Format((0, 3), -(1 << 23), np.int32, _format24),
-    32: Format((0, 4), -(1 << 31), np.int32, lambda raw: raw.view("<i4")),
-    61: Format((0, 2), -(1 << 15), np.int16, lambda raw: raw.view(">i2")),
-    80: Format((0, 1), -(1 << 7), np.int16, lambda raw: raw.astype(np.int16) - 128),
-    160: Format((0, 2), -(1 << 15), np.int16, lambda raw: (raw.view("<u2") ^ 0x8000).view(np.int16)),
-    212: Format((0, 2, 3), -(1 << 11), np.int16, _format212),
-    310: Format((0, 2, 4, 4), -(1 << 9), np.int16, _format310),
-    311: Format((0, 2, 3, 4), -(1 << 9), np.int16, _format311),
-}
-FLAC = {508: 8, 516: 16, 524: 24}  # bits a sample
-
-
-def _bytes(code: int, samples: int) -> int:
-    """Bytes that hold this many samples."""
-    sizes = FORMATS[code].sizes
-    blocks, rest = divmod(samples, len(sizes) - 1)
-    return blocks * sizes[-1] + sizes[rest]
-
-
-def _count(code: int, size: int) -> int:
-    """Whole samples in this many bytes."""
-    sizes = FORMATS[code].sizes
-    blocks, rest = divmod(size, sizes[-1])
-    return blocks * (len(sizes) - 1) + max(k for k, need in enumerate(sizes) if need <= rest)
-
-
-def _flac(head: bytes, size: int, group: Group) -> int:
-    """Frames that a FLAC file says it holds, once its first block says what the header says.
-
-    Raises:
-        UserError: corrupt, format, header_syntax, expansion_limit.
-    """
-    file = safe_text(group.name)
-    if len(head) < 42 or head[:4] != b"fLaC" or head[4] & 0x7F != 0:
-        raise input_error(Reason.CORRUPT, f"{file} does not begin like a FLAC file", f"expected for format {group.code}", field="file_name")
-    packed = int.from_bytes(head[18:26], "big")  # 20 bits of rate, 3 of channels - 1, 5 of bits - 1, 36 of length
-    channels, bits, length = (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1, packed & ((1 << 36) - 1)
-    if channels != len(group.channels):
-        raise input_error(
-            Reason.HEADER_SYNTAX, f"{file} has {channels} signals", f"the header says {len(group.channels)}", field="n_signals"
-        )
-    if bits > FLAC[group.code]:
-        raise input_error(Reason.FORMAT, f"{file} has {bits} bits a sample", f"format {group.code} has {FLAC[group.code]}", field="format")
-    if 4 * channels * length > max(MOST_EXPANDED, MOST_RATIO * size):
-        text = f"{file} says that {4 * channels * length} bytes of samples are in {size}"
-        raise input_error(Reason.EXPANSION_LIMIT, text, "no recording is compressed that well", field="length")
-    return max(0, length - group.start) // group.channels[0].samples
-
-
 # --- samples
 
 
-def read_signals(header: Header, channels: Collection[str] | None = None) -> list[Signal]:
+def read_signals(header: WfdbHeader, channels: Collection[str] | None = None) -> list[Signal]:
     """Digital values of the signals, at their own rates: int16, or float32 where samples are missing (NaN) or need more bits.
 
     Args:
@@ -792,36 +674,36 @@ def read_signals(header: Header, channels: Collection[str] | None = None) -> lis
     Raises:
         UserError: checksum, initial_value, truncated, corrupt, io_error.
     """
-    return _read(header, channels).signals
+    return _read_channels(header, channels).signals
 
 
-def read(
+def read_recording(
     path: Path | str,
     source: Source | None = None,
     *,
     needed: Collection[str] | None = None,
     channels: Collection[str] | None = None,
     keep_phi: bool = False,
-) -> Recording:
+) -> WfdbRecording:
     """Header and samples of a record; see `read_header` and `read_signals`."""
-    return _read(read_header(path, source, needed=needed, keep_phi=keep_phi), channels)
+    return _read_channels(read_header(path, source, needed=needed, keep_phi=keep_phi), channels)
 
 
-def _read(header: Header, channels: Collection[str] | None) -> Recording:
+def _read_channels(header: WfdbHeader, channels: Collection[str] | None) -> WfdbRecording:
     findings = list(header.findings)
     missing: Counter[str] = Counter()
     pieces: dict[str, list[tuple[int, int, Signal]]] = {c.name: [] for c in header.channels if channels is None or c.name in channels}
-    with located(header.where):
+    with locate_errors(header.where):
         for part in header.parts:
             for group in part.groups:
                 if not any(channel.name in pieces for channel in group.channels):
                     continue
-                values = _decoded(group, part.frames)
-                _verify(group, values, findings, sized=header.sized)
+                values = decode_group(group, part.frames)
+                verify_checksums(group, values, findings, sized=header.sized)
                 onset = part.first / header.frame_rate
                 for channel, digital in zip(group.channels, values, strict=True):
                     if channel.name in pieces:
-                        samples, scale, offset, lost = _calibrated(channel, digital[channel.skew * channel.samples :], group.code)
+                        samples, scale, offset, lost = calibrate_samples(channel, digital[channel.skew * channel.samples :], group.code)
                         missing[channel.name] += lost
                         signal = Signal(channel.name, header.rate(channel), channel.unit, samples, scale, offset, onset)
                         pieces[channel.name].append((part.first, part.first + part.frames - channel.skew, signal))
@@ -831,145 +713,16 @@ def _read(header: Header, channels: Collection[str] | None) -> Recording:
         named = ", ".join(map(safe_text, list(lossy)[:5])) + (f" and {len(lossy) - 5} more" if len(lossy) > 5 else "")
         text = f"{total} sample{'s' * (total > 1)} marked as invalid in {named}"
         findings.append(Finding(Reason.MISSING_SAMPLES, text, "missing values (NaN)", level="warning", count=total))
-    segments = _stretches(header, pieces, findings)
-    return Recording(
+    segments = _find_stretches(header, pieces, findings)
+    return WfdbRecording(
         header=header,
-        signals=[signal for found in pieces.values() for signal in _joined(found)],
+        signals=[signal for found in pieces.values() for signal in _join_pieces(found)],
         segments=segments,
-        findings=_merged(findings),
+        findings=_merge_findings(findings),
     )
 
 
-def _decoded(group: Group, frames: int) -> Sequence[np.ndarray] | np.ndarray:
-    """Digital values of each signal of a file, int8 to int32, [F * samples] each."""
-    flat = _unpacked(group, frames) if group.code in FORMATS else _decompressed(group, frames)
-    rows = flat.reshape(frames, group.width)
-    if group.width == len(group.channels) and group.code != 8:
-        return np.ascontiguousarray(rows.T)
-    edges = np.cumsum([0, *(channel.samples for channel in group.channels)]).tolist()
-    columns = [np.ascontiguousarray(rows[:, a:b]).reshape(-1) for a, b in pairwise(edges)]
-    if group.code == 8:
-        columns = [(c.initial or 0) + np.cumsum(v, dtype=np.int64) for c, v in zip(group.channels, columns, strict=True)]
-    return columns
-
-
-def _unpacked(group: Group, frames: int) -> np.ndarray:
-    """All samples of a file without compression, in its order: [F * W], int8, int16 or int32.
-
-    Block by block: the processor's cache holds what is decoded, and a file that shrinks meanwhile is an error and no SIGBUS.
-    """
-    code = FORMATS[group.code]
-    samples = frames * group.width
-    many = BLOCK * (len(code.sizes) - 1)
-    values = np.empty(samples, code.kind)
-    try:
-        with group.path.open("rb") as file:
-            file.seek(group.start)
-            for first in range(0, samples, many):
-                here = values[first : first + many]
-                size = _bytes(group.code, len(here))
-                raw = np.zeros(-(-size // code.sizes[-1]) * code.sizes[-1], np.uint8)
-                if file.readinto(raw.data[:size]) != size:
-                    raise input_error(
-                        Reason.TRUNCATED, f"{safe_text(group.name)} became shorter while it was read", "nothing may write to it"
-                    )
-                here[:] = code.decode(raw)[: len(here)]
-    except OSError as error:
-        raise input_error(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
-    return values
-
-
-def _decompressed(group: Group, frames: int) -> np.ndarray:
-    """All samples of a FLAC file, in the order of one without compression: [F * W], int16 or int32."""
-    import soundfile  # type: ignore[import-untyped]
-
-    each = group.channels[0].samples
-    bits = FLAC[group.code]
-    file = safe_text(group.name)
-    values = np.empty((frames * each, len(group.channels)), np.int16 if bits <= 16 else np.int32)
-    try:
-        with soundfile.SoundFile(group.path) as stream:
-            stream.seek(group.start)
-            for first in range(0, len(values), BLOCK):
-                wide = stream.read(min(BLOCK, len(values) - first), dtype="int32", always_2d=True)
-                if len(wide) != min(BLOCK, len(values) - first):
-                    raise input_error(
-                        Reason.TRUNCATED, f"{file} ends before its last sample", "expected a whole FLAC stream", field="file_name"
-                    )
-                values[first : first + len(wide)] = wide >> (32 - {"PCM_S8": 8, "PCM_16": 16, "PCM_24": 24}[stream.subtype])
-    except (OSError, RuntimeError, KeyError, ValueError, AssertionError) as error:  # soundfile's own errors are RuntimeErrors
-        raise input_error(Reason.CORRUPT, f"{file} does not decode ({type(error).__name__})", "expected FLAC", field="file_name") from None
-    return values.reshape(frames, each, -1).transpose(0, 2, 1).reshape(-1)
-
-
-def _verify(group: Group, values: Sequence[np.ndarray] | np.ndarray, findings: list[Finding], *, sized: bool) -> None:
-    """Compares checksums (sum of all digital samples modulo 65,536, signed or unsigned in headers) and initial values with the header's.
-
-    Where the header says no length the format does not promise a checksum; where all of its checksums and initial values are 0 they were
-    never filled in: both are warned about, not refused. Initial values are of no use outside of format 8, and tools leave stale ones: they
-    are refused as long as the samples may be the right ones in the wrong places, that is unless the checksums are right and no frame of
-    the file begins with the values of the header.
-
-    Raises:
-        UserError: checksum, initial_value.
-    """
-    file = safe_text(group.name)
-    channels = group.channels
-    unfilled = all(not c.checksum and not c.initial for c in channels)
-    together = values.sum(axis=1, dtype=np.int64).tolist() if isinstance(values, np.ndarray) else None  # one call for many signals
-    sums = together or [int(v.sum(dtype=np.int64)) for v in values]
-    bad = [c for c, total in zip(channels, sums, strict=True) if c.checksum is not None and (total - c.checksum) & 0xFFFF]
-    if bad:
-        text = f"the samples of signal {_numbers(bad)} in {file} do not add up to the checksum of the header"
-        if sized and not unfilled:
-            raise input_error(Reason.CHECKSUM, text, "one of them is damaged", "Download it again", field="checksum")
-        why = "the header says no length" if not sized else "all are 0 in the header"
-        findings.append(Finding(Reason.CHECKSUM, text, f"not refused because {why}", level="warning", field="checksum", count=len(bad)))
-    if group.code == 8:  # the initial value is what the differences are added to
-        return
-    late = [c for c, v in zip(channels, values, strict=True) if c.initial is not None and int(v[0]) != c.initial]
-    if not late:
-        return
-    text = f"the first sample of signal {_numbers(late)} in {file} is not the initial value of the header"
-    known = [(c, v) for c, v in zip(channels, values, strict=True) if c.initial is not None]
-    summed = not bad and all(c.checksum is not None for c in channels)
-    elsewhere = np.logical_and.reduce([v[:: c.samples] == c.initial for c, v in known]).any()
-    if not unfilled and (elsewhere or not summed):
-        raise input_error(Reason.INITIAL_VALUE, text, "the samples are shifted or damaged", "Download it again", field="initial_value")
-    why = "all are 0 in the header" if unfilled else "the checksums are right and the values occur nowhere in the file"
-    findings.append(
-        Finding(Reason.INITIAL_VALUE, text, f"not refused because {why}", level="warning", field="initial_value", count=len(late))
-    )
-
-
-def _calibrated(channel: Channel, digital: np.ndarray, code: int) -> tuple[np.ndarray, float, float, int]:
-    """Samples to keep, their scale and offset, and how many are missing.
-
-    int16 as long as the values fit; float32, which holds 24 bits exactly, for missing samples and longer values; beyond 24 bits float32 of
-    the physical values, because a float32 of such digital ones could lose all that lies above a large baseline.
-    """
-    invalid = FORMATS[code].invalid if code in FORMATS else -(1 << (FLAC[code] - 1))
-    lost = np.zeros(len(digital), bool) if invalid is None else digital == invalid
-    missing = int(np.count_nonzero(lost))
-    bits = 16
-    if digital.dtype.itemsize > 2 and missing < len(digital):
-        real = digital[~lost] if missing else digital
-        bits = 1 + max(int(edge if edge >= 0 else ~edge).bit_length() for edge in (real.min(), real.max()))
-    scale, offset = channel.scale, channel.offset
-    if bits > 25:  # sign and 24 bits
-        with np.errstate(over="ignore"):
-            samples = ((digital - float(channel.baseline)) / channel.gain).astype(np.float32)
-        if not np.isfinite(samples[~lost]).all():
-            raise input_error(Reason.GAIN, f"signal {channel.number} has values beyond 10^38", "expected a usable gain", field="gain")
-        scale, offset = 1.0, 0.0
-    else:
-        samples = digital.astype(np.float32 if missing or bits > 16 else np.int16, copy=False)
-    if missing:
-        samples[lost] = np.nan
-    return samples, scale, offset, missing
-
-
-def _joined(pieces: Sequence[tuple[int, int, Signal]]) -> list[Signal]:
+def _join_pieces(pieces: Sequence[tuple[int, int, Signal]]) -> list[Signal]:
     """Stretches of one channel that follow each other without a gap, with the same calibration, as one."""
     runs: list[list[Signal]] = []
     end = -1
@@ -982,7 +735,9 @@ def _joined(pieces: Sequence[tuple[int, int, Signal]]) -> list[Signal]:
     return [run[0] if len(run) == 1 else run[0]._replace(samples=np.concatenate([s.samples for s in run])) for run in runs]
 
 
-def _stretches(header: Header, pieces: dict[str, list[tuple[int, int, Signal]]], findings: list[Finding]) -> list[tuple[float, float]]:
+def _find_stretches(
+    header: WfdbHeader, pieces: dict[str, list[tuple[int, int, Signal]]], findings: list[Finding]
+) -> list[tuple[float, float]]:
     """(onset, end) in seconds of the stretches without a gap, and a warning where there are gaps, of the record or of single channels."""
     edges: list[list[int]] = []
     for part in header.parts:

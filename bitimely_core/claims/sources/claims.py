@@ -35,7 +35,7 @@ from bitimely_core.claims.sources.survey import bind_events, hash_ids, survey_ta
 from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
-from bitimely_core.types import Rows
+from bitimely_core.types import SourceRows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -153,7 +153,7 @@ def _open_table(
 ) -> tuple[SourceTable, str, Stated]:
     """The table of claims, the vocabulary of rows that carry none, and who says so."""
     mark = detect_delimiter(path)
-    every = tables.names(path, delimiter=mark)
+    every = tables.read_names(path, delimiter=mark)
     constant = (
         VOCABULARY_WORDS.get(re.sub(r"[^a-z0-9]", "", renamed.get("vocab", "").lower())) if renamed.get("vocab") not in every else None
     )
@@ -213,7 +213,9 @@ def _read_source_words(options: Mapping[str, Any]) -> dict[str, str]:
 # --- patients
 
 
-def _read_patients(source: Source, renamed: Mapping[str, str], form: str | None) -> tuple[pl.DataFrame | None, list[Rows], list[Finding]]:
+def _read_patients(
+    source: Source, renamed: Mapping[str, str], form: str | None
+) -> tuple[pl.DataFrame | None, list[SourceRows], list[Finding]]:
     """The registered subjects, where there is a table of them."""
     if not (file := find_table(source, "patients", needed=False)):
         return None, [], []
@@ -235,7 +237,7 @@ def _read_patients(source: Source, renamed: Mapping[str, str], form: str | None)
 
 def _read_labels(
     source: Source, renamed: Mapping[str, str], options: Mapping[str, Any], form: str | None
-) -> tuple[pl.DataFrame | None, list[Rows], list[Finding]]:
+) -> tuple[pl.DataFrame | None, list[SourceRows], list[Finding]]:
     """The table of labels, where there is one: all its columns, or those of `--label-column`."""
     import polars as pl
 
@@ -249,7 +251,7 @@ def _read_labels(
         return None, [], []
     path = source.path(file)
     mark = detect_delimiter(path)
-    every = tables.names(path, delimiter=mark)
+    every = tables.read_names(path, delimiter=mark)
     accepted = (renamed["subject"], *SUBJECT_NAMES) if "subject" in renamed else SUBJECT_NAMES
     wanted: dict[str, tuple[str, ...]] = {"subject_id": accepted, INDEX_DATE: (INDEX_DATE,)}
     subject = match_columns(path, wanted, {INDEX_DATE}, mark)
@@ -293,7 +295,7 @@ def _drop_unread_index_dates(labels: pl.DataFrame, file: str) -> tuple[pl.DataFr
     return labels.filter(~odd), [fault]
 
 
-def _find_unmatched_labels(labels: pl.DataFrame | None, seen: np.ndarray, rows: list[Rows]) -> list[Finding]:
+def _find_unmatched_labels(labels: pl.DataFrame | None, seen: np.ndarray, rows: list[SourceRows]) -> list[Finding]:
     """Labels of nobody, and subjects without labels; `seen` are the subjects of the claims, hashed."""
     if labels is None:
         return []

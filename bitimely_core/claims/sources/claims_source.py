@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bitimely_core.errors import Finding
-from bitimely_core.types import Rows
+from bitimely_core.types import SourceRows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,7 +33,7 @@ class ClaimsSource:
     labels: pl.DataFrame | None  # subject_id, one Int8 column a label (nullable), optional index_date String; unique
     vocab: str  # of rows that carry none
     source: str  # of rows that carry none
-    rows: list[Rows]  # each table as far as known before cleaning, which adds its own counts to the tables of events
+    rows: list[SourceRows]  # each table as far as known before cleaning, which adds its own counts to the tables of events
     findings: list[Finding]  # warnings and infos
     facts: dict[str, Any]  # what the report says
     splits: dict[str, str] | None = None  # subject -> train, validation, test

@@ -43,7 +43,7 @@ def find_table(source: Source, *stems: str, needed: bool = True) -> str:
 
 def detect_delimiter(path: Path) -> str:
     """Comma, or tab where the header has tabs."""
-    return "\t" if any("\t" in name for name in tables.names(path)) else ","
+    return "\t" if any("\t" in name for name in tables.read_names(path)) else ","
 
 
 def match_columns(path: Path, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = (), mark: str = ",") -> dict[str, str]:
@@ -58,7 +58,7 @@ def match_columns(path: Path, wanted: Mapping[str, Sequence[str]], optional: Col
     Raises:
         UserError: header (a name twice, none of those wanted), schema (columns missing: found and expected names), and as `tables.names`.
     """
-    every = tables.names(path, delimiter=mark)
+    every = tables.read_names(path, delimiter=mark)
     chosen = {}
     missing = []
     for key, accepted in wanted.items():
@@ -89,7 +89,7 @@ def check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collec
     Raises:
         UserError: ambiguous_code, schema.
     """
-    kinds = tables.kinds(path)
+    kinds = tables.read_types(path)
     for key, name in columns.items():
         kind = kinds.get(name, "text")
         if key in codes and kind != "text":
@@ -99,14 +99,14 @@ def check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collec
             raise input_error(Reason.SCHEMA, f"is stored as {kind}", "expected text", "Write it as text", file=file, field=name)
 
 
-def refuse_faults(block: tables.Block, file: str) -> None:
+def refuse_faults(block: tables.TableBlock, file: str) -> None:
     """A table with a record that is none is refused: what the others hold cannot be trusted either.
 
     Raises:
         UserError: csv_syntax, row_width, truncated.
     """
     if block.faults:
-        first, *others = (finding.at(file) for finding in tables.gathered(block.faults))
+        first, *others = (finding.at(file) for finding in tables.group_findings(block.faults))
         wanted = first.requirement if first.code == Reason.ROW_WIDTH else "expected a record"
         action = "Nothing of the table is used: mend it"
         raise input_error(first.code, first.problem, wanted, action, file=file, row=first.row, details=others)
@@ -121,7 +121,7 @@ def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",
     import polars as pl
 
     parts = []
-    for block in tables.frames(path, tuple(columns.values()), delimiter=mark, quotes=quotes):
+    for block in tables.read_frames(path, tuple(columns.values()), delimiter=mark, quotes=quotes):
         refuse_faults(block, file)
         parts.append(block.frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())))
     return pl.concat(parts)

@@ -20,7 +20,7 @@ from bitimely_core.claims.sources.subject_tables import make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
-from bitimely_core.formats.source import Source, located
+from bitimely_core.formats.source import Source, locate_errors
 
 if TYPE_CHECKING:
     import polars as pl
@@ -151,7 +151,7 @@ def _read_parents(source: Source) -> dict[str, list[str]]:
     import pyarrow.parquet as pq
 
     path = _find_metadata(source, "codes.parquet")
-    if path is None or not {"code", "parent_codes"} <= set(tables.kinds(path)):
+    if path is None or not {"code", "parent_codes"} <= set(tables.read_types(path)):
         return {}
     try:
         held = pq.read_table(path, columns=["code", "parent_codes"], page_checksum_verification=True).to_pydict()
@@ -168,8 +168,8 @@ def _read_splits(source: Source) -> dict[str, str] | None:
         return None
     file = "metadata/subject_splits.parquet"
     found: dict[str, str] = {}
-    with located(file):
-        for block in tables.frames(path, ("subject_id", "split")):
+    with locate_errors(file):
+        for block in tables.read_frames(path, ("subject_id", "split")):
             if strange := sorted(set(block.frame["split"].drop_nulls()) - set(SPLITS)):
                 text = f"holds {', '.join(map(safe_text, strange[:5]))}"
                 raise input_error(Reason.SCHEMA, text, f"expected {', '.join(SPLITS)}", field="split")
@@ -188,7 +188,7 @@ def _read_persons(found: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
     everyone = []
     for table in found:
         own = pl.Series("subject_id", [], pl.String)
-        for block in tables.frames(table.path, table.columns):
+        for block in tables.read_frames(table.path, table.columns):
             frame = block.frame
             own = pl.concat([own, frame["subject_id"].drop_nulls().unique()]).unique()
             for name, string in (("birth", BIRTH), ("death", DEATH)):

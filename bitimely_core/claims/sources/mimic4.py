@@ -19,7 +19,7 @@ from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_s
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding
 from bitimely_core.formats.source import Source
-from bitimely_core.types import Rows
+from bitimely_core.types import SourceRows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -51,7 +51,7 @@ def read_mimic4(source: Source, options: dict[str, Any]) -> ClaimsSource:
     persons, registered, findings = keep_unique_rows(read_table(source.path(people), people, columns), people)
     persons = _add_births(persons)
     found: list[SourceTable] = []
-    rows: list[Rows] = [registered]
+    rows: list[SourceRows] = [registered]
     absent: list[str] = []
     for kind, diagnoses, stays, key, dated in MODULES:
         file = find_table(source, diagnoses, needed=kind == "inpatient")
@@ -86,7 +86,7 @@ def _add_births(persons: pl.DataFrame) -> pl.DataFrame:
 
 def _open_module(
     source: Source, file: str, stays: str, names: tuple[str, str, str], persons: pl.DataFrame, form: str | None
-) -> tuple[SourceTable, Rows, list[Finding]]:
+) -> tuple[SourceTable, SourceRows, list[Finding]]:
     """A table of diagnoses, and the account of the stays that date it."""
     kind, key, dated = names
     columns = match_columns(source.path(stays), {"subject_id": ("subject_id",), "claim": (key,), "date": (dated,)})

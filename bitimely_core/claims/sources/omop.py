@@ -27,7 +27,7 @@ from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
-from bitimely_core.types import Rows
+from bitimely_core.types import SourceRows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -106,7 +106,7 @@ def _read_concepts(source: Source) -> pl.DataFrame | None:
     columns = match_columns(path, {"concept": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}, mark=mark)
     check_types(path, file, columns, ("known",))
     kept = []
-    for block in tables.frames(path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"):
+    for block in tables.read_frames(path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"):
         if block.faults:
             first = block.faults[0]
             raise input_error(first.code, first.problem, first.requirement, file=file, row=first.row)
@@ -196,7 +196,7 @@ def _shape_block(
     return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
 
 
-def _read_persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[Rows], list[Finding]]:
+def _read_persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[SourceRows], list[Finding]]:
     """Subjects with birth, sex, death and the time for which they were observed."""
     import polars as pl
 
@@ -229,7 +229,7 @@ def _read_persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[
     return persons, rows, findings
 
 
-def _read_person_dates(source: Source, name: str, wanted: tuple[str, ...], form: str | None) -> tuple[pl.DataFrame, Rows] | None:
+def _read_person_dates(source: Source, name: str, wanted: tuple[str, ...], form: str | None) -> tuple[pl.DataFrame, SourceRows] | None:
     """Dates of persons, as many rows a person as there are."""
     if not (file := find_table(source, name, needed=False)):
         return None
@@ -238,4 +238,4 @@ def _read_person_dates(source: Source, name: str, wanted: tuple[str, ...], form:
     columns = match_columns(path, SUBJECT | {key: (key,) for key in wanted}, mark=mark)
     check_types(path, file, columns)
     frame = read_table(path, file, columns, mark)
-    return frame.with_columns(reformat_dates(frame[key], form) for key in wanted), Rows(file=file, seen=frame.height)
+    return frame.with_columns(reformat_dates(frame[key], form) for key in wanted), SourceRows(file=file, seen=frame.height)

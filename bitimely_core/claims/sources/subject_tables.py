@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bitimely_core.claims.sources.columns import SUBJECT_DATE_COLUMNS, count_unread_dates, refuse_unread_dates
 from bitimely_core.errors import Finding, Reason, input_error
-from bitimely_core.types import Rows
+from bitimely_core.types import SourceRows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other text: 0, unknown
 
 
-def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") -> tuple[pl.DataFrame, Rows, list[Finding]]:
+def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") -> tuple[pl.DataFrame, SourceRows, list[Finding]]:
     """The table with one row for each subject: rows without a subject are left out, repeated ones used once.
 
     Raises:
@@ -53,7 +53,7 @@ def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") ->
         )
     dropped = {str(Reason.DUPLICATES): repeated} if repeated else {}
     quarantined = {str(Reason.IDENTIFIER): empty} if empty else {}
-    return single, Rows(file=file, seen=frame.height, dropped=dropped, quarantined=quarantined), findings
+    return single, SourceRows(file=file, seen=frame.height, dropped=dropped, quarantined=quarantined), findings
 
 
 def make_subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.DataFrame:

@@ -17,8 +17,8 @@ from bitimely_core.claims.sources.claims_source import SourceTable, Stated
 from bitimely_core.claims.sources.columns import count_unread_dates, refuse_faults, refuse_unread_dates
 from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
-from bitimely_core.formats.source import located
-from bitimely_core.types import Rows
+from bitimely_core.formats.source import locate_errors
+from bitimely_core.types import SourceRows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -37,7 +37,7 @@ SHARED_CODES = {
 class SourceSurvey:
     """What one reading of all tables of diagnoses found."""
 
-    rows: list[Rows] = field(default_factory=list)
+    rows: list[SourceRows] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     records: dict[str, int] = field(default_factory=dict)  # file -> records
     subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # hashes of those with a row, sorted, where asked for
@@ -66,7 +66,7 @@ def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str], positions: Sequen
     return frame.drop(columns)[cells["at"]].with_columns(cells["code"], position)
 
 
-def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.Block, pl.DataFrame, Mapping[str, int]]]:
+def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.DataFrame, Mapping[str, int]]]:
     """Blocks of a table, their events with all columns of `Claims.events`, and what was left out.
 
     Raises:
@@ -76,8 +76,8 @@ def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.Block, pl.DataFram
 
     texts = ("subject_id", "date", "code", "vocab", "source", "claim")
     kinds = [*((name, pl.String()) for name in texts), ("position", pl.Int16())]
-    with located(table.file):
-        for block in tables.frames(table.path, table.columns, delimiter=table.delimiter):
+    with locate_errors(table.file):
+        for block in tables.read_frames(table.path, table.columns, delimiter=table.delimiter):
             refuse_faults(block, table.file)
             frame, dropped = table.shape(block.frame)
             if block.blanks:
@@ -151,7 +151,7 @@ def survey_tables(
         if any(named is None for named, _ in seen):
             _refuse_ambiguous_codes({code for named, code in seen if named is None}, table.file, vocab, stated)
         told.records[table.file] = records
-        told.rows.append(Rows(file=table.file, kind=table.kind, seen=kept + sum(dropped.values()), dropped=dict(dropped)))
+        told.rows.append(SourceRows(file=table.file, kind=table.kind, seen=kept + sum(dropped.values()), dropped=dict(dropped)))
         if foreign:
             text, wanted = f"{foreign} lines are not valid UTF-8", "they are read as latin-1"
             told.findings.append(

@@ -21,8 +21,9 @@ from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_s
 from bitimely_core.claims.sources.survey import bind_events, survey_tables, unpivot_codes
 from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
-from bitimely_core.formats.source import Source, located
-from bitimely_core.types import Rows
+from bitimely_core.formats.csv_text import find_member
+from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.types import SourceRows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -120,11 +121,11 @@ def _is_zip(rel: str) -> bool:
 
 def _find_member(path: Path, rel: str) -> str:
     """Name of the table in an archive; "" for a table that is only called one."""
-    with located(rel), path.open("rb") as file:
+    with locate_errors(rel), path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             return ""
         with zipfile.ZipFile(file) as archive:
-            return PurePosixPath(tables.member(archive)).name
+            return PurePosixPath(find_member(archive)).name
 
 
 def _list_absent(claims: Sequence[_SynpufFile], people: Sequence[_SynpufFile]) -> list[str]:
@@ -147,7 +148,7 @@ def _warn_absent(absent: Sequence[str]) -> list[Finding]:
 
 def _open_table(path: Path, one: _SynpufFile, *, admitting: bool) -> tuple[SourceTable, _ClaimSegments]:
     """A table of claims, ready to be streamed."""
-    every = tables.names(path)
+    every = tables.read_names(path)
     columns = match_columns(path, {"subject_id": (SUBJECT,), "claim": (CLAIM,), "date": (DATE,), "segment": (SEGMENT,)}, {"segment"})
     numbered = [(bool(found[1]), int(found[2]), name) for name in every if (found := CODE.fullmatch(name))]
     wide = [name for _, _, name in sorted(numbered)]
@@ -196,7 +197,7 @@ def _read_segments(path: Path, file: str, columns: Mapping[str, str], wide: Sequ
         return _ClaimSegments(*empty, 0, 0)
 
     def blocks(*names: str) -> Iterator[pl.DataFrame]:
-        for block in tables.frames(path, (*columns.values(), *names)):
+        for block in tables.read_frames(path, (*columns.values(), *names)):
             refuse_faults(block, file)
             yield block.frame.with_columns(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
 
@@ -223,7 +224,7 @@ def _read_segments(path: Path, file: str, columns: Mapping[str, str], wide: Sequ
 
 def _read_beneficiaries(
     source: Source, files: Sequence[_SynpufFile], wanted: Sequence[LabelColumn]
-) -> tuple[pl.DataFrame | None, pl.DataFrame | None, list[Rows], list[Finding]]:
+) -> tuple[pl.DataFrame | None, pl.DataFrame | None, list[SourceRows], list[Finding]]:
     """Subjects of all years as one table, and their labels."""
     import polars as pl
 

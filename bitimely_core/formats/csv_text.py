@@ -1,0 +1,370 @@
+"""Grammar of csv text: lines, records and cells, with the record count that checks the parser. `tables` builds rows and frames on it.
+
+Cells are separated by a delimiter. A cell that begins with '"' ends with '"', holds '""' for a quote, and may hold line breaks; no other
+cell holds a quote. A byte order mark, CRLF, blank lines and a last line without an end are allowed. A line that opens a quote which nothing
+closes properly is one faulty record, and parsing goes on with the next line. Files may be packed with gzip or zip.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from bitimely_core.errors import Reason, UserError, input_error
+
+MAX_LINE = 1 << 24  # bytes
+MAX_LINES = 256  # that one row with quoted line breaks may run over
+MAX_TEXT = 1 << 17  # characters of such a row
+MAX_EXPANDED = 1 << 30  # bytes that a compressed table may always hold; beyond it at most MOST_RATIO times its size
+MAX_RATIO = 200
+BLOCK = 1 << 24  # bytes of text that become one frame
+PIECE = 1 << 16  # bytes that are read carefully together where a block holds something odd
+OPEN, BROKEN = "open", "broken"  # what `_cells` says of a line that ends inside of a quoted cell, and of one with a quote elsewhere
+
+
+def record_pattern(width: int, delimiter: str) -> re.Pattern[str]:
+    """What a record of `width` cells looks like."""
+    mark = re.escape(delimiter)
+    cell = rf'(?:"[^"\0]*+(?:""[^"\0]*+)*+"|[^"{mark}\n\0]*+)'
+    return re.compile(rf"{cell}(?:{mark}{cell}){{{width - 1}}}")
+
+
+def count_records(lines: Iterable[str], whole: re.Pattern[str], waiting: list[str], *, last: bool = True) -> Iterator[int]:
+    """1 for each record, 0 for each blank line; `waiting` holds lines that only later ones can place, unless these are the `last`."""
+    for line in lines:
+        waiting.append(line)
+        while waiting and (taken := record_length(waiting, whole)):
+            yield int(bool(waiting[0].strip()))
+            del waiting[:taken]
+    while last and waiting:
+        yield int(bool(waiting[0].strip()))
+        del waiting[: record_length(waiting, whole) or 1]
+
+
+def record_length(waiting: Sequence[str], whole: re.Pattern[str]) -> int:
+    """Lines of the first record among the lines read so far; 0: more are needed to tell."""
+    if waiting[0].count('"') % 2 == 0:
+        return 1
+    many, full = max_record_span(waiting)
+    quotes = 0
+    for i, line in enumerate(waiting[:many], 1):
+        quotes += line.count('"')
+        if quotes % 2 == 0:
+            return i if whole.fullmatch("\n".join(waiting[:i])) else 1
+    return 1 if full else 0
+
+
+def max_record_span(waiting: Sequence[str]) -> tuple[int, bool]:
+    """How many of the lines read so far may belong to one record, and whether no further one may."""
+    many = 1
+    length = len(waiting[0])
+    while many < min(len(waiting), MAX_LINES) and length + len(waiting[many]) <= MAX_TEXT:
+        length += len(waiting[many])
+        many += 1
+    return many, many < len(waiting) or many == MAX_LINES
+
+
+def parse_header(lines: Iterator[tuple[int, bytes, bool]], delimiter: str) -> tuple[str, ...]:
+    """Column names: the first line that is not blank."""
+    for row, raw, _ in lines:
+        text = decode_line(raw)
+        if not text.strip():
+            continue
+        cells = split_cells(text, delimiter)
+        if not isinstance(cells, list):
+            raise input_error(Reason.CSV_SYNTAX, f"line {row}, the header, is not well formed", "expected column names")
+        return tuple(cell.strip() for cell in cells)
+    raise input_error(Reason.EMPTY_FILE, "holds nothing but blank lines", hint="Download it again")
+
+
+ParsedRecord = tuple[int, list[str] | UserError, bool]  # line, cells or fault, whether the line has an end
+
+
+def parse_records(
+    lines: Iterable[tuple[int, bytes, bool]],
+    width: int,
+    delimiter: str,
+    waiting: list[tuple[int, str, bool]] | None = None,
+    *,
+    last: bool = True,
+) -> Iterator[ParsedRecord]:
+    """All records; blank lines are none. `waiting` keeps what only later lines can place, unless these are the `last`."""
+    waiting = [] if waiting is None else waiting  # where there are several, the first opens a quote
+    for row, raw, ended in lines:
+        waiting.append((row, decode_line(raw), ended))
+        if len(waiting) > 1 and b'"' not in raw and not max_record_span([text for _, text, _ in waiting])[1]:
+            continue  # this line cannot close it
+        while waiting:
+            used, record = _parse_record(waiting, width, delimiter, last=False)
+            if not used:
+                break
+            if record:
+                yield record
+            del waiting[:used]
+    while last and waiting:
+        used, record = _parse_record(waiting, width, delimiter, last=True)
+        if record:
+            yield record
+        del waiting[:used]
+
+
+def _parse_record(waiting: Sequence[tuple[int, str, bool]], width: int, delimiter: str, *, last: bool) -> tuple[int, ParsedRecord | None]:
+    """Lines used (0: more are needed to tell) and the record at the head of the lines read so far (none for a blank line)."""
+    row, text, ended = waiting[0]
+    if not text.strip():
+        return 1, None
+    cells = split_cells(text, delimiter)
+    used = 1
+    if cells is OPEN:
+        many, full = max_record_span([text for _, text, _ in waiting])
+        while cells is OPEN and used < many:
+            text += "\n" + waiting[used][1]
+            used += 1
+            cells = split_cells(text, delimiter) if '"' in waiting[used - 1][1] else OPEN
+        if cells is OPEN and not full and not last:
+            return 0, None
+    if not isinstance(cells, list) or (used > 1 and len(cells) != width):  # the latter: what closed the quote was another cell's
+        what = "a quote stands where none may be, or a NUL character" if cells is BROKEN else "a quote is opened and not closed"
+        return 1, (row, input_error(Reason.CSV_SYNTAX, what, "the line is left out, reading goes on with the next"), ended)
+    if len(cells) != width:
+        return 1, (row, input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"), ended)
+    return used, (row, cells, waiting[used - 1][2])
+
+
+def split_cells(text: str, delimiter: str) -> list[str] | str:
+    """Cells of one record, or OPEN or BROKEN."""
+    if "\0" in text:
+        return BROKEN
+    if '"' not in text:
+        return text.split(delimiter)
+    cells: list[str] = []
+    place = 0
+    while True:
+        if text.startswith('"', place):
+            start, place = place + 1, place + 1
+            while True:
+                end = text.find('"', place)
+                if end < 0:
+                    return OPEN
+                if not text.startswith('"', end + 1):
+                    break
+                place = end + 2
+            cells.append(text[start:end].replace('""', '"'))
+            place = end + 1
+            if place < len(text) and not text.startswith(delimiter, place):
+                return BROKEN
+        else:
+            end = text.find(delimiter, place)
+            cell = text[place:] if end < 0 else text[place:end]
+            if '"' in cell:
+                return BROKEN
+            cells.append(cell)
+            place += len(cell)
+        if place >= len(text):
+            return cells
+        place += len(delimiter)
+
+
+def decode_line(raw: bytes) -> str:
+    """A line as UTF-8; other bytes become surrogates."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def is_decodable(cell: str) -> bool:
+    """Whether a cell holds no bytes that are invalid UTF-8 (see `decode_line`)."""
+    try:
+        cell.encode()
+    except UnicodeEncodeError:  # surrogates: bytes that did not decode
+        return False
+    return True
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[tuple[BinaryIO, float]]:
+    """The bytes of a text, unpacked where its first bytes are those of gzip or of a zip archive with one table, and how many they may be.
+
+    Raises:
+        UserError: also from the block: truncated or corrupt (gzip, zip), unsupported_format (zip), io_error.
+    """
+    try:
+        most = max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size)
+        with path.open("rb") as packed:
+            head = packed.read(4)
+            packed.seek(0)
+            if head[:2] == b"\x1f\x8b":
+                with gzip.GzipFile(fileobj=packed) as file:
+                    yield file, most  # type: ignore[misc]  # of the interface only read and readline are used
+            elif head == b"PK\x03\x04":
+                with zipfile.ZipFile(packed) as archive, archive.open(find_member(archive)) as inner:
+                    yield inner, most  # type: ignore[misc]
+            else:
+                yield packed, math.inf
+    except EOFError:
+        raise input_error(Reason.TRUNCATED, "the packed text ends early", hint="Download it again") from None
+    except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error):
+        raise input_error(Reason.CORRUPT, "the packed text is damaged", hint="Download it again") from None
+    except OSError as error:
+        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+
+
+def find_member(archive: zipfile.ZipFile) -> str:
+    """Name of the one table that an archive holds.
+
+    Raises:
+        UserError: unsupported_format where there is not exactly one, or it is encrypted or packed in an unknown way.
+    """
+    held = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
+    if len(held) != 1:
+        raise input_error(Reason.UNSUPPORTED_FORMAT, f"is an archive of {len(held)} files", "expected a table")
+    if held[0].flag_bits & 1 or held[0].compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise input_error(Reason.UNSUPPORTED_FORMAT, "is an archive that is encrypted or packed in an unusual way", "expected a table")
+    return held[0].filename
+
+
+def read_lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
+    """(1-based number, text without line end, whether it has one) of all lines.
+
+    Raises:
+        UserError: empty_file, encoding (UTF-16), expansion_limit, resource_limit, and as `_opened`.
+    """
+    row = held = 0
+    with open_text(path) as (file, most):
+        while line := file.readline(MAX_LINE):
+            row += 1
+            held += len(line)
+            if row == 1:
+                line = _strip_mark(line)
+            if len(line) == MAX_LINE:
+                raise _line_error(row)
+            if held > most:
+                raise _expansion_error(most)
+            text = line.removesuffix(b"\n")
+            yield row, text.removesuffix(b"\r"), len(text) < len(line)
+    if row == 0:
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
+
+
+def _strip_mark(head: bytes) -> bytes:
+    """The beginning of a text without its byte order mark."""
+    if head[:2] in {b"\xff\xfe", b"\xfe\xff"}:
+        raise input_error(Reason.ENCODING, "is UTF-16", "expected UTF-8")
+    return head.removeprefix(b"\xef\xbb\xbf")
+
+
+def _line_error(row: int) -> UserError:
+    return input_error(Reason.RESOURCE_LIMIT, f"line {row} has more than {MAX_LINE} bytes", "no row is that long")
+
+
+def _expansion_error(most: float) -> UserError:
+    return input_error(Reason.EXPANSION_LIMIT, f"holds more than {most:.0f} bytes when unpacked", "no table is compressed that well")
+
+
+def split_unquoted(lines: Iterable[tuple[int, bytes, bool]], width: int, delimiter: str) -> Iterator[ParsedRecord]:
+    """Records of a text in which a quote is an ordinary character: one a line."""
+    for row, raw, ended in lines:
+        cells = decode_line(raw).split(delimiter)
+        if b"\0" in raw:
+            yield row, input_error(Reason.CSV_SYNTAX, "holds a NUL character", "the line is left out"), ended
+        elif len(cells) == width:
+            yield row, cells, ended
+        elif raw.strip():
+            yield row, input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"), ended
+
+
+def read_blocks(path: Path) -> Iterator[tuple[bytes, bool]]:
+    """Stretches of whole lines, each ended by a line feed alone (the last one of the file may have none), and whether it is the last.
+
+    Raises:
+        UserError: as `_lines`.
+    """
+    with open_text(path) as (file, most):
+        rest = _strip_mark(file.read(4))
+        held = len(rest)
+        lines = 0
+        while chunk := file.read(BLOCK):
+            held += len(chunk)
+            if held > most:
+                raise _expansion_error(most)
+            rest += chunk
+            if end := rest.rfind(b"\n", 0, -1) + 1:  # the last line stays: who reads on must know which block is the last
+                lines += rest.count(b"\n", 0, end)
+                yield _normalize_line_ends(rest[:end]), False
+                rest = rest[end:]
+            if len(rest) > MAX_LINE:
+                raise _line_error(lines + 1)
+        yield _normalize_line_ends(rest).removesuffix(b"\r"), True
+
+
+def _normalize_line_ends(text: bytes) -> bytes:
+    return text.replace(b"\r\n", b"\n") if b"\r" in text else text
+
+
+def to_utf8(text: bytes) -> tuple[bytes, int]:
+    """The text in UTF-8, and how many of its lines were not: they are read as latin-1."""
+    if text.isascii() or _is_utf8(text):
+        return text, 0
+    lines = text.split(b"\n")
+    foreign = [i for i, line in enumerate(lines) if not line.isascii() and not _is_utf8(line)]
+    for i in foreign:
+        lines[i] = lines[i].decode("latin-1").encode()
+    return b"\n".join(lines), len(foreign)
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def split_plain_blocks(text: bytes, width: int, delimiter: str, *, quotes: bool) -> Iterator[tuple[bytes, int | None]]:
+    """(text, number of its lines where each is plainly a record): the whole text, or, where something in it is odd, many small ones."""
+    plain = _count_plain_records(text, width, delimiter, quotes=quotes)
+    if plain is not None or 0 < len(text) <= PIECE:
+        yield text, plain
+        return
+    start = 0
+    while start < len(text):
+        end = text.find(b"\n", start + PIECE) + 1 or len(text)
+        yield text[start:end], _count_plain_records(text[start:end], width, delimiter, quotes=quotes)
+        start = end
+
+
+def _count_plain_records(text: bytes, width: int, delimiter: str, *, quotes: bool) -> int | None:
+    """Number of lines of a text whose delimiters, line ends and quotes show that each line is one record; None where they do not.
+
+    Without quotes the marks must repeat `width - 1` delimiters and a line end. With quotes each pair must fill a cell of one line (a quote
+    in a cell or a line break in quotes is left to the careful parser), and the marks outside of them must repeat so.
+    """
+    mark = ord(delimiter)
+    kept = {mark, 10, 0, 13, 34} if quotes else {mark, 10, 0, 13}
+    marks = text.translate(None, bytes(set(range(256)) - kept))
+    height = text.count(b"\n")
+    expected = (delimiter.encode() * (width - 1) + b"\n") * height
+    if width == 1 or not text.endswith(b"\n"):
+        return None
+    if marks == expected:
+        return height
+    if not quotes or b'"' not in marks or b"\0" in marks or b"\r" in marks:
+        return None
+    data = np.frombuffer(text, np.uint8)
+    is_quote = data == 34
+    at = np.flatnonzero(is_quote)
+    edge = np.zeros(256, bool)
+    edge[[mark, 10]] = True
+    if len(at) % 2 or not (edge[data[at[::2] - 1]].all() and edge[data[at[1::2] + 1]].all()):  # [-1], before the first, is a line's end
+        return None
+    if marks.replace(b'""', b"") == expected:  # nothing stands in quotes that counts without them
+        return height
+    outside = data[edge[data] & ~np.logical_xor.accumulate(is_quote)]
+    return height if outside.tobytes() == expected else None

@@ -1,0 +1,285 @@
+"""Samples of WFDB signal files: the packed formats and FLAC, decoded block by block, with checksums, initial values and calibration.
+
+Digital values are the file's own, bit for bit. Legend: F frames, W samples of all signals of one file in a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bitimely_core.errors import Finding, Reason, input_error, safe_text
+
+MAX_EXPANDED = 1 << 28  # bytes that a compressed file may always hold; beyond it at most MAX_RATIO times its size
+MAX_RATIO = 1000
+BLOCK = 1 << 17  # samples, or pairs or triplets of them, that are decoded at once
+
+
+class WfdbChannel(NamedTuple):
+    """One signal of a header."""
+
+    number: int  # 1-based line of the header
+    name: str  # fit to store: without control, markup and formula characters
+    unit: str
+    gain: float  # digital steps a unit
+    baseline: int  # digital value of the physical 0
+    samples: int = 1  # a frame
+    skew: int = 0  # frames that lie before the record's beginning
+    initial: int | None = None
+    checksum: int | None = None
+
+    @property
+    def scale(self) -> float:
+        """Physical units a digital step."""
+        return 1.0 / self.gain
+
+    @property
+    def offset(self) -> float:
+        """Physical value of the digital 0."""
+        return -self.baseline / self.gain
+
+
+class WfdbSignalGroup(NamedTuple):
+    """The signals that one file holds, interleaved frame by frame."""
+
+    path: Path
+    name: str  # as in the header
+    code: int  # sample format
+    start: int  # bytes before the first sample; FLAC: frames of the stream
+    channels: tuple[WfdbChannel, ...]
+
+    @property
+    def width(self) -> int:
+        """Samples of all signals in a frame."""
+        return sum(channel.samples for channel in self.channels)
+
+
+def list_channels(channels: Sequence[WfdbChannel]) -> str:
+    """Numbers of the first ten signals, for a message."""
+    more = f" and {len(channels) - 10} more" if len(channels) > 10 else ""
+    return ", ".join(str(channel.number) for channel in channels[:10]) + more
+
+
+def _decode_212(raw: np.ndarray) -> np.ndarray:
+    """Two 12-bit values in three bytes; the low bytes are the first and the third."""
+    three = raw.reshape(-1, 3).astype(np.int16)
+    pair = np.empty((len(three), 2), np.int16)
+    pair[:, 0] = (three[:, 0] << 4) | (three[:, 1] << 12)
+    pair[:, 1] = (three[:, 2] << 4) | ((three[:, 1] & 0xF0) << 8)
+    return (pair >> 4).reshape(-1)  # shifted up and down again: the sign is extended
+
+
+def _decode_310(raw: np.ndarray) -> np.ndarray:
+    """Three 10-bit values in two words: bits 1 to 10 of each, and the five highest bits of both."""
+    words = raw.view("<u2").reshape(-1, 2)
+    low, high = words[:, 0], words[:, 1]
+    third = ((low >> 11) | ((high >> 11) << 5)) << 6
+    return np.stack([low << 5, high << 5, third], axis=1).view(np.int16).reshape(-1) >> 6
+
+
+def _decode_311(raw: np.ndarray) -> np.ndarray:
+    """Three 10-bit values in the low 30 bits of a double word."""
+    word = raw.view("<u4")
+    return (np.stack([word << 22, word << 12, word << 2], axis=1).view(np.int32).reshape(-1) >> 22).astype(np.int16)
+
+
+def _decode_24(raw: np.ndarray) -> np.ndarray:
+    wide = np.zeros((raw.size // 3, 4), np.uint8)
+    wide[:, 1:] = raw.reshape(-1, 3)
+    return wide.reshape(-1).view("<i4") >> 8
+
+
+class SampleFormat(NamedTuple):
+    """A sample format without compression."""
+
+    sizes: tuple[int, ...]  # bytes of 0, 1, ... samples, the last of a whole block
+    invalid: int | None  # the value that says that there is no sample
+    kind: type[np.signedinteger]  # type that holds a sample
+    decode: Callable[[np.ndarray], np.ndarray]  # uint8 of whole blocks -> integers
+
+
+FORMATS = {
+    8: SampleFormat((0, 1), None, np.int8, lambda raw: raw.view(np.int8)),  # differences, summed up later
+    16: SampleFormat((0, 2), -(1 << 15), np.int16, lambda raw: raw.view("<i2")),
+    24: SampleFormat((0, 3), -(1 << 23), np.int32, _decode_24),
+    32: SampleFormat((0, 4), -(1 << 31), np.int32, lambda raw: raw.view("<i4")),
+    61: SampleFormat((0, 2), -(1 << 15), np.int16, lambda raw: raw.view(">i2")),
+    80: SampleFormat((0, 1), -(1 << 7), np.int16, lambda raw: raw.astype(np.int16) - 128),
+    160: SampleFormat((0, 2), -(1 << 15), np.int16, lambda raw: (raw.view("<u2") ^ 0x8000).view(np.int16)),
+    212: SampleFormat((0, 2, 3), -(1 << 11), np.int16, _decode_212),
+    310: SampleFormat((0, 2, 4, 4), -(1 << 9), np.int16, _decode_310),
+    311: SampleFormat((0, 2, 3, 4), -(1 << 9), np.int16, _decode_311),
+}
+
+
+FLAC = {508: 8, 516: 16, 524: 24}  # bits a sample
+
+
+def count_bytes(code: int, samples: int) -> int:
+    """Bytes that hold this many samples."""
+    sizes = FORMATS[code].sizes
+    blocks, rest = divmod(samples, len(sizes) - 1)
+    return blocks * sizes[-1] + sizes[rest]
+
+
+def count_samples(code: int, size: int) -> int:
+    """Whole samples in this many bytes."""
+    sizes = FORMATS[code].sizes
+    blocks, rest = divmod(size, sizes[-1])
+    return blocks * (len(sizes) - 1) + max(k for k, need in enumerate(sizes) if need <= rest)
+
+
+def count_flac_frames(head: bytes, size: int, group: WfdbSignalGroup) -> int:
+    """Frames that a FLAC file says it holds, once its first block says what the header says.
+
+    Raises:
+        UserError: corrupt, format, header_syntax, expansion_limit.
+    """
+    file = safe_text(group.name)
+    if len(head) < 42 or head[:4] != b"fLaC" or head[4] & 0x7F != 0:
+        raise input_error(Reason.CORRUPT, f"{file} does not begin like a FLAC file", f"expected for format {group.code}", field="file_name")
+    packed = int.from_bytes(head[18:26], "big")  # 20 bits of rate, 3 of channels - 1, 5 of bits - 1, 36 of length
+    channels, bits, length = (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1, packed & ((1 << 36) - 1)
+    if channels != len(group.channels):
+        raise input_error(
+            Reason.HEADER_SYNTAX, f"{file} has {channels} signals", f"the header says {len(group.channels)}", field="n_signals"
+        )
+    if bits > FLAC[group.code]:
+        raise input_error(Reason.FORMAT, f"{file} has {bits} bits a sample", f"format {group.code} has {FLAC[group.code]}", field="format")
+    if 4 * channels * length > max(MAX_EXPANDED, MAX_RATIO * size):
+        text = f"{file} says that {4 * channels * length} bytes of samples are in {size}"
+        raise input_error(Reason.EXPANSION_LIMIT, text, "no recording is compressed that well", field="length")
+    return max(0, length - group.start) // group.channels[0].samples
+
+
+def decode_group(group: WfdbSignalGroup, frames: int) -> Sequence[np.ndarray] | np.ndarray:
+    """Digital values of each signal of a file, int8 to int32, [F * samples] each."""
+    flat = _decode_packed(group, frames) if group.code in FORMATS else _decode_flac(group, frames)
+    rows = flat.reshape(frames, group.width)
+    if group.width == len(group.channels) and group.code != 8:
+        return np.ascontiguousarray(rows.T)
+    edges = np.cumsum([0, *(channel.samples for channel in group.channels)]).tolist()
+    columns = [np.ascontiguousarray(rows[:, a:b]).reshape(-1) for a, b in pairwise(edges)]
+    if group.code == 8:
+        columns = [(c.initial or 0) + np.cumsum(v, dtype=np.int64) for c, v in zip(group.channels, columns, strict=True)]
+    return columns
+
+
+def _decode_packed(group: WfdbSignalGroup, frames: int) -> np.ndarray:
+    """All samples of a file without compression, in its order: [F * W], int8, int16 or int32.
+
+    Block by block: the processor's cache holds what is decoded, and a file that shrinks meanwhile is an error and no SIGBUS.
+    """
+    code = FORMATS[group.code]
+    samples = frames * group.width
+    many = BLOCK * (len(code.sizes) - 1)
+    values = np.empty(samples, code.kind)
+    try:
+        with group.path.open("rb") as file:
+            file.seek(group.start)
+            for first in range(0, samples, many):
+                here = values[first : first + many]
+                size = count_bytes(group.code, len(here))
+                raw = np.zeros(-(-size // code.sizes[-1]) * code.sizes[-1], np.uint8)
+                if file.readinto(raw.data[:size]) != size:
+                    raise input_error(
+                        Reason.TRUNCATED, f"{safe_text(group.name)} became shorter while it was read", "nothing may write to it"
+                    )
+                here[:] = code.decode(raw)[: len(here)]
+    except OSError as error:
+        raise input_error(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
+    return values
+
+
+def _decode_flac(group: WfdbSignalGroup, frames: int) -> np.ndarray:
+    """All samples of a FLAC file, in the order of one without compression: [F * W], int16 or int32."""
+    import soundfile  # type: ignore[import-untyped]
+
+    each = group.channels[0].samples
+    bits = FLAC[group.code]
+    file = safe_text(group.name)
+    values = np.empty((frames * each, len(group.channels)), np.int16 if bits <= 16 else np.int32)
+    try:
+        with soundfile.SoundFile(group.path) as stream:
+            stream.seek(group.start)
+            for first in range(0, len(values), BLOCK):
+                wide = stream.read(min(BLOCK, len(values) - first), dtype="int32", always_2d=True)
+                if len(wide) != min(BLOCK, len(values) - first):
+                    raise input_error(
+                        Reason.TRUNCATED, f"{file} ends before its last sample", "expected a whole FLAC stream", field="file_name"
+                    )
+                values[first : first + len(wide)] = wide >> (32 - {"PCM_S8": 8, "PCM_16": 16, "PCM_24": 24}[stream.subtype])
+    except (OSError, RuntimeError, KeyError, ValueError, AssertionError) as error:  # soundfile's own errors are RuntimeErrors
+        raise input_error(Reason.CORRUPT, f"{file} does not decode ({type(error).__name__})", "expected FLAC", field="file_name") from None
+    return values.reshape(frames, each, -1).transpose(0, 2, 1).reshape(-1)
+
+
+def verify_checksums(group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.ndarray, findings: list[Finding], *, sized: bool) -> None:
+    """Compares checksums (sum of all digital samples modulo 65,536, signed or unsigned in headers) and initial values with the header's.
+
+    Where the header says no length the format does not promise a checksum; where all of its checksums and initial values are 0 they were
+    never filled in: both are warned about, not refused. Initial values are of no use outside of format 8, and tools leave stale ones: they
+    are refused as long as the samples may be the right ones in the wrong places, that is unless the checksums are right and no frame of
+    the file begins with the values of the header.
+
+    Raises:
+        UserError: checksum, initial_value.
+    """
+    file = safe_text(group.name)
+    channels = group.channels
+    unfilled = all(not c.checksum and not c.initial for c in channels)
+    together = values.sum(axis=1, dtype=np.int64).tolist() if isinstance(values, np.ndarray) else None  # one call for many signals
+    sums = together or [int(v.sum(dtype=np.int64)) for v in values]
+    bad = [c for c, total in zip(channels, sums, strict=True) if c.checksum is not None and (total - c.checksum) & 0xFFFF]
+    if bad:
+        text = f"the samples of signal {list_channels(bad)} in {file} do not add up to the checksum of the header"
+        if sized and not unfilled:
+            raise input_error(Reason.CHECKSUM, text, "one of them is damaged", "Download it again", field="checksum")
+        why = "the header says no length" if not sized else "all are 0 in the header"
+        findings.append(Finding(Reason.CHECKSUM, text, f"not refused because {why}", level="warning", field="checksum", count=len(bad)))
+    if group.code == 8:  # the initial value is what the differences are added to
+        return
+    late = [c for c, v in zip(channels, values, strict=True) if c.initial is not None and int(v[0]) != c.initial]
+    if not late:
+        return
+    text = f"the first sample of signal {list_channels(late)} in {file} is not the initial value of the header"
+    known = [(c, v) for c, v in zip(channels, values, strict=True) if c.initial is not None]
+    summed = not bad and all(c.checksum is not None for c in channels)
+    elsewhere = np.logical_and.reduce([v[:: c.samples] == c.initial for c, v in known]).any()
+    if not unfilled and (elsewhere or not summed):
+        raise input_error(Reason.INITIAL_VALUE, text, "the samples are shifted or damaged", "Download it again", field="initial_value")
+    why = "all are 0 in the header" if unfilled else "the checksums are right and the values occur nowhere in the file"
+    findings.append(
+        Finding(Reason.INITIAL_VALUE, text, f"not refused because {why}", level="warning", field="initial_value", count=len(late))
+    )
+
+
+def calibrate_samples(channel: WfdbChannel, digital: np.ndarray, code: int) -> tuple[np.ndarray, float, float, int]:
+    """Samples to keep, their scale and offset, and how many are missing.
+
+    int16 as long as the values fit; float32, which holds 24 bits exactly, for missing samples and longer values; beyond 24 bits float32 of
+    the physical values, because a float32 of such digital ones could lose all that lies above a large baseline.
+    """
+    invalid = FORMATS[code].invalid if code in FORMATS else -(1 << (FLAC[code] - 1))
+    lost = np.zeros(len(digital), bool) if invalid is None else digital == invalid
+    missing = int(np.count_nonzero(lost))
+    bits = 16
+    if digital.dtype.itemsize > 2 and missing < len(digital):
+        real = digital[~lost] if missing else digital
+        bits = 1 + max(int(edge if edge >= 0 else ~edge).bit_length() for edge in (real.min(), real.max()))
+    scale, offset = channel.scale, channel.offset
+    if bits > 25:  # sign and 24 bits
+        with np.errstate(over="ignore"):
+            samples = ((digital - float(channel.baseline)) / channel.gain).astype(np.float32)
+        if not np.isfinite(samples[~lost]).all():
+            raise input_error(Reason.GAIN, f"signal {channel.number} has values beyond 10^38", "expected a usable gain", field="gain")
+        scale, offset = 1.0, 0.0
+    else:
+        samples = digital.astype(np.float32 if missing or bits > 16 else np.int16, copy=False)
+    if missing:
+        samples[lost] = np.nan
+    return samples, scale, offset, missing
