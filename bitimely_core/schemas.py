@@ -304,8 +304,11 @@ class ClaimsFunnel(Part):
     """Rows of claims by the first check that they fail."""
 
     rows: int
+    identifier: int | None = omit_none()
     bad_date: int
     before_birth: int
+    after_death: int | None = omit_none()
+    future: int | None = omit_none()
     bad_code: dict[str, int]
     mapped: dict[str, int]
     unmapped: int

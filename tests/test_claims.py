@@ -217,7 +217,7 @@ def test_parts_of_a_job_array_make_the_same_cache(tmp_path: Path, monkeypatch: p
     for field in ("content_sha256", "rows", "reason_counts", "exit_code"):
         assert last[field] == whole[field]
     assert not (out / ".parts").exists()
-    frames = [cache.open_cache(home).people() for home in (out, tmp_path / "whole" / "cache" / "pophr")]
+    frames = [cache.open_cache(home).cohort() for home in (out, tmp_path / "whole" / "cache" / "pophr")]
     assert frames[0].equals(frames[1])
     assert cache.ingest("pophr", raw, out, options=options, shard=(2, 3))["generation"] == 1
 

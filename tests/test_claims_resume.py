@@ -1,4 +1,4 @@
-"""A killed ingest of claims goes on where it was, what is stale is thrown away, and memory holds no subject twice over; splits by raw ids."""
+"""Killed ingests of claims are continued, stale work is discarded, pseudonyms are cached; splits by raw ids."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from bitimely_core.claims import clean, ingest, pass1_clean, spill, steps, synth
 from bitimely_core.errors import UserError
 from bitimely_core.formats import csv_text
 
-SMALL = {"BLOCK": 3000, "STRETCH": 150, "SHARD_BYTES": 6000}  # bytes, rows, bytes: several of each
+SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000}  # bytes, rows, bytes: several of each
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_text, "BLOCK", SMALL["BLOCK"])
-    monkeypatch.setattr(pass1_clean, "SPILL_ROWS", SMALL["STRETCH"])
+    monkeypatch.setattr(pass1_clean, "SPILL_ROWS", SMALL["SPILL_ROWS"])
     monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often a block was cleaned, a shard labelled, a cohort made."""
-    calls: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
-    def counting(home: Any, name: str) -> None:
+    def count_calls(home: Any, name: str) -> None:
         function = getattr(home, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            calls[name] += 1
+            counts[name] += 1
             return function(*args, **kwargs)
 
         monkeypatch.setattr(home, name, wrapped)
 
-    for home, name in ((clean, "clean"), (steps, "label"), (synthetic, "write")):
-        counting(home, name)
-    return calls
+    for home, name in ((clean, "clean_rows"), (steps, "label_shard"), (synthetic, "write_cohort")):
+        count_calls(home, name)
+    return counts
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ import os, signal, sys
 from bitimely_core import cache
 from bitimely_core.claims import clean, ingest, pass1_clean, steps, synthetic
 from bitimely_core.formats import csv_text
-csv_text.BLOCK, pass1_clean.STRETCH, ingest.SHARD_BYTES = {small}
+csv_text.BLOCK, pass1_clean.SPILL_ROWS, ingest.SHARD_BYTES = {small}
 home, name, after, dataset, source, out, options = {what}
 function, left = getattr(home, name), [after]
 def until(*args, **kwargs):
@@ -107,36 +107,36 @@ def killed(home: str, name: str, after: int, dataset: str, source: Path | None, 
     assert process.returncode == -9, process.stderr
 
 
-@pytest.mark.parametrize(("home", "name", "after"), [("clean", "clean", 5), ("steps", "label", 2)])
-def test_a_killed_ingest_goes_on_and_gives_the_same_bytes(
-    raw: Path, small: None, counted: Counter[str], home: str, name: str, after: int
+@pytest.mark.parametrize(("home", "name", "after"), [("clean", "clean_rows", 5), ("steps", "label_shard", 2)])
+def test_a_killed_ingest_is_continued_and_gives_the_same_bytes(
+    raw: Path, small: None, calls: Counter[str], home: str, name: str, after: int
 ) -> None:
-    whole = ingested(raw, "whole")
-    assert counted["clean"] > 7
-    assert counted["label"] > 3
-    every = Counter(counted)
-    counted.clear()
+    complete = ingested(raw, "complete")
+    assert calls["clean_rows"] > 7
+    assert calls["label_shard"] > 3
+    every = Counter(calls)
+    calls.clear()
     out = raw.parent / "killed" / "cache" / "pophr"
     killed(home, name, after, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
     assert not (out / "manifest.json").exists()
     left = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
     assert not any(f"P{i:04d}".encode() in left for i in range(130)), "no raw id on the disk"
     again = ingested(raw, "killed")
-    if name == "clean":
-        assert every["clean"] - 5 <= counted["clean"] < every["clean"], "what was laid down was not cleaned again"
-        assert counted["label"] == every["label"]
+    if name == "clean_rows":
+        assert every["clean_rows"] - 5 <= calls["clean_rows"] < every["clean_rows"], "spilled rows were not cleaned again"
+        assert calls["label_shard"] == every["label_shard"]
     else:
-        assert counted == {"label": every["label"] - after}, "nothing was cleaned, finished shards were not made again"
-    assert files(out) == files(raw.parent / "whole" / "cache" / "pophr")
+        assert calls == {"label_shard": every["label_shard"] - after}, "nothing was cleaned, finished shards were not made again"
+    assert files(out) == files(raw.parent / "complete" / "cache" / "pophr")
     for key in ("content_sha256", "rows", "reason_counts", "units"):
-        assert again[key] == whole[key]
+        assert again[key] == complete[key]
     assert not (out / ".parts").exists()
 
 
 @pytest.mark.parametrize("changed", ["source", "options", "key", "force_new"])
-def test_what_is_stale_is_thrown_away(raw: Path, small: None, counted: Counter[str], changed: str) -> None:
+def test_stale_work_is_discarded(raw: Path, small: None, calls: Counter[str], changed: str) -> None:
     out = raw.parent / "killed" / "cache" / "pophr"
-    killed("steps", "label", 2, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
+    killed("steps", "label_shard", 2, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
     before = set((out / ".parts").iterdir())
     given: dict[str, Any] = {"options": {}}
     if changed == "source":
@@ -152,22 +152,22 @@ def test_what_is_stale_is_thrown_away(raw: Path, small: None, counted: Counter[s
     ingested(raw, "killed", progress=lambda *_: seen.append(set((out / ".parts").iterdir()) & before), **given)
     assert seen
     assert not any(seen), "none of the old files is there while the new ones are made"
-    cleaned = counted["clean"]
-    ingested(raw, "whole", **given)
-    assert cleaned == counted["clean"] - cleaned
-    assert files(out) == files(raw.parent / "whole" / "cache" / "pophr")
+    cleaned = calls["clean_rows"]
+    ingested(raw, "complete", **given)
+    assert cleaned == calls["clean_rows"] - cleaned
+    assert files(out) == files(raw.parent / "complete" / "cache" / "pophr")
 
 
-def test_a_part_of_a_job_array_that_ended_early_goes_on(
-    raw: Path, small: None, counted: Counter[str], monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_part_of_a_job_array_is_continued(
+    raw: Path, small: None, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ingested(raw, "whole")
-    every = counted["clean"]
-    counted.clear()
+    ingested(raw, "complete")
+    every = calls["clean_rows"]
+    calls.clear()
     original = clean.clean_rows
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
-        if counted["clean"] == 3:
+        if calls["clean_rows"] == 3:
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
@@ -175,58 +175,60 @@ def test_a_part_of_a_job_array_that_ended_early_goes_on(
         patch.setattr(clean, "clean_rows", stopped)
         with pytest.raises(KeyboardInterrupt):
             ingested(raw, "parts", shard=(1, 2))
-    assert counted["clean"] == 3
+    assert calls["clean_rows"] == 3
     for k in (1, 2):
         ingested(raw, "parts", shard=(k, 2))
-    assert counted["clean"] < every + 3, "of the three blocks some were laid down"
-    people = [cache.open_cache(raw.parent / name / "cache" / "pophr").people() for name in ("whole", "parts")]
-    assert people[0].equals(people[1])
+    assert calls["clean_rows"] < every + 3, "some of the three blocks were spilled"
+    cohorts = [cache.open_cache(raw.parent / name / "cache" / "pophr").cohort() for name in ("complete", "parts")]
+    assert cohorts[0].equals(cohorts[1])
 
 
-def test_made_claims_are_not_made_again(tmp_path: Path, counted: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intact_synthetic_claims_are_not_made_again(tmp_path: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"subjects": 120, "seed": 2}
     out = tmp_path / "killed" / "cache" / "synthetic-claims"
-    (tmp_path / "whole").mkdir()
-    killed("steps", "label", 2, "synthetic-claims", None, out, options)
-    (tmp_path / "whole" / "id.key").write_bytes((tmp_path / "killed" / "id.key").read_bytes())
+    (tmp_path / "complete").mkdir()
+    killed("steps", "label_shard", 2, "synthetic-claims", None, out, options)
+    (tmp_path / "complete" / "id.key").write_bytes((tmp_path / "killed" / "id.key").read_bytes())
     monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
     cache.ingest("synthetic-claims", None, out, options=options)
-    assert counted["write"] == counted["clean"] == 0
+    assert calls["write_cohort"] == calls["clean_rows"] == 0
     assert not (out / ".raw").exists()
     assert not (out / ".parts").exists()
-    other = tmp_path / "whole" / "cache" / "synthetic-claims"
+    other = tmp_path / "complete" / "cache" / "synthetic-claims"
     cache.ingest("synthetic-claims", None, other, options=options)
-    assert counted["write"] == 1
+    assert calls["write_cohort"] == 1
     assert files(out) == files(other)
-    killed("steps", "label", 1, "synthetic-claims", None, tmp_path / "third", options)
+    killed("steps", "label_shard", 1, "synthetic-claims", None, tmp_path / "third", options)
     cache.ingest("synthetic-claims", None, tmp_path / "third", options={**options, "seed": 3})
-    assert counted["write"] == 2, "another seed is another cohort"
+    assert calls["write_cohort"] == 2, "another seed is another cohort"
 
 
-# --- what is held
+# --- memory
 
 
-def test_forgetting_subjects_changes_nothing(raw: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pseudonyms beyond what is remembered are computed again, and one subject stays one."""
-    ingested(raw, "whole")
+def test_uncached_pseudonyms_are_computed_again(raw: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pseudonyms beyond the cache are computed again, and one subject stays one."""
+    ingested(raw, "complete")
     monkeypatch.setattr(pass1_clean, "CACHED_SUBJECTS", 7)
     ingested(raw, "few")
-    assert files(raw.parent / "few") == files(raw.parent / "whole")
+    assert files(raw.parent / "few") == files(raw.parent / "complete")
 
 
 def test_a_table_in_slices_has_the_bytes_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "GROUP", 1000)
     draw = np.random.default_rng(1)
-    whole = pl.DataFrame({"subject_id": np.repeat(np.arange(1100), 3), "name": ["a", "b", "c"] * 1100, "value": draw.integers(0, 2, 3300)})
+    complete = pl.DataFrame(
+        {"subject_id": np.repeat(np.arange(1100), 3), "name": ["a", "b", "c"] * 1100, "value": draw.integers(0, 2, 3300)}
+    )
     shard = draw.integers(0, 5, 1100).repeat(3)
     paths = [tmp_path / f"{i}.parquet" for i in range(5)]
     for i, path in enumerate(paths):
-        whole.filter(pl.Series(shard == i)).write_parquet(path)
-    name, facts = spill.write_table(tmp_path, "one", spill.merge_sorted(paths, "subject_id", 1100, 7, ("subject_id", "name")))
+        complete.filter(pl.Series(shard == i)).write_parquet(path)
+    name, file = spill.write_table(tmp_path, "one", spill.merge_sorted(paths, "subject_id", 1100, 7, ("subject_id", "name")))
     with (tmp_path / "other").open("wb") as stream:
-        spill.make_parquet_writer(whole)(stream)
+        spill.make_parquet_writer(complete)(stream)
     assert (tmp_path / name).read_bytes() == (tmp_path / "other").read_bytes()
-    assert facts["rows"] == 3300
+    assert file.rows == 3300
     assert pq.ParquetFile(tmp_path / name).num_row_groups == 4
 
 
@@ -245,33 +247,33 @@ def test_a_split_file_by_raw_ids_is_followed(raw: Path, small: None) -> None:
     options = {"id_key": str(raw.parent / "key"), "keep_ids": given["keep_ids"]}
     build = {"select": False, "min_codes": 1, "split_file": given["split_file"]}
     report = workflows.ingest_claims("pophr", raw, out, options=options, build=build)
-    told = [reason for reason in report["reasons"] if reason["field"] == "--split-file"]
-    assert [(one["count"], one["level"]) for one in told] == [(2, "warning")]
+    found = [reason for reason in report["reasons"] if reason["field"] == "--split-file"]
+    assert [(one["count"], one["level"]) for one in found] == [(2, "warning")]
     new = {row["subject_id"]: int(row["new"]) for row in csv.DictReader((raw.parent / "ids.csv").read_text().splitlines())}
     assert set(new) == set(listed)
     wanted = {new[name]: ("train", "validation", "test")[i % 3] for i, name in enumerate(listed)}
     opened = cache.open_cache(out)
-    assert dict(opened.people().select("subject_id", "split").iter_rows()) == wanted
+    assert dict(opened.cohort().select("subject_id", "split").iter_rows()) == wanted
     assert opened.manifest["split"] == "official"
     sequences = pl.concat([pl.read_parquet(path) for path in (raw.parent / "w" / "tokens" / "pophr").glob("sequences-*.parquet")])
     assert all(wanted[subject] == split for subject, split in sequences.select("subject_id", "split").iter_rows())
-    kept = b"".join(path.read_bytes() for path in (raw.parent / "w").rglob("*") if path.is_file())
-    assert b"GHOST" not in kept
+    stored = b"".join(path.read_bytes() for path in (raw.parent / "w").rglob("*") if path.is_file())
+    assert b"GHOST" not in stored
     with pytest.raises(UserError, match="split_file"):  # another choice is another cache
         cache.ingest("pophr", raw, out, options=options)
 
 
 @pytest.mark.parametrize(
-    ("names", "words", "said"),
+    ("names", "words", "problem"),
     [
         (range(100), ("train",), "misses 30 of 130 subjects"),
         (range(130), ("train", "trian"), "trian"),
-        ([*range(130), 5], ("train",), "a subject twice"),
+        ([*range(130), 5], ("train",), "a subject has two rows"),
     ],
 )
-def test_a_split_file_that_cannot_be_followed_is_refused(raw: Path, names: Any, words: tuple[str, ...], said: str) -> None:
+def test_a_split_file_that_cannot_be_followed_is_refused(raw: Path, names: Any, words: tuple[str, ...], problem: str) -> None:
     path = split_file(raw, *(f"P{i:04d}" for i in names), words=words)
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=problem) as caught:
         ingested(raw, "w", options={"split_file": str(path)})
     assert caught.value.exit_code == 2
     assert "P00" not in str(caught.value)

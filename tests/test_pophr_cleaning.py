@@ -6,12 +6,15 @@ import re
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 from bitimely_core.claims import clean, codes, dates, engines, labels, splits
 from bitimely_core.claims.codes import Codebook
+from bitimely_core.claims.job import CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
+from bitimely_core.claims.pass2_write import resolve_duplicates
 
 TABLES = {"icd9": {"250.00": ("250.2",), "496": ("496",)}, "icd10": {"E11.9": ("250.2",)}}
 
@@ -26,7 +29,7 @@ def day(text: str) -> int:
     return found
 
 
-LIVES = pl.DataFrame(
+LIFE_DATES = pl.DataFrame(
     {"subject_id": ["a"], "birth_day": [day("2000-06-01")], "death_day": [day("2005-01-01")], "index_day": [day("2003-01-01")]},
     schema_overrides={"birth_day": pl.Int32, "death_day": pl.Int32, "index_day": pl.Int32},
 )
@@ -50,7 +53,7 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
         ("b", "2001-01-01", "999"),
     ]
     book = Codebook(TABLES, strict=True)
-    kept, account = clean.clean_rows(frame(rows), book, lives=LIVES.drop("index_day"), latest=day("2006-01-01"))
+    kept, account = clean.clean_rows(frame(rows), book, life_dates=LIFE_DATES.drop("index_day"), latest=day("2006-01-01"))
     assert kept["row"].to_list() == [1, 7, 14]
     assert kept.schema == {"subject_id": pl.String, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8, "row": pl.Int64}
     dropped, quarantined = account.split()
@@ -58,10 +61,10 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
     assert quarantined == {"ambiguous_code": 1, "bad_code": 1, "date": 1, "empty_code": 1, "identifier": 2, "wrong_vocabulary": 2}
     assert account.rows == len(rows) == kept.height + sum(dropped.values()) + sum(quarantined.values())
     funnel = account.funnel()
-    assert funnel["bad_code"] == {"missing": 1, "bad_format": 2, "ambiguous_short": 1}
-    assert (funnel["bad_date"], funnel["before_birth"], funnel["after_death"], funnel["future"]) == (1, 1, 1, 1)
-    assert (funnel["mapped"]["exact"], funnel["unmapped"]) == (2, 2)
-    assert account.unmapped == {"ICD9//999": 1}
+    assert funnel.bad_code == {"missing": 1, "bad_format": 2, "ambiguous_short": 1}
+    assert (funnel.bad_date, funnel.before_birth, funnel.after_death, funnel.future) == (1, 1, 1, 1)
+    assert (funnel.mapped["exact"], funnel.unmapped) == (2, 2)
+    assert [book.codes[i].text for i in kept["code"] if not book.codes[i].phecodes] == ["ICD9//999"]
 
 
 def test_examples_are_codes_or_row_numbers_and_five_at_most() -> None:
@@ -91,14 +94,16 @@ def test_duplicates_silent_codes_and_late_rows() -> None:
         ("b", "2003-01-02", "496", None),
     ]
     book = Codebook(TABLES)
-    valid, account = clean.clean_rows(frame(rows, "subject_id date code claim"), book, lives=LIVES, twins=True)
+    valid, account = clean.clean_rows(frame(rows, "subject_id date code claim"), book, life_dates=LIFE_DATES, copy_key=True)
     assert valid.height == len(rows)
-    kept, more = clean.drop_duplicates(valid, book.codes)
+    rows = valid.select(pl.exclude("subject_id"), key=pl.col("subject_id").rank("dense").cast(pl.UInt64) - 1)
+    kept, accounts = resolve_duplicates(rows, CleaningFindings(files=["claims.csv"], codes=book.codes), np.arange(2, dtype=np.uint64))
+    more = accounts["claims.csv"]
     assert kept["row"].to_list() == [1, 3, 4, 6, 7, 9, 10]
     assert kept.filter("late")["row"].to_list() == [7, 9]
     assert more.split()[0] == {"duplicates": 3, "label_leakage": 1, "unmapped_code": 1}
     assert more.examples["duplicates"] == ["row 2", "row 5", "row 8"]  # type: ignore[index]
-    assert account.funnel()["mapped"]["exact"] == 9  # the funnel counts rows as they stand in the file
+    assert account.funnel().mapped["exact"] == 9  # the funnel counts rows as they stand in the file
 
 
 def test_vocabularies_and_sources_of_rows() -> None:

@@ -51,16 +51,16 @@ def random_tables(seed: int, subjects: int = 14, rows: int = 240) -> tuple[pl.Da
         code = rng.choice(ICD10 if vocab in {"icd10", "icd10cm"} else ICD9)
         source = rng.choice(["inpatient", "physician", "physician", "outpatient", "emergency", "other", None])
         events.append((rng.choice(names), when, code, vocab, source))
-    people = []
+    cohort = []
     for name in [*rng.sample(names, subjects * 3 // 4), "registered", "nobody"]:
         birth = rng.choice(
             [None, "unknown", "1960-02-29", "1965-07", "1990-1-01", "19990615", "2000-03-01", "1961-05-05", "1950-12-31", "1958-08"]
         )
-        people.append((name, birth, rng.choice([None, None, "2003-06-30", "2001-12-31", "?"])))
+        cohort.append((name, birth, rng.choice([None, None, "2003-06-30", "2001-12-31", "?"])))
     texts = dict.fromkeys
     return (
         pl.DataFrame(events, schema=texts(("subject_id", "date", "code", "vocab", "source"), pl.String), orient="row"),
-        pl.DataFrame(people, schema=texts(("subject_id", "birth", "obs_end"), pl.String), orient="row") if seed % 5 else None,
+        pl.DataFrame(cohort, schema=texts(("subject_id", "birth", "obs_end"), pl.String), orient="row") if seed % 5 else None,
         pl.DataFrame(MAP, schema=texts(("vocab", "code", "phecode"), pl.String), orient="row"),
     )
 
@@ -137,7 +137,7 @@ def oracle(events: pl.DataFrame, subjects: pl.DataFrame | None, phemap: pl.DataF
     table: dict[tuple[str, str], set[str]] = defaultdict(set)
     for vocab, code, phecode in phemap.iter_rows():
         table[vocab, code].add(phecode)
-    people = {} if subjects is None else {s: (read_date(b), read_date(e)) for s, b, e in subjects.iter_rows()}
+    cohort = {} if subjects is None else {s: (read_date(b), read_date(e)) for s, b, e in subjects.iter_rows()}
 
     funnel: dict[str, Any] = {
         "rows": events.height,
@@ -150,7 +150,7 @@ def oracle(events: pl.DataFrame, subjects: pl.DataFrame | None, phemap: pl.DataF
     valid = []
     for place, (subject, text, raw, vocab, source) in enumerate(events.iter_rows()):
         vocab, source = vocab or p["vocab"], source or "outpatient"
-        day, birth = read_date(text), people.get(subject, (None, None))[0]
+        day, birth = read_date(text), cohort.get(subject, (None, None))[0]
         code, fault = codes.normalise_code(raw, vocab, pad_undotted=p["pad_undotted"])
         if day is None:
             funnel["bad_date"] += 1
@@ -166,7 +166,7 @@ def oracle(events: pl.DataFrame, subjects: pl.DataFrame | None, phemap: pl.DataF
             else:
                 funnel["unmapped"] += 1
             valid.append((subject, day, family[vocab], code, source, place, found))
-    everybody = sorted({*people, *(row[0] for row in valid)})
+    everybody = sorted({*cohort, *(row[0] for row in valid)})
     data_end = max((row[1] for row in valid), default=None)
 
     def in_set(rule: dict[str, Any], fam: str, code: str) -> bool:
@@ -196,7 +196,7 @@ def oracle(events: pl.DataFrame, subjects: pl.DataFrame | None, phemap: pl.DataF
     onset: dict[str, dict[str, Any]] = {s: {} for s in everybody}
     for rule in p["rules"]:
         for s in everybody:
-            birth, limit = people.get(s, (None, None))[0], rule.get("min_age_years")
+            birth, limit = cohort.get(s, (None, None))[0], rule.get("min_age_years")
             rows = [
                 r
                 for r in valid
@@ -218,7 +218,7 @@ def oracle(events: pl.DataFrame, subjects: pl.DataFrame | None, phemap: pl.DataF
             days = [r[1] for r in valid if r[0] == s]
             if days:
                 index[s] = read_date(mark["date"]) if "date" in mark else min(days) + timedelta(days=mark["landmark_days"])  # type: ignore[assignment]
-            end = people.get(s, (None, None))[1] or data_end
+            end = cohort.get(s, (None, None))[1] or data_end
             for name, value in label[s].items():
                 if not days or value is None:
                     label[s][name] = None
@@ -284,13 +284,13 @@ def oracle(events: pl.DataFrame, subjects: pl.DataFrame | None, phemap: pl.DataF
     ids = {x: i for i, x in enumerate(selected, 5)}
 
     def age_month(s: str, day: date) -> int:
-        return round(Fraction((day - people[s][0]).days, 30))
+        return round(Fraction((day - cohort[s][0]).days, 30))
 
     kept: dict[str, Any] = {}
     no_birth = 0
     for s in everybody:
         own_records = [(day, ids[x], place) for who, day, x, place in record if who == s and x in ids]
-        n_records, birth = len(own_records), people.get(s, (None, None))[0]
+        n_records, birth = len(own_records), cohort.get(s, (None, None))[0]
         if own_records and birth is None and "age30" in p["time"] + p["dedupe"]:
             no_birth += 1
             continue
@@ -438,24 +438,24 @@ def coded(events: pl.DataFrame, phemap: pl.DataFrame) -> steps.ClaimsShard:
     tables = phecode_maps.group_phecodes(phemap.iter_rows())
     book = codes.Codebook(tables)
     rows, _ = clean.clean_rows(events, book)
-    people = rows.select("subject_id").unique().sort("subject_id")
-    placed = [splits.assign_split(splits.hash_subject(name), 0.6, 0.2) for name in people["subject_id"]]
+    cohort = rows.select("subject_id").unique().sort("subject_id")
+    placed = [splits.assign_split(splits.hash_subject(name), 0.6, 0.2) for name in cohort["subject_id"]]
     unknown = [pl.lit(None, pl.Int32).alias(name) for name in ("birth_day", "obs_end")]
-    people = people.with_columns(*unknown, pl.Series("split", placed))
-    numbers = people.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
+    cohort = cohort.with_columns(*unknown, pl.Series("split", placed))
+    numbers = cohort.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
     defining = {phecode for found in label_rules.find_defining_phecodes(own, tables).values() for phecode in found}
-    return steps.ClaimsShard(rows=rows.join(numbers, on="subject_id"), codes=book.codes, people=people, rules=own, defining=defining)
+    return steps.ClaimsShard(rows=rows.join(numbers, on="subject_id"), codes=book.codes, cohort=cohort, rules=own, defining=defining)
 
 
 def parted(whole: steps.ClaimsShard, shards: int) -> list[steps.ClaimsShard]:
     """Its subjects by their hash, each shard with its own numbers."""
-    place = [splits.assign_shard(name, shards) for name in whole.people["subject_id"]]
+    place = [splits.assign_shard(name, shards) for name in whole.cohort["subject_id"]]
     found = []
     for k in range(shards):
-        people = whole.people.filter(pl.Series(place) == k)
-        numbers = people.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
+        cohort = whole.cohort.filter(pl.Series(place) == k)
+        numbers = cohort.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
         rows = whole.rows.drop("subject").join(numbers, on="subject_id")
-        found.append(dataclasses.replace(whole, rows=rows, people=people))
+        found.append(dataclasses.replace(whole, rows=rows, cohort=cohort))
     return found
 
 
@@ -478,7 +478,7 @@ def test_6_any_number_of_shards_agrees(seed: int, shards: int) -> None:
             kept = {}
             for part in parts:
                 own = steps.build_shard(part, choices, selection, engine)
-                for i, subject in enumerate(part.people["subject_id"].gather(own.subjects)):
+                for i, subject in enumerate(part.cohort["subject_id"].gather(own.subjects)):
                     span = slice(own.offsets[i], own.offsets[i + 1])
                     kept[subject] = (own.ids[span].tolist(), own.times[span].tolist(), own.gaps(i).tolist())
         return selection, kept
@@ -541,11 +541,11 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
     choices = steps.SequenceChoices(**{key: value for key, value in params.items() if key in names}, landmark=steps.parse_landmark(mark))
     with engines.open_engine("polars") as engine:
         shard = steps.label_shard(coded(events, phemap), engine)
-        people = shard.people.with_columns(obs_end=shard.last_day - pl.col("first_day"))
-        onsets = [(pl.col(name) - pl.col("first_day")) for name in people.columns if name.startswith("onset_")]
-        people = people.with_columns(*onsets)
+        cohort = shard.cohort.with_columns(obs_end=shard.last_day - pl.col("first_day"))
+        onsets = [(pl.col(name) - pl.col("first_day")) for name in cohort.columns if name.startswith("onset_")]
+        cohort = cohort.with_columns(*onsets)
         spoken = pl.DataFrame({"text": [c.text for c in shard.codes], "phecodes": [list(c.phecodes) for c in shard.codes]})
-        rows = shard.rows.join(people.select("subject_id", "first_day"), on="subject_id")
+        rows = shard.rows.join(cohort.select("subject_id", "first_day"), on="subject_id")
         cached = rows.select(
             "subject_id",
             pl.col("day") - pl.col("first_day"),
@@ -553,18 +553,20 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
             pl.col("source").replace_strict(range(5), label_rules.SOURCES, return_dtype=pl.String),
             spoken["phecodes"].gather(rows["code"]).alias("phecodes"),
         ).sample(fraction=1.0, shuffle=True, seed=seed)
-        again = steps.load_shard(cached, people.drop("first_day"), dated=shard.dated, rules=shard.rules, defining=shard.defining)
+        again = steps.load_shard(
+            cached, cohort.drop("first_day"), rule_labels=shard.rule_labels, rules=shard.rules, defining=shard.defining
+        )
         again = steps.set_index_days(again, choices, None, engine)
         selection = steps.select_vocabulary(steps.count_shard(again, choices, engine), again.labels, choices)
         own = steps.build_shard(again, choices, selection, engine)
     assert selection.phecodes == wanted["selected"]
-    kept = again.people["subject_id"].gather(own.subjects).to_list()
+    kept = again.cohort["subject_id"].gather(own.subjects).to_list()
     assert kept == sorted(wanted["sequences"]) != []
     for i, subject in enumerate(kept):
         assert own.ids[own.offsets[i] : own.offsets[i + 1]].tolist() == wanted["sequences"][subject]["codes"]
         assert own.gaps(i).tolist() == pytest.approx(wanted["sequences"][subject]["gaps"], abs=1e-9)
     for name in again.labels:
-        assert again.people[f"y_{name}"].to_list() == [wanted["labels"][s][name] for s in again.people["subject_id"]]
+        assert again.cohort[f"y_{name}"].to_list() == [wanted["labels"][s][name] for s in again.cohort["subject_id"]]
 
 
 # --- arguments
@@ -650,10 +652,10 @@ def test_tables_without_rows(engine: str) -> None:
     none = table([], "subject_id date code")
     empty = small(events=none, engine=engine, rules=RULES)
     assert (empty["labels"], empty["sequences"], empty["selected"]) == ({}, {}, [])
-    people = table([(7, "1960-01-01")], "subject_id birth", subject_id=pl.Int64)
-    alone = small(events=none, subjects=people, engine=engine, rules=RULES, time="age30", dedupe="first_per_age30")
+    cohort = table([(7, "1960-01-01")], "subject_id birth", subject_id=pl.Int64)
+    alone = small(events=none, subjects=cohort, engine=engine, rules=RULES, time="age30", dedupe="first_per_age30")
     assert alone["labels"] == {"7": {"diabetes": 0, "chf": 0, "copd": 0}}
-    assert small(events=none, subjects=people, rules=RULES, landmark={}, engine=engine)["labels"] == {
+    assert small(events=none, subjects=cohort, rules=RULES, landmark={}, engine=engine)["labels"] == {
         "7": dict.fromkeys(("diabetes", "chf", "copd"))
     }
     rubbish = table([("a", None, None)], "subject_id date code", date=pl.Null, code=pl.Null)
@@ -663,8 +665,8 @@ def test_tables_without_rows(engine: str) -> None:
 def test_dates_and_whole_numbers_as_such_and_columns_nobody_asked_for() -> None:
     rows = [(10, date(2001, 1, 1), "496", "x", 3), (9, date(2001, 1, 3), "496", "y", 4), (10, date(2001, 1, 2), "4280", "z", 5)]
     events = table(rows, "subject_id date code row birth_day", subject_id=pl.Int64, date=pl.Date, birth_day=pl.Int64)
-    people = table([(10, date(1960, 1, 1), 1)], "subject_id birth code", subject_id=pl.Int64, birth=pl.Date, code=pl.Int64)
-    found = small(events=events, subjects=people, split_override={"9": "test", "10": "train"})
+    cohort = table([(10, date(1960, 1, 1), 1)], "subject_id birth code", subject_id=pl.Int64, birth=pl.Date, code=pl.Int64)
+    found = small(events=events, subjects=cohort, split_override={"9": "test", "10": "train"})
     assert list(found["sequences"]) == ["9", "10"]
     assert found["sequences"]["10"]["phecodes"] == ["496", "428"]
     assert found["sequences"]["10"]["age0_months"] == 492

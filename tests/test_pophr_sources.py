@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources import SOURCES, ClaimsSource, read_source
 from bitimely_core.errors import UserError
 from bitimely_core.formats import csv_text
@@ -77,13 +78,13 @@ def sound(claims: ClaimsSource) -> pl.DataFrame:
 
 
 def of(root: Path, kind: str = "claims", **options: Any) -> tuple[ClaimsSource, pl.DataFrame]:
-    claims = read_source(scan_folder(root), kind, options)
+    claims = read_source(scan_folder(root), ClaimsOptions(source=kind, **options))
     return claims, sound(claims)
 
 
 def refusal(root: Path, kind: str = "claims", **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
-        read_source(scan_folder(root), kind, options)
+        read_source(scan_folder(root), ClaimsOptions(source=kind, **options))
     error = caught.value
     assert str(root) not in error.finding.line()
     return error

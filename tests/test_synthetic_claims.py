@@ -18,6 +18,7 @@ import pytest
 
 from bitimely_core import registry
 from bitimely_core.claims import synthetic as module
+from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.synthetic import resolve_config, write_cohort
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.recipe import load_recipe
@@ -258,28 +259,32 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
 @pytest.mark.parametrize("vocab_column", [True, False])
 def test_builder_counts_what_the_ledger_says(vocab_column: bool, tmp_path: Path) -> None:
     from bitimely_core.claims import clean, codes, dates, phecode_maps, sources
+    from bitimely_core.claims.job import CleaningFindings
+    from bitimely_core.claims.pass2_write import resolve_duplicates
     from bitimely_core.formats.source import scan_folder
 
     ledger = write_cohort(tmp_path, subjects=1000, vocab_column=vocab_column)
-    claims = sources.read_source(scan_folder(tmp_path), "claims", {} if vocab_column else {"icd10_from": SWITCH})
+    claims = sources.read_source(scan_folder(tmp_path), ClaimsOptions(icd10_from="" if vocab_column else SWITCH))
     assert claims.findings == []
     assert claims.subjects is not None
     assert claims.labels is not None
     days = {"birth_day": claims.subjects["birth"], "death_day": claims.subjects["death"]}
-    lives = claims.subjects.select("subject_id", **{name: dates.parse_days(texts) for name, texts in days.items()}).join(
+    life_dates = claims.subjects.select("subject_id", **{name: dates.parse_days(texts) for name, texts in days.items()}).join(
         claims.labels.select("subject_id", index_day=dates.parse_days(claims.labels["index_date"])), on="subject_id", how="left"
     )
     book = codes.Codebook(phecode_maps.read_map([tmp_path / "icd_phecode_demo.csv"]).tables, strict=True)
     frames, account = [], clean.RowAccount()
     for frame in claims.events():
-        rows, counted = clean.clean_rows(frame, book, vocab=claims.vocab, source=claims.source, lives=lives, twins=True)
+        rows, counted = clean.clean_rows(frame, book, vocab=claims.vocab, source=claims.source, life_dates=life_dates, copy_key=True)
         frames.append(rows)
         account += counted
-    _, settled = clean.drop_duplicates(pl.concat(frames), book.codes)
-    funnel = account.funnel()
+    valid = pl.concat(frames).select(pl.exclude("subject_id"), key=pl.col("subject_id").rank("dense").cast(pl.UInt64) - 1)
+    found = CleaningFindings(files=["claims.csv"], codes=book.codes)
+    _, accounts = resolve_duplicates(valid, found, np.arange(1000, dtype=np.uint64))
+    funnel = account.funnel().model_dump()
     assert funnel["mapped"].pop("parent") == 0
     assert funnel == {"rows": ledger["rows"], **ledger["funnel"]}
-    assert account.reasons + settled.reasons == {reason: rows for reason, rows in ledger["reasons"].items() if rows}
+    assert account.reasons + accounts["claims.csv"].reasons == {reason: rows for reason, rows in ledger["reasons"].items() if rows}
 
 
 def test_shares_of_the_mess(cohort: Cohort) -> None:

@@ -45,7 +45,7 @@ class Cache:
         for name in self.manifest["shards"]:
             yield self._read_frame(name)
 
-    def people(self, columns: Collection[str] | None = None) -> pl.DataFrame:
+    def cohort(self, columns: Collection[str] | None = None) -> pl.DataFrame:
         """Of claims: one row a subject, days on the subject's clock unless dates were kept; of `columns` those that are there."""
         return self._read_frame(self.manifest["subjects"], columns)
 

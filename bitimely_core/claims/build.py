@@ -1,14 +1,4 @@
-"""Longitudinal claims -> irregularly timed PheCode sequences with rule-based labels.
-
-    dates, codes, maps     text -> days, codes, PheCodes; each distinct text once
-    rules                  labels as data
-    cleaning               claims as text -> integers, every row accounted for
-    labels, records        onsets, landmark; what may enter the input
-    ratios, sequences      which PheCodes, which events, on which clock
-    building               these steps for a shard of subjects, in two passes
-    engines                polars, DuckDB or Spark for the table steps
-    probe                  how much the labels leak into the input
-    sources                raw files -> claims as text
+"""`build_sequences`: longitudinal claims in memory to irregularly timed PheCode sequences with rule-based labels.
 
 The steps and their order are normative (section 2 of the builder's reference). Heavy libraries are imported where they are used.
 """
@@ -16,16 +6,43 @@ The steps and their order are normative (section 2 of the builder's reference). 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from bitimely_core.claims import clean, dates, phecode_maps, prevalence, sequence_builder, splits, steps
 from bitimely_core.claims.codes import FAMILIES, STEPS, Codebook
 from bitimely_core.claims.engines import ENGINES, open_engine
-from bitimely_core.claims.label_rules import LabelRule, find_defining_phecodes, parse_rules
+from bitimely_core.claims.label_rules import LabelRule, RuleTable, find_defining_phecodes, parse_rules
 from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
 
 if TYPE_CHECKING:
     import polars as pl
+
+T = TypeVar("T")
+
+
+class BuiltSequence(TypedDict):
+    """The sequence of one subject; `gaps` includes [SOS] and [EOS]."""
+
+    codes: list[int]
+    phecodes: list[str]
+    times: list[float]
+    gaps: list[float]
+    split: str
+    labels: dict[str, int | None]
+    age0_months: int | None
+
+
+class BuildResult(TypedDict):
+    """What `build_sequences` returns: plain Python values, subjects by `str(subject_id)`."""
+
+    selected: list[str]
+    vocab: dict[str, int]
+    labels: dict[str, dict[str, int | None]]
+    onset: dict[str, dict[str, str | None]]
+    split: dict[str, str]
+    ratios: dict[str, dict[str, prevalence.RatioCounts]]
+    sequences: dict[str, BuiltSequence]
+    funnel: dict[str, int | dict[str, int]]
 
 
 def build_sequences(
@@ -38,9 +55,9 @@ def build_sequences(
     pad_undotted: bool = False,
     fallback: Sequence[str] = STEPS,
     level: str = "integer",
-    rules: Iterable[Mapping[str, Any]] = (),
+    rules: Iterable[RuleTable] = (),
     leakage: str = "keep",
-    landmark: Mapping[str, Any] | None = None,
+    landmark: Mapping[str, object] | None = None,
     population: str = "subjects",
     denominator: str = "all",
     threshold: float = 5.0,
@@ -53,43 +70,39 @@ def build_sequences(
     min_codes_unit: str = "events",
     max_events: int | None = None,
     time: str = "months",
-    split: Mapping[str, Any] | None = None,
+    split: Mapping[str, object] | None = None,
     split_override: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Sequences, labels, ratios and the account of rows from tables in memory: the steps of the commands on raw ids and true days.
+) -> BuildResult:
+    """Sequences, labels, ratios and funnel from tables in memory: the steps of the commands on raw ids and true days.
 
     Args:
-        events: subject_id (String or Int64), date, code, and where there are any vocab and source; one row a claim line, all text.
-        subjects: the registered population: subject_id, and where known birth, obs_end; None: whoever has a valid row.
+        events: subject_id (String or Int64), date, code, optional vocab and source; one row per claim line, all text.
+        subjects: the registered population: subject_id, optional birth, obs_end; None: the subjects with a valid row.
         phemap: vocab (icd9 or icd10), code (normalised), phecode, in long form.
         engine: polars, duckdb or spark, with the same result.
-        vocab: of rows that name none.
+        vocab: of rows without one.
         pad_undotted: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its zeros.
         fallback: steps of the lookup that are allowed.
-        level: roll-up of PheCodes.
-        rules: label rules (`rules.parse`).
+        level: integer, first_decimal or full: roll-up of PheCodes.
+        rules: label rules (`label_rules.parse_rules`).
         leakage: keep, drop_icd or drop_phecode.
         landmark: landmark_days or date, gap_days, horizon_days.
-        population: who is in the reference group of the ratios: all subjects, or those observed.
-        denominator: the reference group: all of them, or controls.
+        population: reference population of the ratios: all subjects, or observed.
+        denominator: reference group: all of them, or controls.
         threshold: PheCodes with a greater ratio are selected.
-        top_k: how many are taken for a rule that has none.
-        min_case_support: carriers among the cases that a PheCode needs to be a candidate.
+        top_k: number selected for a rule without any.
+        min_case_support: carriers among the cases that a PheCode needs to be considered.
         min_case_fraction: the same as a share of the cases.
         select: False keeps every PheCode that occurs.
         dedupe: day, month, none or first_per_age30.
-        min_codes: subjects with fewer are left out.
+        min_codes: subjects with fewer are excluded.
         min_codes_unit: events, records or unique.
-        max_events: the last so many events stay.
+        max_events: only the last ones are kept.
         time: months, calendar_month or age30.
         split: seed, train, validation of the hash split.
         split_override: subject -> split instead.
 
-    Returns:
-        selected, vocab, labels, onset, split, ratios, sequences and funnel, in plain Python values.
-
-    Raises:
-        ValueError: for parameters and tables that are not as described. Bad rows never raise, they are counted in the funnel.
+    Raises ValueError: for invalid parameters and tables. Bad rows never raise, they are counted in the funnel.
     """
     parsed = parse_rules(rules)
     choices = SequenceChoices(
@@ -109,24 +122,17 @@ def build_sequences(
         max_events=max_events,
         time=time,
     )
+    book = Codebook(_read_phemap(phemap), _check_fallback(fallback), _check_choice("pad_undotted", pad_undotted, (True, False)))
     _check_choice("vocab", vocab, tuple(FAMILIES))
-    _check_choice("pad_undotted", pad_undotted, (True, False))
     _check_choice("engine", engine, ENGINES)
-    if isinstance(fallback, str) or not set(fallback) <= set(STEPS):
-        raise ValueError(f"fallback is a list of {', '.join(STEPS)}, found {fallback!r}")
-    tables = _read_phemap(phemap)
-    rows, people, account = _clean_events(
-        events, _select_registered(subjects, events), book := Codebook(tables, tuple(fallback), pad_undotted), vocab
-    )
-    people = _assign_splits(people, split, split_override)
-    own = {phecode for found in find_defining_phecodes(parsed, tables).values() for phecode in found}
-    shard = ClaimsShard(rows=rows, codes=book.codes, people=people, rules=parsed, defining=own)
-
+    rows, cohort, account = _clean_events(events, _select_registered(subjects, events), book, vocab)
+    defining = {phecode for found in find_defining_phecodes(parsed, book.tables).values() for phecode in found}
+    cohort = _assign_splits(cohort, split, split_override)
+    shard = ClaimsShard(rows=rows, codes=book.codes, cohort=cohort, rules=parsed, defining=defining)
     with open_engine(engine) as run:
         labelled = steps.label_shard(shard, run)
         marked = steps.set_index_days(labelled, choices, labelled.last_day, run)
-        counts = steps.count_shard(marked, choices, run)
-        selection = steps.select_vocabulary(counts, marked.labels, choices)
+        selection = steps.select_vocabulary(steps.count_shard(marked, choices, run), marked.labels, choices)
         built = steps.build_shard(marked, choices, selection, run)
     return _assemble_result(marked, selection, built, account, parsed)
 
@@ -134,13 +140,19 @@ def build_sequences(
 # --- arguments
 
 
-def _check_choice(name: str, value: Any, known: Sequence[Any]) -> Any:
+def _check_choice(name: str, value: T, known: Sequence[object]) -> T:
     if not any(value is one or (isinstance(value, str) and value == one) for one in known):
         raise ValueError(f"{name} is one of {', '.join(map(str, known))}, found {value!r}")
     return value
 
 
-def _require_columns(frame: Any, name: str, needed: Sequence[str]) -> None:
+def _check_fallback(fallback: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(fallback, str) or not set(fallback) <= set(STEPS):
+        raise ValueError(f"fallback is a list of {', '.join(STEPS)}, found {fallback!r}")
+    return tuple(fallback)
+
+
+def _require_columns(frame: object, name: str, needed: Sequence[str]) -> None:
     import polars as pl
 
     if not isinstance(frame, pl.DataFrame):
@@ -186,7 +198,7 @@ def _select_registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> p
     _require_columns(subjects, "subjects", ("subject_id",))
     own = _check_subject_ids(subjects, "subjects").schema["subject_id"]
     if subjects["subject_id"].is_duplicated().any():
-        raise ValueError("subject_id of subjects is there twice")
+        raise ValueError("a subject_id of subjects has two rows")
     if own != dtype and not (events.is_empty() or subjects.is_empty()):
         raise ValueError(f"subject_id is {dtype} in events and {own} in subjects")
     unknown = pl.repeat(None, subjects.height, dtype=pl.Int32, eager=True)
@@ -207,35 +219,39 @@ def _clean_events(
 
     used = events.select(name for name in ("subject_id", "date", "code", "vocab", "source") if name in events.columns)
     events = used.cast({"subject_id": registered.schema["subject_id"]}) if used.is_empty() else used
-    rows, account = clean.clean_rows(events, book, vocab=vocab, lives=registered.select("subject_id", "birth_day"))
+    rows, account = clean.clean_rows(events, book, vocab=vocab, life_dates=registered.select("subject_id", "birth_day"))
     known = pl.concat([registered.select("subject_id"), rows.select("subject_id")]).unique()
-    people = known.join(registered, on="subject_id", how="left").sort("subject_id")
-    numbers = people.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
+    cohort = known.join(registered, on="subject_id", how="left").sort("subject_id")
+    numbers = cohort.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
     rows = rows.join(numbers, on="subject_id", maintain_order="left").select("subject", "day", "code", "source", "row")
-    return rows, people, account
+    return rows, cohort, account
 
 
-def _assign_splits(people: pl.DataFrame, split: Mapping[str, Any] | None, override: Mapping[str, str] | None) -> pl.DataFrame:
-    """`people` with their splits."""
+def _assign_splits(cohort: pl.DataFrame, split: Mapping[str, object] | None, override: Mapping[str, str] | None) -> pl.DataFrame:
+    """`cohort` with its splits."""
     import polars as pl
 
-    names = [str(subject) for subject in people["subject_id"]]
-    chosen = {"seed": splits.SEED, "train": splits.TRAIN, "validation": splits.VALIDATION} | dict(split or {})
+    names = [str(subject) for subject in cohort["subject_id"]]
+    chosen: dict[str, object] = {"seed": splits.SEED, "train": splits.TRAIN, "validation": splits.VALIDATION, **(split or {})}
     if len(chosen) > 3:
         raise ValueError(f"split has seed, train and validation, found {split!r}")
     seed = chosen["seed"]
     if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ValueError(f"seed of split is a whole number, found {seed!r}")  # noqa: TRY004
-    for name in ("train", "validation"):
-        if isinstance(chosen[name], bool) or not isinstance(chosen[name], int | float) or not 0 <= chosen[name] <= 1:
-            raise ValueError(f"{name} of split is a share, found {chosen[name]!r}")
+        raise ValueError(f"seed of split is an integer, found {seed!r}")  # noqa: TRY004
+    train, validation = (_check_share(name, chosen[name]) for name in ("train", "validation"))
     if override is None:
-        placed = [splits.assign_split(splits.hash_subject(name, seed), chosen["train"], chosen["validation"]) for name in names]
+        placed = [splits.assign_split(splits.hash_subject(name, seed), train, validation) for name in names]
     else:
         if missing := [name for name in names if name not in override]:
             raise ValueError(f"split_override misses {len(missing)} of {len(names)} subjects")
         placed = [_check_choice("a split", override[name], splits.SPLITS) for name in names]
-    return people.with_columns(pl.Series("split", placed, dtype=pl.String))
+    return cohort.with_columns(pl.Series("split", placed, dtype=pl.String))
+
+
+def _check_share(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{name} of split is a share, found {value!r}")
+    return value
 
 
 # --- result
@@ -247,17 +263,17 @@ def _assemble_result(
     built: sequence_builder.CodeSequences,
     account: clean.RowAccount,
     rules: Sequence[LabelRule],
-) -> dict[str, Any]:
-    people = shard.people
-    names = [str(subject) for subject in people["subject_id"]]
-    placed = people["split"].to_list()
-    values = {rule.name: people[f"y_{rule.name}"].to_list() for rule in rules}
-    days = {rule.name: people[f"onset_{rule.name}"].to_list() for rule in rules}
+) -> BuildResult:
+    cohort = shard.cohort
+    names = [str(subject) for subject in cohort["subject_id"]]
+    placed = cohort["split"].to_list()
+    values = {rule.name: cohort[f"y_{rule.name}"].to_list() for rule in rules}
+    days = {rule.name: cohort[f"onset_{rule.name}"].to_list() for rule in rules}
     labels = [{name: of[i] for name, of in values.items()} for i in range(len(names))]
     onsets = [{name: None if of[i] is None else dates.format_day(of[i]) for name, of in days.items()} for i in range(len(names))]
     phecode = dict(enumerate(selection.phecodes, len(sequence_builder.SPECIAL)))
-    kept = {}
-    for n, (i, age) in enumerate(zip(built.subjects.tolist(), sequence_builder.compute_ages(built, people), strict=True)):
+    kept: dict[str, BuiltSequence] = {}
+    for n, (i, age) in enumerate(zip(built.subjects.tolist(), sequence_builder.compute_ages(built, cohort), strict=True)):
         span = slice(built.offsets[n], built.offsets[n + 1])
         ids = built.ids[span].tolist()
         kept[names[i]] = {
@@ -269,7 +285,7 @@ def _assemble_result(
             "labels": dict(labels[i]),
             "age0_months": age,
         }
-    funnel = account.funnel() | {"events": len(built.ids), "subjects_in": len(names), "subjects_out": len(kept), "no_birth": built.no_birth}
+    counts = {"events": len(built.ids), "subjects_in": len(names), "subjects_out": len(kept), "no_birth": built.no_birth}
     return {
         "selected": selection.phecodes,
         "vocab": sequence_builder.number_phecodes(selection.phecodes),
@@ -278,5 +294,5 @@ def _assemble_result(
         "split": dict(zip(names, placed, strict=True)),
         "ratios": {name: {one: found.counts() for one, found in own.items()} for name, own in selection.ratios.items()},
         "sequences": kept,
-        "funnel": funnel,
+        "funnel": account.funnel().model_dump() | counts,
     }

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import FAMILIES, STEPS, UNMAPPED, Codebook, IcdCode
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Reason, safe_text
+from bitimely_core.schemas import ClaimsFunnel
 
 if TYPE_CHECKING:
     import polars as pl
@@ -36,23 +37,20 @@ DATE_FAULTS = {  # fault of a date -> reason in the ingest report
 RULE_REASONS = {Reason.DATE_OUTSIDE_LIFE, Reason.DUPLICATES, Reason.UNMAPPED_CODE, Reason.LABEL_LEAKAGE}  # by a documented rule
 
 
-@dataclass
-class RowAccount:
-    """What became of the rows. Accounts of several frames add up with `+=`."""
+class RowAccount(BaseModel):
+    """Rows by outcome. Accounts of several frames add up with `+=`."""
 
     rows: int = 0
-    faults: Counter[str] = field(default_factory=Counter)  # as the funnel names them: bad_date, before_birth, missing, bad_format ...
-    reasons: Counter[Reason] = field(default_factory=Counter)  # as the ingest report names them
-    steps: Counter[str] = field(default_factory=Counter)  # of valid rows: exact, trailing_zero, parent, unmapped
-    unmapped: Counter[str] = field(default_factory=Counter)  # valid rows by code without PheCode (`ICD9CM//V70.0`)
-    examples: dict[Reason, list[str]] = field(default_factory=dict)  # the first 5: codes as written, or row numbers; never ids or dates
+    faults: Counter[str] = Field(default_factory=Counter)  # as the funnel names them: bad_date, before_birth, missing, bad_format ...
+    reasons: Counter[Reason] = Field(default_factory=Counter)  # as the ingest report names them
+    steps: Counter[str] = Field(default_factory=Counter)  # of valid rows: exact, trailing_zero, parent, unmapped
+    examples: dict[Reason, list[str]] = {}  # the first 5: codes as written, or row numbers; never ids or dates
 
     def __iadd__(self, other: RowAccount) -> RowAccount:
         self.rows += other.rows
         self.faults.update(other.faults)
         self.reasons.update(other.reasons)
         self.steps.update(other.steps)
-        self.unmapped.update(other.unmapped)
         for reason, shown in other.examples.items():
             self.examples[reason] = [*self.examples.get(reason, []), *shown][:EXAMPLES]
         return self
@@ -64,14 +62,19 @@ class RowAccount:
         )
         return dropped, quarantined
 
-    def funnel(self) -> dict[str, Any]:
+    def funnel(self) -> ClaimsFunnel:
         """The part of the funnel that counts rows: each row once, at the first check it fails, duplicates included."""
-        kinds = {kind: self.faults[kind] for kind in ("missing", "bad_format", "ambiguous_short")}
-        mapped = {step: self.steps[step] for step in STEPS}
-        others = {name: self.faults[name] for name in DATE_FAULTS if name in self.faults}
-        unmapped = self.faults[UNMAPPED] + self.steps[UNMAPPED]
-        whole = {"rows": self.rows, "bad_date": 0, "before_birth": 0} | others
-        return whole | {"bad_code": kinds, "mapped": mapped, "unmapped": unmapped}
+        return ClaimsFunnel(
+            rows=self.rows,
+            identifier=self.faults.get("identifier"),
+            bad_date=self.faults["bad_date"],
+            before_birth=self.faults["before_birth"],
+            after_death=self.faults.get("after_death"),
+            future=self.faults.get("future"),
+            bad_code={kind: self.faults[kind] for kind in ("missing", "bad_format", "ambiguous_short")},
+            mapped={step: self.steps[step] for step in STEPS},
+            unmapped=self.faults[UNMAPPED] + self.steps[UNMAPPED],
+        )
 
 
 def clean_rows(
@@ -80,10 +83,10 @@ def clean_rows(
     *,
     vocab: str = "icd9",
     source: str = "outpatient",
-    lives: pl.DataFrame | None = None,
+    life_dates: pl.DataFrame | None = None,
     form: str | None = None,
     latest: int | None = None,
-    twins: bool = False,
+    copy_key: bool = False,
 ) -> tuple[pl.DataFrame, RowAccount]:
     """The valid rows of one frame as integers.
 
@@ -92,10 +95,10 @@ def clean_rows(
         book: reads the codes; grows.
         vocab: of rows that name none.
         source: of rows that name none.
-        lives: subject_id, birth_day, and where known death_day, index_day; Int32, nullable.
+        life_dates: subject_id, birth_day, and where known death_day, index_day; Int32, nullable.
         form: of the dates (`dates.read`).
         latest: days after this one are in the future of the data.
-        twins: add the column that `settle` needs.
+        copy_key: add the column that `pass2_write.resolve_duplicates` needs.
 
     Returns:
         Valid rows in the order of the frame: subject_id, day Int32, code Int32 (index in `book.codes`), source Int8 (index in SOURCES), row
@@ -117,18 +120,18 @@ def clean_rows(
     )
     table = table.with_columns(dates.parse_days(frame["date"], form).alias("day"))
     table = table.join(_read_codes(table, book), on=["vocab", "code"], how="left", nulls_equal=True, maintain_order="left")
-    if lives is not None:
-        table = table.join(lives, on="subject_id", how="left", maintain_order="left")
+    if life_dates is not None:
+        table = table.join(life_dates, on="subject_id", how="left", maintain_order="left")
     checks = _make_checks(set(table.columns), strict=book.strict, latest=latest)
     fault = pl.coalesce(*(pl.when(test).then(pl.lit(name)) for name, test in checks.items()), pl.col("code_fault"))
     table = table.with_columns(fault=fault).with_columns(
         reason=pl.col("fault").replace_strict(DATE_FAULTS, default=pl.col("code_reason"), return_dtype=pl.String)
     )
     late = [(pl.col("day") > pl.col("index_day")).fill_null(value=False).alias("late")] if "index_day" in table.columns else []
-    twin = [_make_copy_key(frame.columns)] if twins else []
+    copy_keys = [_make_copy_key(frame.columns)] if copy_key else []
     where = pl.col("source").replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8)
     kept = table.filter(pl.col("fault").is_null()).select(
-        "subject_id", "day", pl.col("index").alias("code"), where.alias("source"), "row", *late, *twin
+        "subject_id", "day", pl.col("index").alias("code"), where.alias("source"), "row", *late, *copy_keys
     )
     return kept, _count_rows(table, kept, book.codes)
 
@@ -169,7 +172,7 @@ def _make_copy_key(columns: list[str]) -> pl.Expr:
     written = pl.struct(name for name in ("date", "code", "vocab", "source", "position") if name in columns).hash()
     if "claim" in columns:
         written = pl.when(pl.col("claim").is_null()).then(written).otherwise(pl.col("claim").hash(seed=1))
-    return written.alias("twin")
+    return written.alias("copy_key")
 
 
 def _count_rows(table: pl.DataFrame, kept: pl.DataFrame, codes: list[IcdCode]) -> RowAccount:
@@ -181,38 +184,11 @@ def _count_rows(table: pl.DataFrame, kept: pl.DataFrame, codes: list[IcdCode]) -
     account.reasons.update({Reason(reason): n for reason, n in left["reason"].value_counts().iter_rows()})
     for index, n in kept["code"].value_counts().iter_rows():
         account.steps[codes[index].step] += n
-        if not codes[index].phecodes:
-            account.unmapped[codes[index].text] += n
     for (reason,), rows in left.group_by("reason", maintain_order=True):
         shown = rows.head(EXAMPLES)
         by_row = Reason(reason) in DATE_FAULTS.values()
         account.examples[Reason(reason)] = [f"row {row}" for row in shown["row"]] if by_row else [safe_text(text) for text in shown["code"]]
     return account
-
-
-def drop_duplicates(rows: pl.DataFrame, codes: list[IcdCode]) -> tuple[pl.DataFrame, RowAccount]:
-    """The valid rows that stay, and an account of those that do not speak: each at the first of duplicate, no PheCode, after the index day.
-
-    Exact duplicates leave. Rows without PheCode and late rows stay for the label rules; a late one has no place in the input.
-
-    Args:
-        rows: of `clean` with `twins`, all rows of a subject at once.
-        codes: the codes that `rows` point at.
-    """
-    import polars as pl
-
-    mapped = pl.Series([bool(code.phecodes) for code in codes], dtype=pl.Boolean)
-    key = ["subject_id", "day", "code", "twin"]
-    kept = rows.unique(key, keep="first", maintain_order=True)
-    copies = rows.filter(~pl.struct(key).is_first_distinct())
-    silent = ~mapped.gather(kept["code"])
-    found = {Reason.DUPLICATES: copies.height, Reason.UNMAPPED_CODE: int(silent.sum())}
-    if "late" in kept.columns:
-        found[Reason.LABEL_LEAKAGE] = int((kept["late"] & ~silent).sum())
-    account = RowAccount(reasons=Counter({reason: n for reason, n in found.items() if n}))
-    if copies.height:
-        account.examples[Reason.DUPLICATES] = [f"row {row}" for row in copies["row"].head(EXAMPLES)]
-    return kept.drop("twin"), account
 
 
 def find_data_end(counts: Mapping[int, int]) -> int | None:

@@ -1,8 +1,9 @@
-"""Claims and EHR tables of diagnoses as a data set: what `ingest pophr` and `ingest synthetic-claims` know. The builder is `datasets.pophr`."""
+"""Claims and EHR tables of diagnoses as a data set, and the options of their ingest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bitimely_core.formats.source import Source
@@ -11,30 +12,37 @@ from bitimely_core.types import IngestUnit
 
 LABELS = ("chf", "copd", "diabetes")
 VIEW = View(channels=(), rate=0.0, window=0, task="multilabel", classes=LABELS, help="sequences of PheCodes, one a subject")
-OPTIONS: dict[str, Any] = {
-    "source": "claims",
-    "phecode_map": (),
-    "map_repair": "",
-    "map_overrides": "",
-    "map_vocab": "",
-    "rules": "",
-    "label_column": (),
-    "col": (),
-    "source_value": (),
-    "code_pattern": (),
-    "default_source": "",
-    "date_format": "",
-    "icd10_from": "",
-    "pad_undotted": False,
-    "admitting": False,
-    "keep_ignored": False,
-    "control_exclusions": False,
-    "split_file": "",
-    "seed": 0,
-    "keep_ids": "",
-    "id_key": "",
-    "engine": "polars",
-}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimsOptions:
+    """Options of an ingest of claims, called as the flags of the command. Empty: not given."""
+
+    source: str = "claims"  # layout
+    phecode_map: Sequence[str] = ()
+    map_repair: str = ""
+    map_overrides: str = ""
+    map_vocab: str = ""
+    rules: str = ""
+    label_column: Sequence[str] = ()  # COLUMN:NAME:VALUE[@YEAR]
+    col: Sequence[str] = ()  # KEY=NAME
+    source_value: Sequence[str] = ()  # WORD=KIND
+    code_pattern: Sequence[str] = ()
+    default_source: str = ""
+    date_format: str = ""  # of `strptime`
+    icd10_from: str = ""  # YYYY-MM-DD
+    pad_undotted: bool = False
+    admitting: bool = False
+    keep_ignored: bool = False
+    control_exclusions: bool = False
+    split_file: str = ""
+    seed: int = 0
+    keep_ids: str = ""
+    id_key: str = ""
+    engine: str = "polars"
+
+
+OPTIONS = asdict(ClaimsOptions())
 RULES = {
     "codes": "ICD-9 and ICD-10 in one spelling; looked up as they are, without trailing zeros, then by their parents",
     "duplicates": "exact copies of a row, or of a code on one claim and day, are used once",

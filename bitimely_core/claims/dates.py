@@ -29,7 +29,7 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
 
     Args:
         text: the first 10 characters after trimming are `YYYY-MM-DD` or `YYYY-MM` (day 1; month and day may have one digit), or `YYYYMMDD`.
-        form: a `strptime` format that the whole trimmed text has instead.
+        form: a `strptime` format that the trimmed text has instead.
         near: a year; a two-digit year of `form` takes the century that brings it nearest to it.
     """
     if text is None:

@@ -1,11 +1,11 @@
-"""`ingest` of claims: tables of rows -> canonical events, subjects and labels of pseudonymous subjects (builder's reference, 2, 11, 13).
+"""`ingest` of claims: source tables to canonical events, subjects and labels under pseudonyms (builder's reference, 2, 11, 13).
 
-Two passes. The first (`first`) cleans the rows as they stream by and lays them down as integers, one pile a shard of subjects (`piles`). What is
-global (the last day of the data, the pseudonyms, the table of codes) is decided between (`people`). The second (`second`) makes each shard's
-files; `told` accounts for every row. What is finished is noted in `.parts/`: a killed run goes on from there, a run on other files or with other
-options throws it away.
+The first pass (`pass1_clean`) cleans the rows as they stream by and spills them by shard of subjects. What is global (the last day of the data,
+the pseudonyms, the table of codes) is decided between the passes (`subjects`). The second pass (`pass2_write`) writes each shard's files, and
+`ingest_report` accounts for every row. Finished work is recorded in `.parts/`: a killed run is continued from there; a run on other files or
+with other options discards it.
 
-A subject's pseudonym is its rank under HMAC-SHA256 of its raw id; its days count from its own first valid row unless dates are kept.
+A subject's pseudonym is its rank under HMAC-SHA256 of its raw id; its days count from its first valid row unless dates are kept.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,31 +26,34 @@ from bitimely_core.cache import report as accounting
 from bitimely_core.cache.ingest import PART_LOCK_WAIT, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.claims import ingest_report, pass1_clean, pass2_write, spill, subjects
+from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.job import ClaimsJob, clear_folder
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.schemas import StoredFile
 
 SCHEMA = "bitimely.cache/1"
 NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
 RAW, PARTS = ".raw", ".parts"
-GENERATED = "made.json"  # in PARTS: the raw files of a data set that is made are whole
+GENERATED = "made.json"  # in PARTS: the raw files of a generated data set are complete
 SHARD_BYTES = 48 << 20  # of the source: a shard is a million rows or two
 FEW_SHARDS = 8  # shards
 KEY = 32  # bytes
 UNMAPPED_LISTED = 50  # codes without PheCode that are listed
-RUN_ONLY = ("keep_ids", "engine", "id_key")  # options that do not shape the cache, or do so through the key alone
+WORK_FORMAT = 2  # of unfinished work
+RUN_ONLY = ("keep_ids", "engine", "id_key")  # options that do not change the cache, or only through the key
 
 
 def ingest_events(run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
-    """Claims: a part of their first pass, or all that is left to do."""
+    """Claims: part k of n of the first pass, or everything that is not done yet."""
     parts = 1 if shard is None else shard[1]
     if shard is not None and parts > 1:
         with storage.lock(run.out, wait, shared=True):
             former = None if force_new else load_previous(run, force_new=force_new)[0]
             fresh = replace(run, units=[], reasons=[], rows=[], checksums={}, entries={}, hashes={})
-            noted = ingest_part(fresh, shard, former, force_new=force_new)
-        if noted["parts_missing"]:
-            return noted
+            report = ingest_part(fresh, shard, former, force_new=force_new)
+        if report["parts_missing"]:
+            return report
     with storage.lock(run.out, wait if parts == 1 else max(wait, PART_LOCK_WAIT)):
         storage.remove_temporary_files(run.out)
         former, _ = load_previous(run, force_new=force_new)
@@ -60,10 +64,10 @@ def build_cache(run: IngestRun, *, force_new: bool, former: dict[str, Any] | Non
     """Read claims, publish, report. The caller holds the lock and has compared the settings of a former cache.
 
     Args:
-        run: what was asked for.
-        force_new: read everything again; what an ingest for that reason has left unfinished is gone on with.
+        run: the ingest.
+        force_new: read everything again; unfinished work of an ingest with `force_new` is continued.
         former: the published manifest.
-        parts: of these parts (`part`), all finished, the rows are taken.
+        parts: number of finished parts (`ingest_part`) that hold the cleaned rows.
 
     Raises:
         UserError: as `cache.ingest`.
@@ -87,7 +91,7 @@ def build_cache(run: IngestRun, *, force_new: bool, former: dict[str, Any] | Non
             if error.exit_code not in {Exit.REFUSED, Exit.USAGE}:
                 raise
             clear_folder(home)
-            name = next((name for name in run.sizes if error.file and (error.file == name or error.file.endswith(f"/{name}"))), None)
+            name = next((name for name in run.sizes if error.file and f"/{error.file}".endswith(f"/{name}")), None)
             if name and error.exit_code == Exit.REFUSED:
                 ingest_report.add_unit(run, name, [replace(error.finding, file=name)], None)
             raise
@@ -103,7 +107,9 @@ def build_cache(run: IngestRun, *, force_new: bool, former: dict[str, Any] | Non
             "generation": generation,
             "content_sha256": body["content_sha256"],
         }
-        manifest = storage.publish(run.out, body | {"report": report}, files, generation)
+        manifest = storage.publish(
+            run.out, body | {"report": report}, {name: file.model_dump() for name, file in files.items()}, generation
+        )
         report |= {"manifest_sha256": manifest["manifest_sha256"]}
         storage.write_json(run.out / REPORT, report)
         storage.remove_old_files(run.out, NAMES)
@@ -112,14 +118,13 @@ def build_cache(run: IngestRun, *, force_new: bool, former: dict[str, Any] | Non
 
 
 def ingest_part(run: IngestRun, shard: tuple[int, int], former: dict[str, Any] | None, *, force_new: bool = False) -> dict[str, Any]:
-    """Part k of n of the first pass: every n-th block of rows, cleaned and laid down. It is noted, not published.
+    """Part k of n of the first pass: every n-th block of rows, cleaned and spilled, not published.
 
-    What of it was finished for the same source and options is not done again.
+    A part that is finished for the same source and options is not read again.
     """
     k, n = shard
-    if run.given_options["keep_ids"]:
-        text = "--keep-ids with --shard"
-        raise usage_error(text, "raw ids are in several processes", "Ingest without --shard")
+    if run.given_options.get("keep_ids"):
+        raise usage_error("--keep-ids with --shard", "raw ids are in several processes", "Ingest without --shard")
     run.hash_remaining()
     if former is not None and _is_unchanged(run, former):
         return {"parts_missing": 0}
@@ -142,11 +147,11 @@ def ingest_part(run: IngestRun, shard: tuple[int, int], former: dict[str, Any] |
 
 
 def _name_work(run: IngestRun, *, force_new: bool) -> str:
-    """What the names of unfinished work begin with: another source, other options or another key, another name."""
+    """How the names of unfinished work begin: a fingerprint of source, options and key."""
     import polars as pl
 
     key = hashlib.sha256(load_key(run.given_options.get("id_key", ""), run.out)).hexdigest()
-    content = [run.settings, run.report()["source"]["sha256"], key, _count_source_shards(run), pl.__version__, force_new]
+    content = [WORK_FORMAT, run.settings, run.report()["source"]["sha256"], key, _count_source_shards(run), pl.__version__, force_new]
     return storage.fingerprint(content)[:16]
 
 
@@ -155,20 +160,20 @@ def _count_source_shards(run: IngestRun) -> int:
 
 
 def count_shards(size: int) -> int:
-    """How many shards a source of `size` bytes falls into.
+    """Number of shards for a source of `size` bytes.
 
-    What is held of every subject, whatever the shard, grows with the source, by some 60 bytes in 1,500 of it; beyond `ROOMY` shards each is
-    smaller by what that takes, so that a build needs the same memory. Never less than a quarter.
+    Memory for data of all subjects grows with the source, by some 60 bytes in 1,500 of it; beyond `FEW_SHARDS` shards each is smaller by that
+    amount, so that a build needs the same memory, but not below a quarter.
     """
-    whole = -(-size // SHARD_BYTES)
-    spared = min(max(0, whole - FEW_SHARDS) / 160, 0.75)
+    shards = -(-size // SHARD_BYTES)
+    spared = min(max(0, shards - FEW_SHARDS) / 160, 0.75)
     return max(1, math.ceil(size / (SHARD_BYTES * (1 - spared))))
 
 
 def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Options as a manifest keeps them: contents in the place of paths, so that the same files elsewhere are the same choice.
+    """Options as a manifest keeps them: hashes of files instead of paths, so that equal files elsewhere are the same choice.
 
-    Raises UserError: as `secret` and `rules.load`.
+    Raises UserError: as `load_key` and `label_rules.load_rules`.
     """
     from bitimely_core.claims import label_rules
 
@@ -179,7 +184,7 @@ def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
     plain: dict[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if name not in RUN_ONLY
     }
-    if "phecode_map" not in options:  # of a data set that is made
+    if "phecode_map" not in options:  # of a generated data set
         return plain
     if split_file := plain.pop("split_file"):
         plain["split_file"] = content(split_file)
@@ -192,7 +197,7 @@ def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def load_key(file: str, out: Path) -> bytes:
-    """The key of the pseudonyms: `file`, else `id.key` of the workspace that the cache lies in, made when there is none.
+    """The key of the pseudonyms: `file`, else `id.key` of the workspace of the cache, created if missing.
 
     Raises UserError: not_found or config (exit 2) for a file that cannot be the key.
     """
@@ -203,8 +208,7 @@ def load_key(file: str, out: Path) -> bytes:
         key = path.read_bytes()
     except OSError as error:
         text = f"cannot be read ({error.strerror})"
-        wanted = f"expected {KEY} random bytes"
-        raise usage_error(text, wanted, code=Reason.NOT_FOUND, file=str(path), field="--id-key") from error
+        raise usage_error(text, f"expected {KEY} random bytes", code=Reason.NOT_FOUND, file=str(path), field="--id-key") from error
     if len(key) != KEY:
         raise usage_error(
             f"{len(key)} bytes",
@@ -218,7 +222,7 @@ def load_key(file: str, out: Path) -> bytes:
 
 @contextmanager
 def _generate_source(run: IngestRun, former: dict[str, Any] | None) -> Iterator[None]:
-    """For a data set that is made: its raw files, until they are ingested or refused. What there is of its options is not made again."""
+    """The raw files of a generated data set, until they are ingested or refused; intact ones of the same options are used again."""
     if run.source is not None or (former is not None and not storage.find_damage(run.out, former)):
         yield
         return
@@ -247,11 +251,13 @@ def _generate_source(run: IngestRun, former: dict[str, Any] | None) -> Iterator[
 
 
 def _load_generated(folder: Path, note: Path, same: str) -> dict[str, Any] | None:
-    """The options of raw files that a killed run has made, when they are whole and what is wanted."""
+    """The options of generated raw files of a killed run; None unless they are intact and made with the same settings."""
     if not note.is_file():
         return None
-    noted = json.loads(note.read_bytes())
-    return noted["options"] if noted["same"] == same and folder.is_dir() and noted["files"] == _hash_files(folder) else None
+    stored = json.loads(note.read_bytes())
+    intact = stored == {"same": same, "options": stored.get("options"), "files": _hash_files(folder) if folder.is_dir() else {}}
+    options: dict[str, Any] = stored["options"]
+    return options if intact else None
 
 
 def _hash_files(folder: Path) -> dict[str, list[Any]]:
@@ -259,82 +265,82 @@ def _hash_files(folder: Path) -> dict[str, list[Any]]:
 
 
 def _is_unchanged(run: IngestRun, former: dict[str, Any]) -> bool:
-    """Whether the same files, under the same options, are in a whole cache already."""
+    """Whether an intact cache of the same files and options is published."""
     same = run.source is None or former["report"]["source"]["sha256"] == run.report()["source"]["sha256"]
     return same and not storage.find_damage(run.out, former)
 
 
 def _open_job(run: IngestRun, stem: str) -> ClaimsJob:
-    """What is needed before any row. Raises UserError for a source, a map or rules that cannot be used."""
+    """The configuration of an ingest. Raises UserError for a source, a map or rules that cannot be used."""
     from bitimely_core.claims import label_rules, phecode_maps, sources
     from bitimely_core.claims.codes import Codebook
 
-    given = run.given_options
+    options = ClaimsOptions(**run.given_options)
     assert run.source is not None
-    if given["keep_ids"]:
-        subjects.refuse_inside_workspace(Path(given["keep_ids"]), run.out.parent.parent)
-    claims = sources.read_source(run.source, given["source"], given)
-    paths = [*given["phecode_map"]]
+    if options.keep_ids:
+        subjects.refuse_inside_workspace(Path(options.keep_ids), run.out.parent.parent)
+    claims = sources.read_source(run.source, options)
+    paths = [*options.phecode_map]
     if not paths and "phecode_map" in claims.facts:
         paths = [str(run.source.path(claims.facts["phecode_map"]))]
     codemap = phecode_maps.read_map(
         paths,
-        repair=given["map_repair"] or None,
-        overrides=given["map_overrides"] or None,
-        keep_ignored=given["keep_ignored"],
-        vocab=given["map_vocab"] or None,
+        repair=options.map_repair or None,
+        overrides=options.map_overrides or None,
+        keep_ignored=options.keep_ignored,
+        vocab=options.map_vocab or None,
     )
-    table = label_rules.load_rules(given["rules"] or "ccdss")
+    table = label_rules.load_rules(options.rules or "ccdss")
     flags = () if claims.labels is None else tuple(name for name in claims.labels.columns if name not in {"subject_id", "index_date"})
     return ClaimsJob(
         run=run,
-        given=given,
+        options=options,
         claims=claims,
-        splits=subjects.load_splits(claims.splits, given["split_file"]),
+        splits=subjects.load_splits(claims.splits, options.split_file),
         codemap=codemap,
-        table=table,
+        rule_table=table,
         rules=label_rules.parse_rules(table),
         flags=flags,
-        book=Codebook(codemap.tables, pad_undotted=given["pad_undotted"], strict=True),
-        key=load_key(given["id_key"], run.out),
+        book=Codebook(codemap.tables, pad_undotted=options.pad_undotted, strict=True),
+        key=load_key(options.id_key, run.out),
         shards=_count_source_shards(run),
         home=run.out / PARTS,
         stem=stem,
     )
 
 
-def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """All files of the cache, and what its manifest says beside them."""
+def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, object], dict[str, StoredFile]]:
+    """Write all files of the cache; the manifest without its report, and the files."""
     from bitimely_core.claims import label_rules
 
     run = job.run
     if parts == 1:
         pass1_clean.clean_source(job)
-    found, laid = pass1_clean.join_parts(job, parts)
-    known = subjects.write_subject_facts(job)
-    keys = subjects.assign_pseudonyms(job, found, laid, known)
-    if job.given["keep_ids"]:
+    found, spilled = pass1_clean.join_parts(job, parts)
+    facts_file = subjects.write_subject_facts(job)
+    keys = subjects.assign_pseudonyms(job, found, spilled, facts_file)
+    if job.options.keep_ids:
         subjects.write_id_table(job, keys)
     events: list[str] = []
-    files: dict[str, dict[str, Any]] = {}
-    agreement = pass2_write.AgreementCounts()
-    for done in pass2_write.write_shards(job, found, laid, known, keys):
+    files: dict[str, StoredFile] = {}
+    agreement: pass2_write.AgreementCounts = Counter()
+    for done in pass2_write.write_shards(job, found, spilled, facts_file, keys):
         events.append(done.events[0])
         files[done.events[0]] = done.events[1]
-        agreement.update(done.agreement)
+        agreement.update(dict(done.agreement))
         for file, account in done.accounts.items():
             found.accounts[file] += account
     slices = -(-max(len(keys), 1) // spill.SLICE)
-    body: dict[str, Any] = {}
+    body: dict[str, object] = {}
     for kind, by in (("subjects", ("subject_id",)), ("labels", ("subject_id", "name"))):
         frames = spill.merge_sorted(pass2_write.list_shard_files(job, kind), "subject_id", len(keys), slices, by)
-        body[kind], facts = spill.write_table(run.out, kind, frames)
-        files[body[kind]] = facts
+        name, files[name] = spill.write_table(run.out, kind, frames)
+        body[kind] = name
     content = pass2_write.hash_content(job, found, slices)
     ingest_report.write_ingest_report(job, found, content)
     span = found.span
-    silent = ((found.codes[number], n) for number, n in found.spoken.items() if not found.codes[number].phecodes)
-    unmapped = sorted(silent, key=lambda one: (-one[1], one[0].text))[:UNMAPPED_LISTED]
+    without_phecode = ((found.codes[number], n) for number, n in found.code_counts.items() if not found.codes[number].phecodes)
+    unmapped = sorted(without_phecode, key=lambda one: (-one[1], one[0].text))[:UNMAPPED_LISTED]
     return body | {
         "schema": SCHEMA,
         "format_version": 1,
@@ -344,7 +350,7 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, Any], dict[str, 
         "content_sha256": content,
         "shards": events,
         "names": job.names,
-        "rules": job.table,
+        "rules": job.rule_table,
         "ruled": job.ruled,
         "defining": label_rules.find_defining_phecodes(job.rules, job.codemap.tables),
         "phenotypes": job.codemap.names,
@@ -353,10 +359,10 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, Any], dict[str, 
         "clock": "calendar" if run.options["keep_dates"] else "subject",
         "data_end": span[1] if span and run.options["keep_dates"] else None,
         "days": span[1] - span[0] + 1 if span else 0,
-        "seed": job.given["seed"],
+        "seed": job.options.seed,
         "split": "official" if job.splits is not None else "subject",
         "agreement": [{"rule": rule, "flag": flag, "cell": cell, "n": n} for (rule, flag, cell), n in sorted(agreement.items())],
-        "funnel": found.total.funnel() | {"subjects": len(keys)},
+        "funnel": found.total.funnel().model_copy(update={"subjects": len(keys)}).model_dump(),
         "unmapped": [{"code": code.text, "n": n} for code, n in unmapped],
         "facts": {key: value for key, value in job.claims.facts.items() if key != "phecode_map"},
     }, files

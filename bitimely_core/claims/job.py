@@ -1,27 +1,30 @@
-"""What an ingest of claims works with, read and checked before any row; and where its unfinished work lies."""
+"""The configuration of an ingest of claims, checked before any row is read, and what its first pass has found so far."""
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, Field
 
 from bitimely_core import storage
 from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.clean import RowAccount
-from bitimely_core.errors import Reason
+from bitimely_core.claims.codes import IcdCode
+from bitimely_core.claims.dataset import ClaimsOptions
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from bitimely_core.claims.codes import Codebook, IcdCode
-    from bitimely_core.claims.label_rules import LabelRule
+    from bitimely_core.claims.codes import Codebook
+    from bitimely_core.claims.label_rules import LabelRule, RuleTable
     from bitimely_core.claims.phecode_maps import PhecodeMap
     from bitimely_core.claims.sources import ClaimsSource
 
-FILE_SHIFT = 40  # bits of a line number; those above say of which file
+FILE_SHIFT = 40  # bits of a line number; those above number the file
 SPAN_DAYS = 1 << 19  # days, before and after 1970, are fewer than half of it
 SUBJECT_DATES = {"birth": "birth_day", "obs_start": "obs_start", "obs_end": "obs_end", "death": "death_day"}
 DAY_COLUMNS = (*SUBJECT_DATES.values(), "index_day")
@@ -29,48 +32,56 @@ DAY_COLUMNS = (*SUBJECT_DATES.values(), "index_day")
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsJob:
-    """What an ingest of claims works with."""
+    """Validated configuration of an ingest of claims."""
 
     run: IngestRun
-    given: dict[str, Any]  # options as given
+    options: ClaimsOptions
     claims: ClaimsSource
-    splits: pl.DataFrame | None  # subject_id, split, where the source or the user says so
+    splits: pl.DataFrame | None  # subject_id, split, where the source or the user gives them
     codemap: PhecodeMap
-    table: list[dict[str, Any]]  # rules as the manifest keeps them
+    rule_table: list[RuleTable]  # as the manifest keeps it
     rules: tuple[LabelRule, ...]
     flags: tuple[str, ...]  # label columns of the source
     book: Codebook
     key: bytes
     shards: int
     home: Path  # of unfinished work
-    stem: str  # what its files are called
+    stem: str  # beginning of the names of its files
 
     @property
     def ruled(self) -> bool:
-        """Whether the rules make the labels; else the source's columns do, and rules are compared with them alone."""
-        return not self.flags or bool(self.given["rules"])
+        """Whether the rules make the labels; else the columns of the source do, and rules are only compared with them."""
+        return not self.flags or bool(self.options.rules)
 
     @property
     def names(self) -> list[str]:
-        """The labels: of the rules, and the columns, those that share a rule's name under `<name>_source`."""
+        """The labels: of the rules, and the columns; a column that shares the name of a rule is called `<name>_source`."""
         own = [rule.name for rule in self.rules] if self.ruled else []
         return [*own, *(f"{flag}_source" if flag in own else flag for flag in self.flags)]
 
 
-@dataclass
-class CleaningFindings:
-    """What the first pass has found so far: small, however many the subjects."""
+class CleaningFindings(BaseModel):
+    """What the first pass has found so far; its size does not grow with the number of subjects."""
 
-    blocks: int = 0  # of the source that are done
-    stretches: int = 0  # that these have been laid down in
+    blocks: int = 0  # of the source, finished
+    stretches: int = 0  # spill files of each kind that hold them
     done: bool = False
-    files: list[str] = field(default_factory=list)
-    accounts: dict[str, RowAccount] = field(default_factory=dict)  # file -> what became of its rows
-    days: Counter[int] = field(default_factory=Counter)  # valid day -> rows
-    spoken: Counter[int] = field(default_factory=Counter)  # code -> valid rows
-    sources: Counter[int] = field(default_factory=Counter)  # kind of claim -> valid rows
-    codes: list[IcdCode] = field(default_factory=list)
+    files: list[str] = []
+    accounts: dict[str, RowAccount] = {}  # by file
+    days: Counter[int] = Field(default_factory=Counter)  # valid day -> rows
+    code_counts: Counter[int] = Field(default_factory=Counter)  # code -> valid rows
+    sources: Counter[int] = Field(default_factory=Counter)  # kind of claim -> valid rows
+    codes: list[IcdCode] = []
     latest: int | None = None  # days after it are in the future of the data; known when all is read
+
+    @classmethod
+    def load(cls, path: Path) -> CleaningFindings:
+        """What `save` wrote; nothing where there is no file."""
+        return cls.model_validate_json(path.read_bytes()) if path.is_file() else cls()
+
+    def save(self, path: Path) -> None:
+        """Write the findings in one step. Raises UserError: disk (exit 6)."""
+        storage.write_json(path, self.model_dump(mode="json", exclude={"latest"}))
 
     @property
     def span(self) -> tuple[int, int] | None:
@@ -85,28 +96,6 @@ class CleaningFindings:
         for account in self.accounts.values():
             total += account
         return total
-
-
-def account_to_json(account: RowAccount) -> dict[str, Any]:
-    """An account as JSON; `recalled` reads it."""
-    return {
-        "rows": account.rows,
-        "faults": dict(account.faults),
-        "reasons": {str(reason): n for reason, n in account.reasons.items()},
-        "steps": dict(account.steps),
-        "examples": {str(reason): shown for reason, shown in account.examples.items()},
-    }
-
-
-def account_from_json(told: dict[str, Any]) -> RowAccount:
-    """The account that `noted` wrote."""
-    return RowAccount(
-        rows=told["rows"],
-        faults=Counter(told["faults"]),
-        reasons=Counter({Reason(reason): n for reason, n in told["reasons"].items()}),
-        steps=Counter(told["steps"]),
-        examples={Reason(reason): shown for reason, shown in told["examples"].items()},
-    )
 
 
 def clear_folder(folder: Path, *stems: str) -> None:

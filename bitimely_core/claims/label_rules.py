@@ -1,6 +1,6 @@
-"""Labels as data: rules that say which codes, how often, how close together and from which age (section 6).
+"""Label rules as data: codes, number of dates, time window and minimum age (section 6).
 
-A rule matches codes by prefix, dots ignored, family by family. Each of its clauses asks for `count` distinct dates within `window_days`; the
+A rule matches codes by prefix, dots ignored, family by family. Each of its clauses requires `count` distinct dates within `window_days`; the
 onset is the date that completes the earliest such set, and the label is 1 exactly when there is an onset.
 """
 
@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,13 +26,16 @@ COMMENTS = {"source", "note", "reference"}
 RULE_FIELDS = {"name", "codes", "exclude", "min_age_years", "any"}
 CLAUSE_FIELDS = {"sources", "count", "window_days", "min_gap_days"}
 
+RuleTable = Mapping[str, object]
+"""A rule as in a `[[rule]]` of a TOML file, not checked yet."""
+
 Prefixes = dict[str, tuple[str, ...]]
 """Family -> prefixes without dots."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleClause:
-    """`count` distinct dates from `sources`, each `gap` days or more after the one before, from first to last at most `window` days."""
+    """`count` distinct dates from `sources`, each at least `gap` days after the one before, at most `window` days from first to last."""
 
     sources: frozenset[str]
     count: int = 1
@@ -42,7 +45,7 @@ class RuleClause:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRule:
-    """A label. Onset: the earliest over its clauses."""
+    """A label rule. Onset: the earliest over its clauses."""
 
     name: str
     codes: Prefixes
@@ -56,23 +59,23 @@ class LabelRule:
         return text.startswith(self.codes.get(code.family, ())) and not text.startswith(self.exclude.get(code.family, ()))
 
 
-def parse_rules(rules: Iterable[Mapping[str, Any]]) -> tuple[LabelRule, ...]:
+def parse_rules(rules: Iterable[RuleTable]) -> tuple[LabelRule, ...]:
     """Rule objects, as in the shipped tables, checked.
 
     Raises:
-        ValueError: for a field or a value that is not known: a misspelt `window_days` must not widen a rule in silence.
+        ValueError: for an unknown field or value: a misspelt `window_days` must not widen a rule silently.
     """
     if isinstance(rules, Mapping | str) or not isinstance(rules, Iterable):
         raise ValueError(f"rules are a list of objects, found {type(rules).__name__}")  # noqa: TRY004
     found = tuple(_parse_rule(rule) for rule in rules)
     names = [rule.name for rule in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"two rules are called {twice[0]!r}")
+        raise ValueError(f"two rules have the name {twice[0]!r}")
     return found
 
 
-def load_rules(name: str | Path) -> list[dict[str, Any]]:
-    """The rule objects of a shipped table (`ccdss`, `ccw`) or of a TOML file, as `parse` takes them and the manifest keeps them.
+def load_rules(name: str | Path) -> list[RuleTable]:
+    """The rule objects of a shipped table (`ccdss`, `ccw`) or of a TOML file, for `parse_rules` and the manifest.
 
     Raises:
         UserError: not_found or config (exit 2).
@@ -92,11 +95,11 @@ def load_rules(name: str | Path) -> list[dict[str, Any]]:
             file=str(path),
         ) from None
     except ValueError as error:
-        raise usage_error(str(error), hint="Mend the rule table", file=str(path)) from None
+        raise usage_error(str(error), hint="Correct the rule table", file=str(path)) from None
     return list(rules["rule"])
 
 
-def _parse_rule(rule: Mapping[str, Any]) -> LabelRule:
+def _parse_rule(rule: RuleTable) -> LabelRule:
     name = rule.get("name") if isinstance(rule, Mapping) else None
     if not isinstance(name, str) or not name.strip():
         raise ValueError("a rule has no name")
@@ -116,7 +119,7 @@ def _parse_rule(rule: Mapping[str, Any]) -> LabelRule:
     )
 
 
-def _parse_clause(clause: Mapping[str, Any], where: str) -> RuleClause:
+def _parse_clause(clause: RuleTable, where: str) -> RuleClause:
     if not isinstance(clause, Mapping):
         raise ValueError(f"{where} is no object")  # noqa: TRY004
     _check_fields(clause, CLAUSE_FIELDS | COMMENTS - {"source"}, where)  # `source` is `sources` misspelt
@@ -133,21 +136,21 @@ def _parse_clause(clause: Mapping[str, Any], where: str) -> RuleClause:
     )
 
 
-def _check_fields(given: Mapping[str, Any], fields: set[str], where: str) -> None:
+def _check_fields(given: RuleTable, fields: set[str], where: str) -> None:
     if odd := [name for name in given if name not in fields]:
         raise ValueError(f"{where} has the unknown field {odd[0]!r}, known are {', '.join(sorted(fields))}")
 
 
-def _parse_count(given: Mapping[str, Any], name: str, absent: int | None, least: int, where: str) -> int | None:
+def _parse_count(given: RuleTable, name: str, absent: int | None, least: int, where: str) -> int | None:
     value = given.get(name)
     if value is None:
         return absent
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{where}: {name} is a whole number of at least {least}, found {value!r}")
+        raise ValueError(f"{where}: {name} is an integer of at least {least}, found {value!r}")
     return value
 
 
-def _parse_prefixes(given: Any, where: str) -> Prefixes:
+def _parse_prefixes(given: object, where: str) -> Prefixes:
     if not isinstance(given, Mapping) or not set(given) <= {"icd9", "icd10"}:
         raise ValueError(f"{where}: expected lists of prefixes for icd9 and icd10, found {given!r}")
     found: Prefixes = {}
@@ -165,7 +168,7 @@ def match_rules(rules: Sequence[LabelRule], code: IcdCode) -> tuple[int, ...]:
 
 
 def find_defining_phecodes(rules: Sequence[LabelRule], tables: Mapping[str, PhecodeTable]) -> dict[str, list[str]]:
-    """Rule -> the PheCodes that the map gives to any of its own codes in the code set of the rule, in text order.
+    """Rule -> the PheCodes that the map gives to the codes in the code set of the rule, in text order.
 
     Computed from the map, not from the data, so that `drop_phecode` means the same everywhere.
     """
@@ -182,15 +185,15 @@ def find_defining_phecodes(rules: Sequence[LabelRule], tables: Mapping[str, Phec
 def find_completion_days(
     subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """When a clause is first fulfilled.
+    """The day on which each subject first fulfils a clause.
 
-    From every start date the next date far enough from the last chosen one is taken, until `count` are; of the sets that fit the window the
-    one that is complete first counts. Later starts end later, so that is the set of the first start that fits.
+    From every start date the next date that is far enough from the last one is chosen until there are `count`. Of the sets within the window
+    the one that is complete first counts: later starts end later, so it is the set of the first start that fits.
 
     Args:
-        subject: [n] whole numbers >= 0.
+        subject: [n] integers >= 0.
         day: [n] days of matching events from the clause's sources, in any order, repeats allowed.
-        clause: what is asked for.
+        clause: the condition.
 
     Returns:
         Subjects that fulfil it, ascending, and the day that completes it for each.
@@ -198,16 +201,16 @@ def find_completion_days(
     if not len(day):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     first = int(day.min())
-    reach = int(day.max()) - first + 1  # a gap of that many days leaves no date of the subject
+    reach = int(day.max()) - first + 1  # a gap of that many days excludes every later date
     gap = min(clause.gap, reach)
     span = reach + gap
     key = np.unique(subject.astype(np.int64) * span + (day.astype(np.int64) - first))
     start = at = np.arange(len(key))
     for _ in range(clause.count - 1):
         following = np.searchsorted(key, key[at] + gap)
-        there = following < len(key)
-        there[there] = key[following[there]] // span == key[at[there]] // span
-        start, at = start[there], following[there]
+        valid = following < len(key)
+        valid[valid] = key[following[valid]] // span == key[at[valid]] // span
+        start, at = start[valid], following[valid]
         if not len(at):
             break
     if clause.window is not None:

@@ -1,6 +1,6 @@
 """What is known of each subject: onsets and labels of the rules, and under a landmark the index day with the labels it leaves (6, 7).
 
-`people` is a frame with one row a subject; `subject` in the rows of claims is the number of that row. Labels stand in the columns
+`cohort` is a frame with one row a subject; `subject` in the rows of claims is the number of that row. Labels stand in the columns
 `y_<name>` (Int8: 1, 0, null) and `onset_<name>` (Int32 days, null: none).
 """
 
@@ -34,19 +34,19 @@ class Landmark:
     horizon_days: int = 1095
 
 
-def add_first_days(rows: pl.DataFrame, people: pl.DataFrame, engine: Engine) -> pl.DataFrame:
-    """`people` with `first_day`: that of the subject's first valid row, mapped or not; null without any."""
+def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame, engine: Engine) -> pl.DataFrame:
+    """`cohort` with `first_day`: that of the subject's first valid row, mapped or not; null without any."""
     import narwhals as nw
     import polars as pl
 
     found = collect_rows(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min().alias("first_day")))
-    return _add_column(people, "first_day", pl.Int32, found["subject"].to_numpy(), found["first_day"].to_numpy())
+    return _add_column(cohort, "first_day", pl.Int32, found["subject"].to_numpy(), found["first_day"].to_numpy())
 
 
 def add_onsets(
-    rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], people: pl.DataFrame, engine: Engine
+    rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame, engine: Engine
 ) -> pl.DataFrame:
-    """`people` with the onset and the label of every rule, from all valid rows.
+    """`cohort` with the onset and the label of every rule, from all valid rows.
 
     Where no birth is known and the rule has an age limit, its onset without the limit tells whether the age decides: if there is one, label
     and onset are null, else the label is 0.
@@ -55,20 +55,20 @@ def add_onsets(
         rows: subject, day, code, source.
         codes: what `rows.code` points at.
         rules: in the order of their columns.
-        people: with `birth_day`.
+        cohort: with `birth_day`.
         engine: does the filtering; the few matching rows are judged in numpy.
     """
     import polars as pl
 
     found, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes], engine)
     subject, day, source, pattern = (found[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
-    births = people["birth_day"]
+    births = cohort["birth_day"]
     unknown = births.is_null().to_numpy()
     for number, rule in enumerate(rules):
         mine = np.array([number in own for own in patterns], bool)[pattern]
         if rule.min_age_years:
             mine &= unknown[subject] | (day >= _find_birthdays(births, rule.min_age_years)[subject])
-        onset = np.full(people.height, dates.LATEST + 1)
+        onset = np.full(cohort.height, dates.LATEST + 1)
         for clause in rule.clauses:
             named = np.array([name in clause.sources for name in SOURCES])
             of_clause = mine & named[source]
@@ -76,11 +76,11 @@ def add_onsets(
             onset[who] = np.minimum(onset[who], when)
         case = onset <= dates.LATEST
         doubtful = case & unknown & bool(rule.min_age_years)
-        people = people.with_columns(
+        cohort = cohort.with_columns(
             pl.Series(f"y_{rule.name}", case, dtype=pl.Int8).set(pl.Series(doubtful), None),
             pl.Series(f"onset_{rule.name}", onset, dtype=pl.Int32).set(pl.Series(~case | doubtful), None),
         )
-    return people
+    return cohort
 
 
 def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], engine: Engine) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
@@ -96,15 +96,15 @@ def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], en
 
 
 def exclude_controls(
-    rows: pl.DataFrame, codes: Sequence[IcdCode], near: Mapping[str, frozenset[str]], people: pl.DataFrame, engine: Engine
+    rows: pl.DataFrame, codes: Sequence[IcdCode], near: Mapping[str, frozenset[str]], cohort: pl.DataFrame, engine: Engine
 ) -> pl.DataFrame:
-    """`people` with null in the place of 0 for subjects who are no case but have a code near the label's.
+    """`cohort` with null in the place of 0 for subjects who are no case but have a code near the label's.
 
     Args:
         rows: subject, day, code, source.
         codes: what `rows.code` points at.
         near: label -> PheCodes, as the map gives them, that no control may have (`maps.near`).
-        people: with the labels.
+        cohort: with the labels.
         engine: takes the frames.
     """
     import polars as pl
@@ -115,8 +115,8 @@ def exclude_controls(
     for i, name in enumerate(names):
         bears = found["subject"].filter(pl.Series([i in own for own in patterns], dtype=pl.Boolean).gather(found["pattern"]))
         control = pl.int_range(pl.len()).is_in(bears.cast(pl.Int64).implode()) & (pl.col(f"y_{name}") == 0)
-        people = people.with_columns(pl.when(~control).then(f"y_{name}").alias(f"y_{name}"))
-    return people
+        cohort = cohort.with_columns(pl.when(~control).then(f"y_{name}").alias(f"y_{name}"))
+    return cohort
 
 
 def _find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
@@ -125,34 +125,34 @@ def _find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
     return np.array([dates.find_birthday(int(birth), years) for birth in distinct], np.int64)[place]
 
 
-def _add_column(people: pl.DataFrame, name: str, dtype: Any, subject: NDArray[Any], values: NDArray[Any]) -> pl.DataFrame:
-    """`people` with a column that has `values` for some subjects, else null."""
+def _add_column(cohort: pl.DataFrame, name: str, dtype: Any, subject: NDArray[Any], values: NDArray[Any]) -> pl.DataFrame:
+    """`cohort` with a column that has `values` for some subjects, else null."""
     import polars as pl
 
-    column = pl.repeat(None, people.height, dtype=dtype, eager=True)
-    return people.with_columns(column.scatter(subject, values).alias(name) if len(subject) else column.alias(name))
+    column = pl.repeat(None, cohort.height, dtype=dtype, eager=True)
+    return cohort.with_columns(column.scatter(subject, values).alias(name) if len(subject) else column.alias(name))
 
 
-def apply_landmark(people: pl.DataFrame, names: Sequence[str], landmark: Landmark | None, data_end: int | None = None) -> pl.DataFrame:
-    """`people` with `index_day` and with the labels that hold at it: the table of section 7.
+def apply_landmark(cohort: pl.DataFrame, names: Sequence[str], landmark: Landmark | None, data_end: int | None = None) -> pl.DataFrame:
+    """`cohort` with `index_day` and with the labels that hold at it: the table of section 7.
 
     Args:
-        people: with first_day, obs_end, and y_ and onset_ of each name.
+        cohort: with first_day, obs_end, and y_ and onset_ of each name.
         names: labels that have onsets; others stay as they are.
         landmark: None leaves everything as it is.
-        data_end: the last valid day of the whole data set, the end of observation where none is known.
+        data_end: the last valid day of the data set, the end of observation where none is known.
     """
     import polars as pl
 
     if landmark is None:
-        return people
+        return cohort
     seen = pl.col("first_day").is_not_null()
     index = pl.lit(landmark.day) if landmark.day is not None else pl.col("first_day").cast(pl.Int64) + landmark.landmark_days
-    people = people.with_columns(index_day=pl.when(seen).then(index).cast(pl.Int64))
+    cohort = cohort.with_columns(index_day=pl.when(seen).then(index).cast(pl.Int64))
     low = pl.col("index_day") + landmark.gap_days
     high = low + landmark.horizon_days
     followed = pl.col("obs_end").fill_null(pl.lit(data_end, pl.Int32)) >= high
-    return people.with_columns(
+    return cohort.with_columns(
         pl.when(pl.col(f"y_{name}").is_null() | ~seen | (pl.col(f"onset_{name}") <= low))
         .then(None)
         .when(pl.col(f"onset_{name}") <= high)
@@ -165,16 +165,16 @@ def apply_landmark(people: pl.DataFrame, names: Sequence[str], landmark: Landmar
     )
 
 
-def to_long_labels(people: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """The labels as the cache keeps them: subject_id, name, value Int8, onset_day Int32, one row a subject and label."""
     import polars as pl
 
     parts = [
-        people.select(
+        cohort.select(
             "subject_id",
             pl.lit(name).alias("name"),
             pl.col(f"y_{name}").alias("value"),
-            (pl.col(f"onset_{name}") if f"onset_{name}" in people.columns else pl.lit(None, pl.Int32)).alias("onset_day"),
+            (pl.col(f"onset_{name}") if f"onset_{name}" in cohort.columns else pl.lit(None, pl.Int32)).alias("onset_day"),
         )
         for name in names
     ]
@@ -183,11 +183,11 @@ def to_long_labels(people: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     return pl.concat(parts).sort("subject_id", "name", maintain_order=True)
 
 
-def join_labels(people: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """`people` with the columns of `long`'s table."""
+def join_labels(cohort: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """`cohort` with the columns of `long`'s table."""
     import polars as pl
 
     for (name,), own in table.group_by("name", maintain_order=True):
         columns = own.select("subject_id", pl.col("value").alias(f"y_{name}"), pl.col("onset_day").alias(f"onset_{name}"))
-        people = people.join(columns, on="subject_id", how="left", maintain_order="left")
-    return people
+        cohort = cohort.join(columns, on="subject_id", how="left", maintain_order="left")
+    return cohort

@@ -47,25 +47,25 @@ def list_input_phecodes(
 
 
 def select_records(
-    rows: pl.DataFrame, voices: Sequence[Sequence[str]], people: pl.DataFrame, engine: Engine
+    rows: pl.DataFrame, phecodes_of_code: Sequence[Sequence[str]], cohort: pl.DataFrame, engine: Engine
 ) -> tuple[nw.LazyFrame[Any], list[str]]:
     """The records of the input as a lazy frame, `phecode` being an index into the list of PheCodes, which is in numeric order.
 
     Args:
         rows: subject, day, code, and `row` where it is needed.
-        voices: of each code (`spoken`).
-        people: with `index_day` where the input ends there.
+        phecodes_of_code: of each code (`spoken`).
+        cohort: with `index_day` where the input ends there.
         engine: takes the frames.
     """
     import narwhals as nw
     import polars as pl
 
-    phecodes = sorted({phecode for own in voices for phecode in own}, key=codes.phecode_sort_key)
+    phecodes = sorted({phecode for own in phecodes_of_code for phecode in own}, key=codes.phecode_sort_key)
     index = {phecode: i for i, phecode in enumerate(phecodes)}
-    pairs = [(code, index[phecode]) for code, own in enumerate(voices) for phecode in own]
+    pairs = [(code, index[phecode]) for code, own in enumerate(phecodes_of_code) for phecode in own]
     table = engine(pl.DataFrame(pairs, schema={"code": pl.Int32, "phecode": pl.Int32}, orient="row"))
     lazy = engine(rows.drop("source", strict=False))
-    if "index_day" in people.columns:
-        ends = people.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), index_day="index_day").drop_nulls()
+    if "index_day" in cohort.columns:
+        ends = cohort.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), index_day="index_day").drop_nulls()
         lazy = lazy.join(engine(ends), on="subject").filter(nw.col("day") <= nw.col("index_day")).drop("index_day")
     return lazy.join(table, on="code").drop("code"), phecodes

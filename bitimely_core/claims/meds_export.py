@@ -26,15 +26,15 @@ def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
     """
     import polars as pl
 
-    people = cache.people()
+    cohort = cache.cohort()
     events = pl.concat([frame.select("subject_id", "time", "code", "numeric_value") for frame in cache.events()])
-    lives = [
-        people.filter(pl.col(column).is_not_null()).select(
+    boundaries = [
+        cohort.filter(pl.col(column).is_not_null()).select(
             "subject_id", time=_to_time(pl.col(column)), code=pl.lit(code), numeric_value=pl.lit(None, pl.Float32)
         )
         for column, code in (("birth_day", BIRTH), ("death_day", DEATH))
     ]
-    data = pl.concat([*lives, events]).sort("subject_id", "time", maintain_order=True)
+    data = pl.concat([*boundaries, events]).sort("subject_id", "time", maintain_order=True)
     phecodes = pl.concat([frame.select("code", "phecodes") for frame in cache.events()]).unique("code").sort("code")
     codes = phecodes.select(
         "code",

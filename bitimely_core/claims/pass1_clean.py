@@ -1,23 +1,20 @@
-"""The first pass: rows cleaned as they stream by and laid down as integers, under pseudonyms, a stretch of the source at a time.
+"""The first pass: rows are cleaned as they stream by and spilled to disk as integers under pseudonyms.
 
-Each stretch that is laid down is noted, with all that has been counted until then: what a killed run has done is not done again. What is held
-in memory does not grow with the data. The parts of a job array are stretches of their own; `joined` makes one numbering of them all.
+After each spill file the counts so far are saved, so that a run continues where a killed one ended. Memory does not grow with the data. The
+parts of a job array have spill files of their own; `join_parts` numbers codes and files of all parts anew.
 """
 
 from __future__ import annotations
 
 import hmac
-import json
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitimely_core import storage
 from bitimely_core.claims import splits
-from bitimely_core.claims.job import FILE_SHIFT, ClaimsJob, CleaningFindings, account_from_json, account_to_json
+from bitimely_core.claims.job import FILE_SHIFT, ClaimsJob, CleaningFindings
 from bitimely_core.claims.spill import SpillFile, write_partitioned
 
 if TYPE_CHECKING:
@@ -25,39 +22,38 @@ if TYPE_CHECKING:
 
     from bitimely_core.claims.codes import IcdCode
 
-SPILL_ROWS = 1 << 20  # valid rows that are laid down together
+SPILL_ROWS = 1 << 20  # valid rows of a spill file
 CACHED_SUBJECTS = 1 << 21  # subjects whose pseudonym is kept in memory: 28 bytes each
 
 
 def findings_path(home: Path, stem: str, part: int) -> Path:
-    """The note of a part."""
+    """The saved findings of a part."""
     return home / f"{stem}-{part}.json"
 
 
 def is_finished(home: Path, stem: str, part: int) -> bool:
-    """Whether a part of the first pass is whole."""
-    note = findings_path(home, stem, part)
-    return note.is_file() and bool(json.loads(note.read_bytes())["done"])
+    """Whether a part of the first pass is finished."""
+    return CleaningFindings.load(findings_path(home, stem, part)).done
 
 
 def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindings:
-    """Clean all rows, or every `parts`-th block of them from the `part`-th on, and lay them down by shard; go on where a note ends."""
+    """Clean all rows, or every `parts`-th block from the `part`-th on, and spill them by shard; continues from saved findings."""
     import polars as pl
 
     from bitimely_core.claims import clean
 
     run, claims = job.run, job.claims
-    found = _load_findings(findings_path(job.home, job.stem, part))
+    found = CleaningFindings.load(findings_path(job.home, job.stem, part))
     if found.done:
         return found
     job.book.recall(found.codes)
     found.codes = job.book.codes
-    lives, seen = _select_life_dates(claims.subjects, claims.labels), PseudonymCache()
+    life_dates, seen = _select_life_dates(claims.subjects, claims.labels), PseudonymCache()
     rows: list[pl.DataFrame] = []
-    people: list[pl.DataFrame] = []
+    cohort: list[pl.DataFrame] = []
 
-    def lay_down() -> None:
-        for kind, frames in (("rows", rows), ("people", people)):
+    def spill() -> None:
+        for kind, frames in (("rows", rows), ("people", cohort)):
             write_partitioned(_spill_path(job, part, kind, found.stretches), pl.concat(frames), job.shards)
             frames.clear()
         found.stretches += 1
@@ -70,40 +66,44 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindi
             file = str(name)
             if file not in found.files:
                 found.files.append(file)
-            valid, account = clean.clean_rows(block, job.book, vocab=claims.vocab, source=claims.source, lives=lives, twins=True)
+            valid, account = clean.clean_rows(
+                block, job.book, vocab=claims.vocab, source=claims.source, life_dates=life_dates, copy_key=True
+            )
             found.accounts.setdefault(file, clean.RowAccount()).__iadd__(account)
             found.days.update(dict(valid["day"].value_counts().iter_rows()))
-            found.spoken.update(dict(valid["code"].value_counts().iter_rows()))
+            found.code_counts.update(dict(valid["code"].value_counts().iter_rows()))
             found.sources.update(dict(valid["source"].value_counts().iter_rows()))
             if valid.height:
                 names, fresh = pseudonymize(seen, valid["subject_id"], job)
                 valid = valid.join(names, on="subject_id", how="left", maintain_order="left").drop("subject_id")
                 rows.append(valid.with_columns(pl.col("row") + (found.files.index(file) << FILE_SHIFT)))
-                people.append(fresh)
+                cohort.append(fresh)
         found.blocks = number + 1
         if sum(part.height for part in rows) >= SPILL_ROWS:
-            lay_down()
-            _save_findings(job, part, found)
+            spill()
+            found.save(findings_path(job.home, job.stem, part))
         if run.progress is not None:
             run.progress(f"clean {run.dataset.name}", sum(account.rows for account in found.accounts.values()), None)
     if rows:
-        lay_down()
+        spill()
     found.done = True
-    _save_findings(job, part, found)
+    found.save(findings_path(job.home, job.stem, part))
     return found
 
 
 def _select_life_dates(subjects: pl.DataFrame | None, labels: pl.DataFrame | None) -> pl.DataFrame | None:
-    """What of a subject says which of its rows are valid: subject_id, birth_day, death_day, index_day, as far as known."""
+    """Days that decide which rows of a subject are valid: subject_id, birth_day, death_day, index_day, as far as known."""
     from bitimely_core.claims import dates
 
-    lives: pl.DataFrame | None = None
+    life_dates: pl.DataFrame | None = None
     if subjects is not None:
-        lives = subjects.select("subject_id", birth_day=dates.parse_days(subjects["birth"]), death_day=dates.parse_days(subjects["death"]))
+        life_dates = subjects.select(
+            "subject_id", birth_day=dates.parse_days(subjects["birth"]), death_day=dates.parse_days(subjects["death"])
+        )
     if labels is not None and "index_date" in labels.columns:
         ends = labels.select("subject_id", index_day=dates.parse_days(labels["index_date"]))
-        lives = ends if lives is None else lives.join(ends, on="subject_id", how="full", coalesce=True)
-    return lives
+        life_dates = ends if life_dates is None else life_dates.join(ends, on="subject_id", how="full", coalesce=True)
+    return life_dates
 
 
 def _spill_path(job: ClaimsJob, part: int, kind: str, stretch: int) -> Path:
@@ -113,17 +113,13 @@ def _spill_path(job: ClaimsJob, part: int, kind: str, stretch: int) -> Path:
 # ---- pseudonyms
 
 
-def _make_empty() -> np.ndarray:
-    return np.empty(0, np.uint64)
-
-
 @dataclass
 class PseudonymCache:
-    """Subjects whose pseudonym need not be computed again, sorted by their mark; of two subjects with one mark only the first."""
+    """Pseudonyms computed so far, sorted by `marks`; of two subjects with equal marks only the first."""
 
-    marks: np.ndarray = field(default_factory=_make_empty)  # two hashes of the raw id, together 128 bits
-    checks: np.ndarray = field(default_factory=_make_empty)
-    keys: np.ndarray = field(default_factory=_make_empty)
+    marks: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # two hashes of the raw id, together 128 bits
+    checks: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
+    keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
     shards: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
 
 
@@ -131,7 +127,7 @@ def pseudonymize(seen: PseudonymCache, ids: pl.Series, job: ClaimsJob) -> tuple[
     """The pseudonyms of some raw ids.
 
     Returns:
-        subject_id, key (the first 8 bytes of the digest as a number), shard; and of those not seen before `digests`.
+        subject_id, key (the first 8 bytes of the digest as a number), shard; and `compute_digests` of those not seen before.
     """
     import polars as pl
 
@@ -160,7 +156,7 @@ def compute_digests(names: list[str], job: ClaimsJob) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "digest": pl.Series([hmac.digest(job.key, name.encode(), "sha256") for name in names], dtype=pl.Binary),
-            "split_bin": pl.Series(splits.compute_bins(names, job.given["seed"]), dtype=pl.UInt16),
+            "split_bin": pl.Series(splits.compute_bins(names, job.options.seed), dtype=pl.UInt16),
             "shard": pl.Series([splits.assign_shard(name, job.shards) if job.shards > 1 else 0 for name in names], dtype=pl.Int32),
         }
     )
@@ -168,69 +164,29 @@ def compute_digests(names: list[str], job: ClaimsJob) -> pl.DataFrame:
 
 def to_keys(digests: pl.Series) -> np.ndarray:
     """The first 8 bytes of each digest as a number, in whose order the digests are, [n] uint64."""
-    whole = np.frombuffer(b"".join(digests), ">u8").reshape(len(digests), 4)
-    return whole[:, 0].astype(np.uint64)
-
-
-# ---- notes
-
-
-def _save_findings(job: ClaimsJob, part: int, found: CleaningFindings) -> None:
-    storage.write_json(
-        findings_path(job.home, job.stem, part),
-        {
-            "blocks": found.blocks,
-            "stretches": found.stretches,
-            "done": found.done,
-            "files": found.files,
-            "accounts": {file: account_to_json(account) for file, account in found.accounts.items()},
-            "days": [[day, n] for day, n in found.days.items()],
-            "spoken": [[code, n] for code, n in found.spoken.items()],
-            "sources": [[source, n] for source, n in found.sources.items()],
-            "codes": [list(code) for code in found.codes],
-        },
-    )
-
-
-def _load_findings(path: Path) -> CleaningFindings:
-    """What a note says; nothing where there is none."""
-    from bitimely_core.claims.codes import IcdCode
-
-    if not path.is_file():
-        return CleaningFindings()
-    told = json.loads(path.read_bytes())
-    return CleaningFindings(
-        blocks=told["blocks"],
-        stretches=told["stretches"],
-        done=told["done"],
-        files=told["files"],
-        accounts={file: account_from_json(account) for file, account in told["accounts"].items()},
-        days=Counter(dict(told["days"])),
-        spoken=Counter(dict(told["spoken"])),
-        sources=Counter(dict(told["sources"])),
-        codes=[IcdCode(vocab, code, tuple(phecodes), step) for vocab, code, phecodes, step in told["codes"]],
-    )
+    words = np.frombuffer(b"".join(digests), ">u8").reshape(len(digests), 4)
+    return words[:, 0].astype(np.uint64)
 
 
 def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[SpillFile]]:
-    """The first pass from its finished parts, codes and files under one numbering."""
+    """The findings and spill files of all finished parts, codes and files numbered anew."""
     from bitimely_core.claims import clean
 
-    whole, piles = CleaningFindings(done=True), []
+    total, spilled = CleaningFindings(done=True), []
     code_of: dict[IcdCode, int] = {}
     for part in range(1, parts + 1):
-        one = _load_findings(findings_path(job.home, job.stem, part))
+        one = CleaningFindings.load(findings_path(job.home, job.stem, part))
         codes = np.array([code_of.setdefault(code, len(code_of)) for code in one.codes], np.int32)
-        whole.files += [file for file in one.files if file not in whole.files]
-        files = np.array([whole.files.index(file) for file in one.files], np.int64)
+        total.files += [file for file in one.files if file not in total.files]
+        files = np.array([total.files.index(file) for file in one.files], np.int64)
         for file, account in one.accounts.items():
-            whole.accounts.setdefault(file, clean.RowAccount()).__iadd__(account)
-        whole.days.update(one.days)
-        whole.spoken.update({int(codes[code]): n for code, n in one.spoken.items()})
-        whole.sources.update(one.sources)
-        piles += [
+            total.accounts.setdefault(file, clean.RowAccount()).__iadd__(account)
+        total.days.update(one.days)
+        total.code_counts.update({int(codes[code]): n for code, n in one.code_counts.items()})
+        total.sources.update(one.sources)
+        spilled += [
             SpillFile(_spill_path(job, part, "rows", i), _spill_path(job, part, "people", i), codes, files) for i in range(one.stretches)
         ]
-    whole.codes = list(code_of)
-    whole.latest = clean.find_data_end(whole.days)
-    return whole, piles
+    total.codes = list(code_of)
+    total.latest = clean.find_data_end(total.days)
+    return total, spilled

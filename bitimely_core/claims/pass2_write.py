@@ -1,25 +1,26 @@
 """The second pass: one shard of subjects after another becomes events, subjects and labels of the cache.
 
-A finished shard is noted: its events stand under their name, its subjects, labels and hashes wait for the others in files of their own.
+The events of a finished shard are in their final file; its subjects, labels and hashes are kept in files of their own until all are merged.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import BaseModel
 
 from bitimely_core import storage
 from bitimely_core.claims import pass1_clean, spill, subjects
 from bitimely_core.claims.clean import EXAMPLES, RowAccount
-from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJob, CleaningFindings, account_from_json, account_to_json
+from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJob, CleaningFindings
 from bitimely_core.errors import Reason, safe_text
+from bitimely_core.schemas import StoredFile
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,40 +29,40 @@ if TYPE_CHECKING:
     from bitimely_core.claims.spill import SpillFile
     from bitimely_core.claims.steps import ClaimsShard
 
-SHARD_TABLES = ("subjects", "labels", "contents")  # what waits for the other shards
+SHARD_TABLES = ("subjects", "labels", "contents")  # merged when all shards are finished
 AgreementCounts = Counter[tuple[str, str, str]]
 """(rule, flag, cell) -> subjects."""
 
 
-class FinishedShard(NamedTuple):
+class FinishedShard(BaseModel):
     """A finished shard."""
 
-    events: tuple[str, dict[str, Any]]  # name, and what it is
-    accounts: dict[str, RowAccount]  # file -> what became of its rows since the first pass
-    agreement: AgreementCounts
+    events: tuple[str, StoredFile]  # name, and size and hash
+    accounts: dict[str, RowAccount]  # by file: rows that left after the first pass
+    agreement: list[tuple[tuple[str, str, str], int]]  # (rule, flag, cell), subjects
 
 
 def write_shards(
-    job: ClaimsJob, found: CleaningFindings, laid: Sequence[SpillFile], told: Path | None, keys: np.ndarray
+    job: ClaimsJob, found: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, keys: np.ndarray
 ) -> Iterator[FinishedShard]:
-    """Every shard in its turn, those from their notes that are finished."""
+    """Every shard in turn; one that an earlier run has finished is not made again."""
     from bitimely_core.claims import engines
 
     ranks = np.argsort(np.argsort([code.text for code in found.codes])) if found.codes else np.empty(0, np.int64)
-    with engines.open_engine(job.given["engine"]) as engine:
+    with engines.open_engine(job.options.engine) as engine:
         for number in range(job.shards):
             job.run.stop.check()
             done = _load_shard(job, number)
             if done is None:
-                everyone = subjects.present_subjects(job, found, laid, told, number)
-                done = _write_shard(job, found, spill.read_rows(laid, number), everyone, keys, ranks, number, engine)
+                cohort = subjects.present_subjects(job, found, spilled, facts_file, number)
+                done = _write_shard(job, found, spill.read_rows(spilled, number), cohort, keys, ranks, number, engine)
             yield done
             if job.run.progress is not None:
                 job.run.progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
 
 
 def list_shard_files(job: ClaimsJob, kind: str) -> list[Path]:
-    """The files of all shards of one of KINDS."""
+    """The files of all shards of one of SHARD_TABLES."""
     return [job.home / f"{job.stem}-{kind}-{number}.parquet" for number in range(job.shards)]
 
 
@@ -69,30 +70,29 @@ def _write_shard(
     job: ClaimsJob,
     found: CleaningFindings,
     rows: pl.DataFrame,
-    everyone: pl.DataFrame,
+    cohort: pl.DataFrame,
     keys: np.ndarray,
     ranks: np.ndarray,
     number: int,
     engine: Engine,
 ) -> FinishedShard:
-    """One shard: its files, and the note that they are whole."""
+    """One shard: its files, and the record that they are complete."""
     import polars as pl
 
     from bitimely_core.claims import labels, steps
 
-    accounts: dict[str, RowAccount] = {}
     agreement = AgreementCounts()
-    own = pass1_clean.to_keys(everyone["digest"])
-    everyone = everyone.drop("digest").with_columns(subject_id=pl.Series(np.searchsorted(keys, own), dtype=pl.Int64))
-    rows = _resolve_duplicates(rows, found, own, accounts)
-    shard = steps.ClaimsShard(rows=rows, codes=found.codes, people=everyone, rules=job.rules)
+    own = pass1_clean.to_keys(cohort["digest"])
+    cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(np.searchsorted(keys, own), dtype=pl.Int64))
+    rows, accounts = resolve_duplicates(rows, found, own)
+    shard = steps.ClaimsShard(rows=rows, codes=found.codes, cohort=cohort, rules=job.rules)
     shard = _apply_labels(steps.label_shard(shard, engine), job, agreement, engine)
     shard = _subtract_first_days(shard, keep_dates=job.run.options["keep_dates"])
     hashes = _hash_subjects(shard, job.names, ranks)
-    told = shard.people
+    cohort = shard.cohort
     frames = {
-        "subjects": told.select(name for name in ("subject_id", *DAY_COLUMNS, "sex", "split_bin", "split") if name in told.columns),
-        "labels": labels.to_long_labels(told, job.names),
+        "subjects": cohort.select(name for name in ("subject_id", *DAY_COLUMNS, "sex", "split_bin", "split") if name in cohort.columns),
+        "labels": labels.to_long_labels(cohort, job.names),
         "contents": pl.DataFrame(
             {"head": [int.from_bytes(one[:4], "big") for one in hashes], "content": hashes}, schema={"head": pl.Int64, "content": pl.Binary}
         ),
@@ -100,13 +100,8 @@ def _write_shard(
     for kind in SHARD_TABLES:
         storage.write_file(list_shard_files(job, kind)[number], spill.make_parquet_writer(frames[kind]))
     events = spill.write_table(job.run.out, f"events-{number:05d}", [_make_events(shard)])
-    done = FinishedShard(events, accounts, agreement)
-    note = {
-        "events": list(events),
-        "accounts": {file: account_to_json(account) for file, account in accounts.items()},
-        "agreement": [[list(key), n] for key, n in agreement.items()],
-    }
-    storage.write_json(_shard_path(job, number), note)
+    done = FinishedShard(events=events, accounts=accounts, agreement=list(agreement.items()))
+    storage.write_json(_shard_path(job, number), done.model_dump(mode="json"))
     return done
 
 
@@ -115,28 +110,36 @@ def _shard_path(job: ClaimsJob, number: int) -> Path:
 
 
 def _load_shard(job: ClaimsJob, number: int) -> FinishedShard | None:
-    """A shard that is finished and whole."""
-    note = _shard_path(job, number)
-    if not note.is_file():
+    """A shard that is finished and intact."""
+    path = _shard_path(job, number)
+    if not path.is_file():
         return None
-    told = json.loads(note.read_bytes())
-    name, facts = told["events"]
-    path = job.run.out / name
-    if not path.is_file() or storage.hash_with_size(path) != (facts["sha256"], facts["size"]):
-        return None
-    accounts = {file: account_from_json(account) for file, account in told["accounts"].items()}
-    return FinishedShard((name, facts), accounts, AgreementCounts({tuple(key): n for key, n in told["agreement"]}))
+    done = FinishedShard.model_validate_json(path.read_bytes())
+    name, file = done.events
+    events = job.run.out / name
+    return done if events.is_file() and storage.hash_with_size(events) == (file.sha256, file.size) else None
 
 
-def _resolve_duplicates(rows: pl.DataFrame, found: CleaningFindings, keys: np.ndarray, accounts: dict[str, RowAccount]) -> pl.DataFrame:
-    """The rows that stay, with `subject` as the place of their key; what leaves is counted in the account of its file."""
+def resolve_duplicates(rows: pl.DataFrame, found: CleaningFindings, keys: np.ndarray) -> tuple[pl.DataFrame, dict[str, RowAccount]]:
+    """The rows of a shard without copies and without days after the end of the data, and an account of those that leave or have no input.
+
+    Args:
+        rows: of `spill.read_rows`.
+        found: codes, files and end of the data.
+        keys: of the subjects, sorted.
+
+    Returns:
+        subject (position of its key), day, code, source, row, late; and file -> account. SourceRows without PheCode and those after the index day
+        are counted too; they stay for the label rules.
+    """
     import polars as pl
 
     columns = {"subject": pl.Int32, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8, "row": pl.Int64, "late": pl.Boolean}
+    accounts: dict[str, RowAccount] = {}
     if rows.is_empty():
-        return pl.DataFrame(schema=columns)
+        return pl.DataFrame(schema=columns), accounts
 
-    def remark(file: int, reason: Reason, count: int, *examples: str) -> RowAccount:
+    def add(file: int, reason: Reason, count: int, *examples: str) -> RowAccount:
         account = accounts.setdefault(found.files[file], RowAccount())
         account.reasons[reason] += count
         account.examples[reason] = [*account.examples.get(reason, []), *examples][:EXAMPLES]
@@ -146,16 +149,16 @@ def _resolve_duplicates(rows: pl.DataFrame, found: CleaningFindings, keys: np.nd
         gone = rows.filter(pl.col("day") > found.latest)
         rows = rows.filter(pl.col("day") <= found.latest)
         for row, code in gone.select("row", "code").iter_rows():
-            account = remark(row >> FILE_SHIFT, Reason.DATE_OUTSIDE_LIFE, 1, f"row {row % (1 << FILE_SHIFT)}")
+            account = add(row >> FILE_SHIFT, Reason.DATE_OUTSIDE_LIFE, 1, f"row {row % (1 << FILE_SHIFT)}")
             account.steps[found.codes[code].step] -= 1
             account.faults["future"] += 1
     subject = np.searchsorted(keys, rows["key"].to_numpy()).astype(np.int32)
     rows = rows.drop("key").with_columns(subject=pl.Series(subject))
     copy = np.zeros(rows.height, bool)
     packed = pl.Series(_pack_keys(rows["subject"], rows["day"], rows["code"].to_numpy(), len(found.codes)))
-    suspects = np.flatnonzero(packed.is_duplicated().to_numpy())  # the few that can be copies
-    twins = rows[suspects].select(~pl.struct("subject", "day", "code", "twin").is_first_distinct()).to_series()
-    copy[suspects] = twins.to_numpy()
+    suspects = np.flatnonzero(packed.is_duplicated().to_numpy())  # only these can be copies
+    copy_key = rows[suspects].select(~pl.struct("subject", "day", "code", "copy_key").is_first_distinct()).to_series()
+    copy[suspects] = copy_key.to_numpy()
     copies, kept = rows.filter(pl.Series(copy)), rows.filter(pl.Series(~copy))
     silent = pl.Series([not code.phecodes for code in found.codes], dtype=pl.Boolean).gather(kept["code"])
     late = kept["late"] if "late" in kept.columns else pl.repeat(value=False, n=kept.height, eager=True, dtype=pl.Boolean)
@@ -170,8 +173,8 @@ def _resolve_duplicates(rows: pl.DataFrame, found: CleaningFindings, keys: np.nd
                 texts = [safe_text(found.codes[code].code) for code in shown["code"]]
             else:
                 texts = [f"row {row % (1 << FILE_SHIFT)}" for row in shown["row"]]
-            remark(int(str(file)), reason, part.height, *texts)
-    return kept.with_columns(late=late).select(*columns)
+            add(int(str(file)), reason, part.height, *texts)
+    return kept.with_columns(late=late).select(*columns), accounts
 
 
 def _pack_keys(subject: pl.Series, day: pl.Series, rest: np.ndarray | None = None, size: int = 1) -> np.ndarray:
@@ -181,42 +184,42 @@ def _pack_keys(subject: pl.Series, day: pl.Series, rest: np.ndarray | None = Non
 
 
 def _apply_labels(shard: ClaimsShard, job: ClaimsJob, agreement: AgreementCounts, engine: Engine) -> ClaimsShard:
-    """The labels that hold: of rules or of the source's columns, and how they agree; late rows, needed for labels alone, leave."""
+    """The shard with its labels, of rules or of columns of the source; rows after the index day, needed only for labels, leave."""
     import polars as pl
 
     from bitimely_core.claims import label_rules, labels, phecode_maps
 
-    people = shard.people
+    cohort = shard.cohort
     cells = {(1, 1): "tp", (1, 0): "fp", (0, 1): "fn", (0, 0): "tn"}
     for rule in job.rules:
         for flag in job.flags:
-            pairs = people.select(f"y_{rule.name}", f"flag_{flag}").drop_nulls()
+            pairs = cohort.select(f"y_{rule.name}", f"flag_{flag}").drop_nulls()
             agreement.update((rule.name, flag, cells[pair]) for pair in pairs.iter_rows())
     if not job.ruled:
-        people = people.drop(*(f"{kind}_{rule.name}" for rule in job.rules for kind in ("y", "onset")))
+        cohort = cohort.drop(*(f"{kind}_{rule.name}" for rule in job.rules for kind in ("y", "onset")))
     own = {rule.name for rule in job.rules} if job.ruled else set()
-    people = people.rename({f"flag_{flag}": f"y_{flag}_source" if flag in own else f"y_{flag}" for flag in job.flags})
-    people = people.with_columns(
-        pl.lit(None, pl.Int32).alias(f"onset_{name}") for name in job.names if f"onset_{name}" not in people.columns
+    cohort = cohort.rename({f"flag_{flag}": f"y_{flag}_source" if flag in own else f"y_{flag}" for flag in job.flags})
+    cohort = cohort.with_columns(
+        pl.lit(None, pl.Int32).alias(f"onset_{name}") for name in job.names if f"onset_{name}" not in cohort.columns
     )
-    if job.given["control_exclusions"] and job.ruled:
+    if job.options.control_exclusions and job.ruled:
         near = phecode_maps.related_phecodes(job.codemap, label_rules.find_defining_phecodes(job.rules, job.codemap.tables))
-        people = labels.exclude_controls(shard.rows, shard.codes, near, people, engine)
-    return replace(shard, people=people, rows=shard.rows.filter(~pl.col("late")).drop("late"), labels=tuple(job.names))
+        cohort = labels.exclude_controls(shard.rows, shard.codes, near, cohort, engine)
+    return replace(shard, cohort=cohort, rows=shard.rows.filter(~pl.col("late")).drop("late"), labels=tuple(job.names))
 
 
 def _subtract_first_days(shard: ClaimsShard, *, keep_dates: bool) -> ClaimsShard:
-    """All days of a subject less that of its first valid row; a subject without any has no days."""
+    """All days relative to the subject's first valid row; null for a subject without any."""
     import polars as pl
 
     if keep_dates:
         return shard
-    people = shard.people
-    days = [name for name in people.columns if name in DAY_COLUMNS or name.startswith("onset_")]
-    begin = people["first_day"].fill_null(0).gather(shard.rows["subject"])
+    cohort = shard.cohort
+    days = [name for name in cohort.columns if name in DAY_COLUMNS or name.startswith("onset_")]
+    begin = cohort["first_day"].fill_null(0).gather(shard.rows["subject"])
     rows = shard.rows.with_columns((pl.col("day") - begin).cast(pl.Int32))
-    people = people.with_columns((pl.col(name) - pl.col("first_day")).cast(pl.Int32).alias(name) for name in days)
-    return replace(shard, rows=rows, people=people.with_columns(first_day=pl.col("first_day") * 0))
+    cohort = cohort.with_columns((pl.col(name) - pl.col("first_day")).cast(pl.Int32).alias(name) for name in days)
+    return replace(shard, rows=rows, cohort=cohort.with_columns(first_day=pl.col("first_day") * 0))
 
 
 def _make_events(shard: ClaimsShard) -> pl.DataFrame:
@@ -230,7 +233,7 @@ def _make_events(shard: ClaimsShard) -> pl.DataFrame:
     phecodes = pl.Series([list(code.phecodes) for code in shard.codes], dtype=pl.List(pl.String))
     return pl.DataFrame(
         {
-            "subject_id": shard.people["subject_id"].gather(rows["subject"]),
+            "subject_id": shard.cohort["subject_id"].gather(rows["subject"]),
             "time": (rows["day"].cast(pl.Int64) * 86_400_000_000).cast(pl.Datetime("us")),
             "code": texts.gather(rows["code"]),
             "numeric_value": pl.repeat(None, rows.height, dtype=pl.Float32, eager=True),
@@ -242,23 +245,23 @@ def _make_events(shard: ClaimsShard) -> pl.DataFrame:
 
 
 def _hash_subjects(shard: ClaimsShard, names: list[str], ranks: np.ndarray) -> list[bytes]:
-    """Of each subject the SHA-256 of its rows, in an order of their own, and of its labels; no id in it."""
+    """SHA-256 of the rows of each subject, in a canonical order, and of its labels; ids do not enter."""
     from bitimely_core.claims.label_rules import SOURCES
 
-    rows, people = shard.rows, shard.people
+    rows, cohort = shard.rows, shard.cohort
     size = max(len(ranks), 1) * len(SOURCES)
     rank = ranks[rows["code"].to_numpy()] * len(SOURCES) + rows["source"].to_numpy()
     packed = np.sort(_pack_keys(rows["subject"], rows["day"], rank, size))
-    bounds = np.searchsorted(packed, np.arange(people.height + 1) * (SPAN_DAYS * size))
+    bounds = np.searchsorted(packed, np.arange(cohort.height + 1) * (SPAN_DAYS * size))
     packed %= SPAN_DAYS * size
-    known = people.select(*(f"{kind}_{name}" for name in names for kind in ("y", "onset"))).rows() if names else [()] * people.height
-    return [hashlib.sha256(packed[bounds[i] : bounds[i + 1]].tobytes() + repr(known[i]).encode()).digest() for i in range(people.height)]
+    known = cohort.select(*(f"{kind}_{name}" for name in names for kind in ("y", "onset"))).rows() if names else [()] * cohort.height
+    return [hashlib.sha256(packed[bounds[i] : bounds[i + 1]].tobytes() + repr(known[i]).encode()).digest() for i in range(cohort.height)]
 
 
 def hash_content(job: ClaimsJob, found: CleaningFindings, slices: int) -> str:
-    """SHA-256 over the sorted hashes of the subjects and over the codes that their rows speak of."""
-    whole = hashlib.sha256()
+    """SHA-256 over the sorted hashes of the subjects and over their codes."""
+    digest = hashlib.sha256()
     for frame in spill.merge_sorted(list_shard_files(job, "contents"), "head", 1 << 32, slices, ("content",)):
-        whole.update("".join(f"{digest.hex()}\n" for digest in frame["content"]).encode())
-    whole.update(repr(sorted((code.text, code.phecodes) for code in found.codes)).encode())
-    return whole.hexdigest()
+        digest.update("".join(f"{one.hex()}\n" for one in frame["content"]).encode())
+    digest.update(repr(sorted((code.text, code.phecodes) for code in found.codes)).encode())
+    return digest.hexdigest()

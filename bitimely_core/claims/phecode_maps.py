@@ -48,7 +48,7 @@ class MapLayout:
     name: str
     needs: frozenset[str]
     code: str  # column
-    vocab: str | None = None  # of the whole table
+    vocab: str | None = None  # of all rows
     vocab_column: str | None = None
     title: str | None = None  # column with the PheCode's name
     category: str | None = None
@@ -120,10 +120,10 @@ def is_excluded(phecode: str, items: Iterable[str]) -> bool:
     return False
 
 
-def related_phecodes(whole: PhecodeMap, defining: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
+def related_phecodes(codemap: PhecodeMap, defining: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
     """Label -> the PheCodes of the map that its controls may not have: those in the exclusions of the label's own (`rules.defining`)."""
-    every = {phecode for table in whole.tables.values() for found in table.values() for phecode in found}
-    items = {name: [item for phecode in own for item in whole.exclusions.get(phecode, ())] for name, own in defining.items()}
+    every = {phecode for table in codemap.tables.values() for found in table.values() for phecode in found}
+    items = {name: [item for phecode in own for item in codemap.exclusions.get(phecode, ())] for name, own in defining.items()}
     return {name: frozenset(phecode for phecode in every if is_excluded(phecode, own)) for name, own in items.items()}
 
 
@@ -152,26 +152,26 @@ def read_map(
         raise usage_error("a PheCode map is needed", "none is shipped", DOWNLOAD_HINT, code=Reason.NO_INPUT)
     if repair is not None and repair not in REPAIRS:
         raise usage_error(f"no repair is called {safe_text(repair)}", f"known: {', '.join(REPAIRS)}")
-    whole = PhecodeMap({})
+    codemap = PhecodeMap({})
     for path in paths:
         one = _parse_map(_open_sheet(str(path)), repair=repair, keep_ignored=keep_ignored, vocab=vocab)
-        twice = sorted(set(one.tables) & set(whole.tables))
+        twice = sorted(set(one.tables) & set(codemap.tables))
         if twice:
             text = f"is a second table for {', '.join(twice)}"
             raise input_error(Reason.DUPLICATE_KEY, text, "expected one a vocabulary", "Give one of them", file=str(path))
         _add_companions(str(path), one)
         for mine, other in (
-            (whole.tables, one.tables),
-            (whole.names, one.names),
-            (whole.categories, one.categories),
-            (whole.exclusions, one.exclusions),
+            (codemap.tables, one.tables),
+            (codemap.names, one.names),
+            (codemap.categories, one.categories),
+            (codemap.exclusions, one.exclusions),
         ):
             mine.update(other)  # type: ignore[arg-type]
-        whole.facts += one.facts
-        whole.findings += one.findings
+        codemap.facts += one.facts
+        codemap.findings += one.findings
     if overrides is not None:
-        _apply_overrides(whole, _open_sheet(str(overrides)))
-    return whole
+        _apply_overrides(codemap, _open_sheet(str(overrides)))
+    return codemap
 
 
 # --- files, archives, packages
@@ -199,7 +199,7 @@ def _open_sheet(path: str) -> MapSheet:
 
 def _open_file(path: str) -> MapSheet:
     parts = Path(path).parts
-    place = next((whole for n in range(len(parts), 0, -1) if (whole := Path(*parts[:n])).is_file()), None)
+    place = next((file for n in range(len(parts), 0, -1) if (file := Path(*parts[:n])).is_file()), None)
     member = "/".join(parts[len(place.parts) :]) if place else path
     if place is None or (member and not place.name.lower().endswith(ARCHIVE_ENDINGS)):
         raise usage_error("no such file", hint="Check the path of the map", code=Reason.NOT_FOUND, file=path)
@@ -306,9 +306,9 @@ def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab
         )
     repaired = 0
     if set(failed) == {3} and repair == "phecode-zeros":
-        whole = [(own, code, _pad_zeros(phecode)) for own, code, phecode in kept]
-        repaired = sum(a != b for a, b in zip(kept, whole, strict=True))
-        kept = whole
+        repaired_rows = [(own, code, _pad_zeros(phecode)) for own, code, phecode in kept]
+        repaired = sum(a != b for a, b in zip(kept, repaired_rows, strict=True))
+        kept = repaired_rows
     elif failed:
         raise _damage_error(sheet.name, failed)
     pairs = set(kept)
@@ -361,7 +361,7 @@ def _read_vocabularies(sheet: MapSheet, layout: MapLayout, vocab: str | None) ->
     size = len(sheet.columns[layout.code])
     cells = sheet.columns.get(layout.vocab_column or "", [""] * size)
     fallback = VOCABULARIES[layout.vocab or vocab or "icd9"]
-    whole = vocab or ("icd10" if "who" in sheet.name.rpartition("/")[2].lower() else None)
+    icd10 = vocab or ("icd10" if "who" in sheet.name.rpartition("/")[2].lower() else None)
     known: dict[str, str] = {"": fallback}
     for cell in set(cells) - {""}:
         name = re.sub(r"[^a-z0-9]", "", cell.lower()).removesuffix("0" if cell.endswith(".0") else "")
@@ -369,8 +369,8 @@ def _read_vocabularies(sheet: MapSheet, layout: MapLayout, vocab: str | None) ->
             text = f"names the vocabulary {safe_text(cell)}"
             raise input_error(Reason.FORMAT, text, f"known: {', '.join(VOCABULARIES)}", file=sheet.name, field=layout.vocab_column)
         known[cell] = VOCABULARIES[name]
-    if whole is not None and codes.FAMILIES[whole] == "icd10":
-        known = {cell: whole if codes.FAMILIES[own] == "icd10" else own for cell, own in known.items()}
+    if icd10 is not None and codes.FAMILIES[icd10] == "icd10":
+        known = {cell: icd10 if codes.FAMILIES[own] == "icd10" else own for cell, own in known.items()}
     return [known[cell] for cell in cells]
 
 
@@ -446,7 +446,7 @@ def _add_companions(path: str, one: PhecodeMap) -> None:
             one.exclusions.update({code: tuple(others) for code, others in found.items()})
 
 
-def _apply_overrides(whole: PhecodeMap, sheet: MapSheet) -> None:
+def _apply_overrides(codemap: PhecodeMap, sheet: MapSheet) -> None:
     """Replace the PheCodes of the codes that a table names; without PheCode the code leaves the map."""
     wanted = ("code", "vocab", "phecode")
     if not set(wanted) <= set(sheet.columns):
@@ -460,9 +460,9 @@ def _apply_overrides(whole: PhecodeMap, sheet: MapSheet) -> None:
             raise input_error(Reason.FORMAT, said, "expected an ICD code, its vocabulary, a PheCode", file=sheet.name)
         found.setdefault((own, text), set()).update({phecode} - {""})
     for (vocab, code), phecodes in found.items():
-        table = whole.tables.setdefault(vocab, {})
+        table = codemap.tables.setdefault(vocab, {})
         table.pop(code, None)
         if phecodes:
             table[code] = tuple(sorted(phecodes, key=codes.phecode_sort_key))
     facts = {"file": sheet.name, "sha256": sheet.sha256, "layout": "overrides", "rows": len(sheet.columns["code"]), "codes": len(found)}
-    whole.facts.append(facts)
+    codemap.facts.append(facts)

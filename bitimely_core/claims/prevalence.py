@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from bitimely_core.claims import codes
 from bitimely_core.claims.engines import collect_rows
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 POPULATIONS = ("subjects", "observed")
 DENOMINATORS = ("all", "controls")
-FEW = 20  # carriers among the cases below which a ratio is noise
 Z = 1.96  # of a 95 % interval
 
 
 @dataclass
 class CodeCounts:
-    """What the selection needs to know. Counts of shards add up with `+`.
+    """Counts for the selection. Counts of shards add up with `+`.
 
     Of training subjects with a label: `cases` and `known` by rule, `cases_with` and `known_with` by (rule, PheCode). Of all training
     subjects: `train_with` subjects and `records` by PheCode. Of all subjects: `carriers` by PheCode.
@@ -44,9 +43,19 @@ class CodeCounts:
         return CodeCounts(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
 
 
+class RatioCounts(TypedDict):
+    """A prevalence ratio with its counts: cases and reference subjects, and those of them who carry the PheCode."""
+
+    ratio: float
+    n_case_with: int
+    n_case: int
+    n_ref_with: int
+    n_ref: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrevalenceRatio:
-    """Prevalence of a PheCode among the cases of a rule over that in the reference group."""
+    """Prevalence of a PheCode among the cases of a label over that in the reference group."""
 
     ratio: float  # infinite when no reference subject carries it
     n_case_with: int
@@ -56,24 +65,30 @@ class PrevalenceRatio:
     interval: tuple[float, float] | None  # 95 %
     selected: bool = False
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> RatioCounts:
         """Ratio and the four counts."""
-        return {name: getattr(self, name) for name in ("ratio", "n_case_with", "n_case", "n_ref_with", "n_ref")}
+        return {
+            "ratio": self.ratio,
+            "n_case_with": self.n_case_with,
+            "n_case": self.n_case,
+            "n_ref_with": self.n_ref_with,
+            "n_ref": self.n_ref,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeSelection:
-    """PheCodes of the vocabulary in numeric order, and how they came there."""
+    """PheCodes of the vocabulary in numeric order, and the ratios by which they were selected."""
 
     phecodes: list[str]
     ratios: dict[str, dict[str, PrevalenceRatio]]  # rule -> candidates in numeric order
-    max_attainable: dict[str, float | None]  # rule -> what no ratio can exceed; None without case or reference subject
+    max_attainable: dict[str, float | None]  # rule -> upper bound of its ratios; None without case or reference subject
 
 
 def count_codes(
     records: nw.LazyFrame[Any],
     phecodes: Sequence[str],
-    people: pl.DataFrame,
+    cohort: pl.DataFrame,
     names: Sequence[str],
     engine: Engine,
     *,
@@ -85,17 +100,17 @@ def count_codes(
     Args:
         records: subject, day, phecode (index into `phecodes`).
         phecodes: names of the PheCodes.
-        people: with `split` and `y_<name>`.
+        cohort: with `split` and `y_<name>`.
         names: of the labels.
         engine: takes the frames.
-        population: subjects: all of `people`; observed: those with a record.
+        population: subjects: all of `cohort`; observed: those with a record.
         frequency: count the records of training subjects as well.
     """
     import narwhals as nw
     import polars as pl
 
     train = pl.col("split") == "train"
-    flags = people.select(
+    flags = cohort.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("subject"),
         train.cast(pl.Int32).alias("train"),
         *((train & (pl.col(f"y_{name}") == 1)).fill_null(value=False).cast(pl.Int32).alias(f"case_{i}") for i, name in enumerate(names)),
@@ -145,10 +160,10 @@ def select_codes(
         select: True: PheCodes above the threshold, for a rule without any the top k; the union over the rules. False: every PheCode that
             occurs. `frequency`: those with more than `min_record_frequency` of the records of training subjects.
         denominator: all: cases and non-cases; controls: non-cases.
-        threshold: a ratio must exceed it.
-        top_k: how many are taken where none does, by (-ratio, -carriers among the cases, PheCode).
-        min_case_support: PheCodes with fewer carriers among the cases are no candidates.
-        min_case_fraction: the same as a share of the cases; the larger of the two limits holds.
+        threshold: selected ratios exceed it.
+        top_k: number of PheCodes selected where none does, by (-ratio, -carriers among the cases, PheCode).
+        min_case_support: PheCodes with fewer carriers among the cases are not considered.
+        min_case_fraction: the same as a share of the cases; the larger of the two limits applies.
         min_record_frequency: of `frequency`.
     """
     ratios: dict[str, dict[str, PrevalenceRatio]] = {}
@@ -222,7 +237,7 @@ def compute_interval(ratio: float, a1: int, n1: int, a0: int, n0: int, denominat
         variance = (1 - p1) / (n1 * p1) + (1 - p0) / (n0 * p0)
     else:
         share = n1 / (n1 + n0)
-        whole = share * p1 + (1 - share) * p0
-        variance = (1 / p1 - share / whole) ** 2 * p1 * (1 - p1) / n1 + ((1 - share) / whole) ** 2 * p0 * (1 - p0) / n0
+        mean = share * p1 + (1 - share) * p0
+        variance = (1 / p1 - share / mean) ** 2 * p1 * (1 - p1) / n1 + ((1 - share) / mean) ** 2 * p0 * (1 - p0) / n0
     reach = math.exp(Z * math.sqrt(variance))
     return ratio / reach, ratio * reach

@@ -36,7 +36,7 @@ MAX_AGE_MONTHS = 1080  # months: ages of 90 and over are one
 class CodeSequences:
     """All kept sequences of a shard, flat: events of sequence i are `offsets[i]:offsets[i + 1]`. In order of subject, then (day, id)."""
 
-    subjects: NDArray[np.int64]  # [S] rows of `people`
+    subjects: NDArray[np.int64]  # [S] rows of `cohort`
     offsets: NDArray[np.int64]  # [S + 1]
     ids: NDArray[np.int32]  # [E] of the vocabulary
     days: NDArray[np.int32]  # [E]
@@ -60,7 +60,7 @@ def build_code_sequences(
     records: nw.LazyFrame[Any],
     phecodes: Sequence[str],
     vocab: Mapping[str, int],
-    people: pl.DataFrame,
+    cohort: pl.DataFrame,
     engine: Engine,
     *,
     dedupe: str = "day",
@@ -75,7 +75,7 @@ def build_code_sequences(
         records: subject, day, phecode (index into `phecodes`), and `row` for dedupe first_per_age30.
         phecodes: names of the PheCodes.
         vocab: the selected ones -> id.
-        people: with `birth_day`, and `index_day` under a landmark.
+        cohort: with `birth_day`, and `index_day` under a landmark.
         engine: takes the frames.
         dedupe: day: one event a day and PheCode; month: the earliest day a calendar month and PheCode; none; first_per_age30: one event an
             age month, the first in input order.
@@ -93,7 +93,7 @@ def build_code_sequences(
         orient="row",
     )
     chosen = records.join(engine(ids), on="phecode").drop("phecode")
-    births = people.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), birth="birth_day").drop_nulls()
+    births = cohort.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), birth="birth_day").drop_nulls()
     unborn = 0
     if "age30" in f"{time} {dedupe}":
         unborn = collect_rows(chosen.select("subject").unique()).join(births, on="subject", how="anti").height
@@ -109,7 +109,7 @@ def build_code_sequences(
         found = collect_rows(chosen.group_by("subject").agg(nw.len().alias("n"))).sort("subject")
         amount = found["n"].to_numpy()
     elif min_codes_unit == "unique":
-        amount = np.bincount(np.unique(subject * size + code) // size, minlength=people.height)[subjects]
+        amount = np.bincount(np.unique(subject * size + code) // size, minlength=cohort.height)[subjects]
     enough = amount >= min_codes
     from_end = np.repeat(starts + lengths, lengths) - np.arange(len(subject))  # 1 for the last event
     stays = np.repeat(enough, lengths) & (from_end <= (max_events or len(subject)))
@@ -118,7 +118,7 @@ def build_code_sequences(
     subjects = subjects[enough]
     offsets = np.searchsorted(subject, subjects).astype(np.int64)
     offsets = np.append(offsets, len(subject))
-    times, ends = _compute_times(time, subjects, offsets, day, people)
+    times, ends = _compute_times(time, subjects, offsets, day, cohort)
     return CodeSequences(
         subjects=subjects,
         offsets=offsets,
@@ -126,7 +126,7 @@ def build_code_sequences(
         days=day.astype(np.int32),
         times=times,
         ends=ends,
-        indexed=time == "months" and "index_day" in people.columns,
+        indexed=time == "months" and "index_day" in cohort.columns,
         no_birth=unborn,
     )
 
@@ -170,7 +170,7 @@ def _sort_records(kept: nw.LazyFrame[Any], size: int, *, repeats: bool) -> tuple
 
 
 def _compute_times(
-    time: str, subjects: NDArray[np.int64], offsets: NDArray[np.int64], day: NDArray[np.int64], people: pl.DataFrame
+    time: str, subjects: NDArray[np.int64], offsets: NDArray[np.int64], day: NDArray[np.int64], cohort: pl.DataFrame
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Times of the events and of [EOS]. Under a landmark and with months, [EOS] stands at the index day."""
     lengths = np.diff(offsets)
@@ -180,34 +180,34 @@ def _compute_times(
     elif time == "calendar_month":
         times = (dates.to_calendar_months(day) - np.repeat(dates.to_calendar_months(first), lengths)).astype(np.float64)
     else:
-        births = people["birth_day"].gather(subjects).to_numpy()
+        births = cohort["birth_day"].gather(subjects).to_numpy()
         times = dates.to_age_months(day - np.repeat(births, lengths)).astype(np.float64)
-    if time == "months" and "index_day" in people.columns:
-        return times, (people["index_day"].gather(subjects).to_numpy() - first) / dates.MONTH
+    if time == "months" and "index_day" in cohort.columns:
+        return times, (cohort["index_day"].gather(subjects).to_numpy() - first) / dates.MONTH
     return times, times[offsets[1:] - 1]
 
 
-def compute_ages(sequences: CodeSequences, people: pl.DataFrame) -> list[int | None]:
+def compute_ages(sequences: CodeSequences, cohort: pl.DataFrame) -> list[int | None]:
     """Whole months from birth to the first event of each sequence, None where no birth is known."""
-    births = people["birth_day"].gather(sequences.subjects)
+    births = cohort["birth_day"].gather(sequences.subjects)
     first = sequences.days[sequences.offsets[:-1]].astype(np.int64)
     months = dates.to_completed_months(first - births.fill_null(0).to_numpy())
     return [None if unknown else int(n) for n, unknown in zip(months, births.is_null(), strict=True)]
 
 
-def to_table(sequences: CodeSequences, people: pl.DataFrame, names: Sequence[str]) -> pa.Table:
-    """The sequences in the form of `sequences-*.parquet` (section 11), sorted by subject_id when `people` is.
+def to_table(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str]) -> pa.Table:
+    """The sequences in the form of `sequences-*.parquet` (section 11), sorted by subject_id when `cohort` is.
 
     Args:
         sequences: of one shard.
-        people: with subject_id (int64), split, and where known birth_day, sex, index_day.
+        cohort: with subject_id (int64), split, and where known birth_day, sex, index_day.
         names: of the labels.
     """
     import pyarrow as pa
 
-    own = people[sequences.subjects]
+    own = cohort[sequences.subjects]
     offsets = pa.array(sequences.offsets, pa.int32())
-    months = [None if age is None else min(age, MAX_AGE_MONTHS) for age in compute_ages(sequences, people)]
+    months = [None if age is None else min(age, MAX_AGE_MONTHS) for age in compute_ages(sequences, cohort)]
     columns = {
         "subject_id": pa.array(own["subject_id"].to_numpy(), pa.int64()),
         "codes": pa.ListArray.from_arrays(offsets, pa.array(sequences.ids, pa.int32())),
@@ -221,9 +221,9 @@ def to_table(sequences: CodeSequences, people: pl.DataFrame, names: Sequence[str
     return pa.table(columns)
 
 
-def count_usage(sequences: CodeSequences, people: pl.DataFrame, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_usage(sequences: CodeSequences, cohort: pl.DataFrame, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of the training sequences: subjects and events by id [size each]; they add up over shards."""
-    train = (people["split"].gather(sequences.subjects) == "train").to_numpy()
+    train = (cohort["split"].gather(sequences.subjects) == "train").to_numpy()
     of_event = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))
     mine = train[of_event]
     pairs = np.sort(of_event[mine] * size + sequences.ids[mine])  # faster than np.unique, which hashes

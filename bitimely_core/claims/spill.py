@@ -1,16 +1,17 @@
-"""Rows and subjects on their way, by shard: files with one row group a shard, so that each is read again alone. They hold no raw ids."""
+"""Spill files of rows and subjects: one row group per shard, so that each shard is read alone. They hold no raw ids."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.claims.job import FILE_SHIFT
+from bitimely_core.schemas import StoredFile
 
 if TYPE_CHECKING:
     import polars as pl
@@ -21,16 +22,16 @@ SLICE = 1 << 18  # subjects that are put in order together
 
 
 class SpillFile(NamedTuple):
-    """A stretch of the source, cleaned and laid down."""
+    """Cleaned rows and subjects of a stretch of the source."""
 
     rows: Path
-    people: Path
-    codes: np.ndarray  # its numbers of codes and files -> those of the whole
-    files: np.ndarray
+    cohort: Path
+    codes: np.ndarray  # its numbers of codes -> those of all files together
+    files: np.ndarray  # likewise
 
 
 def write_partitioned(path: Path, frame: pl.DataFrame, shards: int) -> None:
-    """Write a frame whose column `shard` says in which row group each row goes; their order stays."""
+    """Write a frame with one row group for each value of its column `shard`; the order of rows stays."""
     import pyarrow.parquet as pq
 
     frame = frame.sort("shard", maintain_order=True)
@@ -46,7 +47,7 @@ def write_partitioned(path: Path, frame: pl.DataFrame, shards: int) -> None:
 
 
 def read_partition(path: Path, shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """One shard of a file that `lay` wrote."""
+    """One shard of a file of `write_partitioned`."""
     import polars as pl
     import pyarrow.parquet as pq
 
@@ -56,24 +57,24 @@ def read_partition(path: Path, shard: int, columns: Sequence[str] | None = None)
     return found
 
 
-def read_rows(piles: Iterable[SpillFile], shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """The rows of a shard from all piles, with the code and file numbers of the whole."""
+def read_rows(spilled: Iterable[SpillFile], shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """The rows of a shard from all spill files, with common numbers of codes and files."""
     import polars as pl
 
     parts = []
-    for pile in piles:
-        part = read_partition(pile.rows, shard, columns)
+    for one in spilled:
+        part = read_partition(one.rows, shard, columns)
         if columns is None:
             row = part["row"].to_numpy()
             part = part.with_columns(
-                code=pl.Series(pile.codes[part["code"].to_numpy()], dtype=pl.Int32),
-                row=pl.Series((pile.files[row >> FILE_SHIFT] << FILE_SHIFT) + row % (1 << FILE_SHIFT), dtype=pl.Int64),
+                code=pl.Series(one.codes[part["code"].to_numpy()], dtype=pl.Int32),
+                row=pl.Series((one.files[row >> FILE_SHIFT] << FILE_SHIFT) + row % (1 << FILE_SHIFT), dtype=pl.Int64),
             )
         parts.append(part)
     return pl.concat(parts) if parts else pl.DataFrame()
 
 
-# ---- files in the order of a column whose values are evenly spread over all shards
+# ---- files sorted by a column whose values are evenly spread over all shards
 
 
 def merge_sorted(paths: Sequence[Path], column: str, size: int, slices: int, by: Sequence[str]) -> Iterator[pl.DataFrame]:
@@ -81,7 +82,7 @@ def merge_sorted(paths: Sequence[Path], column: str, size: int, slices: int, by:
 
     Args:
         paths: of Parquet files.
-        column: of whole numbers from 0 to `size`, spread evenly.
+        column: integers from 0 to `size`, spread evenly.
         size: one more than the greatest number there can be.
         slices: how many; what is held is one of them.
         by: columns to sort by, the first of them in the order of `column`.
@@ -90,12 +91,12 @@ def merge_sorted(paths: Sequence[Path], column: str, size: int, slices: int, by:
 
     edges = [size * i // slices for i in range(slices + 1)]
     for low, high in pairwise(edges):
-        mine = (pl.col(column) >= low) & (pl.col(column) < high)  # no file is held whole: each is read through it
+        mine = (pl.col(column) >= low) & (pl.col(column) < high)  # a lazy filter, so that no file is in memory at once
         yield pl.concat([pl.scan_parquet(path).filter(mine).collect() for path in paths]).sort(*by, maintain_order=True)
 
 
-def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, dict[str, Any]]:
-    """A file of a cache from its frames one after another: the bytes are those of the whole in one piece. Its name, and what it is."""
+def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, StoredFile]:
+    """Write a file of a cache from its frames one after another, with the same bytes as from one frame; its name, size and hash."""
     count = 0
 
     def fill(stream: BinaryIO) -> None:
@@ -112,7 +113,7 @@ def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[s
             writer.close()
 
     name, digest, size = storage.write_hashed(out, stem, ".parquet", fill)
-    return name, {"sha256": digest, "size": size, "rows": count}
+    return name, StoredFile(sha256=digest, size=size, rows=count)
 
 
 def _iter_groups(frames: Iterable[pl.DataFrame]) -> Iterator[pa.Table]:

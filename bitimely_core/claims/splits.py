@@ -1,10 +1,18 @@
-"""Train, validation and test by a hash of the raw subject id: the same in every engine, whoever else is in the data (section 10)."""
+"""Train, validation and test by a hash of the raw subject id, independent of engine and of other subjects; or by a file (section 10)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from bitimely_core.errors import safe_text, usage_error
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MEDS_SPLITS = {"tuning": "validation", "held_out": "test"}
 SPLITS = ("train", "validation", "test")
 SEED, TRAIN, VALIDATION = 0, 0.8, 0.1
 BINS = 1000
@@ -26,11 +34,43 @@ def compute_bins(subjects: Iterable[str], seed: int = SEED) -> list[int]:
 
 
 def assign_split_of_bin(number: int, train: float = TRAIN, validation: float = VALIDATION) -> str:
-    """The split of a subject of whom the cache keeps floor(1000 u); the shares are multiples of 0.001."""
+    """The split of a subject with stored floor(1000 u); the shares are multiples of 0.001."""
     first, second = round(train * BINS), round((train + validation) * BINS)
     return "train" if number < first else "validation" if number < second else "test"
 
 
 def assign_shard(subject: str, shards: int) -> int:
-    """Which of `shards` a subject lies in; another hash than that of the split."""
+    """Number of the shard of a subject, by another hash than that of the split."""
     return int.from_bytes(sha256(f"shard|{subject}".encode()).digest(), "big") % shards
+
+
+def read_split_file(path: Path, ids: str, *, numbers: bool = False) -> pl.DataFrame:
+    """subject_id (String, trimmed, or Int64) and split of a CSV or Parquet file; MEDS names of splits are accepted.
+
+    Raises UserError (config, exit 2) where it cannot be read, a row has no subject, or a subject or split is not as expected.
+
+    Args:
+        path: the file.
+        ids: which ids it holds, for messages.
+        numbers: whether they are integers.
+    """
+    import polars as pl
+
+    columns = f"expected the columns subject_id ({ids}) and split"
+    try:
+        frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
+        subject = pl.col("subject_id").cast(pl.String).str.strip_chars()
+        frame = frame.select(subject.cast(pl.Int64) if numbers else subject, pl.col("split").cast(pl.String).replace(MEDS_SPLITS))
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise usage_error(f"cannot be read ({type(error).__name__})", columns, file=str(path), field="--split-file") from error
+    unknown = {str(word) for word in frame["split"].unique()} - set(SPLITS)
+    problem = ""
+    if frame["subject_id"].cast(pl.String).fill_null("").eq("").any():
+        problem = "a row has no subject"
+    elif unknown:
+        problem = f"split {safe_text(min(unknown))}"
+    elif frame["subject_id"].is_duplicated().any():
+        problem = "a subject has two rows"
+    if problem:
+        raise usage_error(problem, f"{columns}: train, validation or test, one row per subject", file=str(path), field="--split-file")
+    return frame

@@ -1,7 +1,7 @@
 """The steps of section 2 for one shard of subjects, in the two passes of section 13. `build_sequences` is one shard.
 
-Pass 1: `label` each shard; the last of their last days is the data's end; `mark` and `count` each shard; add the counts up.
-Between: `ratios.select` decides once, in plain Python. Pass 2: `build` each shard. Nothing that is global is decided in a shard.
+Pass 1: `label_shard` each shard; the latest of their last days is the end of the data; `set_index_days` and `count_shard` each shard; add up
+the counts. Between the passes: `select_vocabulary`, in plain Python. Pass 2: `build_shard` each shard. No global decision is made in a shard.
 """
 
 from __future__ import annotations
@@ -38,29 +38,36 @@ LEAST_VALUES = {"top_k": 0, "min_case_support": 1, "min_codes": 0, "max_events":
 VALUE_RANGES = {"threshold": (-math.inf, math.inf), "min_case_fraction": (0.0, 1.0), "min_record_frequency": (0.0, 1.0)}
 
 
+def check_integer(name: str, value: object, least: int) -> int:
+    """`value`, if it is an integer of at least `least`; else a ValueError."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} is an integer of at least {least}, found {value!r}")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequenceChoices:
-    """What can be chosen without reading the source again. Defaults: the preset `paper`.
+    """Choices that do not require reading the source again. Defaults: the preset `paper`.
 
-    Raises ValueError for a value that is not known.
+    Raises ValueError for an unknown value.
     """
 
-    level: str = "integer"
-    leakage: str = "keep"
+    level: str = "integer"  # roll-up of PheCodes: integer, first_decimal or full
+    leakage: str = "keep"  # keep, drop_icd or drop_phecode
     landmark: Landmark | None = None
-    population: str = "subjects"
-    denominator: str = "all"
-    threshold: float = 5.0
-    top_k: int = 5
-    min_case_support: int = 1
-    min_case_fraction: float = 0.0
-    select: bool | str = True
+    population: str = "subjects"  # reference population of the ratios: all subjects, or observed: those with a record
+    denominator: str = "all"  # reference group: all of them, or controls
+    threshold: float = 5.0  # PheCodes with a greater ratio are selected
+    top_k: int = 5  # number selected for a label without any such PheCode
+    min_case_support: int = 1  # carriers among the cases that a PheCode needs to be considered
+    min_case_fraction: float = 0.0  # the same as a share of the cases
+    select: bool | str = True  # False: every PheCode that occurs; frequency: by `min_record_frequency`
     min_record_frequency: float = 0.001
-    dedupe: str = "day"
-    min_codes: int = 10
-    min_codes_unit: str = "events"
-    max_events: int | None = None
-    time: str = "months"
+    dedupe: str = "day"  # day, month, none or first_per_age30
+    min_codes: int = 10  # subjects with fewer are excluded
+    min_codes_unit: str = "events"  # events, records or unique
+    max_events: int | None = None  # only the last ones are kept
+    time: str = "months"  # clock: months, calendar_month or age30
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
@@ -82,49 +89,44 @@ class SequenceChoices:
         return self.dedupe == "first_per_age30"
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "original": {"select": "frequency", "min_codes": 50, "min_codes_unit": "records", "time": "age30", "dedupe": "first_per_age30"},
-    "strict": {"landmark": Landmark(), "leakage": "drop_phecode", "min_case_support": 20, "min_case_fraction": 0.005},
+PRESETS = {
+    "paper": SequenceChoices(),
+    "original": SequenceChoices(select="frequency", min_codes=50, min_codes_unit="records", time="age30", dedupe="first_per_age30"),
+    "strict": SequenceChoices(landmark=Landmark(), leakage="drop_phecode", min_case_support=20, min_case_fraction=0.005),
 }
 
 
-def check_integer(name: str, value: object, least: int) -> int:
-    """`value`, when it is a whole number of at least `least`; else a ValueError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is a whole number of at least {least}, found {value!r}")
-    return value
-
-
-def parse_landmark(given: Mapping[str, Any] | None) -> Landmark | None:
-    """A landmark from its parameters: landmark_days or date, gap_days, horizon_days; what is absent has its default.
+def parse_landmark(given: Mapping[str, object] | None) -> Landmark | None:
+    """A landmark from its parameters: landmark_days or date, gap_days, horizon_days; defaults for those that are absent.
 
     Raises:
-        ValueError: for others, or values that are none.
+        ValueError: for other parameters or values.
     """
     if given is None:
         return None
     names = {"landmark_days", "gap_days", "horizon_days"}
     if not isinstance(given, Mapping) or not set(given) <= names | {"date"} or {"date", "landmark_days"} <= set(given):
         raise ValueError(f"a landmark has landmark_days or date, gap_days and horizon_days, found {given!r}")
-    found: dict[str, Any] = {name: check_integer(name, given[name], 0) for name in names & set(given)}
-    if "date" in given:
-        day = dates.parse_day(given["date"]) if isinstance(given["date"], str) else None
-        if day is None:
-            raise ValueError(f"the date of a landmark is YYYY-MM-DD, found {given['date']!r}")
-        found |= {"day": day, "landmark_days": None}
-    return Landmark(**found)
+    landmark = replace(Landmark(), **{name: check_integer(name, given[name], 0) for name in names & set(given)})
+    if "date" not in given:
+        return landmark
+    day = dates.parse_day(given["date"]) if isinstance(given["date"], str) else None
+    if day is None:
+        raise ValueError(f"the date of a landmark is YYYY-MM-DD, found {given['date']!r}")
+    return replace(landmark, day=day, landmark_days=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsShard:
     """Some subjects with all their valid rows, as integers."""
 
-    rows: pl.DataFrame  # subject Int32 (row of `people`), day Int32, code Int32 (place in `codes`), source Int8; row Int64 for input_order
+    rows: (
+        pl.DataFrame
+    )  # subject Int32 (row of `cohort`), day Int32, code Int32 (index into `codes`), source Int8; row Int64 for input_order
     codes: Sequence[IcdCode]
-    people: pl.DataFrame  # subject_id, birth_day Int32, obs_end Int32, split; what is known of each subject is added as columns
-    labels: tuple[str, ...] = ()  # names with a column y_<name> in `people`
-    dated: frozenset[str] = frozenset()  # those of them that rules gave: only they have onsets, so only they change under a landmark
+    cohort: pl.DataFrame  # subject_id, birth_day Int32, obs_end Int32, split; steps add columns
+    labels: tuple[str, ...] = ()  # names with a column y_<name> in `cohort`
+    rule_labels: frozenset[str] = frozenset()  # those made by rules: only they have onsets and change under a landmark
     rules: Sequence[LabelRule] = ()
     defining: Collection[str] = ()  # PheCodes that the map gives to the code sets of the rules (`rules.defining`)
 
@@ -137,9 +139,9 @@ class ClaimsShard:
 
 def load_shard(
     events: pl.DataFrame,
-    people: pl.DataFrame,
+    cohort: pl.DataFrame,
     *,
-    dated: Collection[str] = (),
+    rule_labels: Collection[str] = (),
     rules: Sequence[LabelRule] = (),
     defining: Collection[str] = (),
 ) -> ClaimsShard:
@@ -147,10 +149,10 @@ def load_shard(
 
     Args:
         events: subject_id, day Int32, code (`ICD9CM//428.0`), source, phecodes, in any order.
-        people: one row a subject, with the columns of `Shard.people` and of its labels (`labels.wide`).
-        dated: labels that rules gave.
+        cohort: one row a subject, with the columns of `Shard.cohort` and of its labels (`labels.wide`).
+        rule_labels: labels made by rules.
         rules: those of the ingest, for the leakage policies.
-        defining: likewise.
+        defining: PheCodes of the code sets of the rules, likewise.
     """
     import polars as pl
 
@@ -159,7 +161,7 @@ def load_shard(
     for text, phecodes in table.iter_rows():
         vocab, _, code = text.partition("//")
         found.append(IcdCode(vocab.lower(), code, tuple(phecodes or ())))
-    numbers = people.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
+    numbers = cohort.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
     rows = events.with_row_index("row").join(numbers, on="subject_id", maintain_order="left")
     rows = rows.select(
         "subject",
@@ -168,31 +170,33 @@ def load_shard(
         pl.col("source").cast(pl.String).replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8),
         pl.col("row").cast(pl.Int64),
     )
-    names = tuple(column.removeprefix("y_") for column in people.columns if column.startswith("y_"))
-    return ClaimsShard(rows=rows, codes=found, people=people, labels=names, dated=frozenset(dated), rules=rules, defining=defining)
+    names = tuple(column.removeprefix("y_") for column in cohort.columns if column.startswith("y_"))
+    return ClaimsShard(
+        rows=rows, codes=found, cohort=cohort, labels=names, rule_labels=frozenset(rule_labels), rules=rules, defining=defining
+    )
 
 
 def label_shard(shard: ClaimsShard, engine: Engine) -> ClaimsShard:
     """Pass 1: first day, onsets and labels of every subject, from all valid rows."""
-    people = labels.add_first_days(shard.rows, shard.people, engine)
-    people = labels.add_onsets(shard.rows, shard.codes, shard.rules, people, engine)
+    cohort = labels.add_first_days(shard.rows, shard.cohort, engine)
+    cohort = labels.add_onsets(shard.rows, shard.codes, shard.rules, cohort, engine)
     names = tuple(rule.name for rule in shard.rules)
-    return replace(shard, people=people, labels=(*shard.labels, *names), dated=shard.dated.union(names))
+    return replace(shard, cohort=cohort, labels=(*shard.labels, *names), rule_labels=shard.rule_labels.union(names))
 
 
 def set_index_days(shard: ClaimsShard, choices: SequenceChoices, data_end: int | None, engine: Engine) -> ClaimsShard:
-    """Pass 1: index days and the labels that hold at them. `data_end`: last valid day of all shards; None where every obs_end is known."""
-    people = shard.people
-    if "first_day" not in people.columns:
-        people = labels.add_first_days(shard.rows, people, engine)
-    return replace(shard, people=labels.apply_landmark(people, sorted(shard.dated), choices.landmark, data_end))
+    """Pass 1: index days and the labels at them. `data_end`: last valid day of all shards; None where every obs_end is known."""
+    cohort = shard.cohort
+    if "first_day" not in cohort.columns:
+        cohort = labels.add_first_days(shard.rows, cohort, engine)
+    return replace(shard, cohort=labels.apply_landmark(cohort, sorted(shard.rule_labels), choices.landmark, data_end))
 
 
 def count_shard(shard: ClaimsShard, choices: SequenceChoices, engine: Engine) -> CodeCounts:
-    """Pass 1: the counts on which ratios and selection rest."""
+    """Pass 1: the counts for ratios and selection."""
     lazy, phecodes = _select_records(shard, choices, engine)
     frequency = choices.select == "frequency"
-    return prevalence.count_codes(lazy, phecodes, shard.people, shard.labels, engine, population=choices.population, frequency=frequency)
+    return prevalence.count_codes(lazy, phecodes, shard.cohort, shard.labels, engine, population=choices.population, frequency=frequency)
 
 
 def select_vocabulary(counts: CodeCounts, names: Sequence[str], choices: SequenceChoices) -> CodeSelection:
@@ -208,7 +212,7 @@ def build_shard(shard: ClaimsShard, choices: SequenceChoices, selection: CodeSel
         lazy,
         phecodes,
         sequence_builder.number_phecodes(selection.phecodes),
-        shard.people,
+        shard.cohort,
         engine,
         dedupe=choices.dedupe,
         min_codes=choices.min_codes,
@@ -219,9 +223,9 @@ def build_shard(shard: ClaimsShard, choices: SequenceChoices, selection: CodeSel
 
 
 def _select_records(shard: ClaimsShard, choices: SequenceChoices, engine: Engine) -> tuple[nw.LazyFrame[Any], list[str]]:
-    """What may enter the input, and the names of its PheCodes."""
-    voices = leakage_policy.list_input_phecodes(
+    """Records that may enter the input, and the names of their PheCodes."""
+    phecodes_of_code = leakage_policy.list_input_phecodes(
         shard.codes, level=choices.level, leakage=choices.leakage, rules=shard.rules, defining=shard.defining
     )
     rows = shard.rows if choices.input_order else shard.rows.drop("row", strict=False)
-    return leakage_policy.select_records(rows, voices, shard.people, engine)
+    return leakage_policy.select_records(rows, phecodes_of_code, shard.cohort, engine)

@@ -1,6 +1,6 @@
-"""Between the passes: who is there, what the source says of each, and the numbers that take the place of raw ids.
+"""Between the passes: present subjects, their facts from the source, and their pseudonyms.
 
-A subject's pseudonym is the rank of its digest among those of all subjects that are there. Only the first 8 bytes of each are held.
+A subject's pseudonym is the rank of its digest among those of all present subjects. Only the first 8 bytes of each digest are in memory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.claims import pass1_clean, spill
+from bitimely_core.claims import pass1_clean, spill, splits
 from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
-from bitimely_core.errors import Exit, Finding, Reason, UserError, safe_text, usage_error
+from bitimely_core.errors import Exit, Finding, Reason, UserError, usage_error
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,143 +22,125 @@ if TYPE_CHECKING:
     from bitimely_core.claims.spill import SpillFile
 
 CHUNK = 1 << 18  # subjects whose digests are computed together
-SPLITS = {"tuning": "validation", "held_out": "test"}  # MEDS names of splits
 
 
 def write_subject_facts(job: ClaimsJob) -> Path | None:
-    """What the source's own tables say of subjects, laid down by digest and shard; None where they say nothing."""
+    """Write what the tables of the source hold of each subject, by digest and shard; None where they hold nothing."""
     import polars as pl
 
     from bitimely_core.claims import dates
 
     claims, path = job.claims, job.home / f"{job.stem}-facts.parquet"
-    whole: pl.DataFrame | None = None
+    facts: pl.DataFrame | None = None
     if claims.subjects is not None:
         spans = {new: dates.parse_days(claims.subjects[old]) for old, new in SUBJECT_DATES.items()}
-        whole = claims.subjects.select("subject_id", "sex", registered=pl.lit(value=True), **spans)
+        facts = claims.subjects.select("subject_id", "sex", registered=pl.lit(value=True), **spans)
     if claims.labels is not None:
         flags = claims.labels.select("subject_id", *(pl.col(name).alias(f"flag_{name}") for name in job.flags))
         if "index_date" in claims.labels.columns:
             flags = flags.with_columns(index_day=dates.parse_days(claims.labels["index_date"]))
-        whole = flags if whole is None else whole.join(flags, on="subject_id", how="full", coalesce=True)
+        facts = flags if facts is None else facts.join(flags, on="subject_id", how="full", coalesce=True)
     if job.splits is not None:
-        whole = job.splits if whole is None else whole.join(job.splits, on="subject_id", how="full", coalesce=True)
-    if whole is None:
+        facts = job.splits if facts is None else facts.join(job.splits, on="subject_id", how="full", coalesce=True)
+    if facts is None:
         return None
     if not path.is_file():
-        whole = whole.drop_nulls("subject_id")
+        facts = facts.drop_nulls("subject_id")
         parts = [
-            pass1_clean.compute_digests(whole["subject_id"][i : i + CHUNK].to_list(), job) for i in range(0, max(whole.height, 1), CHUNK)
+            pass1_clean.compute_digests(facts["subject_id"][i : i + CHUNK].to_list(), job) for i in range(0, max(facts.height, 1), CHUNK)
         ]
-        spill.write_partitioned(path, pl.concat([pl.concat(parts), whole.drop("subject_id")], how="horizontal"), job.shards)
+        spill.write_partitioned(path, pl.concat([pl.concat(parts), facts.drop("subject_id")], how="horizontal"), job.shards)
     return path
 
 
-def present_subjects(job: ClaimsJob, found: CleaningFindings, laid: Sequence[SpillFile], told: Path | None, shard: int) -> pl.DataFrame:
-    """The subjects of a shard, registered or with a valid row, in the order of their digests: digest, split_bin and all that is known."""
+def present_subjects(
+    job: ClaimsJob, found: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, shard: int
+) -> pl.DataFrame:
+    """The subjects of a shard, registered or with a valid row, sorted by digest: digest, split_bin and all known facts."""
     import polars as pl
 
-    met = [spill.read_partition(pile.people, shard) for pile in laid]
-    everyone = pl.concat([pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16}), *met]).unique("digest")
+    seen = [spill.read_partition(one.cohort, shard) for one in spilled]
+    cohort = pl.concat([pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16}), *seen]).unique("digest")
     if found.latest is not None:
-        rows = spill.read_rows(laid, shard, ("key", "day"))
-        everyone = everyone.filter(
-            pl.Series(np.isin(pass1_clean.to_keys(everyone["digest"]), rows.filter(pl.col("day") <= found.latest)["key"].to_numpy()))
+        rows = spill.read_rows(spilled, shard, ("key", "day"))
+        cohort = cohort.filter(
+            pl.Series(np.isin(pass1_clean.to_keys(cohort["digest"]), rows.filter(pl.col("day") <= found.latest)["key"].to_numpy()))
         )
-    of_source = pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16}) if told is None else spill.read_partition(told, shard)
-    if "registered" in of_source.columns:
-        everyone = pl.concat([everyone, of_source.filter(pl.col("registered")).select(everyone.columns)]).unique("digest")
-    everyone = everyone.sort("digest").join(of_source.drop("split_bin"), on="digest", how="left", maintain_order="left")
+    empty = pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16})
+    facts = empty if facts_file is None else spill.read_partition(facts_file, shard)
+    if "registered" in facts.columns:
+        cohort = pl.concat([cohort, facts.filter(pl.col("registered")).select(cohort.columns)]).unique("digest")
+    cohort = cohort.sort("digest").join(facts.drop("split_bin"), on="digest", how="left", maintain_order="left")
     absent = dict.fromkeys(SUBJECT_DATES.values(), pl.Int32) | {"sex": pl.UInt8}
-    everyone = everyone.with_columns(pl.lit(None, kind).alias(name) for name, kind in absent.items() if name not in everyone.columns)
+    cohort = cohort.with_columns(pl.lit(None, kind).alias(name) for name, kind in absent.items() if name not in cohort.columns)
     last = found.span[1] if found.span else None
-    return everyone.drop("registered", strict=False).with_columns(pl.col("obs_end").fill_null(pl.lit(last, pl.Int32)))
+    return cohort.drop("registered", strict=False).with_columns(pl.col("obs_end").fill_null(pl.lit(last, pl.Int32)))
 
 
-def assign_pseudonyms(job: ClaimsJob, found: CleaningFindings, laid: Sequence[SpillFile], told: Path | None) -> np.ndarray:
-    """The keys of all subjects that are there, sorted: the place of a key is the subject's pseudonym, [n] uint64.
+def assign_pseudonyms(job: ClaimsJob, found: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None) -> np.ndarray:
+    """The keys of all present subjects, sorted: the position of a key is the subject's pseudonym, [n] uint64.
 
     Raises:
-        UserError: config (exit 2) when a split file does not list them all; integrity (exit 5) when two digests begin alike.
+        UserError: config (exit 2) when a split file does not list them all; integrity (exit 5) when two digests have the same first 8 bytes.
     """
-    keys, listed = [], 0
+    parts, listed = [], 0
     for shard in range(job.shards):
         job.run.stop.check()
-        people = present_subjects(job, found, laid, told, shard)
-        keys.append(pass1_clean.to_keys(people["digest"]))
-        listed += people["split"].count() if job.splits is not None else 0
-    whole = np.sort(np.concatenate(keys))
-    if (whole[1:] == whole[:-1]).any():
-        text, action = "the pseudonyms of two subjects begin alike", "Give another key with --id-key"
-        raise UserError(Reason.INTEGRITY, text, hint=action, exit_code=Exit.INTEGRITY)
-    if job.splits is not None and job.given.get("split_file"):
-        _check_split_file(job, len(whole), listed)
-    return whole
+        cohort = present_subjects(job, found, spilled, facts_file, shard)
+        parts.append(pass1_clean.to_keys(cohort["digest"]))
+        listed += cohort["split"].count() if job.splits is not None else 0
+    keys = np.sort(np.concatenate(parts))
+    if (keys[1:] == keys[:-1]).any():
+        text = "two subjects have the same pseudonym key"
+        raise UserError(Reason.INTEGRITY, text, hint="Give another key with --id-key", exit_code=Exit.INTEGRITY)
+    if job.splits is not None and job.options.split_file:
+        _check_split_file(job, len(keys), listed)
+    return keys
 
 
 def _check_split_file(job: ClaimsJob, subjects: int, listed: int) -> None:
-    """Says how many of a split file nobody knows; raises UserError (config, exit 2) when it misses some who are there."""
+    """Warn of subjects of a split file that are not in the data. Raises UserError (config, exit 2) when it misses present subjects."""
     assert job.splits is not None
     if listed < subjects:
         raise usage_error(
             f"misses {subjects - listed} of {subjects} subjects",
             "expected all, by the ids of the source",
-            file=job.given["split_file"],
+            file=job.options.split_file,
             field="--split-file",
         )
-    if strange := job.splits.height - listed:
-        text = f"{strange} of {job.splits.height} subjects of the split file are not in the data"
+    if unmatched := job.splits.height - listed:
+        text = f"{unmatched} of {job.splits.height} subjects of the split file are not in the data"
         found = Finding(
-            code=Reason.UNMATCHED_LABELS, level="warning", problem=text, requirement="passed over", field="--split-file", count=strange
+            code=Reason.UNMATCHED_LABELS,
+            level="warning",
+            problem=text,
+            requirement="they are ignored",
+            field="--split-file",
+            count=unmatched,
         )
         job.run.reasons.append(found)
 
 
 def load_splits(of_source: dict[str, str] | None, file: str) -> pl.DataFrame | None:
-    """subject_id (raw), split: of the user's file, else of the source, where either says something."""
+    """subject_id (raw), split: of the user's file, else of the source; None without either."""
     import polars as pl
 
     if file:
-        return _read_split_file(Path(file))
+        return splits.read_split_file(Path(file), "the ids of the source")
     if not of_source:
         return None
     return pl.DataFrame({"subject_id": list(of_source), "split": list(of_source.values())})
 
 
-def _read_split_file(path: Path) -> pl.DataFrame:
-    """A split file by raw ids. Raises UserError (config, exit 2) where it is none."""
-    import polars as pl
-
-    from bitimely_core.claims.splits import SPLITS as KNOWN
-
-    def refused(text: str, wanted: str) -> UserError:
-        return usage_error(text, wanted, file=str(path), field="--split-file")
-
-    try:
-        frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
-        frame = frame.select(pl.col("subject_id").cast(pl.String).str.strip_chars(), pl.col("split").cast(pl.String).replace(SPLITS))
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise refused(
-            f"cannot be read ({type(error).__name__})", "expected the columns subject_id (ids of the source) and split"
-        ) from error
-    if frame["subject_id"].null_count() or (frame["subject_id"] == "").any():
-        raise refused("a row has no subject", "expected the columns subject_id (ids of the source) and split")
-    odd = {str(word) for word in frame["split"].unique()} - set(KNOWN)
-    if odd or frame["subject_id"].is_duplicated().any():
-        text = f"split {safe_text(min(odd))}" if odd else "a subject twice"
-        raise refused(text, "expected train, validation or test, once a subject")
-    return frame
-
-
 def refuse_inside_workspace(path: Path, workspace: Path) -> None:
-    """Raises UserError (config, exit 2) for a path inside the workspace: raw ids are for their owner alone."""
+    """Raises UserError (config, exit 2) for a path inside the workspace: only its owner may see raw ids."""
     if path.resolve().is_relative_to(workspace.resolve()):
-        wanted = "expected a place that is not shared with caches and reports"
-        raise usage_error("lies in the workspace", wanted, file=str(path), field="--keep-ids")
+        expected = "expected a folder that is not shared with caches and reports"
+        raise usage_error("is in the workspace", expected, file=str(path), field="--keep-ids")
 
 
 def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:
-    """Raw and new ids, for their owner alone; the source is read once more for them."""
+    """Write raw and new ids to `--keep-ids`; the source is read once more."""
     import polars as pl
 
     own = [] if job.claims.subjects is None else [job.claims.subjects["subject_id"]]
@@ -166,15 +148,15 @@ def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:
     for ids in (*own, *(frame["subject_id"] for frame in job.claims.events())):
         fresh = ids.drop_nulls().unique().to_frame("subject_id").join(known, on="subject_id", how="anti")["subject_id"]
         mine = pass1_clean.to_keys(pass1_clean.compute_digests(fresh.to_list(), job)["digest"])
-        place = np.searchsorted(keys, mine)
-        here = (np.append(keys, np.uint64(0))[place] == mine) & (place < len(keys))
-        known = known.vstack(pl.DataFrame({"subject_id": fresh, "new": place}, schema=known.schema).filter(pl.Series(here)))
+        position = np.searchsorted(keys, mine)
+        present = (np.append(keys, np.uint64(0))[position] == mine) & (position < len(keys))
+        known = known.vstack(pl.DataFrame({"subject_id": fresh, "new": position}, schema=known.schema).filter(pl.Series(present)))
     text = known.sort("new").select(_escape_formulas("subject_id"), "new").write_csv()
-    storage.write_bytes(Path(job.given["keep_ids"]), text.encode())
+    storage.write_bytes(Path(job.options.keep_ids), text.encode())
 
 
 def _escape_formulas(column: str) -> pl.Expr:
-    """Ids that a spreadsheet would run as a formula, with a quote before them."""
+    """Ids with a quote before them where a spreadsheet would run them as a formula."""
     import polars as pl
 
     return pl.when(pl.col(column).str.contains(r"^[=+\-@]")).then("'" + pl.col(column)).otherwise(pl.col(column)).alias(column)

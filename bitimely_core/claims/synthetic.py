@@ -5,12 +5,12 @@ that know nothing of them; spelling, dates and codes are spoilt in known numbers
 diabetes). The fourth, `tempo`, hangs on how long before the index day three prodrome codes fell, not on how many there were: counts and order
 alone tell less than times do.
 
-Labels side by side: `labels.csv` has `tempo` and `index_date` of everybody who has a claim; what comes after that day is no input of that
+Labels side by side: `labels.csv` has `tempo` and `index_date` of every subject with a claim; what comes after that day is no input of that
 subject, for any label. chf, copd and diabetes are in no column: the rules give them, from all rows, so they have to be asked for by name
 (`--rules ccdss`) because a source with label columns uses rules for agreement alone.
 
 Every parameter is a field of `pipelines/demo_claims.toml`; the codes are below. Subjects are drawn in blocks, each from its own key of a
-counter-based generator and always whole: subject i is the same in a cohort of any size.
+counter-based generator and always complete: subject i is the same in a cohort of any size.
 
 Legend: B subjects of a block, K months of the calendar, N claim rows of a block. Days count from 1970-01-01.
 """
@@ -141,7 +141,7 @@ MAPPED = np.array([phecode != "" for _, _, phecode in CODES])
 
 
 class SyntheticSubjects(NamedTuple):
-    """The subjects of a block, one value each [B]; days are whole numbers."""
+    """The subjects of a block, one value each [B]; days are integers."""
 
     birth: np.ndarray
     birth_written: np.ndarray  # 0 not at all, 1 year and month, 2 the day
@@ -166,7 +166,7 @@ class SyntheticRows(NamedTuple):
 class SyntheticHistory(NamedTuple):
     """A block before it is written."""
 
-    people: SyntheticSubjects
+    subjects: SyntheticSubjects
     onset: np.ndarray  # day [B, 12], infinite for never
     claims: SyntheticRows  # by subject, day and code; no two alike
     until: np.ndarray  # last day of the input [B]
@@ -206,7 +206,7 @@ def write_cohort(
     """
     for name, value, low in (("subjects", subjects, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**63:
-            raise usage_error(f"{name} is {safe_text(value)}", f"expected a whole number from {low} on")
+            raise usage_error(f"{name} is {safe_text(value)}", f"expected an integer of at least {low}")
     chosen = resolve_config(config or {})
     solved = solve_hazards(chosen)
     ledger: Counter[str] = Counter()
@@ -249,7 +249,7 @@ def _claims_csv(
     padded, lower, blank, twice = rng.random((4, total)) < np.array([[mess[name]] for name in ("padded", "lower", "blank", "duplicate")])
     icd10 = (day >= _parse_day(config["calendar"]["icd10_from"])) & ((source == INPATIENT) | (not vocab_column))
     form = code * 32 + icd10 * 16 + dotted * 8 + padded * 4 + lower * 2 + blank
-    twice &= MAPPED[code] & (day >= made.people.start[subject])
+    twice &= MAPPED[code] & (day >= made.subjects.start[subject])
 
     keep = np.repeat(np.arange(total), 1 + twice)
     keep = keep[: np.searchsorted(subject[keep], len(names))]
@@ -305,7 +305,7 @@ def _count_rows(ledger: Counter[str], written: SyntheticHistory, form: np.ndarra
     subject, day, code, _ = written.claims
     forms = _list_spellings()
     dated = day > NO_DAY
-    before = dated & (day < written.people.start[subject])  # no other claim precedes the registration
+    before = dated & (day < written.subjects.start[subject])  # no other claim precedes the registration
     good = dated & ~before & (code < OF_MALFORMED.start)
     mapped, unmapped, late = good & MAPPED[code], good & ~MAPPED[code], day > written.until[subject]
     counts = {
@@ -357,15 +357,15 @@ def _format_subjects(
     config: dict[str, Any], intercept: float, made: SyntheticHistory, names: np.ndarray, rng: np.random.Generator
 ) -> dict[str, list[str]]:
     """Lines of patients.csv, labels.csv and truth.csv of the first `len(names)` subjects of a block."""
-    who = made.people
+    subjects = made.subjects
     tempo = rng.random(BLOCK) < _sigmoid(intercept + config["tempo"]["weight"] * made.score)
     claims = np.bincount(made.claims.subject, minlength=BLOCK)
-    birth, start, end, until = (_format_days(days) for days in (who.birth, who.start, who.end, made.until))
+    birth, start, end, until = (_format_days(days) for days in (subjects.birth, subjects.start, subjects.end, made.until))
     onset = _format_days(np.where(np.isfinite(made.onset), made.onset, NO_DAY).astype(int))
-    length = np.array([0, 7, 10])[who.birth_written]  # characters of the birth
+    length = np.array([0, 7, 10])[subjects.birth_written]  # characters of the birth
     return {
         "patients.csv": [
-            f"{name},{birth[i][: length[i]]},{end[i] if who.dead[i] else ''},{who.sex[i]},{start[i]},{end[i]}"
+            f"{name},{birth[i][: length[i]]},{end[i] if subjects.dead[i] else ''},{subjects.sex[i]},{start[i]},{end[i]}"
             for i, name in enumerate(names)
         ],
         "labels.csv": [f"{name},{tempo[i]:d},{until[i]}" for i, name in enumerate(names) if claims[i]],
@@ -455,26 +455,26 @@ def _draw_limits(key: int, block: int) -> np.ndarray:
 
 def draw_history(config: dict[str, Any], hazards: dict[str, float], key: int, block: int) -> SyntheticHistory:
     """Everything about the subjects of a block but the spelling; the same for the same arguments."""
-    who = draw_subjects(config, make_generator(key, block, "people"))
-    onset = compute_onsets(config, who, _draw_limits(key, block), hazards)
+    subjects = draw_subjects(config, make_generator(key, block, "people"))
+    onset = compute_onsets(config, subjects, _draw_limits(key, block), hazards)
     care, visits = (
-        _draw_care(config, who, onset, make_generator(key, block, "care")),
-        _draw_visits(config, who, make_generator(key, block, "visits")),
+        _draw_care(config, subjects, onset, make_generator(key, block, "care")),
+        _draw_visits(config, subjects, make_generator(key, block, "visits")),
     )
     rows = SyntheticRows(*map(np.concatenate, zip(care, visits, strict=True)))
-    subject, day, code, _ = claims = _add_errors(config, who, rows, make_generator(key, block, "mess"))
-    until = np.minimum(who.start + round(config["tempo"]["years"] * YEAR), who.end)
-    signal = np.isin(code, OF_PRODROME) & (day >= who.start[subject]) & (day <= until[subject])
+    subject, day, code, _ = claims = _add_errors(config, subjects, rows, make_generator(key, block, "mess"))
+    until = np.minimum(subjects.start + round(config["tempo"]["years"] * YEAR), subjects.end)
+    signal = np.isin(code, OF_PRODROME) & (day >= subjects.start[subject]) & (day <= until[subject])
     age = (until[subject] - day)[signal] / MONTH
     score = np.bincount(subject[signal], 2.0 ** (-age / config["tempo"]["half_life"]), BLOCK)
-    return SyntheticHistory(who, onset, claims, until, score)
+    return SyntheticHistory(subjects, onset, claims, until, score)
 
 
 def draw_subjects(config: dict[str, Any], rng: np.random.Generator) -> SyntheticSubjects:
     """Who is registered, when, and how often they are seen."""
     want, visits = config["people"], config["visits"]
     first, last = _parse_day(config["calendar"]["first"]), _parse_day(config["calendar"]["last"])
-    inside, late, female, silent, known, whole, age, when = rng.random((8, BLOCK))
+    inside, late, female, silent, known, exact, age, when = rng.random((8, BLOCK))
     newborn = inside < want["born_inside"]
     wait = np.where(newborn, when * (last - first + 1), when * want["late_years"] * YEAR * (late < want["late"]))
     start = first + wait.astype(int)
@@ -486,7 +486,7 @@ def draw_subjects(config: dict[str, Any], rng: np.random.Generator) -> Synthetic
     death = birth + YEAR * (want["death_age"] + doubling * np.log2(2 ** (entry / doubling) + spent))
     return SyntheticSubjects(
         birth=birth,
-        birth_written=np.where(known < config["mess"]["no_birth"], 0, np.where(whole < config["mess"]["birth_month"], 1, 2)),
+        birth_written=np.where(known < config["mess"]["no_birth"], 0, np.where(exact < config["mess"]["birth_month"], 1, 2)),
         sex=np.where(female < want["women"], 2, 1),
         start=start,
         end=np.floor(np.minimum(np.minimum(leave, death), last)).astype(int),
@@ -497,24 +497,24 @@ def draw_subjects(config: dict[str, Any], rng: np.random.Generator) -> Synthetic
     )
 
 
-def compute_onsets(config: dict[str, Any], who: SyntheticSubjects, limits: np.ndarray, hazards: dict[str, float]) -> np.ndarray:
+def compute_onsets(config: dict[str, Any], subjects: SyntheticSubjects, limits: np.ndarray, hazards: dict[str, float]) -> np.ndarray:
     """First day of each state [B, 12], infinite for never: when its hazard, summed month by month, reaches its limit.
 
     Args:
         config: the parameters; each state's hazard hangs on states before it alone.
-        who: the subjects.
+        subjects: the subjects.
         limits: exponential draws [B, 12].
         hazards: 1e-4 a month, of the states that have a prevalence in its place; the missing ones are solved here and added.
     """
     months = _count_days(config) / MONTH
     middle = np.arange(math.ceil(months)) + 0.5  # of each month since the start of registration [K]
-    follow = (who.end - who.start)[:, None] / MONTH
+    follow = (subjects.end - subjects.start)[:, None] / MONTH
     found: dict[str, np.ndarray] = {}  # months until the onset [B, 1]
     for name, limit in zip(STATES, limits.T[:, :, None], strict=True):
         state = config["states"][name]
         slope = state["slope"] / 10  # a year
-        rate = np.exp(slope * ((who.start - who.birth)[:, None] / YEAR - 60)) * np.exp(slope * middle / 12)  # [B, K]
-        rate *= (1e-4 * who.frailty * ~who.silent)[:, None] * (middle < follow)
+        rate = np.exp(slope * ((subjects.start - subjects.birth)[:, None] / YEAR - 60)) * np.exp(slope * middle / 12)  # [B, K]
+        rate *= (1e-4 * subjects.frailty * ~subjects.silent)[:, None] * (middle < follow)
         for other, factor in state.get("factors", {}).items():
             rate *= np.where(middle > found[other], factor, 1.0)
         for other, fading in state.get("fading", {}).items():
@@ -525,7 +525,7 @@ def compute_onsets(config: dict[str, Any], who: SyntheticSubjects, limits: np.nd
             cases = state["prevalence"] / (1 - config["care"]["under_coding"])
             hazards[name] = _solve_hazard(total[:, -1], cases)
         found[name] = _find_crossing(rate, total, limit / state.get("hazard", hazards.get(name)), follow)
-    return who.start[:, None] + np.floor(np.hstack(list(found.values())) * MONTH)
+    return subjects.start[:, None] + np.floor(np.hstack(list(found.values())) * MONTH)
 
 
 def _solve_hazard(total: np.ndarray, cases: float) -> float:
@@ -536,9 +536,9 @@ def _solve_hazard(total: np.ndarray, cases: float) -> float:
 def _find_crossing(rate: np.ndarray, total: np.ndarray, limit: np.ndarray, follow: np.ndarray) -> np.ndarray:
     """Months [B, 1] until `total`, the running sum of `rate` [B, K], reaches a limit [B, 1]; infinite for never, or not in `follow`."""
     month = np.minimum(np.sum(total < limit, axis=1, keepdims=True), rate.shape[1] - 1)
-    whole, step = np.take_along_axis(total, month, 1), np.take_along_axis(rate, month, 1)
-    at = month + 1 - (whole - limit) / np.where(step > 0, step, 1.0)
-    return np.where((whole >= limit) & (at <= follow), at, np.inf)
+    reached, step = np.take_along_axis(total, month, 1), np.take_along_axis(rate, month, 1)
+    at = month + 1 - (reached - limit) / np.where(step > 0, step, 1.0)
+    return np.where((reached >= limit) & (at <= follow), at, np.inf)
 
 
 def _count_days(config: dict[str, Any]) -> int:
@@ -546,7 +546,7 @@ def _count_days(config: dict[str, Any]) -> int:
     return _parse_day(config["calendar"]["last"]) - _parse_day(config["calendar"]["first"]) + 1
 
 
-def _draw_care(config: dict[str, Any], who: SyntheticSubjects, onset: np.ndarray, rng: np.random.Generator) -> SyntheticRows:
+def _draw_care(config: dict[str, Any], subjects: SyntheticSubjects, onset: np.ndarray, rng: np.random.Generator) -> SyntheticRows:
     """What diseases leave: stays at their onset and renewals of the diagnosis from then on; and claims that ruled a disease out."""
     care, states = config["care"], [config["states"][name] for name in STATES]
     hidden = rng.random(onset.shape) < np.array([state.get("hidden", 0.0) for state in states])
@@ -567,22 +567,22 @@ def _draw_care(config: dict[str, Any], who: SyntheticSubjects, onset: np.ndarray
         count = math.ceil(_count_days(config) / (renewal * (1 - care["jitter"])))
         gaps = renewal * rng.uniform(1 - care["jitter"], 1 + care["jitter"], (BLOCK, count))
         days = coded[:, [code]] + np.cumsum(np.pad(gaps, ((0, 0), (1, 0))), axis=1)
-        subject, visit = np.nonzero(days <= who.end[:, None])
+        subject, visit = np.nonzero(days <= subjects.end[:, None])
         parts.append((subject, days[subject, visit], code, PHYSICIAN))
 
     asked = [list(STATES).index(name) for name in ("diabetes", "chf")]
-    healthy = ~np.isfinite(onset[:, asked]).any(axis=1) & ~who.silent
+    healthy = ~np.isfinite(onset[:, asked]).any(axis=1) & ~subjects.silent
     (subject,) = np.nonzero(healthy & (rng.random(BLOCK) < care["rule_out"]))
-    day = who.start + rng.random(BLOCK) * (who.end - who.start + 1)
+    day = subjects.start + rng.random(BLOCK) * (subjects.end - subjects.start + 1)
     parts.append((subject, day[subject], rng.choice(asked, BLOCK)[subject], PHYSICIAN))
     return _concatenate_rows(parts)
 
 
-def _draw_visits(config: dict[str, Any], who: SyntheticSubjects, rng: np.random.Generator) -> SyntheticRows:
+def _draw_visits(config: dict[str, Any], subjects: SyntheticSubjects, rng: np.random.Generator) -> SyntheticRows:
     """Visits at a personal rate, uniform in time, one code each: they know nothing of the diseases."""
     visits, share = config["visits"], config["tempo"]["share"]
-    length = who.end - who.start + 1
-    subject = np.repeat(np.arange(BLOCK), rng.poisson(who.rate * length / MONTH * ~who.silent))
+    length = subjects.end - subjects.start + 1
+    subject = np.repeat(np.arange(BLOCK), rng.poisson(subjects.rate * length / MONTH * ~subjects.silent))
     when, what, where = rng.random((3, len(subject)))
     shares = np.concatenate(
         [
@@ -593,7 +593,7 @@ def _draw_visits(config: dict[str, Any], who: SyntheticSubjects, rng: np.random.
     )
     source = _choose_share(where, np.array([visits["sources"].get(name, 0.0) for name in SOURCES]))
     return _concatenate_rows(
-        [(subject, who.start[subject] + when * length[subject], OF_PRODROME.start + _choose_share(what, shares), source)]
+        [(subject, subjects.start[subject] + when * length[subject], OF_PRODROME.start + _choose_share(what, shares), source)]
     )
 
 
@@ -614,15 +614,15 @@ def _concatenate_rows(parts: list[tuple[Any, ...]]) -> SyntheticRows:
     return SyntheticRows(*(np.concatenate(column).astype(int) for column in columns))
 
 
-def _add_errors(config: dict[str, Any], who: SyntheticSubjects, rows: SyntheticRows, rng: np.random.Generator) -> SyntheticRows:
+def _add_errors(config: dict[str, Any], subjects: SyntheticSubjects, rows: SyntheticRows, rng: np.random.Generator) -> SyntheticRows:
     """Some rows lose their date or their code or come before birth, one of these at most; of rows that are then alike one is kept."""
     mess = config["mess"]
     subject, day, code, source = rows
     shares = np.cumsum([mess[name] for name in ("no_date", "malformed", "unknown", "before_birth")])
     kind = np.searchsorted(shares, rng.random(len(day)), side="right")
     malformed, unknown = rng.choice(OF_MALFORMED, len(day)), rng.choice(OF_UNKNOWN, len(day))
-    early = who.birth[subject] - rng.integers(32, 366, len(day))  # before the first day of the month of birth
-    day = np.select([kind == 0, (kind == 3) & (who.birth_written[subject] > 0)], [NO_DAY, early], day)
+    early = subjects.birth[subject] - rng.integers(32, 366, len(day))  # before the first day of the month of birth
+    day = np.select([kind == 0, (kind == 3) & (subjects.birth_written[subject] > 0)], [NO_DAY, early], day)
     code = np.select([kind == 1, kind == 2], [malformed, unknown], code)
     key = (subject * 2**17 + day - NO_DAY) * len(CODES) + code
     keep = np.unique(key, return_index=True)[1]  # in the order of the key; of rows alike the first, so that stays win

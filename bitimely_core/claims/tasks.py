@@ -121,8 +121,8 @@ def build_task_sequences(
         rows = asked.with_columns(new="subject_id")
     else:
         rows = asked.join(known, left_on="subject_id", right_on="raw", how="left", maintain_order="left")
-    everyone = cache.people()["subject_id"].implode()
-    strangers = rows.filter(pl.col("new").is_null() | ~pl.col("new").is_in(everyone))["subject_id"].n_unique()
+    cohort = cache.cohort()["subject_id"].implode()
+    strangers = rows.filter(pl.col("new").is_null() | ~pl.col("new").is_in(cohort))["subject_id"].n_unique()
     storage.make_folder(out)
     with storage.lock(out):
         storage.remove_temporary_files(out)
@@ -207,18 +207,18 @@ def _build_task_shard(one: Any, asked: pl.DataFrame, choices: Any, selection: An
 
     from bitimely_core.claims import sequence_builder, steps
 
-    people = (
-        one.people.drop("index_day", strict=False).with_row_index("before").join(asked, on="subject_id", how="inner", maintain_order="left")
+    cohort = (
+        one.cohort.drop("index_day", strict=False).with_row_index("before").join(asked, on="subject_id", how="inner", maintain_order="left")
     )
-    people = people.with_columns(pl.col("before").cast(pl.Int32))
-    numbers = people.select("before", number=pl.int_range(pl.len(), dtype=pl.Int32))
+    cohort = cohort.with_columns(pl.col("before").cast(pl.Int32))
+    numbers = cohort.select("before", number=pl.int_range(pl.len(), dtype=pl.Int32))
     rows = one.rows.join(numbers, left_on="subject", right_on="before", how="inner", maintain_order="left")
     rows = rows.with_columns(subject="number").drop("number")
-    built = steps.build_shard(replace(one, rows=rows, people=people), choices, selection, engine)
-    table = pl.from_arrow(sequence_builder.to_table(built, people, [name]))
+    built = steps.build_shard(replace(one, rows=rows, cohort=cohort), choices, selection, engine)
+    table = pl.from_arrow(sequence_builder.to_table(built, cohort, [name]))
     assert isinstance(table, pl.DataFrame)
-    table = table.with_columns(pl.col("split").cast(pl.String), prediction_time=people["prediction_time"].gather(built.subjects))
-    silent = people.filter(~np.isin(np.arange(people.height), built.subjects))
+    table = table.with_columns(pl.col("split").cast(pl.String), prediction_time=cohort["prediction_time"].gather(built.subjects))
+    silent = cohort.filter(~np.isin(np.arange(cohort.height), built.subjects))
     none = silent.select(
         "subject_id",
         "split",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 SAMPLED_SEQUENCES = 2000, 16_000  # sequences whose gaps are looked at: of a shard, and of all of them, at most
 SMALL_SUPPORT = 20  # carriers among the cases below which a selected code is marked
-MEDS_SPLITS = {"tuning": "validation", "held_out": "test"}  # MEDS names of splits
 CALENDAR_CHOICES = {"time": ("calendar_month",), "dedupe": ("month",)}  # choices that need true dates
 
 
@@ -96,11 +95,13 @@ def resolve_plan(
         raise unknown("preset of the builder", preset, list(steps.PRESETS))
     if engine not in engines.ENGINES:
         raise unknown("engine", engine, list(engines.ENGINES))
-    given = {name: value.replace("-", "_") if isinstance(value, str) else value for name, value in choices.items() if value is not None}
+    given: dict[str, Any] = {
+        name: value.replace("-", "_") if isinstance(value, str) else value for name, value in choices.items() if value is not None
+    }
     if landmark or landmark_date:
         given["landmark"] = _parse_landmark(landmark, landmark_date)
     try:
-        chosen = steps.SequenceChoices(**{**steps.PRESETS[preset], **given})
+        chosen = replace(steps.PRESETS[preset], **given)
     except ValueError as error:
         raise _usage(str(error)) from error
     manifest = cache.manifest
@@ -215,13 +216,13 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
     total = len(cache.manifest["shards"])
     with ExitStack() as stack:
         engine = stack.enter_context(engines.open_engine(plan.engine))
-        people = load_subjects(plan)
+        cohort = load_subjects(plan)
         held: list[ClaimsShard] = []
         counts = ratios.CodeCounts()
         before: list[Prevalence] = []
-        for shard in iter_shards(plan, people, engine):  # no enumerate: it holds a shard until it has the next
+        for shard in iter_shards(plan, cohort, engine):  # no enumerate: it holds a shard until it has the next
             counts = counts + steps.count_shard(shard, choices, engine)
-            before.append(shortcut_baselines.count_prevalence(_label_values(shard.people, names), shard.people["split"].to_numpy()))
+            before.append(shortcut_baselines.count_prevalence(_label_values(shard.cohort, names), shard.cohort["split"].to_numpy()))
             held = [shard] if total == 1 else []
             tell("count codes", len(before), total)
             del shard
@@ -237,10 +238,10 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
         sampled = max(1, min(SAMPLED_SEQUENCES[0], SAMPLED_SEQUENCES[1] // max(1, total)))
         import polars as pl
 
-        for shard in held or iter_shards(plan, people, engine):
+        for shard in held or iter_shards(plan, cohort, engine):
             built = steps.build_shard(shard, choices, selection, engine)
             unborn += built.no_birth
-            frame = pl.from_arrow(sequence_builder.to_table(built, shard.people, names))
+            frame = pl.from_arrow(sequence_builder.to_table(built, shard.cohort, names))
             assert isinstance(frame, pl.DataFrame)
             if frame.height:
                 files |= shard_of(out, len(files), frame)
@@ -248,16 +249,16 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             gaps.append(np.concatenate([none, *(gap[gap > 0] for gap in of_sampled)]))
             lengths.append(frame["codes"].list.len().to_numpy())
             after.append(shortcut_baselines.count_prevalence(_label_values(frame, names), frame["split"].cast(pl.String).to_numpy()))
-            of_subjects, of_events = sequence_builder.count_usage(built, shard.people, size)
+            of_subjects, of_events = sequence_builder.count_usage(built, shard.cohort, size)
             usage = usage[0] + of_subjects, usage[1] + of_events
-            own = shard.people[built.subjects]
+            own = shard.cohort[built.subjects]
             tally = shortcut_baselines.merge_tallies(
                 [tally, shortcut_baselines.count_shortcuts(built.offsets, built.ids, _label_values(own, names), own["split"].to_numpy())]
             )
             tell("sequences", len(lengths), total)
             del shard, built, frame, own
-    whole = np.concatenate(lengths)
-    if not len(whole):
+    all_lengths = np.concatenate(lengths)
+    if not len(all_lengths):
         raise input_error(
             Reason.NO_INPUT,
             "no subject has a sequence",
@@ -266,7 +267,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             file=str(cache.folder),
         )
     prevalence = {"before": shortcut_baselines.add_prevalence(before), "after": shortcut_baselines.add_prevalence(after)}
-    statistics = _compute_statistics(plan, selection, tally, prevalence, whole, np.concatenate([none, *gaps]), unborn)
+    statistics = _compute_statistics(plan, selection, tally, prevalence, all_lengths, np.concatenate([none, *gaps]), unborn)
     publish_sequences(
         out,
         shards=files,
@@ -291,17 +292,18 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
 
     from bitimely_core.claims import splits
 
-    people = plan.cache.people(("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split"))
-    bins = sorted(people["split_bin"].unique().to_list())
+    cohort = plan.cache.cohort(("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split"))
+    bins = sorted(cohort["split_bin"].unique().to_list())
     places = pl.Enum(splits.SPLITS)
     placed = pl.col("split_bin").replace_strict(bins, [splits.assign_split_of_bin(number) for number in bins], return_dtype=places)
-    people = people.with_columns(split=pl.col("split").cast(places).fill_null(placed) if "split" in people.columns else placed)
-    people = people.drop("split_bin")
+    cohort = cohort.with_columns(split=pl.col("split").cast(places).fill_null(placed) if "split" in cohort.columns else placed)
+    cohort = cohort.drop("split_bin")
     if plan.split_file:
-        given = _read_split_file(Path(plan.split_file)).with_columns(pl.col("split").cast(places))
-        people = people.drop("split").join(given, on="subject_id", how="left", maintain_order="left")
-        if missing := people["split"].null_count():
-            text = f"misses {missing} of {people.height} subjects"
+        given = splits.read_split_file(Path(plan.split_file), "as in subjects.parquet", numbers=True)
+        given = given.with_columns(pl.col("split").cast(places))
+        cohort = cohort.drop("split").join(given, on="subject_id", how="left", maintain_order="left")
+        if missing := cohort["split"].null_count():
+            text = f"misses {missing} of {cohort.height} subjects"
             raise usage_error(text, "expected all", file=plan.split_file, field="--split-file")
     names = sorted(plan.cache.manifest["names"])
     columns: dict[str, pl.Series] = {}
@@ -309,31 +311,12 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
         table = plan.cache.labels((of,))  # by subject and name
         columns |= {f"{kind}_{name}": table[of][i :: len(names)] for i, name in enumerate(names)}
         del table
-    people = people.with_columns(columns[f"{kind}_{name}"].alias(f"{kind}_{name}") for name in names for kind in ("y", "onset"))
+    cohort = cohort.with_columns(columns[f"{kind}_{name}"].alias(f"{kind}_{name}") for name in names for kind in ("y", "onset"))
     pa.default_memory_pool().release_unused()
-    return people.drop("subject_id")
+    return cohort.drop("subject_id")
 
 
-def _read_split_file(path: Path) -> pl.DataFrame:
-    """subject_id, split. Raises UserError (config, exit 2)."""
-    import polars as pl
-
-    try:
-        frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
-        frame = frame.select(pl.col("subject_id").cast(pl.Int64), pl.col("split").cast(pl.String).replace(MEDS_SPLITS))
-    except (OSError, pl.exceptions.PolarsError) as error:
-        text = safe_text(str(error))
-        wanted = "expected the columns subject_id (as in subjects.parquet) and split"
-        raise usage_error(text, wanted, file=str(path), field="--split-file") from error
-    odd = set(frame["split"].unique().to_list()) - {"train", "validation", "test"}
-    if odd or frame["subject_id"].is_duplicated().any():
-        text = f"split {safe_text(min(map(str, odd)))}" if odd else "a subject twice"
-        wanted = "expected train, validation or test, once a subject"
-        raise usage_error(text, wanted, file=str(path), field="--split-file")
-    return frame
-
-
-def iter_shards(plan: SequencePlan, people: pl.DataFrame, engine: Engine) -> Iterator[ClaimsShard]:
+def iter_shards(plan: SequencePlan, cohort: pl.DataFrame, engine: Engine) -> Iterator[ClaimsShard]:
     """The cache's shards, labels marked; subjects without any event come with the last."""
     import polars as pl
     import pyarrow as pa
@@ -344,18 +327,22 @@ def iter_shards(plan: SequencePlan, people: pl.DataFrame, engine: Engine) -> Ite
     manifest = plan.cache.manifest
     rules = parse_rules(manifest["rules"])
     defining = {phecode for own in manifest["defining"].values() for phecode in own}
-    silent = np.ones(people.height, bool)
+    silent = np.ones(cohort.height, bool)
     left = len(manifest["shards"])
     for events in plan.cache.events():
         left -= 1
         ids = events["subject_id"].unique().to_numpy()
         silent[ids] = False
         rows = np.union1d(ids, ids if left else np.flatnonzero(silent))
-        mine = people[rows].select(pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String))
+        mine = cohort[rows].select(pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String))
         day = (pl.col("time").cast(pl.Int64) // 86_400_000_000).cast(pl.Int32)
         events = events.sort("subject_id", "row").with_columns(day=day).drop("row")
         shard = steps.load_shard(
-            events, _fill_index_days(mine, events), dated=[rule.name for rule in rules if manifest["ruled"]], rules=rules, defining=defining
+            events,
+            _fill_index_days(mine, events),
+            rule_labels=[rule.name for rule in rules if manifest["ruled"]],
+            rules=rules,
+            defining=defining,
         )
         del events, mine  # the next shard is read when this one has gone
         pa.default_memory_pool().release_unused()
@@ -364,22 +351,22 @@ def iter_shards(plan: SequencePlan, people: pl.DataFrame, engine: Engine) -> Ite
         del shard
 
 
-def _fill_index_days(people: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+def _fill_index_days(cohort: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Where the source gives index days: for subjects without one the day of their last row."""
     import polars as pl
 
-    if "index_day" not in people.columns:
-        return people
-    if people["index_day"].null_count() == people.height:
-        return people.drop("index_day")
+    if "index_day" not in cohort.columns:
+        return cohort
+    if cohort["index_day"].null_count() == cohort.height:
+        return cohort.drop("index_day")
     last = events.group_by("subject_id").agg(last=pl.col("day").max())
-    people = people.join(last, on="subject_id", how="left", maintain_order="left")
-    return people.with_columns(index_day=pl.coalesce("index_day", "last").cast(pl.Int64)).drop("last")
+    cohort = cohort.join(last, on="subject_id", how="left", maintain_order="left")
+    return cohort.with_columns(index_day=pl.coalesce("index_day", "last").cast(pl.Int64)).drop("last")
 
 
-def _label_values(people: pl.DataFrame, names: list[str]) -> dict[str, np.ndarray]:
+def _label_values(cohort: pl.DataFrame, names: list[str]) -> dict[str, np.ndarray]:
     """Labels as 1, 0 or -1 for not known."""
-    return {name: people[f"y_{name}"].fill_null(-1).to_numpy() for name in names}
+    return {name: cohort[f"y_{name}"].fill_null(-1).to_numpy() for name in names}
 
 
 # ---- what is told
@@ -530,5 +517,5 @@ def _list_notices(plan: SequencePlan) -> list[str]:
             "Codes that define the labels are in the input (--leakage keep, no landmark): scores tell how well labels are read off, not foretold."
         ]
     if choices.landmark is None:
-        return ["Labels come from the whole history (no landmark): scores are of recognition, not of prediction."]
+        return ["Labels come from the complete history (no landmark): scores are of recognition, not of prediction."]
     return []

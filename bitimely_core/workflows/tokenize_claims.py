@@ -45,7 +45,7 @@ def tokenize_claims(
     plan = histories.resolve_plan(opened, **(options or {}))
     out = workspace / "tokens" / (name or tokens_name(data))
     if dry_run:
-        return {"folder": str(out), "options": plan.options, "subjects": opened.people().height}
+        return {"folder": str(out), "options": plan.options, "subjects": opened.cohort().height}
     histories.write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
     sequences = _open_sequences(out)
     statistics = sequences.statistics

@@ -18,6 +18,7 @@ import numpy as np
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import FAMILIES
+from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable, Stated
 from bitimely_core.claims.sources.columns import (
@@ -29,12 +30,13 @@ from bitimely_core.claims.sources.columns import (
     read_table,
     reformat_dates,
 )
-from bitimely_core.claims.sources.options import parse_default_source, parse_label_columns, parse_pairs, parse_switch_day, usage
+from bitimely_core.claims.sources.options import parse_default_source, parse_label_columns, parse_pairs, parse_switch_day
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects, parse_labels
 from bitimely_core.claims.sources.survey import bind_events, hash_ids, survey_tables, unpivot_codes
-from bitimely_core.errors import Finding, Reason, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
+from bitimely_core.registry import unknown
 from bitimely_core.types import SourceRows
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ def _translate_words(column: pl.Series, words: Mapping[str, str], noise: str = r
     return column.replace_strict(distinct, known, default=None, return_dtype=column.dtype)
 
 
-def read_claims(source: Source, options: dict[str, Any]) -> ClaimsSource:
+def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """Claims in plain tables.
 
     Args:
@@ -114,10 +116,10 @@ def read_claims(source: Source, options: dict[str, Any]) -> ClaimsSource:
         options: col, source_value, label_column (lists of texts); default_source, date_format, icd10_from.
 
     Raises:
-        UserError: what cannot be trusted as a whole (exit 4), options that are not understood (exit 2).
+        UserError: what cannot be read or trusted (exit 4), options that are not understood (exit 2).
     """
     renamed, kind = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS}), parse_default_source(options)
-    form = options.get("date_format") or None
+    form = options.date_format or None
     file = find_table(source, "claims")
     table, vocab, stated = _open_table(source.path(file), file, renamed, options, form)
     labels, labelled, told = _read_labels(source, renamed, options, form)
@@ -149,7 +151,7 @@ def _find_map(source: Source) -> str | None:
 
 
 def _open_table(
-    path: Path, file: str, renamed: Mapping[str, str], options: Mapping[str, Any], form: str | None
+    path: Path, file: str, renamed: Mapping[str, str], options: ClaimsOptions, form: str | None
 ) -> tuple[SourceTable, str, Stated]:
     """The table of claims, the vocabulary of rows that carry none, and who says so."""
     mark = detect_delimiter(path)
@@ -170,7 +172,7 @@ def _open_table(
     check_types(path, file, {**columns, **{name: name for name in wide}}, {"code", *wide})
     since = parse_switch_day(options)
     if since is not None and (constant or "vocab" in columns):
-        raise usage("--icd10-from and a vocabulary are both given", "expected one of them")
+        raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
     named = re.fullmatch(r"icd_?(9|10)(cm)?.*", columns.get("code", ""), re.IGNORECASE)
     vocab = constant or (f"icd{named[1]}{(named[2] or '').lower()}" if named else "icd9")
     layout = _EventLayout(columns, wide, _read_source_words(options), form, since)
@@ -198,15 +200,16 @@ def _find_wide_columns(every: tuple[str, ...], pattern: str | None) -> tuple[str
         return ()
     named = [name for name in every if fnmatchcase(name.lower(), pattern.lower())]
     if not named:
-        raise usage(f"--col code={safe_text(pattern)} names no column", f"found {', '.join(map(safe_text, every[:60]))}")
+        raise usage_error(f"--col code={safe_text(pattern)} names no column", f"found {', '.join(map(safe_text, every[:60]))}")
     return tuple(sorted(named, key=lambda name: [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)]))
 
 
-def _read_source_words(options: Mapping[str, Any]) -> dict[str, str]:
+def _read_source_words(options: ClaimsOptions) -> dict[str, str]:
     """Words of the column `source`, in lower case, and the kind of claims that each means."""
     given = parse_pairs(options, "source_value")
     for kind in given.values():
-        parse_default_source({"default_source": kind})
+        if kind not in KINDS:
+            raise unknown("kind of claims", kind, list(KINDS))
     return {kind: kind for kind in KINDS} | given
 
 
@@ -236,7 +239,7 @@ def _read_patients(
 
 
 def _read_labels(
-    source: Source, renamed: Mapping[str, str], options: Mapping[str, Any], form: str | None
+    source: Source, renamed: Mapping[str, str], options: ClaimsOptions, form: str | None
 ) -> tuple[pl.DataFrame | None, list[SourceRows], list[Finding]]:
     """The table of labels, where there is one: all its columns, or those of `--label-column`."""
     import polars as pl
@@ -244,9 +247,9 @@ def _read_labels(
     chosen = parse_label_columns(options)
     file = find_table(source, "labels", needed=False)
     if chosen and not file:
-        raise usage("--label-column is given", "but there is no table of labels")
+        raise usage_error("--label-column is given", "but there is no table of labels")
     if any(one.year for one in chosen):
-        raise usage("--label-column with a year has no meaning with --source claims")
+        raise usage_error("--label-column with a year has no meaning with --source claims")
     if not file:
         return None, [], []
     path = source.path(file)

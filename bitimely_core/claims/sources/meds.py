@@ -10,15 +10,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitimely_core.claims.codes import FAMILIES
+from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import check_types, match_columns
-from bitimely_core.claims.sources.options import parse_default_source, refuse_options, usage
+from bitimely_core.claims.sources.options import parse_default_source, refuse_options
 from bitimely_core.claims.sources.subject_tables import make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
-from bitimely_core.errors import Finding, Reason, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, locate_errors
 
@@ -71,7 +72,7 @@ class CodeMeanings:
         return None, None
 
 
-def read_meds(source: Source, options: dict[str, Any]) -> ClaimsSource:
+def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """MEDS.
 
     Args:
@@ -79,11 +80,11 @@ def read_meds(source: Source, options: dict[str, Any]) -> ClaimsSource:
         options: code_pattern (list of regular expressions), default_source.
 
     Raises:
-        UserError: what cannot be trusted as a whole (exit 4), options that are not understood (exit 2).
+        UserError: what cannot be read or trusted (exit 4), options that are not understood (exit 2).
     """
     refuse_options("meds", options, "col", "icd10_from", "source_value", "label_column", "date_format")
     kind = parse_default_source(options)
-    meaning = CodeMeanings(_compile_patterns(options.get("code_pattern") or ()), _read_parents(source))
+    meaning = CodeMeanings(_compile_patterns(options.code_pattern), _read_parents(source))
     files = [rel for rel in source.files if "data" in PurePosixPath(rel).parts[:-1] and rel.lower().endswith(".parquet")]
     if not files:
         text = f"no data/*.parquet among {len(source.files)} files"
@@ -133,9 +134,9 @@ def _compile_patterns(more: Sequence[str]) -> tuple[re.Pattern[str], ...]:
         try:
             pattern = re.compile(text, re.IGNORECASE | re.ASCII)
         except re.error as error:
-            raise usage(f"--code-pattern {safe_text(text)} is no regular expression ({error})") from None
+            raise usage_error(f"--code-pattern {safe_text(text)} is no regular expression ({error})") from None
         if not {"vocab", "code"} <= set(pattern.groupindex):
-            raise usage(f"--code-pattern {safe_text(text)} lacks a group", "expected the groups (?P<vocab>...) and (?P<code>...)")
+            raise usage_error(f"--code-pattern {safe_text(text)} lacks a group", "expected the groups (?P<vocab>...) and (?P<code>...)")
         found.append(pattern)
     return tuple(found)
 
@@ -185,7 +186,7 @@ def _read_persons(found: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
 
     sexes = pl.DataFrame(schema={"subject_id": pl.String, "sex": pl.String})
     times = {name: pl.DataFrame(schema={"subject_id": pl.String, name: pl.String}) for name in ("birth", "death")}
-    everyone = []
+    cohort = []
     for table in found:
         own = pl.Series("subject_id", [], pl.String)
         for block in tables.read_frames(table.path, table.columns):
@@ -200,8 +201,8 @@ def _read_persons(found: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
             rows = frame.filter(pl.col("code").is_in(list(words)))
             told = rows.select("subject_id", pl.col("code").replace_strict(words, return_dtype=pl.String).alias("sex"))
             sexes = pl.concat([sexes, told]).unique("subject_id", maintain_order=True)
-        everyone.append(own)
-    listed = pl.concat(everyone)
+        cohort.append(own)
+    listed = pl.concat(cohort)
     persons = listed.unique().sort().to_frame()
     for one in (times["birth"], times["death"], sexes):
         persons = persons.join(one, on="subject_id", how="left", maintain_order="left")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import check_types, find_table, match_columns, read_table, strip_blanks
 from bitimely_core.claims.sources.options import refuse_options
@@ -20,7 +21,7 @@ STAY = {"claim": ("hadm_id",), "date": ("dischtime",)}
 PERSON = {"subject_id": ("subject_id",), "birth": ("dob",), "death": ("dod",), "sex": ("gender",)}
 
 
-def read_mimic3(source: Source, options: dict[str, Any]) -> ClaimsSource:
+def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """MIMIC-III.
 
     Subjects over 89 were born 300 years early in it: their ages are top-coded where ages are used.
@@ -30,16 +31,16 @@ def read_mimic3(source: Source, options: dict[str, Any]) -> ClaimsSource:
         options: none of this source.
 
     Raises:
-        UserError: what cannot be trusted as a whole (exit 4), options that have no meaning here (exit 2).
+        UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
     refuse_options("mimic3", options, "col", "icd10_from", "source_value", "label_column", "default_source", "date_format")
-    stays, people, diagnoses = (find_table(source, stem) for stem in ("admissions", "patients", "diagnoses_icd"))
+    stays, cohort, diagnoses = (find_table(source, stem) for stem in ("admissions", "patients", "diagnoses_icd"))
     dated = match_columns(source.path(stays), STAY)
     check_types(source.path(stays), stays, dated)
     discharged, account, told = keep_unique_rows(read_table(source.path(stays), stays, dated), stays, "claim")
-    person = match_columns(source.path(people), PERSON)
-    check_types(source.path(people), people, person)
-    persons, registered, more = keep_unique_rows(read_table(source.path(people), people, person), people)
+    person = match_columns(source.path(cohort), PERSON)
+    check_types(source.path(cohort), cohort, person)
+    persons, registered, more = keep_unique_rows(read_table(source.path(cohort), cohort, person), cohort)
     columns = match_columns(source.path(diagnoses), DIAGNOSIS)
     check_types(source.path(diagnoses), diagnoses, columns)
     table = SourceTable(
@@ -52,13 +53,13 @@ def read_mimic3(source: Source, options: dict[str, Any]) -> ClaimsSource:
     found = survey_tables([table], vocab="icd9cm")
     return ClaimsSource(
         events=bind_events([table]),
-        subjects=make_subjects(persons, people, more),
+        subjects=make_subjects(persons, cohort, more),
         labels=None,
         vocab="icd9cm",
         source="inpatient",
         rows=[*found.rows, account, registered],
         findings=[*found.findings, *told, *more],
-        facts={"tables": [diagnoses, stays, people], "dates": "time of discharge"},
+        facts={"tables": [diagnoses, stays, cohort], "dates": "time of discharge"},
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import check_types, find_table, match_columns, read_table
 from bitimely_core.claims.sources.mimic3 import date_at_discharge
@@ -33,7 +34,7 @@ MODULES = (  # kind of claims, table of diagnoses, table of stays, its key, its 
 VERSIONS = {"9": "icd9cm", "10": "icd10cm"}
 
 
-def read_mimic4(source: Source, options: dict[str, Any]) -> ClaimsSource:
+def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """MIMIC-IV.
 
     Args:
@@ -41,14 +42,14 @@ def read_mimic4(source: Source, options: dict[str, Any]) -> ClaimsSource:
         options: date_format, for copies whose dates are written in another form.
 
     Raises:
-        UserError: what cannot be trusted as a whole (exit 4), options that have no meaning here (exit 2).
+        UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
     refuse_options("mimic4", options, "col", "icd10_from", "source_value", "label_column", "default_source")
-    form = options.get("date_format") or None
-    people = find_table(source, "patients")
-    columns = match_columns(source.path(people), PERSON)
-    check_types(source.path(people), people, columns)
-    persons, registered, findings = keep_unique_rows(read_table(source.path(people), people, columns), people)
+    form = options.date_format or None
+    cohort = find_table(source, "patients")
+    columns = match_columns(source.path(cohort), PERSON)
+    check_types(source.path(cohort), cohort, columns)
+    persons, registered, findings = keep_unique_rows(read_table(source.path(cohort), cohort, columns), cohort)
     persons = _add_births(persons)
     found: list[SourceTable] = []
     rows: list[SourceRows] = [registered]
@@ -65,7 +66,7 @@ def read_mimic4(source: Source, options: dict[str, Any]) -> ClaimsSource:
     seen = survey_tables(found, vocab="icd9cm")
     return ClaimsSource(
         events=bind_events(found),
-        subjects=make_subjects(persons.with_columns(_reformat_near_dates(persons, "death", form)), people, findings),
+        subjects=make_subjects(persons.with_columns(_reformat_near_dates(persons, "death", form)), cohort, findings),
         labels=None,
         vocab="icd9cm",
         source="inpatient",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import (
     assign_vocabulary,
@@ -46,7 +47,7 @@ PROCEDURE = r"^(?:V(?:2[0-7]|5[0-3])\d{2}|E(?:[0-2]\d|80)\d{2})$"  # HCPCS: visi
 SUBJECT = {"subject_id": ("person_id",)}
 
 
-def read_omop(source: Source, options: dict[str, Any]) -> ClaimsSource:
+def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """OMOP CDM.
 
     Args:
@@ -54,10 +55,10 @@ def read_omop(source: Source, options: dict[str, Any]) -> ClaimsSource:
         options: default_source (of visits of other kinds, and of rows without one), date_format, icd10_from (of rows without a source concept).
 
     Raises:
-        UserError: what cannot be trusted as a whole (exit 4), options that have no meaning here (exit 2).
+        UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
     refuse_options("omop", options, "col", "source_value", "label_column")
-    form = options.get("date_format") or None
+    form = options.date_format or None
     since, kind = parse_switch_day(options), parse_default_source(options)
     concepts = _read_concepts(source)
     visits = _read_visits(source)
@@ -131,7 +132,7 @@ def _read_visits(source: Source) -> pl.DataFrame | None:
 
 
 def number_text(name: str, key: str) -> pl.Expr:
-    """A column of numbers as text; tools that have no empty whole numbers write 10.0 for 10."""
+    """A column of numbers as text; tools that have no empty integers write 10.0 for 10."""
     import polars as pl
 
     return strip_blanks(pl.col(name)).str.replace(r"\.0$", "").alias(key)

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import check_types, match_columns, read_table, refuse_faults, strip_blanks
-from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns, refuse_options, usage
+from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns, refuse_options
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables, unpivot_codes
-from bitimely_core.errors import Finding, Reason, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.csv_text import find_member
 from bitimely_core.formats.source import Source, locate_errors
@@ -57,7 +58,7 @@ class _ClaimSegments:
     undated: int
 
 
-def read_synpuf(source: Source, options: dict[str, Any]) -> ClaimsSource:
+def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """CMS DE-SynPUF.
 
     Args:
@@ -65,7 +66,7 @@ def read_synpuf(source: Source, options: dict[str, Any]) -> ClaimsSource:
         options: label_column (`SP_CHF:chf:1` or `SP_CHF:chf:1@2010`; 1 is yes, any year by default), admitting.
 
     Raises:
-        UserError: what cannot be trusted as a whole (exit 4), options that are not understood (exit 2).
+        UserError: what cannot be read or trusted (exit 4), options that are not understood (exit 2).
     """
     refuse_options("synpuf", options, "col", "icd10_from", "source_value", "default_source", "date_format")
     found = _find_files(source, CLAIMS)
@@ -74,13 +75,13 @@ def read_synpuf(source: Source, options: dict[str, Any]) -> ClaimsSource:
         raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds the tables of DE-SynPUF")
     parts, filled, undated = [], 0, 0
     for one in found:
-        table, segments = _open_table(source.path(one.rel), one, admitting=bool(options.get("admitting")))
+        table, segments = _open_table(source.path(one.rel), one, admitting=options.admitting)
         parts.append(table)
         filled, undated = filled + segments.filled, undated + segments.undated
     told = survey_tables(parts, vocab="icd9cm")
-    people = _find_files(source, BENEFICIARIES)
-    persons, labels, registered, more = _read_beneficiaries(source, people, parse_label_columns(options))
-    absent = _list_absent(found, people)
+    cohort = _find_files(source, BENEFICIARIES)
+    persons, labels, registered, more = _read_beneficiaries(source, cohort, parse_label_columns(options))
+    absent = _list_absent(found, cohort)
     facts = {
         "records": told.records,
         "tables": [*told.records, *(row.file for row in registered)],
@@ -128,9 +129,9 @@ def _find_member(path: Path, rel: str) -> str:
             return PurePosixPath(find_member(archive)).name
 
 
-def _list_absent(claims: Sequence[_SynpufFile], people: Sequence[_SynpufFile]) -> list[str]:
+def _list_absent(claims: Sequence[_SynpufFile], cohort: Sequence[_SynpufFile]) -> list[str]:
     """What a sample usually has and this folder does not."""
-    there = {(one.about["sample"], one.about[key]) for one, key in [*((c, "what") for c in claims), *((p, "year") for p in people)]}
+    there = {(one.about["sample"], one.about[key]) for one, key in [*((c, "what") for c in claims), *((p, "year") for p in cohort)]}
     samples = sorted({one.about["sample"] for one in claims}, key=int)
     return [f"sample {sample}: {name}" for sample in samples for name in (*KIND, "2008", "2009", "2010") if (sample, name) not in there]
 
@@ -230,10 +231,12 @@ def _read_beneficiaries(
 
     if not files:
         if wanted:
-            raise usage("--label-column is given", "but there is no table of beneficiaries")
+            raise usage_error("--label-column is given", "but there is no table of beneficiaries")
         return None, None, [], []
     if lost := sorted({one.year for one in wanted if one.year} - {file.about["year"] for file in files}):
-        raise usage(f"--label-column asks for {', '.join(lost)}", f"there are {', '.join(sorted({file.about['year'] for file in files}))}")
+        raise usage_error(
+            f"--label-column asks for {', '.join(lost)}", f"there are {', '.join(sorted({file.about['year'] for file in files}))}"
+        )
     years, rows, findings = [], [], []
     for file in files:
         path = source.path(file.rel)
@@ -243,10 +246,10 @@ def _read_beneficiaries(
         years.append(frame.with_columns(pl.lit(file.about["year"]).alias("year")))
         rows.append(account)
         findings += told
-    everyone = pl.concat(years).sort("year", maintain_order=True)
+    cohort = pl.concat(years).sort("year", maintain_order=True)
     known = [pl.col(name).drop_nulls().first() for name in ("birth", "sex")]
-    persons = everyone.group_by("subject_id", maintain_order=True).agg(*known, pl.col("death").drop_nulls().last())
-    torn = everyone.group_by("subject_id").agg(pl.col("birth").drop_nulls().n_unique()).filter(pl.col("birth") > 1).height
+    persons = cohort.group_by("subject_id", maintain_order=True).agg(*known, pl.col("death").drop_nulls().last())
+    torn = cohort.group_by("subject_id").agg(pl.col("birth").drop_nulls().n_unique()).filter(pl.col("birth") > 1).height
     if torn:
         text = f"{torn} beneficiaries have another date of birth in another year"
         findings.append(
@@ -254,7 +257,7 @@ def _read_beneficiaries(
         )
     labels = None
     if wanted:
-        labels = everyone.group_by("subject_id", maintain_order=True).agg(_flag_value(one) for one in wanted)
+        labels = cohort.group_by("subject_id", maintain_order=True).agg(_flag_value(one) for one in wanted)
     return make_subjects(persons, files[0].rel, findings), labels, rows, findings
 
 
