@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.errors import Finding, clean
 
 if TYPE_CHECKING:
+    from bitimely_core.pipeline import ExperimentStatus
     from bitimely_core.types import Progress
 
 MOST_LINES = 20  # findings a run; the rest is in the report
@@ -147,7 +149,7 @@ class Screen:
             yield report
 
     @contextmanager
-    def stages(self) -> Iterator[tuple[Progress, Callable[[dict[str, Any]], None]]]:
+    def stages(self) -> Iterator[tuple[Progress, Callable[[ExperimentStatus], None]]]:
         """A progress callback and one for the stages of an experiment: on a terminal a table that changes, elsewhere a line for each stage."""
         if self.silent or not sys.stderr.isatty():
             yield self._lines(), self._stage_lines()
@@ -155,26 +157,27 @@ class Screen:
         from rich.console import Console
         from rich.live import Live
 
-        shown: dict[str, Any] = {"bar": "", "stages": [], "left": None}
-        with Live(console=Console(file=sys.stderr), get_renderable=lambda: _stage_table(shown), refresh_per_second=2, transient=True):
+        from bitimely_core.pipeline import ExperimentStatus
+
+        bar, status = [""], [ExperimentStatus([], None)]
+        draw = partial(_stage_table, bar, status)
+        with Live(console=Console(file=sys.stderr), get_renderable=draw, refresh_per_second=2, transient=True):
 
             def report(what: str, done: int, total: int | None) -> None:
                 name, _, detail = what.partition("\t")
-                shown["bar"] = (
-                    f"{clean(name, 60)}: {done:,}" + (f" of {total:,}" if total else "") + (f", {clean(detail, 40)}" if detail else "")
-                )
+                bar[0] = f"{clean(name, 60)}: {done:,}" + (f" of {total:,}" if total else "") + (f", {clean(detail, 40)}" if detail else "")
 
-            yield report, shown.update
+            yield report, lambda now: status.__setitem__(0, now)
 
-    def _stage_lines(self) -> Callable[[dict[str, Any]], None]:
-        seen: set[tuple[str, str]] = set()
+    def _stage_lines(self) -> Callable[[ExperimentStatus], None]:
+        printed: set[tuple[str, str]] = set()
 
-        def watch(now: dict[str, Any]) -> None:
-            for row in now["stages"]:
-                if row["state"] != "waiting" and (row["stage"], row["state"]) not in seen:
-                    seen.add((row["stage"], row["state"]))
-                    left = f"; about {span(now['left'])} left" if now["left"] else ""
-                    self.note(f"{row['state']}: {row['stage']}" + (f": {row['detail']}" if row["detail"] else "") + left)
+        def watch(now: ExperimentStatus) -> None:
+            left = f"; about {span(now.left)} left" if now.left else ""
+            for label, state in now.stages:
+                if state.state != "waiting" and (label, state.state) not in printed:
+                    printed.add((label, state.state))
+                    self.note(f"{state.state}: {label}" + (f": {state.detail}" if state.detail else "") + left)
 
         return watch
 
@@ -210,24 +213,24 @@ def span(seconds: float | None) -> str:
     )
 
 
-def _stage_table(shown: dict[str, Any], around: int = 5) -> Any:
-    """The stages around the running one, then how many are done and the time left."""
+def _stage_table(bar: list[str], status: list[ExperimentStatus], around: int = 5) -> Any:
+    """The stages around the running one, then how many have ended and the time left."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    rows = shown["stages"]
-    ended = [row for row in rows if row["state"] not in {"waiting", "running"}]
-    running = [row for row in rows if row["state"] == "running"]
+    rows, left = status[0]
+    ended = [row for row in rows if row.state.state not in {"waiting", "running"}]
+    running = [row for row in rows if row.state.state == "running"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("stage", "state", "time"):
         table.add_column(name)
-    for row in [*ended[-around:], *running, *[row for row in rows if row["state"] == "waiting"][:around]]:
-        table.add_row(Text(show(row["stage"])), Text(row["state"]), Text(span(row["seconds"]) if row["seconds"] else ""))
-    failed = sum(row["state"] == "failed" for row in rows)
-    left = f"; about {span(shown['left'])} left" if shown["left"] else ""
-    return Group(table, Text(f"{len(ended)} of {len(rows)} stages" + (f", {failed} failed" if failed else "") + left), Text(shown["bar"]))
+    for label, state in [*ended[-around:], *running, *[row for row in rows if row.state.state == "waiting"][:around]]:
+        table.add_row(Text(show(label)), Text(state.state), Text(span(state.seconds) if state.seconds else ""))
+    failed = sum(row.state.state == "failed" for row in rows)
+    more = (f", {failed} failed" if failed else "") + (f"; about {span(left)} left" if left else "")
+    return Group(table, Text(f"{len(ended)} of {len(rows)} stages{more}"), Text(bar[0]))
 
 
 def show(cell: Any) -> str:

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 from bitimely_core.errors import UserError
-from bitimely_core.pipeline.plan import training
+from bitimely_core.pipeline.plan import run_training
 from bitimely_core.training.distributed import rank
 
 
 def main(verb: str, workspace: str, call: str) -> int:
-    """Run the training; 0, or the exit code of what went wrong, said on stderr by the first process."""
+    """Run the training; 0, or the exit code of the error, which the first process prints on stderr."""
     try:
-        training(verb, json.loads(call), workspace=Path(workspace))
+        run_training(verb, json.loads(call), workspace=Path(workspace))
     except UserError as error:
         if rank() == 0:
             sys.stderr.write(error.finding.line() + "\n")

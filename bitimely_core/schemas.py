@@ -903,3 +903,18 @@ class Summary(StoredRecord):
     """summary.json: the page, and the numbers of its figures under keys that depend on the kind of report (`model_extra`)."""
 
     report: ReportInfo
+
+
+class StageRecord(StoredRecord):
+    """`stage.json`: how one stage of an experiment ended, with the hashes of its inputs and its output."""
+
+    stage: str
+    settings: dict[str, Any]
+    time: float  # seconds since the epoch
+    frames: list[str]  # of a defect: file, line and function, without values
+    state: str
+    detail: str
+    exit_code: int
+    seconds: float
+    read: dict[str, str | None]
+    made: str | None

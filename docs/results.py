@@ -56,15 +56,15 @@ def further(recipe: str, workspace: Path) -> list[str]:
     from bitimely_core import evaluate, pipeline
     from bitimely_core.evaluate import folds
     from bitimely_core.evaluate.result_table import ScoredRun, read_scored_run
-    from bitimely_core.pipeline.plan import planned
+    from bitimely_core.pipeline.plan import plan_experiment
     from bitimely_core.workflows.prepare import windows_opener
 
-    plan = planned(pipeline.load(recipe), recipe, workspace, assignments=[])
+    plan = plan_experiment(pipeline.load(recipe), recipe, workspace, assignments=[])
     cells: dict[tuple[str, str, int], list[ScoredRun]] = {}
     for entry in plan.table:
-        one = read_scored_run(entry["row"], entry["column"], entry["seed"], workspace / "runs" / entry.get("run", ""))
+        one = read_scored_run(entry.row, entry.column, entry.seed, workspace / "runs" / (entry.run or ""))
         if one is not None:
-            cells.setdefault((entry["column"], entry["row"], entry["seed"]), []).append(one)
+            cells.setdefault((entry.column, entry.row, entry.seed), []).append(one)
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for (column, row, _), parts in cells.items():
         whole = folds.pool_folds(parts, workspace / "reports" / recipe / "kept", windows_opener(workspace))

@@ -12,7 +12,7 @@ import pytest
 
 from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.pipeline import graph
-from bitimely_core.pipeline.graph import Node
+from bitimely_core.pipeline.graph import Node, StageResult
 
 
 class Workplace:
@@ -30,13 +30,13 @@ class Workplace:
         reads: tuple[Path, ...] = (),
         wait: float = 0.0,
     ) -> Node:
-        def call(_: graph.States) -> Mapping[str, Any]:
+        def call(_: graph.States) -> StageResult:
             if label in self.broken:
                 raise input_error(Reason.CONFIG, f"{label} is broken")
             time.sleep(wait)
             self.ran.append(label)
             (self.folder / f"{label}.json").write_text(f"{label} {len(self.ran) if label == 'clock' else ''}")
-            return {}
+            return StageResult()
 
         return Node(
             label=label, settings=settings or {}, call=call, made=self.folder / f"{label}.json", needs=needs, after=after, reads=reads
@@ -45,7 +45,7 @@ class Workplace:
     def go(self, *nodes: Node, **given: Any) -> dict[str, str]:
         self.ran.clear()
         states = graph.execute({node.label: node for node in nodes}, self.folder / "stages", **given)
-        return {label: state["state"] for label, state in states.items()}
+        return {label: state.state for label, state in states.items()}
 
 
 @pytest.fixture
@@ -91,16 +91,16 @@ def test_a_failure_costs_what_needs_it_and_is_tried_again(work: Workplace) -> No
     nodes = [work.node("a"), work.node("b", "a"), work.node("c", "b"), work.node("d"), work.node("page", after=("c", "d"))]
     work.broken = {"a"}
     states = graph.execute({n.label: n for n in nodes}, work.folder / "stages")
-    assert {label: state["state"] for label, state in states.items()} == {
+    assert {label: state.state for label, state in states.items()} == {
         "a": "failed",
         "b": "left out",
         "c": "left out",
         "d": "done",
         "page": "done",
     }
-    assert "a is broken" in states["a"]["detail"]
-    assert states["a"]["exit_code"] == Exit.REFUSED
-    assert states["c"]["detail"] == "needs b"
+    assert "a is broken" in states["a"].detail
+    assert states["a"].exit_code == Exit.REFUSED
+    assert states["c"].detail == "needs b"
     work.broken = set()
     assert work.go(*nodes) == {"a": "done", "b": "done", "c": "done", "d": "already done", "page": "done"}  # the page reads what is new
 
@@ -137,15 +137,15 @@ def test_several_at_once_do_each_stage_once(work: Workplace) -> None:
     for thread in threads:
         thread.join()
     assert sorted(work.ran) == sorted(nodes)
-    assert [{state["state"] for state in states.values()} for states in found] == [{"done"}] * 4
+    assert [{state.state for state in states.values()} for states in found] == [{"done"}] * 4
 
 
 def test_a_part_says_of_the_others_only_what_they_did(work: Workplace) -> None:
     nodes = [work.node("a"), work.node("b", "a"), work.node("c")]
     whole = {n.label: n for n in nodes}
     assert graph.closure(whole, {"b"}) == {"a", "b"}
-    assert work.go(*nodes, mine={"a", "b"}) == {"a": "done", "b": "done", "c": "not run"}
-    assert work.go(*nodes, mine={"c"}) == {"a": "already done", "b": "already done", "c": "done"}
+    assert work.go(*nodes, selected={"a", "b"}) == {"a": "done", "b": "done", "c": "not run"}
+    assert work.go(*nodes, selected={"c"}) == {"a": "already done", "b": "already done", "c": "done"}
 
 
 def test_a_bug_costs_one_stage_and_says_where_without_values(work: Workplace) -> None:
@@ -154,8 +154,8 @@ def test_a_bug_costs_one_stage_and_says_where_without_values(work: Workplace) ->
 
     nodes = {"a": Node(label="a", settings={}, call=bug, made=work.folder / "a.json"), "b": work.node("b")}
     states = graph.execute(nodes, work.folder / "stages")
-    assert (states["a"]["state"], states["a"]["exit_code"], states["b"]["state"]) == ("failed", Exit.INTERNAL_ERROR, "done")
+    assert (states["a"].state, states["a"].exit_code, states["b"].state) == ("failed", Exit.INTERNAL_ERROR, "done")
     written = (work.folder / "stages" / nodes["a"].key / "stage.json").read_text()
     assert "test_graph.py" in written
-    assert "KeyError" in states["a"]["detail"]
-    assert "Jane" not in written + states["a"]["detail"]
+    assert "KeyError" in states["a"].detail
+    assert "Jane" not in written + states["a"].detail

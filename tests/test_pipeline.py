@@ -14,7 +14,8 @@ import pytest
 
 from bitimely_core import pipeline, registry
 from bitimely_core.errors import UserError
-from bitimely_core.pipeline.plan import planned
+from bitimely_core.pipeline.graph import StageState
+from bitimely_core.pipeline.plan import plan_experiment
 
 TINY = """
 title = "Two cells"
@@ -81,17 +82,17 @@ def test_every_shipped_recipe_can_be_planned_without_its_data(name: str, tmp_pat
 @pytest.mark.parametrize(("name", "rows", "columns"), [("table2", 18, 8), ("table3", 11, 3), ("ablation", 4, 2), ("probing", 8, 2)])
 def test_recipes_of_the_papers_tables_hold_its_numbers(name: str, rows: int, columns: int, tmp_path: Path) -> None:
     recipe = pipeline.load(name)
-    plan = planned(recipe, name, tmp_path, assignments=[])
+    plan = plan_experiment(recipe, name, tmp_path, assignments=[])
     assert len(recipe.paper) == rows
     assert {len(cells) for cells in recipe.paper.values()} == {columns}
-    assert set(recipe.paper) == {entry["row"] for entry in plan.table}
-    assert {column.partition(":")[0] for cells in recipe.paper.values() for column in cells} == {entry["column"] for entry in plan.table}
+    assert set(recipe.paper) == {entry.row for entry in plan.table}
+    assert {column.partition(":")[0] for cells in recipe.paper.values() for column in cells} == {entry.column for entry in plan.table}
 
 
 def test_the_papers_variant_is_the_default_and_the_leak_free_one_a_switch(tmp_path: Path) -> None:
     stages = {}
     for leak_free in (False, True):
-        plan = planned(pipeline.load("table2", leak_free=leak_free), "t", tmp_path, assignments=[])
+        plan = plan_experiment(pipeline.load("table2", leak_free=leak_free), "t", tmp_path, assignments=[])
         stages[leak_free] = plan
     split = {
         leak_free: {n.settings.get("split") for n in plan.nodes.values() if n.label.startswith("tokenize")}
@@ -99,17 +100,17 @@ def test_the_papers_variant_is_the_default_and_the_leak_free_one_a_switch(tmp_pa
     }
     assert split == {False: {"random-window"}, True: {None}}
     objective = {
-        leak_free: plan.trainings["pretrain t-sleep-bitimelygpt"]["flags"].get("objective", {}).get("name")
+        leak_free: plan.trainings["pretrain t-sleep-bitimelygpt"].flags.get("objective", {}).get("name")
         for leak_free, plan in stages.items()
     }
     assert objective == {False: "next-previous", True: "next-previous-strict"}
-    assert "objective" not in stages[True].trainings["pretrain t-sleep-patchtst"]["flags"]
+    assert "objective" not in stages[True].trainings["pretrain t-sleep-patchtst"].flags
     with pytest.raises(UserError, match="literal"):
         pipeline.load("smoke", leak_free=True)
 
 
 def test_flags_of_the_fine_tuning_alone_share_one_pre_training(tmp_path: Path) -> None:
-    plan = planned(pipeline.load("probing"), "probing", tmp_path, assignments=[])
+    plan = plan_experiment(pipeline.load("probing"), "probing", tmp_path, assignments=[])
     names = [label for label in plan.nodes if label.startswith("pretrain")]
     assert names == ["pretrain probing-sleep", "pretrain probing-pophr"]
     assert sum(label.startswith("finetune probing-sleep") for label in plan.nodes) == 8
@@ -119,14 +120,14 @@ def test_flags_of_the_fine_tuning_alone_share_one_pre_training(tmp_path: Path) -
 
 
 def test_a_cell_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path) -> None:
-    plan = planned(pipeline.load("ablation-crossed"), "x", tmp_path, assignments=[])
-    why = {entry["row"]: entry["why"] for entry in plan.table if "why" in entry}
+    plan = plan_experiment(pipeline.load("ablation-crossed"), "x", tmp_path, assignments=[])
+    why = {entry.row: entry.why for entry in plan.table if entry.why}
     assert set(why) == {
         "timelygpt next-previous-strict", "timelygpt next-previous", "timelybert next-previous-strict", "timelybert next-previous", "timelybert next",
     }  # fmt: skip
     none = plan.trainings["pretrain x-bitimelygpt-none-0-init"]
-    assert none["flags"]["train"]["steps"] == 0
-    assert plan.trainings["finetune x-bitimelygpt-none-0-staging"]["flags"]["finetune"]["from_scratch"] is True
+    assert none.flags["train"]["steps"] == 0
+    assert plan.trainings["finetune x-bitimelygpt-none-0-staging"].flags["finetune"]["from_scratch"] is True
 
 
 def test_set_changes_the_recipe_itself(tmp_path: Path) -> None:
@@ -227,13 +228,13 @@ def test_unknown_recipes_are_named(tmp_path: Path) -> None:
 
 
 def test_the_time_left_goes_by_what_trainings_of_that_model_took(tmp_path: Path) -> None:
-    plan = planned(pipeline.load("emg"), "emg", tmp_path, assignments=[])
+    plan = plan_experiment(pipeline.load("emg"), "emg", tmp_path, assignments=[])
     told: list[float | None] = []
-    watch = pipeline._watched(plan, set(plan.nodes), lambda now: told.append(now["left"]))
+    watch = pipeline._add_time_left(plan, set(plan.nodes), lambda now: told.append(now.left))
     assert watch is not None
-    done = {"state": "done", "detail": "", "exit_code": 0}
+    gpt, lstm = StageState("done", seconds=10.0), StageState("done", seconds=100.0)
     watch({})
-    watch({"pretrain emg-gpt-0": {**done, "seconds": 10.0}})
-    watch({"pretrain emg-gpt-0": {**done, "seconds": 10.0}, "pretrain emg-lstm-0": {**done, "seconds": 100.0}})
+    watch({"pretrain emg-gpt-0": gpt})
+    watch({"pretrain emg-gpt-0": gpt, "pretrain emg-lstm-0": lstm})
     trainings = sum(label.startswith("pretrain") for label in plan.nodes)
     assert told == [None, 10.0 * (trainings - 1), 4 * 10.0 + 4 * 100.0 + (trainings - 10) * 55.0]

@@ -1,4 +1,4 @@
-"""Whole experiments: a recipe is data, its stages are a graph, `run` goes through it: finished stages are skipped, stopped ones continue."""
+"""Experiments: a recipe is planned as a graph of stages; `run` executes it, skips finished stages and continues stopped ones."""
 
 from __future__ import annotations
 
@@ -8,18 +8,36 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from bitimely_core import registry
 from bitimely_core.config import Settings, merge_layers, parse_assignments, validate
 from bitimely_core.errors import Exit
 from bitimely_core.pipeline import costs, graph, workers
-from bitimely_core.pipeline.plan import Plan, cells, planned
+from bitimely_core.pipeline.graph import StageState
+from bitimely_core.pipeline.plan import ExperimentPlan, plan_experiment
 from bitimely_core.recipe import Recipe, load_recipe
 from bitimely_core.types import Progress
 
-__all__ = ["cells", "load", "run"]
+__all__ = ["ExperimentStatus", "StageRow", "load", "run"]
 Say = Callable[[str], None]
+
+
+class StageRow(NamedTuple):
+    """A stage and its state."""
+
+    stage: str
+    state: StageState
+
+
+class ExperimentStatus(NamedTuple):
+    """The stages of a run and the estimated seconds to its end; None: unknown."""
+
+    stages: list[StageRow]
+    left: float | None
+
+
+Watch = Callable[[ExperimentStatus], object]
 
 
 def load(name: str, *, leak_free: bool = False, changes: dict[str, Any] | None = None) -> Recipe:
@@ -46,13 +64,13 @@ def run(
     dry_run: bool = False,
     progress: Progress | None = None,
     say: Say | None = None,
-    watch: Callable[[dict[str, Any]], object] | None = None,
+    watch: Watch | None = None,
     began: float | None = None,
 ) -> dict[str, Any]:
     """Run a recipe: ingest, tokenize, then for each cell pretrain, finetune, evaluate, then the analyses and the page of results.
 
-    A stage that fails is reported, what hangs on it is left out, the others go on; the next call tries it again. Several calls may work on one
-    workspace at once: each stage is run by one of them.
+    A stage that fails is reported, stages that depend on it are left out, the others go on; the next call tries it again. Several calls may
+    work on one workspace at once: each stage is run by one of them.
 
     Args:
         pipeline: name of a shipped recipe, or path of a TOML file.
@@ -63,9 +81,9 @@ def run(
         shard: (k, n), part k of n of the cells, for a job array.
         leak_free: leave the recipe's section `[literal]` out; names end in -leak-free.
         assignments: `section.key=value`; sections of a recipe (ingest, tokenize, build, evaluate, matrix) change the recipe, the others all trainings.
-        dry_run: only say what would be done, with estimates of parameters, operations, hours and disk.
+        dry_run: only show what would be done, with estimates of parameters, operations, hours and disk.
         progress: called with what is counted, how far, of how many.
-        say: called with one line about what is to be known.
+        say: called with one line of information.
         watch: called whenever a stage changes: states, and `left`, the estimated seconds to the end.
         began: seconds since the epoch, of processes that share the work; what failed since is not tried again. None: now.
 
@@ -77,15 +95,17 @@ def run(
         UserError: unknown_name, config (2).
     """
     began = time.time() if began is None else began
-    whole, each = _changes(assignments or [])
-    recipe = load(pipeline, leak_free=leak_free, changes=whole)
-    validate(Settings, merge_layers(Settings().model_dump(by_alias=True), parse_assignments(each)))
+    recipe_changes, per_training = _split_assignments(assignments or [])
+    recipe = load(pipeline, leak_free=leak_free, changes=recipe_changes)
+    validate(Settings, merge_layers(Settings().model_dump(by_alias=True), parse_assignments(per_training)))
     name = Path(pipeline).stem + ("-leak-free" if leak_free else "")
-    plan = planned(recipe, name, workspace, assignments=each, devices=devices, leak_free=leak_free, progress=progress, say=say)
-    mine = graph.closure(plan.nodes, _mine(plan, only or [], shard))
+    plan = plan_experiment(
+        recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free, progress=progress, say=say
+    )
+    selected = graph.closure(plan.nodes, select_stages(plan, only or [], shard))
     if dry_run:
-        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **costs.table(plan, mine, workspace)}
-    helpers = workers.start(
+        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **costs.estimate_costs(plan, selected, workspace)}
+    helpers = workers.start_processes(
         jobs,
         pipeline=pipeline,
         workspace=workspace,
@@ -96,57 +116,56 @@ def run(
         assignments=assignments,
         began=began,
     )
-    with workers.share(jobs), helpers:
-        states = graph.execute(plan.nodes, workspace / "pipelines" / name, mine=mine, began=began, watch=_watched(plan, mine, watch))
-    stages = [{"stage": label, **state} for label, state in states.items() if state["state"] != "not run"]
-    failed = [s["exit_code"] for s in stages if s["state"] == "failed"]
+    with workers.limit_threads(jobs), helpers:
+        states = graph.execute(
+            plan.nodes, workspace / "pipelines" / name, selected=selected, began=began, watch=_add_time_left(plan, selected, watch)
+        )
+    stages = [{"stage": label, **state._asdict()} for label, state in states.items() if state.state != "not run"]
+    failed = [state.exit_code for state in states.values() if state.state == "failed"]
+    partial = any(state.state == "partial" for state in states.values())
     page = workspace / "reports" / name / "report.html"
     return {
         "format_version": 1,
         "pipeline": pipeline,
         "stages": stages,
         "report": str(page) if page.is_file() else None,
-        "exit_code": int(failed[0] if failed else Exit.PARTIAL if any(s["state"] == "partial" for s in stages) else Exit.OK),
+        "exit_code": int(failed[0] if failed else Exit.PARTIAL if partial else Exit.OK),
     }
 
 
-def _changes(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """`--set`: what changes the recipe itself, and the pairs that every training gets."""
+def _split_assignments(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """`--set`: changes of the recipe itself, and the pairs that every training gets."""
     own = ("ingest", "tokenize", "build", "evaluate", "matrix")
     return parse_assignments([p for p in pairs if p.split(".")[0] in own]), [p for p in pairs if p.split(".")[0] not in own]
 
 
-def _mine(plan: Plan, only: list[str], shard: tuple[int, int] | None) -> set[str]:
-    """The labels of the stages that this call wants."""
-    wanted = {label for label in plan.nodes if label not in plan.owner}
+def select_stages(plan: ExperimentPlan, only: list[str], shard: tuple[int, int] | None) -> set[str]:
+    """Labels of the stages that this call runs."""
+    selected = {label for label in plan.nodes if label not in plan.owner}
     for label, owner in plan.owner.items():
-        part = shard is None or int(sha256(owner.encode()).hexdigest(), 16) % shard[1] == shard[0] - 1
-        if part and (not only or any(text in plan.words[label] for text in only)):
-            wanted.add(label)
-    return wanted
+        in_shard = shard is None or int(sha256(owner.encode()).hexdigest(), 16) % shard[1] == shard[0] - 1
+        if in_shard and (not only or any(text in plan.words[label] for text in only)):
+            selected.add(label)
+    return selected
 
 
-def _watched(plan: Plan, mine: set[str], watch: Callable[[dict[str, Any]], object] | None) -> Callable[[graph.States], object] | None:
-    """`watch` with the time left: each training that is to come takes as long as those of the same verb and model took, else of the same verb."""
+def _add_time_left(plan: ExperimentPlan, selected: set[str], watch: Watch | None) -> Callable[[graph.States], object] | None:
+    """`watch` with the time left: a training takes as long as those of the same verb and model took, else as those of the same verb."""
     if watch is None:
         return None
 
     def report(states: graph.States) -> None:
         took: dict[tuple[str, ...], list[float]] = {}
         for label, training in plan.trainings.items():
-            if states.get(label, {}).get("state") == "done":
-                for kind in ((training["verb"], plan.model(label)), (training["verb"],)):
-                    took.setdefault(kind, []).append(states[label]["seconds"])
+            if label in states and states[label].state == "done":
+                for kind in ((training.verb, plan.model_name(label)), (training.verb,)):
+                    took.setdefault(kind, []).append(states[label].seconds)
         left = 0.0
-        for label in mine & plan.trainings.keys():
-            if label not in states or states[label]["state"] == "running":
-                verb = plan.trainings[label]["verb"]
-                left += mean(took.get((verb, plan.model(label))) or took.get((verb,)) or [0.0])
-        rows = [
-            {"stage": label, **states.get(label, {"state": "waiting", "detail": "", "seconds": 0.0})}
-            for label in plan.nodes
-            if label in mine
-        ]
-        watch({"stages": rows, "left": left or None})
+        for label in selected & plan.trainings.keys():
+            if label not in states or states[label].state == "running":
+                verb = plan.trainings[label].verb
+                left += mean(took.get((verb, plan.model_name(label))) or took.get((verb,)) or [0.0])
+        rows = [StageRow(label, states.get(label, StageState("waiting"))) for label in plan.nodes if label in selected]
+        watch(ExperimentStatus(rows, left or None))
 
     return report

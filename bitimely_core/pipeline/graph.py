@@ -1,38 +1,57 @@
-"""Stages that need each other, run once each: by one process, by several that share a workspace, or by one that was killed and began again.
+"""A graph of stages, each run once: by one process, by several that share a workspace, or by one that was killed and started again.
 
-A stage is named by the hash of its settings and has a folder of that name. Whoever runs it holds the folder's lock; `stage.json` in it is written last
-and says what the stage read and made. A stage whose `stage.json` still agrees with the files is not run again. Nothing here knows what a stage does.
+A stage is named by the hash of its settings and has a folder of that name. The process that runs it holds the folder's lock; `stage.json` in it is
+written last, with the hashes of the stage's inputs and output. A stage whose `stage.json` still agrees with the files is not run again.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bitimely_core import storage
 from bitimely_core.errors import Exit, UserError
+from bitimely_core.schemas import StageRecord
 
-States = Mapping[str, dict[str, Any]]
-SETTLED = ("done", "partial", "already done")  # what a later stage can build on
+SUCCEEDED = ("done", "partial", "already done")  # states that a later stage can build on
 POLL = 0.5  # seconds between two looks at stages that another process runs
+
+
+class StageState(NamedTuple):
+    """How a stage ended, or that it has not."""
+
+    state: str  # done, already done, partial, failed, left out, not run, running, waiting
+    detail: str = ""
+    exit_code: int = 0
+    seconds: float = 0.0
+
+
+States = Mapping[str, StageState]
+
+
+class StageResult(NamedTuple):
+    """What the call of a stage returns."""
+
+    detail: str = ""
+    exit_code: int = 0
+    is_new: bool = True  # False: everything had been done before
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """One stage.
 
-    `made` is the small file whose SHA-256 stands for everything that the stage makes; `reads` are such files made by nobody in this graph.
-    `needs` must have succeeded; `after` must only have ended, whatever way.
+    `made` is the small file whose SHA-256 stands for the whole output of the stage; `reads` are such files from outside of this graph.
+    `needs` must have succeeded; `after` must only have ended.
     """
 
     label: str
     settings: Mapping[str, Any]
-    call: Callable[[States], Mapping[str, Any]]
+    call: Callable[[States], StageResult]
     made: Path
     reads: tuple[Path, ...] = ()
     needs: tuple[str, ...] = ()
@@ -60,116 +79,112 @@ def execute(
     nodes: Mapping[str, Node],
     folder: Path,
     *,
-    mine: set[str] | None = None,
+    selected: set[str] | None = None,
     began: float | None = None,
     watch: Callable[[States], object] | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Run `nodes` (label -> Node) in their order, each as soon as what it needs is there; stages that others run are waited for.
+) -> dict[str, StageState]:
+    """Run `nodes` (label -> Node) in their order, each as soon as its inputs exist; stages that other processes run are waited for.
 
     Args:
         nodes: label -> stage.
         folder: of the stages' own folders.
-        mine: labels to run; of the others it is only said whether they have been done. None: all.
+        selected: labels to run; for the others only their last state is read. None: all.
         began: seconds since the epoch; a stage that failed later in another process is not tried again. None: now.
         watch: called with all states whenever one has changed.
 
     Returns:
-        For each label `state` (done, already done, partial, failed, left out, not run), `detail`, `exit_code`, `seconds`.
+        The state of each label.
     """
     began = time.time() if began is None else began
-    states: dict[str, dict[str, Any]] = {}
+    states: dict[str, StageState] = {}
     waiting = dict(nodes)
 
-    def settle(label: str, state: dict[str, Any]) -> None:
+    def record_result(label: str, state: StageState) -> None:
         states[label] = state
         del waiting[label]
         if watch:
             watch(states)
 
-    for label in [label for label in nodes if mine is not None and label not in mine]:
-        settle(
-            label,
-            _found(nodes[label], nodes, folder, began, states)
-            or {"state": "not run", "detail": "not in this part", "exit_code": 0, "seconds": 0.0},
-        )
+    for label in [label for label in nodes if selected is not None and label not in selected]:
+        known = _load_state(nodes[label], nodes, folder, began, states)
+        record_result(label, known or StageState("not run", "not in this part"))
     while waiting:
         for label, node in list(waiting.items()):
-            lost = [need for need in node.needs if need in states and states[need]["state"] not in SETTLED]
-            if lost:
-                settle(label, {"state": "left out", "detail": f"needs {lost[0]}", "exit_code": 0, "seconds": 0.0})
+            failed = [need for need in node.needs if need in states and states[need].state not in SUCCEEDED]
+            if failed:
+                record_result(label, StageState("left out", f"needs {failed[0]}"))
                 break
             if any(other in waiting for other in (*node.needs, *node.after)):
                 continue
             try:
                 with storage.lock(folder / node.key):
-                    found = _found(node, nodes, folder, began, states)
-                    if found is None:
+                    state = _load_state(node, nodes, folder, began, states)
+                    if state is None:
                         if watch:
-                            watch({**states, label: {"state": "running", "detail": "", "exit_code": 0, "seconds": 0.0}})
-                        found = _run(node, nodes, folder, states)
+                            watch({**states, label: StageState("running")})
+                        state = _run_stage(node, nodes, folder, states)
             except UserError as error:
                 if error.exit_code != Exit.LOCKED:
                     raise
                 continue
-            settle(label, found)
+            record_result(label, state)
             break
         else:
             time.sleep(POLL)
     return {label: states[label] for label in nodes}
 
 
-def _found(node: Node, nodes: Mapping[str, Node], folder: Path, began: float, states: States) -> dict[str, Any] | None:
-    """What `stage.json` says, where it still holds: nothing that was read or made has changed since; a failure since `began`."""
+def _load_state(node: Node, nodes: Mapping[str, Node], folder: Path, began: float, states: States) -> StageState | None:
+    """The stored state where it still holds: no input or output has changed since, or the stage failed since `began`."""
     try:
-        known = json.loads((folder / node.key / "stage.json").read_bytes())
-        if known["state"] == "failed":
-            return {key: known[key] for key in ("state", "detail", "exit_code", "seconds")} if known["time"] >= began else None
-        if known["made"] is None or known["made"] != _hash(node.made) or known["read"] != _read(node, nodes, states):
-            return None
-        mine = known["state"] == "done" and known["time"] < began
-        return {
-            "state": "already done" if mine else known["state"],
-            "detail": known["detail"],
-            "exit_code": known["exit_code"],
-            "seconds": known["seconds"],
-        }
-    except (OSError, ValueError, KeyError, TypeError):
+        known = StageRecord.load(folder / node.key / "stage.json")
+    except UserError:
         return None
+    if known.state == "failed":
+        return StageState("failed", known.detail, known.exit_code, known.seconds) if known.time >= began else None
+    if known.made is None or known.made != _hash(node.made) or known.read != _hash_inputs(node, nodes, states):
+        return None
+    state = "already done" if known.state == "done" and known.time < began else known.state
+    return StageState(state, known.detail, known.exit_code, known.seconds)
 
 
-def _run(node: Node, nodes: Mapping[str, Node], folder: Path, states: States) -> dict[str, Any]:
-    """Run one stage under its lock and write down how it ended."""
+def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: States) -> StageState:
+    """Run one stage under its lock and store how it ended."""
     start = time.monotonic()
-    read = _read(node, nodes, states)
+    read = _hash_inputs(node, nodes, states)
     frames: list[str] = []
+    path = folder / node.key / "stage.json"
     try:
         result = node.call(states)
-        code = int(result.get("exit_code") or 0)
-        state = "partial" if code == Exit.PARTIAL else "already done" if result.get("trained") is False else "done"
-        detail = str(result.get("detail", ""))
+        code, detail = result.exit_code, result.detail
+        state = "partial" if code == Exit.PARTIAL else "done" if result.is_new else "already done"
     except UserError as error:
         if error.exit_code in {Exit.INTERRUPTED, Exit.TERMINATED}:
             raise
         state, detail, code = "failed", error.finding.line(), int(error.exit_code)
-    except Exception as error:  # a bug costs one stage, not the night; the frames say where, without the values of anybody's data
+    except Exception as error:  # a defect costs one stage, not the whole experiment; the frames say where, without the values of the data
         frames = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-        state, detail, code = (
-            "failed",
-            f"{type(error).__name__} in {frames[-1]}: a bug; {folder / node.key / 'stage.json'} says where",
-            int(Exit.INTERNAL_ERROR),
-        )
-    ended = {"state": state, "detail": detail, "exit_code": code, "seconds": round(time.monotonic() - start, 3)}
-    body = {"format_version": 1, "stage": node.label, "settings": dict(node.settings), "time": time.time(), "frames": frames, **ended}
-    storage.write_json(
-        folder / node.key / "stage.json",
-        {**body, "state": "done" if state == "already done" else state, "read": read, "made": _hash(node.made)},
-    )
+        state, code = "failed", int(Exit.INTERNAL_ERROR)
+        detail = f"{type(error).__name__} in {frames[-1]}: a bug; {path} says where"
+    ended = StageState(state, detail, int(code), round(time.monotonic() - start, 3))
+    StageRecord(
+        stage=node.label,
+        settings=dict(node.settings),
+        time=time.time(),
+        frames=frames,
+        state="done" if state == "already done" else state,
+        detail=detail,
+        exit_code=ended.exit_code,
+        seconds=ended.seconds,
+        read=read,
+        made=_hash(node.made),
+    ).save(path)
     return ended
 
 
-def _read(node: Node, nodes: Mapping[str, Node], states: States) -> dict[str, str | None]:
-    """SHA-256 of everything that the stage reads, by file name; None where it is missing, or where the stage that makes it did not succeed now."""
-    ended = [label for label in node.after if states.get(label, {}).get("state") in SETTLED]
+def _hash_inputs(node: Node, nodes: Mapping[str, Node], states: States) -> dict[str, str | None]:
+    """SHA-256 of every input by file name; None where it is missing, or where the stage that makes it has not succeeded now."""
+    ended = [label for label in node.after if label in states and states[label].state in SUCCEEDED]
     made = {str(nodes[label].made): _hash(nodes[label].made) if label in ended else None for label in node.after}
     return {**made, **{str(path): _hash(path) for path in (*(nodes[need].made for need in node.needs), *node.reads)}}
 
