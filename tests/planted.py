@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 from bitimely_core import models
-from bitimely_core.analyses import LoadedRun
+from bitimely_core.config import Settings
+from bitimely_core.run import Run
+from bitimely_core.schemas import RunRecord
 from bitimely_core.types import Encoded
 
 
@@ -128,8 +131,18 @@ class Head(torch.nn.Module):
         return out[:, 0] if self.columns == 1 else out
 
 
-def run(windows, head=None, name="planted", folder=None, settings=None):
-    return LoadedRun(name, Reader(), windows, settings or {"seed": 0, "notices": ["leak_free is false."]}, head, folder)
+def make_run(name, model, windows, head=None, *, folder=None, **record):
+    """A run that holds a model, windows and a head in memory; `record` are fields of its `run.json`."""
+    record = {"settings": Settings(), "kind": "pretrain" if head is None else "finetune", "data": (), **record}
+    one = Run(Path(folder or f"no-folder-of-{name}"), RunRecord.model_construct(run=name, **record), "data", lambda _: windows)
+    vars(one).update(_windows=windows, _model=model, _head=head)
+    if head is not None and not hasattr(head, "model"):
+        object.__setattr__(head, "model", model)
+    return one
+
+
+def run(windows, head=None, name="planted", folder=None, **record):
+    return make_run(name, Reader(), windows, head, folder=folder, **{"notices": ("leak_free is false.",), **record})
 
 
 def classes(n_subjects=16, each=20, length=12, spread=0.3, seed=0):

@@ -26,7 +26,7 @@ from bitimely_core.types import Batch
 
 
 def layers_of(one, row=0):
-    return compute_mixings(to_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[row : row + 1])))
+    return compute_mixings(to_float64(one.model()), Batch(values=torch.from_numpy(one.windows().x[row : row + 1])))
 
 
 # --- maps ---------------------------------------------------------------------------------------------------------------------------------
@@ -46,12 +46,12 @@ def test_maps_are_the_model_s_own_without_special_positions(name, directions):
     layers = layers_of(one)
     assert [m.direction for m in layers] == directions
     with torch.no_grad():
-        whole = one.model(Batch(values=torch.from_numpy(one.windows.x[:1])), attention=True).attention
+        whole = one.model()(Batch(values=torch.from_numpy(one.windows().x[:1])), attention=True).attention
     for mixing, full in zip(layers, whole, strict=True):
         assert mixing.map.dtype == np.float64
         assert mixing.map.shape == (2, 12, 12)
         assert mixing.map == pytest.approx(full[0, :, 1:-1, 1:-1].double().numpy(), abs=2e-5 * float(full.abs().max()))
-    assert next(one.model.parameters()).dtype == torch.float32  # the run itself is left alone
+    assert next(one.model().parameters()).dtype == torch.float32  # the run itself is left alone
 
 
 def test_padding_is_no_token():
@@ -93,7 +93,7 @@ def test_random_weights_are_seeded_and_leave_the_generator_alone():
     one = run()
     torch.manual_seed(9)
     before = torch.get_rng_state()
-    first, second, other = (randomise_model(one.model, seed) for seed in (0, 0, 1))
+    first, second, other = (randomise_model(one.model(), seed) for seed in (0, 0, 1))
     assert torch.equal(before, torch.get_rng_state())
     weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in (first, second, other)]
     assert torch.equal(weights[0], weights[1])
@@ -119,7 +119,7 @@ def test_half_of_the_attention():
 
 
 def test_tokens_are_spread_over_their_samples():
-    patch = run().model.config
+    patch = run().model().config
     share = np.random.default_rng(0).dirichlet(np.ones(12))
     over = spread_over_samples(share, 96, patch)
     assert over.sum() == pytest.approx(1)
@@ -130,7 +130,7 @@ def test_tokens_are_spread_over_their_samples():
     cropped = spread_over_samples(share, 99, patch.model_copy(update={"crop": "start"}))
     assert cropped[:3].sum() == 0
     assert cropped[3:11] == pytest.approx(share[0] / 8)
-    conv = spread_over_samples(np.full(24, 1 / 24), 94, run(tokenizer="conv").model.config)
+    conv = spread_over_samples(np.full(24, 1 / 24), 94, run(tokenizer="conv").model().config)
     assert conv.sum() == pytest.approx(1)
     assert conv[:4] == pytest.approx(1 / 96)
 
@@ -215,7 +215,7 @@ def test_the_ratio_on_shapelets_is_that_of_the_maps_by_hand():
     chosen = find_shapelet_windows(windows, stretches, 5, 0, but)
     found = []
     for row, start, length in zip(chosen.rows, chosen.start, chosen.length, strict=True):
-        maps = last_map(compute_mixings(to_float64(one.model), Batch(values=torch.from_numpy(windows.x[row : row + 1]))))[0]
+        maps = last_map(compute_mixings(to_float64(one.model()), Batch(values=torch.from_numpy(windows.x[row : row + 1]))))[0]
         share = np.repeat(np.abs(maps).sum(1).mean(0), 4)  # four samples a patch
         found.append(share[start : start + length].mean() / share.mean())
     assert page.summary["bitimelygpt"]["shapelets"]["ratio"]["value"] == pytest.approx(np.mean(found))

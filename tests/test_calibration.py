@@ -20,6 +20,7 @@ from bitimely_core.analyses.calibration import (
 )
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Table
+from bitimely_core.schemas import RunRecord
 
 
 def spoken(n_subjects=16, each=40, classes=3, sharp=1.0, seed=0, wrong=0.0):
@@ -44,11 +45,11 @@ def test_the_error_by_hand():
     by_hand = (2 * abs(1 / 2 - 0.075) + 0.35 + 0.1 + 2 * abs(1 / 2 - 0.975)) / 6
     assert calibration_error(table.sum(0)) == pytest.approx(by_hand)
     found = estimate_reliability(confidence, right, np.zeros(6, int), bins=10, bootstrap=100, seed=0)
-    assert found["ece"]["value"] == pytest.approx(by_hand)
-    assert found["gap"]["value"] == pytest.approx(confidence.mean() - right.mean())
-    assert found["ece"]["lo"] is None  # one subject
-    assert found["curve"]["windows"] == [2, 1, 1, 2]
-    assert found["curve"]["share"] == pytest.approx([0.5, 0, 1, 0.5])
+    assert found.ece.value == pytest.approx(by_hand)
+    assert found.gap.value == pytest.approx(confidence.mean() - right.mean())
+    assert found.ece.lo is None  # one subject
+    assert found.curve.windows == [2, 1, 1, 2]
+    assert found.curve.share == pytest.approx([0.5, 0, 1, 0.5])
 
 
 def test_the_interval_is_that_of_recomputed_resamples():
@@ -65,8 +66,8 @@ def test_the_interval_is_that_of_recomputed_resamples():
             here = rows[assign_bins(confidence[rows], 5) == b]
             total += abs(right[here].sum() - confidence[here].sum())
         draws.append(total / len(rows))
-    assert (found["ece"]["lo"], found["ece"]["hi"]) == pytest.approx(tuple(np.percentile(draws, [2.5, 97.5])))
-    assert found["ece"]["se"] == pytest.approx(np.std(draws, ddof=1))
+    assert (found.ece.lo, found.ece.hi) == pytest.approx(tuple(np.percentile(draws, [2.5, 97.5])))
+    assert found.ece.se == pytest.approx(np.std(draws, ddof=1))
 
 
 def test_honest_probabilities_stay_within_chance_and_sharpened_ones_do_not():
@@ -77,11 +78,11 @@ def test_honest_probabilities_stay_within_chance_and_sharpened_ones_do_not():
         p = rng.uniform(0.3, 0.9, 2000)
         right = (rng.random(2000) < p).astype(float)
         honest = estimate_reliability(p, right, units, bins=10, bootstrap=200, seed=0)
-        within["gap"] += honest["gap"]["lo"] < 0 < honest["gap"]["hi"]
-        within["ece"] += honest["ece"]["value"] <= honest["chance"]["p95"]
+        within["gap"] += honest.gap.lo < 0 < honest.gap.hi
+        within["ece"] += honest.ece.value <= honest.chance.p95
         bold = estimate_reliability(np.minimum(p + 0.1, 1), right, units, bins=10, bootstrap=200, seed=0)
-        assert bold["ece"]["lo"] > bold["chance"]["p95"]
-        assert bold["gap"]["value"] == pytest.approx(0.1, abs=0.035)
+        assert bold.ece.lo > bold.chance.p95
+        assert bold.gap.value == pytest.approx(0.1, abs=0.035)
     assert min(within.values()) >= 17  # 19 of 20 are expected
 
 
@@ -173,22 +174,26 @@ def test_numbers_are_compared_with_what_was_measured():
     assert page.summary["reliability"]["bias"] == pytest.approx((values[test, 0, 0] - target[test]).mean(), abs=1e-5)
 
 
-def settings(source="tiny", fraction=1.0, weights="w", readout="sos"):
-    return {
-        "run": "?",
-        "kind": "finetune",
-        "seed": 0,
-        "source": {"run": source, "weights": weights},
-        "settings": {"data": {"fraction": fraction}, "finetune": {"readout": readout, "from_scratch": weights is None}},
-        "data": [{"fingerprint": "f"}],
-    }
+def record(source="tiny", fraction=1.0, weights="w", readout="sos", run="?"):
+    return RunRecord(
+        run=run,
+        kind="finetune",
+        model="bitimelygpt",
+        source={"run": source, "weights": weights},
+        settings={"data": {"fraction": fraction}, "finetune": {"readout": readout, "from_scratch": weights is None}},
+        data=[{"name": "planted", "dataset": "planted", "fingerprint": "f"}],
+    )
+
+
+def fields_of(one):
+    return {name: getattr(one, name) for name in ("kind", "source", "settings", "data")}
 
 
 def test_siblings_make_a_learning_curve(tmp_path):
     def evaluated(name, value, **of):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "run.json").write_text(json.dumps(settings(**of) | {"run": name}))
+        record(**of, run=name).save(folder / "run.json")
         metric = {"value": value, "lo": value - 0.1, "hi": value + 0.1}
         (folder / "scores.json").write_text(json.dumps({"data": "planted", "split": "test", "metrics": {"accuracy": metric}}))
         return folder
@@ -199,9 +204,9 @@ def test_siblings_make_a_learning_curve(tmp_path):
     evaluated("other-model", 0.1, source="18m")
     evaluated("other-readout", 0.1, readout="mean", fraction=0.5)
     windows = spoken()
-    one = run(windows, Head(3), folder=here, settings=settings())
+    one = run(windows, Head(3), folder=here, **fields_of(record()))
     found = read_learning_curve(one, "accuracy")
-    assert [(p["run"], p["fraction"], p["scratch"]) for p in found] == [("tenth", 0.1, False), ("full", 1.0, False), ("scratch", 0.1, True)]
+    assert [(p.run, p.fraction, p.scratch) for p in found] == [("tenth", 0.1, False), ("full", 1.0, False), ("scratch", 0.1, True)]
     page = calibration([one], bootstrap=10)
     drawn = next(b for b in page.blocks if isinstance(b, Figure) and b.name == "learning-curve")
     assert [s["name"] for s in drawn.data["series"]] == ["pre-trained", "from scratch"]
@@ -209,7 +214,7 @@ def test_siblings_make_a_learning_curve(tmp_path):
 
 
 def test_without_siblings_it_says_how_to_get_them():
-    page = calibration([run(spoken(), Head(3), settings=settings())], bootstrap=10)
+    page = calibration([run(spoken(), Head(3), **fields_of(record()))], bootstrap=10)
     assert any(isinstance(b, str) and "finetune tiny --data planted/staging --fraction" in b for b in page.blocks)
 
 

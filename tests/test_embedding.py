@@ -58,15 +58,15 @@ def test_a_space_of_labels_and_a_space_of_persons():
     corners = np.random.default_rng(5).normal(size=(8, 3))
     by_person = clusters(np.zeros((80, 3)), each=1, seed=2) + 5 * corners[person]
     knows = measure_space(by_label, label, person, 8, 5, 200, 0)
-    assert knows["label_agreement"]["value"] == 1.0
-    assert knows["label_silhouette"]["value"] > 0.8 > 0 > knows["subject_silhouette"]["value"]
-    assert knows["subject_agreement"]["value"] < 0.3
+    assert knows.label_agreement.value == 1.0
+    assert knows.label_silhouette.value > 0.8 > 0 > knows.subject_silhouette.value
+    assert knows.subject_agreement.value < 0.3
     remembers = measure_space(by_person, label, person, 8, 5, 200, 0)
-    assert remembers["subject_agreement"]["value"] > 0.99
-    assert remembers["subject_silhouette"]["value"] > 0.6
-    assert remembers["label_agreement"]["value"] == pytest.approx(0.5, abs=0.15)  # neighbours of other persons tell nothing
-    assert remembers["label_chance"]["value"] == pytest.approx(0.5)
-    assert knows["label_agreement"]["lo"] is not None
+    assert remembers.subject_agreement.value > 0.99
+    assert remembers.subject_silhouette.value > 0.6
+    assert remembers.label_agreement.value == pytest.approx(0.5, abs=0.15)  # neighbours of other persons tell nothing
+    assert remembers.label_chance.value == pytest.approx(0.5)
+    assert knows.label_agreement.lo is not None
 
 
 def test_of_a_rare_label_those_that_have_it_are_counted():
@@ -74,26 +74,26 @@ def test_of_a_rare_label_those_that_have_it_are_counted():
     label = np.zeros(50, int)
     label[:5] = 1
     found = measure_space(x, label, np.arange(50), 50, 5, 50, 0, label == 1)
-    assert found["label_chance"]["value"] == pytest.approx(4 / 49)
-    assert found["label_agreement"]["value"] < 0.4
-    assert measure_space(x, label, np.arange(50), 50, 5, 50, 0)["label_agreement"]["value"] > 0.7
+    assert found.label_chance.value == pytest.approx(4 / 49)
+    assert found.label_agreement.value < 0.4
+    assert measure_space(x, label, np.arange(50), 50, 5, 50, 0).label_agreement.value > 0.7
 
 
 def test_one_sequence_a_subject_says_nothing_about_persons():
     found = measure_space(clusters([[0, 0], [5, 5]]), np.repeat([0, 1], 20), np.arange(40), 40, 5, 50, 0)
-    assert found["subject_agreement"]["value"] is None
-    assert found["subject_silhouette"]["value"] is None
-    assert found["label_agreement"]["value"] == 1.0
+    assert found.subject_agreement.value is None
+    assert found.subject_silhouette.value is None
+    assert found.label_agreement.value == 1.0
 
 
 def test_intervals_are_over_subjects():
     units = np.repeat(np.arange(6), 4)
     values = units / 5.0
     wide, point = mean_over_rows(values, units, 6, 500, 0), mean_over_rows(np.full(24, 0.3), units, 6, 500, 0)
-    assert wide["value"] == pytest.approx(0.5)
-    assert wide["se"] == pytest.approx(np.std(np.arange(6) / 5) / np.sqrt(6), rel=0.15)
-    assert (point["lo"], point["hi"]) == pytest.approx((0.3, 0.3))
-    assert mean_over_rows(values[:8], units[:8], 2, 500, 0)["lo"] is None
+    assert wide.value == pytest.approx(0.5)
+    assert wide.se == pytest.approx(np.std(np.arange(6) / 5) / np.sqrt(6), rel=0.15)
+    assert (point.lo, point.hi) == pytest.approx((0.3, 0.3))
+    assert mean_over_rows(values[:8], units[:8], 2, 500, 0).lo is None
 
 
 def test_principal_components_keep_the_largest_variance():
@@ -121,7 +121,7 @@ def test_page_tells_the_label_from_the_person(tmp_path):
     own = page.summary["spaces"]["trained"]
     assert own["label_agreement"]["value"] == 1.0
     assert own["label_agreement"]["value"] > page.summary["spaces"]["raw"]["label_agreement"]["value"]
-    assert "labels more than persons" in page.verdict
+    assert "labels more than subjects" in page.verdict
     names = [b.name for b in page.blocks if isinstance(b, Figure)]
     assert names == ["main-score", "pca-labels", "tsne-labels", "tsne-subjects"]
     written = report.write_report(tmp_path, page)

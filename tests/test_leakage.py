@@ -1,9 +1,8 @@
 """Which objectives show a model its targets: exactly, at random weights, and by training on noise."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from planted import make_run
 
 from bitimely_core import models, objectives, registry
 from bitimely_core.analyses import leakage as leaking
@@ -169,8 +168,7 @@ def test_objectives_without_a_target():
 
 
 def run_of(model, settings, stamp, kind="pretrain"):
-    body = {"settings": settings.model_dump(mode="json", by_alias=True), "leak_free": stamp, "kind": kind}
-    return SimpleNamespace(name="mine", model=model, windows=None, settings=body)
+    return make_run("mine", model, None, kind=kind, settings=settings, leak_free=stamp)
 
 
 def test_a_run_that_contradicts_its_stamp_is_told():

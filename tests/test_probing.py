@@ -14,6 +14,7 @@ from bitimely_core.analyses.probing import negate_difference, probing
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate.linear import PENALTIES, extract_simple_features, fit_probe, standardise
 from bitimely_core.page import Figure, Table
+from bitimely_core.schemas import Difference
 
 
 def splits(rng, n, columns, rule):
@@ -86,11 +87,11 @@ def test_classes_that_training_lacks_and_no_validation_split():
 def test_vectors_are_those_of_the_readouts():
     windows = classes()
     one = run(windows)
-    cells = list_choices(one.model, windows, 0)
+    cells = list_choices(one.model(), windows, 0)
     assert {c.readout for c in cells} == {"sos", "eos", "sos+eos", "mean", "last", "max"}
     assert {c.layers for c in cells} == {"last", "last-two", "1"}
     rows = np.array([5, 2, 300])
-    found = extract_vectors(one.model, windows, rows, cells)
+    found = extract_vectors(one.model(), windows, rows, cells)
     x = windows.values[rows, :, 0]
     assert found[VectorChoice("sos", "last")] == pytest.approx(x[:, :4])
     assert found[VectorChoice("mean", "last")] == pytest.approx(np.repeat(x.mean(1)[:, None], 4, 1), abs=1e-6)
@@ -155,8 +156,8 @@ def test_differences_with_enough_subjects_exclude_zero_only_where_planted():
 
 
 def test_a_difference_the_other_way_round():
-    found = negate_difference({"difference": 0.1, "se": 0.02, "lo": 0.05, "hi": 0.2, "share_above_zero": 0.9, "share_below_zero": 0.1})
-    assert (found["difference"], found["lo"], found["hi"], found["share_above_zero"]) == (-0.1, -0.2, -0.05, 0.1)
+    found = negate_difference(Difference(difference=0.1, se=0.02, lo=0.05, hi=0.2, share_above_zero=0.9, share_below_zero=0.1))
+    assert (found.difference, found.lo, found.hi, found.share_above_zero) == (-0.1, -0.2, -0.05, 0.1)
 
 
 def test_what_cannot_be_probed_is_refused():

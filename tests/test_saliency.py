@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from planted import make_run
 from test_shapelets import Labelled
 from torch import Generator, nn
 
 from bitimely_core import data, evaluate, models, objectives, report
-from bitimely_core.analyses import LoadedRun
 from bitimely_core.analyses.regions import (
     describe_ratio,
     find_shapelet_windows,
@@ -20,6 +20,7 @@ from bitimely_core.analyses.regions import (
 )
 from bitimely_core.analyses.saliency import compute_saliency, gradient_magnitudes, loss_fn, randomise_run, saliency
 from bitimely_core.analyses.shapelets import mine_shapelets, shapelets
+from bitimely_core.config import ObjectiveConfig, Settings
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
 from bitimely_core.page import Figure, Table
@@ -33,8 +34,8 @@ def run(name="bitimelygpt", windows=None, objective="", label=None, tuned=False,
     windows = windows or Labelled(subjects=12)
     model = models.build(name, channels=windows.channels, length=windows.length, **{**SMALL, **config}).eval()
     head = heads.build(model, task="classification", outputs=2, readout=readout).eval() if tuned else None
-    settings = {"settings": {"objective": {"name": objective}}, "seed": 0, "leak_free": False}
-    return LoadedRun(label or name, model, windows, settings, head)
+    settings = Settings(objective=ObjectiveConfig(name=objective))
+    return make_run(label or name, model, windows, head, settings=settings, leak_free=False)
 
 
 class Linear(nn.Module):
@@ -72,23 +73,23 @@ def test_saliency_of_a_linear_model_is_its_weights():
     torch.manual_seed(0)
     windows = Labelled(n=12, subjects=3)
     model = Linear(windows.length)
-    one = LoadedRun("linear", model, windows, {}, Sum(model))
+    one = make_run("linear", model, windows, Sum(model))
     rows = np.arange(12)
-    seen = compute_saliency(one, model, one.head, rows, 0, 8, 0, lambda done: None)
+    seen = compute_saliency(one, model, one.head(), rows, 0, 8, 0, lambda done: None)
     weights = model.weight.detach().abs().double().numpy()[:, 0]
     for maps in (seen.input, seen.layers[0]):
         assert maps == pytest.approx(np.tile(weights / weights.sum(), (12, 1)), rel=1e-5)
     assert seen.masks == 1  # nothing is drawn
     assert seen.losses == {}
-    error = float(one.head(data.collate(windows, [0])).detach()) - windows.labels[0]
+    error = float(one.head()(data.collate(windows, [0])).detach()) - windows.labels[0]
     assert seen.heat[0][:, 0] == pytest.approx(2 * abs(error) * weights / 6, rel=1e-4)  # of a batch of six
 
 
 @pytest.mark.parametrize("objective", ["next", "next-previous", "next-previous-strict", "masked"])
 def test_slopes_are_finite_differences(objective):
     one = run(objective=objective, windows=Labelled(n=4, length=24, subjects=2))
-    model = one.model.double()
-    batch = data.collate(one.windows)
+    model = one.model().double()
+    batch = data.collate(one.windows())
     batch = batch._replace(values=batch.values.double())
     ask = loss_fn(one, model, None)
     found = gradient_magnitudes(model, ask, batch, Generator().manual_seed(5))
@@ -134,11 +135,11 @@ def test_at_the_last_layer_it_maps_the_loss():
     chosen = {}
 
     def ask(batch, generator):
-        found = loss_fn(one, one.model, None)(batch, generator)
+        found = loss_fn(one, one.model(), None)(batch, generator)
         chosen["valid"] = found["valid"].any(-1)
         return found
 
-    found = gradient_magnitudes(one.model, ask, data.collate(one.windows), Generator().manual_seed(0))
+    found = gradient_magnitudes(one.model(), ask, data.collate(one.windows()), Generator().manual_seed(0))
     assert ((found.layers[1].sum(-1) > 0) == chosen["valid"]).all()
     assert (found.layers[0].sum(-1) > 0).all()
     assert ((found.losses["masked"] > 0) == chosen["valid"]).all()
@@ -147,26 +148,26 @@ def test_at_the_last_layer_it_maps_the_loss():
 def test_errors_stand_at_the_token_that_makes_them():
     """Token n predicts token n + 1 at layer L - 1 and token n - 1 at layer L: there its own state is all that its error depends on."""
     one = run(objective="next-previous", windows=Labelled(n=1, length=24, subjects=1))
-    found = gradient_magnitudes(one.model, loss_fn(one, one.model, None), data.collate(one.windows), Generator())
+    found = gradient_magnitudes(one.model(), loss_fn(one, one.model(), None), data.collate(one.windows()), Generator())
     assert set(found.losses) == {"next", "previous"}
     assert float(found.losses["next"][0, -1]) == float(found.losses["previous"][0, 0]) == 0  # [SOS] predicts the first, [EOS] the last
     assert float(found.layers[1][0, 0].sum()) == 0
     assert (found.layers[1][0, 1:].sum(-1) > 0).all()
-    encoded = one.model(data.collate(one.windows))
-    error = (one.model.output(encoded.hidden[1][:, 4], "previous") - encoded.targets[:, 2]).square().mean()  # token 3 predicts token 2
+    encoded = one.model()(data.collate(one.windows()))
+    error = (one.model().output(encoded.hidden[1][:, 4], "previous") - encoded.targets[:, 2]).square().mean()  # token 3 predicts token 2
     assert float(found.losses["previous"][0, 3]) == pytest.approx(float(error.detach()), rel=1e-5)
 
 
 def test_two_passes_are_added():
     one = run(objective="next-previous-strict", windows=Labelled(n=2, length=24, subjects=2))
-    batch = data.collate(one.windows)
-    found = gradient_magnitudes(one.model, loss_fn(one, one.model, None), batch, Generator().manual_seed(0))
+    batch = data.collate(one.windows())
+    found = gradient_magnitudes(one.model(), loss_fn(one, one.model(), None), batch, Generator().manual_seed(0))
     both = []
     for direction, which in (("forward", "next"), ("backward", "previous")):
-        encoded = one.model(batch, directions=(direction,) * 2)
+        encoded = one.model()(batch, directions=(direction,) * 2)
         from bitimely_core.objectives.tokens import _part
 
-        part = _part(one.model, batch, encoded, encoded.hidden[-1], which)
+        part = _part(one.model(), batch, encoded, encoded.hidden[-1], which)
         loss = (part.prediction - part.target).square().sum() / part.valid.sum()
         both.append(torch.autograd.grad(loss, encoded.hidden[0])[0].abs()[:, 1:-1])
     assert found.layers[0].numpy() == pytest.approx((both[0] + both[1]).numpy(), rel=1e-4, abs=1e-8)
@@ -175,7 +176,7 @@ def test_two_passes_are_added():
 def test_models_that_read_channels_one_by_one_are_averaged():
     windows = Labelled(n=4, length=48, channels=2, subjects=2)
     one = run("patchtst", windows, patch=8)
-    found = gradient_magnitudes(one.model, loss_fn(one, one.model, None), data.collate(windows), Generator().manual_seed(0))
+    found = gradient_magnitudes(one.model(), loss_fn(one, one.model(), None), data.collate(windows), Generator().manual_seed(0))
     assert {tuple(state.shape) for state in found.layers} == {(4, 6, 8)}
     assert found.input.shape == (4, 48, 2)
     assert found.losses["masked"].shape == (4, 6)
@@ -183,29 +184,29 @@ def test_models_that_read_channels_one_by_one_are_averaged():
 
 def test_a_model_that_drops_patches_is_read_where_it_predicts():
     one = run("crt", Labelled(n=4, length=48, subjects=2), patch=8)
-    found = gradient_magnitudes(one.model, loss_fn(one, one.model, None), data.collate(one.windows), Generator().manual_seed(0))
+    found = gradient_magnitudes(one.model(), loss_fn(one, one.model(), None), data.collate(one.windows()), Generator().manual_seed(0))
     assert [tuple(state.shape) for state in found.layers] == [(4, 12, 8)]
     assert found.drawn
-    seen = compute_saliency(one, one.model, None, np.arange(4), 0, 2, 0, lambda done: None)
+    seen = compute_saliency(one, one.model(), None, np.arange(4), 0, 2, 0, lambda done: None)
     assert seen.layers[0].shape == (4, 48)  # tokens of the spectrum stand for no samples
     assert seen.layers[0].sum(1) == pytest.approx(1)
-    assert "output" not in vars(one.model)
+    assert "output" not in vars(one.model())
 
 
 @pytest.mark.parametrize("name", ["gpt", "tst", "lstm", "ts2vec", "ts-tcc", "tf-c", "timesnet"])
 def test_every_kind_of_model_has_at_least_a_map_of_its_input(name):
     one = run(name, Labelled(n=8, length=64, subjects=2), dim=16, patch=8, tokenizer="conv")
-    seen = compute_saliency(one, one.model, None, np.arange(8), 0, 2, 0, lambda done: None)
+    seen = compute_saliency(one, one.model(), None, np.arange(8), 0, 2, 0, lambda done: None)
     assert seen.input.sum(1) == pytest.approx(1)
     assert all(maps.shape == (8, 64) for maps in seen.layers)
 
 
 def test_masks_are_averaged_and_the_same_for_all():
     one = run(objective="masked", windows=Labelled(n=4, length=24, subjects=2))
-    seen = compute_saliency(one, one.model, None, np.arange(4), 2, 3, 7, lambda done: None)
-    batch, ask = data.collate(one.windows), loss_fn(one, one.model, None)
+    seen = compute_saliency(one, one.model(), None, np.arange(4), 2, 3, 7, lambda done: None)
+    batch, ask = data.collate(one.windows()), loss_fn(one, one.model(), None)
     each = [
-        gradient_magnitudes(one.model, ask, batch, Generator().manual_seed(7 * 1_000_003 + k)).input.mean(-1).double().numpy()
+        gradient_magnitudes(one.model(), ask, batch, Generator().manual_seed(7 * 1_000_003 + k)).input.mean(-1).double().numpy()
         for k in range(3)
     ]
     assert seen.masks == 3
@@ -215,15 +216,15 @@ def test_masks_are_averaged_and_the_same_for_all():
 
 def test_random_weights_are_seeded_and_leave_the_run_alone():
     one = run(tuned=True)
-    before, state = {k: v.clone() for k, v in one.head.state_dict().items()}, torch.get_rng_state()
+    before, state = {k: v.clone() for k, v in one.head().state_dict().items()}, torch.get_rng_state()
     (_, first), (_, second), (_, other) = (randomise_run(one, seed) for seed in (0, 0, 1))
     assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(v, before[k]) for k, v in one.head.state_dict().items() if "scale" not in k)
-    weights = [torch.cat([p.flatten() for p in h.parameters()]) for h in (first, second, other, one.head)]
+    assert all(torch.equal(v, before[k]) for k, v in one.head().state_dict().items() if "scale" not in k)
+    weights = [torch.cat([p.flatten() for p in h.parameters()]) for h in (first, second, other, one.head())]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     assert not torch.equal(weights[0], weights[3])
-    assert (first.readout, first.outputs, first.task) == (one.head.readout, 2, "classification")
+    assert (first.readout, first.outputs, first.task) == (one.head().readout, 2, "classification")
 
 
 # --- shares -------------------------------------------------------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ def test_intervals_are_over_subjects():
     who = np.array([f"s{k}" for k in np.repeat(np.arange(8), 3)])
     values = rng.normal(size=24) + np.repeat(rng.normal(size=8), 3)
     found = mean_over_subjects(values, who, 500, 4)
-    counts = evaluate.draw(range(500), 8, 4)
+    counts = evaluate.draw_counts(range(500), 8, 4)
     slow = [np.mean(np.concatenate([np.tile(values[who == f"s{k}"], int(c)) for k, c in enumerate(row)])) for row in counts]
     assert found["value"] == pytest.approx(values.mean())
     assert (found["lo"], found["hi"]) == pytest.approx(tuple(np.percentile(slow, [2.5, 97.5])))
@@ -313,9 +314,7 @@ def test_a_model_that_reads_the_shapelet_alone_has_its_saliency_there():
     mined = mine_shapelets(windows, lengths=(1.0,), candidates=300, permutations=0, count=1)
     chosen = find_shapelet_windows(windows, mined.shapelets, 8, 0, mined.drawn.rows)
     model = Filter(windows.length)
-    seen = compute_saliency(
-        LoadedRun("filter", model, windows, {}, Best(model)), model, Best(model), chosen.rows, 0, 1, 0, lambda done: None
-    )
+    seen = compute_saliency(make_run("filter", model, windows, Best(model)), model, Best(model), chosen.rows, 0, 1, 0, lambda done: None)
     assert seen.layers == []  # its state is one of the window, not of a token
     sizes = np.abs(Labelled.wave) / np.abs(Labelled.wave).sum()
     shift = chosen.start - windows.at[chosen.rows]
@@ -406,7 +405,7 @@ def test_what_cannot_be_done_is_refused():
     other.fingerprint = "b"
     with pytest.raises(UserError, match="different windows"):
         saliency([run(), run(windows=other)])
-    codes = LoadedRun("codes", SimpleNamespace(config=SimpleNamespace(tokenizer="codes", layers=2)), Labelled(), {})
+    codes = make_run("codes", SimpleNamespace(config=SimpleNamespace(tokenizer="codes", layers=2)), Labelled())
     with pytest.raises(UserError, match="reads events"):
         saliency([codes])
     without = Labelled()
@@ -417,16 +416,16 @@ def test_what_cannot_be_done_is_refused():
 
 def test_hooks_are_gone_after_an_error():
     one = run()
-    batch = data.collate(one.windows)
+    batch = data.collate(one.windows())
 
     def fails(batch, generator):
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError):
-        gradient_magnitudes(one.model, fails, Batch(batch.values), Generator())
-    assert not one.model._forward_hooks
-    assert "output" not in vars(one.model)
-    assert objectives.get("next")(one.model, batch)["loss"] > 0
+        gradient_magnitudes(one.model(), fails, Batch(batch.values), Generator())
+    assert not one.model()._forward_hooks
+    assert "output" not in vars(one.model())
+    assert objectives.get("next")(one.model(), batch)["loss"] > 0
 
 
 def test_fine_tuning_moves_saliency_to_the_planted_wave():
@@ -435,13 +434,13 @@ def test_fine_tuning_moves_saliency_to_the_planted_wave():
     windows.of_split = np.where(np.isin(windows.who, [f"s{k}" for k in range(6)]), "test", "train")
     one = run(windows=windows, tuned=True, readout="max", label="tuned", dim=16, value_dim=16, ffn_dim=16)
     model, head = randomise_run(one, 7)
-    before = LoadedRun("before", model, windows, one.settings, head)
-    optimiser = torch.optim.Adam(one.head.parameters(), lr=5e-3)
+    before = make_run("before", model, windows, head, settings=one.record.settings)
+    optimiser = torch.optim.Adam(one.head().parameters(), lr=5e-3)
     rng = np.random.default_rng(0)
     for _ in range(120):
         batch = data.collate(windows, rng.choice(windows["train"].rows, 48, replace=False))
         optimiser.zero_grad()
-        heads.losses["classification"](one.head, batch, None)["loss"].backward()
+        heads.losses["classification"](one.head(), batch, None)["loss"].backward()
         optimiser.step()
     page = saliency([one, before], sequences=18, lengths="1", bootstrap=200)
     tuned, random = page.summary["tuned"]["input"], page.summary["before"]["input"]

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from planted import make_run
 
 from bitimely_core import models, report
-from bitimely_core.analyses import LoadedRun
 from bitimely_core.analyses.attention import combine_pair, compute_mixings, to_float64
 from bitimely_core.analyses.svd import (
     MEASURES,
@@ -57,7 +57,7 @@ def run(name="bitimelygpt", windows=None, label=None, **config):
     windows = windows or Windows()
     options = {"layers": 4, "heads": 2, "dim": 16, "value_dim": 16, "ffn_dim": 16, "tokenizer": "patch", **config}
     model = models.build(name, channels=2, length=windows.length, **options).eval()
-    return LoadedRun(label or name, model, windows, {"seed": 0, "versions": {"bitimely": "1"}, "notices": ["leak_free is false."]})
+    return make_run(label or name, model, windows, versions={"bitimely": "1"}, notices=("leak_free is false.",))
 
 
 # --- closed forms -------------------------------------------------------------------------------------------------------------------------
@@ -164,9 +164,9 @@ def test_spectra_are_those_of_the_model():
     assert sorted(found) == [1, 2, 3, 4]
     assert set(found[4]) == {"map", "random", "scores", "alone", "combined", "combined_random", "composed", "composed_random"}
     assert "combined" not in found[3]
-    rows = one.windows["test"].rows
+    rows = one.windows()["test"].rows
     chosen = np.sort(np.random.default_rng(0).choice(rows, 3, replace=False))
-    layers = compute_mixings(to_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[chosen[1:2]])))
+    layers = compute_mixings(to_float64(one.model()), Batch(values=torch.from_numpy(one.windows().x[chosen[1:2]])))
     for name, maps in {
         "map": layers[3].map,
         "combined": combine_pair(layers[2], layers[3]),
@@ -193,7 +193,7 @@ def test_average_is_taken_after_the_curves():
 
 def test_rows_may_be_rescaled():
     one = run()
-    layer = compute_mixings(to_float64(one.model), Batch(values=torch.from_numpy(one.windows.x[:1])))[0]
+    layer = compute_mixings(to_float64(one.model()), Batch(values=torch.from_numpy(one.windows().x[:1])))[0]
     assert np.abs(normalise_map(layer, "abs-sum").map).sum(-1) == pytest.approx(1.0)
     assert normalise_map(layer, "sqrt-decay").map == pytest.approx(layer.map / np.sqrt(layer.alone.sum(-1, keepdims=True)))
     assert normalise_map(layer, "none") is layer

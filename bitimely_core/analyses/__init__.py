@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bitimely_core.page import PageBuilder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
-
+    from bitimely_core.run import Run
     from bitimely_core.tokens import Windows
 
 
-class LoadedRun(NamedTuple):
-    """A trained run as an analysis reads it."""
+def start_page(title: str, runs: Sequence[Run], splits: Sequence[str], seed: int) -> PageBuilder:
+    """A page with the notices and facts of some runs: data, models, seeds, versions. `splits` are those that their windows come from."""
+    page = PageBuilder(title)
+    windows = [run.windows() for run in runs]
+    page.notice(*(notice for run in runs for notice in run.record.notices))
+    page.notice(
+        *(f"{r.name}: no test split, so windows of the {s} split are used." for r, s in zip(runs, splits, strict=True) if s != "test")
+    )
+    if len({one.fingerprint for one in windows}) > 1:
+        page.notice("The runs were trained on different windows, so their sequences differ.")
+    page.fact("Runs", ", ".join(run.name for run in runs))
+    page.fact("Data", ", ".join(dict.fromkeys(map(_describe_data, windows))))
+    page.fact("Split", ", ".join(dict.fromkeys(f"by {one.split}" for one in windows)))
+    page.fact("Model", ", ".join(dict.fromkeys(run.model().config.name for run in runs)))
+    page.fact("Seed", ", ".join(sorted({str(run.record.seed) for run in runs} | {f"{seed} (of this analysis)"})))
+    versions = next((run.record.versions for run in runs if run.record.versions), {})
+    if versions:
+        page.fact("Versions", ", ".join(f"{key} {versions[key]}" for key in versions if key in {"bitimely", "torch", "numpy", "python"}))
+    return page
 
-    name: str
-    model: nn.Module  # the backbone, in eval mode
-    windows: Windows  # all splits
-    settings: dict[str, Any]  # run.json
-    head: nn.Module | None = None  # a fine-tuned run whole, with its head, in eval mode
-    folder: Path | None = None  # the run's, for what stands beside it
-    shared: int = 0  # test subjects that were in its training (possible where windows of one subject are in several splits)
+
+def _describe_data(windows: Windows) -> str:
+    codes = getattr(windows, "vocabulary", ())
+    if codes:
+        return f"{windows.name} (events of {len(codes):,} codes, the last {windows.length} of a subject)"
+    return f"{windows.name} ({windows.channels} channels, {windows.length} samples at {windows.rate:g} Hz)"

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bitimely_core import data
+from bitimely_core.analyses import start_page
 from bitimely_core.analyses.regions import (
     RANDOM_MODELS,
     RANDOM_PLACES,
@@ -47,7 +48,7 @@ from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.types import Batch, Encoded, Progress
 
 if TYPE_CHECKING:
-    from bitimely_core.analyses import LoadedRun
+    from bitimely_core.run import Run
     from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[np.float64]
@@ -201,37 +202,6 @@ def split_batch(windows: Windows, rows: npt.NDArray[np.int64]) -> list[Batch]:
     return [whole._replace(**{name: part[i : i + 1] for name, part in _list_tensors(whole)}) for i in range(len(rows))]
 
 
-def collect_notices(runs: Sequence[LoadedRun], splits: Sequence[str]) -> list[str]:
-    """What a reader must know of these runs before the figures."""
-    out = [notice for run in runs for notice in run.settings.get("notices") or ()]
-    out += [
-        f"{r.name}: the windows are from the {s} split, for there is no test split."
-        for r, s in zip(runs, splits, strict=True)
-        if s != "test"
-    ]
-    if len({run.windows.fingerprint for run in runs}) > 1:
-        out.append("The runs were trained on different windows, so their maps are not of the same sequences.")
-    return list(dict.fromkeys(out))
-
-
-def collect_facts(runs: Sequence[LoadedRun], seed: int) -> dict[str, str]:
-    """Data, models, seeds and versions of some runs, for the top of a page."""
-    out = {"Runs": ", ".join(run.name for run in runs)}
-    out["Data"] = ", ".join(
-        dict.fromkeys(
-            f"{r.windows.name} ({r.windows.channels} channels, {r.windows.length} samples at {r.windows.rate:g} Hz)" for r in runs
-        )
-    )
-    out["Split"] = ", ".join(dict.fromkeys(f"by {run.windows.split}" for run in runs))
-    out["Model"] = ", ".join(dict.fromkeys(f"{run.model.config.name}" for run in runs))  # type: ignore[union-attr]
-    trained = {str(run.settings["seed"]) for run in runs if "seed" in run.settings}
-    out["Seed"] = ", ".join(sorted(trained | {f"{seed} (of this analysis)"}))
-    versions: dict[str, str] = next((run.settings["versions"] for run in runs if run.settings.get("versions")), {})
-    if versions:
-        out["Versions"] = ", ".join(f"{key} {value}" for key, value in versions.items() if key in {"bitimely", "torch", "numpy", "python"})
-    return out
-
-
 # --- the analysis -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +209,7 @@ def collect_facts(runs: Sequence[LoadedRun], seed: int) -> dict[str, str]:
     AnalysisFacts(takes="runs", help="Where the layers look: maps of the last layers, head by head, and the share that shapelets get of it")
 )
 def attention(
-    runs: list[LoadedRun],
+    runs: list[Run],
     *,
     sequences: int = 1,
     windows: int = 64,
@@ -280,16 +250,16 @@ def attention(
     found: list[_SequenceAttention] = []
     on: dict[str, _ShapeletAttention] = {}
     for run in runs:
-        trained, random = to_float64(run.model), randomise_model(run.model, seed)
+        trained, random = to_float64(run.model()), randomise_model(run.model(), seed)
         if region is None:
-            positions, split = draw_held_out(run.windows, sequences, seed)
+            positions, split = draw_held_out(run.windows(), sequences, seed)
         else:
             positions, split = region.chosen.rows[np.argsort(region.chosen.distance, kind="stable")[:sequences]], region.chosen.split
-            untaught = [random, *(randomise_model(run.model, seed + k) for k in range(1, RANDOM_MODELS))]
+            untaught = [random, *(randomise_model(run.model(), seed + k) for k in range(1, RANDOM_MODELS))]
             on[run.name] = _measure_on_shapelets(run, trained, untaught, region.chosen, bootstrap, seed, progress)
         splits.append(split)
         summary[run.name] = {}
-        for k, (batch, position) in enumerate(zip(split_batch(run.windows, positions), positions, strict=True)):
+        for k, (batch, position) in enumerate(zip(split_batch(run.windows(), positions), positions, strict=True)):
             shown = _SequenceAttention(run, k, int(position), compute_mixings(trained, batch), compute_mixings(random, batch), batch)
             summary[run.name][str(k + 1)] = shown.summary(*(region.span(int(position)) if region else (start, stop)))
             found.append(shown)
@@ -310,13 +280,14 @@ def attention(
         blocks += _sequence(here, *(region.span(here[0].position) if region else (start, stop)))
     columns = ["run", "sequence", "layer", "head", "γ", "half of it on", "mean distance, tokens", "mean distance, s", "negative share"]
     blocks += ["## What each head does", Table(name="heads", title="Heads", caption=HEADS, columns=columns, rows=rows)]
+    top = start_page("", runs, splits, seed)
     return Page(
         title="Where " + " and ".join(run.name for run in runs) + (" looks" if len(runs) == 1 else " look"),
         verdict=_verdict(found[0], summary, size if region is not None else None),
-        notices=[*collect_notices(runs, splits), *told],
+        notices=[*top.notices, *told],
         blocks=blocks,
         facts={
-            **collect_facts(runs, seed),
+            **top.facts,
             "Sequences": f"{shown_rows} of the {', '.join(sorted(set(splits)))} split" + (", closest to a shapelet" if region else ""),
             **(region.facts if region else {}),
         },
@@ -342,7 +313,7 @@ class _ShapeletRegion(NamedTuple):
 
 
 def _find_region(
-    runs: list[LoadedRun], count: int, folder: str, lengths: str, seed: int, progress: Progress | None
+    runs: list[Run], count: int, folder: str, lengths: str, seed: int, progress: Progress | None
 ) -> tuple[_ShapeletRegion | None, list[str]]:
     """The windows with their shapelets; None where there are none to speak of, and why.
 
@@ -351,9 +322,9 @@ def _find_region(
     """
     if not count:
         return None, []
-    source = runs[0].windows
+    source = runs[0].windows()
     try:
-        if not hasattr(source, "channel_names") or len({run.windows.fingerprint for run in runs}) > 1:
+        if not hasattr(source, "channel_names") or len({run.windows().fingerprint for run in runs}) > 1:
             raise usage_error("the runs do not all read the same windows of signals", field="--shapelets")
         stretches, but, chance = load_shapelets(source, folder, lengths, seed, progress)
         chosen = find_shapelet_windows(source, stretches, count, seed, but)
@@ -381,20 +352,16 @@ class _ShapeletAttention(NamedTuple):
 
 
 def _measure_on_shapelets(
-    run: LoadedRun,
-    trained: nn.Module,
-    untaught: list[nn.Module],
-    chosen: ShapeletWindows,
-    bootstrap: int,
-    seed: int,
-    progress: Progress | None,
+    run: Run, trained: nn.Module, untaught: list[nn.Module], chosen: ShapeletWindows, bootstrap: int, seed: int, progress: Progress | None
 ) -> _ShapeletAttention:
     """The share of attention on the shapelets of the chosen windows, over all heads and head by head."""
     maps: list[list[Array]] = [[] for _ in (trained, *untaught)]  # S times [1 + H, T]
-    for k, batch in enumerate(split_batch(run.windows, chosen.rows)):
+    for k, batch in enumerate(split_batch(run.windows(), chosen.rows)):
         for model, of in zip((trained, *untaught), maps, strict=True):
             of.append(
-                np.stack([spread_over_samples(share, run.windows.length, run.model.config) for share in compute_last_shares(model, batch)])
+                np.stack(
+                    [spread_over_samples(share, run.windows().length, run.model().config) for share in compute_last_shares(model, batch)]
+                )
             )
         if progress is not None:
             progress(f"shapelets {run.name}", k + 1, len(chosen.rows))
@@ -473,7 +440,7 @@ MAPS = (
 class _SequenceAttention(NamedTuple):
     """One sequence of one run."""
 
-    run: LoadedRun
+    run: Run
     number: int
     position: int
     layers: list[LayerMixing]
@@ -492,11 +459,11 @@ class _SequenceAttention(NamedTuple):
 
     @property
     def codes(self) -> bool:
-        return self.run.model.config.tokenizer == "codes"  # type: ignore[union-attr]
+        return self.run.model().config.tokenizer == "codes"
 
     def over_samples(self, share: Array) -> Array:
         """[T]; for codes [N]."""
-        return share if self.codes else spread_over_samples(share, self.run.windows.length, self.run.model.config)
+        return share if self.codes else spread_over_samples(share, self.run.windows().length, self.run.model().config)
 
     def summary(self, start: float | None, stop: float | None) -> dict[str, Any]:
         """Numbers of this sequence."""
@@ -512,7 +479,7 @@ class _SequenceAttention(NamedTuple):
             "heads": {str(h + 1): {"half_on": half_share(column_share(m[None]))} for h, m in enumerate(last_map(self.layers)[0])},
         }
         if start is not None and stop is not None:
-            out["region"] = compare_region(self.over_samples(share), start, stop, 1.0 if self.codes else self.run.windows.rate)
+            out["region"] = compare_region(self.over_samples(share), start, stop, 1.0 if self.codes else self.run.windows().rate)
         return out
 
     def rows(self) -> Iterator[list[Any]]:
@@ -520,7 +487,7 @@ class _SequenceAttention(NamedTuple):
         shown = range(
             len(self.layers) - (2 if len(self.layers) > 1 and combine_pair(*self.layers[-2:]) is not None else 1), len(self.layers)
         )
-        seconds = None if self.codes else self.run.windows.length / self.run.windows.rate / len(self.share)
+        seconds = None if self.codes else self.run.windows().length / self.run.windows().rate / len(self.share)
         for layer, h in itertools.product(shown, range(len(self.layers[-1].map))):
             mixing = self.layers[layer]
             sizes = np.abs(mixing.map[h])
@@ -582,7 +549,7 @@ def _sequence(here: list[_SequenceAttention], start: float | None, stop: float |
             data={"series": lines, "xlabel": "event", "ylabel": "share"},
         )
     else:
-        windows = first.run.windows
+        windows = first.run.windows()
         signal = first.batch.values[0].numpy()
         channels = [{"name": name, "unit": "", "values": signal[:, v]} for v, name in enumerate(windows.channel_names)]
         curves = [{"name": name, "unit": "share / even", "values": y * len(y), "accent": True} for name, y in series]
@@ -621,7 +588,7 @@ def _sequence(here: list[_SequenceAttention], start: float | None, stop: float |
 
 def _describe_class(shown: _SequenceAttention) -> str:
     """The window's class in words, where it has one."""
-    windows, target = shown.run.windows, shown.batch.target
+    windows, target = shown.run.windows(), shown.batch.target
     if target is None or windows.task != "classification":
         return ""
     return f" (class {windows.class_names[int(target[0])]})"

@@ -35,7 +35,7 @@ from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.types import Batch, Progress
 
 if TYPE_CHECKING:
-    from bitimely_core.analyses import LoadedRun
+    from bitimely_core.run import Run
 
 Array = npt.NDArray[np.float64]
 Call = Callable[[], Any]
@@ -219,7 +219,7 @@ def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
     )
 )
 def complexity(
-    runs: list[LoadedRun] | None = None,
+    runs: list[Run] | None = None,
     *,
     model: str = "bitimelygpt",
     objective: str | None = None,
@@ -296,11 +296,11 @@ def _parse_lengths(text: str) -> list[int]:
     return numbers
 
 
-def _choose_config(runs: list[LoadedRun] | None, model: str, preset: str) -> tuple[ModelConfig, str]:
+def _choose_config(runs: list[Run] | None, model: str, preset: str) -> tuple[ModelConfig, str]:
     if runs:
         if len(runs) > 1:
             raise usage_error(f"{len(runs)} runs", "complexity takes one")
-        config: Any = runs[0].model.config
+        config: Any = runs[0].model().config
         return config, runs[0].name
     entry = models[model]
     config = build_model_config(entry.name, entry.facts.family, preset, channels=CHANNELS)

@@ -1,9 +1,9 @@
-"""Does a model put together what is alike, or who is alike? Vectors of held-out windows in two dimensions, and in numbers.
+"""Do embeddings separate labels or subjects? Vectors of held-out windows in two dimensions, and numbers from the full space.
 
-The vectors of a readout are shown by their first two principal components and by t-SNE, coloured by label and by subject. A picture proves
-nothing, so three numbers stand beside it, all taken in the full space on standardised columns: how many of the nearest neighbours have
-the same label (neighbours of the same subject left out, else a model that knows the person would seem to know the label), how many are of
-the same subject, and the silhouette by label and by subject. Each beside chance, random weights, and features that need no model.
+The vectors of a readout are shown by their first two principal components and by t-SNE, coloured by label and by subject. Projections are no
+evidence, so the numbers are computed in the full space on standardised columns: the share of the nearest neighbours with the same label
+(neighbours of the same subject are excluded, because a model that recognises subjects would seem to recognise labels), the share of the same
+subject, and the silhouettes by label and by subject, each beside chance, random weights, and features that need no model.
 
 Legend: n rows, D width of a vector, k neighbours, K classes or labels, U subjects.
 """
@@ -11,32 +11,40 @@ Legend: n rows, D width of a vector, k neighbours, K classes or labels, U subjec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
-from bitimely_core.analyses import features
-from bitimely_core.analyses.features import VectorChoice
+from bitimely_core.analyses.attention import randomise_model
+from bitimely_core.analyses.features import (
+    VectorChoice,
+    default_choice,
+    extract_vectors,
+    make_metric,
+    number_subjects,
+    require_labels,
+    start_scored_page,
+)
 from bitimely_core.analyses.regions import draw_held_out
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import extract_simple_features, standardise
 from bitimely_core.models.heads import POOLS
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.page import BarPlot, Page, PageBuilder, ScatterPanel, ScatterPlot
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
+from bitimely_core.schemas import MetricValue
 from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
-    from bitimely_core.analyses import LoadedRun
+    from bitimely_core.run import Run
     from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[Any]
 
 DEFAULT_ROWS = 600  # rows
-MAX_GROUPS = 8  # groups with a colour of their own
+MAX_GROUPS = 8  # groups that are coloured
 TSNE_COMPONENTS = 50  # principal components that t-SNE starts from
-THIRDS = ("low third", "middle third", "high third")  # of a regression's targets
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------------------------------
@@ -81,22 +89,33 @@ def compute_silhouettes(x: Array, group: Array) -> Array:
     return out
 
 
-def mean_over_rows(values: Array, units: Array, n_units: int, bootstrap: int, seed: int) -> dict[str, Any]:
-    """Mean of per-row values as a metric object, with an interval over subjects. The values themselves are not recomputed in a replicate."""
+def mean_over_rows(values: Array, units: Array, n_units: int, bootstrap: int, seed: int) -> MetricValue:
+    """Mean of values [n] with a bootstrap interval over subjects; the values themselves are not recomputed in a replicate."""
     known = np.isfinite(values)
     if not known.any():
-        return features.make_metric(np.array(np.nan), np.empty(0), n_units, bootstrap)
+        return make_metric(np.nan, np.empty(0), n_units, bootstrap)
     total = np.bincount(units[known], values[known], n_units)
     count = np.bincount(units[known], minlength=n_units).astype(float)
     draws = evaluate.draw_counts(range(bootstrap), n_units, seed) if bootstrap else np.zeros((0, n_units))
     with np.errstate(invalid="ignore"):
-        return features.make_metric(total.sum() / count.sum(), (draws @ total) / (draws @ count), n_units, bootstrap)
+        return make_metric(total.sum() / count.sum(), (draws @ total) / (draws @ count), n_units, bootstrap)
+
+
+class SpaceMeasures(NamedTuple):
+    """Nearest neighbours and silhouettes of one space, by label and by subject."""
+
+    label_agreement: MetricValue  # of neighbours of other subjects
+    label_chance: MetricValue
+    subject_agreement: MetricValue
+    subject_chance: MetricValue
+    label_silhouette: MetricValue
+    subject_silhouette: MetricValue
 
 
 def measure_space(
     x: Array, label: Array, units: Array, n_units: int, k: int, bootstrap: int, seed: int, counted: Array | None = None
-) -> dict[str, Any]:
-    """The numbers of one space.
+) -> SpaceMeasures:
+    """Measures of one space.
 
     Args:
         x: [n, D] standardised.
@@ -106,29 +125,26 @@ def measure_space(
         k: neighbours.
         bootstrap: replicates over subjects.
         seed: of the draws.
-        counted: [n] bool, rows whose neighbours are looked at for the label; None = all. Of a rare label those that have it: the others
-            mostly have neighbours without it whatever the space.
-
-    Returns:
-        Metric objects `label_agreement`, `label_chance`, `subject_agreement`, `subject_chance`, `label_silhouette`, `subject_silhouette`.
+        counted: [n] bool, rows that count for the label; None = all. Of a rare label those that have it: most neighbours of the others lack
+            it in any space.
     """
     other = units[:, None] != units if n_units > 1 else np.ones((len(units), len(units)), dtype=bool)
     anybody = np.ones_like(other)
-    several = np.bincount(units, minlength=n_units)[units] > 1  # a subject of one row has no neighbour of its own
-    person = np.where(several, units, -1) if n_units > 1 else np.full(len(units), -1)
-    seen = np.ones(len(x), dtype=bool) if counted is None else counted
-    values = {
-        "label_agreement": np.where(seen, neighbour_agreement(nearest_neighbours(x, k, other), label), np.nan),
-        "label_chance": np.where(seen, chance_agreement(label, other), np.nan),
-        "subject_agreement": neighbour_agreement(nearest_neighbours(x, k, anybody), person),
-        "subject_chance": chance_agreement(person, anybody),
-        "label_silhouette": compute_silhouettes(x, label),
-        "subject_silhouette": compute_silhouettes(x, person),
-    }
-    return {name: mean_over_rows(v, units, n_units, bootstrap, seed) for name, v in values.items()}
+    several = np.bincount(units, minlength=n_units)[units] > 1  # a subject with one row has no neighbour of the same subject
+    subject = np.where(several, units, -1) if n_units > 1 else np.full(len(units), -1)
+    kept = np.ones(len(x), dtype=bool) if counted is None else counted
+    values = (
+        np.where(kept, neighbour_agreement(nearest_neighbours(x, k, other), label), np.nan),
+        np.where(kept, chance_agreement(label, other), np.nan),
+        neighbour_agreement(nearest_neighbours(x, k, anybody), subject),
+        chance_agreement(subject, anybody),
+        compute_silhouettes(x, label),
+        compute_silhouettes(x, subject),
+    )
+    return SpaceMeasures(*(mean_over_rows(v, units, n_units, bootstrap, seed) for v in values))
 
 
-# --- pictures -----------------------------------------------------------------------------------------------------------------------------
+# --- projections ----------------------------------------------------------------------------------------------------------------------------
 
 
 def principal_components(x: Array, parts: int) -> tuple[Array, Array]:
@@ -160,11 +176,11 @@ def compute_tsne(x: Array, perplexity: float, seed: int) -> Array | None:
 
 @analyses(
     AnalysisFacts(
-        takes="run", scores=True, help="Does the model know the label or the person? Vectors in two dimensions, neighbours, silhouettes"
+        takes="run", scores=True, help="Do embeddings separate labels or subjects? Nearest neighbours, silhouettes and projections"
     )
 )
 def embedding(
-    runs: list[LoadedRun],
+    runs: list[Run],
     *,
     sequences: int = DEFAULT_ROWS,
     readout: str = "",
@@ -176,225 +192,223 @@ def embedding(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Page:
-    """Vectors of held-out windows: pictures by label and by subject, neighbours and silhouettes, beside what training did not bring.
+    """Vectors of held-out windows: neighbours, silhouettes and projections by label and by subject, beside random weights and plain features.
 
     Args:
         runs: one run, pre-trained or fine-tuned; `--data` names a labelled view.
         sequences: rows, drawn at random from the test split.
-        readout: a key of `heads.POOLS`; "" = what fine-tuning reads.
+        readout: a key of `heads.POOLS`; "" = that of fine-tuning.
         layers: last, last-two, or the number of a layer.
         neighbours: k.
         perplexity: of t-SNE.
-        label: of a view with several labels the one that is looked at; "" = the most frequent.
+        label: of a view with several labels the one to analyze; "" = the most frequent.
         bootstrap: replicates, over subjects.
         seed: of rows, random weights, draws and t-SNE.
-        progress: told about the vectors.
+        progress: called with the rows done.
 
     Returns:
-        A page; its summary holds `spaces`: trained, random, raw -> the numbers of `measured`. No subject is named.
+        A page; its summary holds `spaces`: trained, random, raw -> `SpaceMeasures`. No subject id is stored.
 
     Raises:
         UserError: windows without labels, unknown readout or label (exit 2); no_input without rows.
     """
     run = runs[0]
-    windows = features.require_labels(run, "embedding")
+    windows = require_labels(run, "embedding")
     rows, split = draw_held_out(windows, sequences, seed)
     if len(rows) < 3:
         raise input_error(Reason.NO_INPUT, f"{len(rows)} rows in the {split} split", "expected at least 3", "Tokenize more subjects")
+    choice = _choose_vector(run, readout, layers)
+    labels = _group_labels(windows, rows, label)
+    units, n_units = number_subjects(windows.whole_index["subject_id"].to_numpy()[rows], seed)
+    spaces = _extract_spaces(run, windows, rows, choice, seed, progress)
+    counted = labels.group == 1 if windows.task == "multilabel" else None
+    found = {name: measure_space(x, labels.group, units, n_units, neighbours, bootstrap, seed, counted) for name, x in spaces.items()}
+    page = start_scored_page(f"Embeddings of {run.name}", run, split, n_units, seed)
+    if len(rows) < len(windows[split]):
+        page.notice(f"{len(rows):,} of the {len(windows[split]):,} {split} windows were used (--sequences).")
+    if windows.task == "regression":
+        page.notice("The targets are numbers; tertiles of the target serve as labels.")
+    page.fact("Rows", f"{len(rows):,} of the {split} split, {n_units} subjects, numbered at random")
+    page.fact("Vector", f"{choice.describe()}, {spaces['trained'].shape[1]} numbers")
+    page.fact("Neighbours", neighbours)
+    page.fact("t-SNE", f"perplexity {min(perplexity, (len(rows) - 1) / 3):.3g}, from {TSNE_COMPONENTS} principal components")
+    features_name = "counts of codes" if hasattr(windows, "vocabulary") else "means and spectra"
+    names = {"trained": run.name, "random": "random weights", "raw": features_name}
+    _add_measures(page, found, names, neighbours, labels.name)
+    subjects = _group_subjects(units, n_units) if n_units < len(rows) else None
+    _add_projections(page, spaces, names, labels, subjects, perplexity, seed)
+    if subjects is None:
+        page.text("Every subject has one sequence here, so separation of subjects cannot be measured.")
+    summary = {
+        "run": run.name,
+        "data": windows.name,
+        "split": split,
+        "n": len(rows),
+        "n_subjects": n_units,
+        "readout": choice.readout,
+        "layers": choice.layers,
+        "label": labels.name,
+        "neighbours": neighbours,
+        "spaces": found,
+        "seed": seed,
+    }
+    return page.finish(_verdict(found, neighbours, labels.name), summary)
+
+
+def _choose_vector(run: Run, readout: str, layers: str) -> VectorChoice:
     if readout and readout not in POOLS:
         raise unknown("readout", readout, list(POOLS))
-    own = features.default_choice(run)
-    cell = VectorChoice(readout or own.readout, layers if readout or layers != "last" else own.layers)
-    depth = int(run.model.config.layers)  # type: ignore[union-attr, arg-type]
+    default = default_choice(run)
+    depth = run.model().config.layers
     if layers not in {"last", "last-two"} and not (layers.isdigit() and 1 <= int(layers) <= depth):
         raise usage_error(f"layers {layers[:20]!r}", f"expected last, last-two or 1 to {depth}", field="--layers")
-    group, names, about = _group_labels(windows, rows, label)
-    counted = group == 1 if windows.task == "multilabel" else None
-    units, n_units = features.number_subjects(windows.whole_index["subject_id"].to_numpy()[rows], seed)
-    spaces: dict[str, Array] = {}
-    for name, model in (("trained", run.model), ("random", features.random_weights(run.model, seed))):
-        spaces[name] = features.extract_vectors(model, windows, rows, [cell], progress=progress, what=f"{name} vectors")[cell]
-    spaces["raw"] = extract_simple_features(windows, rows)
-    spaces = {name: standardise(x)[0] for name, x in spaces.items()}
-    words = {
-        "trained": run.name,
-        "random": "random weights",
-        "raw": "counts of codes" if hasattr(windows, "vocabulary") else "means and spectra",
+    return VectorChoice(readout or default.readout, layers if readout or layers != "last" else default.layers)
+
+
+def _extract_spaces(
+    run: Run, windows: Windows, rows: Array, choice: VectorChoice, seed: int, progress: Progress | None
+) -> dict[str, Array]:
+    """Standardised vectors of the model, of random weights, and features of the raw input."""
+    models = {"trained": run.model(), "random": randomise_model(run.model(), seed).float()}
+    spaces = {
+        name: extract_vectors(model, windows, rows, [choice], progress=progress, label=f"{name} vectors")[choice]
+        for name, model in models.items()
     }
-    found = {name: measure_space(x, group, units, n_units, neighbours, bootstrap, seed, counted) for name, x in spaces.items()}
-    flat = {name: principal_components(x, 2) for name, x in spaces.items()}
-    maps = {name: compute_tsne(x, perplexity, seed) for name, x in spaces.items()}
-    drawn = {name: m for name, m in maps.items() if m is not None}
-    person, persons = _group_subjects(units, n_units)
-    blocks: list[Figure | Table | str] = [_headline(found, words), HOW_TO_READ, _table(found, words, neighbours, about)]
-    shares = {name: f"{words[name]}, {100 * share.sum():.0f} % of the variance" for name, (_, share) in flat.items()}
-    blocks.append(
-        _scatter("pca-labels", f"Principal components by {about}", PCA, {n: m for n, (m, _) in flat.items()}, shares, group, names)
-    )
-    if drawn:
-        blocks.append(_scatter("tsne-labels", f"t-SNE by {about}", TSNE_LABELS, drawn, words, group, names))
-    if n_units < len(rows):
-        blocks.append(
-            _scatter(
-                "tsne-subjects" if drawn else "pca-subjects",
-                "The same by subject",
-                SUBJECTS,
-                drawn or {n: m for n, (m, _) in flat.items()},
-                words,
-                person,
-                persons,
-            )
-        )
-    else:
-        blocks.append("Every subject has one sequence here, so nothing can be said about whether a vector tells the person.")
-    said = features.notices(run, split, n_units)
-    if len(rows) < len(windows[split]):
-        said.append(f"{len(rows):,} of the {len(windows[split]):,} {split} windows were used (--sequences).")
-    if windows.task == "regression":
-        said.append("The targets are numbers; their thirds stand for labels.")
-    return Page(
-        title=f"Vectors of {run.name}",
-        verdict=_verdict(found, neighbours, about),
-        notices=list(dict.fromkeys(said)),
-        blocks=blocks,
-        facts=features.facts(
-            run,
-            seed,
-            {
-                "Rows": f"{len(rows):,} of the {split} split, {n_units} subjects, numbered at random",
-                "Vector": f"{cell.words()}, {spaces['trained'].shape[1]} numbers",
-                "Neighbours": str(neighbours),
-                "t-SNE": f"perplexity {min(perplexity, (len(rows) - 1) / 3):.3g}, from {TSNE_COMPONENTS} principal components",
-            },
-        ),
-        summary={
-            "run": run.name,
-            "data": windows.name,
-            "split": split,
-            "n": len(rows),
-            "n_subjects": n_units,
-            "readout": cell.readout,
-            "layers": cell.layers,
-            "label": about,
-            "neighbours": neighbours,
-            "spaces": found,
-            "seed": seed,
-        },
-    )
+    return {name: standardise(x)[0] for name, x in (spaces | {"raw": extract_simple_features(windows, rows)}).items()}
 
 
 HOW_TO_READ = (
-    "Recordings of one person resemble each other, so vectors can lie together because of the person and not of the label. A model that has "
-    "learnt the label has neighbours of other persons with the same label, more than random weights and plain features have; a model whose "
-    "silhouette by subject is above that by label sorts persons first. Distances are those in the full space, not in the pictures."
+    "Recordings of one subject resemble each other, so vectors can be close because of the subject rather than the label. A model that has "
+    "learnt the label has more neighbours of other subjects with the same label than random weights and plain features; where the silhouette by "
+    "subject exceeds that by label, the model separates subjects first. Distances are those of the full space, not of the projections."
+)
+AGREEMENT = (
+    "Share of the nearest neighbours, of other subjects only, with the same label; lines are 95 % CI over subjects. A model that does not exceed "
+    "random weights and plain features has not learnt to group the labels."
+)
+TABLE = (
+    "Full space, standardised columns, {k} neighbours{groups}. 95 % CI over subjects, of the mean over rows; neighbours and silhouettes are not "
+    "recomputed in each replicate, so the intervals are slightly too narrow. Evidence against learnt subject identity: a silhouette by subject no "
+    "higher than that of random weights. Evidence against learnt labels: agreement at chance."
 )
 PCA = (
-    "The same windows in three spaces, by the two directions of largest variance; colour and glyph are the label. If the labels lie apart in the "
-    "first panel no better than in the other two, training did not put them apart."
+    "The same windows in three spaces, by the two directions of largest variance; colour and glyph are the label. If the labels separate in the "
+    "first panel no better than in the other two, training did not separate them."
 )
 TSNE_LABELS = (
-    "t-SNE keeps neighbours and invents distances: islands, their sizes and the gaps between them mean nothing by themselves. Only whether one colour "
-    "keeps to itself can be read off, and the table says that without the picture."
+    "t-SNE preserves neighbours, not distances: clusters, their sizes and the gaps between them have no meaning by themselves. Read off only "
+    "whether one colour clusters; the table measures that without the projection."
 )
 SUBJECTS = (
-    "The same points, coloured by subject (up to eight with the most windows; the others are pale). Islands of one colour are persons: a model that knew the "
-    "label alone would mix the colours inside each island."
+    "The same points, coloured by subject (up to eight with the most windows; the others are pale). Clusters of one colour are subjects: a model "
+    "that encodes the label alone would mix the colours within each cluster."
 )
-MEASURES = {
-    "label_agreement": "neighbours of the same label, other subjects only",
-    "label_chance": "by chance",
-    "subject_agreement": "neighbours of the same subject",
-    "subject_chance": "by chance, subject",
-    "label_silhouette": "silhouette by label",
-    "subject_silhouette": "silhouette by subject",
-}
+COLUMNS = [
+    "neighbours of the same label, other subjects only",
+    "by chance",
+    "neighbours of the same subject",
+    "by chance, subject",
+    "silhouette by label",
+    "silhouette by subject",
+]
 
 
-def _group_labels(windows: Windows, rows: Array, label: str) -> tuple[Array, list[str], str]:
-    """The group of each row for its label, the groups' names, and what they are groups of."""
+class RowGroups(NamedTuple):
+    """A grouping of the rows."""
+
+    group: Array  # [n] int, -1 = none
+    names: list[str]  # of the groups
+    name: str  # of the grouping
+
+
+def _group_labels(windows: Windows, rows: Array, label: str) -> RowGroups:
+    """Rows by class, by tertile of the target, or by one of several labels."""
     target = np.asarray(windows.targets(rows))
     if windows.task == "classification":
-        return target.astype(np.int64), list(windows.class_names), "label"
+        return RowGroups(target.astype(np.int64), list(windows.class_names), "label")
     if windows.task == "regression":
         edges = np.quantile(target, [1 / 3, 2 / 3])
-        return np.searchsorted(edges, target, side="right"), list(THIRDS), "thirds of the target"
+        return RowGroups(np.searchsorted(edges, target, side="right"), ["low third", "middle third", "high third"], "thirds of the target")
     names = list(windows.class_names)
     if label and label not in names:
         raise unknown("label", label, names)
     k = names.index(label) if label else int(np.nansum(target, axis=0).argmax())
-    column = target[:, k]
-    return np.where(np.isfinite(column), np.nan_to_num(column), -1).astype(np.int64), [f"without {names[k]}", names[k]], names[k]
+    group = np.where(np.isfinite(target[:, k]), np.nan_to_num(target[:, k]), -1).astype(np.int64)
+    return RowGroups(group, [f"without {names[k]}", names[k]], names[k])
 
 
-def _group_subjects(units: Array, n_units: int) -> tuple[Array, list[str]]:
-    """Groups for colouring by subject: those with the most rows by a number, the others none."""
-    counts = np.bincount(units, minlength=n_units)
+def _select_largest(group: Array, n_groups: int) -> tuple[Array, Array]:
+    """The groups with the most rows renumbered from 0, all others -1, [n]; and their former numbers."""
+    counts = np.bincount(group[group >= 0], minlength=n_groups)
     largest = np.sort(np.argsort(-counts, kind="stable")[:MAX_GROUPS])
-    place = np.full(n_units, -1)
+    place = np.full(n_groups + 1, -1)  # the last is that of -1
     place[largest] = np.arange(len(largest))
-    return place[units], [f"subject {k + 1}" for k in range(len(largest))]
+    return place[group], largest
 
 
-def _scatter(
-    name: str, title: str, caption: str, maps: Mapping[str, Array], words: Mapping[str, str], group: Array, names: list[str]
-) -> Figure:
-    shown = group
-    if len(names) > MAX_GROUPS:  # the most frequent classes; the others pale
-        counts = np.bincount(group[group >= 0], minlength=len(names))
-        kept = np.sort(np.argsort(-counts, kind="stable")[:MAX_GROUPS])
-        place = np.full(len(names) + 1, -1)
-        place[kept] = np.arange(MAX_GROUPS)
-        shown, names = place[group], [names[k] for k in kept]
-    panels = [{"name": words[key], "x": m[:, 0], "y": m[:, 1], "group": shown} for key, m in maps.items()]
-    return Figure(
-        name=name, title=title, caption=caption, kind="scatter", data={"panels": panels, "groups": names, "xlabel": "", "ylabel": ""}
+def _group_subjects(units: Array, n_units: int) -> RowGroups:
+    """Rows of the subjects with the most rows, numbered anew."""
+    group, largest = _select_largest(units, n_units)
+    return RowGroups(group, [f"subject {k + 1}" for k in range(len(largest))], "subject")
+
+
+def _add_measures(page: PageBuilder, found: Mapping[str, SpaceMeasures], names: Mapping[str, str], k: int, label: str) -> None:
+    chance = found["trained"].label_chance.model_copy(update={"lo": None, "hi": None})
+    bars = {**{names[key]: one.label_agreement for key, one in found.items()}, "chance": chance}
+    page.figure("main-score", "Neighbours of the same label", AGREEMENT, BarPlot.from_metrics(bars, "share of the neighbours"))
+    page.text(HOW_TO_READ)
+    page.table(
+        "numbers",
+        "Labels or subjects",
+        TABLE.format(k=k, groups="" if label == "label" else f", groups by {label}"),
+        ["vectors", *COLUMNS],
+        [[names[key], *(m.value if name.endswith("chance") else m for name, m in one._asdict().items())] for key, one in found.items()],
     )
 
 
-def _headline(found: dict[str, dict[str, Any]], words: dict[str, str]) -> Figure:
-    shown = {words[name]: m["label_agreement"] for name, m in found.items()} | {
-        "chance": found["trained"]["label_chance"] | {"lo": None, "hi": None}
-    }
-    shown = {name: m for name, m in shown.items() if m["value"] is not None}
-    return Figure(
-        name="main-score",
-        title="Neighbours of the same label",
-        caption="Share of the nearest neighbours, those of other subjects only, that have the same label; lines are 95 % intervals over subjects. "
-        "A model that does not clear random weights and plain features has not learnt to put the labels together.",
-        kind="bars",
-        data={
-            "names": list(shown),
-            "values": [m["value"] for m in shown.values()],
-            "lo": [m["lo"] for m in shown.values()],
-            "hi": [m["hi"] for m in shown.values()],
-            "ylabel": "share of the neighbours",
-        },
+def _add_projections(
+    page: PageBuilder,
+    spaces: Mapping[str, Array],
+    names: Mapping[str, str],
+    labels: RowGroups,
+    subjects: RowGroups | None,
+    perplexity: float,
+    seed: int,
+) -> None:
+    components = {key: principal_components(x, 2) for key, x in spaces.items()}
+    planes = {key: plane for key, (plane, _) in components.items()}
+    shares = {key: f"{names[key]}, {100 * share.sum():.0f} % of the variance" for key, (_, share) in components.items()}
+    page.figure("pca-labels", f"Principal components by {labels.name}", PCA, _make_scatter(planes, shares, labels))
+    maps = {key: compute_tsne(x, perplexity, seed) for key, x in spaces.items()}
+    drawn = {key: one for key, one in maps.items() if one is not None}
+    if drawn:
+        page.figure("tsne-labels", f"t-SNE by {labels.name}", TSNE_LABELS, _make_scatter(drawn, names, labels))
+    if subjects is not None:
+        name = "tsne-subjects" if drawn else "pca-subjects"
+        page.figure(name, "The same points by subject", SUBJECTS, _make_scatter(drawn or planes, names, subjects))
+
+
+def _make_scatter(planes: Mapping[str, Array], titles: Mapping[str, str], groups: RowGroups) -> ScatterPlot:
+    group, names = groups.group, groups.names
+    if len(names) > MAX_GROUPS:
+        group, largest = _select_largest(group, len(names))
+        names = [names[k] for k in largest]
+    return ScatterPlot([ScatterPanel(titles[key], xy[:, 0], xy[:, 1], group) for key, xy in planes.items()], names)
+
+
+def _verdict(found: Mapping[str, SpaceMeasures], k: int, label: str) -> str:
+    trained, random, raw, chance = (
+        one.value for one in (*(found[key].label_agreement for key in ("trained", "random", "raw")), found["trained"].label_chance)
     )
-
-
-def _table(found: dict[str, dict[str, Any]], words: dict[str, str], k: int, about: str) -> Table:
-    return Table(
-        name="numbers",
-        title="The label or the person?",
-        caption=f"In the full space on standardised columns, {k} neighbours{'' if about == 'label' else f', groups by {about}'}. Intervals over subjects, of the mean over rows; neighbours and "
-        "silhouettes are not found anew in each resample, so they are a little too narrow. A silhouette by subject that is not above that of random weights "
-        "would refute that training made persons distinct; a label agreement at chance that the labels are there at all.",
-        columns=["vectors", *MEASURES.values()],
-        rows=[[words[name], *(m[key] if not key.endswith("chance") else m[key]["value"] for key in MEASURES)] for name, m in found.items()],
-    )
-
-
-def _verdict(found: dict[str, dict[str, Any]], k: int, about: str) -> str:
-    own, random, raw = (found[name] for name in ("trained", "random", "raw"))
-    if own["label_agreement"]["value"] is None:
-        return "Nothing can be said about labels here: there is one group alone, or one subject."
+    if trained is None or random is None or raw is None or chance is None:
+        return "Separation of labels cannot be measured: there is one group, or one subject."
+    rows = "" if label in {"label", "thirds of the target"} else f" of those with {label}"
     text = (
-        f"Of the {k} nearest neighbours from other subjects{'' if about in {'label', 'thirds of the target'} else f' of those with {about}'} {100 * own['label_agreement']['value']:.0f} % have the same label "
-        f"(random weights {100 * random['label_agreement']['value']:.0f} %, plain features {100 * raw['label_agreement']['value']:.0f} %, "
-        f"chance {100 * own['label_chance']['value']:.0f} %)."
+        f"Of the {k} nearest neighbours from other subjects{rows} {100 * trained:.0f} % have the same label "
+        f"(random weights {100 * random:.0f} %, plain features {100 * raw:.0f} %, chance {100 * chance:.0f} %)."
     )
-    label, person = own["label_silhouette"]["value"], own["subject_silhouette"]["value"]
-    if label is None or person is None:
+    by_label, by_subject = found["trained"].label_silhouette.value, found["trained"].subject_silhouette.value
+    if by_label is None or by_subject is None:
         return text
-    which = "labels more than persons" if label > person else "persons more than labels"
-    return f"{text} The silhouette is {label:+.2f} by label and {person:+.2f} by subject: the vectors tell {which}."
+    which = "labels more than subjects" if by_label > by_subject else "subjects more than labels"
+    return f"{text} The silhouette is {by_label:+.2f} by label and {by_subject:+.2f} by subject: the vectors separate {which}."

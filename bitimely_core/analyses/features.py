@@ -1,11 +1,11 @@
-"""What probing and embedding read of a model: vectors of every readout and layer, and of the raw input as the control.
+"""Vectors of every readout and layer of a model, and the metrics of rows grouped by subject, for calibration, embedding and probing.
 
 Legend: n rows, V channels, T samples, D width of a vector, K classes or labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,14 +13,16 @@ import numpy.typing as npt
 import torch
 
 from bitimely_core import data, evaluate
-from bitimely_core.analyses.attention import collect_facts, collect_notices, randomise_model
+from bitimely_core.analyses import start_page
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.models.heads import POOLS, over_channels, pool
+from bitimely_core.page import PageBuilder
 from bitimely_core.registry import models, unknown
+from bitimely_core.schemas import Difference, MetricValue
 from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
-    from bitimely_core.analyses import LoadedRun
+    from bitimely_core.run import Run
     from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[Any]
@@ -46,42 +48,43 @@ class VectorChoice(NamedTuple):
     readout: str  # a key of `heads.POOLS`
     layers: str  # last, last-two, or the number of a layer before the last
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """As the paper's table calls it."""
-        where = {"last": "l = L", "last-two": "l = {L − 1, L}"}.get(self.layers, f"l = {self.layers}")
-        return WORDS[self.readout] if self.readout == "native" else f"{WORDS[self.readout]} ({where})"
+        layers = {"last": "l = L", "last-two": "l = {L − 1, L}"}.get(self.layers, f"l = {self.layers}")
+        return WORDS[self.readout] if self.readout == "native" else f"{WORDS[self.readout]} ({layers})"
 
 
-def require_labels(run: LoadedRun, kind: str) -> Windows:
+def require_labels(run: Run, kind: str) -> Windows:
     """The windows of a run with labels. Raises UserError (config, exit 2) where they have none."""
-    if run.windows.task == "none":
+    windows = run.windows()
+    if windows.task == "none":
         raise usage_error(
-            f"{run.windows.name} has no labels",
+            f"{windows.name} has no labels",
             "expected a labelled view",
             f"Name one: bitimely analyze {kind} {run.name} --data synthetic/staging",
             field="--data",
         )
-    return run.windows
+    return windows
 
 
 def draw_rows(windows: Windows, split: str, count: int, seed: int) -> Array:
-    """Positions in the index of up to `count` rows of a split, drawn without replacement, ascending; () where the split is empty."""
+    """Positions in the index of up to `count` rows of a split, drawn without replacement, ascending; () for an empty split."""
     rows = windows[split].rows
     return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False)) if len(rows) else rows
 
 
-def default_choice(run: LoadedRun) -> VectorChoice:
-    """What fine-tuning reads: the head's own readout, else the model's."""
-    head: Any = run.head
+def default_choice(run: Run) -> VectorChoice:
+    """The readout of the head of a fine-tuned run, else the default of the model."""
+    head: Any = run.head()
     if head is not None:
         return VectorChoice(head.readout, head.layers)
-    return VectorChoice(models[str(run.model.config.name)].facts.readout, "last")  # type: ignore[union-attr]
+    return VectorChoice(models[str(run.model().config.name)].facts.readout, "last")
 
 
 def list_choices(model: Any, windows: Windows, row: int, readouts: Sequence[str] | None = None) -> list[VectorChoice]:
-    """Every readout of every layer that the model has; without `readouts` those that need no more than one vector a layer.
+    """Every readout of every layer of a model; by default without `flatten`, the vectors of all tokens.
 
-    Raises UserError: unknown_name (exit 2) for a readout that is not known.
+    Raises UserError: unknown_name (exit 2) for an unknown readout.
     """
     for name in readouts or ():
         if name not in POOLS:
@@ -108,82 +111,75 @@ def extract_vectors(
     model: Any,
     windows: Windows,
     rows: Array,
-    cells: Sequence[VectorChoice],
+    choices: Sequence[VectorChoice],
     *,
     merge: str = "concat",
     progress: Progress | None = None,
-    what: str = "",
+    label: str = "vectors",
 ) -> dict[VectorChoice, Array]:
-    """The vectors of `rows` in every way of `cells`, [n, D] float32 each, from one pass through the model."""
-    out: dict[VectorChoice, list[Array]] = {cell: [] for cell in cells}
+    """The vectors of `rows` for each of `choices`, [n, D] float32, from one pass through the model."""
+    out: dict[VectorChoice, list[Array]] = {choice: [] for choice in choices}
     model = model.eval()
     with torch.inference_mode():
         for start in range(0, len(rows), BATCH_ROWS):
             batch = data.collate(windows, rows[start : start + BATCH_ROWS])
             encoded = model(batch)
-            for cell in cells:
-                upto = encoded if not cell.layers.isdigit() else encoded._replace(hidden=encoded.hidden[: int(cell.layers)])
-                found = pool(upto, model, cell.readout, "last-two" if cell.layers == "last-two" else "last", merge)
-                out[cell].append(over_channels(found, batch).float().numpy())
+            for choice in choices:
+                below = encoded._replace(hidden=encoded.hidden[: int(choice.layers)]) if choice.layers.isdigit() else encoded
+                found = pool(below, model, choice.readout, "last-two" if choice.layers == "last-two" else "last", merge)
+                out[choice].append(over_channels(found, batch).float().numpy())
             if progress is not None:
-                progress(what or "vectors", min(start + BATCH_ROWS, len(rows)), len(rows))
-    return {cell: np.concatenate(parts) if parts else np.zeros((0, 1), np.float32) for cell, parts in out.items()}
+                progress(label, min(start + BATCH_ROWS, len(rows)), len(rows))
+    return {choice: np.concatenate(parts) if parts else np.zeros((0, 1), np.float32) for choice, parts in out.items()}
 
 
-def random_weights(model: Any, seed: int) -> Any:
-    """The same architecture with random weights, in float32."""
-    return randomise_model(model, seed).float()
-
-
-def make_metric(values: Array, draws: Array, units: int, bootstrap: int) -> dict[str, Any]:
-    """A metric object as those of `evaluate`: value, se, lo, hi, n_defined, undefined_reason. Below 5 subjects there is no interval."""
+def make_metric(value: float, draws: Array, units: int, bootstrap: int) -> MetricValue:
+    """A metric with its bootstrap standard error and 95 % interval from the `draws` of its replicates; below 5 subjects without."""
     kept = draws[np.isfinite(draws)]
-    value = float(values) if np.isfinite(values) else None
-    out: dict[str, Any] = {"value": value, "se": None, "lo": None, "hi": None, "n_defined": len(kept), "undefined_reason": None}
-    if value is None:
-        return {**out, "undefined_reason": "not defined by these rows"}
-    if units < evaluate.MINIMUM_UNITS or bootstrap < 2 or len(kept) < evaluate.MINIMUM_DEFINED * bootstrap:
-        few = units < evaluate.MINIMUM_UNITS
-        why = f"{units} subjects, an interval needs at least {evaluate.MINIMUM_UNITS}" if few else "too few replicates define it"
-        return {**out, "undefined_reason": f"no interval: {why}"}
-    lo, hi = np.percentile(kept, [2.5, 97.5])
-    return {**out, "se": float(kept.std(ddof=1)), "lo": float(lo), "hi": float(hi)}
+    if not np.isfinite(value):
+        return MetricValue(n_defined=len(kept), undefined_reason="not defined by these rows")
+    if units < evaluate.MINIMUM_UNITS:
+        reason = f"no CI: {units} subjects, at least {evaluate.MINIMUM_UNITS} required"
+    elif bootstrap < 2 or len(kept) < evaluate.MINIMUM_DEFINED * bootstrap:
+        reason = "no CI: defined in too few replicates"
+    else:
+        lo, hi = np.percentile(kept, [2.5, 97.5])
+        return MetricValue(value=float(value), se=float(kept.std(ddof=1)), lo=float(lo), hi=float(hi), n_defined=len(kept))
+    return MetricValue(value=float(value), n_defined=len(kept), undefined_reason=reason)
 
 
 def number_subjects(subjects: Array, seed: int) -> tuple[Array, int]:
-    """Subjects as numbers from 0 in an order that tells nothing of their names, [n], and how many they are."""
+    """Subjects as numbers from 0 in random order, which does not disclose their names, [n], and their count."""
     names, codes = np.unique(subjects.astype(str), return_inverse=True)
     return np.random.default_rng([seed, len(names)]).permutation(len(names))[codes], len(names)
 
 
-def format_metric(value: dict[str, Any] | None, digits: int = 3) -> str:
-    """A metric object in words: 0.842 (95 % 0.801 to 0.880)."""
-    if value is None or value.get("value", value.get("difference")) is None:
+def format_metric(metric: MetricValue | Difference) -> str:
+    """A metric or a difference as text: 0.842 (95 % CI 0.801 to 0.880)."""
+    value, sign = (metric.difference, "+") if isinstance(metric, Difference) else (metric.value, "")
+    if value is None:
         return "undefined"
-    number = value.get("value", value.get("difference"))
-    sign = "+" if "difference" in value else ""
-    text = f"{number:{sign}.{digits}f}"
-    return text + (
-        f" (95 % {value['lo']:{sign}.{digits}f} to {value['hi']:{sign}.{digits}f})" if value["lo"] is not None else " (no interval)"
-    )
+    return f"{value:{sign}.3f} " + (f"(95 % CI {metric.lo:{sign}.3f} to {metric.hi:{sign}.3f})" if metric.lo is not None else "(no CI)")
 
 
-def notices(run: LoadedRun, split: str, n_subjects: int) -> list[str]:
-    """What must stand above scores of one run."""
-    out = collect_notices([run], [split])
-    out += [line for line in run.windows.manifest.get("notices", []) if line not in out]
-    if run.shared:
-        out.append(f"{run.shared} subjects of the test split were also in the training (split: {run.windows.split}).")
+def start_scored_page(title: str, run: Run, split: str, n_subjects: int, seed: int) -> PageBuilder:
+    """A page of scores of one run, with the caveats of its windows and of few subjects."""
+    page = start_page(title, [run], [split], seed)
+    page.notice(*run.windows().manifest.get("notices", []))
+    shared = run.count_shared_subjects()
+    if shared:
+        page.notice(f"{shared} subjects of the test split were also in the training (split: {run.windows().split}).")
     if n_subjects < evaluate.MINIMUM_UNITS:
-        out.append(
-            f"The {split} split has {n_subjects} subject{'s' * (n_subjects != 1)}: there are no intervals, and nothing here can be "
-            "told from the difference between one person and another."
+        page.notice(
+            f"The {split} split has {n_subjects} subject{'s' * (n_subjects != 1)}: there are no confidence intervals, and between-subject "
+            "variance cannot be estimated."
         )
-    return out
+    return page
 
 
-def facts(run: LoadedRun, seed: int, more: dict[str, str]) -> dict[str, str]:
-    """The table at the top of a page about one run."""
-    codes = getattr(run.windows, "vocabulary", ())
-    events = {"Data": f"{run.windows.name} (events of {len(codes):,} codes, the last {run.windows.length} of a subject)"} if codes else {}
-    return {**collect_facts([run], seed), **events, **more}
+def describe_rows(page: PageBuilder, windows: Windows, rows: Mapping[str, Array]) -> None:
+    """Add the number of rows of each split to the facts, and a notice where a split was sampled."""
+    page.fact("Rows", ", ".join(f"{len(at):,} {split}" for split, at in rows.items()))
+    for split, at in rows.items():
+        if len(at) < len(windows[split]):
+            page.notice(f"{len(at):,} of the {len(windows[split]):,} {split} windows were used (--sequences).")

@@ -33,7 +33,7 @@ from bitimely_core.registry import objectives as known
 from bitimely_core.types import Batch, Progress
 
 if TYPE_CHECKING:
-    from bitimely_core.analyses import LoadedRun
+    from bitimely_core.run import Run
 
 Array = npt.NDArray[Any]
 
@@ -48,7 +48,7 @@ CHANNELS = 4
 
 @analyses(AnalysisFacts(takes="model", help="Does the objective show the model its own targets? Jacobian and training on white noise"))
 def leakage(
-    runs: list[LoadedRun] | None = None,
+    runs: list[Run] | None = None,
     *,
     model: str = "bitimelygpt",
     objective: str | None = None,
@@ -108,17 +108,13 @@ def leakage(
     return page.finish(_verdict(chosen, leak_free, jacobian, noise), summary)
 
 
-def _choose_settings(
-    runs: list[LoadedRun] | None, model: str, objective: str | None, preset: str
-) -> tuple[Settings, bool | str | None, str]:
+def _choose_settings(runs: list[Run] | None, model: str, objective: str | None, preset: str) -> tuple[Settings, bool | str | None, str]:
     """Settings, stamp and name of what is examined."""
     if runs:
         if len(runs) > 1:
             raise usage_error(f"{len(runs)} runs", "leakage takes one")
         run = runs[0]
-        stored = run.settings.get("settings", run.settings)
-        settings = validate(Settings, {key: value for key, value in stored.items() if key in Settings.model_fields and key != "finetune"})
-        settings = settings.model_copy(update={"model": run.model.config})
+        settings = run.record.settings.model_copy(update={"model": run.model().config})
         name = run.name
     else:
         entry = models[model]
@@ -132,8 +128,8 @@ def _choose_settings(
         settings = settings.model_copy(update={"objective": settings.objective.model_copy(update={"name": own})})
     known[settings.objective.name]
     stamp = objectives.leak_free(settings)
-    if runs and "leak_free" in runs[0].settings and runs[0].settings.get("kind") != "finetune":
-        stamp = runs[0].settings["leak_free"]
+    if runs and not runs[0].record.is_finetuned:
+        stamp = runs[0].record.leak_free
     return settings, stamp, name
 
 

@@ -1,53 +1,120 @@
-"""Which vector of a frozen model tells the labels best? A linear probe on every readout of every layer (the paper's probing study).
+"""Linear probes by layer and readout of a frozen model (the paper's probing study).
 
-The model is not touched. On each vector a logistic regression (numbers: ridge regression) of scikit-learn is fitted to the training split,
-its penalty is chosen by the loss on the validation split, and it is scored on the test split. All probes are scored on the same windows
-and the same bootstrap draws of subjects, so that the difference of each to the default readout is a paired one. Two controls go the same
-way: the same architecture with random weights, and features that need no model (means and spectra of the signals, counts of codes).
-Fine-tuned runs are no probes: their own predictions are scored on the same windows, beside each other and beside the frozen probe of the
-vector that each reads.
+On each vector a logistic regression (numbers: ridge regression) of scikit-learn is fitted to the training split, its penalty is chosen by the
+loss on the validation split, and it is scored on the test split. All probes are scored on the same windows and the same bootstrap draws of
+subjects, so differences to the default readout are paired. There are two controls: the same architecture with random weights, and features
+that need no model (means and spectra of signals, counts of codes). The predictions of fine-tuned runs are scored on the same windows, and
+compared with each other and with the frozen probe of the vector that each reads.
 
 Legend: n rows, D width of a vector, K classes or labels, L layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
-from bitimely_core.analyses import features
+from bitimely_core.analyses.attention import randomise_model
 from bitimely_core.analyses.calibration import predict_rows
-from bitimely_core.analyses.features import VectorChoice
+from bitimely_core.analyses.features import (
+    WORDS,
+    VectorChoice,
+    default_choice,
+    describe_rows,
+    draw_rows,
+    extract_vectors,
+    format_metric,
+    list_choices,
+    require_labels,
+    start_scored_page,
+)
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_probe
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses
+from bitimely_core.schemas import Difference, MetricValue, TaskScores
 from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
-    from bitimely_core.analyses import LoadedRun
+    from bitimely_core.run import Run
+    from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[Any]
 
-
-DEFAULT_ROWS = 2000  # rows of each split
-
+DEFAULT_ROWS = 2000  # of each split
 PAPER_READOUTS = ("sos", "eos", "sos+eos", "mean")  # rows of its table
+CONSTANTS = {"majority": "majority class", "mean": "mean of the training split"}  # baselines of `evaluate`
+
+
+class TestRows(NamedTuple):
+    """The rows on which everything is scored, and how."""
+
+    windows: Windows
+    rows: Array
+    target: Array
+    groups: Array  # subjects
+    bootstrap: int
+    seed: int
+
+    def score(self, prediction: Array, baselines: Mapping[str, Array], train_target: Array | None = None) -> TaskScores:
+        """Scores of a prediction, with paired differences to `baselines`."""
+        scores = evaluate.score(
+            self.windows.task,
+            self.target,
+            prediction,
+            self.groups,
+            class_names=self.windows.class_names,
+            train_target=train_target,
+            baselines=baselines,
+            rows=self.rows,
+            bootstrap=self.bootstrap,
+            seed=self.seed,
+        )
+        return TaskScores.model_validate(scores)
+
+
+class ProbeScores(NamedTuple):
+    """Probes and their scores, by key: source, readout and layers."""
+
+    probes: dict[str, LinearProbe]
+    scores: TaskScores
+    choices: list[VectorChoice]
+    default: VectorChoice
+
+    @property
+    def main(self) -> str:
+        """The metric that is shown."""
+        return str(self.scores.main)
+
+    @property
+    def has_control(self) -> bool:
+        """Whether random weights were probed."""
+        return _make_key("random", self.default) in self.probes
+
+    def all_metrics(self, key: str) -> dict[str, MetricValue]:
+        """All metrics of a probe or baseline."""
+        return self.scores.metrics if key == _make_key("trained", self.default) else self.scores.baselines[key].metrics
+
+    def metric(self, key: str) -> MetricValue:
+        """The main metric of a probe or baseline."""
+        return self.all_metrics(key)[self.main]
+
+    def difference(self, key: str) -> Difference | None:
+        """The main metric less that of the default readout, paired; None for the default itself."""
+        return None if key == _make_key("trained", self.default) else negate_difference(self.metric(key).difference or Difference())
 
 
 @analyses(
     AnalysisFacts(
-        takes="runs",
-        scores=True,
-        help="Which vector tells the labels: frozen probes on all readouts and layers, and fine-tuned runs, paired",
+        takes="runs", scores=True, help="Linear probes by layer and readout of a frozen model, beside random weights and fine-tuned runs"
     )
 )
 def probing(
-    runs: list[LoadedRun],
+    runs: list[Run],
     *,
     sequences: int = DEFAULT_ROWS,
     readouts: str = "all",
@@ -62,11 +129,11 @@ def probing(
         runs: the first one is frozen and probed, on windows that have labels (`--data`); fine-tuned ones (the first, too) are also scored as
             they are, so that those of all readouts make the fine-tuned half of the paper's table.
         sequences: rows of each split, drawn at random.
-        readouts: names separated by commas; all = every one that the model has, but `flatten`, which is wider by the number of tokens.
+        readouts: names separated by commas; all = every one of the model except `flatten`, which is wider by the number of tokens.
         bootstrap: replicates, over subjects.
-        control: whether random weights are probed, too; it doubles the time.
+        control: whether random weights are probed, too, which doubles the time.
         seed: of the rows, the draws and the random weights.
-        progress: told about the probes.
+        progress: called with the rows and probes done.
 
     Returns:
         A page; its summary holds `cells`: readout -> layers -> main metric, paired difference to the default readout, all metrics,
@@ -76,9 +143,9 @@ def probing(
         UserError: windows without labels or not the same ones, unknown readouts, a second run without a head (exit 2); no_input without training or test rows.
     """
     run = runs[0]
-    windows = features.require_labels(run, "probing")
+    windows = require_labels(run, "probing")
     _check_comparable(runs)
-    rows = {split: features.draw_rows(windows, split, sequences, seed) for split in ("train", "validation", "test")}
+    rows = {split: draw_rows(windows, split, sequences, seed) for split in ("train", "validation", "test")}
     for split in ("train", "test"):
         if not len(rows[split]):
             raise input_error(
@@ -87,402 +154,305 @@ def probing(
                 "a probe is fitted on the training split and scored on the test split",
                 "Tokenize more subjects",
             )
-    y = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
-    named = None if readouts == "all" else [name.strip() for name in readouts.split(",")]
-    default = features.default_choice(run)
-    cells = features.list_choices(run.model, windows, int(rows["train"][0]), named)
-    if default not in cells:
-        cells.insert(0, default)
-    sources: dict[str, Any] = {"trained": run.model, **({"random": features.random_weights(run.model, seed)} if control else {})}
-    probes: dict[str, LinearProbe] = {}
-    total = len(cells) * len(sources) + 1
-    for name, model in sources.items():
-        x = {
-            split: features.extract_vectors(model, windows, at, cells, progress=progress, what=f"{name}: {split}")
-            for split, at in rows.items()
-        }
-        for cell in cells:
-            parts = {split: _match_width(x[split][cell], x["train"][cell]) for split in rows}
-            probes[_key(name, cell)] = fit_probe(windows.task, parts, y, max(windows.classes, 1))
-            if progress is not None:
-                progress("probes", len(probes), total)
-    plain = {split: extract_simple_features(windows, at) for split, at in rows.items()}
-    probes["raw"] = fit_probe(windows.task, {k: _match_width(v, plain["train"]) for k, v in plain.items()}, y, max(windows.classes, 1))
+    target = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
+    names = None if readouts == "all" else [name.strip() for name in readouts.split(",")]
+    default = default_choice(run)
+    choices = list_choices(run.model(), windows, int(rows["train"][0]), names)
+    if default not in choices:
+        choices.insert(0, default)
+    probes = _fit_probes(run, windows, rows, target, choices, seed if control else None, progress)
     groups = windows.whole_index["subject_id"].to_numpy()[rows["test"]]
-    first = _key("trained", default)
-    scores = evaluate.score(
-        windows.task,
-        y["test"],
-        probes[first].prediction,
-        groups,
-        class_names=windows.class_names,
-        train_target=y["train"],
-        baselines={name: p.prediction for name, p in probes.items() if name != first},
-        rows=rows["test"],
-        bootstrap=bootstrap,
-        seed=seed,
-    )
-    tuned = _score_fine_tuned(
-        [one for one in runs if one.head is not None], y["test"], rows["test"], groups, probes, default, bootstrap, seed, progress
-    )
-    page = _page(run, scores, probes, cells, default, rows, seed, bootstrap, named=named is not None)
+    test = TestRows(windows, rows["test"], target["test"], groups, bootstrap, seed)
+    first = _make_key("trained", default)
+    baselines = {name: probe.prediction for name, probe in probes.items() if name != first}
+    found = ProbeScores(probes, test.score(probes[first].prediction, baselines, target["train"]), choices, default)
+    tuned = _score_fine_tuned([one for one in runs if one.head() is not None], test, found, progress)
+    page = start_scored_page(f"Probes on {run.name}", run, "test", found.scores.n_subjects, seed)
+    for one in runs[1:]:
+        page.notice(*start_scored_page("", one, "test", found.scores.n_subjects, seed).notices)
+    page.notice(*found.scores.remarks)
+    describe_rows(page, windows, rows)
+    model = "ridge" if windows.task == "regression" else "logistic"
+    page.fact("Probe", f"{model} regression on standardised vectors, penalty by validation loss")
+    page.fact("Bootstrap", f"{bootstrap:,} resamples of {found.scores.n_subjects} subjects")
+    _add_notices(page, found, has_validation=len(rows["validation"]) > 0, all_readouts=names is None)
+    shown = {first: default.describe(), _make_key("random", default): "random weights", "raw": _describe_features(windows), **CONSTANTS}
+    _add_scores(page, found, {key: words for key, words in shown.items() if key == first or key in found.scores.baselines}, tuned)
+    summary = _summarize(run, found, rows, seed)
     if tuned:
-        page.blocks.insert(3, _tuned_table(tuned, evaluate.NAMES[scores["main"]]))
-        page.summary["fine_tuned"] = tuned
-        page.notices[:] = list(
-            dict.fromkeys([*page.notices, *(n for one in runs for n in features.notices(one, "test", scores["n_subjects"]))])
-        )
-    return page
+        summary["fine_tuned"] = {name: one.to_json() for name, one in tuned.items()}
+    return page.finish(_verdict(found), summary)
 
 
-def _check_comparable(runs: list[LoadedRun]) -> None:
+def _check_comparable(runs: Sequence[Run]) -> None:
     """Raises UserError (config, exit 2): runs on other windows than the first one, or further ones that were only pre-trained."""
     for run in runs[1:]:
-        if run.windows.fingerprint != runs[0].windows.fingerprint:
-            wanted = f"expected those of {runs[0].name}"
-            raise usage_error(f"{run.name} reads other windows", wanted, field="--data")
-        if run.head is None:
+        if run.windows().fingerprint != runs[0].windows().fingerprint:
+            raise usage_error(f"{run.name} reads other windows", f"expected those of {runs[0].name}", field="--data")
+        if run.head() is None:
             raise usage_error(
                 f"{run.name} was only pre-trained",
-                "the first run is probed, the others are fine-tuned ones to hold beside it",
+                "the first run is probed, all others must be fine-tuned",
                 f"Probe it by itself: bitimely analyze probing {run.name}",
             )
 
 
-def _score_fine_tuned(
-    tuned: list[LoadedRun],
-    target: Array,
-    rows: Array,
-    groups: Array,
-    probes: Mapping[str, LinearProbe],
-    default: VectorChoice,
-    bootstrap: int,
-    seed: int,
+def _fit_probes(
+    run: Run,
+    windows: Windows,
+    rows: Mapping[str, Array],
+    target: Mapping[str, Array],
+    choices: Sequence[VectorChoice],
+    control_seed: int | None,
     progress: Progress | None,
-) -> dict[str, dict[str, Any]]:
-    """Scores of fine-tuned runs, less that of the one that reads the default vector (or the first), and less the frozen probe of the same vector."""
-    if not tuned:
-        return {}
-    windows = tuned[0].windows
-    said = {run.name: predict_rows(run.head, windows, rows, progress, f"predict {run.name}") for run in tuned}
-    cell = {run.name: features.default_choice(run) for run in tuned}
-    first = next((name for name in said if cell[name] == default), tuned[0].name)
+) -> dict[str, LinearProbe]:
+    """Probes of every choice on the trained model and on random weights, and of the features that need no model (`raw`)."""
 
-    def scored(name: str, others: Mapping[str, Array]) -> dict[str, Any]:
-        return evaluate.score(
-            windows.task,
-            target,
-            said[name],
-            groups,
-            class_names=windows.class_names,
-            baselines=others,
-            rows=rows,
-            bootstrap=bootstrap,
-            seed=seed,
-        )
+    def fit(x: Mapping[str, Array]) -> LinearProbe:
+        parts = {split: part if len(part) else np.zeros((0, x["train"].shape[1]), x["train"].dtype) for split, part in x.items()}
+        return fit_probe(windows.task, parts, target, max(windows.classes, 1))
 
-    between = scored(first, {name: part for name, part in said.items() if name != first})
-    main = between["main"]
-    out: dict[str, dict[str, Any]] = {}
-    for name in said:
-        entry: dict[str, Any] = {"readout": cell[name].readout, "layers": cell[name].layers, "words": cell[name].words()}
-        frozen = probes.get(_key("trained", cell[name]))
-        beside = scored(name, {"frozen": frozen.prediction} if frozen is not None else {})
-        found = beside["baselines"].get("frozen", {}).get(main)
-        out[name] = {
-            **entry,
-            **beside["metrics"][main],
-            "difference": None if name == first else negate_difference(between["baselines"][name][main]["difference"]),
-            "frozen": None if found is None else found["value"],
-            "beyond_frozen": None if found is None else {**found["difference"], "value": found["difference"]["difference"]},
+    models: dict[str, Any] = {"trained": run.model()}
+    if control_seed is not None:
+        models["random"] = randomise_model(run.model(), control_seed).float()
+    probes: dict[str, LinearProbe] = {}
+    for name, model in models.items():
+        x = {split: extract_vectors(model, windows, at, choices, progress=progress, label=f"{name}: {split}") for split, at in rows.items()}
+        for choice in choices:
+            probes[_make_key(name, choice)] = fit({split: vectors[choice] for split, vectors in x.items()})
+            if progress is not None:
+                progress("probes", len(probes), len(choices) * len(models) + 1)
+    probes["raw"] = fit({split: extract_simple_features(windows, at) for split, at in rows.items()})
+    return probes
+
+
+class FineTunedScores(NamedTuple):
+    """Main metric of a fine-tuned run, its difference to the run with the default readout, and to the frozen probe of its vector."""
+
+    choice: VectorChoice
+    metric: MetricValue
+    difference: Difference | None
+    frozen: float | None
+    beyond_frozen: Difference | None
+
+    def to_json(self) -> dict[str, object]:
+        """As the summary stores it."""
+        beyond = self.beyond_frozen
+        return {
+            **self.choice._asdict(),
+            "words": self.choice.describe(),
+            **self.metric.model_dump(),
+            "difference": self.difference,
+            "frozen": self.frozen,
+            "beyond_frozen": None if beyond is None else {**beyond.model_dump(), "value": beyond.difference},
         }
+
+
+def _score_fine_tuned(runs: Sequence[Run], test: TestRows, found: ProbeScores, progress: Progress | None) -> dict[str, FineTunedScores]:
+    """Scores of fine-tuned runs; the first that reads the default vector, else the first, is the reference of the differences."""
+    if not runs:
+        return {}
+    predictions = {run.name: predict_rows(run.head(), test.windows, test.rows, progress, f"predict {run.name}") for run in runs}
+    choices = {run.name: default_choice(run) for run in runs}
+    first = next((name for name in predictions if choices[name] == found.default), runs[0].name)
+    between = test.score(predictions[first], {name: part for name, part in predictions.items() if name != first})
+    main = str(between.main)
+    out: dict[str, FineTunedScores] = {}
+    for name, prediction in predictions.items():
+        probe = found.probes.get(_make_key("trained", choices[name]))
+        scores = test.score(prediction, {"frozen": probe.prediction} if probe is not None else {})
+        frozen = scores.baselines["frozen"].metrics.get(main) if probe is not None else None
+        difference = None if name == first else between.baselines[name].metrics[main].difference
+        out[name] = FineTunedScores(
+            choices[name],
+            scores.metrics[main],
+            None if difference is None else negate_difference(difference),
+            None if frozen is None else frozen.value,
+            None if frozen is None else frozen.difference,
+        )
     return out
 
 
-def _tuned_table(tuned: Mapping[str, dict[str, Any]], name: str) -> Table:
-    """The fine-tuned half of the paper's table."""
-    columns = ["run", "sequence representation", name, "standard error", "minus the default, paired", "told apart"]
-    rows = []
-    for run, one in tuned.items():
-        metric = {key: one[key] for key in ("value", "se", "lo", "hi", "undefined_reason")}
-        difference = one["difference"]
-        rows.append(
-            [run, one["words"], metric, one["se"], difference, _describe_significance(difference), one["frozen"], one["beyond_frozen"]]
-        )
-    return Table(
-        name="fine-tuned",
-        title="Fine-tuned",
-        caption=TUNED,
-        columns=[*columns, "frozen probe", "minus the frozen probe, paired"],
-        rows=rows,
-    )
+def _make_key(source: str, choice: VectorChoice) -> str:
+    return f"{source} {choice.readout} {choice.layers}"
 
 
-def _match_width(part: Array, like: Array) -> Array:
-    """An empty split gets the columns of the others."""
-    return part if len(part) else np.zeros((0, like.shape[1]), like.dtype)
+def negate_difference(difference: Difference) -> Difference:
+    """The paired difference with the two models exchanged."""
+    values = {"difference": difference.difference, "lo": difference.hi, "hi": difference.lo}
+    negated = {key: None if value is None else -value + 0.0 for key, value in values.items()}
+    shares = {"share_above_zero": difference.share_below_zero, "share_below_zero": difference.share_above_zero}
+    return difference.model_copy(update={**negated, **shares})
 
 
-def _key(source: str, cell: VectorChoice) -> str:
-    return f"{source} {cell.readout} {cell.layers}"
+def _is_significant(difference: Difference) -> bool:
+    return difference.lo is not None and difference.hi is not None and (difference.lo > 0 or difference.hi < 0)
 
 
-HOW_TO_READ = (
-    "Each row is a linear probe: the model is frozen, only a linear map from its vector to the labels is fitted. The difference to the "
-    "default readout is paired (the same windows, the same draws of subjects), so it is far more certain than the two intervals beside "
-    "each other suggest. A readout that is better than the default has a difference whose interval lies on one side of 0; of many "
-    "differences one in twenty does so by chance. What training has brought is the gap to random weights, not the score."
-)
-TABLE = (
-    "Rows as in the paper's probing table, which has [SOS] of the last layer as the best by 0.2 to 1.8 points. That would be confirmed by "
-    "differences below 0 whose intervals exclude 0, and refuted by one above 0. An interval that holds 0 tells nothing apart."
-)
-TUNED = (
-    "The same windows and draws: runs whose weights were trained on the labels, each with the vector that it reads. The default is the run "
-    "that reads the default vector. One seed each: two runs that differ only in their seed differ, too, which no interval over subjects "
-    "shows. An interval of the last column that holds 0 says that a linear map on the frozen vector does as well."
-)
-REST = (
-    "The other readouts and layers. L is the last layer. The best of so many rows looks better than it is: choose by the validation split."
-)
-LAYERS = (
-    "Each line is a readout; bands are 95 % intervals over subjects (default readout only), x is the layer that is read. If pre-training built "
-    "up what the labels need, the lines rise above those of random weights; lines that lie on those of random weights are the architecture's work, not training's."
-)
-HEADLINE = "the default readout, and what it must beat. A probe that does not clear random weights and the raw features owes the pre-training nothing."
+def _describe_significance(difference: Difference | None) -> str | None:
+    return None if difference is None or difference.lo is None else "yes" if _is_significant(difference) else "no"
 
 
-def _page(
-    run: LoadedRun,
-    scores: dict[str, Any],
-    probes: dict[str, LinearProbe],
-    cells: list[VectorChoice],
-    default: VectorChoice,
-    rows: dict[str, Array],
-    seed: int,
-    bootstrap: int,
-    *,
-    named: bool,
-) -> Page:
-    windows, main = run.windows, scores["main"]
-    name = evaluate.NAMES[main]
-
-    def metrics(key: str) -> dict[str, Any]:
-        found: dict[str, Any] = scores["metrics"] if key == _key("trained", default) else scores["baselines"][key]
-        return found
-
-    def against(key: str, what: str = main) -> dict[str, Any] | None:
-        """This one minus the default readout."""
-        return None if key == _key("trained", default) else negate_difference(scores["baselines"][key][what]["difference"])
-
-    depth = 1 + max((int(c.layers) for c in cells if c.layers.isdigit()), default=0)
-    control = _key("random", default) in probes
-    table = []
-    for cell in cells:
-        key, other = _key("trained", cell), _key("random", cell)
-        value = metrics(key)[main]
-        row = [cell.words(), value, value["se"], against(key), _describe_significance(against(key))]
-        table.append((cell, [*row, *([metrics(other)[main]["value"]] if control else []), _penalty(probes[key])]))
-    columns = ["sequence representation", name, "standard error", "minus the default, paired", "told apart"]
-    columns += [*(["random weights"] if control else []), "penalty"]
-    order = [VectorChoice(r, at) for at in ("last", "last-two") for r in PAPER_READOUTS]
-    of_paper = sorted((t for t in table if t[0] in order), key=lambda t: order.index(t[0]))
-    others = [t for t in table if t[0] not in order]
-    names = {_key("trained", default): default.words(), _key("random", default): "random weights", "raw": _describe_features(windows)}
-    names |= {
-        key: words
-        for key, words in {"majority": "majority class", "mean": "mean of the training split"}.items()
-        if key in scores["baselines"]
-    }
-    shown = {words: metrics(key)[main] for key, words in names.items() if key in scores["baselines"] or key == _key("trained", default)}
-    defined = {words: m for words, m in shown.items() if m["value"] is not None}
-    side = "lower" if main in evaluate.LOWER_IS_BETTER else "higher"
-    blocks: list[Figure | Table | str] = [
-        Figure(
-            name="main-score",
-            title=f"Probe: {name}",
-            caption=f"{name[0].upper()}{name[1:]} ({side} is better) of linear probes on {scores['n']:,} test windows of "
-            f"{scores['n_subjects']} subjects: {HEADLINE}",
-            kind="bars",
-            data={
-                "names": list(defined),
-                "values": [m["value"] for m in defined.values()],
-                "lo": [m["lo"] for m in defined.values()],
-                "hi": [m["hi"] for m in defined.values()],
-                "ylabel": name,
-            },
-        ),
-        HOW_TO_READ,
-    ]
-    if of_paper:
-        blocks.append(
-            Table(name="probing", title="The paper's probing table", caption=TABLE, columns=columns, rows=[row for _, row in of_paper])
-        )
-    if depth > 1:
-        blocks.append(_by_layer(cells, metrics, main, name, depth, control, default))
-    if others:
-        blocks.append(
-            Table(name="others", title="Other readouts and layers", caption=REST, columns=columns, rows=[row for _, row in others])
-        )
-    blocks.append(_controls(shown, {words: key for key, words in names.items()}, against, name))
-    said = features.notices(run, "test", scores["n_subjects"]) + scores["remarks"]
-    for split, at in rows.items():
-        if len(at) < len(windows[split]):
-            said.append(f"{len(at):,} of the {len(windows[split]):,} {split} windows were used (--sequences).")
-    if not len(rows["validation"]):
-        said.append(f"There is no validation split: all penalties are {DEFAULT_PENALTY:g}.")
-    unfinished = sum(p.unfinished for p in probes.values())
-    if unfinished:
-        said.append(f"{unfinished} of the fits stopped before they had converged.")
-    if not named and "flatten" not in {c.readout for c in cells}:
-        said.append("The readout flatten is left out, for its vector is wider by the number of tokens; ask for it by --readouts flatten.")
-    return Page(
-        title=f"Probes on {run.name}",
-        verdict=_verdict(cells, default, metrics, against, main, name, control=control),
-        notices=list(dict.fromkeys(said)),
-        blocks=blocks,
-        facts=features.facts(
-            run,
-            seed,
-            {
-                "Rows": ", ".join(f"{len(at):,} {split}" for split, at in rows.items()),
-                "Probe": ("ridge" if windows.task == "regression" else "logistic")
-                + " regression on standardised vectors, penalty by validation loss",
-                "Bootstrap": f"{bootstrap:,} resamples of {scores['n_subjects']} subjects",
-            },
-        ),
-        summary={
-            "run": run.name,
-            "data": windows.name,
-            "task": windows.task,
-            "main": main,
-            "default": {"readout": default.readout, "layers": default.layers},
-            "n": {split: len(at) for split, at in rows.items()},
-            "n_subjects": scores["n_subjects"],
-            "cells": _summary(cells, probes, metrics, against, main, control=control),
-            "controls": {key: metrics(key)[main] for key in ("raw", "majority", "prior", "mean", "median") if key in scores["baselines"]},
-            "seed": seed,
-        },
-    )
-
-
-def negate_difference(difference: dict[str, Any]) -> dict[str, Any]:
-    """The paired difference the other way round, with `value` beside `difference`."""
-    flip = {"difference": difference["difference"], "lo": difference["hi"], "hi": difference["lo"]}
-    out = {key: None if value is None else -value + 0.0 for key, value in flip.items()}
-    sides = {"share_above_zero": difference["share_below_zero"], "share_below_zero": difference["share_above_zero"]}
-    return {**difference, **out, **sides}
-
-
-def _describe_significance(difference: dict[str, Any] | None) -> str | None:
-    if difference is None or difference["lo"] is None:
-        return None
-    return "yes" if difference["lo"] > 0 or difference["hi"] < 0 else "no"
-
-
-def _penalty(found: LinearProbe) -> float:
-    return float(np.median(found.penalty))
-
-
-def _describe_features(windows: Any) -> str:
+def _describe_features(windows: Windows) -> str:
     return "counts of codes, no model" if hasattr(windows, "vocabulary") else "means and spectra, no model"
 
 
-def _by_layer(
-    cells: Iterable[VectorChoice],
-    metrics: Callable[[str], dict[str, Any]],
-    main: str,
-    name: str,
-    depth: int,
-    control: bool,
-    default: VectorChoice,
-) -> Figure:
+# --- the page -----------------------------------------------------------------------------------------------------------------------------
+
+HOW_TO_READ = (
+    "Each row is a linear probe: the model is frozen, only a linear map from its vector to the labels is fitted. Differences to the default "
+    "readout are paired (same windows, same draws of subjects), so they are more precise than the overlap of two intervals suggests. If the "
+    "95 % CI contains 0, the difference is not significant; without correction one in twenty is significant by chance. The effect of "
+    "pre-training is the gap to random weights, not the score."
+)
+TABLE = (
+    "Rows as in the paper's probing table, in which [SOS] of the last layer is best by 0.2 to 1.8 points. Differences below 0 whose 95 % CI "
+    "exclude 0 would confirm that; evidence against it: a significant difference above 0."
+)
+TUNED = (
+    "The same windows and draws: runs whose weights were trained on the labels, each with the vector that it reads. The default is the run "
+    "that reads the default vector. One seed each: variance between seeds is not in the intervals over subjects. If the 95 % CI of the last "
+    "column contains 0, fine-tuning does not significantly exceed a linear map on the frozen vector."
+)
+REST = "The other readouts and layers. L is the last layer. The maximum over many rows is optimistic; choose by the validation split."
+LAYERS = (
+    "Each line is a readout; bands are 95 % CI over subjects (default readout only), x is the layer. If pre-training learnt features of the "
+    "labels, the lines exceed those of random weights; where they coincide, the architecture explains the score."
+)
+CONTROLS = (
+    "The default readout beside random weights, features without a model and a constant prediction; differences are paired, control minus "
+    "default readout. Evidence against a benefit of pre-training: a control that is not significantly worse."
+)
+
+
+def _add_notices(page: PageBuilder, found: ProbeScores, *, has_validation: bool, all_readouts: bool) -> None:
+    if not has_validation:
+        page.notice(f"No validation split: all penalties are {DEFAULT_PENALTY:g}.")
+    unfinished = sum(probe.unfinished for probe in found.probes.values())
+    if unfinished:
+        page.notice(f"{unfinished} of the fits stopped before convergence.")
+    if all_readouts and "flatten" not in {choice.readout for choice in found.choices}:
+        page.notice(
+            "The readout flatten was excluded, because its vector is wider by the number of tokens; include it by --readouts flatten."
+        )
+
+
+def _add_scores(page: PageBuilder, found: ProbeScores, controls: Mapping[str, str], tuned: Mapping[str, FineTunedScores]) -> None:
+    """Figures and tables; `controls` names the default readout and what it is compared with."""
+    name = evaluate.NAMES[found.main]
+    side = "lower" if found.main in evaluate.LOWER_IS_BETTER else "higher"
+    caption = (
+        f"{name[0].upper()}{name[1:]} ({side} is better) of linear probes on {found.scores.n:,} test windows of {found.scores.n_subjects} "
+        "subjects: the default readout and its baselines. A probe no better than random weights and raw features shows no benefit of pre-training."
+    )
+    bars = BarPlot.from_metrics({words: found.metric(key) for key, words in controls.items()}, name)
+    page.figure("main-score", f"Probe: {name}", caption, bars)
+    page.text(HOW_TO_READ)
+    order = [VectorChoice(readout, layers) for layers in ("last", "last-two") for readout in PAPER_READOUTS]
+    of_paper = sorted((choice for choice in found.choices if choice in order), key=order.index)
+    others = [choice for choice in found.choices if choice not in order]
+    columns = ["sequence representation", name, "standard error", "minus the default, paired", "significant?"]
+    columns += [*(["random weights"] if found.has_control else []), "penalty"]
+    if of_paper:
+        page.table("probing", "The paper's probing table", TABLE, columns, [_make_row(found, choice) for choice in of_paper])
+    if tuned:
+        _add_fine_tuned(page, tuned, name)
+    depth = 1 + max((int(c.layers) for c in found.choices if c.layers.isdigit()), default=0)
+    if depth > 1:
+        _add_layers(page, found, depth, name)
+    if others:
+        page.table("others", "Other readouts and layers", REST, columns, [_make_row(found, choice) for choice in others])
+    page.table(
+        "controls",
+        "Baselines of a probe",
+        CONTROLS,
+        ["probe", name, "standard error", "minus the default, paired", "remark"],
+        [
+            [words, metric := found.metric(key), metric.se, found.difference(key), metric.undefined_reason or ""]
+            for key, words in controls.items()
+        ],
+    )
+
+
+def _make_row(found: ProbeScores, choice: VectorChoice) -> list[object]:
+    key = _make_key("trained", choice)
+    metric, difference = found.metric(key), found.difference(key)
+    control = [found.metric(_make_key("random", choice)).value] if found.has_control else []
+    penalty = float(np.median(found.probes[key].penalty))
+    return [choice.describe(), metric, metric.se, difference, _describe_significance(difference), *control, penalty]
+
+
+def _add_fine_tuned(page: PageBuilder, tuned: Mapping[str, FineTunedScores], name: str) -> None:
+    columns = ["run", "sequence representation", name, "standard error", "minus the default, paired", "significant?"]
+    rows = []
+    for run, one in tuned.items():
+        metric, significant = one.metric, _describe_significance(one.difference)
+        rows.append([run, one.choice.describe(), metric, metric.se, one.difference, significant, one.frozen, one.beyond_frozen])
+    page.table("fine-tuned", "Fine-tuned", TUNED, [*columns, "frozen probe", "minus the frozen probe, paired"], rows)
+
+
+def _add_layers(page: PageBuilder, found: ProbeScores, depth: int, name: str) -> None:
     """Score against layer, a line a readout; of random weights the default readout and the mean."""
-    have = set(cells)
-    series = []
-    for source in ("trained", *(["random"] if control else [])):
-        shown = sorted({c.readout for c in have if c.layers.isdigit()}, key=lambda r: list(features.WORDS).index(r))
-        for readout in shown if source == "trained" else [r for r in shown if r in {default.readout, "mean"}]:
-            at = [VectorChoice(readout, "last" if k == depth else str(k)) for k in range(1, depth + 1)]
-            found = [metrics(_key(source, cell))[main] for cell in at]
-            line: dict[str, Any] = {
-                "name": features.WORDS[readout] + (", random weights" if source == "random" else ""),
-                "x": np.arange(1, depth + 1),
-                "y": [m["value"] for m in found],
-            }
-            if readout == default.readout and source == "trained" and all(m["lo"] is not None for m in found):
-                line |= {"lo": [m["lo"] for m in found], "hi": [m["hi"] for m in found]}
-            series.append(line)
-    return Figure(
-        name="layers", title="Layer by layer", caption=LAYERS, kind="lines", data={"series": series, "xlabel": "layer", "ylabel": name}
-    )
+    readouts = sorted({c.readout for c in found.choices if c.layers.isdigit()}, key=list(WORDS).index)
+    lines = []
+    for source in ("trained", *(["random"] if found.has_control else [])):
+        for readout in readouts if source == "trained" else [r for r in readouts if r in {found.default.readout, "mean"}]:
+            layers = [*map(str, range(1, depth)), "last"]
+            metrics = [found.metric(_make_key(source, VectorChoice(readout, layer))) for layer in layers]
+            label = WORDS[readout] + (", random weights" if source == "random" else "")
+            band = source == "trained" and readout == found.default.readout
+            lines.append(Line.from_metrics(label, np.arange(1, depth + 1), metrics, band=band))
+    page.figure("layers", "Scores by layer", LAYERS, LinePlot(lines, xlabel="layer", ylabel=name))
 
 
-def _controls(shown: dict[str, Any], keys: dict[str, str], against: Callable[[str], dict[str, Any] | None], name: str) -> Table:
-    rows = [[words, m, m["se"], against(keys[words]), m["undefined_reason"] or ""] for words, m in shown.items()]
-    return Table(
-        name="controls",
-        title="What a probe must beat",
-        caption="The default readout beside random weights, features without a model and a constant answer; differences are paired, control minus "
-        "default readout. A control that is not worse refutes that the pre-trained vector brings anything.",
-        columns=["probe", name, "standard error", "minus the default, paired", "remark"],
-        rows=rows,
-    )
-
-
-def _verdict(
-    cells: list[VectorChoice],
-    default: VectorChoice,
-    metrics: Callable[[str], dict[str, Any]],
-    against: Callable[[str], dict[str, Any] | None],
-    main: str,
-    name: str,
-    *,
-    control: bool,
-) -> str:
-    sign = -1 if main in evaluate.LOWER_IS_BETTER else 1
-    own = metrics(_key("trained", default))[main]
-    if own["value"] is None:
-        return f"{default.words()}: {name} is undefined here ({own['undefined_reason']})."
-    text = f"A probe on {default.words()} reaches {name} {features.format_metric(own)}"
-    if control:
-        text += f", random weights {metrics(_key('random', default))[main]['value']:.3f}"
-    raw = metrics("raw")[main]["value"]
+def _verdict(found: ProbeScores) -> str:
+    sign, name = -1 if found.main in evaluate.LOWER_IS_BETTER else 1, evaluate.NAMES[found.main]
+    default = found.metric(_make_key("trained", found.default))
+    if default.value is None:
+        return f"{found.default.describe()}: {name} is undefined here ({default.undefined_reason})."
+    text = f"A probe on {found.default.describe()} reaches {name} {format_metric(default)}"
+    if found.has_control and (random := found.metric(_make_key("random", found.default)).value) is not None:
+        text += f", random weights {random:.3f}"
+    raw = found.metric("raw").value
     text += f", features without a model {raw:.3f}." if raw is not None else "."
-    others = [(cell, against(_key("trained", cell))) for cell in cells if cell != default]
-    told = [(c, d) for c, d in others if d is not None and d["difference"] is not None]
-    if not told:
+    differences = [(choice, found.difference(_make_key("trained", choice))) for choice in found.choices]
+    others = [(sign * d.difference, choice, d) for choice, d in differences if d is not None and d.difference is not None]
+    if not others:
         return text
-    best, difference = max(told, key=lambda pair: sign * pair[1]["difference"])
-    apart = [c for c, d in told if _describe_significance(d) == "yes"]
-    better = [c for c, d in told if _describe_significance(d) == "yes" and sign * d["difference"] > 0]
-    text += f" The best of the {len(told)} others is {best.words()}, {features.format_metric(difference)}."
-    if all(d["lo"] is None for _, d in told):
-        return text + " Without intervals (the table of controls says why) none can be told apart."
+    _, best, difference = max(others, key=lambda one: one[0])
+    text += f" The best of the {len(others)} others is {best.describe()}, {format_metric(difference)}."
+    if all(d.lo is None for _, _, d in others):
+        return text + " Without confidence intervals (see the table of baselines) significance cannot be tested."
+    significant = [gain for gain, _, d in others if _is_significant(d)]
+    better = sum(gain > 0 for gain in significant)
     return (
-        text
-        + f" {len(apart)} of the {len(told)} differ from the default by more than chance ({len(better)} of them better; about {len(told) / 20:.1g} would by chance)."
+        f"{text} {len(significant)} of the {len(others)} differ significantly from the default ({better} of them better; about "
+        f"{len(others) / 20:.1g} expected by chance, not corrected for multiple readouts)."
     )
 
 
-def _summary(
-    cells: Iterable[VectorChoice],
-    probes: Mapping[str, LinearProbe],
-    metrics: Callable[[str], dict[str, Any]],
-    against: Callable[[str], dict[str, Any] | None],
-    main: str,
-    *,
-    control: bool,
-) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for cell in cells:
-        key = _key("trained", cell)
-        plain = {m: {k: v for k, v in found.items() if k != "difference"} for m, found in metrics(key).items() if m != "about"}
-        out.setdefault(cell.readout, {})[cell.layers] = {
-            **plain[main],
-            "difference": against(key),
-            "metrics": plain,
-            "penalty": probes[key].penalty,
-            "random": metrics(_key("random", cell))[main]["value"] if control else None,
+def _summarize(run: Run, found: ProbeScores, rows: Mapping[str, Array], seed: int) -> dict[str, object]:
+    cells: dict[str, dict[str, object]] = {}
+    for choice in found.choices:
+        key = _make_key("trained", choice)
+        metrics = {name: one.model_copy(update={"difference": None}).model_dump() for name, one in found.all_metrics(key).items()}
+        cells.setdefault(choice.readout, {})[choice.layers] = {
+            **metrics[found.main],
+            "difference": found.difference(key),
+            "metrics": metrics,
+            "penalty": found.probes[key].penalty,
+            "random": found.metric(_make_key("random", choice)).value if found.has_control else None,
         }
-    return out
+    constants = ("raw", "majority", "prior", "mean", "median")
+    return {
+        "run": run.name,
+        "data": run.windows().name,
+        "task": run.windows().task,
+        "main": found.main,
+        "default": found.default,
+        "n": {split: len(at) for split, at in rows.items()},
+        "n_subjects": found.scores.n_subjects,
+        "cells": cells,
+        "controls": {key: found.metric(key) for key in constants if key in found.scores.baselines},
+        "seed": seed,
+    }

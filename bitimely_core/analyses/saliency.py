@@ -22,7 +22,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from bitimely_core import data, evaluate, objectives
-from bitimely_core.analyses.attention import collect_facts, collect_notices, randomise_model
+from bitimely_core.analyses import start_page
+from bitimely_core.analyses.attention import randomise_model
 from bitimely_core.analyses.regions import (
     RANDOM_MODELS,
     RANDOM_PLACES,
@@ -43,7 +44,6 @@ from bitimely_core.analyses.regions import (
     spread_over_samples,
 )
 from bitimely_core.analyses.shapelets import Shapelet, name_shapelets
-from bitimely_core.config import ObjectiveConfig, validate
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.models import heads
 from bitimely_core.page import Figure, Page, Table
@@ -51,7 +51,7 @@ from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.types import Batch, Encoded, Progress
 
 if TYPE_CHECKING:
-    from bitimely_core.analyses import LoadedRun
+    from bitimely_core.run import Run
     from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[np.float64]
@@ -159,23 +159,22 @@ def _token_errors(result: dict[str, Any], rows: int, count: int) -> dict[str, Te
 # --- runs ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def loss_fn(run: LoadedRun, model: nn.Module, head: nn.Module | None) -> LossFunction:
+def loss_fn(run: Run, model: nn.Module, head: nn.Module | None) -> LossFunction:
     """The loss of a run on a batch: of its head, else of its objective."""
     if head is not None:
         return lambda batch, generator: heads.losses[head.task](head, batch, generator)  # type: ignore[index, arg-type]
-    stored = run.settings.get("settings", run.settings).get("objective", {})
-    objective = objectives.get(validate(ObjectiveConfig, stored))
+    objective = objectives.get(run.record.settings.objective)
     return lambda batch, generator: objective(model, batch, generator)  # type: ignore[arg-type]
 
 
-def randomise_run(run: LoadedRun, seed: int) -> tuple[nn.Module, nn.Module | None]:
+def randomise_run(run: Run, seed: int) -> tuple[nn.Module, nn.Module | None]:
     """The model of a run, and its head, with random weights; scales of targets are kept."""
-    model: Any = randomise_model(run.model, seed).float()
+    model: Any = randomise_model(run.model(), seed).float()
     with torch.no_grad():
-        model.target_scale.copy_(run.model.target_scale)
-    if run.head is None:
+        model.target_scale.copy_(run.model().target_scale)
+    if run.head() is None:
         return model, None
-    old: Any = run.head
+    old: Any = run.head()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = heads.build(model, task=old.task, outputs=old.outputs, readout=old.readout, layers=old.layers, layer_merge=old.layer_merge)
@@ -194,19 +193,19 @@ class SaliencyMaps(NamedTuple):
 
 
 def compute_saliency(
-    run: LoadedRun, model: nn.Module, head: nn.Module | None, rows: Ints, case: int, masks: int, seed: int, told: Callable[[int], None]
+    run: Run, model: nn.Module, head: nn.Module | None, rows: Ints, case: int, masks: int, seed: int, told: Callable[[int], None]
 ) -> SaliencyMaps:
     """Saliency of windows at `rows`; random masks are averaged over `masks` draws, the same for all models."""
     ask = loss_fn(run, model, head)
     model.eval()
-    config: Any = run.model.config
+    config: Any = run.model().config
     layers: list[list[Array]] = []
     inputs: list[Array] = []
     losses: list[dict[str, Array]] = []
     heat: list[Array] = []
     used = 1
     for part in np.array_split(np.arange(len(rows)), -(-len(rows) // ROWS)):
-        batch = data.collate(run.windows, rows[part])
+        batch = data.collate(run.windows(), rows[part])
         samples = batch.values.shape[1]
         total: GradientMagnitudes | None = None
         for k in range(masks):
@@ -257,7 +256,7 @@ def _spread_tokens(tokens: Tensor, samples: int, config: Any, *, normalised: boo
     AnalysisFacts(takes="runs", help="Is the loss sensitive where the shapelets are? Gradients at the output embeddings and the input")
 )
 def saliency(
-    runs: list[LoadedRun],
+    runs: list[Run],
     *,
     sequences: int = 64,
     shapelets: str = "",
@@ -294,7 +293,7 @@ def saliency(
     batch = data.collate(windows, chosen.rows)
     found: dict[str, RunSaliency] = {}
     for run in runs:
-        models = {"": (run.model, run.head)}
+        models: dict[str, tuple[nn.Module, nn.Module | None]] = {"": (run.model(), run.head())}
         models |= {f" with random weights {k + 1}": randomise_run(run, seed + k) for k in range(RANDOM_MODELS)}
         seen: list[SaliencyMaps] = []
         for what, (model, head) in models.items():
@@ -326,7 +325,7 @@ def saliency(
         notices=_notices(runs, found, chosen, chance),
         blocks=list(_blocks(runs, found, stretches, chosen, batch, case, size, bootstrap, seed)),
         facts={
-            **collect_facts(runs, seed),
+            **start_page("", runs, [chosen.split] * len(runs), seed).facts,
             "Windows": f"{len(chosen.rows)} of {subjects} subject{'s' * (subjects != 1)}, the same for all runs: of {chosen.looked} looked "
             f"through ({chosen.split} split) those among the closest tenth to a shapelet",
             "Shapelets": f"from {shapelets}" if shapelets else f"{len(stretches)}, mined from {len(but)} training windows",
@@ -336,19 +335,19 @@ def saliency(
     )
 
 
-def _common_windows(runs: list[LoadedRun], layer: int) -> Windows:
+def _common_windows(runs: list[Run], layer: int) -> Windows:
     """The windows of all runs. Raises UserError (exit 2) where they differ, or are no signals."""
     for run in runs:
-        config: Any = run.model.config
-        if config.tokenizer == "codes" or not hasattr(run.windows, "channel_names"):
+        config: Any = run.model().config
+        if config.tokenizer == "codes" or not hasattr(run.windows(), "channel_names"):
             raise _refused(f"{run.name} reads events", "shapelets are stretches of signals", "RUN")
         if not 0 <= layer <= config.layers:
             raise _refused(f"layer {layer}", f"{run.name} has {config.layers}", "--layer")
-    if len({run.windows.fingerprint for run in runs}) > 1:
+    if len({run.windows().fingerprint for run in runs}) > 1:
         raise _refused(
             "runs on different windows", "expected the same, to compare them", "--data", "Give --data the windows that all can read"
         )
-    return runs[0].windows
+    return runs[0].windows()
 
 
 def _refused(text: str, wanted: str, where: str, action: str = "") -> UserError:
@@ -383,9 +382,9 @@ def _maps(seen: SaliencyMaps, wrt: str, at: int | None) -> Array | None:
 
 
 def _measure_run(
-    run: LoadedRun, seen: SaliencyMaps, random: list[SaliencyMaps], chosen: ShapeletWindows, layer: int, bootstrap: int, seed: int
+    run: Run, seen: SaliencyMaps, random: list[SaliencyMaps], chosen: ShapeletWindows, layer: int, bootstrap: int, seed: int
 ) -> RunSaliency:
-    config: Any = run.model.config
+    config: Any = run.model().config
     live = [k for k, maps in enumerate(seen.layers) if np.isfinite(maps).any()]
     at = layer - 1 if layer and layer <= len(seen.layers) else live[-1] if live else None
     step = {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)
@@ -463,7 +462,7 @@ KINDS = (
 
 
 def _blocks(
-    runs: list[LoadedRun],
+    runs: list[Run],
     found: dict[str, RunSaliency],
     stretches: Sequence[Shapelet],
     chosen: ShapeletWindows,
@@ -499,7 +498,7 @@ def _blocks(
     yield "## A case"
     yield from _case(runs, found, stretches, chosen, batch, case)
     yield "## What pre-training reads"
-    yield _kinds(runs[0].windows, stretches, chosen, batch, case, max(8, first.step), seed)
+    yield _kinds(runs[0].windows(), stretches, chosen, batch, case, max(8, first.step), seed)
 
 
 def _tables(found: dict[str, RunSaliency]) -> Iterator[Table]:
@@ -545,9 +544,9 @@ def _layers(found: dict[str, RunSaliency]) -> Figure:
 
 
 def _case(
-    runs: list[LoadedRun], found: dict[str, RunSaliency], stretches: Sequence[Shapelet], chosen: ShapeletWindows, batch: Batch, case: int
+    runs: list[Run], found: dict[str, RunSaliency], stretches: Sequence[Shapelet], chosen: ShapeletWindows, batch: Batch, case: int
 ) -> Iterator[Figure]:
-    windows = runs[0].windows
+    windows = runs[0].windows()
     samples = batch.values.shape[1]
     start, stop = int(chosen.start[case]), int(chosen.start[case] + chosen.length[case])
     signals: list[dict[str, Any]] = [_signal(windows, stretches, chosen, batch, case)]
@@ -587,8 +586,8 @@ def _case(
         )
 
 
-def _config(run: LoadedRun) -> Any:
-    return run.model.config
+def _config(run: Run) -> Any:
+    return run.model().config
 
 
 def _signal(windows: Windows, stretches: Sequence[Shapelet], chosen: ShapeletWindows, batch: Batch, case: int) -> dict[str, Any]:
@@ -627,9 +626,9 @@ def _kinds(
     )
 
 
-def _notices(runs: list[LoadedRun], found: dict[str, RunSaliency], chosen: ShapeletWindows, chance: float | None) -> list[str]:
-    out = list(dict.fromkeys([*runs[0].windows.notices, *collect_notices(runs, [chosen.split] * len(runs))]))
-    stamps = [run.settings.get("leak_free") for run in runs if run.head is None]
+def _notices(runs: list[Run], found: dict[str, RunSaliency], chosen: ShapeletWindows, chance: float | None) -> list[str]:
+    out = list(dict.fromkeys([*runs[0].windows().notices, *start_page("", runs, [chosen.split] * len(runs), 0).notices]))
+    stamps = [run.record.leak_free for run in runs if run.head() is None]
     if False in stamps and not any(stamp is True or isinstance(stamp, str) for stamp in stamps):
         out.append(
             "No run here is leak-free: where an objective can copy its targets, input saliency shows the copy. Add a run of a leak-free "

@@ -19,22 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.analyses.attention import (
-    LayerMixing,
-    collect_facts,
-    collect_notices,
-    combine_pair,
-    compute_mixings,
-    draw_batches,
-    randomise_model,
-    to_float64,
-)
+from bitimely_core.analyses import start_page
+from bitimely_core.analyses.attention import LayerMixing, combine_pair, compute_mixings, draw_batches, randomise_model, to_float64
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
 from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
-    from bitimely_core.analyses import LoadedRun
+    from bitimely_core.run import Run
 
 Array = npt.NDArray[np.float64]
 SpectraByLayer = dict[int, dict[str, "Spectra"]]  # layer (from 1) -> matrix -> spectra
@@ -181,12 +173,10 @@ def normalise_map(mixing: LayerMixing, how: str) -> LayerMixing:
     return mixing._replace(map=np.divide(mixing.map, scale, out=np.zeros_like(mixing.map), where=scale > 0))
 
 
-def collect_spectra(
-    run: LoadedRun, sequences: int, seed: int, row_norm: str, progress: Progress | None
-) -> tuple[SpectraByLayer, dict[str, Any]]:
+def collect_spectra(run: Run, sequences: int, seed: int, row_norm: str, progress: Progress | None) -> tuple[SpectraByLayer, dict[str, Any]]:
     """The spectra of every layer of a run with its controls, and what they were taken from."""
-    batches, _, split = draw_batches(run.windows, sequences, seed)
-    trained, random = to_float64(run.model), randomise_model(run.model, seed)
+    batches, _, split = draw_batches(run.windows(), sequences, seed)
+    trained, random = to_float64(run.model()), randomise_model(run.model(), seed)
     found: SpectraByLayer = {}
     tokens: list[int] = []
     layers: list[LayerMixing] = []
@@ -225,7 +215,7 @@ def collect_spectra(
 @analyses(
     AnalysisFacts(takes="runs", help="Singular values of the maps, layer by layer and head by head, with the controls that explain them")
 )
-def svd(runs: list[LoadedRun], *, sequences: int = ENOUGH, row_norm: str = "none", seed: int = 0, progress: Progress | None = None) -> Page:
+def svd(runs: list[Run], *, sequences: int = ENOUGH, row_norm: str = "none", seed: int = 0, progress: Progress | None = None) -> Page:
     """Effective rank of retention and attention maps, beside decay alone, q k^T alone, random weights and the composition of a pair.
 
     Args:
@@ -257,13 +247,14 @@ def svd(runs: list[LoadedRun], *, sequences: int = ENOUGH, row_norm: str = "none
     for run in runs:
         blocks += [f"## {run.name}", *_of_run(run.name, found[run.name], about[run.name])]
     counts = sorted({facts["sequences"] for facts in about.values()})
+    start = start_page("", runs, [facts["split"] for facts in about.values()], seed)
     return Page(
         title="Rank of the maps of " + " and ".join(about),
         verdict=_verdict(found, about),
-        notices=[*collect_notices(runs, [facts["split"] for facts in about.values()]), *_notices(about, counts)],
+        notices=[*start.notices, *_notices(about, counts)],
         blocks=blocks,
         facts={
-            **collect_facts(runs, seed),
+            **start.facts,
             "Sequences": f"{' and '.join(map(str, counts))}, the same for runs on the same windows",
             "Tokens": ", ".join(f"{name}: {_format_range(facts['tokens'])}" for name, facts in about.items()),
             "Key width of a head": ", ".join(f"{name}: {facts['key_width'] or 'not known'}" for name, facts in about.items()),

@@ -11,7 +11,7 @@ from bitimely_core import registry
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, usage_error
 from bitimely_core.page import Page
-from bitimely_core.run import FORMAT
+from bitimely_core.run import FORMAT, Run
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run, prepare_windows
 
@@ -58,7 +58,7 @@ def analyze(
         windows = prepare_windows(needed, workspace, DataConfig(), verify=verify, progress=progress)
         page: Page = entry.function(windows, seed=seed, **given, **_progress(entry, progress))
     else:
-        runs = [_load_run(n, data, workspace, verify, progress, scores=entry.facts.scores) for n in names]
+        runs = [_open_run(n, data, workspace, verify, progress, scores=entry.facts.scores) for n in names]
         extra = {"model": model or "bitimelygpt", "objective": objective, "preset": preset} if takes == "model" else {}
         page = (
             entry.function(runs or None, **extra, seed=seed, **given, **_progress(entry, progress))
@@ -79,12 +79,12 @@ def analyze(
     }
 
 
-def _load_run(name: str, data: str | None, workspace: Path, verify: bool, progress: Progress | None, *, scores: bool) -> Any:
-    from bitimely_core.analyses import LoadedRun
-
+def _open_run(name: str, data: str | None, workspace: Path, verify: bool, progress: Progress | None, *, scores: bool) -> Run:
+    """The run, its shared test subjects checked first where the analysis scores predictions."""
     run = open_run(name, workspace, data=data, verify=verify, progress=progress)
-    shared = run.count_shared_subjects() if scores else 0
-    return LoadedRun(run.name, run.model(), run.windows(), run.record.to_json(), run.head(), run.folder, shared)
+    if scores:
+        run.count_shared_subjects()
+    return run
 
 
 def _parse_options(entry: registry.Entry[Any], given: dict[str, str]) -> dict[str, Any]:
