@@ -803,7 +803,7 @@ class Resampling(Part):
     """The bootstrap behind the intervals."""
 
     replicates: int
-    by: str  # subject or window
+    by: Literal["subject", "window"]
     seed: int
     level: float
     interval: str
@@ -824,6 +824,31 @@ class PairedComparison(Part):
     resampling: Resampling
 
 
+class SeedScore(MetricValue):
+    """The metric of one run of a cell."""
+
+    seed: int
+    run: str
+
+
+class CellScore(MetricValue):
+    """A cell of a table of results: the mean over seeds with its bootstrap interval, and the runs behind it."""
+
+    seeds: list[SeedScore]
+    seed_sd: float | None = None  # standard deviation over seeds
+    seed_se: float | None = None
+    n: int = 0
+    n_subjects: int = 0
+
+
+class ColumnResult(Part):
+    """Cells of one column by row, and the differences of the rows to the reference row."""
+
+    cells: dict[str, CellScore] = {}
+    differences: dict[str, MeanDifference] = {}
+    remarks: list[str] = []
+
+
 class Comparison(Part):
     """Paired differences of a run to another one, which is named."""
 
@@ -835,7 +860,7 @@ class EvaluationSettings(Part):
     """How a run was scored."""
 
     bootstrap: int = 0
-    by: str = "subject"
+    by: Literal["subject", "window"] = "subject"
     seed: int = 0
     model: str = ""
     preset: str = ""

@@ -13,7 +13,7 @@ from bitimely_core import evaluate, storage
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.evaluate import Predictions, compare, compare_frames, draw_counts, length_baseline, score, score_figure, to_probabilities
 from bitimely_core.evaluate.metrics import check_rows, rank_scores
-from bitimely_core.schemas import Scores, StoredRecord, Summary
+from bitimely_core.schemas import ClassCounts, Scores, StoredRecord, Summary
 
 
 def softmax(x):
@@ -38,7 +38,7 @@ NAMES = ("W", "N1", "N2", "N3", "R")
 
 
 def values(scores):
-    return {name: m["value"] for name, m in scores["metrics"].items()}
+    return {name: m.value for name, m in scores.metrics.items()}
 
 
 # --- against oracles ----------------------------------------------------------------------------------------------------------------------
@@ -54,9 +54,9 @@ def ap_by_thresholds(score_, positive):
     """Sum over thresholds of precision times the recall added."""
     total, before = 0.0, 0.0
     for threshold in np.unique(score_)[::-1]:
-        said = score_ >= threshold
-        recall = (said & positive).sum() / positive.sum()
-        total += (recall - before) * (said & positive).sum() / said.sum()
+        predicted = score_ >= threshold
+        recall = (predicted & positive).sum() / positive.sum()
+        total += (recall - before) * (predicted & positive).sum() / predicted.sum()
         before = recall
     return total
 
@@ -69,13 +69,13 @@ def test_many_random_cases_against_scikit_learn(levels):
         y, p, g = cohort(seed, n=int(rng.integers(25, 90)), k=k, levels=levels)
         if len(np.unique(y)) < k:
             continue
-        said, got = p.argmax(1), values(score("classification", y, p, g, class_names=NAMES[:k], bootstrap=0))
+        predicted, got = p.argmax(1), values(score("classification", y, p, g, class_names=NAMES[:k], bootstrap=0))
         columns = range(k) if k > 2 else [1]
         want = {
-            "accuracy": sk.accuracy_score(y, said),
-            "balanced_accuracy": sk.balanced_accuracy_score(y, said),
-            "macro_f1": sk.f1_score(y, said, average="macro"),
-            "kappa": sk.cohen_kappa_score(y, said),
+            "accuracy": sk.accuracy_score(y, predicted),
+            "balanced_accuracy": sk.balanced_accuracy_score(y, predicted),
+            "macro_f1": sk.f1_score(y, predicted, average="macro"),
+            "kappa": sk.cohen_kappa_score(y, predicted),
             "auroc": np.mean([sk.roc_auc_score(y == c, p[:, c]) for c in columns]),
             "auprc": np.mean([sk.average_precision_score(y == c, p[:, c]) for c in columns]),
         }
@@ -114,7 +114,7 @@ def test_labels_and_values_against_scikit_learn():
         assert got == pytest.approx({"mae": np.abs(t - x).mean(), "rmse": np.sqrt(((t - x) ** 2).mean())}, abs=1e-12)
 
 
-def test_labels_that_are_not_known_count_nowhere():
+def test_unknown_labels_are_left_out_of_every_metric():
     rng = np.random.default_rng(5)
     target = (rng.random((300, 3)) < 0.3).astype(float)
     prediction = np.clip(0.3 * target + rng.random((300, 3)) * 0.7, 0, 1)
@@ -126,14 +126,14 @@ def test_labels_that_are_not_known_count_nowhere():
     assert values(scores)["auprc_micro"] == pytest.approx(sk.average_precision_score(target[known], prediction[known]))
     assert values(scores)["accuracy"] == pytest.approx(((prediction >= 0.5) == (target == 1))[known].mean())
     for k, name in enumerate("abc"):
-        entry = scores["by_class"][name]
-        assert entry["base_rate"] == pytest.approx(np.nanmean(target[:, k]))
-        assert entry["unknown"] == (~known[:, k]).sum()
-        assert entry["auroc"]["value"] == pytest.approx(sk.roc_auc_score(target[known[:, k], k], prediction[known[:, k], k]))
+        entry = scores.by_class[name]
+        assert entry.base_rate == pytest.approx(np.nanmean(target[:, k]))
+        assert entry.unknown == (~known[:, k]).sum()
+        assert entry.auroc.value == pytest.approx(sk.roc_auc_score(target[known[:, k], k], prediction[known[:, k], k]))
     lengths = rng.integers(1, 200, 300)
     assert np.isfinite(length_baseline("multilabel", lengths, target, lengths)).all()
     first, second = (Predictions(np.arange(300), target, p, np.arange(300)) for p in (prediction, 1 - prediction))
-    assert compare("multilabel", first, second, class_names=("a", "b", "c"), bootstrap=50)["metrics"]["auprc"]["difference"] > 0
+    assert compare("multilabel", first, second, class_names=("a", "b", "c"), bootstrap=50).metrics["auprc"].difference > 0
 
 
 def test_classes_one_by_one():
@@ -141,15 +141,15 @@ def test_classes_one_by_one():
     scores = score("classification", y, p, g, class_names=NAMES, bootstrap=50)
     precision, recall, f1, support = sk.precision_recall_fscore_support(y, p.argmax(1))
     for k, name in enumerate(NAMES):
-        entry = scores["by_class"][name]
-        assert entry["support"] == support[k]
-        assert entry["base_rate"] == pytest.approx((y == k).mean())
-        assert entry["subjects"] == len(set(g[y == k]))
-        assert entry["precision"]["value"] == pytest.approx(precision[k], abs=1e-12)
-        assert entry["recall"]["value"] == pytest.approx(recall[k], abs=1e-12)
-        assert entry["f1"]["value"] == pytest.approx(f1[k], abs=1e-12)
-        assert entry["auroc"]["value"] == pytest.approx(auroc_by_pairs(p[:, k], y == k), abs=1e-12)
-    assert scores["confusion"] == sk.confusion_matrix(y, p.argmax(1)).tolist()
+        entry = scores.by_class[name]
+        assert entry.support == support[k]
+        assert entry.base_rate == pytest.approx((y == k).mean())
+        assert entry.subjects == len(set(g[y == k]))
+        assert entry.precision.value == pytest.approx(precision[k], abs=1e-12)
+        assert entry.recall.value == pytest.approx(recall[k], abs=1e-12)
+        assert entry.f1.value == pytest.approx(f1[k], abs=1e-12)
+        assert entry.auroc.value == pytest.approx(auroc_by_pairs(p[:, k], y == k), abs=1e-12)
+    assert scores.confusion == sk.confusion_matrix(y, p.argmax(1)).tolist()
 
 
 # --- bootstrap ----------------------------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_draws_are_of_subjects_and_reproducible():
     counts = draw_counts(range(400), 9, seed=5)
     assert (counts.sum(1) == 9).all()
     assert counts.mean() == pytest.approx(1.0)
-    assert np.array_equal(counts[100:110], draw_counts(range(100, 110), 9, seed=5))  # whatever is asked for together
+    assert np.array_equal(counts[100:110], draw_counts(range(100, 110), 9, seed=5))  # whatever else is drawn
     assert not np.array_equal(counts, draw_counts(range(400), 9, seed=6))
 
 
@@ -191,13 +191,13 @@ def test_standard_error_of_a_mean_is_the_analytic_one():
     t = np.zeros(400)
     x = np.abs(np.repeat(subject, 10)) + 0.01 * rng.random(400)
     g = np.repeat(np.arange(40), 10)
-    m = score("regression", t, x, g, bootstrap=2000)["metrics"]["mae"]
+    m = score("regression", t, x, g, bootstrap=2000).metrics["mae"]
     means = x.reshape(40, 10).mean(1)
-    assert m["se"] == pytest.approx(means.std() / np.sqrt(40), rel=0.06)
+    assert m.se == pytest.approx(means.std() / np.sqrt(40), rel=0.06)
     by_window = score("regression", t, x, g, bootstrap=500, by="window")
-    assert by_window["metrics"]["mae"]["se"] < 0.5 * m["se"]  # ten windows of one subject are not ten observations
-    assert by_window["resampling"]["by"] == "window"
-    assert "windows, not subjects" in by_window["remarks"][0]
+    assert by_window.metrics["mae"].se < 0.5 * m.se  # ten windows of one subject are not ten observations
+    assert by_window.resampling.by == "window"
+    assert "windows, not subjects" in by_window.remarks[0]
 
 
 @pytest.mark.parametrize("by", ["subject", "window"])
@@ -207,16 +207,16 @@ def test_order_of_rows_is_immaterial(by):
     first = score("classification", y, p, subjects, class_names=NAMES[:4], train_target=y, bootstrap=60, by=by)
     order = np.random.default_rng(1).permutation(len(y))
     again = score("classification", y[order], p[order], subjects[order], class_names=NAMES[:4], train_target=y, bootstrap=60, by=by)
-    assert json.dumps(first) == json.dumps(again)  # not one digit differs
+    assert first.model_dump_json() == again.model_dump_json()  # not one digit differs
 
 
 def test_twenty_thousand_rows_take_a_second():
     y, p, g = cohort(0, n=20_000, k=2, subjects=200)
     start = time.process_time()
-    m = score("classification", y, p, g, class_names=("no", "yes"), bootstrap=1000)["metrics"]["auroc"]
+    m = score("classification", y, p, g, class_names=("no", "yes"), bootstrap=1000).metrics["auroc"]
     assert time.process_time() - start < 10
-    assert m["lo"] < m["value"] < m["hi"]
-    assert m["n_defined"] == 1000
+    assert m.lo < m.value < m.hi
+    assert m.n_defined == 1000
 
 
 @pytest.mark.slow
@@ -229,22 +229,22 @@ def test_intervals_cover():
         s = rng.normal(size=200) + positive * np.sqrt(2) * 0.6744897501960817  # the normal quantile of 0.75
         p = 1 / (1 + np.exp(-s))
         m = score("classification", positive.astype(int), np.stack([1 - p, p], 1), np.arange(200), class_names=("no", "yes"), bootstrap=250)
-        inside += m["metrics"]["auroc"]["lo"] <= 0.75 <= m["metrics"]["auroc"]["hi"]
+        inside += m.metrics["auroc"].lo <= 0.75 <= m.metrics["auroc"].hi
     assert 0.92 <= inside / 400 <= 0.97
 
 
 # --- undefined ----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_an_absent_class_is_left_out_and_said():
+def test_an_absent_class_is_excluded_with_a_remark():
     y, p, g = cohort(2, k=4)
     y[y == 3] = 2
     scores = score("classification", y, p, g, class_names=NAMES[:4], bootstrap=40)
-    assert scores["metrics"]["auroc"]["classes"] == {"defined": 3, "of": 4}
-    assert scores["by_class"]["N3"]["auroc"]["value"] is None
-    assert scores["by_class"]["N3"]["recall"]["undefined_reason"] == "no row is of class N3"
-    assert scores["metrics"]["balanced_accuracy"]["value"] == pytest.approx(np.mean([(p[y == c].argmax(1) == c).mean() for c in range(3)]))
-    assert any("N3" in n for n in scores["remarks"])
+    assert scores.metrics["auroc"].classes == ClassCounts(defined=3, of=4)
+    assert scores.by_class["N3"].auroc.value is None
+    assert scores.by_class["N3"].recall.undefined_reason == "no row is of class N3"
+    assert scores.metrics["balanced_accuracy"].value == pytest.approx(np.mean([(p[y == c].argmax(1) == c).mean() for c in range(3)]))
+    assert any("N3" in n for n in scores.remarks)
 
 
 @pytest.mark.parametrize("only", [0, 1])
@@ -253,12 +253,12 @@ def test_a_single_class_defines_accuracy_alone(only):
     _, p, g = cohort(5, k=2)
     scores = score("classification", np.full(200, only), p, g, class_names=("no", "yes"), bootstrap=20)
     for name in ("auroc", "auprc", "balanced_accuracy", "macro_f1", "kappa"):
-        m = scores["metrics"][name]
-        assert (m["value"], m["se"], m["lo"], m["hi"], m["n_defined"]) == (None, None, None, None, 0), name
-        assert "one class only" in m["undefined_reason"]
-    assert scores["metrics"]["accuracy"]["lo"] is not None
+        m = scores.metrics[name]
+        assert (m.value, m.se, m.lo, m.hi, m.n_defined) == (None, None, None, None, 0), name
+        assert "of one class (" in m.undefined_reason
+    assert scores.metrics["accuracy"].lo is not None
     labels = score("multilabel", np.full((200, 1), only), p[:, :1], g, class_names=("CHF",), bootstrap=20)
-    assert labels["metrics"]["auprc"]["value"] is None
+    assert labels.metrics["auprc"].value is None
 
 
 def test_few_positives_give_a_value_without_an_interval():
@@ -268,11 +268,11 @@ def test_few_positives_give_a_value_without_an_interval():
         y[:positives] = 1
         p = rng.random(40)
         scores = score("classification", y, np.stack([1 - p, p], 1), np.arange(40), class_names=("no", "yes"), bootstrap=50)
-        m = scores["metrics"]["auroc"]
-        assert m["value"] == pytest.approx(auroc_by_pairs(p, y == 1))
-        assert (m["lo"], m["hi"], m["se"]) == (None, None, None)
-        assert f"{positives} row" in m["undefined_reason"]
-        assert scores["metrics"]["accuracy"]["lo"] is not None
+        m = scores.metrics["auroc"]
+        assert m.value == pytest.approx(auroc_by_pairs(p, y == 1))
+        assert (m.lo, m.hi, m.se) == (None, None, None)
+        assert f"{positives} row" in m.undefined_reason
+        assert scores.metrics["accuracy"].lo is not None
 
 
 def test_replicates_that_lack_a_class_are_dropped_and_counted():
@@ -280,37 +280,39 @@ def test_replicates_that_lack_a_class_are_dropped_and_counted():
     g = np.repeat(np.arange(10), 20)
     y = (g == 0).astype(int)
     p = np.random.default_rng(0).random(200)
-    m = score("classification", y, np.stack([1 - p, p], 1), g, class_names=("no", "yes"), bootstrap=1000)["metrics"]["auroc"]
-    assert m["n_defined"] / 1000 == pytest.approx(1 - 0.9**10, abs=0.04)
-    assert m["lo"] is None
-    assert "replicates" in m["undefined_reason"]
+    m = score("classification", y, np.stack([1 - p, p], 1), g, class_names=("no", "yes"), bootstrap=1000).metrics["auroc"]
+    assert m.n_defined / 1000 == pytest.approx(1 - 0.9**10, abs=0.04)
+    assert m.lo is None
+    assert "replicates" in m.undefined_reason
 
 
 @pytest.mark.parametrize(("subjects", "words"), [(1, "one subject"), (4, "4 subjects")])
 def test_too_few_subjects_give_no_interval(subjects, words):
     y, p, g = cohort(1, k=3)
     scores = score("classification", y, p, g % subjects, class_names=NAMES[:3], bootstrap=30)
-    for m in scores["metrics"].values():
-        assert m["value"] is not None
-        assert m["lo"] is None
-        assert words in m["undefined_reason"]
-    assert any(words in n for n in scores["remarks"])
+    for m in scores.metrics.values():
+        assert m.value is not None
+        assert m.lo is None
+        assert words in m.undefined_reason
+    assert any(words in n for n in scores.remarks)
 
 
 def test_an_empty_split_is_null_with_the_reason():
     scores = score("classification", [], np.empty((0, 3)), [], class_names=NAMES[:3])
-    assert all(m["value"] is None and "no rows" in m["undefined_reason"] for m in scores["metrics"].values())
-    assert scores["n"] == 0
-    json.dumps(scores, allow_nan=False)
+    assert all(m.value is None and "no rows" in m.undefined_reason for m in scores.metrics.values())
+    assert scores.n == 0
+    json.dumps(scores.model_dump(), allow_nan=False)
 
 
-def test_one_person_a_class_is_called_out():
+def test_one_subject_per_class_gives_a_remark():
     g = np.repeat([0, 1, 2], 30)
     p = softmax(np.random.default_rng(0).normal(size=(90, 3)))
-    assert any("Each class is one subject" in n for n in score("classification", g, p, g, class_names=NAMES[:3], bootstrap=0)["remarks"])
+    assert any(
+        "Each class comes from one subject" in n for n in score("classification", g, p, g, class_names=NAMES[:3], bootstrap=0).remarks
+    )
 
 
-def test_scores_that_are_not_numbers_are_refused_and_counted():
+def test_non_finite_scores_are_refused_and_counted():
     y, p, g = cohort(1, k=3)
     p[[4, 9], 1] = np.nan
     with pytest.raises(UserError) as caught:
@@ -321,7 +323,7 @@ def test_scores_that_are_not_numbers_are_refused_and_counted():
         score("regression", np.ones(5), np.array([1, 2, np.inf, 1, 1]), np.arange(5))
 
 
-def test_logits_in_the_place_of_probabilities_are_refused():
+def test_logits_instead_of_probabilities_are_refused():
     y, _, g = cohort(1, k=3)
     with pytest.raises(ValueError, match="probabilities"):
         score("classification", y, np.random.default_rng(0).normal(size=(200, 3)), g, class_names=NAMES[:3])
@@ -332,7 +334,7 @@ def test_logits_in_the_place_of_probabilities_are_refused():
 
 def test_every_number_is_json_without_nan():
     y, p, g = cohort(2, k=3)
-    json.dumps(score("classification", y, p, g, class_names=NAMES[:3], train_target=y, bootstrap=20), allow_nan=False)
+    json.dumps(score("classification", y, p, g, class_names=NAMES[:3], train_target=y, bootstrap=20).model_dump(), allow_nan=False)
 
 
 # --- baselines ----------------------------------------------------------------------------------------------------------------------------
@@ -342,35 +344,35 @@ def test_baselines_come_from_the_training_targets():
     y, p, g = cohort(4, k=3)
     train = np.array([2] * 60 + [0] * 30 + [1] * 10)
     scores = score("classification", y, p, g, class_names=NAMES[:3], train_target=train, bootstrap=100)
-    majority, prior = scores["baselines"]["majority"], scores["baselines"]["prior"]
-    assert majority["accuracy"]["value"] == pytest.approx((y == 2).mean())
-    assert majority["balanced_accuracy"]["value"] == pytest.approx(1 / 3)
-    assert majority["kappa"]["value"] == pytest.approx(0)
-    assert majority["auroc"]["value"] == pytest.approx(0.5)
+    majority, prior = (scores.baselines[name].metrics for name in ("majority", "prior"))
+    assert majority["accuracy"].value == pytest.approx((y == 2).mean())
+    assert majority["balanced_accuracy"].value == pytest.approx(1 / 3)
+    assert majority["kappa"].value == pytest.approx(0)
+    assert majority["auroc"].value == pytest.approx(0.5)
     rates = np.array([0.3, 0.1, 0.6])
-    assert prior["accuracy"]["value"] == pytest.approx(rates[y].mean())  # expected value of guessing
-    gain = majority["accuracy"]["difference"]
-    assert gain["difference"] == pytest.approx(scores["metrics"]["accuracy"]["value"] - (y == 2).mean())
-    assert gain["lo"] < gain["difference"] < gain["hi"]
-    assert gain["share_above_zero"] + gain["share_below_zero"] == pytest.approx(1.0)
-    assert score("classification", y, p, g, class_names=NAMES[:3], bootstrap=0)["baselines"] == {}
+    assert prior["accuracy"].value == pytest.approx(rates[y].mean())  # expected value of guessing
+    gain = majority["accuracy"].difference
+    assert gain.difference == pytest.approx(scores.metrics["accuracy"].value - (y == 2).mean())
+    assert gain.lo < gain.difference < gain.hi
+    assert gain.share_above_zero + gain.share_below_zero == pytest.approx(1.0)
+    assert score("classification", y, p, g, class_names=NAMES[:3], bootstrap=0).baselines == {}
 
 
 def test_baselines_of_labels_and_values():
     rng = np.random.default_rng(0)
     y, p, g = (rng.random((100, 2)) < [0.2, 0.6]).astype(int), rng.random((100, 2)), np.arange(100)
-    labels = score("multilabel", y, p, g, class_names=("CHF", "DM"), train_target=y, bootstrap=0)["baselines"]
-    assert labels["prior"]["auprc"]["value"] == pytest.approx(y.mean())  # base rates
-    assert labels["prior"]["auroc"]["value"] == pytest.approx(0.5)
+    labels = score("multilabel", y, p, g, class_names=("CHF", "DM"), train_target=y, bootstrap=0).baselines
+    assert labels["prior"].metrics["auprc"].value == pytest.approx(y.mean())  # base rates
+    assert labels["prior"].metrics["auroc"].value == pytest.approx(0.5)
     for k, name in enumerate(("CHF", "DM")):
-        assert labels["prior"]["by_class"][name]["auprc"]["value"] == pytest.approx(y[:, k].mean())
+        assert labels["prior"].by_class[name]["auprc"].value == pytest.approx(y[:, k].mean())
     t = rng.normal(size=100)
-    numbers = score("regression", t, np.zeros(100), g, train_target=np.array([1.0, 1.0, 4.0]), bootstrap=0)["baselines"]
-    assert numbers["mean"]["mae"]["value"] == pytest.approx(np.abs(t - 2).mean())
-    assert numbers["median"]["rmse"]["value"] == pytest.approx(np.sqrt(((t - 1) ** 2).mean()))
+    numbers = score("regression", t, np.zeros(100), g, train_target=np.array([1.0, 1.0, 4.0]), bootstrap=0).baselines
+    assert numbers["mean"].metrics["mae"].value == pytest.approx(np.abs(t - 2).mean())
+    assert numbers["median"].metrics["rmse"].value == pytest.approx(np.sqrt(((t - 1) ** 2).mean()))
 
 
-def test_length_alone_finds_what_length_gives_away():
+def test_length_baseline_predicts_labels_that_depend_on_length():
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 400)
     length = rng.poisson(20 + 30 * y) + 1
@@ -378,8 +380,8 @@ def test_length_alone_finds_what_length_gives_away():
     extra = {"length_only": p}
     flat, names = np.full((200, 2), 0.5), ("no", "yes")
     scores = score("classification", y[200:], flat, np.arange(200), class_names=names, baselines=extra, bootstrap=30)
-    assert scores["baselines"]["length_only"]["auroc"]["value"] > 0.95
-    assert scores["baselines"]["length_only"]["auroc"]["difference"]["hi"] < 0
+    assert scores.baselines["length_only"].metrics["auroc"].value > 0.95
+    assert scores.baselines["length_only"].metrics["auroc"].difference.hi < 0
     both = length_baseline("multilabel", length[:200], np.stack([y[:200], np.ones(200, int)], 1), length[200:])
     assert both.shape == (200, 2)
     assert (both[:, 1] == 1).all()
@@ -399,15 +401,15 @@ def pair(seed=0, k=3):
 def test_pairs_share_their_draws():
     first, second = pair()
     result = compare("classification", first, second, class_names=NAMES[:3], bootstrap=200)
-    d = result["metrics"]["accuracy"]
-    assert d["difference"] == pytest.approx(d["first"] - d["second"])
-    a = score("classification", *first[1:], class_names=NAMES[:3], bootstrap=200, rows=first.rows)["metrics"]["accuracy"]
-    b = score("classification", *second[1:], class_names=NAMES[:3], bootstrap=200, rows=second.rows)["metrics"]["accuracy"]
-    assert d["se"] < np.hypot(a["se"], b["se"])  # what both have in common cancels
-    back = compare("classification", second, first, class_names=NAMES[:3], bootstrap=200)["metrics"]["accuracy"]
-    assert (back["difference"], back["se"], back["share_above_zero"]) == pytest.approx((-d["difference"], d["se"], d["share_below_zero"]))
-    same = compare("classification", first, first, class_names=NAMES[:3], bootstrap=50)["metrics"]
-    assert all(m["difference"] == m["share_above_zero"] == m["share_below_zero"] == 0 for m in same.values())
+    d = result.metrics["accuracy"]
+    assert d.difference == pytest.approx(d.first - d.second)
+    a = score("classification", *first[1:], class_names=NAMES[:3], bootstrap=200, rows=first.rows).metrics["accuracy"]
+    b = score("classification", *second[1:], class_names=NAMES[:3], bootstrap=200, rows=second.rows).metrics["accuracy"]
+    assert d.se < np.hypot(a.se, b.se)  # what both have in common cancels
+    back = compare("classification", second, first, class_names=NAMES[:3], bootstrap=200).metrics["accuracy"]
+    assert (back.difference, back.se, back.share_above_zero) == pytest.approx((-d.difference, d.se, d.share_below_zero))
+    same = compare("classification", first, first, class_names=NAMES[:3], bootstrap=50).metrics
+    assert all(m.difference == m.share_above_zero == m.share_below_zero == 0 for m in same.values())
 
 
 def test_pairing_aligns_rows_and_refuses_others():
@@ -440,43 +442,43 @@ def test_two_files_of_predictions():
         }
         frames.append({**columns, "target": p.target, **{f"p_{n}": p.prediction[:, k] for k, n in enumerate(NAMES[:3])}})
     got = compare_frames("classification", *frames, NAMES[:3], bootstrap=30)
-    assert got["kappa"]["difference"] == compare("classification", first, second, class_names=NAMES[:3])["metrics"]["kappa"]["difference"]
+    assert got["kappa"].difference == compare("classification", first, second, class_names=NAMES[:3]).metrics["kappa"].difference
     with pytest.raises(UserError):
         compare_frames("classification", frames[0], {**frames[1], "start": second.rows * 20}, NAMES[:3])
 
 
-def test_nothing_to_pair():
+def test_pairing_without_rows_is_null_with_the_reason():
     nothing = Predictions(np.empty(0), np.empty(0), np.empty((0, 3)), np.empty(0))
-    m = compare("classification", nothing, nothing, class_names=NAMES[:3])["metrics"]["auroc"]
-    assert m["difference"] is None
-    assert "no rows" in m["undefined_reason"]
+    m = compare("classification", nothing, nothing, class_names=NAMES[:3]).metrics["auroc"]
+    assert m.difference is None
+    assert "no rows" in m.undefined_reason
 
 
-def test_headline_shows_the_run_beside_its_baselines():
+def test_score_figure_shows_the_run_and_its_baselines():
     y, p, g = cohort(4, k=3)
     scores = score("classification", y, p, g, class_names=NAMES[:3], train_target=y, bootstrap=50)
     figure = score_figure(scores)
     assert figure.data["names"] == ["this run", "majority", "prior"]
-    assert figure.data["values"][0] == scores["metrics"]["accuracy"]["value"]
-    assert "50 resamples of subjects" in figure.caption
+    assert figure.data["values"][0] == scores.metrics["accuracy"].value
+    assert "50 bootstrap resamples of subjects" in figure.caption
     assert score_figure(score("classification", [], np.empty((0, 3)), [], class_names=NAMES[:3])) is None
 
 
-def test_nothing_here_warns():
+def test_undefined_metrics_give_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         y, p, g = cohort(0, n=30, k=5)
         p[:, 4] = 0
         p /= p.sum(1, keepdims=True)
         scores = score("classification", y, p, g, class_names=NAMES, train_target=y, bootstrap=100)
-    never = scores["by_class"]["R"]["precision"]
-    assert never["value"] is None
-    assert "never predicted" in never["undefined_reason"]
+    never = scores.by_class["R"].precision
+    assert never.value is None
+    assert "never predicted" in never.undefined_reason
 
 
-def test_labels_that_are_known_of_no_row_are_undefined_not_an_error():
+def test_labels_known_in_no_row_are_undefined():
     found = score("multilabel", np.full((6, 2), np.nan), np.full((6, 2), 0.4), np.arange(6), class_names=("a", "b"), bootstrap=20)
-    assert all(metric["value"] is None and metric["undefined_reason"] for metric in found["metrics"].values())
+    assert all(metric.value is None and metric.undefined_reason for metric in found.metrics.values())
 
 
 @pytest.mark.parametrize(("record", "name"), [(Scores, "scores.json"), (Summary, "summary.json")])

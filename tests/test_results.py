@@ -18,6 +18,7 @@ from bitimely_core.evaluate import baselines
 from bitimely_core.evaluate.result_table import ScoreColumn, _pool_seeds, assign_rows
 from bitimely_core.report.model_card import write_card
 from bitimely_core.report.recipe_results import format_cell, format_paper, write_results
+from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue, RunRecord, Scores
 from bitimely_core.workflows.prepare import windows_opener
 
 HOSTILE = "<b>&|_$x^2$ \\input{/etc/passwd} `code` =1+1"
@@ -105,7 +106,7 @@ def planted(
         "device": "cpu",
     }
     body |= {"final": {"step": 20, "loss": 1.0, "rel": 0.5, "validation": None}}
-    told = {
+    stored = {
         "format_version": 1,
         "run": name,
         "data": data,
@@ -114,9 +115,9 @@ def planted(
         "subjects_shared_with_training": 0,
         "notices": [],
     }
-    told["settings"] = {"bootstrap": bootstrap, "by": "subject", "seed": 0}
+    stored["settings"] = {"bootstrap": bootstrap, "by": "subject", "seed": 0}
     storage.write_json(folder / "run.json", body)
-    storage.write_json(folder / "scores.json", {**told, **scores})
+    storage.write_json(folder / "scores.json", {**stored, **scores.model_dump()})
     evaluate.predictions_frame(index, task, names, target, prediction).write_parquet(folder / "predictions.parquet")
     for step in (1, 10, 20):
         storage.append_line(
@@ -162,15 +163,16 @@ def test_a_corrected_interval_excludes_zero_exactly_where_holm_rejects():
         differences = []
         for _ in range(6):
             difference, se, df = rng.normal() * 0.1, 0.03 + 0.05 * rng.random(), 9.0
-            differences.append({"difference": difference, "total_se": se, "df": df, "p": 2 * stats.t.sf(abs(difference) / se, df)})
-        p = np.array([d["p"] for d in differences])
+            p = 2 * stats.t.sf(abs(difference) / se, df)
+            differences.append(MeanDifference(difference=difference, total_se=se, df=df, p=p))
+        p = np.array([d.p for d in differences])
         order = np.argsort(p)
         adjusted = np.minimum(np.maximum.accumulate(p[order] * np.arange(6, 0, -1)), 1)
         fixed = evaluate.holm_correct(differences)
-        assert np.allclose([fixed[k]["p_holm"] for k in order], adjusted)
+        assert np.allclose([fixed[k].p_holm for k in order], adjusted)
         for d in fixed:
-            assert (evaluate.significance_sign(d) != 0) == (d["p_holm"] <= 0.05)
-            assert evaluate.significance_sign(d) in (0, np.sign(d["difference"]))
+            assert (evaluate.significance_sign(d) != 0) == (d.p_holm <= 0.05)
+            assert evaluate.significance_sign(d) in (0, np.sign(d.difference))
 
 
 def test_ranks_are_those_of_scipy():
@@ -186,10 +188,10 @@ def test_critical_difference_is_that_of_the_published_table(k, q):
     n = 8
     table = np.array([np.random.default_rng(i).permutation(k) + 1.0 for i in range(n)])
     found = evaluate.nemenyi(table)
-    assert found["critical"] == pytest.approx(q * np.sqrt(k * (k + 1) / (6 * n)), abs=1e-3)
-    assert np.allclose(found["mean_ranks"], table.mean(0))
+    assert found.critical == pytest.approx(q * np.sqrt(k * (k + 1) / (6 * n)), abs=1e-3)
+    assert np.allclose(found.mean_ranks, table.mean(0))
     if k > 2:
-        assert found["friedman_p"] == pytest.approx(stats.friedmanchisquare(*table.T).pvalue)
+        assert found.friedman_p == pytest.approx(stats.friedmanchisquare(*table.T).pvalue)
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
@@ -198,13 +200,13 @@ def test_one_seed_is_what_compare_says(tmp_path, task):
         planted(tmp_path, name, "d", row=name, task=task, skill=0.4 if name == "a" else 0.7)
     read = {name: pl.read_parquet(tmp_path / "runs" / name / "predictions.parquet") for name in "ab"}
     classes = evaluate.list_classes(read["a"])
-    said = evaluate.compare_frames(task, read["b"], read["a"], classes, bootstrap=200)[evaluate.MAIN[task]]
+    pair = evaluate.compare_frames(task, read["b"], read["a"], classes, bootstrap=200)[evaluate.MAIN[task]]
     both = {name: evaluate.parse_predictions(task, frame, classes) for name, frame in read.items()}
     found = evaluate.paired_difference(evaluate.draw_replicates(task, both, class_names=classes, bootstrap=200), ["b"], ["a"])
     for key in ("difference", "se", "lo", "hi", "share_above_zero"):
-        assert found[key] == pytest.approx(said[key], abs=1e-12), key
-    assert found["p"] == pytest.approx(2 * stats.t.sf(abs(said["difference"]) / (said["se"] * np.sqrt(12 / 11)), 11))
-    assert found["df"] == pytest.approx(11)
+        assert getattr(found, key) == pytest.approx(getattr(pair, key), abs=1e-12), key
+    assert found.p == pytest.approx(2 * stats.t.sf(abs(pair.difference) / (pair.se * np.sqrt(12 / 11)), 11))
+    assert found.df == pytest.approx(11)
 
 
 def test_a_label_alone_is_that_of_the_scores(tmp_path):
@@ -216,21 +218,21 @@ def test_a_label_alone_is_that_of_the_scores(tmp_path):
         evaluate.draw_replicates("multilabel", {"a": p}, class_names=["CHF", "COPD"], label="COPD", bootstrap=200), ["a"]
     )
     for key in ("value", "se", "lo", "hi"):
-        assert found[key] == pytest.approx(scores["by_class"]["COPD"]["auprc"][key], abs=1e-12)
+        assert getattr(found, key) == pytest.approx(scores["by_class"]["COPD"]["auprc"][key], abs=1e-12)
 
 
 def test_seeds_add_their_spread():
     draws = {name: np.linspace(0.4, 0.6, 101) + shift for name, shift in (("a0", 0.0), ("a1", 0.2), ("b0", 0.0), ("b1", 0.0))}
     found = evaluate.Replicates({"a0": 0.5, "a1": 0.7, "b0": 0.5, "b1": 0.5}, draws, 10, 10, None, None)
-    said = evaluate.paired_difference(found, ["a0", "a1"], ["b0", "b1"], (0.03**2, 4.0))
-    assert said["difference"] == pytest.approx(0.1)
-    assert said["se"] == pytest.approx(0.0, abs=1e-12)  # subjects move both alike
-    assert said["total_se"] == pytest.approx(0.03)
-    assert said["df"] == pytest.approx(4.0)
+    mean = evaluate.paired_difference(found, ["a0", "a1"], ["b0", "b1"], (0.03**2, 4.0))
+    assert mean.difference == pytest.approx(0.1)
+    assert mean.se == pytest.approx(0.0, abs=1e-12)  # subjects move both alike
+    assert mean.total_se == pytest.approx(0.03)
+    assert mean.df == pytest.approx(4.0)
     assert _pool_seeds([[1.0, 3.0], [2.0], [0.0, 1.0, 2.0]]) == (pytest.approx((2.0 + 2.0) / 3), 3.0)
     assert _pool_seeds([[1.0], [2.0]]) == (0.0, 0.0)
     same = evaluate.paired_difference(found, ["b0"], ["b1"])
-    assert (same["difference"], same["p"]) == (0.0, 1.0)
+    assert (same.difference, same.p) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(("subjects", "seeds"), [(8, 1), (20, 3)])
@@ -249,7 +251,7 @@ def test_a_page_of_equal_rows_seldom_claims_a_difference(subjects, seeds):
         variance, df = _pool_seeds([[found.values[run] for run in row] for row in rows])
         differences = [evaluate.paired_difference(found, row, rows[0], (variance * 2 / seeds, df)) for row in rows[1:]]
         wrong += any(evaluate.significance_sign(d) for d in evaluate.holm_correct(differences))
-        uncorrected += any(d["lo"] > 0 or d["hi"] < 0 for d in differences)
+        uncorrected += any(d.lo > 0 or d.hi < 0 for d in differences)
     assert wrong / 300 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
     assert uncorrected / 300 > 0.25
 
@@ -272,18 +274,20 @@ def test_cells_are_means_over_seeds_and_the_reference_is_compared(tmp_path):
     assert cell["seed_se"] == pytest.approx(np.std(values, ddof=1) / np.sqrt(2))
     assert cell["lo"] < cell["value"] < cell["hi"]
     assert set(done["differences"]) == {"weak", "twin"}
-    assert evaluate.significance_sign(done["differences"]["weak"]["one"]) == -1
+    assert evaluate.significance_sign(CorrectedDifference(**done["differences"]["weak"]["one"])) == -1
     assert "Ours is better than weak on one" in done["verdict"]
     assert done["verdict"].startswith("12 of 12 cells were run.")
-    assert ("twin" in done["verdict"]) == any(evaluate.significance_sign(d) for d in done["differences"]["twin"].values())
+    assert ("twin" in done["verdict"]) == any(
+        evaluate.significance_sign(CorrectedDifference(**d)) for d in done["differences"]["twin"].values()
+    )
     said = Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
     for words in (
         "90.4 (2.5)",
-        "Spread over seeds",
+        "Variation between seeds",
         "Mean ranks and their critical difference",
         "Nemenyi",
         "Cost",
-        "corrected after Holm",
+        "Holm correction",
         "leak-free",
     ):
         assert words in said, words
@@ -333,7 +337,7 @@ def test_missing_cells_leave_a_readable_table(tmp_path):
 def test_a_second_run_in_a_cell_is_named(tmp_path):
     entries = [planted(tmp_path, "a", "one", row="m"), planted(tmp_path, "b", "one", row="m")]
     done = made(tmp_path, entries)
-    assert done["missing"] == [{"row": "m", "column": "one", "seed": 0, "state": "not run", "detail": "another run stands here, not b"}]
+    assert done["missing"] == [{"row": "m", "column": "one", "seed": 0, "state": "not run", "detail": "another run is in this cell, not b"}]
     assert done["verdict"].startswith("1 of 2 cells")
 
 
@@ -348,7 +352,7 @@ def test_too_few_subjects_say_so(tmp_path):
     entries = [planted(tmp_path, row, "one", row=row, subjects=3, per=30) for row in "ab"]
     done = made(tmp_path, entries)
     assert "(n < 5)" in (tmp_path / "out/results.md").read_text("utf-8")
-    assert "1 of 1 have too few subjects" in done["verdict"]
+    assert "No CI in 1 of 1 comparisons: too few subjects" in done["verdict"]
     assert done["differences"]["b"]["one"]["corrected_lo"] is None
     assert "3 test subjects" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
 
@@ -361,7 +365,7 @@ def test_labels_get_columns(tmp_path):
     assert done["cells"]["a"]["pophr:CHF"]["value"] == pytest.approx(scores["by_class"]["CHF"]["auprc"]["value"])
     assert done["cells"]["a"]["pophr:auroc"]["value"] == pytest.approx(scores["metrics"]["auroc"]["value"])
     assert set(made(tmp_path, entries)["cells"]["a"]) == {"pophr:CHF", "pophr:COPD"}
-    assert "base rate" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
+    assert "prevalence" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
 
 
 def test_lower_errors_are_better(tmp_path):
@@ -376,7 +380,7 @@ def test_runs_on_other_windows_are_not_compared(tmp_path):
     entries = [planted(tmp_path, "a", "one", row="a"), planted(tmp_path, "b", "one", row="b", per=9)]
     done = made(tmp_path, entries)
     assert done["differences"] == {}
-    assert "other windows" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
+    assert "evaluated on different windows" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
 
 
 def test_foreign_text_stays_text(tmp_path):
@@ -456,19 +460,18 @@ def test_kernels_tell_frequencies_that_moments_do_not():
 def test_baselines_on_tokens_never_read_test_labels_and_are_kept(tmp_path, monkeypatch):
     """On the synthetic cohort: better than the majority, the same with test labels shuffled, not computed twice."""
     from bitimely_core.config import DataConfig
-    from bitimely_core.workflows import train
+    from bitimely_core.run import describe_data
     from bitimely_core.workflows.prepare import prepare_windows
 
     windows = prepare_windows("synthetic/staging", tmp_path, DataConfig(rate=20))
     planted(tmp_path, "a", windows.name)
-    body = json.loads((tmp_path / "runs/a/run.json").read_bytes())
-    scores = json.loads((tmp_path / "runs/a/scores.json").read_bytes())
-    body["data"] = [train.describe_data(windows)]
+    record = RunRecord.load(tmp_path / "runs/a/run.json").model_copy(update={"data": (describe_data(windows),)})
+    scores = Scores.load(tmp_path / "runs/a/scores.json")
     for kind in baselines.DESCRIPTIONS:
-        found = baselines.fit_baseline(kind, body, scores, keep=tmp_path / "kept", open_windows=windows_opener(tmp_path))
+        found = baselines.fit_baseline(kind, record, scores, keep=tmp_path / "kept", open_windows=windows_opener(tmp_path))
         assert not isinstance(found, str)
-        said, frame = found
-        assert said["metrics"]["accuracy"]["value"] > 0.6
+        fitted, frame = found
+        assert fitted.metrics["accuracy"].value > 0.6
         assert evaluate.list_classes(frame) == list(windows.class_names)
 
         def shuffled(name):
@@ -476,10 +479,10 @@ def test_baselines_on_tokens_never_read_test_labels_and_are_kept(tmp_path, monke
             test = (made.whole_index["split"] == "test").to_numpy()
             return dataclasses.replace(made, target=np.where(test, 0, made.target))
 
-        again = baselines.fit_baseline(kind, body, scores, keep=tmp_path / "other", open_windows=shuffled)[1]
+        again = baselines.fit_baseline(kind, record, scores, keep=tmp_path / "other", open_windows=shuffled)[1]
         assert np.allclose(again.select(pl.col("^p_.*$")).to_numpy(), frame.select(pl.col("^p_.*$")).to_numpy())
         monkeypatch.setitem(baselines.PREDICTORS, kind, lambda *a: pytest.fail("computed again"))
-        assert baselines.fit_baseline(kind, body, scores, keep=tmp_path / "kept", open_windows=windows_opener(tmp_path))[0] == said
+        assert baselines.fit_baseline(kind, record, scores, keep=tmp_path / "kept", open_windows=windows_opener(tmp_path))[0] == fitted
         monkeypatch.undo()
 
 
@@ -505,8 +508,8 @@ def test_comparison_of_runs_counts_wins_and_ranks(tmp_path):
         ["W", "N1", "N2"],
         bootstrap=200,
     )["accuracy"]
-    said = done["summary"]["differences"]["one"]["fair"]
-    assert (said["difference"], said["lo"], said["hi"]) == pytest.approx((one["difference"], one["lo"], one["hi"]))
+    shown = done["summary"]["differences"]["one"]["fair"]
+    assert (shown["difference"], shown["lo"], shown["hi"]) == pytest.approx((one.difference, one.lo, one.hi))
 
 
 def test_many_runs_have_a_page_with_a_short_name(tmp_path):
@@ -558,8 +561,8 @@ def test_a_card_says_scores_leakage_licence_and_no_person(tmp_path):
 
 def test_digits_are_the_papers():
     percent, error = ScoreColumn("a", "a", "accuracy"), ScoreColumn("b", "b", "mae")
-    assert format_cell({"value": 0.9041, "se": 0.0251}, percent) == "90.4 (2.5)"
-    assert format_cell({"value": 2.8149, "se": 0.119}, error) == "2.81 (0.12)"
-    assert format_cell({"value": 0.5, "se": None}, percent) == "50.0 (no s.e.)"
+    assert format_cell(MetricValue(value=0.9041, se=0.0251), percent) == "90.4 (2.5)"
+    assert format_cell(MetricValue(value=2.8149, se=0.119), error) == "2.81 (0.12)"
+    assert format_cell(MetricValue(value=0.5), percent) == "50.0 (no s.e.)"
     assert format_cell(None, percent) == "–"
     assert [format_paper(p) for p in ((26.1, 2.5), (2.8, 0.12), (93.0, None), None)] == ["26.1 (2.5)", "2.80 (0.12)", "93.0", "–"]

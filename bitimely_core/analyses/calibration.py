@@ -230,18 +230,16 @@ def calibration(
     target = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
     groups = windows.whole_index["subject_id"].to_numpy()[rows["test"]].astype(str)
     train = windows["train"]
-    scores = TaskScores.model_validate(
-        evaluate.score(
-            windows.task,
-            target["test"],
-            prediction["test"],
-            groups,
-            class_names=windows.class_names,
-            train_target=train.targets(None) if len(train) else None,
-            rows=rows["test"],
-            bootstrap=bootstrap,
-            seed=seed,
-        )
+    scores = evaluate.score(
+        windows.task,
+        target["test"],
+        prediction["test"],
+        groups,
+        class_names=windows.class_names,
+        train_target=train.targets(None) if len(train) else None,
+        rows=rows["test"],
+        bootstrap=bootstrap,
+        seed=seed,
     )
     main = str(scores.main)
     units, n_units = number_subjects(groups, seed)

@@ -62,7 +62,7 @@ class TestRows(NamedTuple):
 
     def score(self, prediction: Array, baselines: Mapping[str, Array], train_target: Array | None = None) -> TaskScores:
         """Scores of a prediction, with paired differences to `baselines`."""
-        scores = evaluate.score(
+        return evaluate.score(
             self.windows.task,
             self.target,
             prediction,
@@ -74,7 +74,6 @@ class TestRows(NamedTuple):
             bootstrap=self.bootstrap,
             seed=self.seed,
         )
-        return TaskScores.model_validate(scores)
 
 
 class ProbeScores(NamedTuple):

@@ -1,12 +1,11 @@
-"""Scores that can say "undefined": metrics, bootstrap over subjects, baselines, paired comparison.
+"""Metrics that may be undefined: bootstrap over subjects, baselines, paired comparisons. Records are in `schemas`.
 
-A metric is an object `{value, se, lo, hi, n_defined, undefined_reason}`. `value` is null where the rows cannot define it (a class that is
-absent, one class only), never a silent 0, 1 or NaN. `se`, `lo`, `hi` are the standard deviation and the 2.5 and 97.5 percentiles over
-bootstrap replicates; they are null, with the reason, below the stated minima. `n_defined` counts the replicates in which the metric is
-defined; the others are dropped. Macro means also carry `classes: {defined, of}`.
+The value of a metric is null where the rows cannot define it (an absent class, one class only), never a silent 0, 1 or NaN. `se`, `lo`, `hi`
+are the standard deviation and the 2.5 and 97.5 percentiles over bootstrap replicates; they are null, with the reason, below the stated
+minima. Replicates in which the metric is not defined are dropped. Macro means also count their classes.
 
-The unit of resampling is the subject: a replicate draws as many subjects as there are, with replacement, and every row weighs as often as
-its subject was drawn. So nothing is sorted again or copied: a metric is a function of the weights, evaluated on many replicates at once.
+The unit of resampling is the subject: a replicate draws as many subjects as there are, with replacement, and weights every row by how often
+its subject was drawn. So rows are neither sorted again nor copied: a metric is a function of the weights, evaluated on many replicates at once.
 
 Legend: n rows, U units of resampling (subjects, or rows with by="window"), R replicates, K classes or labels, G groups of equal scores.
 """
@@ -25,7 +24,6 @@ from bitimely_core.evaluate.metrics import (
     NAMES,
     STATISTICS,
     Array,
-    Metric,
     Statistic,
     Unit,
     to_probabilities,
@@ -69,7 +67,6 @@ __all__ = [
     "NAMES",
     "STATISTICS",
     "Array",
-    "Metric",
     "Predictions",
     "Replicates",
     "Statistic",

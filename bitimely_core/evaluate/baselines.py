@@ -1,7 +1,7 @@
-"""What needs no pre-training, on the windows of a run: simple features and random convolution kernels, each with a linear model.
+"""Baselines without pre-training: linear models on simple features and on random convolution kernels.
 
-Both are fitted on the training windows that the run was fine-tuned on, their penalty is chosen on the validation split, and they predict the
-split that the run was scored on; labels of that split are never read here. Kernels follow ROCKET (Dempster et al. 2020) with the weights of
+Both are fitted on the training windows of the fine-tuned run with the penalty chosen on the validation split, and predict the split that the
+run was scored on, whose labels are not read. Kernels follow ROCKET (Dempster et al. 2020) with the weights of
 MiniRocket (Dempster et al. 2021): nine taps of -1, three of them 2, dilated; features are the maximum and the share of values above a bias.
 
 Legend: n windows, T samples, V channels, K kernels, C classes.
@@ -9,7 +9,6 @@ Legend: n windows, T samples, V channels, K kernels, C classes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate, storage
 from bitimely_core.run import vocabulary_digest
+from bitimely_core.schemas import RunRecord, Scores, TaskScores
 from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-CACHE_VERSION = 1  # of what is kept: raise it where predictions change
+CACHE_VERSION = 1  # of stored predictions: raise it where they change
 GROUPS, PATTERNS, TAPS = 40, 8, 9  # kernels share dilation and channels in groups
-BLOCK = 16  # windows at a time: what fits in a cache of the processor
+BLOCK = 16  # windows at a time, to fit the processor's cache
 PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 MIN_PROBABILITY = 1e-6  # probability of a class
 DESCRIPTIONS = {
@@ -42,10 +42,10 @@ TITLES = {"features": "simple features", "kernels": "random kernels"}
 
 
 class KernelGroup(NamedTuple):
-    """Kernels that differ only in which three taps weigh 2."""
+    """Kernels that differ only in the three taps of weight 2."""
 
     dilation: int
-    channels: Array  # which are added up
+    channels: Array  # summed
     taps: Array  # [PATTERNS, 3]
     padded: bool
 
@@ -121,7 +121,7 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
         for k, v in y.items()
     }
 
-    def best(k: Array, of: slice) -> Array:
+    def fit(k: Array, of: slice) -> Array:
         """Predictions of the targets `of`, fitted on the training rows `k`."""
         found: tuple[float, Array] | None = None
         seen = np.isfinite(target["validation"][:, of]).all(1)
@@ -138,10 +138,10 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
         return found[1]
 
     if task == "multilabel":
-        told = [np.isfinite(target["train"][:, k]) for k in range(classes)]
-        out = np.hstack([best(known, slice(k, k + 1)) for k, known in enumerate(told)])
+        known = [np.isfinite(target["train"][:, k]) for k in range(classes)]
+        out = np.hstack([fit(rows, slice(k, k + 1)) for k, rows in enumerate(known)])
         return np.clip(out, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-    out = best(np.ones(len(train), bool), slice(None))
+    out = fit(np.ones(len(train), bool), slice(None))
     if task == "regression":
         return out[:, 0]
     out = np.clip(out, MIN_PROBABILITY, None)
@@ -181,20 +181,20 @@ PREDICTORS: dict[str, Callable[[Any, dict[str, Any], dict[str, Array], int, Prog
 
 
 def fit_baseline(
-    kind: str, body: dict[str, Any], scores: dict[str, Any], *, keep: Path, open_windows: OpenWindows, progress: Progress | None = None
-) -> tuple[dict[str, Any], pl.DataFrame] | str:
-    """One baseline on the data of a fine-tuned run: its scores as `evaluate.score` makes them, and its predictions.
+    kind: str, record: RunRecord, scores: Scores, *, keep: Path, open_windows: OpenWindows, progress: Progress | None = None
+) -> tuple[TaskScores, pl.DataFrame] | str:
+    """One baseline on the data of a fine-tuned run: its scores (metrics and classes) and predictions.
 
     Args:
-        kind: a key of `ABOUT`.
-        body: run.json of the run: its training windows are those of the baseline (data, limit, share of the subjects, seed).
-        scores: scores.json of the run: split, unit of resampling and replicates are those of the baseline.
-        keep: folder of what was made before; the same question is not computed again.
+        kind: a key of `DESCRIPTIONS`.
+        record: of the run: its training windows are those of the baseline (data, limit, share of the subjects, seed).
+        scores: of the run: split, unit of resampling and replicates are those of the baseline.
+        keep: folder of stored results.
         open_windows: opens the tokens of that name.
-        progress: told about the kernels.
+        progress: of the kernels.
 
     Returns:
-        Scores and a frame as `predictions.parquet`; or in words why there is none.
+        Scores and a frame as `predictions.parquet`; or the reason why there are none.
 
     Raises:
         UserError: those of opening the tokens.
@@ -203,53 +203,42 @@ def fit_baseline(
 
     from bitimely_core import data
 
-    chosen, options = body["settings"]["data"], scores["settings"]
-    windows: Any = open_windows(scores["data"])
-    if windows.fingerprint != body["data"][0]["fingerprint"]:
-        return "the windows of the run are not there any more"
+    chosen, options = record.settings.data, scores.settings
+    windows: Any = open_windows(scores.data)
+    if windows.fingerprint != record.data[0].fingerprint:
+        return "the windows of the run no longer exist"
     if kind == "kernels" and vocabulary_digest(windows):
         return "events have no samples to convolve"
-    seed = body["seed"]
-    asked = {
-        "kind": kind,
-        "version": CACHE_VERSION,
-        "data": windows.fingerprint,
-        "fraction": chosen["fraction"],
-        "limit": chosen.get("limit"),
-    }
-    asked |= {"seed": seed, "split": scores["split"], "bootstrap": options["bootstrap"], "by": options["by"]}
-    stem = keep / f"{kind}-{storage.fingerprint(asked)[:24]}"
-    kept, table = stem.with_suffix(".json"), stem.with_suffix(".parquet")
-    test = windows[scores["split"]]
+    seed = record.seed
+    inputs = {"kind": kind, "version": CACHE_VERSION, "data": windows.fingerprint, "fraction": chosen.fraction}
+    inputs |= {"limit": chosen.limit, "seed": seed, "split": scores.split, "bootstrap": options.bootstrap, "by": options.by}
+    stem = keep / f"{kind}-{storage.fingerprint(inputs)[:24]}"
+    stored, table = stem.with_suffix(".json"), stem.with_suffix(".parquet")
+    test = windows[scores.split]
     target = np.asarray(test.targets(None)) if len(test) else np.zeros(0)
-
-    def framed(prediction: Array) -> pl.DataFrame:
-        made: pl.DataFrame = evaluate.predictions_frame(test.index, windows.task, windows.class_names, target, prediction)
-        return made
-
-    if kept.is_file() and table.is_file():  # without the windows they belong to: what is kept beside a page names no subject
-        said = pl.read_parquet(table).to_numpy()
-        return json.loads(kept.read_bytes()), framed(said[:, 0] if windows.task == "regression" else said)
-    training = data.sample_subjects(data.limit_windows(windows, chosen.get("limit"), seed)["train"], chosen["fraction"], seed)
-    if not len(training) or not len(test):
-        return "a split holds no windows"
-    parts = {"train": training, "validation": data.limit_windows(windows, chosen.get("limit"), seed)["validation"], "test": test}
-    y = {name: np.asarray(parts[name].targets(None)) for name in ("train", "validation")}
-    prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
-    found = evaluate.score(
-        windows.task,
-        target,
-        prediction,
-        test.subjects(),
-        class_names=windows.class_names,
-        bootstrap=options["bootstrap"],
-        by=options["by"],
-        seed=0,
+    if not (stored.is_file() and table.is_file()):
+        training = data.sample_subjects(data.limit_windows(windows, chosen.limit, seed)["train"], chosen.fraction, seed)
+        if not len(training) or not len(test):
+            return "a split holds no windows"
+        parts = {"train": training, "validation": data.limit_windows(windows, chosen.limit, seed)["validation"], "test": test}
+        y = {name: np.asarray(parts[name].targets(None)) for name in ("train", "validation")}
+        prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
+        found = evaluate.score(
+            windows.task,
+            target,
+            prediction,
+            test.subjects(),
+            class_names=windows.class_names,
+            bootstrap=options.bootstrap,
+            by=options.by,
+            seed=0,
+        ).model_dump(include={"metrics", "by_class"})
+        columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=[f"p{k}" for k in range(max(windows.classes, 1))])
+        storage.make_folder(keep)  # predictions without their windows: files beside a page name no subject
+        storage.write_file(table, lambda out: columns.write_parquet(out, compression="zstd"))
+        storage.write_json(stored, {"asked": inputs, "training_windows": len(training), **found})
+    prediction = pl.read_parquet(table).to_numpy()
+    frame: pl.DataFrame = evaluate.predictions_frame(
+        test.index, windows.task, windows.class_names, target, prediction[:, 0] if windows.task == "regression" else prediction
     )
-    columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=[f"p{k}" for k in range(max(windows.classes, 1))])
-    storage.make_folder(keep)
-    storage.write_file(table, lambda out: columns.write_parquet(out, compression="zstd"))
-    storage.write_json(
-        kept, {"asked": asked, "training_windows": len(training), "metrics": found["metrics"], "by_class": found["by_class"]}
-    )
-    return json.loads(kept.read_bytes()), framed(prediction)
+    return TaskScores.model_validate_json(stored.read_bytes()), frame

@@ -1,4 +1,4 @@
-"""What is measured: every metric as a function of weights of the rows, so that all replicates of a bootstrap are one call. Legend: `evaluate`."""
+"""Metrics as functions of row weights, so that all bootstrap replicates are one call. Legend: `evaluate`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from bitimely_core.errors import Reason, input_error
 
 Array = npt.NDArray[Any]
 Unit = Literal["subject", "window"]
-Metric = dict[str, Any]
 Statistic = Callable[[Array], dict[str, Array]]
 """`f(counts [R, U]) -> {name: [R]}` and `{name + "_each": [R, K]}`, NaN where undefined. All ones give the value itself."""
 EMPTY = "the split holds no rows"
@@ -39,11 +38,11 @@ NAMES = {
     "f1": "F1",
 }
 MACRO = ("balanced_accuracy", "macro_f1", "auroc", "auprc")  # means over the classes that the rows define
-COMPARES_CLASSES = (*MACRO, "auprc_micro")  # what a handful of rows of one class makes worthless
+COMPARES_CLASSES = (*MACRO, "auprc_micro")  # unreliable with few rows of a class
 
 
 class ScoredRows(NamedTuple):
-    """Checked rows of one split in an order that does not depend on the order they came in."""
+    """Checked rows of one split, sorted, so that scores do not depend on the order of the input."""
 
     task: str
     target: Array  # [n] int64 class, [n] float64 value, [n, K] int64 labels (0 where not known)
@@ -58,7 +57,7 @@ class ScoredRows(NamedTuple):
 
     @property
     def positive(self) -> Array:
-        """[n, K] bool: is the row of this class?"""
+        """[n, K] bool: whether the row is of the class."""
         k = np.arange(len(self.names))
         return self.target[:, None] == k if self.task == "classification" else self.target.astype(bool)
 
@@ -69,17 +68,17 @@ class ScoredRows(NamedTuple):
 
     @property
     def others(self) -> Array:
-        """[K] rows that are known not to be of the class."""
+        """[K] rows known not to be of the class."""
         return (self.known & ~self.positive).sum(0)
 
     @property
     def present(self) -> Array:
-        """[K] bool: classes that have a row and leave a row to the others."""
+        """[K] bool: classes with rows both of the class and outside of it."""
         return (self.support > 0) & (self.others > 0)
 
 
 def to_probabilities(task: str, logits: Any) -> Array:
-    """What a head returns as what `score` takes, in float64: softmax, per-label sigmoid, or the value itself. [n, K] or [n]."""
+    """Outputs of a head as `score` takes them, float64 [n, K] or [n]: softmax, sigmoid of each label, or the value itself."""
     x = np.asarray(logits, dtype=np.float64)
     if task == "regression":
         return x.reshape(len(x))
@@ -95,7 +94,7 @@ def _require_finite(values: Array, what: str) -> None:
         raise input_error(
             Reason.NON_FINITE,
             f"{bad} of {len(values)} rows have a {what} that is NaN or infinite",
-            "nothing is scored, since dropping them would flatter the model",
+            "nothing is scored: dropping them would bias the scores",
             "Look at the loss of the run and at the values of these windows",
             found=str(bad),
             expected="0",
@@ -113,13 +112,13 @@ def check_rows(
     y, names = np.asarray(target), () if task == "regression" else tuple(class_names)
     n, k = len(y), len(names)
     shape = (n,) if task == "regression" else (n, k)
-    taken = {}
+    checked = {}
     for name, values in predictions.items():
-        taken[name] = np.asarray(values, dtype=np.float64).reshape(shape if task == "regression" else np.shape(values))
-        if taken[name].shape != shape:
-            raise ValueError(f"prediction {name!r} has shape {taken[name].shape}, expected {shape} ({task}, {k} class names)")
-        _require_finite(taken[name], "score" if name == "run" else f"score of {name}")
-        if task == "classification" and n and not np.allclose(taken[name].sum(1), 1.0, atol=1e-3):
+        checked[name] = np.asarray(values, dtype=np.float64).reshape(shape if task == "regression" else np.shape(values))
+        if checked[name].shape != shape:
+            raise ValueError(f"prediction {name!r} has shape {checked[name].shape}, expected {shape} ({task}, {k} class names)")
+        _require_finite(checked[name], "score" if name == "run" else f"score of {name}")
+        if task == "classification" and n and not np.allclose(checked[name].sum(1), 1.0, atol=1e-3):
             raise ValueError(f"prediction {name!r} holds rows that do not sum to 1: pass evaluate.to_probabilities(task, logits)")
     if task == "regression":
         y = y.astype(np.float64).reshape(n)
@@ -139,14 +138,14 @@ def check_rows(
         raise ValueError(f"groups have shape {g.shape}, expected {(n,)}")
     subjects, codes = np.unique(g.astype(str) if g.dtype == object else g, return_inverse=True)
     if rows is None:
-        keys = [column for values in reversed(list(taken.values())) for column in np.atleast_2d(values.T)[::-1]]
+        keys = [column for values in reversed(list(checked.values())) for column in np.atleast_2d(values.T)[::-1]]
         keys += [*np.atleast_2d(y.T)[::-1], codes]
     else:
         keys = [np.asarray(rows).astype(str) if np.asarray(rows).dtype == object else np.asarray(rows)]
     order = np.lexsort(keys)
     codes = codes[order].astype(np.int64)
     units, n_units = (codes, len(subjects)) if by == "subject" else (np.arange(n), n)
-    ordered = {name: v[order] for name, v in taken.items()}
+    ordered = {name: v[order] for name, v in checked.items()}
     known = ~unknown[order] if task == "multilabel" else np.ones((n, max(k, 1)), dtype=bool)
     return ScoredRows(task, y[order], known, ordered, units, n_units, len(subjects), codes, names, by)
 
@@ -166,7 +165,7 @@ def rank_scores(score: Array, positive: Array, units: Array) -> Callable[[Array]
     Returns:
         `f(counts [R, U]) -> (auroc [R], ap [R])`, NaN where a side has no weight.
     """
-    if not len(score):  # labels that are known of no row
+    if not len(score):  # labels known in no row
         return lambda counts: (np.full(len(counts), np.nan), np.full(len(counts), np.nan))
     order = np.argsort(score, kind="stable")
     s, y, u = score[order], positive[order].astype(np.float64), units[order]
@@ -194,7 +193,7 @@ def rank_scores(score: Array, positive: Array, units: Array) -> Callable[[Array]
 
 
 def _macro_mean(each: Array, present: Array) -> Array:
-    """Macro mean [R] of [R, K] over the classes that the rows define; NaN in a replicate that lacks one of them, or without any."""
+    """Macro mean [R] of [R, K] over the present classes; NaN in replicates that lack one of them, or without any."""
     return each[:, present].mean(1) if present.any() else np.full(len(each), np.nan)
 
 
@@ -217,7 +216,7 @@ def _rank_classes(rows: ScoredRows, prediction: Array) -> Callable[[Array], tupl
 
 
 def _classification_statistic(rows: ScoredRows, prediction: Array, decisions: Array | None) -> Statistic:
-    """Everything from one confusion table a unit. `decisions` [n, K] may spread a row over the classes: an expected table."""
+    """All metrics from one confusion table per unit. `decisions` [n, K] may be probabilities: expected tables."""
     k, present = len(rows.names), rows.present
     if decisions is None:
         decisions = np.eye(k)[prediction.argmax(1)]
@@ -255,13 +254,13 @@ def _classification_statistic(rows: ScoredRows, prediction: Array, decisions: Ar
 
 
 def _multilabel_statistic(rows: ScoredRows, prediction: Array, decisions: Array | None) -> Statistic:
-    """Labels one by one; a label is given from a probability of one half."""
+    """Metrics of every label and their means; a label is predicted from a probability of 0.5."""
     k, present = len(rows.names), rows.present
-    said = (prediction >= 0.5).astype(np.float64) if decisions is None else decisions
+    decided = (prediction >= 0.5).astype(np.float64) if decisions is None else decisions
     true, known = rows.target.astype(np.float64), rows.known.astype(np.float64)
-    said = said * known
-    sums = np.zeros((4, rows.n_units, k))  # hits, support, said, rows
-    for into, values in zip(sums, (said * true, true, said, known), strict=True):
+    decided = decided * known
+    sums = np.zeros((4, rows.n_units, k))  # hits, support, predicted, rows
+    for into, values in zip(sums, (decided * true, true, decided, known), strict=True):
         np.add.at(into, rows.units, values)
     ranks = _rank_classes(rows, prediction)
     kept = rows.known.ravel()
@@ -289,7 +288,7 @@ def _multilabel_statistic(rows: ScoredRows, prediction: Array, decisions: Array 
 
 
 def _regression_statistic(rows: ScoredRows, prediction: Array, decisions: Array | None = None) -> Statistic:
-    """Sums a unit once, then weighted ratios: the number of rows differs between replicates."""
+    """Sums per unit, then weighted ratios: the number of rows differs between replicates."""
     error = prediction - rows.target
     sums = np.stack([np.bincount(rows.units, v, rows.n_units) for v in (np.abs(error), error**2, np.ones_like(error))])
 

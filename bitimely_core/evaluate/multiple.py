@@ -1,4 +1,4 @@
-"""Many runs at once: means over seeds, differences on the same draws, correction for their number, ranks. Legend: `evaluate`."""
+"""Several runs: means over seeds, paired differences on the same draws, Holm correction, ranks. Legend: `evaluate`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from bitimely_core.evaluate.bootstrap import (
     LEVEL,
+    build_difference,
     build_metric,
     explain_absent_class,
     explain_few_units,
@@ -16,8 +17,9 @@ from bitimely_core.evaluate.bootstrap import (
     explain_rare_class,
     run_bootstrap,
 )
-from bitimely_core.evaluate.metrics import EMPTY, MAIN, STATISTICS, Array, Metric, ScoredRows, Statistic, Unit, check_rows, rank_scores
-from bitimely_core.evaluate.paired import Predictions, align_runs, build_difference
+from bitimely_core.evaluate.metrics import EMPTY, MAIN, STATISTICS, Array, ScoredRows, Statistic, Unit, check_rows, rank_scores
+from bitimely_core.evaluate.paired import Predictions, align_runs
+from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue
 
 
 class Replicates(NamedTuple):
@@ -42,16 +44,16 @@ def draw_replicates(
     by: Unit = "subject",
     seed: int = 0,
 ) -> Replicates:
-    """One metric of all `runs`, with its replicates: what `contrast` pairs. Draws are those of `score` and `compare`.
+    """One metric of all `runs` with its replicates, for `paired_difference`. Draws are those of `score` and `compare`.
 
     Args:
         task: classification, multilabel or regression.
         runs: by name, on the same windows.
         class_names: as for `score`.
         metric: None: the main one of the task.
-        label: the average precision of this class or label, in the place of a metric.
+        label: the average precision of this class or label, instead of `metric`.
         bootstrap: replicates.
-        by: what is resampled.
+        by: unit of resampling.
         seed: of the draws.
 
     Raises:
@@ -75,7 +77,7 @@ def draw_replicates(
 
 
 def _single_statistic(rows: ScoredRows, prediction: Array, metric: str, label: int | None) -> Statistic:
-    """One metric as `value`; accuracy and a label alone without the cost of all the others."""
+    """One metric as `value`; accuracy and single labels without computing all the others."""
     if label is not None:
         kept = rows.known[:, label]
         areas = rank_scores(prediction[kept, label], rows.positive[kept, label], rows.units[kept])
@@ -87,54 +89,52 @@ def _single_statistic(rows: ScoredRows, prediction: Array, metric: str, label: i
     return lambda counts: {"value": every(counts)[metric]}
 
 
-def mean_over_seeds(found: Replicates, runs: Sequence[str]) -> Metric:
-    """The metric object of the mean over `runs`, such as a run a seed, on the same draws."""
+def mean_over_seeds(found: Replicates, runs: Sequence[str]) -> MetricValue:
+    """The mean of a metric over `runs`, such as one run per seed, on the same draws."""
     drawn = np.mean([found.draws[run] for run in runs], axis=0)
     return build_metric(float(np.mean([found.values[run] for run in runs])), drawn, found.undefined, found.uncertain)
 
 
-def paired_difference(found: Replicates, first: Sequence[str], second: Sequence[str], spread: tuple[float, float] | None = None) -> Metric:
-    """The paired difference of the means of two sets of runs, such as one model and another, a run a seed each.
+def paired_difference(
+    found: Replicates, first: Sequence[str], second: Sequence[str], spread: tuple[float, float] | None = None
+) -> MeanDifference:
+    """The paired difference of the means of two sets of runs, such as two models with one run per seed each.
 
-    `se`, `lo` and `hi` are those of the mean difference on the same draws of subjects, as `compare` has them for one pair. `total_se` adds what
-    another training would change, `sqrt(se^2 U / (U - 1) + variance)`, where it is known. `p` is two-sided, of the difference over `total_se` against
-    Student's t with the degrees of freedom of Welch and Satterthwaite: the replicates themselves do not reach as far into the tails as a
-    correction for many comparisons asks.
+    `se`, `lo` and `hi` are those of the mean difference on the same draws of subjects, as `compare` has them for one pair. `total_se` adds the
+    variance between seeds where it is known: `sqrt(se^2 U / (U - 1) + variance)`. `p` is two-sided, of the difference over `total_se` against
+    Student's t with Welch-Satterthwaite degrees of freedom: replicates do not resolve the tails that a correction for many comparisons
+    needs. `total_se`, `df` and `p` are null where there is no interval.
 
     Args:
-        found: of all runs in question.
-        first: runs of the first.
-        second: runs of the second.
-        spread: variance of the mean difference over seeds, and its degrees of freedom; None: not known (one training each).
-
-    Returns:
-        `{difference, se, lo, hi, n_defined, undefined_reason, share_above_zero, share_below_zero, total_se, df, p}`; `total_se`, `df` and `p`
-        are null where there is no interval.
+        found: replicates of all runs.
+        first: runs of the first set.
+        second: runs of the second set.
+        spread: variance of the mean difference over seeds, and its degrees of freedom; None: not known (one seed each).
     """
     from scipy import stats
 
     (value, drawn), (other, others) = (
         (np.mean([found.values[run] for run in runs]), np.mean([found.draws[run] for run in runs], axis=0)) for runs in (first, second)
     )
-    out = {**build_difference(np.asarray(value - other), drawn - others, found.uncertain), "total_se": None, "df": None, "p": None}
-    if out["se"] is None:
+    out = MeanDifference(**build_difference(float(value - other), drawn - others, found.uncertain).model_dump())
+    if out.se is None or out.difference is None:
         return out
     units = found.units  # the variance of a mean over replicates is too small by (U - 1) / U
-    variances = [(out["se"] ** 2 * units / (units - 1), float(units - 1)), *([spread] if spread is not None and spread[1] > 0 else [])]
+    variances = [(out.se**2 * units / (units - 1), float(units - 1)), *([spread] if spread is not None and spread[1] > 0 else [])]
     total = sum(v for v, _ in variances)
-    if total == 0:  # the runs say the same of every row that counts
-        return {**out, "total_se": 0.0, "df": float(found.units - 1), "p": 1.0 if out["difference"] == 0 else None}
+    if total == 0:  # the runs agree on every row
+        return out.model_copy(update={"total_se": 0.0, "df": float(units - 1), "p": 1.0 if out.difference == 0 else None})
     df = total**2 / sum(v**2 / n for v, n in variances)
-    p = 2 * float(stats.t.sf(abs(out["difference"]) / np.sqrt(total), df))
-    return {**out, "total_se": float(np.sqrt(total)), "df": float(df), "p": p}
+    p = 2 * float(stats.t.sf(abs(out.difference) / np.sqrt(total), df))
+    return out.model_copy(update={"total_se": float(np.sqrt(total)), "df": float(df), "p": p})
 
 
 def holm(p: Sequence[float | None], level: float = LEVEL) -> list[tuple[float, float] | None]:
-    """Holm's step-down correction of a family of comparisons; None stands for one that has no p and does not count.
+    """Holm's step-down correction of a family of comparisons; None stands for a comparison without p, which is not counted.
 
     Returns:
-        For each `(adjusted, alpha)`: the adjusted p, to be compared with 1 - level, and the error rate at which the procedure decides on
-        this one. An interval of level 1 - alpha excludes zero exactly where the adjusted p is at most 1 - level.
+        For each `(adjusted, alpha)`: the adjusted p, to be compared with 1 - level, and the error rate of its step. An interval of level
+        1 - alpha excludes zero exactly where the adjusted p is at most 1 - level.
     """
     out: list[tuple[float, float] | None] = [None] * len(p)
     known = sorted((value, k) for k, value in enumerate(p) if value is not None)
@@ -144,28 +144,28 @@ def holm(p: Sequence[float | None], level: float = LEVEL) -> list[tuple[float, f
         highest = max(highest, min(1.0, left * value))
         alpha = (1 - level) / left
         if kept is None and value > alpha:
-            kept = alpha  # from the first that is not told apart on, nothing is
+            kept = alpha  # nothing is significant from the first non-significant step on
         out[k] = (highest, alpha if kept is None else kept)
     return out
 
 
-def holm_correct(differences: Sequence[Metric], level: float = LEVEL) -> list[Metric]:
-    """Differences of `contrast` as one family: each with `p_holm` and the interval `corrected_lo` to `corrected_hi`, null without p."""
+def holm_correct(differences: Sequence[MeanDifference], level: float = LEVEL) -> list[CorrectedDifference]:
+    """Differences as one family: each with `p_holm` and the interval `corrected_lo` to `corrected_hi`, null without p."""
     from scipy import stats
 
     out = []
-    for d, found in zip(differences, holm([d["p"] for d in differences], level), strict=True):
-        if found is None:
-            out.append({**d, "p_holm": None, "corrected_lo": None, "corrected_hi": None})
-            continue
-        reach = float(stats.t.isf(found[1] / 2, d["df"])) * d["total_se"]
-        out.append({**d, "p_holm": found[0], "corrected_lo": d["difference"] - reach, "corrected_hi": d["difference"] + reach})
+    for d, found in zip(differences, holm([d.p for d in differences], level), strict=True):
+        one = CorrectedDifference(**d.model_dump())
+        if found is not None and d.difference is not None and d.total_se is not None:
+            reach = float(stats.t.isf(found[1] / 2, d.df)) * d.total_se
+            one = one.model_copy(update={"p_holm": found[0], "corrected_lo": d.difference - reach, "corrected_hi": d.difference + reach})
+        out.append(one)
     return out
 
 
-def significance_sign(difference: Mapping[str, Any]) -> int:
-    """1 or -1 where the corrected interval lies above or below zero, else 0."""
-    lo, hi = difference.get("corrected_lo"), difference.get("corrected_hi")
+def significance_sign(difference: CorrectedDifference) -> int:
+    """1 or -1 where the corrected interval is above or below zero, else 0."""
+    lo, hi = difference.corrected_lo, difference.corrected_hi
     return 0 if lo is None or hi is None else int(lo > 0) - int(hi < 0)
 
 
@@ -181,16 +181,22 @@ def rank_values(values: Sequence[float | None], *, lower_is_better: bool = False
     return out
 
 
-def nemenyi(table: Any, level: float = LEVEL) -> dict[str, Any]:
-    """Mean ranks over data sets and how far two must lie apart (Nemenyi's test; Demsar 2006, section 3.2.2).
+class RankTest(NamedTuple):
+    """Nemenyi's test over data sets."""
+
+    mean_ranks: list[float]
+    critical: float  # difference of mean ranks
+    friedman_p: float | None  # of equal rows; None below three rows
+
+
+def nemenyi(table: Any, level: float = LEVEL) -> RankTest:
+    """Mean ranks over data sets and their critical difference (Nemenyi's test; Demsar 2006, section 3.2.2).
+
+    `critical` = q sqrt(k (k + 1) / 6 N), q = the studentised range at infinite degrees of freedom over sqrt(2).
 
     Args:
         table: [N data sets, k rows] ranks.
         level: one less the error rate over all pairs.
-
-    Returns:
-        `{mean_ranks [k], critical, friedman_p, data_sets, rows}`; critical = q sqrt(k (k + 1) / 6 N), q = the studentised range at infinite
-        degrees of freedom over sqrt(2). `friedman_p` of the hypothesis that all rows are equal; null below three rows.
     """
     from scipy import stats
 
@@ -198,5 +204,4 @@ def nemenyi(table: Any, level: float = LEVEL) -> dict[str, Any]:
     n, k = x.shape
     q = float(stats.studentized_range.ppf(level, k, np.inf)) / np.sqrt(2)
     p = float(stats.friedmanchisquare(*x.T).pvalue) if k > 2 and n > 1 else None
-    critical = float(q * np.sqrt(k * (k + 1) / (6 * n)))
-    return {"mean_ranks": x.mean(0).tolist(), "critical": critical, "friedman_p": p, "data_sets": n, "rows": k}
+    return RankTest(x.mean(0).tolist(), float(q * np.sqrt(k * (k + 1) / (6 * n))), p)

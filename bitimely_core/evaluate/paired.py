@@ -1,4 +1,4 @@
-"""Runs on the same windows: what they predicted, as it lies on the disk, and the paired comparison of two. Legend: `evaluate`."""
+"""Predictions of runs on the same windows, as stored, and paired comparisons of two. Legend: `evaluate`."""
 
 from __future__ import annotations
 
@@ -8,27 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Reason, input_error
-from bitimely_core.evaluate.bootstrap import build_metric, build_metrics, describe_resampling, explain_no_interval, run_bootstrap
-from bitimely_core.evaluate.metrics import EMPTY, MAIN, METRICS, STATISTICS, Array, Metric, Unit, check_rows
+from bitimely_core.evaluate.bootstrap import build_difference, build_metrics, describe_resampling, explain_no_interval, run_bootstrap
+from bitimely_core.evaluate.metrics import EMPTY, MAIN, METRICS, STATISTICS, Array, Unit, check_rows
+from bitimely_core.schemas import PairedComparison, PairedScores
 
-IDENTITY = ("recording_id", "start", "window")  # columns that say which window a row is
+IDENTITY = ("recording_id", "start", "window")  # columns that identify a window
 
 
 class Predictions(NamedTuple):
-    """What one run says about the rows of one split, as `compare` pairs it."""
+    """Predictions of one run on the rows of one split, as `compare` pairs them."""
 
     rows: Array  # [n] identity of the window: number, or text such as "recording:start"
     target: Array  # [n], multi-label [n, K] with NaN where a label is not known
     prediction: Array  # as for `score`
     groups: Array  # [n] subject
-
-
-def build_difference(value: Array, drawn: Array, why: str | None) -> Metric:
-    """The object of a paired difference: `difference` in the place of `value`, with the shares of replicates above and below zero."""
-    kept = drawn[np.isfinite(drawn)]
-    out = build_metric(float(value), drawn, "one of the two is not defined", why)
-    sides = {"share_above_zero": float((kept > 0).mean()), "share_below_zero": float((kept < 0).mean())} if out["se"] is not None else {}
-    return {"difference": out.pop("value"), **out, "share_above_zero": None, "share_below_zero": None, **sides}
 
 
 def align_runs(runs: Mapping[str, Predictions]) -> tuple[Array, Array, Array, dict[str, Array]]:
@@ -63,60 +56,61 @@ def compare(
     bootstrap: int = 1000,
     by: Unit = "subject",
     seed: int = 0,
-) -> dict[str, Any]:
-    """Two runs on the same windows: the difference of every metric, on the same draws.
+) -> PairedComparison:
+    """Two runs on the same windows: the difference first - second of every metric, on the same draws.
 
     Args:
         task: classification, multilabel or regression.
-        first: the run in question.
-        second: the run it is compared with.
+        first: predictions of the run.
+        second: predictions of the run it is compared with.
         class_names: as for `score`.
         bootstrap: replicates.
-        by: what is resampled.
+        by: unit of resampling.
         seed: of the draws.
-
-    Returns:
-        `{task, main, n, n_subjects, metrics, resampling}`; each metric is `{first, second, difference, se, lo, hi, share_above_zero,
-        share_below_zero, n_defined, undefined_reason}`: difference = first - second; shares of the replicates, the rest is exactly zero.
 
     Raises:
         UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
     """
     target, groups, ids, both = align_runs({"run": first, "other": second})
-    out: dict[str, Any] = {"task": task, "main": MAIN[task], "n": len(target), "n_subjects": len(np.unique(groups.astype(str)))}
-    if not len(target):
-        nothing = {"first": None, "second": None, **build_difference(np.array(np.nan), np.empty(0), None), "undefined_reason": EMPTY}
-        return {**out, "metrics": {m: dict(nothing) for m in METRICS[task]}, "resampling": describe_resampling(None, bootstrap, by, seed)}
-    r = check_rows(task, target, both, groups, class_names, by, ids)
-    points, draws = run_bootstrap({name: STATISTICS[task](r, values, None) for name, values in r.predictions.items()}, r, bootstrap, seed)
-    alone = {name: build_metrics(r, points[name], draws[name], bootstrap) for name in both}
-    metrics = {}
-    for m in METRICS[task]:
-        d = build_difference(
-            points["run"][m] - points["other"][m], draws["run"][m] - draws["other"][m], explain_no_interval(r, m, bootstrap)
+    rows = check_rows(task, target, both, groups, class_names, by, ids) if len(target) else None
+    metrics = dict.fromkeys(METRICS[task], PairedScores(undefined_reason=EMPTY))
+    if rows is not None:
+        points, draws = run_bootstrap(
+            {name: STATISTICS[task](rows, values, None) for name, values in rows.predictions.items()}, rows, bootstrap, seed
         )
-        metrics[m] = {"first": alone["run"][m]["value"], "second": alone["other"][m]["value"], **d}
-    return {**out, "metrics": metrics, "resampling": describe_resampling(r, bootstrap, by, seed)}
+        one, other = (build_metrics(rows, points[name], draws[name], bootstrap) for name in ("run", "other"))
+        for m in METRICS[task]:
+            value, drawn = points["run"][m] - points["other"][m], draws["run"][m] - draws["other"][m]
+            difference = build_difference(float(value), drawn, explain_no_interval(rows, m, bootstrap))
+            metrics[m] = PairedScores(first=one[m].value, second=other[m].value, **difference.model_dump())
+    return PairedComparison(
+        task=task,
+        main=MAIN[task],
+        n=len(target),
+        n_subjects=len(np.unique(groups.astype(str))),
+        metrics=metrics,
+        resampling=describe_resampling(rows, bootstrap, by, seed),
+    )
 
 
 def predictions_frame(index: Any, task: str, class_names: Sequence[str], target: Array, prediction: Array) -> Any:
-    """A data frame as `predictions.parquet`, of rows of a tokens' index with their targets and predictions, as `score` takes them."""
+    """Rows of a tokens' index with targets and predictions (as for `score`): the content of `predictions.parquet`."""
     import polars as pl
 
     prediction = np.asarray(prediction)
     if task == "regression":
-        said = {"target": target, "prediction": prediction.reshape(-1)}
+        columns = {"target": target, "prediction": prediction.reshape(-1)}
     elif task == "classification":
-        said = {"target": target, "prediction": prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64)}
+        columns = {"target": target, "prediction": prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64)}
     else:
-        said = {f"target_{name}": target[:, k] for k, name in enumerate(class_names)}
+        columns = {f"target_{name}": target[:, k] for k, name in enumerate(class_names)}
     if task != "regression":
-        said |= {f"p_{name}": prediction[:, k] for k, name in enumerate(class_names)}
-    return index.select("window", "subject_id", *IDENTITY[:2]).with_columns(**{k: pl.Series(v) for k, v in said.items()})
+        columns |= {f"p_{name}": prediction[:, k] for k, name in enumerate(class_names)}
+    return index.select("window", "subject_id", *IDENTITY[:2]).with_columns(**{k: pl.Series(v) for k, v in columns.items()})
 
 
 def parse_predictions(task: str, frame: Any, class_names: Sequence[str] = ()) -> Predictions:
-    """A `predictions.parquet` as a data frame, with the columns that `compare_frames` names."""
+    """Predictions from the content of `predictions.parquet`; columns as in `compare_frames`."""
 
     def matrix(prefix: str) -> Array:
         return np.stack([np.asarray(frame[f"{prefix}_{name}"]) for name in class_names], axis=1)
@@ -128,13 +122,13 @@ def parse_predictions(task: str, frame: Any, class_names: Sequence[str] = ()) ->
 
 
 def list_classes(frame: Any) -> list[str]:
-    """The classes or labels of a `predictions.parquet` in the order of their ids; [] for numbers."""
+    """Classes or labels of a `predictions.parquet` in the order of their ids; [] for regression."""
     return [name.removeprefix("p_") for name in frame.columns if name.startswith("p_")]
 
 
 def compare_frames(
     task: str, first: Any, second: Any, class_names: Sequence[str] = (), *, bootstrap: int = 1000, by: Unit = "subject", seed: int = 0
-) -> dict[str, Metric]:
+) -> dict[str, PairedScores]:
     """`compare` for two `predictions.parquet` as data frames; returns its metrics.
 
     Columns: window, subject_id, recording_id, start, then `target` and `p_<class>` (classification), `target_<label>` and `p_<label>`
@@ -149,4 +143,4 @@ def compare_frames(
         by=by,
         seed=seed,
     )
-    return dict(result["metrics"])
+    return result.metrics

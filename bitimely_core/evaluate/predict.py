@@ -37,7 +37,7 @@ def predict(
 
 
 def measure_task(head: Any, views: list[TrainValidation], device: str = "auto") -> Scores:
-    """The main metric of the task on the validation windows; a `measure` of `choose`."""
+    """The main metric of the task on the validation windows; a `measure` of tuning."""
     from bitimely_core import evaluate
 
     rows = views[0]["validation"]
@@ -46,4 +46,4 @@ def measure_task(head: Any, views: list[TrainValidation], device: str = "auto") 
     found = evaluate.score(
         rows.task, target, predict(head, rows, device=device), rows.subjects(), class_names=rows.class_names, bootstrap=0
     )
-    return {found["main"]: found["metrics"][found["main"]]["value"]}
+    return {str(found.main): found.metrics[str(found.main)].value}

@@ -2,110 +2,149 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import UserError
-from bitimely_core.run import read_run
-
-if TYPE_CHECKING:
-    pass
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 from bitimely_core import evaluate, registry, storage
+from bitimely_core.errors import UserError
+from bitimely_core.schemas import (
+    CellScore,
+    ClassScores,
+    ColumnResult,
+    CorrectedDifference,
+    MetricValue,
+    RunRecord,
+    Scores,
+    SeedScore,
+    TaskScores,
+)
 from bitimely_core.workspace import dataset_and_view
 
 Key = tuple[str, str]  # row, column
 OpenWindows = Callable[[str], Any]  # name of tokens -> its windows or sequences
 
-
 FRACTIONS = ("kappa", *evaluate.LOWER_IS_BETTER)  # metrics that are not printed in per cent
-
-
-CACHE_VERSION = 1  # of what is kept between calls: raise it where the numbers change
+CACHE_VERSION = 1  # of stored comparisons: raise it where the numbers change
 
 
 class ScoredRun(NamedTuple):
-    """An evaluated run in its place."""
+    """An evaluated run with its row and column of the table."""
 
     row: str
     data: str  # of the column
     seed: int
     name: str
     folder: Path
-    body: dict[str, Any]  # run.json
-    scores: dict[str, Any]  # scores.json
-    parts: tuple[ScoredRun, ...] = ()  # of test folds that are scored together; folder and body are those of the first
+    record: RunRecord
+    scores: Scores
+    parts: tuple[ScoredRun, ...] = ()  # test folds that are scored together; folder and record are those of the first
 
     @property
     def runs(self) -> tuple[ScoredRun, ...]:
-        """The runs behind it."""
+        """The run itself, or the folds."""
         return self.parts or (self,)
 
 
 @dataclass(frozen=True)
 class ScoreColumn:
-    """One score of one data set."""
+    """One metric of one data set."""
 
     key: str
     data: str
-    metric: str | None  # None: nothing is known about the data
+    metric: str | None  # None: unknown data
     label: str | None = None
     task: str = ""
 
     @property
     def lower(self) -> bool:
-        """Whether less is better."""
+        """Whether lower is better."""
         return self.metric in evaluate.LOWER_IS_BETTER
 
     @property
     def factor(self) -> float:
-        """From a score to what is printed."""
+        """Factor from a score to the printed number."""
         return 1.0 if self.metric is None or self.metric in FRACTIONS else 100.0
 
     @property
     def words(self) -> str:
-        """The metric as a heading has it."""
+        """The metric as a heading."""
         if self.metric is None:
             return ""
         return evaluate.NAMES[self.metric] + (f" of {self.label}" if self.label else "") + (", %" if self.factor > 1 else "")
 
-    def of(self, scores: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The metric object of a scores.json, or None."""
-        found = (scores.get("by_class") or {}).get(self.label, {}) if self.label else scores.get("metrics") or {}
-        return found.get(self.metric)
+    def metric_in(self, scores: TaskScores) -> MetricValue | None:
+        """The metric of this column, or None."""
+        if self.label is None:
+            return scores.metrics.get(self.metric or "")
+        found: MetricValue | None = getattr(scores.by_class.get(self.label, ClassScores()), self.metric or "", None)
+        return found if self.label in scores.by_class else None
 
 
 @dataclass(frozen=True)
-class ColumnResult:
-    """What the runs of one column say."""
+class ResultTable:
+    """Scores of runs in rows and columns with the paired differences to a reference row."""
 
-    cells: dict[str, dict[str, Any]] = field(default_factory=dict)  # row -> value, se, lo, hi, seeds, seed_se, undefined_reason
-    differences: dict[str, dict[str, Any]] = field(default_factory=dict)  # row -> what `evaluate.contrast` says of it less the reference
-    remarks: list[str] = field(default_factory=list)
+    found: Sequence[ScoredRun]
+    rows: Sequence[str]
+    columns: Sequence[ScoreColumn]
+    reference: str  # row
+    results: Mapping[str, ColumnResult]  # by column
+    names: Mapping[str, str] = field(default_factory=dict)  # row or column -> printed name
+
+    @cached_property
+    def cells(self) -> dict[Key, CellScore]:
+        """All cells."""
+        return {(row, key): cell for key, result in self.results.items() for row, cell in result.cells.items()}
+
+    @cached_property
+    def differences(self) -> dict[Key, CorrectedDifference]:
+        """All differences as one family after Holm correction."""
+        found = {(row, column): d for column, result in self.results.items() for row, d in result.differences.items()}
+        return dict(zip(found, evaluate.holm_correct(list(found.values())), strict=True))
+
+    def name(self, key: str) -> str:
+        """The printed name of a row or column."""
+        return self.names.get(key, key)
+
+    def column(self, key: str) -> ScoreColumn:
+        """The column with that key."""
+        return next(column for column in self.columns if column.key == key)
+
+    def value(self, row: str, column: ScoreColumn) -> float | None:
+        """The mean score of a cell, None without one."""
+        cell = self.cells.get((row, column.key))
+        return None if cell is None else cell.value
+
+    def ranks(self, rows: Sequence[str], columns: Sequence[ScoreColumn]) -> dict[str, list[float | None]]:
+        """Ranks of `rows` in each column, 1 the best: column -> [rows]."""
+        return {c.key: evaluate.rank_values([self.value(row, c) for row in rows], lower_is_better=c.lower) for c in columns}
+
+    def side(self, key: Key) -> int:
+        """1 where a row is significantly better than the reference, -1 where it is worse, else 0."""
+        return evaluate.significance_sign(self.differences[key]) * (-1 if self.column(key[1]).lower else 1)
 
 
 def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun | None:
-    """A run as it stands in its folder; None without scores."""
+    """The evaluated run in `folder`; None without scores."""
     path = folder / "scores.json"
     if not path.is_file():
         return None
-    body = read_run(folder)
-    return ScoredRun(row, data, seed, body["run"], folder, body, json.loads(path.read_bytes()))
+    record = RunRecord.load(folder / "run.json")
+    return ScoredRun(row, data, seed, record.run, folder, record, Scores.load(path))
 
 
 def assign_rows(found: Sequence[Path]) -> list[ScoredRun]:
-    """Runs in rows: by model where that tells runs on the same data and seed apart, else by the run they were fine-tuned from, else by name."""
+    """Runs in rows: by model where models differ for the same data and seed, else by the pre-trained run, else by name."""
     made = [one for folder in found if (one := read_scored_run("", "", 0, folder)) is not None]
-    made = [one._replace(data=one.scores["data"], seed=int(one.body["seed"])) for one in made]
+    made = [one._replace(data=one.scores.data, seed=one.record.seed) for one in made]
     rows: list[Callable[[ScoredRun], str]] = [
-        lambda one: one.body["model"],
-        lambda one: (one.body.get("source") or {}).get("run") or one.name,
+        lambda one: one.record.model,
+        lambda one: one.record.source.run if one.record.source else one.name,
     ]
     for row in rows:
         if len({(row(one), one.data, one.seed) for one in made}) == len(made):
@@ -113,27 +152,26 @@ def assign_rows(found: Sequence[Path]) -> list[ScoredRun]:
     return [one._replace(row=one.name) for one in made]
 
 
-def group_columns(found: Sequence[ScoredRun], asked: Iterable[str], stated: Iterable[str] = ()) -> list[ScoreColumn]:
+def group_columns(found: Sequence[ScoredRun], requested: Iterable[str], stated: Iterable[str] = ()) -> list[ScoreColumn]:
     """The columns of a page, in order.
 
     Args:
         found: evaluated runs.
-        asked: columns of the cells that were to be made. One of multi-label data stands for those that `stated` has of these data, else for
-            one column a label.
+        requested: columns of the planned cells. Multi-label data become the columns that `stated` has of them, else one column per label.
         stated: columns of the paper.
     """
     tasks = {one.data: one.scores for one in found}
     stated = list(stated)
     out: dict[str, ScoreColumn] = {}
-    for key in dict.fromkeys(asked):
+    for key in dict.fromkeys(requested):
         data, _, part = key.partition(":")
-        scores = tasks.get(data, {})
-        task = scores.get("task") or _infer_task(data)
+        scores = tasks.get(data)
+        task = (scores.task if scores else None) or _infer_task(data)
         finer = [other for other in stated if other.partition(":")[0] == data and other != key]
         if part or not (finer or task == "multilabel"):
             kept = [key]
         else:
-            kept = finer or [f"{data}:{label}" for label in scores.get("by_class") or {}] or [key]
+            kept = finer or [f"{data}:{label}" for label in (scores.by_class if scores else ())] or [key]
         for one in kept:
             what = one.partition(":")[2]
             metric = what if what in evaluate.NAMES else "auprc" if what else evaluate.MAIN.get(task)
@@ -142,7 +180,7 @@ def group_columns(found: Sequence[ScoredRun], asked: Iterable[str], stated: Iter
 
 
 def _infer_task(data: str) -> str:
-    """The task of a view, as far as the registry knows."""
+    """The task of a view according to the registry, "" if unknown."""
     try:
         dataset, view = dataset_and_view(data)
     except UserError:
@@ -151,21 +189,8 @@ def _infer_task(data: str) -> str:
     return "multilabel" if facts.kind == "events" else str(facts.views[view].task)
 
 
-def cached_json(keep: Path | None, kind: str, asked: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` returns, from `keep` where the same was asked before."""
-    if keep is None:
-        return make()
-    path = keep / f"{kind}-{storage.fingerprint(asked)[:24]}.json"
-    if path.is_file():
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        return found
-    storage.make_folder(keep)
-    storage.write_json(path, made := make())
-    return made
-
-
 def read_predictions(one: ScoredRun) -> tuple[list[str], evaluate.Predictions] | None:
-    """Classes of a run, in order, and what it said about each window of the split; None where the file is not there or is of other columns."""
+    """Classes of a run, in order, and its predictions; None where the file is missing or has other columns."""
     import polars as pl
 
     paths = [run.folder / "predictions.parquet" for run in one.runs]
@@ -173,7 +198,8 @@ def read_predictions(one: ScoredRun) -> tuple[list[str], evaluate.Predictions] |
         return None
     try:
         frame = pl.concat(pl.read_parquet(path) for path in paths)
-        return evaluate.list_classes(frame), evaluate.parse_predictions(one.scores["task"], frame, evaluate.list_classes(frame))
+        classes = evaluate.list_classes(frame)
+        return classes, evaluate.parse_predictions(one.scores.task or "", frame, classes)
     except (pl.exceptions.PolarsError, KeyError):
         return None
 
@@ -184,97 +210,115 @@ def compare_column(
     """Cells of one column and the paired difference of every row to the reference row.
 
     Args:
-        column: which score.
-        found: the evaluated runs of the page; those on other data are left out.
-        reference: the row that the others are compared with.
-        others: further rows: name -> frame as `predictions.parquet`, one for all seeds.
-        keep: folder of what was made before.
+        column: metric and data set.
+        found: the evaluated runs of the page; those on other data are ignored.
+        reference: the row that the others are compared to.
+        others: further rows: name -> content of a `predictions.parquet`, one for all seeds.
+        keep: folder of stored results.
     """
-    mine = [one for one in found if one.data == column.data and column.of(one.scores) is not None]
+    mine = [one for one in found if one.data == column.data and column.metric_in(one.scores) is not None]
     if not mine or column.metric is None:
         return ColumnResult()
-    settings = mine[0].scores["settings"]
+    settings = mine[0].scores.settings
     files = [[run.folder / "predictions.parquet" for run in one.runs] for one in mine]
     marks = [
         [one.row, one.seed, *(storage.hash_file(file) if file.is_file() else None for file in of)]
         for one, of in zip(mine, files, strict=True)
     ]
     added = {name: storage.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()]) for name, frame in (others or {}).items()}
-    asked = [CACHE_VERSION, column.key, column.metric, column.label, reference, settings["bootstrap"], settings["by"], marks, added]
-    made = cached_json(keep, "pairs", asked, lambda: _compare_column(column, mine, reference, others or {}))
+    inputs = [CACHE_VERSION, column.key, column.metric, column.label, reference, settings.bootstrap, settings.by, marks, added]
+    path = keep / f"pairs-{storage.fingerprint(inputs)[:24]}.json" if keep else None
+    if path is not None and path.is_file():
+        result = ColumnResult.model_validate_json(path.read_bytes())
+    else:
+        result = _compare_rows(column, mine, reference, others or {})
+        if path is not None:
+            storage.make_folder(path.parent)
+            storage.write_json(path, result.model_dump())
     order = dict.fromkeys([*(one.row for one in mine), *(others or {})])  # of the page, not of the file
-    cells, differences = ({row: made[key][row] for row in order if row in made[key]} for key in ("cells", "differences"))
-    return ColumnResult(cells, differences, made["remarks"])
+    return ColumnResult(
+        cells={row: result.cells[row] for row in order if row in result.cells},
+        differences={row: result.differences[row] for row in order if row in result.differences},
+        remarks=result.remarks,
+    )
 
 
 def _label_run(one: ScoredRun) -> str:
     return f"{one.row}, seed {one.seed}"
 
 
-def _compare_column(column: ScoreColumn, mine: Sequence[ScoredRun], reference: str, others: Mapping[str, Any]) -> dict[str, Any]:
+def _compare_rows(column: ScoreColumn, mine: Sequence[ScoredRun], reference: str, others: Mapping[str, Any]) -> ColumnResult:
     first = next((one for one in mine if one.row == reference), mine[0])
-    settings, task = first.scores["settings"], first.scores["task"]
+    settings, task = first.scores.settings, first.scores.task or ""
     read = {_label_run(one): p for one in mine if (p := read_predictions(one)) is not None}
     names = next((classes for classes, _ in read.values()), [])
-    told = {name: p for name, (classes, p) in read.items() if classes == names}
-    extra = {
+    same = {name: p for name, (classes, p) in read.items() if classes == names}
+    same |= {
         name: evaluate.parse_predictions(task, frame, names) for name, frame in others.items() if evaluate.list_classes(frame) == names
     }
     remarks: list[str] = []
     kept: dict[str, evaluate.Predictions] = {}
-    common = told.get(_label_run(first))
-    for name, said_here in {**told, **extra}.items():
+    for name, predictions in same.items():
         try:
-            evaluate.align_runs({"reference": common or said_here, "run": said_here})
+            evaluate.align_runs({"reference": same.get(_label_run(first), predictions), "run": predictions})
         except UserError:
-            remarks.append(f"{name} on {column.key}: other windows than the rest, so it is not compared.")
+            remarks.append(f"{name} on {column.key}: excluded from comparisons, evaluated on different windows.")
         else:
-            kept[name] = said_here
-    of: dict[str, dict[int, str]] = {}
+            kept[name] = predictions
+    runs: dict[str, dict[int, str]] = {}
     for one in mine:
         if _label_run(one) in kept:
-            of.setdefault(one.row, {})[one.seed] = _label_run(one)
-    drawn = None
-    if kept:
-        drawn = evaluate.draw_replicates(
-            task,
-            kept,
-            class_names=names,
-            metric=None if column.label else column.metric,
-            label=column.label,
-            bootstrap=settings["bootstrap"],
-            by=settings["by"],
-        )
-    cells: dict[str, Any] = {}
-    for row in dict.fromkeys(one.row for one in mine):
-        each = [{"seed": one.seed, "run": one.name, **(column.of(one.scores) or {})} for one in mine if one.row == row]
-        values = [one["value"] for one in each if one["value"] is not None]
-        if drawn is not None and len(of.get(row, {})) == len(each):
-            cell = evaluate.mean_over_seeds(drawn, list(of[row].values()))
-        else:  # scores without the predictions behind them
-            alone = len(each) == 1
-            cell = {key: each[0].get(key) if alone else None for key in ("value", "se", "lo", "hi", "undefined_reason")}
-            cell["value"] = float(np.mean(values)) if values else None
-        spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        test = next(one.scores for one in mine if one.row == row)
-        cells[row] = {
-            **cell,
-            "seeds": each,
-            "seed_sd": spread,
-            "seed_se": spread and spread / np.sqrt(len(values)),
-            "n": test["n"],
-            "n_subjects": test["n_subjects"],
-        }
+            runs.setdefault(one.row, {})[one.seed] = _label_run(one)
+    if not kept:
+        return ColumnResult(cells=_build_cells(column, mine, None, runs), remarks=remarks)
+    drawn = evaluate.draw_replicates(
+        task,
+        kept,
+        class_names=names,
+        metric=None if column.label else column.metric,
+        label=column.label,
+        bootstrap=settings.bootstrap,
+        by=settings.by,
+    )
     differences = {}
-    base = list(of.get(reference, {}).values())
-    every = {row: list(runs.values()) for row, runs in of.items()} | {row: [row] for row in extra if row in kept}
-    if drawn is not None and base and np.isfinite(drawn.values[base[0]]):
-        variance, df = _pool_seeds([[drawn.values[run] for run in runs.values()] for runs in of.values()])
-        for row, runs in every.items():
+    base = list(runs.get(reference, {}).values())
+    if base and np.isfinite(drawn.values[base[0]]):
+        variance, df = _pool_seeds([[drawn.values[run] for run in of.values()] for of in runs.values()])
+        for row, of in {**{row: list(of.values()) for row, of in runs.items()}, **{row: [row] for row in others if row in kept}}.items():
             if row != reference:
-                share = 1 / len(base) + (1 / len(runs) if row in of else 0.0)  # a baseline has no seeds
-                differences[row] = evaluate.paired_difference(drawn, runs, base, (variance * share, df))
-    return {"cells": cells, "differences": differences, "remarks": remarks}
+                share = 1 / len(base) + (1 / len(of) if row in runs else 0.0)  # a baseline has no seeds
+                differences[row] = evaluate.paired_difference(drawn, of, base, (variance * share, df))
+    return ColumnResult(cells=_build_cells(column, mine, drawn, runs), differences=differences, remarks=remarks)
+
+
+def _build_cells(
+    column: ScoreColumn, mine: Sequence[ScoredRun], drawn: evaluate.Replicates | None, runs: Mapping[str, Mapping[int, str]]
+) -> dict[str, CellScore]:
+    """A cell per row; its interval is that of the mean over seeds where the predictions of all seeds are there."""
+    cells = {}
+    for row in dict.fromkeys(one.row for one in mine):
+        seeds = [
+            SeedScore(seed=one.seed, run=one.name, **(column.metric_in(one.scores) or MetricValue()).model_dump())
+            for one in mine
+            if one.row == row
+        ]
+        values = [one.value for one in seeds if one.value is not None]
+        if drawn is not None and len(runs.get(row, {})) == len(seeds):
+            score = evaluate.mean_over_seeds(drawn, list(runs[row].values()))
+        else:
+            score = MetricValue(**seeds[0].model_dump(include=set(MetricValue.model_fields))) if len(seeds) == 1 else MetricValue()
+            score = score.model_copy(update={"value": float(np.mean(values)) if values else None, "classes": None})
+        sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        test = next(one.scores for one in mine if one.row == row)
+        cells[row] = CellScore(
+            **score.model_dump(),
+            seeds=seeds,
+            seed_sd=sd,
+            seed_se=float(sd / np.sqrt(len(values))) if sd is not None else None,
+            n=test.n,
+            n_subjects=test.n_subjects,
+        )
+    return cells
 
 
 def _pool_seeds(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -285,37 +329,20 @@ def _pool_seeds(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     )
 
 
-def correct_family(measures: Mapping[str, ColumnResult]) -> dict[Key, dict[str, Any]]:
-    """All differences of a page, corrected together: (row, column) -> what `evaluate.corrected` says."""
-    keys = [(row, column) for column, m in measures.items() for row in m.differences]
-    fixed = evaluate.holm_correct([measures[column].differences[row] for row, column in keys])
-    return dict(zip(keys, fixed, strict=True))
-
-
-def rank_rows(
-    rows: Sequence[str], shown: Sequence[ScoreColumn], value: Callable[[str, ScoreColumn], float | None]
-) -> dict[str, list[float | None]]:
-    """Ranks of the rows in each column, 1 the best: column -> [rows]."""
-    return {c.key: evaluate.rank_values([value(row, c) for row in rows], lower_is_better=c.lower) for c in shown}
-
-
-def read_speed(folder: Path, body: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Seconds of training and windows a second (the median of the logged steps), of signals of one length; None where it is not logged."""
+def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | None]:
+    """Seconds of training and windows per second (median of the logged steps, signals of one length only); None where not logged."""
     from bitimely_core.training import loop
 
-    final = body.get("final") or {}
-    stated, data = final.get("seconds"), body["data"]
     lines = [line for line in loop.metrics(folder) if line.get("split") == "train" and line.get("tokens_per_second")]
-    if not lines or len({one["length"] for one in data}) > 1 or data[0].get("vocabulary"):
-        return stated, None
-    rate = np.array([line["tokens_per_second"] / data[0]["length"] for line in lines])
+    if not lines or len({one.length for one in record.data}) > 1 or record.data[0].vocabulary:
+        return None, None
+    rate = np.array([line["tokens_per_second"] / record.data[0].length for line in lines])
     steps = np.diff([0, *(line["step"] for line in lines)])
-    seconds = float((steps * body["settings"]["train"]["batch_size"] / rate).sum())
-    return (stated if stated is not None else seconds), float(np.median(rate))
+    return float((steps * record.settings.train.batch_size / rate).sum()), float(np.median(rate))
 
 
 def read_curve(folder: Path, split: str) -> tuple[str, np.ndarray, np.ndarray]:
-    """What is drawn of a training (`rel` where it is known, else `loss`), its steps and values in one split."""
+    """The plotted quantity of a training (`rel` where it is logged, else `loss`), its steps and values in one split."""
     from bitimely_core.training import loop
 
     lines = loop.metrics(folder)

@@ -1,522 +1,455 @@
-"""Rows and columns from the scores of runs: means over seeds, paired differences, ranks, wins, cost, curves.
+"""Blocks of result pages (means over seeds, paired differences, ranks, wins, cost, curves) and the comparison page made of them.
 
-The page of a recipe's results and the page of a comparison are made of these blocks. A row is a model or an arm, a column is a score on a
-view of a data set: `data` for the main metric of its task, `data:metric` for another one, `data:label` for the AUPRC of one label or class.
-
-Legend: S seeds, R replicates.
+A row is a model or an arm, a column is a metric of a view of a data set: `data` for the main metric of its task, `data:metric` for another
+one, `data:label` for the AUPRC of one label or class.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from bitimely_core import evaluate as scoring
-from bitimely_core.errors import Reason, input_error
-from bitimely_core.evaluate.result_table import assign_rows, compare_column, correct_family, group_columns, read_curve, read_speed
-from bitimely_core.page import Figure, Page, Table
-from bitimely_core.run import read_run
-
-if TYPE_CHECKING:
-    pass
-from collections.abc import Callable, Mapping, Sequence
-
 from bitimely_core import evaluate
-from bitimely_core.evaluate.result_table import Key, ScoreColumn, ScoredRun, rank_rows
-from bitimely_core.report.run_page import baseline_values, loss_curves, main_metric, run_facts
+from bitimely_core.errors import Reason, input_error
+from bitimely_core.evaluate.result_table import ResultTable, ScoredRun, assign_rows, compare_column, group_columns, read_curve, read_speed
+from bitimely_core.page import (
+    BarPlot,
+    Figure,
+    ForestPanel,
+    ForestPlot,
+    Line,
+    LinePlot,
+    Page,
+    PageBuilder,
+    RankPlot,
+    Table,
+    make_figure,
+    make_table,
+)
+from bitimely_core.report.run_page import baseline_values, is_from_scratch, loss_curves, main_metric, run_facts
+from bitimely_core.report.text import text_cell
+from bitimely_core.schemas import MetricValue, RunRecord, Scores
 
 FURTHER_METRICS = {
     "classification": ("balanced_accuracy", "auroc", "macro_f1", "kappa"),
     "multilabel": ("auprc", "auroc", "macro_f1"),
     "regression": ("rmse",),
 }
-LINES = 12  # curves of one figure
-
+SPLITS = {
+    "subject": "by subject",
+    "official": "official",
+    "time": "by time, subjects in several splits",
+    "random-window": "random windows, subjects in several splits",
+}
+STAMPS: dict[bool | str | None, str] = {True: "yes", False: "no", None: "no target"}
+MAX_CURVES = 12  # of one figure
 METHOD = (
-    "Differences are of means over seeds, on the same draws of subjects for both rows. They are tested against Student's t (difference over the standard error, with "
-    "the variance between seeds added, pooled over the rows of the column, where there are several), and all differences of the page are one family, corrected after Holm."
+    "Differences are paired: means over seeds on the same bootstrap draws of subjects for both rows. The test is Student's t (difference over its standard error, plus the "
+    "variance between seeds, pooled over the rows of the column, where there are several). All differences of the page are one family with Holm correction."
 )
 
 
 # --- blocks -------------------------------------------------------------------------------------------------------------------------------
 
 
-def difference_table(
-    differences: Mapping[Key, Mapping[str, Any]], shown: Sequence[ScoreColumn], reference: str, names: Mapping[str, str]
-) -> Table:
-    """Every row less the reference, uncorrected and corrected."""
-    of = {c.key: c for c in shown}
-    rows = []
-    for (row, key), d in differences.items():
-        f = of[key].factor
-        difference, se, lo, hi, low, high = (
-            None if d[k] is None else d[k] * f for k in ("difference", "se", "lo", "hi", "corrected_lo", "corrected_hi")
+def difference_table(table: ResultTable) -> Table:
+    """Every row minus the reference, uncorrected and corrected."""
+    rows, reference = [], table.name(table.reference)
+    for key, d in table.differences.items():
+        scaled = [
+            None if v is None else v * table.column(key[1]).factor for v in (d.difference, d.lo, d.hi, d.se, d.corrected_lo, d.corrected_hi)
+        ]
+        value, lo, hi, se, low, high = scaled
+        corrected = None if low is None or high is None else text_cell(low, f"{low:.2f} to {high:.2f}".replace("-", "−"), to=high)
+        verdict = (
+            {1: "better", -1: "worse", 0: "no significant difference"}[table.side(key)]
+            if low is not None
+            else d.undefined_reason or "no CI"
         )
-        side = evaluate.significance_sign(d) * (-1 if of[key].lower else 1)
-        word = {1: "better", -1: "worse", 0: "not told apart"}[side] if low is not None else d["undefined_reason"] or "no interval"
-        fixed = (
-            None
-            if low is None or high is None
-            else {"value": low, "text": f"{low:.2f} to {high:.2f}".replace("-", "−"), "note": "", "to": high}
-        )
-        rows.append([names.get(row, row), names.get(key, key), {"value": difference, "lo": lo, "hi": hi}, se, fixed, d["p_holm"], word])
-    return Table(
-        name="differences",
-        title=f"Paired differences to {names.get(reference, reference)}",
-        columns=["row", "data", "difference", "standard error", "corrected interval", "p, Holm", "told apart?"],
-        rows=rows,
-        caption=f"Row minus {names.get(reference, reference)} on the same draws of test subjects, means over seeds; in the units of the metric, so that of errors a "
-        "negative difference is better. Below the difference: percentiles of the replicates, 95 %, uncorrected. Corrected: one family of "
-        f"{len(rows)} comparisons after Holm, with the variance between seeds (pooled over the rows of a column) where there are several. Only where the corrected interval excludes 0 are the two told apart; "
-        "more subjects or seeds may tell apart what is not told apart here.",
+        rows.append([*map(table.name, key), MetricValue(value=value, lo=lo, hi=hi), se, corrected, d.p_holm, verdict])
+    return make_table(
+        "differences",
+        f"Paired differences to {reference}",
+        f"Row minus {reference} on the same bootstrap draws of test subjects, means over seeds, in the units of the metric (of errors a negative difference is better). "
+        "Below the difference: its uncorrected 95 % CI (percentiles of the replicates). Corrected: Holm correction of one family of "
+        f"{len(rows)} comparisons, with the variance between seeds (pooled over the rows of a column) where there are several. If the corrected 95 % CI contains 0, the "
+        "difference is not significant; that is no evidence that the rows are equal.",
+        ["row", "data", "difference", "standard error", "corrected 95 % CI", "p, Holm", "significant?"],
+        rows,
     )
 
 
-def difference_figure(
-    differences: Mapping[Key, Mapping[str, Any]], shown: Sequence[ScoreColumn], reference: str, names: Mapping[str, str]
-) -> list[Figure]:
-    """The same with a panel a column."""
-    rows = list(dict.fromkeys(row for row, _ in differences))
+def difference_figure(table: ResultTable) -> list[Figure]:
+    """The differences with a panel a column."""
+    rows, reference = list(dict.fromkeys(row for row, _ in table.differences)), table.name(table.reference)
     panels = []
-    for c in shown:
-        here = [differences.get((row, c.key)) for row in rows]
-        if any(d is not None for d in here):
-            parts = {"values": "difference", "lo": "corrected_lo", "hi": "corrected_hi"}
-            values = {key: [None if d is None or d[name] is None else d[name] * c.factor for d in here] for key, name in parts.items()}
-            panels.append({"name": names.get(c.key, c.key), "zero": True, **values})
+    for c in table.columns:
+        here = [table.differences.get((row, c.key)) for row in rows]
+        if any(here):
+            values, lo, hi = (
+                [None if d is None or (v := getattr(d, name)) is None else v * c.factor for d in here]
+                for name in ("difference", "corrected_lo", "corrected_hi")
+            )
+            panels.append(ForestPanel(table.name(c.key), values, lo, hi, zero=True))
     if not panels:
         return []
-    lower = [names.get(c.key, c.key) for c in shown if c.lower]
-    return [
-        Figure(
-            name="difference-forest",
-            title=f"What is told apart from {names.get(reference, reference)}",
-            kind="forest",
-            caption=f"Dots: the paired difference, row minus {names.get(reference, reference)}; lines: intervals corrected for all comparisons of the page. A line that "
-            "crosses 0 tells nothing apart; a dot without a line has no interval."
-            + (f" Left is better for {', '.join(lower)}, right for the others." if lower else " Right is better."),
-            data={"names": [names.get(row, row) for row in rows], "panels": panels, "xlabel": "difference"},
-        )
-    ]
+    lower = [table.name(c.key) for c in table.columns if c.lower]
+    caption = (
+        f"Dots: paired difference, row minus {reference}; lines: 95 % CI after Holm correction for all comparisons of the page. If a line crosses 0, the difference "
+        "is not significant; a dot without a line has no CI."
+        + (f" Left is better for {', '.join(lower)}, right for the others." if lower else " Right is better.")
+    )
+    data = ForestPlot([table.name(row) for row in rows], panels, "difference")
+    return [make_figure("difference-forest", f"Differences to {reference}", caption, data)]
 
 
-def variance_table(cells: Mapping[Key, Mapping[str, Any]], shown: Sequence[ScoreColumn], names: Mapping[str, str]) -> list[Table]:
-    """How much the seeds differ beside how much the subjects do, where there are several seeds."""
-    of = {c.key: c for c in shown}
+def variance_table(table: ResultTable) -> list[Table]:
+    """Variation between seeds beside that between subjects, where there are several seeds."""
     rows = []
-    for (row, key), cell in cells.items():
-        values = [one["value"] * of[key].factor for one in cell["seeds"] if one["value"] is not None]
-        errors = [one["se"] * of[key].factor for one in cell["seeds"] if one.get("se") is not None]
+    for key, cell in table.cells.items():
+        factor = table.column(key[1]).factor
+        values = [one.value * factor for one in cell.seeds if one.value is not None]
+        errors = [one.se * factor for one in cell.seeds if one.se is not None]
         if len(values) > 1:
-            sd, mean_se = float(np.std(values, ddof=1)), float(np.sqrt(np.mean(np.square(errors)))) if errors else None
-            rows.append(
-                [
-                    names.get(row, row),
-                    names.get(key, key),
-                    len(values),
-                    float(np.mean(values)),
-                    sd,
-                    sd / np.sqrt(len(values)),
-                    min(values),
-                    max(values),
-                    mean_se,
-                ]
-            )
-    if not rows:
-        return []
-    columns = [
-        "row",
-        "data",
-        "seeds",
-        "mean",
-        "standard deviation",
-        "standard error over seeds",
-        "lowest",
-        "highest",
-        "standard error over subjects",
-    ]
+            sd, subjects = float(np.std(values, ddof=1)), float(np.sqrt(np.mean(np.square(errors)))) if errors else None
+            mean = float(np.mean(values))
+            rows.append([*map(table.name, key), len(values), mean, sd, sd / np.sqrt(len(values)), min(values), max(values), subjects])
     caption = (
-        "Another seed is another draw of the initial weights, the order of the windows and the training subjects. The standard error over subjects is that of the "
-        "bootstrap of one seed (root mean square). Where the spread over seeds is as large as a difference between rows, one training each cannot show the difference."
+        "A seed determines the initial weights, the order of the windows and the training subjects. The standard error over subjects is that of the bootstrap of one "
+        "seed (root mean square). Where the standard deviation over seeds is as large as a difference between rows, one seed each cannot show the difference."
     )
-    return [Table(name="seeds", title="Spread over seeds", columns=columns, rows=rows, caption=caption)]
+    errors_of = ["standard error over seeds", "lowest", "highest", "standard error over subjects"]
+    columns = ["row", "data", "seeds", "mean", "standard deviation", *errors_of]
+    return [make_table("seeds", "Variation between seeds", caption, columns, rows)] if rows else []
 
 
-def rank_blocks(
-    rows: Sequence[str], shown: Sequence[ScoreColumn], cells: Mapping[Key, Mapping[str, Any]], names: Mapping[str, str]
-) -> list[Figure | Table]:
-    """Ranks of each column and their mean; with three rows or more on two columns or more a picture with the critical difference."""
-
-    def value(row: str, c: ScoreColumn) -> float | None:
-        return cells.get((row, c.key), {}).get("value")
-
-    shown = [c for c in shown if sum(value(row, c) is not None for row in rows) > 1]
-    rows = [row for row in rows if any(value(row, c) is not None for c in shown)]
-    if not shown:
+def rank_blocks(table: ResultTable) -> list[Figure | Table]:
+    """Ranks of each column and their mean; from three rows on two data sets on, a figure with the critical difference."""
+    columns = [c for c in table.columns if sum(table.value(row, c) is not None for row in table.rows) > 1]
+    rows = [row for row in table.rows if any(table.value(row, c) is not None for c in columns)]
+    if not columns:
         return []
-    found = rank_rows(rows, shown, value)
-    table: list[list[Any]] = []
+    found = table.ranks(rows, columns)
+    lines: list[tuple[int, float, list[Any]]] = []
     for k, row in enumerate(rows):
-        mine = [found[c.key][k] for c in shown]
-        held = [r for r in mine if r is not None]
-        mean = float(np.mean(held))
-        shown_ranks = [None if r is None else {"value": r, "text": f"{r:g}", "note": ""} for r in mine]
-        table.append([names.get(row, row), {"value": mean, "text": f"{mean:.2f}", "note": ""}, len(held), *shown_ranks])
-    table.sort(key=lambda line: (-line[2], line[1]["value"]))
+        ranks = [found[c.key][k] for c in columns]
+        known = [r for r in ranks if r is not None]
+        mean = float(np.mean(known))
+        cells = [None if r is None else text_cell(r, f"{r:g}") for r in ranks]
+        lines.append((-len(known), mean, [table.name(row), text_cell(mean, f"{mean:.2f}"), len(known), *cells]))
     caption = (
-        "1 is the best mean of a column, equal ones share their mean rank; a mean over fewer columns cannot be set beside one over more. Ranks say nothing about how "
-        "far apart two rows are: see the differences."
+        "1 is the best mean of a column, ties share their mean rank; mean ranks over different columns are not comparable. Ranks do not show the size of a difference: see "
+        "the differences."
     )
+    heads = ["row", "mean rank", "columns", *(table.name(c.key) for c in columns)]
     out: list[Figure | Table] = [
-        Table(
-            name="ranks",
-            title="Ranks",
-            columns=["row", "mean rank", "columns", *(names.get(c.key, c.key) for c in shown)],
-            rows=table,
-            caption=caption,
-        )
+        make_table("ranks", "Ranks", caption, heads, [line for *_, line in sorted(lines, key=lambda one: one[:2])])
     ]
-    whole = [row for row in rows if all(value(row, c) is not None for c in shown)]
-    data = {c.data for c in shown}
-    if len(whole) < 3 or len(data) < 2:
+    complete = [row for row in rows if all(table.value(row, c) is not None for c in columns)]
+    if len(complete) < 3 or len({c.data for c in columns}) < 2:
         return out
-    again = rank_rows(whole, shown, value)
-    test = evaluate.nemenyi(np.array([again[c.key] for c in shown], dtype=float))
-    p = "" if test["friedman_p"] is None else f" Friedman's test that all are equal: p = {test['friedman_p']:.3g}."
-    out.append(
-        Figure(
-            name="critical-difference",
-            title="Mean ranks and their critical difference",
-            kind="ranks",
-            caption=f"Mean ranks of {len(whole)} rows over {len(shown)} columns; a bar joins rows that differ by less than the critical difference of Nemenyi's test at 5 % "
-            f"over all pairs, {test['critical']:.2f}: these are not told apart.{p} The test takes the columns for independent; those of one data set are not, which makes it "
-            f"too bold, and with {len(shown)} columns it can hardly tell anything apart. Rows without a score in some column are left out.",
-            data={"names": [names.get(row, row) for row in whole], "ranks": test["mean_ranks"], "critical": test["critical"]},
-        )
-    )
-    return out
-
-
-def win_table(
-    rows: Sequence[str], shown: Sequence[ScoreColumn], cells: Mapping[Key, Mapping[str, Any]], names: Mapping[str, str]
-) -> list[Table]:
-    """How often one row beats another, out of the columns that both have."""
-    rows = [row for row in rows if any((row, c.key) in cells for c in shown)]
-    table = []
-    for row in rows:
-        line: list[Any] = [names.get(row, row)]
-        for other in rows:
-            pairs = [(cells.get((row, c.key), {}).get("value"), cells.get((other, c.key), {}).get("value"), c.lower) for c in shown]
-            both = [(a, b, lower) for a, b, lower in pairs if a is not None and b is not None]
-            wins, ties = sum((a < b) if lower else (a > b) for a, b, lower in both), sum(a == b for a, b, _ in both)
-            line.append(None if row == other or not both else f"{wins}/{len(both)}" + (f", {ties} equal" if ties else ""))
-        table.append(line)
-    if len(rows) < 2:
-        return []
+    ranks_of = table.ranks(complete, columns)
+    test = evaluate.nemenyi(np.array([ranks_of[c.key] for c in columns], dtype=float))
+    p = "" if test.friedman_p is None else f" Friedman's test that all rows are equal: p = {test.friedman_p:.3g}."
     caption = (
-        "In how many columns the mean of the row (left) is better than that of the column (top), out of those that both have. Counts of means: a win within the "
-        "noise counts as one."
+        f"Mean ranks of {len(complete)} rows over {len(columns)} columns; a bar joins rows that differ by less than the critical difference of Nemenyi's test at 5 % over all "
+        f"pairs, {test.critical:.2f}: no significant difference.{p} The test assumes independent columns; those of one data set are not, which makes it anti-conservative, and "
+        f"with {len(columns)} columns its power is low. Rows without a score in some column are excluded."
     )
-    return [Table(name="wins", title="Wins", columns=["row", *(names.get(row, row) for row in rows)], rows=table, caption=caption)]
+    data = RankPlot([table.name(row) for row in complete], test.mean_ranks, test.critical)
+    return [*out, make_figure("critical-difference", "Mean ranks and their critical difference", caption, data)]
 
 
-def cost_table(found: Sequence[ScoredRun], workspace: Path, names: Mapping[str, str]) -> Table:
+def win_table(table: ResultTable) -> list[Table]:
+    """How often one row beats another, out of the columns that both have."""
+    rows = [row for row in table.rows if any((row, c.key) in table.cells for c in table.columns)]
+
+    def count(row: str, other: str) -> str | None:
+        pairs = [(table.value(row, c), table.value(other, c), c.lower) for c in table.columns]
+        both = [(b - a if lower else a - b) for a, b, lower in pairs if a is not None and b is not None]
+        if row == other or not both:
+            return None
+        ties = sum(d == 0 for d in both)
+        return f"{sum(d > 0 for d in both)}/{len(both)}" + (f", {ties} equal" if ties else "")
+
+    caption = (
+        "Number of columns in which the mean of the row (left) is better than that of the column (top), out of those that both have. Wins count means, "
+        "significant or not."
+    )
+    lines = [[table.name(row), *(count(row, other) for other in rows)] for row in rows]
+    return [make_table("wins", "Wins", caption, ["row", *map(table.name, rows)], lines)] if len(rows) > 1 else []
+
+
+def cost_table(table: ResultTable, workspace: Path) -> Table:
     """Parameters, seconds and speed of each row, pre-training and fine-tuning."""
     rows = []
-    for row in dict.fromkeys(one.row for one in found):
-        mine = [run for one in found if one.row == row for run in one.runs]
-        parents = dict.fromkeys((one.body.get("source") or {}).get("run") for one in mine if (one.body.get("source") or {}).get("weights"))
-        before = [workspace / "runs" / str(name) for name in parents if (workspace / "runs" / str(name) / "run.json").is_file()]
-        cost = [read_speed(folder, read_run(folder)) for folder in before]
-        tuned = [read_speed(one.folder, one.body) for one in mine]
-        sizes = sorted({one.body["parameters"] for one in mine})
-        told = [f"{sizes[0]:,}" + (f"–{sizes[-1]:,}" if len(sizes) > 1 else "")] if sizes else [None]
-        rows.append([names.get(row, row), *told, len(before), _total([s for s, _ in cost]), _median([r for _, r in cost]), len(mine)])
-        rows[-1] += [
-            _total([s for s, _ in tuned]),
-            _median([r for _, r in tuned]),
-            ", ".join(sorted({str(one.body.get("device", "")) for one in mine})),
-        ]
-    return Table(
-        name="cost",
-        title="Cost",
-        columns=[
+    for row in dict.fromkeys(one.row for one in table.found):
+        runs = [run for one in table.found if one.row == row for run in one.runs]
+        folders = {workspace / "runs" / name: None for run in runs if (name := _parent_name(run))}
+        parents = [folder for folder in folders if (folder / "run.json").is_file()]
+        sizes = sorted({run.record.parameters for run in runs})
+        parameters = f"{sizes[0]:,}" + (f"–{sizes[-1]:,}" if len(sizes) > 1 else "")
+        before, tuned = (
+            [read_speed(folder, RunRecord.load(folder / "run.json")) for folder in parents],
+            [read_speed(run.folder, run.record) for run in runs],
+        )
+        devices = ", ".join(sorted({run.record.device or "" for run in runs}))
+        rows.append([table.name(row), parameters, len(parents), *_sum_costs(before), len(runs), *_sum_costs(tuned), devices])
+    return make_table(
+        "cost",
+        "Cost",
+        "Seconds of all trainings of the row, from the speed of the logged steps, without validation; windows per second: median. Speeds on shared or different machines "
+        "are not comparable.",
+        [
             "row",
             "parameters",
             "pre-trainings",
             "seconds",
-            "windows a second",
+            "windows per second",
             "fine-tunings",
             "seconds ",
-            "windows a second ",
+            "windows per second ",
             "device",
         ],
-        rows=rows,
-        caption="Seconds of all trainings of the row together, from the speed of the logged steps, without validation; windows a second: the median. Speeds of runs that "
-        "shared a machine with others, or ran on different machines, cannot be set beside each other.",
+        rows,
     )
 
 
-def _total(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return round(sum(known), 1) if known and len(known) == len(values) else None
+def _parent_name(one: ScoredRun) -> str | None:
+    """The pre-trained run whose weights a run started from."""
+    source = one.record.source
+    return source.run if source and source.weights else None
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return round(float(np.median(known)), 1) if known else None
+def _sum_costs(costs: Sequence[tuple[float | None, float | None]]) -> tuple[float | None, float | None]:
+    """Total seconds (None unless all are known) and median windows per second."""
+    seconds = [s for s, _ in costs if s is not None]
+    rates = [r for _, r in costs if r is not None]
+    complete = seconds and len(seconds) == len(costs)
+    return round(sum(seconds), 1) if complete else None, round(float(np.median(rates)), 1) if rates else None
 
 
-def curve_figures(found: Sequence[ScoredRun], workspace: Path, names: Mapping[str, str]) -> list[Figure]:
+def curve_figures(table: ResultTable, workspace: Path) -> list[Figure]:
     """Validation curves of the fine-tunings of each data set, and of the pre-trainings; the first seed of each row."""
-    groups: dict[str, dict[str, tuple[Path, int]]] = {}
-    firsts = {(one.row, one.data): one for one in sorted(found, key=lambda one: -one.seed)}
-    for one in found:
+    groups: dict[str, dict[str, Path]] = {"Pre-training": {}}
+    firsts = {(one.row, one.data): one for one in sorted(table.found, key=lambda one: -one.seed)}
+    for one in table.found:
         if firsts[one.row, one.data] is one:
-            groups.setdefault(f"Fine-tuning on {names.get(one.data, one.data)}", {})[one.row] = (one.folder, 0)
-            source = one.body.get("source") or {}
-            parent = workspace / "runs" / str(source.get("run"))
-            if source.get("weights") and (parent / "metrics.jsonl").is_file():
-                groups.setdefault("Pre-training", {})[one.row] = (parent, 0)
+            groups.setdefault(f"Fine-tuning on {table.name(one.data)}", {})[one.row] = one.folder
+            parent = workspace / "runs" / (_parent_name(one) or "")
+            if _parent_name(one) and (parent / "metrics.jsonl").is_file():
+                groups["Pre-training"][one.row] = parent
     out = []
-    for title, rows in sorted(groups.items(), key=lambda pair: pair[0] != "Pre-training"):
+    for title, folders in groups.items():
         series, key = [], ""
-        for row, (folder, _) in list(rows.items())[:LINES]:
+        for row, folder in list(folders.items())[:MAX_CURVES]:
             key, x, y = read_curve(folder, "validation")
             if len(x) < 2:
                 key, x, y = read_curve(folder, "train")
             if len(x):
-                series.append({"name": names.get(row, row), "x": x, "y": y})
+                series.append(Line(table.name(row), x, y))
+        more = len(folders) - MAX_CURVES
+        caption = (
+            "Validation loss (training, where there is at most one validation) of the first seed (and test fold) of each row"
+            + (f", of the first {MAX_CURVES} rows; {more} more are in their runs" if more > 0 else "")
+            + ". rel: loss over the variance or entropy of the target, 1.0 = no better than predicting the mean. Losses of different objectives are not comparable; a curve "
+            "that still falls at its end indicates too short a training, one that rises overfitting."
+        )
         if series:
-            left = len(rows) - LINES
-            out.append(
-                Figure(
-                    name=f"curves-{title}",
-                    title=title,
-                    kind="lines",
-                    caption="Validation loss (training, where there is at most one validation) of the first seed (and test fold) of each row"
-                    + (f", of the first {LINES} rows; {left} more are in their runs" if left > 0 else "")
-                    + ". rel: loss over the variance or entropy of the target, 1.0 = no better than predicting the mean. Losses of different objectives cannot be set beside "
-                    "each other; a curve that still falls at its end would have gained from longer training, one that rises was trained for too long.",
-                    data={"series": series, "xlabel": "optimizer step", "ylabel": key},
-                )
-            )
+            out.append(make_figure(f"curves-{title}", title, caption, LinePlot(series, "optimizer step", key)))
     return out
 
 
-def secondary_table(found: Sequence[ScoredRun], names: Mapping[str, str]) -> list[Table]:
+def secondary_table(table: ResultTable) -> list[Table]:
     """Further metrics of every run, with intervals; a table a task."""
     out = []
     for task, metrics in FURTHER_METRICS.items():
-        mine = [one for one in found if one.scores.get("task") == task]
-        if mine:
-            rows = [
-                [names.get(one.row, one.row), names.get(one.data, one.data), one.seed, *(one.scores["metrics"].get(m) for m in metrics)]
-                for one in mine
-            ]
-            caption = "Value and 95 % bootstrap interval of each run, as fractions (errors in the unit of the target). A dash is not defined or has no interval; the page of the run says why."
-            if task == "classification":
-                caption += " Accuracy alone hides a class that is never found; balanced accuracy is the mean recall, AUROC and F1 are means over the classes."
-            columns = ["row", "data", "seed", *(evaluate.NAMES[m] for m in metrics)]
-            out.append(Table(name=f"further-{task}", title=f"Further metrics: {task}", columns=columns, rows=rows, caption=caption))
+        rows = [
+            [table.name(one.row), table.name(one.data), one.seed, *(one.scores.metrics.get(m) for m in metrics)]
+            for one in table.found
+            if one.scores.task == task
+        ]
+        caption = "Value and 95 % bootstrap CI of each run, as fractions (errors in the unit of the target). A dash: not defined or no CI; the page of the run has the reason."
+        if task == "classification":
+            caption += " Accuracy alone hides classes that are never predicted; balanced accuracy is the mean recall, AUROC and F1 are means over classes."
+        columns = ["row", "data", "seed", *(evaluate.NAMES[m] for m in metrics)]
+        out += [make_table(f"further-{task}", f"Further metrics: {task}", caption, columns, rows)] if rows else []
     return out
 
 
-def data_table(found: Sequence[ScoredRun], names: Mapping[str, str]) -> Table:
-    """What was scored on, and what trained on it."""
+def data_table(table: ResultTable) -> Table:
+    """The scored split of each data set, and the share of training subjects."""
     rows = []
-    for data in dict.fromkeys(one.data for one in found):
-        mine = [one for one in found if one.data == data]
-        s, body = mine[0].scores, mine[0].body
-        shares = sorted({float(one.body["settings"]["data"].get("fraction", 1.0)) for one in mine})
-        few = s["n_subjects"] < evaluate.MINIMUM_UNITS
-        mark = {
-            "subject": "by subject",
-            "official": "official",
-            "time": "by time, subjects in several splits",
-            "random-window": "random windows, subjects in several splits",
-        }
-        cut = mark.get(body["data"][0]["split"], body["data"][0]["split"])
-        cut += f", {len(mine[0].parts)} test folds" if mine[0].parts else ""
-        unit = f"{s['settings']['bootstrap']:,} resamples of {s['settings']['by']}s" + (
-            f"; too few subjects for an interval ({evaluate.MINIMUM_UNITS} are needed)" if few else ""
-        )
-        rows.append(
-            [
-                names.get(data, data),
-                s["split"],
-                cut,
-                s["n"],
-                s["n_subjects"],
-                ", ".join(f"{v:g}" for v in shares),
-                unit,
-                body["data"][0]["fingerprint"][:12],
-            ]
-        )
-    columns = ["data", "scored on", "split", "windows", "subjects", "share of training subjects", "intervals", "fingerprint"]
-    return Table(
-        name="data",
-        title="Data",
-        columns=columns,
-        rows=rows,
-        caption="The split that was scored. The fingerprint names the windows: the same one, the same windows.",
+    for data in dict.fromkeys(one.data for one in table.found):
+        mine = [one for one in table.found if one.data == data]
+        s, trained = mine[0].scores, mine[0].record.data[0]
+        shares = sorted({one.record.settings.data.fraction for one in mine})
+        split = SPLITS.get(trained.split, trained.split) + (f", {len(mine[0].parts)} test folds" if mine[0].parts else "")
+        unit = f"{s.settings.bootstrap:,} resamples of {s.settings.by}s"
+        if s.n_subjects < evaluate.MINIMUM_UNITS:
+            unit += f"; no CI: at least {evaluate.MINIMUM_UNITS} subjects required"
+        share = ", ".join(f"{v:g}" for v in shares)
+        rows.append([table.name(data), s.split, split, s.n, s.n_subjects, share, unit, trained.fingerprint[:12]])
+    return make_table(
+        "data",
+        "Data",
+        "The split that was scored. Equal fingerprints: the same windows.",
+        ["data", "scored on", "split", "windows", "subjects", "share of training subjects", "intervals", "fingerprint"],
+        rows,
     )
 
 
-def row_table(found: Sequence[ScoredRun], names: Mapping[str, str]) -> Table:
-    """What each row is, and whether its pre-training could see its targets."""
+def row_table(table: ResultTable) -> Table:
+    """Model, preset and pre-training of each row."""
     rows: list[list[Any]] = []
-    for row in dict.fromkeys(one.row for one in found):
-        mine = [run.body for one in found if one.row == row for run in one.runs]
+    for row in dict.fromkeys(one.row for one in table.found):
+        records = [run.record for one in table.found if one.row == row for run in one.runs]
 
-        def each(value: Callable[[Any], str], mine: list[dict[str, Any]] = mine) -> str:
-            return ", ".join(dict.fromkeys(value(body) for body in mine))
+        def join(value: Callable[[RunRecord], object], records: list[RunRecord] = records) -> str:
+            return ", ".join(dict.fromkeys(str(value(record)) for record in records))
 
-        scratch = [body["kind"] == "finetune" and not (body.get("source") or {}).get("weights") for body in mine]
-        objective = each(lambda body: str(body["settings"]["objective"]["name"]))
         rows.append(
             [
-                names.get(row, row),
-                each(lambda body: body["model"]),
-                each(lambda body: str(body["preset"])),
-                "from scratch" if all(scratch) else objective,
+                table.name(row),
+                join(lambda record: record.model),
+                join(lambda record: record.preset),
+                "from scratch" if all(map(is_from_scratch, records)) else join(lambda record: record.settings.objective.name),
+                join(lambda record: STAMPS.get(record.leak_free, record.leak_free)),
+                join(lambda record: record.settings.finetune.readout or "none"),
+                len(records),
             ]
         )
-        rows[-1] += [each(lambda body: {True: "yes", False: "no", None: "has none"}.get(body["leak_free"], str(body["leak_free"])))]
-        rows[-1] += [each(lambda body: str((body["settings"].get("finetune") or {}).get("readout") or "none")), len(mine)]
-    columns = ["row", "model", "preset", "pre-training", "leak-free", "readout", "runs"]
     caption = (
-        "Leak-free: whether the targets of the pre-training are hidden from the model; where they are not, a low pre-training loss means little, and the scores of the "
-        "fine-tuned model stand for themselves."
+        "Leak-free: the targets of the pre-training are hidden from the model. Where they are not, a low pre-training loss is not informative; the scores of the fine-tuned "
+        "model remain valid."
     )
-    return Table(name="rows", title="Rows", columns=columns, rows=rows, caption=caption)
+    return make_table("rows", "Rows", caption, ["row", "model", "preset", "pre-training", "leak-free", "readout", "runs"], rows)
 
 
-def summarize_differences(
-    differences: Mapping[Key, Mapping[str, Any]], shown: Sequence[ScoreColumn], reference: str, names: Mapping[str, str]
-) -> str:
-    """The differences of a page in one or two sentences: only those whose corrected interval excludes 0 are named."""
-    if not differences:
+def summarize_differences(table: ResultTable) -> str:
+    """The significant differences of a page, and the number of the others, in one or two sentences."""
+    total = len(table.differences)
+    if not total:
         return "No two rows could be compared."
-    of = {c.key: c for c in shown}
-    sides: dict[str, list[str]] = {"above": [], "below": []}
-    without = sum(d["corrected_lo"] is None for d in differences.values())
-    for (row, key), d in differences.items():
-        side = evaluate.significance_sign(d) * (-1 if of[key].lower else 1)
-        if side:
-            sides["above" if side < 0 else "below"].append(f"{names.get(row, row)} on {names.get(key, key)}")
-    told = [
-        f"better than {_join_names(sides['above'])}" if sides["above"] else "",
-        f"worse than {_join_names(sides['below'])}" if sides["below"] else "",
-    ]
-    total, apart = len(differences), sum(map(len, sides.values()))
-    first = f"{names.get(reference, reference)} is {' and '.join(filter(None, told))} (corrected intervals exclude 0)" if apart else ""
-    rest = total - apart - without
-    more = [
-        f"{rest} of {total} comparisons are not told apart" if rest else "",
-        f"{without} of {total} have too few subjects for an interval" if without else "",
-    ]
-    return ". ".join(filter(None, [first, "; ".join(filter(None, more))])) + "."
+    sides = {key: table.side(key) for key in table.differences}
+    named = {
+        word: [f"{table.name(row)} on {table.name(key)}" for (row, key), side in sides.items() if side == at]
+        for word, at in (("better", -1), ("worse", 1))
+    }
+    told = [f"{word} than {_join_names(names)}" for word, names in named.items() if names]
+    without = sum(d.corrected_lo is None for d in table.differences.values())
+    rest = total - sum(map(len, named.values())) - without
+    return (
+        ". ".join(
+            filter(
+                None,
+                [
+                    f"{table.name(table.reference)} is {' and '.join(told)} (the Holm-corrected 95 % CI excludes 0)" if told else "",
+                    f"No significant difference in {rest} of {total} comparisons after Holm correction" if rest else "",
+                    f"No CI in {without} of {total} comparisons: too few subjects" if without else "",
+                ],
+            )
+        )
+        + "."
+    )
 
 
 def _join_names(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def comparison_page(found: list[Path]) -> Page:
+# --- the comparison page ------------------------------------------------------------------------------------------------------------------
+
+
+def comparison_page(folders: list[Path]) -> Page:
     """One page of several evaluated runs. Raises UserError (incomplete, exit 4) for a run without scores."""
-    entries = []
-    for folder in found:
-        path = folder / "scores.json"
-        if not path.is_file():
+    for folder in folders:
+        if not (folder / "scores.json").is_file():
             raise input_error(
                 Reason.INCOMPLETE, "no scores", "expected scores.json", f"Run: bitimely evaluate {folder.name}", file=str(folder)
             )
-        entries.append((read_run(folder), json.loads(path.read_bytes()), folder))
-    name = main_metric(entries[0][1])
-    runs = assign_rows(found)
-    shown = group_columns(runs, [one.data for one in runs])
-    reference = runs[0].row
-    measures = {c.key: compare_column(c, runs, reference) for c in shown}
-    cells = {(row, key): cell for key, m in measures.items() for row, cell in m.cells.items()}
-    differences = correct_family(measures)
-    here = [(body, scores, folder) for body, scores, folder in entries if scores["data"] == entries[0][1]["data"]]
-    bars = [(s["run"], s["metrics"].get(name) or {}) for _, s, _ in here]
-    told = baseline_values(entries[0][1], name)
-    defined = [(n, m) for n, m in bars if m.get("value") is not None]
-    blocks: list[Figure | Table | str] = []
-    if defined:
-        drawn = [*defined, *((f"{base} baseline", {"value": value, "lo": None, "hi": None}) for base, value in told.items())]
-        blocks.append(
-            Figure(
-                name="scores",
-                title=name.replace("_", " ").capitalize() + f" on {entries[0][1]['data']}",
-                kind="bars",
-                caption="The score on the split; lines: 95 % bootstrap intervals over subjects. Overlapping intervals do not rank the runs; see the paired differences.",
-                data={
-                    "names": [n for n, _ in drawn],
-                    "values": [m["value"] for _, m in drawn],
-                    "ylabel": name.replace("_", " "),
-                    "lo": [m["lo"] for _, m in drawn],
-                    "hi": [m["hi"] for _, m in drawn],
-                },
-            )
-        )
-    for task in dict.fromkeys(s.get("task", "") for _, s, _ in entries):
-        mine = [s for _, s, _ in entries if s.get("task", "") == task]
-        metrics = list(scoring.METRICS.get(task) or dict.fromkeys(m for s in mine for m in s["metrics"]))
-        blocks.append(
-            Table(
-                name="all-scores",
-                title="All scores" if len(mine) == len(entries) else f"All scores: {task or 'pre-training'}",
-                caption="Value and 95 % interval. A dash is undefined or not measured for that run.",
-                columns=["run", "data", *(m.replace("_", " ") for m in metrics)],
-                rows=[[s["run"], s["data"], *(s["metrics"].get(m) for m in metrics)] for s in mine],
-            )
-        )
-    if differences:
-        blocks += difference_figure(differences, shown, reference, {})
-        blocks.append(difference_table(differences, shown, reference, {}))
+    scored = [Scores.load(folder / "scores.json") for folder in folders]
+    runs = assign_rows(folders)
+    columns, reference = group_columns(runs, [one.data for one in runs]), runs[0].row
     rows = list(dict.fromkeys(one.row for one in runs))
-    if len(shown) > 1:
-        blocks += [*win_table(rows, shown, cells, {}), *rank_blocks(rows, shown, cells, {})]
-    blocks += variance_table(cells, shown, {})
-    root = found[0].parent.parent
-    blocks += [data_table(runs, {}), row_table(runs, {}), cost_table(runs, root, {})]
-    if len(entries) <= 4:
-        for body, _, folder in entries:
-            blocks += loss_curves(folder, f"curves-{body['run']}", f"Training of {body['run']}")
+    table = ResultTable(runs, rows, columns, reference, {c.key: compare_column(c, runs, reference) for c in columns})
+    page = PageBuilder("Comparison of " + (", ".join(s.run for s in scored) if len(scored) <= 4 else f"{len(scored)} runs"))
+    page.notice(*(line for s in scored for line in s.notices), *(line for result in table.results.values() for line in result.remarks))
+    page.add_facts(run_facts(RunRecord.load(folders[0] / "run.json")))
+    page.fact("Reference of the differences", reference)
+    name, here = main_metric(scored[0]), [s for s in scored if s.data == scored[0].data]
+    bars = {s.run: s.metrics.get(name, MetricValue()) for s in here}
+    bars |= {f"{base} baseline": MetricValue(value=value) for base, value in baseline_values(scored[0], name).items()}
+    if any(bars[s.run].value is not None for s in here):
+        caption = "The score on the split; lines: 95 % bootstrap CI over subjects. Overlapping intervals do not rank the runs; see the paired differences."
+        page.figure(
+            "scores",
+            f"{name.replace('_', ' ').capitalize()} on {scored[0].data}",
+            caption,
+            BarPlot.from_metrics(bars, name.replace("_", " ")),
+        )
+    page.add(*_score_tables(scored))
+    if table.differences:
+        page.add(*difference_figure(table), difference_table(table))
+    if len(columns) > 1:
+        page.add(*win_table(table), *rank_blocks(table))
+    root = folders[0].parent.parent
+    page.add(*variance_table(table), data_table(table), row_table(table), cost_table(table, root))
+    if len(folders) <= 4:
+        page.add(
+            *(
+                figure
+                for folder, s in zip(folders, scored, strict=True)
+                for figure in loss_curves(folder, f"curves-{s.run}", f"Training of {s.run}")
+            )
+        )
     else:
-        blocks += curve_figures(runs, root, {})
-    blocks += ["## How the numbers were made", METHOD] if differences else []
-    lower = name in scoring.LOWER_IS_BETTER or name in {"loss", "rel"}
-    best = (min if lower else max)(defined, key=lambda pair: pair[1]["value"], default=None)
-    words = name.replace("_", " ")
+        page.add(*curve_figures(table, root))
+    if table.differences:
+        page.heading("Methods")
+        page.text(METHOD)
+    objectives = {one.record.settings.objective.name for one in runs if one.data == scored[0].data}
+    summary: dict[str, Any] = {s.run: {m: v.value for m, v in s.metrics.items()} for s in scored}
+    if table.differences:
+        by_column = groupby(table.differences.items(), key=lambda pair: pair[0][1])
+        summary["differences"] = {"reference": reference, **{key: {row: d for (row, _), d in of} for key, of in by_column}}
+    return page.finish(
+        _compare_verdict(name, here, objectives) + (f" {summarize_differences(table)}" if table.differences else ""), summary
+    )
+
+
+def _compare_verdict(name: str, scored: Sequence[Scores], objectives: set[str]) -> str:
+    """The best run in the main metric beside the baselines."""
+    lower, words = name in evaluate.LOWER_IS_BETTER or name in {"loss", "rel"}, name.replace("_", " ")
+    values = {s.run: v for s in scored if (v := s.metrics.get(name, MetricValue()).value) is not None}
+    best = (min if lower else max)(values, key=lambda run: values[run], default=None)
     verdict = (
-        f"The {'lowest' if lower else 'highest'} {words} of {len(defined)} runs is {best[1]['value']:.3f} ({best[0]})"
+        f"The {'lowest' if lower else 'highest'} {words} of {len(values)} runs is {values[best]:.3f} ({best})"
         if best
         else f"{words} is undefined for all runs"
     )
-    verdict += f"; {' and '.join(f'the {base} baseline reaches {value:.3f}' for base, value in told.items())}." if told else "."
-    if name == "rel" and len({body["settings"]["objective"]["name"] for body, _, _ in here}) > 1:
-        verdict += " Their objectives differ, so their losses cannot be set beside each other."
-    if differences:
-        verdict += " " + summarize_differences(differences, shown, reference, {})
-    notices = list(
-        dict.fromkeys([*(line for _, s, _ in entries for line in s["notices"]), *(line for m in measures.values() for line in m.remarks)])
+    baselines = " and ".join(f"the {base} baseline reaches {value:.3f}" for base, value in baseline_values(scored[0], name).items())
+    incomparable = name == "rel" and len(objectives) > 1
+    return (
+        verdict
+        + (f"; {baselines}" if baselines else "")
+        + "."
+        + (" Their objectives differ, so their losses are not comparable." if incomparable else "")
     )
-    summary = {s["run"]: {m: v["value"] for m, v in s["metrics"].items()} for _, s, _ in entries}
-    compared: dict[str, dict[str, Any]] = {}
-    for (row, key), d in differences.items():
-        compared.setdefault(key, {})[row] = d
-    return Page(
-        title="Comparison of " + (", ".join(s["run"] for _, s, _ in entries) if len(entries) <= 4 else f"{len(entries)} runs"),
-        verdict=verdict,
-        notices=notices,
-        blocks=blocks,
-        facts={**run_facts(entries[0][0]), "Reference of the differences": reference},
-        summary={**summary, "differences": {"reference": reference, **compared}} if compared else summary,
-    )
+
+
+def _score_tables(scored: Sequence[Scores]) -> list[Table]:
+    """All metrics of every run, a table a task."""
+    out = []
+    for task in dict.fromkeys(s.task for s in scored):
+        mine = [s for s in scored if s.task == task]
+        metrics = list(evaluate.METRICS.get(task or "") or dict.fromkeys(m for s in mine for m in s.metrics))
+        title = "All scores" if len(mine) == len(scored) else f"All scores: {task or 'pre-training'}"
+        caption = "Value and 95 % CI. A dash: undefined or not measured for that run."
+        columns = ["run", "data", *(m.replace("_", " ") for m in metrics)]
+        out.append(make_table("all-scores", title, caption, columns, [[s.run, s.data, *(s.metrics.get(m) for m in metrics)] for s in mine]))
+    return out

@@ -1,53 +1,100 @@
-"""The page of a recipe's results: our cells beside the paper's, differences, ranks, baselines, spread, cost, and what could not be run.
+"""The page of a recipe's results: our cells beside the paper's, differences, ranks, baselines, variation, cost, and missing cells.
 
-`[paper]` of a recipe holds a table a row, `column = value` or `column = [value, standard error]`, in the units that the paper prints (per cent,
+`[paper]` of a recipe holds a table per row, `column = value` or `column = [value, standard error]`, in the units that the paper prints (per cent,
 or those of the error). A column is a view of a data set, `sleep-edf/staging`, for the main metric of its task; `data:metric` is another metric of
-it, `data:label` the AUPRC of one label of multi-label data (`pophr:CHF`). Keys that are no rows: `names` (row or column -> printed words), `source`
-(which table of the paper) and `notes` (a list of lines that stand under the table).
+it, `data:label` the AUPRC of one label of multi-label data (`pophr:CHF`). Keys that are no rows: `names` (row or column -> printed name), `source`
+(table of the paper) and `notes` (lines below the table).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from bitimely_core import evaluate, storage
 from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines as plain
 from bitimely_core.evaluate import folds
 from bitimely_core.evaluate.result_table import (
-    ColumnResult,
     Key,
     OpenWindows,
+    ResultTable,
     ScoreColumn,
     ScoredRun,
     compare_column,
-    correct_family,
     group_columns,
     read_scored_run,
 )
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.page import Figure, ForestPanel, ForestPlot, Page, PageBuilder, Table, make_figure, make_table
 from bitimely_core.report import comparison, run_page
-from bitimely_core.report.text import markdown_text, tex_text
+from bitimely_core.report.numbers import table_data, to_csv
+from bitimely_core.report.renderer import write_report
+from bitimely_core.report.text import markdown_text, tex_text, text_cell
+from bitimely_core.schemas import CellScore, MetricValue, TaskScores
 from bitimely_core.types import Progress
 from bitimely_core.workspace import run_folder
 
 RESERVED = ("names", "source", "notes")
-EVENTS = ("length_only", "single_code")  # baselines that tell one history from another
+EVENTS = ("length_only", "single_code")  # shortcut baselines of claims
 PaperValues = dict[Key, tuple[float, float | None]]
 METHOD = (
-    "A cell is the mean over seeds; the number in brackets is the standard error of a bootstrap over test subjects, all windows of a subject together, as the seeds' "
-    "mean varies over the replicates. It does not hold what another training would give: see the spread over seeds.",
+    "A cell is the mean over seeds; the number in brackets is the standard error of a bootstrap over test subjects (all windows of a subject together), that of the mean over "
+    "seeds. It does not include the variance between trainings: see the variation between seeds.",
     comparison.METHOD,
-    "Baselines are fitted on the training windows of the first row's run, their penalty is chosen on the validation split, and they are scored by the same "
-    "code on the same windows. Nothing here was chosen by the test labels.",
-    "The paper does not say over what its bootstrap was, which subjects were in its test split or how many; its numbers stand here to be looked at beside ours, and no "
-    "difference to them is tested.",
+    "Baselines are fitted on the training windows of the first row's run with the penalty chosen on the validation split, and scored by the same code on the same windows. "
+    "Nothing was chosen by the test labels.",
+    "The paper does not state over which units its bootstrap was, which subjects were in its test split or how many; its numbers are shown for comparison, and differences "
+    "to them are not tested.",
 )
+
+
+class MissingCell(NamedTuple):
+    """A cell without a score."""
+
+    row: str
+    column: str
+    seed: int
+    state: str  # failed, not run, or left out: the recipe has no such cell
+    detail: str
+
+
+class MissingGroup(NamedTuple):
+    """Missing cells of one column for one reason."""
+
+    rows: list[str]
+    column: str
+    seeds: list[int]
+    state: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class RecipeResults:
+    """The results of a recipe beside the paper's."""
+
+    title: str
+    table: ResultTable
+    paper: PaperValues
+    source: str  # table of the paper
+    notes: str
+    missing: Sequence[MissingCell]
+    fitted: Mapping[str, Mapping[str, TaskScores]]  # data -> baseline -> scores
+
+    @property
+    def unit(self) -> str:
+        """The unit of resampling."""
+        return "windows" if any(one.scores.settings.by == "window" for one in self.table.found) else "subjects"
+
+    def baselines(self, column: ScoreColumn) -> dict[str, MetricValue]:
+        """The baselines of a column by printed name, those without fitting first."""
+        one = next((one for one in self.table.found if one.data == column.data), None)
+        if one is None or column.metric is None:
+            return {}
+        fitted = {plain.TITLES[k]: column.metric_in(scores) or MetricValue() for k, scores in self.fitted.get(column.data, {}).items()}
+        return {**_simple_baselines(column, one.scores), **fitted}
 
 
 def write_results(
@@ -67,81 +114,59 @@ def write_results(
 
     Args:
         name: of the recipe.
-        entries: the cells: `row`, `column`, `seed`, `run` (None where there is none; several: test folds to be scored together), `state` (done, failed, not run; left out: the recipe has no such cell), `detail`. The
-            first row is the reference of all comparisons.
+        entries: the cells: `row`, `column`, `seed`, `run` (None without one; several: test folds to be pooled), `state` (done, failed, not run, left out: the recipe has no
+            such cell), `detail`. The first row is the reference of all comparisons.
         paper: section `[paper]` of the recipe, see the head of this module.
         title: of the page.
-        description: what the recipe is and how its settings stand to the paper's.
-        workspace: where runs and tokens lie.
+        description: what the recipe is and how its settings compare to the paper's.
+        workspace: folder of runs and tokens.
         open_windows: opens the tokens of that name.
-        out: folder of the page; what was computed is kept in `out/kept`, so that a second call need not do it again.
-        baselines: keys of `baselines.ABOUT` to fit beside the runs.
-        progress: told about the baselines.
+        out: folder of the page; results are stored in `out/kept` for later calls.
+        baselines: keys of `baselines.DESCRIPTIONS` to fit beside the runs.
+        progress: of the baselines.
 
     Returns:
-        `report`, `verdict`, `cells`, `differences`, `missing` (cells that are not there), `files`.
+        `report`, `verdict`, `cells`, `differences`, `missing`, `files`.
 
     Raises:
         UserError: config (exit 2) for a `[paper]` that cannot be read; those of writing.
     """
-    from bitimely_core import report
-
     stated, names = read_paper(paper)
-    found, missing = _open_runs(entries, workspace, out / "kept", open_windows)
-    asked = dict.fromkeys(
-        [*(str(e["column"]) for e in entries), *(c for _, c in stated if c.partition(":")[0] not in {e["column"] for e in entries})]
-    )
-    shown = group_columns(found, asked, [column for _, column in stated])
+    keep = out / "kept"
+    found, missing = _open_runs(entries, workspace, keep, open_windows)
+    planned = [str(e["column"]) for e in entries]
+    requested = [*planned, *(c for _, c in stated if c.partition(":")[0] not in planned)]
+    columns = group_columns(found, requested, [column for _, column in stated])
     rows = list(dict.fromkeys([*(str(e["row"]) for e in entries), *(row for row, _ in stated)]))
     reference = rows[0] if rows else ""
-    fitted, remarks = _fit_baselines(found, reference, baselines, out / "kept", open_windows, progress)
-    measures = {
-        c.key: compare_column(
-            c, found, reference, others={plain.TITLES[k]: f for k, (_, f) in fitted.get(c.data, {}).items()}, keep=out / "kept"
-        )
-        for c in shown
-    }
-    cells: dict[Key, dict[str, Any]] = {(row, key): cell for key, m in measures.items() for row, cell in m.cells.items()}
-    differences = correct_family(measures)
-    done = len(entries) - len(missing)
-    never = sum(m["state"] == "left out" for m in missing)  # cells that the recipe has not
-    verdict = f"{done} of {len(entries) - never} cells were run. " + comparison.summarize_differences(differences, shown, reference, names)
-    unit = "windows" if any(one.scores["settings"]["by"] == "window" for one in found) else "subjects"
-    untrained = {
-        c.key: _untrained_baselines(c, one, fitted)
-        for c in shown
-        if c.metric
-        for one in [next((o for o in found if o.data == c.data), None)]
-        if one
-    }
-    files = {
-        "results.csv": ("every cell and seed as a table", write_long_csv(entries, shown, found, stated, missing)),
-        "results.md": (
-            "the table as Markdown",
-            render_markdown(title, verdict, rows, shown, cells, stated, names, paper, missing, untrained, unit),
-        ),
-        "results.tex": ("the table for LaTeX (booktabs)", render_latex(title, rows, shown, cells, stated, names, fitted, unit)),
-    }
-    blocks = _result_blocks(rows, shown, cells, differences, stated, names, paper, found, fitted, measures, missing, reference, workspace)
-    summary = _summarize_numbers(name, rows, shown, cells, differences, stated, missing, fitted)
-    page = Page(
-        title=title or name,
-        verdict=verdict,
-        notices=[*_list_notices(found, shown, names), *remarks, *(line for m in measures.values() for line in m.remarks)],
-        blocks=blocks,
-        facts=_list_facts(name, description, paper, found, reference, names),
-        summary=summary,
+    fitted, remarks = _fit_baselines(found, reference, baselines, keep, open_windows, progress)
+    frames = {data: {plain.TITLES[k]: frame for k, (_, frame) in of.items()} for data, of in fitted.items()}
+    compared = {c.key: compare_column(c, found, reference, others=frames.get(c.data, {}), keep=keep) for c in columns}
+    notes = paper.get("notes") or []
+    results = RecipeResults(
+        title,
+        ResultTable(found, rows, columns, reference, compared, names),
+        stated,
+        str(paper.get("source") or ""),
+        " ".join([notes] if isinstance(notes, str) else map(str, notes)),
+        missing,
+        {data: {k: scores for k, (scores, _) in of.items()} for data, of in fitted.items()},
     )
+    total = len(entries) - sum(m.state == "left out" for m in missing)
+    verdict = f"{len(entries) - len(missing)} of {total} cells were run. {comparison.summarize_differences(results.table)}"
+    files = {
+        "results.csv": ("every cell and seed as a table", write_long_csv(entries, results)),
+        "results.md": ("the table as Markdown", render_markdown(results, verdict)),
+        "results.tex": ("the table for LaTeX (booktabs)", render_latex(results)),
+    }
+    summary = _summarize_numbers(name, results)
+    page = _build_page(name, description, results, verdict, remarks, workspace, summary)
     storage.make_folder(out)
     for file, (_, content) in files.items():
         storage.write_bytes(out / file, content.encode())
-    path = report.write_report(out, page, files={file: about for file, (about, _) in files.items()})
-    return {
-        "report": str(path),
-        "verdict": verdict,
-        "files": [str(out / file) for file in files],
-        **{k: summary[k] for k in ("cells", "differences", "missing")},
-    }
+    path = write_report(out, page, files={file: about for file, (about, _) in files.items()})
+    shown = {key: page.summary[key] for key in ("cells", "differences", "missing")}
+    return {"report": str(path), "verdict": verdict, "files": [str(out / file) for file in files], **shown}
 
 
 def read_paper(paper: Mapping[str, Any]) -> tuple[PaperValues, dict[str, str]]:
@@ -164,10 +189,10 @@ def read_paper(paper: Mapping[str, Any]) -> tuple[PaperValues, dict[str, str]]:
 
 def _open_runs(
     entries: Iterable[Mapping[str, Any]], workspace: Path, keep: Path, open_windows: OpenWindows
-) -> tuple[list[ScoredRun], list[dict[str, Any]]]:
+) -> tuple[list[ScoredRun], list[MissingCell]]:
     """The evaluated runs of the cells, and the cells without one."""
     found: list[ScoredRun] = []
-    missing: list[dict[str, Any]] = []
+    missing: list[MissingCell] = []
     for entry in entries:
         row, column, seed = str(entry["row"]), str(entry["column"]), int(entry.get("seed") or 0)
         one, state, detail = None, str(entry["state"]), str(entry.get("detail") or "")
@@ -183,11 +208,9 @@ def _open_runs(
                 detail = clean(str(error), 300)
             state = state if one else "failed"
         if one is None:
-            missing.append({"row": row, "column": column, "seed": seed, "state": state, "detail": detail})
+            missing.append(MissingCell(row, column, seed, state, detail))
         elif any((other.row, other.data, other.seed) == (one.row, one.data, one.seed) for other in found):
-            missing.append(
-                {"row": row, "column": column, "seed": seed, "state": "not run", "detail": f"another run stands here, not {one.name}"}
-            )
+            missing.append(MissingCell(row, column, seed, "not run", f"another run is in this cell, not {one.name}"))
         else:
             found.append(one)
     return found, missing
@@ -195,17 +218,17 @@ def _open_runs(
 
 def _fit_baselines(
     found: Sequence[ScoredRun], reference: str, kinds: Sequence[str], keep: Path, open_windows: OpenWindows, progress: Progress | None
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
+) -> tuple[dict[str, dict[str, tuple[TaskScores, Any]]], list[str]]:
     """Of each data set the baselines that could be fitted: kind -> (scores, frame); and a line for each that could not."""
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, dict[str, tuple[TaskScores, Any]]] = {}
     remarks = []
-    for data in dict.fromkeys(one.data for one in found if one.scores.get("task")):
-        mine = [one for one in found if one.data == data and one.scores.get("task")]
+    for data in dict.fromkeys(one.data for one in found if one.scores.task):
+        mine = [one for one in found if one.data == data and one.scores.task]
         first = min(mine, key=lambda one: (one.row != reference, one.seed))
         for kind in kinds:
             try:
                 each = [
-                    plain.fit_baseline(kind, one.body, one.scores, keep=keep, open_windows=open_windows, progress=progress)
+                    plain.fit_baseline(kind, one.record, one.scores, keep=keep, open_windows=open_windows, progress=progress)
                     for one in first.runs
                 ]
                 why = next((one for one in each if isinstance(one, str)), "")
@@ -222,21 +245,14 @@ def _fit_baselines(
 # --- cells as text ------------------------------------------------------------------------------------------------------------------------
 
 
-def count_decimals(column: ScoreColumn) -> int:
-    """Decimals that the paper prints."""
-    return 1 if column.factor > 1 else 2
-
-
-def format_cell(cell: Mapping[str, Any] | None, column: ScoreColumn) -> str:
-    """`90.4 (2.5)`: mean and standard error; `90.4 (n < 5)` where there are too few subjects for one; a dash where there is nothing."""
-    if not cell or cell["value"] is None:
+def format_cell(cell: MetricValue | None, column: ScoreColumn) -> str:
+    """`90.4 (2.5)`: mean and standard error; `90.4 (n < 5)` with too few subjects for one; a dash without a score."""
+    if cell is None or cell.value is None:
         return "–"
-    places = count_decimals(column)
-    few = cell.get("n_subjects", evaluate.MINIMUM_UNITS) < evaluate.MINIMUM_UNITS
-    error = (
-        f"{cell['se'] * column.factor:.{places}f}" if cell.get("se") is not None else f"n < {evaluate.MINIMUM_UNITS}" if few else "no s.e."
-    )
-    return f"{cell['value'] * column.factor:.{places}f} ({error})"
+    places = 1 if column.factor > 1 else 2  # as the paper prints them
+    few = isinstance(cell, CellScore) and cell.n_subjects < evaluate.MINIMUM_UNITS
+    error = f"{cell.se * column.factor:.{places}f}" if cell.se is not None else f"n < {evaluate.MINIMUM_UNITS}" if few else "no s.e."
+    return f"{cell.value * column.factor:.{places}f} ({error})"
 
 
 def format_paper(pair: tuple[float, float | None] | None) -> str:
@@ -248,187 +264,124 @@ def format_paper(pair: tuple[float, float | None] | None) -> str:
     return " ".join([f"{known[0]:.{places}f}", *(f"({value:.{places}f})" for value in known[1:])])
 
 
-def main_table(
-    rows: Sequence[str],
-    shown: Sequence[ScoreColumn],
-    cells: Mapping[Key, Mapping[str, Any]],
-    stated: PaperValues,
-    names: Mapping[str, str],
-    paper: Mapping[str, Any],
-) -> Table:
-    """Ours above, the paper's below, in one cell."""
-    table = []
-    for row in rows:
-        line: list[Any] = [names.get(row, row)]
-        for c in shown:
-            cell, pair = cells.get((row, c.key)), stated.get((row, c.key))
-            value = cell["value"] * c.factor if cell and cell["value"] is not None else None
+def main_table(results: RecipeResults) -> Table:
+    """Our value above the paper's in one cell."""
+    table, rows = results.table, []
+    for row in table.rows:
+        line: list[Any] = [table.name(row)]
+        for c in table.columns:
+            value, pair = table.value(row, c), results.paper.get((row, c.key))
+            own = format_cell(table.cells.get((row, c.key)), c)
             line.append(
-                {
-                    "value": value,
-                    "text": format_cell(cell, c),
-                    "note": format_paper(pair) if pair else "",
-                    "paper": pair[0] if pair else None,
-                }
+                text_cell(
+                    None if value is None else value * c.factor, own, format_paper(pair) if pair else "", paper=pair[0] if pair else None
+                )
             )
-        table.append(line)
-    units = "; ".join(
-        f"{words}: {', '.join(names.get(c.key, c.key) for c in shown if c.words == words)}"
-        for words in dict.fromkeys(c.words for c in shown)
-        if words
+        rows.append(line)
+    metrics = dict.fromkeys(c.words for c in table.columns if c.words)
+    units = "; ".join(f"{words}: {', '.join(table.name(c.key) for c in table.columns if c.words == words)}" for words in metrics)
+    caption = (
+        f"Our mean over seeds, in brackets the standard error over test subjects (windows, where the notices say so); below, small, the paper's. {units}. "
+        f"n < {evaluate.MINIMUM_UNITS}: too few test subjects for a standard error. A dash: not run or not defined. For the significance of differences between cells see the "
+        f"differences. {results.notes}"
     )
-    notes = paper.get("notes") or []
-    return Table(
-        name="results",
-        title="Results",
-        columns=["row", *(names.get(c.key, c.key) for c in shown)],
-        rows=table,
-        caption=f"Our mean over seeds, in brackets the standard error over test subjects (windows, where the notices say so); below it, small, the paper's. {units}. n < {evaluate.MINIMUM_UNITS}: too few test subjects for a standard error. A dash was not run or is not defined. Two cells whose "
-        "numbers differ are not told apart by that: see the differences. "
-        + " ".join([notes] if isinstance(notes, str) else map(str, notes)),
-    )
+    return make_table("results", "Results", caption, ["row", *(table.name(c.key) for c in table.columns)], rows)
 
 
-def render_latex(
-    title: str,
-    rows: Sequence[str],
-    shown: Sequence[ScoreColumn],
-    cells: Mapping[Key, Mapping[str, Any]],
-    stated: PaperValues,
-    names: Mapping[str, str],
-    fitted: Mapping[str, Mapping[str, Any]],
-    unit: str,
-) -> str:
-    """The table in the paper's layout: `ours (se) / paper (se)`; what needs no pre-training below a rule. Needs booktabs."""
+def render_latex(results: RecipeResults) -> str:
+    """The table in the paper's layout: `ours (se) / paper (se)`; fitted baselines below a rule. Needs booktabs."""
+    table, columns = results.table, results.table.columns
 
-    def number(text: str) -> str:
-        return "--" if text == "–" else text.replace("n < ", "$n<$")
+    def line(name: str, cells: Iterable[str]) -> str:
+        return " & ".join([tex_text(name), *("--" if cell == "–" else cell.replace("n < ", "$n<$") for cell in cells)]) + r" \\"
 
-    beside = " / the paper's" if stated else ""
+    def pair(row: str, c: ScoreColumn) -> str:
+        own = format_cell(table.cells.get((row, c.key)), c)
+        numbers = [own, *([format_paper(results.paper.get((row, c.key)))] if results.paper else [])]
+        return " / ".join("--" if number == "–" else number for number in numbers)
+
+    beside = " / the paper's" if results.paper else ""
     lines = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}[t]",
-        rf"\caption{{{tex_text(title)}. Ours (standard error over test {unit}){beside}.}}",
+        rf"\caption{{{tex_text(results.title)}. Ours (standard error over test {results.unit}){beside}.}}",
         r"\scriptsize",
-        r"\begin{tabular}{l" + "c" * len(shown) + "}",
+        r"\begin{tabular}{l" + "c" * len(columns) + "}",
         r"\toprule",
-        " & ".join(["", *(tex_text(names.get(c.key, c.key)) for c in shown)]) + r" \\",
-        " & ".join(["", *(tex_text(c.words) for c in shown)]) + r" \\",
+        line("", (tex_text(table.name(c.key)) for c in columns)),
+        line("", (tex_text(c.words) for c in columns)),
         r"\midrule",
+        *(line(table.name(row), (pair(row, c) for c in columns)) for row in table.rows),
     ]
-    for row in rows:
-        parts = [
-            number(format_cell(cells.get((row, c.key)), c)) + (f" / {number(format_paper(stated.get((row, c.key))))}" if stated else "")
-            for c in shown
-        ]
-        lines.append(" & ".join([tex_text(names.get(row, row)), *parts]) + r" \\")
-    kinds = list(dict.fromkeys(kind for of in fitted.values() for kind in of))
+    kinds = list(dict.fromkeys(kind for of in results.fitted.values() for kind in of))
     for k, kind in enumerate(kinds):
-        parts = [number(format_cell(c.of(fitted[c.data][kind][0]) if kind in fitted.get(c.data, {}) else None, c)) for c in shown]
-        lines += ([r"\midrule"] if k == 0 else []) + [" & ".join([tex_text(plain.TITLES[kind]), *parts]) + r" \\"]
+        scores = [(c, results.fitted.get(c.data, {}).get(kind)) for c in columns]
+        lines += [r"\midrule"] if k == 0 else []
+        lines.append(line(plain.TITLES[kind], (format_cell(c.metric_in(of) if of else None, c) for c, of in scores)))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
-def render_markdown(
-    title: str,
-    verdict: str,
-    rows: Sequence[str],
-    shown: Sequence[ScoreColumn],
-    cells: Mapping[Key, Mapping[str, Any]],
-    stated: PaperValues,
-    names: Mapping[str, str],
-    paper: Mapping[str, Any],
-    missing: Sequence[Mapping[str, Any]],
-    untrained: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    unit: str,
-) -> str:
-    """The table, with what needs no pre-training at its end, and what is missing as Markdown."""
+def render_markdown(results: RecipeResults, verdict: str) -> str:
+    """The table with baselines at its end, and the missing cells, as Markdown."""
+    table, columns = results.table, results.table.columns
 
     def line(parts: Iterable[object]) -> str:
         return "| " + " | ".join(map(str, parts)) + " |"
 
+    def pair(row: str, c: ScoreColumn) -> str:
+        own = format_cell(table.cells.get((row, c.key)), c)
+        return own + (f" / {format_paper(results.paper.get((row, c.key)))}" if results.paper else "")
+
+    baselines = {c.key: results.baselines(c) for c in columns}
+    source = (" / the paper's" if results.paper else "") + (f", {markdown_text(results.source)}" if results.source else "")
     out = [
-        f"# {markdown_text(title)}",
+        f"# {markdown_text(results.title)}",
         "",
         markdown_text(verdict),
         "",
-        line(["", *(markdown_text(names.get(c.key, c.key)) for c in shown)]),
-    ]
-    out += [line(["---"] * (len(shown) + 1)), line(["", *(markdown_text(c.words) for c in shown)])]
-    for row in rows:
-        parts = [
-            format_cell(cells.get((row, c.key)), c) + (f" / {format_paper(stated.get((row, c.key)))}" if stated else "") for c in shown
-        ]
-        out.append(line([markdown_text(names.get(row, row)), *parts]))
-    for name in dict.fromkeys(name for of in untrained.values() for name in of):
-        out.append(line([f"*{markdown_text(name)}*", *(format_cell(untrained.get(c.key, {}).get(name), c) for c in shown)]))
-    out += [
+        line(["", *(markdown_text(table.name(c.key)) for c in columns)]),
+        line(["---"] * (len(columns) + 1)),
+        line(["", *(markdown_text(c.words) for c in columns)]),
+        *(line([markdown_text(table.name(row)), *(pair(row, c) for c in columns)]) for row in table.rows),
+        *(
+            line([f"*{markdown_text(name)}*", *(format_cell(baselines[c.key].get(name), c) for c in columns)])
+            for name in dict.fromkeys(name for of in baselines.values() for name in of)
+        ),
         "",
-        f"Ours (standard error over test {unit})"
-        + (" / the paper's" if stated else "")
-        + (f", {markdown_text(paper['source'])}" if paper.get("source") else "")
-        + ".",
+        f"Ours (standard error over test {results.unit}){source}.",
     ]
-    if missing:
-        out += ["", "## What was not run", "", line(["rows", "column", "seeds", "state", "why"]), line(["---"] * 5)]
-        out += [
-            line(
-                [
-                    markdown_text(text)
-                    for text in (", ".join(m["rows"]), m["column"], ", ".join(map(str, m["seeds"])), m["state"], m["detail"])
-                ]
-            )
-            for m in group_missing(missing)
-        ]
+    if results.missing:
+        out += ["", "## Missing cells", "", line(["rows", "column", "seeds", "state", "reason"]), line(["---"] * 5)]
+        for m in group_missing(results.missing):
+            out.append(line(map(markdown_text, (", ".join(m.rows), m.column, ", ".join(map(str, m.seeds)), m.state, m.detail))))
     return "\n".join([*out, ""])
 
 
-def group_missing(missing: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Missing cells of one column that have one reason as one: `rows`, `column`, `seeds`, `state`, `detail`."""
-    out: dict[tuple[str, str, str], dict[str, Any]] = {}
+def group_missing(missing: Sequence[MissingCell]) -> list[MissingGroup]:
+    """Missing cells of one column with the same reason as one."""
+    out: dict[tuple[str, str, str], MissingGroup] = {}
     for m in missing:
-        key = (m["column"], m["state"], m["detail"])
-        one = out.setdefault(key, {"rows": [], "column": m["column"], "seeds": [], "state": m["state"], "detail": m["detail"]})
-        one["rows"] += [m["row"]] if m["row"] not in one["rows"] else []
-        one["seeds"] += [m["seed"]] if m["seed"] not in one["seeds"] else []
+        one = out.setdefault((m.column, m.state, m.detail), MissingGroup([], m.column, [], m.state, m.detail))
+        one.rows.extend([m.row] if m.row not in one.rows else [])
+        one.seeds.extend([m.seed] if m.seed not in one.seeds else [])
     return list(out.values())
 
 
-def write_long_csv(
-    entries: Sequence[Mapping[str, Any]],
-    shown: Sequence[ScoreColumn],
-    found: Sequence[ScoredRun],
-    stated: PaperValues,
-    missing: Sequence[Mapping[str, Any]],
-) -> str:
+def write_long_csv(entries: Sequence[Mapping[str, Any]], results: RecipeResults) -> str:
     """A line a cell and seed, in the units of `scores.json`; the paper's in its own."""
-    from bitimely_core import report
-
-    at = {(one.row, one.data, one.seed): one for one in found}
-    gone = {(m["row"], m["column"].partition(":")[0], m["seed"]): m for m in missing}
+    runs = {(one.row, one.data, one.seed): one for one in results.table.found}
+    missing = {(m.row, m.column.partition(":")[0], m.seed): m for m in results.missing}
     places = dict.fromkeys((str(e["row"]), str(e["column"]).partition(":")[0], int(e.get("seed") or 0)) for e in entries)
     lines = []
-    for row, data, seed in places:
-        for c in (c for c in shown if c.data == data):
-            one, lost = at.get((row, data, seed)), gone.get((row, data, seed), {})
-            metric = (c.of(one.scores) if one else None) or {}
-            pair = stated.get((row, c.key), (None, None))
-            state, detail = ("done", metric.get("undefined_reason")) if one else (lost.get("state"), lost.get("detail"))
-            counts = (one.scores["n"], one.scores["n_subjects"]) if one else (None, None)
-            lines.append(
-                [
-                    row,
-                    c.key,
-                    c.metric,
-                    seed,
-                    one.name if one else None,
-                    state,
-                    *(metric.get(k) for k in ("value", "se", "lo", "hi")),
-                    *counts,
-                    *pair,
-                    detail,
-                ]
-            )
+    for place in places:
+        row, data, seed = place
+        for c in (c for c in results.table.columns if c.data == data):
+            one, lost = runs.get(place), missing.get(place)
+            metric = (c.metric_in(one.scores) if one else None) or MetricValue()
+            state, detail = ("done", metric.undefined_reason) if one else (lost.state, lost.detail) if lost else (None, None)
+            numbers = [metric.value, metric.se, metric.lo, metric.hi, *((one.scores.n, one.scores.n_subjects) if one else (None, None))]
+            paper = results.paper.get((row, c.key), (None, None))
+            lines.append([row, c.key, c.metric, seed, one.name if one else None, state, *numbers, *paper, detail])
     heads = [
         "row",
         "column",
@@ -446,222 +399,168 @@ def write_long_csv(
         "paper_se",
         "detail",
     ]
-    return report.to_csv(report.table_data(Table(name="results", title="", caption="", columns=heads, rows=lines)))
+    return to_csv(table_data(Table(name="results", title="", caption="", columns=heads, rows=lines)))
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _result_blocks(
-    rows: Sequence[str],
-    shown: Sequence[ScoreColumn],
-    cells: Mapping[Key, dict[str, Any]],
-    differences: Mapping[Key, dict[str, Any]],
-    stated: PaperValues,
-    names: Mapping[str, str],
-    paper: Mapping[str, Any],
-    found: Sequence[ScoredRun],
-    fitted: Mapping[str, Mapping[str, Any]],
-    measures: Mapping[str, ColumnResult],
-    missing: Sequence[Mapping[str, Any]],
-    reference: str,
-    workspace: Path,
-) -> list[Figure | Table | str]:
-    blocks: list[Figure | Table | str] = [
-        main_table(rows, shown, cells, stated, names, paper),
-        *_side_figure(rows, shown, cells, stated, names),
-    ]
-    if differences:
-        blocks += ["## Differences", *comparison.difference_figure(differences, shown, reference, names)]
-        blocks.append(comparison.difference_table(differences, shown, reference, names))
-    blocks += comparison.rank_blocks(rows, shown, cells, names)
-    blocks += ["## Baselines", _baseline_table(shown, found, fitted, measures, names)] if found else []
-    blocks += (
-        ["## Beyond the headline", *comparison.secondary_table(found, names), *comparison.variance_table(cells, shown, names)]
-        if found
-        else []
-    )
-    if missing:
-        lost = [
+def _build_page(
+    name: str, description: str, results: RecipeResults, verdict: str, remarks: Sequence[str], workspace: Path, summary: Mapping[str, Any]
+) -> Page:
+    table = results.table
+    page = PageBuilder(results.title or name)
+    page.notice(*_list_notices(table), *remarks, *(line for result in table.results.values() for line in result.remarks))
+    page.add_facts(_list_facts(name, description, results))
+    page.add(main_table(results), *_interval_figures(results))
+    if table.differences:
+        page.heading("Differences")
+        page.add(*comparison.difference_figure(table), comparison.difference_table(table))
+    page.add(*comparison.rank_blocks(table))
+    if table.found:
+        page.heading("Baselines")
+        page.add(_baseline_table(results))
+        page.heading("Further metrics and variation")
+        page.add(*comparison.secondary_table(table), *comparison.variance_table(table))
+    if results.missing:
+        rows = [
             [
-                ", ".join(names.get(row, row) for row in m["rows"]),
-                names.get(m["column"], m["column"]),
-                ", ".join(map(str, m["seeds"])),
-                m["state"],
-                m["detail"] or "no reason was given",
+                ", ".join(map(table.name, m.rows)),
+                table.name(m.column),
+                ", ".join(map(str, m.seeds)),
+                m.state,
+                m.detail or "no reason was given",
             ]
-            for m in group_missing(missing)
+            for m in group_missing(results.missing)
         ]
-        caption = "Cells of the recipe without a score. A conclusion that needs one of them cannot be drawn from this page."
-        blocks += [
-            "## What was not run",
-            Table(
-                name="missing",
-                title="What could not be run, and why",
-                columns=["rows", "column", "seeds", "state", "why"],
-                rows=lost,
-                caption=caption,
-            ),
-        ]
-    if found:
-        blocks += [
-            "## Training",
-            comparison.data_table(found, names),
-            comparison.row_table(found, names),
-            comparison.cost_table(found, workspace, names),
-        ]
-        blocks += comparison.curve_figures(found, workspace, names)
-    return [*blocks, "## How the numbers were made", *METHOD]
+        page.heading("Missing cells")
+        caption = "Cells of the recipe without a score; this page supports no conclusion about them."
+        page.table("missing", "Missing cells and reasons", caption, ["rows", "column", "seeds", "state", "reason"], rows)
+    if table.found:
+        page.heading("Training")
+        page.add(comparison.data_table(table), comparison.row_table(table), comparison.cost_table(table, workspace))
+        page.add(*comparison.curve_figures(table, workspace))
+    page.heading("Methods")
+    page.add(*METHOD)
+    return page.finish(verdict, summary)
 
 
-def _side_figure(
-    rows: Sequence[str], shown: Sequence[ScoreColumn], cells: Mapping[Key, Mapping[str, Any]], stated: PaperValues, names: Mapping[str, str]
-) -> list[Figure]:
-    """Ours with intervals beside the paper's values, a panel a column that has ours."""
-    panels = []
-    kept = [row for row in rows if any((row, c.key) in cells for c in shown)]
-    for c in shown:
-        here = [cells.get((row, c.key)) for row in kept]
-        if any(cell and cell["value"] is not None for cell in here):
-            values = {
-                k: [cell[n] * c.factor if cell and cell.get(n) is not None else None for cell in here]
-                for k, n in (("values", "value"), ("lo", "lo"), ("hi", "hi"))
-            }
-            pairs = [stated.get((row, c.key)) for row in kept]
-            panels.append(
-                {"name": names.get(c.key, c.key), **values, "other": [p[0] if p else None for p in pairs] if any(pairs) else None}
+def _interval_figures(results: RecipeResults) -> list[Figure]:
+    """Our values with intervals beside the paper's, a panel for each of our columns."""
+    table, panels = results.table, []
+    rows = [row for row in table.rows if any((row, c.key) in table.cells for c in table.columns)]
+    for c in table.columns:
+        cells = [table.cells.get((row, c.key)) for row in rows]
+        if any(cell and cell.value is not None for cell in cells):
+            values, lo, hi = (
+                [None if cell is None or (v := getattr(cell, name)) is None else v * c.factor for cell in cells]
+                for name in ("value", "lo", "hi")
             )
+            pairs = [results.paper.get((row, c.key)) for row in rows]
+            panels.append(ForestPanel(table.name(c.key), values, lo, hi, [p[0] if p else None for p in pairs] if any(pairs) else None))
     if not panels:
         return []
-    if not stated:
-        caption = "Dots: our means, lines: 95 % bootstrap intervals over test subjects (windows, where the notices say so). Overlapping lines do not rank two rows: see the differences."
-        data = {"names": [names.get(row, row) for row in kept], "panels": panels, "xlabel": ""}
-        return [Figure(name="beside", title="Scores with intervals", kind="forest", caption=caption, data=data)]
+    names = [table.name(row) for row in rows]
+    caption = "Dots: our means, lines: 95 % bootstrap CI over test subjects (windows, where the notices say so)"
+    if not results.paper:
+        caption += ". Overlapping intervals do not rank two rows: see the differences."
+        return [make_figure("beside", "Scores with intervals", caption, ForestPlot(names, panels))]
+    caption += (
+        "; diamonds: the paper's. A diamond inside an interval does not confirm a reproduction, one outside does not refute it: splits and subjects differ. Evidence against "
+        "a reproduction would be another order of the rows in columns with significant differences."
+    )
+    return [make_figure("beside", "Our results and the paper's", caption, ForestPlot(names, panels, "", "ours", "the paper's"))]
+
+
+def _simple_baselines(column: ScoreColumn, scores: TaskScores) -> dict[str, MetricValue]:
+    """The baselines of a column that need no fitting."""
+    held = scores.baselines
+    if column.label is None:
+        return {name.replace("_", " "): one.metrics[column.metric] for name, one in held.items() if column.metric in one.metrics}
+    rate = scores.by_class[column.label].base_rate if column.label in scores.by_class else None
+    prevalence = {"prevalence": MetricValue(value=rate)} if rate is not None and column.metric == "auprc" else {}
+    labels = {name.replace("_", " "): (one.by_class or {}).get(column.label, {}) for name, one in held.items() if name in EVENTS}
+    return {**prevalence, **{name: each[column.metric] for name, each in labels.items() if column.metric in each}}
+
+
+def _baseline_table(results: RecipeResults) -> Table:
+    """Baselines of each column, and the rows that do not exceed them."""
+    table, rows = results.table, []
+    for c in table.columns:
+        values = {row: v for row in table.rows if (v := table.value(row, c)) is not None}
+        for name, metric in results.baselines(c).items():
+            value = metric.value
+            below = [table.name(row) for row, v in values.items() if value is not None and ((v >= value) if c.lower else (v <= value))]
+            numbers = [None if v is None else v * c.factor for v in (value, metric.lo, metric.hi)]
+            listed = f": {', '.join(below[:5])}{' …' if len(below) > 5 else ''}" if below else ""
+            rows.append([table.name(c.key), c.words, name, *numbers, f"{len(below)} of {len(values)}{listed}"])
+    kinds = [kind for kind in plain.DESCRIPTIONS if any(kind in of for of in results.fitted.values())]
+    about = " ".join(f"{plain.TITLES[kind][0].upper()}{plain.TITLES[kind][1:]}: {plain.DESCRIPTIONS[kind]}." for kind in kinds)
     caption = (
-        "Dots: our means, lines: 95 % bootstrap intervals over test subjects (windows, where the notices say so); diamonds: the paper's. A diamond inside a line does not make the result reproduced, one "
-        "outside of it does not make it refuted: splits and subjects differ. What would speak against a reproduction is another order of the rows, in columns where "
-        "the differences are told apart."
+        "A useful model must exceed its baselines: a row whose mean does not shows no benefit of its architecture or pre-training. For the significance of differences to the "
+        f"fitted baselines see the differences. {about}"
     )
-    data = {"names": [names.get(row, row) for row in kept], "panels": panels, "xlabel": "", "ours": "ours", "other": "the paper's"}
-    return [Figure(name="beside", title="Ours beside the paper's", kind="forest", caption=caption, data=data)]
+    columns = ["data", "metric", "baseline", "value", "95 % CI lower", "upper", "rows that do not exceed it"]
+    return make_table("baselines", "Baselines without pre-training", caption, columns, rows)
 
 
-def _simple_baselines(column: ScoreColumn, one: ScoredRun) -> dict[str, dict[str, Any]]:
-    """What needs no fitting, of one column."""
-    held = one.scores.get("baselines") or {}
-    if column.label:
-        rate = (one.scores.get("by_class") or {}).get(column.label, {}).get("base_rate")
-        chance = {"base rate (chance)": {"value": rate}} if rate is not None and column.metric == "auprc" else {}
-        told = {name.replace("_", " "): (body.get("by_class") or {}).get(column.label, {}) for name, body in held.items() if name in EVENTS}
-        return {**chance, **{name: each[column.metric] for name, each in told.items() if column.metric in each}}
-    return {name.replace("_", " "): body[column.metric] for name, body in held.items() if column.metric in body}
-
-
-def _untrained_baselines(column: ScoreColumn, one: ScoredRun, fitted: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The baselines of a column by name, those that need no fitting first."""
-    return {
-        **_simple_baselines(column, one),
-        **{plain.TITLES[k]: column.of(scores) or {} for k, (scores, _) in fitted.get(column.data, {}).items()},
-    }
-
-
-def _baseline_table(
-    shown: Sequence[ScoreColumn],
-    found: Sequence[ScoredRun],
-    fitted: Mapping[str, Mapping[str, Any]],
-    measures: Mapping[str, ColumnResult],
-    names: Mapping[str, str],
-) -> Table:
-    """Baselines of each column beside the rows of the page that lie below them."""
-    lines = []
-    for c in shown:
-        mine = [one for one in found if one.data == c.data]
-        if not mine or c.metric is None:
-            continue
-        told = _untrained_baselines(c, mine[0], fitted)
-        values = {row: cell["value"] for row, cell in measures[c.key].cells.items() if cell["value"] is not None}
-        for name, metric in told.items():
-            value = metric.get("value")
-            under = [names.get(row, row) for row, v in values.items() if value is not None and ((v >= value) if c.lower else (v <= value))]
-            line = [
-                names.get(c.key, c.key),
-                c.words,
-                name,
-                *(metric[k] * c.factor if metric.get(k) is not None else None for k in ("value", "lo", "hi")),
-            ]
-            lines.append(
-                [*line, f"{len(under)} of {len(values)}" + (f": {', '.join(under[:5])}{' …' if len(under) > 5 else ''}" if under else "")]
-            )
-    kinds = [kind for kind in plain.DESCRIPTIONS if any(kind in of for of in fitted.values())]
-    return Table(
-        name="baselines",
-        title="What needs no pre-training",
-        columns=["data", "metric", "baseline", "value", "95 % from", "to", "rows that do not clear it"],
-        rows=lines,
-        caption="A row whose mean does not clear a baseline owes nothing to its architecture or its pre-training; whether it is told apart from the fitted ones stands under the "
-        "differences. "
-        + " ".join(f"{plain.TITLES[kind][0].upper()}{plain.TITLES[kind][1:]}: {plain.DESCRIPTIONS[kind]}." for kind in kinds),
-    )
-
-
-def _list_notices(found: Sequence[ScoredRun], shown: Sequence[ScoreColumn], names: Mapping[str, str]) -> list[str]:
-    counted = Counter(line for one in found for line in dict.fromkeys([*one.scores.get("notices", []), *one.scores.get("remarks", [])]))
+def _list_notices(table: ResultTable) -> list[str]:
+    found = table.found
+    counted = Counter(line for one in found for line in dict.fromkeys([*one.scores.notices, *one.scores.remarks]))
     out = [line if n == len(found) else f"{line} ({n} of {len(found)} runs)" for line, n in counted.most_common(12)]
     few = {
-        one.data: one.scores["n_subjects"]
+        one.data: one.scores.n_subjects
         for one in found
-        if one.scores["n_subjects"] < evaluate.MINIMUM_UNITS and one.scores["settings"]["by"] == "subject"
+        if one.scores.n_subjects < evaluate.MINIMUM_UNITS and one.scores.settings.by == "subject"
     }
-    out += [
-        f"{names.get(data, data)}: {n} test subject{'s' * (n != 1)}, too few for an interval ({evaluate.MINIMUM_UNITS} are needed)."
+    return out + [
+        f"{table.name(data)}: no CI: {n} test subject{'s' * (n != 1)}, at least {evaluate.MINIMUM_UNITS} required."
         for data, n in few.items()
     ]
-    return out
 
 
-def _list_facts(
-    name: str, description: str, paper: Mapping[str, Any], found: Sequence[ScoredRun], reference: str, names: Mapping[str, str]
-) -> dict[str, str]:
+def _list_facts(name: str, description: str, results: RecipeResults) -> dict[str, str]:
+    table = results.table
+    stamps = Counter(run_page.stamp_text(one.scores.leak_free) for one in table.found)
+    versions = {
+        f"{k} {v}"
+        for one in table.found
+        for run in one.runs
+        for k, v in run.record.versions.items()
+        if k in {"bitimely", "torch", "python"}
+    }
     facts = {
         "Recipe": name,
         "About": description,
-        "Beside": str(paper.get("source") or ("the paper's table" if set(paper) - set(RESERVED) else "no numbers of the paper")),
+        "Compared to": results.source or ("the paper's table" if results.paper else "no numbers of the paper"),
+        "Reference": table.name(table.reference),
+        "Seeds": ", ".join(map(str, sorted({one.seed for one in table.found}))),
+        "Pre-training": "; ".join(f"{n} runs {words}" for words, n in stamps.most_common()),
+        "Versions": ", ".join(sorted(versions)),
     }
-    facts |= {"Reference": names.get(reference, reference), "Seeds": ", ".join(map(str, sorted({one.seed for one in found})))}
-    stamps = Counter(run_page.stamp_text(one.scores.get("leak_free")) for one in found)
-    facts["Pre-training"] = "; ".join(f"{n} runs {words}" for words, n in stamps.most_common())
-    versions = {
-        f"{k} {v}" for one in found for run in one.runs for k, v in run.body["versions"].items() if k in {"bitimely", "torch", "python"}
-    }
-    return {key: value for key, value in {**facts, "Versions": ", ".join(sorted(versions))}.items() if value}
+    return {key: value for key, value in facts.items() if value}
 
 
-def _summarize_numbers(
-    name: str,
-    rows: Sequence[str],
-    shown: Sequence[ScoreColumn],
-    cells: Mapping[Key, Mapping[str, Any]],
-    differences: Mapping[Key, Mapping[str, Any]],
-    stated: PaperValues,
-    missing: Sequence[Mapping[str, Any]],
-    fitted: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any]:
-    """The numbers behind the page; scores as fractions, the paper's in its units."""
+def _summarize_numbers(name: str, results: RecipeResults) -> dict[str, Any]:
+    """summary.json: the numbers behind the page; scores as fractions, the paper's in its units."""
 
-    def nested(of: Mapping[Key, Any]) -> dict[str, dict[str, Any]]:
-        out: dict[str, dict[str, Any]] = {}
+    def nest(of: Mapping[Key, object]) -> dict[str, dict[str, object]]:
+        out: dict[str, dict[str, object]] = {}
         for (row, key), value in of.items():
             out.setdefault(row, {})[key] = value
         return out
 
+    table = results.table
     return {
         "pipeline": name,
-        "rows": list(rows),
-        "columns": [{"column": c.key, "data": c.data, "metric": c.metric, "label": c.label, "lower_is_better": c.lower} for c in shown],
-        "cells": nested(cells),
-        "differences": nested(differences),
-        "paper": nested({key: {"value": v, "se": se} for key, (v, se) in stated.items()}),
-        "baselines": {data: {kind: scores["metrics"] for kind, (scores, _) in of.items()} for data, of in fitted.items()},
-        "missing": list(missing),
-        "told_apart": int(np.sum([evaluate.significance_sign(d) != 0 for d in differences.values()])),
+        "rows": list(table.rows),
+        "columns": [
+            {"column": c.key, "data": c.data, "metric": c.metric, "label": c.label, "lower_is_better": c.lower} for c in table.columns
+        ],
+        "cells": nest(table.cells),
+        "differences": nest(table.differences),
+        "paper": nest({key: {"value": v, "se": se} for key, (v, se) in results.paper.items()}),
+        "baselines": {data: {kind: scores.metrics for kind, scores in of.items()} for data, of in results.fitted.items()},
+        "missing": list(results.missing),
+        "told_apart": sum(evaluate.significance_sign(d) != 0 for d in table.differences.values()),
     }

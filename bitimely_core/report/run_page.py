@@ -1,77 +1,70 @@
-"""What a run says about itself: the page of its training, the page of its scores, the comparison page, the model card."""
+"""Pages of a run: training and evaluation."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core import evaluate as scoring
-from bitimely_core import registry
+from bitimely_core import evaluate, registry
 from bitimely_core.evaluate.result_table import read_curve
-from bitimely_core.page import Figure, Page, Table
-from bitimely_core.run import read_run
+from bitimely_core.page import Figure, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack, Table, make_figure, make_table
+from bitimely_core.report.renderer import write_report
+from bitimely_core.schemas import ClassScores, Comparison, FinalLosses, RunRecord, Scores, TaskScores
 from bitimely_core.training import tuning
 
 if TYPE_CHECKING:
+    from bitimely_core.run import Run
     from bitimely_core.tokens import Windows
 
 ORDER = ["train", "validation", "test"]
 STAMP = {True: "leak-free", False: "not leak-free: the objective can see its targets", None: "has no target of its own"}
 CURVES = (
     "Each point is one logged step; rel is the loss divided by the variance of the target (or the entropy of the labels): 1.0 = no better than "
-    "predicting the mean (contrastive objectives: divided by the loss of one and the same vector for everything). A validation curve that rises "
-    "while the training curve falls would show overfitting."
+    "predicting the mean (contrastive objectives: divided by the loss of identical vectors). A validation curve that rises while the training "
+    "curve falls indicates overfitting."
 )
 
 
 def stamp_text(stamp: bool | str | None) -> str:
-    """The leak stamp in words."""
+    """`leak_free` of a run in words."""
     return f"leak-free {stamp}" if isinstance(stamp, str) else STAMP[stamp]
 
 
-def run_facts(body: dict[str, Any]) -> dict[str, str]:
-    """The table at the top of a run's pages."""
-    data = body["data"][0]
-    per_split = ", ".join(
-        f"{split} {a['subjects']} subjects / {a['windows']:,} windows"
-        for split, a in ((s, data["audit"][s]) for s in ("train", "validation", "test"))
+def is_from_scratch(record: RunRecord) -> bool:
+    """Whether a run was fine-tuned without pre-trained weights."""
+    return record.is_finetuned and not (record.source and record.source.weights)
+
+
+def run_facts(record: RunRecord) -> dict[str, str]:
+    """Facts at the top of a run's pages."""
+    data, settings = record.data[0], record.settings
+    per_split = ", ".join(f"{s} {data.audit[s].subjects} subjects / {data.audit[s].windows:,} windows" for s in ORDER)
+    shape = (
+        f"code sequences, the last {data.length} events"
+        if data.vocabulary
+        else f"{data.channels} channels, {data.length} samples at {data.rate:g} Hz"
     )
-    tokenizer = body["settings"]["model"]["tokenizer"]
+    by_subject = data.split in {"subject", "official"}
+    paper = f" (paper: {record.paper_parameters / 1e6:g} M)" if record.paper_parameters else ""
+    objective = f"{settings.objective.name} ({stamp_text(record.leak_free)})"
     out = {
-        "Data": ", ".join(d["name"] for d in body["data"])
-        + (
-            f" (code sequences, the last {data['length']} events)"
-            if data.get("vocabulary")
-            else f" ({data['channels']} channels, {data['length']} samples at {data['rate']:g} Hz)"
-        ),
-        "Split": f"by {data['split']}: {per_split}; 0 shared"
-        if data["split"] in {"subject", "official"}
-        else f"{data['split']}: {per_split}",
-        "Model": f"{body['model']}, preset {body['preset']}, {tokenizer} tokens, {body['parameters']:,} parameters"
-        + (f" (the paper says {body['paper_parameters'] / 1e6:g} M)" if body.get("paper_parameters") else ""),
-        **({"Learning rate": tuning.describe_tuning(body["tuning"])} if body.get("tuning") else {}),
-        "Seed": str(body["seed"]),
-        "Versions": ", ".join(f"{k} {v}" for k, v in body["versions"].items() if k in {"bitimely", "torch", "python"}),
-        "Fingerprint of the data": data["fingerprint"][:16],
+        "Data": f"{', '.join(d.name for d in record.data)} ({shape})",
+        "Split": f"by {data.split}: {per_split}; 0 shared" if by_subject else f"{data.split}: {per_split}",
+        "Model": f"{record.model}, preset {record.preset}, {settings.model.tokenizer} tokens, {record.parameters:,} parameters{paper}",
+        **({"Learning rate": tuning.describe_tuning(record.tuning.model_dump())} if record.tuning else {}),
+        "Seed": str(record.seed),
+        "Versions": ", ".join(f"{k} {v}" for k, v in record.versions.items() if k in {"bitimely", "torch", "python"}),
+        "Fingerprint of the data": data.fingerprint[:16],
     }
-    if body["kind"] == "pretrain":
-        out["Objective"] = f"{body['settings']['objective']['name']} ({stamp_text(body['leak_free'])})"
-    else:
-        source = body["source"]
-        scratch = source["weights"] is None
-        out["Pre-training"] = (
-            "none (from scratch)"
-            if scratch
-            else (
-                f"run {source['run']} on {', '.join(d['name'] for d in body['pretraining_data'])}, {body['settings']['objective']['name']} ({stamp_text(body['leak_free'])})"
-            )
-        )
-        tuned = body["settings"]["finetune"]
-        out["Readout"] = f"{tuned['readout']} of layer{'s' if tuned['layers'] == 'last-two' else ''} {tuned['layers']}" + (
-            ", frozen" if tuned["freeze"] else ""
-        )
+    if record.source is None:
+        return out | {"Objective": objective}
+    trained_on = ", ".join(d.name for d in record.pretraining_data or ())
+    tuned = settings.finetune
+    out["Pre-training"] = "none (from scratch)" if is_from_scratch(record) else f"run {record.source.run} on {trained_on}, {objective}"
+    out["Readout"] = f"{tuned.readout} of layer{'s' * (tuned.layers == 'last-two')} {tuned.layers}" + (", frozen" if tuned.freeze else "")
     return out
 
 
@@ -81,174 +74,146 @@ def loss_curves(folder: Path, name: str = "curves", title: str = "Training") -> 
     for split in ("train", "validation"):
         key, x, y = read_curve(folder, split)
         if len(x):
-            series.append({"name": split, "x": x, "y": y})
-    if not series:
-        return []
-    return [
-        Figure(name=name, title=title, caption=CURVES, kind="lines", data={"series": series, "xlabel": "optimizer step", "ylabel": key})
-    ]
+            series.append(Line(split, x, y))
+    return [make_figure(name, title, CURVES, LinePlot(series, "optimizer step", key))] if series else []
 
 
 def write_training_page(folder: Path) -> Path:
     """Write the page of a run that has been trained but not evaluated."""
-    from bitimely_core import report
-
-    body = read_run(folder)
-    final = body["final"]
-    rel = (final.get("validation") or {}).get("rel", final.get("rel")) if final.get("validation") else final.get("rel")
-    where = "validation" if final.get("validation") else "training"
-    compares = body["kind"] == "pretrain" and registry.objectives[body["settings"]["objective"]["name"]].facts.rows > 1
-    blind = "telling no window from another" if compares else "predicting the mean"
-    verdict = (
-        f"{body['run']}: {final['step']:,} steps" + (f"; {where} loss is {rel:.3f} of that of {blind}" if rel is not None else "") + "."
-    )
-    page = Page(
-        title=f"Run {body['run']}",
-        verdict=verdict,
-        notices=body["notices"],
-        blocks=[*loss_curves(folder)],
-        facts=run_facts(body),
-        summary=final,
-    )
-    return report.write_report(folder, page)
+    record = RunRecord.load(folder / "run.json")
+    final = record.final or FinalLosses()
+    rel = final.rel if final.validation is None or final.validation.rel is None else final.validation.rel
+    where = "validation" if final.validation else "training"
+    contrastive = not record.is_finetuned and registry.objectives[record.settings.objective.name].facts.rows > 1
+    reference = "identical vectors for all windows" if contrastive else "predicting the mean"
+    page = PageBuilder(f"Run {record.run}")
+    page.notice(*record.notices)
+    page.add(*loss_curves(folder))
+    page.add_facts(run_facts(record))
+    loss = f"; {where} loss is {rel:.3f} of that of {reference}" if rel is not None else ""
+    return write_report(folder, page.finish(f"{record.run}: {final.step:,} steps{loss}.", final.model_dump()))
 
 
-def write_evaluation_page(folder: Path, body: dict[str, Any], scores: dict[str, Any], windows: Windows, columns: dict[str, Any]) -> Path:
-    """Write the page of an evaluated run: scores beside the baselines, confusion, classes, curves."""
-    from bitimely_core import report
+def write_evaluation_page(run: Run, scores: Scores, columns: Mapping[str, Any]) -> Path:
+    """Write the page of an evaluated run: scores beside the baselines, confusion matrix, classes, loss curves.
 
-    shown = scoring.score_figure(scores) if scores["metrics"] and "task" in scores else None
-    blocks: list[Figure | Table | str] = [*([shown] if shown else []), metric_table(scores)]
-    if scores.get("comparison"):
-        blocks.append(_comparison_table(scores["comparison"], scores["run"]))
-    if scores.get("by_class"):
-        first = next(iter(scores["by_class"].values()))
-        blocks.append(
-            Table(
-                name="classes",
-                title="Scores by class",
-                caption="Support is the number of test windows. A class without windows has no recall.",
-                columns=["class", *first],
-                rows=[[name, *row.values()] for name, row in scores["by_class"].items()],
-            )
-        )
-    if scores.get("confusion"):
-        confusion = np.array(scores["confusion"], dtype=float)
-        blocks.append(
-            Figure(
-                name="confusion",
-                title="Confusion matrix",
-                kind="matrix",
-                caption="Row: scored by experts; column: predicted. Rows sum to the class's support. Mass off the diagonal between neighbouring classes is usual; "
-                "a column that swallows all rows is a classifier that predicts one class.",
-                data={
-                    "values": confusion,
-                    "xlabel": "predicted",
-                    "ylabel": "scored",
-                    "diverging": False,
-                    "row_names": list(windows.class_names),
-                    "column_names": list(windows.class_names),
-                },
-            )
-        )
+    Args:
+        run: with the windows that were scored.
+        scores: scores.json.
+        columns: target and prediction of the scored rows; empty for a pre-training.
+    """
+    windows, source = run.windows(), run.record.source
+    page = PageBuilder(f"Scores of {scores.run}")
+    page.notice(*scores.notices, *scores.remarks)
+    page.add_facts(run_facts(run.record))
+    if scores.task and (figure := evaluate.score_figure(scores)):
+        page.add(figure)
+    page.add(metric_table(scores))
+    if scores.comparison:
+        page.add(_comparison_table(scores.comparison, scores.run))
+    if scores.by_class:
+        page.add(class_table(scores))
+    if scores.confusion:
+        page.add(confusion_figure(scores.confusion, windows.class_names))
     if windows.task == "classification" and columns and len(columns["target"]):
-        blocks += _hypnogram_figures(windows[scores["split"]], windows, columns)
-    blocks += loss_curves(folder)
-    parent = folder.parent / str((body.get("source") or {}).get("run"))
-    if body["kind"] == "finetune" and (body["source"] or {}).get("weights") and (parent / "metrics.jsonl").is_file():
-        blocks += loss_curves(parent, "pretraining-curves", "Pre-training")
-    page = Page(
-        title=f"Scores of {scores['run']}",
-        verdict=verdict_text(scores),
-        notices=[*scores["notices"], *scores.get("remarks", [])],
-        blocks=blocks,
-        facts=run_facts(body),
-        summary=scores,
+        page.add(*_hypnogram_figures(windows[scores.split], windows, columns))
+    page.add(*loss_curves(run.folder))
+    if source and source.weights and ((parent := run.folder.parent / source.run) / "metrics.jsonl").is_file():
+        page.add(*loss_curves(parent, "pretraining-curves", "Pre-training"))
+    return write_report(run.folder, page.finish(verdict_text(scores), scores.to_json()))
+
+
+def class_table(scores: TaskScores) -> Table:
+    """Scores of every class or label."""
+    columns = [name for name in ClassScores.model_fields if name != "unknown" or scores.task == "multilabel"]
+    return make_table(
+        "classes",
+        "Scores by class",
+        "Support: number of scored windows of the class. A class without windows has no recall.",
+        ["class", *columns],
+        [[name, *(getattr(one, column) for column in columns)] for name, one in scores.by_class.items()],
     )
-    return report.write_report(folder, page)
 
 
-def main_metric(scores: dict[str, Any]) -> str:
-    """The metric that the verdict speaks of: the task's, or the relative loss of a pre-training."""
-    return scores.get("main") or "rel"
+def confusion_figure(confusion: Sequence[Sequence[int]], class_names: Sequence[str]) -> Figure:
+    """The confusion matrix."""
+    caption = (
+        "Row: true class; column: predicted class. Rows sum to the support of the class. Confusion of neighbouring classes is usual; a column that holds all rows is a "
+        "classifier that predicts one class."
+    )
+    names = list(class_names)
+    data = HeatMap(np.array(confusion, dtype=float), "predicted", "true", row_names=names, column_names=names)
+    return make_figure("confusion", "Confusion matrix", caption, data)
 
 
-def verdict_text(scores: dict[str, Any]) -> str:
-    """One sentence: the main score with its interval beside the baseline."""
+def main_metric(scores: Scores) -> str:
+    """The metric of the verdict: that of the task, or the relative loss of a pre-training."""
+    return scores.main or "rel"
+
+
+def verdict_text(scores: Scores) -> str:
+    """One sentence: the main score with its interval and the baselines."""
     name = main_metric(scores)
-    metric = scores["metrics"].get(name)
+    metric, words = scores.metrics.get(name), name.replace("_", " ")
     if metric is None:
-        return f"{scores['run']}: nothing could be scored."
-    words = name.replace("_", " ")
-    if metric["value"] is None:
-        return f"{scores['run']}: {words} is undefined on {scores['data']} ({metric['undefined_reason']})."
-    interval = f" (95 % interval {metric['lo']:.3f} to {metric['hi']:.3f})" if metric["lo"] is not None else " (no interval)"
-    told = baseline_values(scores, name)
-    beside = f"; {' and '.join(f'the {base} baseline reaches {value:.3f}' for base, value in told.items())}" if told else ""
-    return f"{words.capitalize()} {metric['value']:.3f}{interval} on {scores['n']:,} {scores['split']} windows of {scores['n_subjects']} subjects{beside}."
+        return f"{scores.run}: nothing could be scored."
+    if metric.value is None:
+        return f"{scores.run}: {words} is undefined on {scores.data} ({metric.undefined_reason})."
+    interval = f"95 % CI {metric.lo:.3f} to {metric.hi:.3f}" if metric.lo is not None else "no CI"
+    baselines = " and ".join(f"the {base} baseline reaches {value:.3f}" for base, value in baseline_values(scores, name).items())
+    return (
+        f"{words.capitalize()} {metric.value:.3f} ({interval}) on {scores.n:,} {scores.split} windows of {scores.n_subjects} subjects"
+        + (f"; {baselines}" if baselines else "")
+        + "."
+    )
 
 
-def baseline_values(scores: dict[str, Any], metric: str) -> dict[str, float]:
-    """What needs no model, for the one metric: majority class; of claims the length of the history and the best single code."""
-    found = {
-        name: ((scores["baselines"].get(name) or {}).get(metric) or {}).get("value") for name in ("majority", "length_only", "single_code")
-    }
-    return {name.replace("_", "-"): value for name, value in found.items() if value is not None}
+def baseline_values(scores: Scores, metric: str) -> dict[str, float]:
+    """A metric of the main baselines: majority class; of claims the sequence length and the best single code."""
+    found = {}
+    for name in ("majority", "length_only", "single_code"):
+        value = scores.baselines[name].metrics.get(metric) if name in scores.baselines else None
+        if value is not None and value.value is not None:
+            found[name.replace("_", "-")] = value.value
+    return found
 
 
-def metric_table(scores: dict[str, Any]) -> Table:
+def metric_table(scores: Scores) -> Table:
     """Metrics with standard error and interval beside each baseline."""
-    names = list(scores["baselines"])
     rows = []
-    for name, m in scores["metrics"].items():
-        base = [((scores["baselines"][b] or {}).get(name) or {}).get("value") for b in names]
-        rows.append([name.replace("_", " "), m["value"], m["se"], m["lo"], m["hi"], *base, m["undefined_reason"] or ""])
-    unit = "subjects" if scores["settings"]["by"] == "subject" else "windows"
-    return Table(
-        name="metrics",
-        title="Scores",
-        columns=["metric", "value", "standard error", "95 % from", "to", *names, "remark"],
-        rows=rows,
-        caption=f"Bootstrap over {unit}, {scores['settings']['bootstrap']:,} resamples: standard error = standard deviation of the resamples, interval = their 2.5 and 97.5 "
-        "percentiles. A dash is a value that is not defined; the remark says why.",
+    for name, m in scores.metrics.items():
+        base = [one.metrics[name].value if name in one.metrics else None for one in scores.baselines.values()]
+        rows.append([name.replace("_", " "), m.value, m.se, m.lo, m.hi, *base, m.undefined_reason or ""])
+    caption = (
+        f"Bootstrap over {scores.settings.by}s, {scores.settings.bootstrap:,} resamples: standard error = standard deviation of the resamples, 95 % CI = their 2.5 and 97.5 "
+        "percentiles. A dash: not defined; the remark has the reason."
     )
+    columns = ["metric", "value", "standard error", "95 % CI lower", "upper", *scores.baselines, "remark"]
+    return make_table("metrics", "Scores", caption, columns, rows)
 
 
-def _comparison_table(comparison: dict[str, Any], run: str) -> Table:
-    rows = [
-        [name.replace("_", " "), d["difference"], d["se"], d["lo"], d["hi"], d.get("share_above_zero")]
-        for name, d in comparison["metrics"].items()
-    ]
-    return Table(
-        name="paired",
-        title=f"{run} minus {comparison['run']}",
-        columns=["metric", "difference", "standard error", "95 % from", "to", "share of resamples above 0"],
-        rows=rows,
-        caption="Paired: the same resamples of the same windows for both runs. An interval that holds 0 does not tell the runs apart.",
+def _comparison_table(comparison: Comparison, run: str) -> Table:
+    rows = [[name.replace("_", " "), d.difference, d.se, d.lo, d.hi, d.share_above_zero] for name, d in comparison.metrics.items()]
+    caption = (
+        "Paired: the same bootstrap resamples of the same windows for both runs. If the 95 % CI contains 0, the difference is not significant. The intervals are not "
+        "corrected for the number of metrics."
     )
+    columns = ["metric", "difference", "standard error", "95 % CI lower", "upper", "share of resamples above 0"]
+    return make_table("paired", f"{run} minus {comparison.run}", caption, columns, rows)
 
 
-def _hypnogram_figures(chosen: Windows, windows: Windows, columns: dict[str, Any]) -> list[Figure]:
-    """Predicted beside scored stages of the first recording of the split, for data cut in epochs."""
-    frame = chosen.index
-    recording = frame["recording_id"][0]
-    keep = np.flatnonzero((frame["recording_id"] == recording).to_numpy())
+def _hypnogram_figures(chosen: Windows, windows: Windows, columns: Mapping[str, Any]) -> list[Figure]:
+    """Predicted beside true stages of the first recording of the split, of at least ten windows."""
+    keep = np.flatnonzero((chosen.index["recording_id"] == chosen.index["recording_id"][0]).to_numpy())
     if len(keep) < 10:
         return []
-    predicted = np.asarray(columns["prediction"])[keep].argmax(1)
-    return [
-        Figure(
-            name="hypnogram",
-            title="One recording: predicted against scored",
-            kind="hypnogram",
-            caption=f"The first recording of the split ({len(keep)} windows). Agreement here is one recording's, not the score; see the tables for all subjects.",
-            data={
-                "epoch": windows.length / windows.rate,
-                "classes": list(windows.class_names),
-                "tracks": [{"name": "scored", "stages": np.asarray(columns["target"])[keep]}, {"name": "predicted", "stages": predicted}],
-            },
-        )
+    tracks = [
+        StageTrack("scored", np.asarray(columns["target"])[keep]),
+        StageTrack("predicted", np.asarray(columns["prediction"])[keep].argmax(1)),
     ]
+    caption = f"The first recording of the split ({len(keep)} windows). Its agreement is not the score; the tables cover all subjects."
+    data = Hypnogram(windows.length / windows.rate, tracks, list(windows.class_names))
+    return [make_figure("hypnogram", "One recording: predicted and scored", caption, data)]
 
 
 def combine_pages(page: Page, others: list[Page], tables: list[Table], title: str) -> Page:
@@ -261,11 +226,7 @@ def combine_pages(page: Page, others: list[Page], tables: list[Table], title: st
 
 
 def audit_table(name: str, audit: dict[str, dict[str, Any]], class_names: list[str]) -> Table:
-    """Subjects, windows and windows a class in each split."""
-    return Table(
-        name="audit",
-        title=f"Data: {name}",
-        caption="No subject is in two splits; statistics for the normalisation come from the training split alone.",
-        columns=["split", "subjects", "windows", *class_names],
-        rows=[[split, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in class_names)] for split, a in audit.items()],
-    )
+    """Subjects, windows and windows of each class by split."""
+    caption = "No subject is in two splits; normalisation statistics come from the training split only."
+    rows = [[split, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in class_names)] for split, a in audit.items()]
+    return make_table("audit", f"Data: {name}", caption, ["split", "subjects", "windows", *class_names], rows)

@@ -77,3 +77,8 @@ def tex_text(value: object) -> str:
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$"}
     special |= {c: f"\\{c}" for c in "&%$#_{}"} | {c: f"{{{c}}}" for c in "<>|\"'`[]"}
     return "".join(special.get(c, c) for c in clean_text(value))
+
+
+def text_cell(value: float | None, text: str, note: str = "", **numbers: float | None) -> dict[str, float | str | None]:
+    """A cell that sorts by `value` and shows `text` with `note` below it; `numbers` are further columns of its data."""
+    return {"value": value, "text": text, "note": note, **numbers}

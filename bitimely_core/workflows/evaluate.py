@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +14,8 @@ from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import write_card
-from bitimely_core.run import FORMAT, describe_data, vocabulary_digest
-from bitimely_core.schemas import ReadingOptions, RunRecord
+from bitimely_core.run import describe_data, vocabulary_digest
+from bitimely_core.schemas import Comparison, EvaluationSettings, MetricValue, ReadingOptions, RunRecord, Scores, TaskScores
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
 from bitimely_core.workspace import run_folder
@@ -72,43 +71,36 @@ def evaluate(
             "n_subjects": len(set(chosen.subjects())),
             "folder": str(folder),
         }
-    scores: dict[str, Any] = {
-        "format_version": FORMAT,
-        "run": record.run,
-        "data": windows.name,
-        "split": split,
-        "n": len(chosen),
-        "n_subjects": len(set(chosen.subjects())),
-        "metrics": {},
-        "baselines": {},
-        "by_class": {},
-        "settings": {
-            "bootstrap": bootstrap,
-            "by": by,
-            "seed": 0,
-            "model": record.model,
-            "preset": record.preset,
-            "verified": verify and record.verified,
-        },
-        "leak_free": record.leak_free,
-        "subjects_shared_with_training": shared,
-        "notices": _notices(record, windows, by, shared, split, verify),
-    }
+    scores = Scores(
+        run=record.run,
+        data=windows.name,
+        split=split,
+        n=len(chosen),
+        n_subjects=len(set(chosen.subjects())),
+        settings=EvaluationSettings(
+            bootstrap=bootstrap, by=by, model=record.model, preset=record.preset, verified=verify and record.verified
+        ),
+        leak_free=record.leak_free,
+        subjects_shared_with_training=shared,
+        notices=_notices(record, windows, by, shared, split, verify),
+    )
     columns: dict[str, Any] = {}
     head = opened.head()
     if head is None:
-        scores["metrics"] = _score_objective(opened.model(), chosen, record.settings.objective, batch_size, device, progress)
+        found = _score_objective(opened.model(), chosen, record.settings.objective, batch_size, device, progress)
+        scores = scores.model_copy(update={"metrics": found})
     else:
-        scores |= _score_task(head, windows, chosen, bootstrap, by, batch_size, device, progress, columns)
+        task_scores = _score_task(head, windows, chosen, bootstrap, by, batch_size, device, progress, columns)
+        scores = scores.model_copy(update={name: getattr(task_scores, name) for name in TaskScores.model_fields})
         _write_predictions(folder / "predictions.parquet", chosen, windows, columns)
         if predictions is not None:
             tasks.write_predictions(predictions, chosen, columns["prediction"], ids)
     if compare is not None:
-        scores["comparison"] = _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)
-    storage.write_json(folder / "scores.json", scores)
+        scores = scores.model_copy(update={"comparison": _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)})
+    scores.save(folder / "scores.json")
     write_card(folder)
-    report = run_page.write_evaluation_page(folder, record.to_json(), scores, windows, columns)
-    return {**scores, "report": str(report)}
+    report = run_page.write_evaluation_page(opened, scores, columns)
+    return {**scores.to_json(), "report": str(report)}
 
 
 def _notices(record: RunRecord, windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
@@ -137,14 +129,14 @@ def _show(value: float | ReadingOptions) -> str:
 
 def _score_objective(
     model: Any, windows: Windows, config: ObjectiveConfig, batch_size: int | None, device: str, progress: Progress | None
-) -> dict[str, Any]:
+) -> dict[str, MetricValue]:
     """Mean held-out loss and rel of the pre-training objective, weighted by windows, no interval."""
     import torch
 
     from bitimely_core import data, objectives
     from bitimely_core.training.devices import select_device
 
-    undefined = {"value": None, "se": None, "lo": None, "hi": None, "n_defined": 0, "undefined_reason": "the split has no windows"}
+    undefined = MetricValue(undefined_reason="the split has no windows")
     least = registry.objectives[config.name].facts.rows
     if len(windows) < least:
         return {"loss": undefined, "rel": undefined}
@@ -163,10 +155,7 @@ def _score_objective(
                 sums[key] = sums.get(key, 0.0) + float(value) * rows
             if progress is not None:
                 progress(f"evaluate {windows.name}", step + 1, batches.steps)
-    return {
-        key: {"value": total / seen, "se": None, "lo": None, "hi": None, "n_defined": 0, "undefined_reason": None}
-        for key, total in sums.items()
-    }
+    return {key: MetricValue(value=total / seen) for key, total in sums.items()}
 
 
 def _score_task(
@@ -179,7 +168,7 @@ def _score_task(
     device: str,
     progress: Progress | None,
     columns: dict[str, Any],
-) -> dict[str, Any]:
+) -> TaskScores:
     from bitimely_core import evaluate as scoring
 
     prediction = predict(model, chosen, batch_size=batch_size, device=device, progress=progress)
@@ -226,7 +215,7 @@ def _write_predictions(path: Path, chosen: Windows, windows: Windows, columns: d
     storage.write_file(path, lambda out: frame.write_parquet(out, compression="zstd"))
 
 
-def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, split: str, bootstrap: int, by: Unit) -> dict[str, Any]:
+def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, split: str, bootstrap: int, by: Unit) -> Comparison:
     """Paired differences to the predictions of another run on the same windows."""
     import polars as pl
 
@@ -234,8 +223,8 @@ def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, s
 
     second = run_folder(other, workspace)
     path = second / "predictions.parquet"
-    scores = json.loads((second / "scores.json").read_bytes()) if (second / "scores.json").is_file() else {}
-    if not path.is_file() or (scores.get("data"), scores.get("split")) != (windows.name, split):
+    scores = Scores.load(second / "scores.json") if (second / "scores.json").is_file() else Scores()
+    if not path.is_file() or (scores.data, scores.split) != (windows.name, split):
         raise input_error(
             Reason.INCOMPLETE,
             f"no predictions on {windows.name}, split {split}",
@@ -244,7 +233,7 @@ def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, s
             file=str(second),
         )
     ours, theirs = pl.read_parquet(folder / "predictions.parquet"), pl.read_parquet(path)
-    return {
-        "run": RunRecord.load(second / "run.json").run,
-        "metrics": scoring.compare_frames(windows.task, ours, theirs, windows.class_names, bootstrap=bootstrap, by=by),
-    }
+    return Comparison(
+        run=RunRecord.load(second / "run.json").run,
+        metrics=scoring.compare_frames(windows.task, ours, theirs, windows.class_names, bootstrap=bootstrap, by=by),
+    )

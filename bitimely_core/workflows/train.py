@@ -28,6 +28,7 @@ from bitimely_core.run import (
     read_run,
     vocabulary_digest,
 )
+from bitimely_core.schemas import RunRecord
 from bitimely_core.training import tuning
 from bitimely_core.types import Progress
 from bitimely_core.workflows import hub
@@ -389,7 +390,7 @@ def _fit(
         weights = storage.hash_file(folder / "model" / "model.safetensors")
         body = {**body, "finished": True, "final": final, "device": str(fitted["device"]), "weights": weights}
         storage.write_json(folder / "run.json", body)
-        storage.write_bytes(folder / "model_card.md", model_card(body).encode())
+        storage.write_bytes(folder / "model_card.md", model_card(RunRecord.parse(body, folder / "run.json")).encode())
     return {**result, "trained": True, "writer": writer, "steps": fitted["steps"], "final": body.get("final"), "notices": body["notices"]}
 
 
