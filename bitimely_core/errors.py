@@ -296,6 +296,23 @@ def input_error(
     return UserError(code, problem, requirement, hint, file, field, row, found, expected, details=details or [])
 
 
+def input_warning(
+    code: Reason,
+    problem: str,
+    requirement: str = "",
+    hint: str = "",
+    *,
+    file: str | None = None,
+    field: str | None = None,
+    row: int | None = None,
+    count: int = 1,
+    examples: tuple[str, ...] = (),
+    level: Level = "warning",
+) -> Finding:
+    """A warning about data that are used all the same."""
+    return Finding(code, problem, requirement, hint, level=level, file=file, field=field, row=row, count=count, examples=examples)
+
+
 def integrity_error(
     file: str | None, problem: str, requirement: str = "", hint: str = "", *, field: str | None = None, details: list[Finding] | None = None
 ) -> UserError:

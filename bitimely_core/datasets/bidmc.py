@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bitimely_core.datasets import tser
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -140,8 +140,7 @@ def _list_problem_units(source: Source, found: dict[str, dict[str, str]]) -> Ite
         named = PROBLEM.fullmatch(problem)
         if named is None:
             text = f"the problem {safe_text(PurePosixPath(problem).name)}"
-            wanted = "expected BIDMC32RR, BIDMC32HR, BIDMC32SpO2"
-            raise usage_error(text, wanted, file=next(iter(files.values())))
+            raise usage_error(text, "expected BIDMC32RR, BIDMC32HR, BIDMC32SpO2", file=next(iter(files.values())))
         channels = tuple(tser.TserChannel(name, RATE, "", 4000) for name in NEEDED)
         layouts[problem] = tser.TserLayout(target=named[1].lower(), channels=channels, subject="bidmc", windows=True)
     if len({layout.target for layout in layouts.values()}) < len(layouts):
@@ -288,17 +287,15 @@ def _make_record(name: str, signals: list[Signal], labels: dict[str, np.ndarray]
     if len(set(channels)) < len(channels):
         raise input_error(Reason.DUPLICATE_CHANNEL, f"found {', '.join(map(safe_text, channels))}", "expected each once", file=rel)
     if missing := [channel for channel in NEEDED if channel not in channels]:
-        text = f"has no {' and no '.join(missing)}"
-        findings.append(Finding(Reason.MISSING_CHANNEL, text, "left out of the views", level="warning", file=rel))
+        findings.append(input_warning(Reason.MISSING_CHANNEL, f"has no {' and no '.join(missing)}", "left out of the views", file=rel))
     for signal in signals:
         if lost := int(np.count_nonzero(np.isnan(signal.samples))) if signal.samples.dtype.kind == "f" else 0:
             text = f"{lost} values of {safe_text(signal.channel)} are missing"
-            findings.append(Finding(Reason.MISSING_VALUES, text, level="warning", count=lost, file=rel))
+            findings.append(input_warning(Reason.MISSING_VALUES, text, count=lost, file=rel))
     absent = [key for key in PLAUSIBLE if key not in labels or not np.isfinite(labels[key]).any()]
     if absent:
         text = f"there are no labels for {', '.join(absent)}"
-        wanted = "rr comes from Breaths, hr and spo2 from Numerics"
-        findings.append(Finding(Reason.UNMATCHED_LABELS, text, wanted, level="warning", file=rel))
+        findings.append(input_warning(Reason.UNMATCHED_LABELS, text, "rr comes from Breaths, hr and spo2 from Numerics", file=rel))
     clocks = [Signal(key, 1 / STEP, UNITS[key], values.astype(np.float32)) for key, values in labels.items() if key not in absent]
     return Record(recording_id=name, subject_id=name, signals=[*signals, *clocks], attributes={"split": split}, findings=findings)
 

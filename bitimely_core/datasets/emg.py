@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import wfdb
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -72,17 +72,16 @@ def emg(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit |
     if not found:
         wanted = f"expected {', '.join(f'{name}.hea' for name in RECORDS)}"
         raise input_error(Reason.NO_INPUT, f"no record of the data set among {len(source.files)} files", wanted)
-    yield Finding(Reason.LABEL_LEAKAGE, "each class is one person", "scores say nothing about other people", level="warning")
+    yield input_warning(Reason.LABEL_LEAKAGE, "each class is one person", "scores say nothing about other people")
     for name in RECORDS:
         here = [rel for rel in found if PurePosixPath(rel).stem == name]
         if not here:
-            text = f"{name}.hea is not there"
-            yield Finding(Reason.CLASS_MISSING, text, "its class is missing", "Download it", level="warning")
+            yield input_warning(Reason.CLASS_MISSING, f"{name}.hea is not there", "its class is missing", "Download it")
         elif len(here) > 1:
             raise input_error(Reason.DUPLICATE_KEY, f"{name}.hea is there {len(here)} times", "expected one", file=here[1])
     for rel in headers:
         if rel not in found:
-            yield Finding(Reason.FILE_NAME, "is no record of this data set", "it is not read", level="warning", file=rel)
+            yield input_warning(Reason.FILE_NAME, "is no record of this data set", "it is not read", file=rel)
     for rel in found:
         yield _make_unit(source, rel, keep_dates=bool(options.get("keep_dates")), keep_phi=bool(options.get("keep_phi")))
 
@@ -127,10 +126,9 @@ def read_record(source: Source, rel: str, *, keep_dates: bool = False, keep_phi:
             shown = safe_text(first.unit)
             raise input_error(Reason.UNIT, f"is in {shown}", "expected mV, uV or V", field="unit", found=shown, expected="mV")
         if factor != 1.0:
-            text, wanted = f"is in {first.unit}", "brought to mV by its scale"
-            findings.append(Finding(Reason.UNIT, text, wanted, level="warning", field="unit"))
+            findings.append(input_warning(Reason.UNIT, f"is in {first.unit}", "brought to mV by its scale", field="unit"))
         if not any(np.fmin.reduce(signal.samples) < np.fmax.reduce(signal.samples) for signal in signals):
-            findings.append(Finding(Reason.FLAT_CHANNEL, "is constant", level="warning", field=CHANNEL))
+            findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=CHANNEL))
     start, comments = found.header.start, found.header.comments
     return Record(
         recording_id=name,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -90,8 +90,7 @@ def epilepsy(source: Source | None, options: dict[str, Any]) -> Iterator[IngestU
         raise input_error(Reason.NO_INPUT, text, "expected one", action)
     for rel in source.files:
         if rel not in found and PurePosixPath(rel).suffix.lower() in {".csv", ".parquet", ".tsv", ".txt"} and not _is_official(rel):
-            text, wanted = f"is not {TABLE}", "it is not read"
-            yield Finding(Reason.FILE_NAME, text, wanted, level="warning", file=rel)
+            yield input_warning(Reason.FILE_NAME, f"is not {TABLE}", "it is not read", file=rel)
     rel = found[0]
     if rel in source.odd:
         yield IngestUnit(name=rel, files=(rel,), read=None, findings=(source.odd[rel],))
@@ -144,8 +143,7 @@ def read_table(path: Path, rel: str) -> Records:
 def _no_rows_error(findings: list[Finding], seen: int) -> UserError:
     """Why a table without a usable row is refused."""
     worst = max(findings, key=lambda finding: finding.count, default=Finding(Reason.EMPTY_FILE, "has no rows"))
-    text = f"no row of {seen} can be used: {worst.problem}"
-    return input_error(worst.code, text, worst.requirement, field=worst.field, row=worst.row)
+    return input_error(worst.code, f"no row of {seen} can be used: {worst.problem}", worst.requirement, field=worst.field, row=worst.row)
 
 
 def _find_id_column(names: tuple[str, ...]) -> str:
@@ -183,8 +181,7 @@ def _parse_row(row: tables.TableRow, key: str) -> Record | Finding:
         return values
     largest = np.abs(values).max()
     if largest > np.finfo(np.float32).max:
-        text = f"row {row.row} has a value beyond 10^38"
-        return Finding(Reason.NON_FINITE, text, "expected microvolts", row=row.row)
+        return Finding(Reason.NON_FINITE, f"row {row.row} has a value beyond 10^38", "expected microvolts", row=row.row)
     whole = largest <= 32767 and np.array_equal(values, np.rint(values))
     signal = Signal(CHANNEL, RATE, UNIT, values.astype(np.int16 if whole else np.float32))
     attributes = {"binary": BINARY[number == 1], "condition": CONDITIONS[number], "chunk": int(place[1])}
@@ -198,4 +195,4 @@ def _report_mixed_segments(records: list[Record]) -> list[Finding]:
         classes.setdefault(record.subject_id, set()).add(record.attributes["condition"])
     torn = sum(len(found) > 1 for found in classes.values())
     text = f"segments whose chunks have different classes: {torn}"
-    return [Finding(Reason.LABEL, text, "expected one class a segment", level="warning", count=torn)] if torn else []
+    return [input_warning(Reason.LABEL, text, "expected one class a segment", count=torn)] if torn else []

@@ -26,7 +26,7 @@ from pydantic import Field
 from bitimely_core.config import Section, read_toml, validate
 from bitimely_core.datasets import tser
 from bitimely_core.datasets.tser import report_unclaimed
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import edf as format_edf
 from bitimely_core.formats import tables
 from bitimely_core.formats import wfdb as format_wfdb
@@ -282,16 +282,16 @@ def _report_unmatched(told: Mapping[str, RecordingInfo], tabled: Mapping[str, An
         text = f"{len(alone)} recordings whose subjects are not known, each is taken for another one"
         action = "Give --map (generic) with a match or a table where some are of one person"
         wanted = "recordings of one person in two splits make scores optimistic"
-        yield Finding(Reason.IDENTIFIER, text, wanted, action, level="warning", file=alone[0], count=len(alone))
+        yield input_warning(Reason.IDENTIFIER, text, wanted, action, file=alone[0], count=len(alone))
     keys = {key for rel, about in told.items() for key in (*_recording_keys(rel), about.subject_id)}
     for what, table in (("the table", tabled), ("the table of annotations", events)):
         if extra := [key for key in table if key not in keys]:
             text = f"{len(extra)} recordings or subjects of {what} have no file here"
-            yield Finding(Reason.UNMATCHED_LABELS, text, "their rows are not used", level="warning", count=len(extra))
+            yield input_warning(Reason.UNMATCHED_LABELS, text, "their rows are not used", count=len(extra))
     lacking = [rel for rel, about in told.items() if tabled and not {*_recording_keys(rel), about.subject_id} & tabled.keys()]
     if lacking:
         text = f"{len(lacking)} recordings have no row in the table"
-        yield Finding(Reason.UNMATCHED_LABELS, text, "they have no label", level="warning", file=lacking[0], count=len(lacking))
+        yield input_warning(Reason.UNMATCHED_LABELS, text, "they have no label", file=lacking[0], count=len(lacking))
 
 
 def _file_suffix(rel: str) -> str:
@@ -632,7 +632,7 @@ def read_series(path: Path, rel: str, told: RecordingInfo) -> Records:
     if len(records) > 1 and "subject" not in told.columns:
         text = f"{len(records)} rows whose subjects are not known, each is taken for another one"
         wanted = "recordings of one person in two splits make scores optimistic"
-        findings.append(Finding(Reason.IDENTIFIER, text, wanted, "Give subject_column", level="warning", file=rel))
+        findings.append(input_warning(Reason.IDENTIFIER, text, wanted, "Give subject_column", file=rel))
     account = SourceRows(
         file=rel, kind="segments", seen=seen, dropped=dict(dropped), quarantined=dict(Counter(str(fault.code) for fault in faults))
     )
@@ -655,8 +655,7 @@ def _make_series_record(row: tables.TableRow, samples: list[str], told: Recordin
     if value is not None:
         attributes["value"] = value
     if "subject" in said and said["subject"].lower() in EMPTY_CELLS:
-        text = f"row {row.row} names no subject"
-        return Finding(Reason.IDENTIFIER, text, "expected one", field=told.columns["subject"], row=row.row)
+        return Finding(Reason.IDENTIFIER, f"row {row.row} names no subject", "expected one", field=told.columns["subject"], row=row.row)
     assert told.rate is not None
     name, unit = next(iter(told.channels.values()), ("channel 1", ""))
     with np.errstate(over="ignore"):
@@ -829,8 +828,7 @@ def _select_annotations(notes: list[Annotation], told: RecordingInfo, end: float
     findings = []
     if left := len(notes) - len(inside) + len(told.notes) - len(beside):
         text = f"annotations whose texts are no labels of the map: {left}"
-        wanted = "counted, not kept: texts can hold names"
-        findings.append(Finding(Reason.UNKNOWN_LABEL, text, wanted, level="info", count=left))
+        findings.append(Finding(Reason.UNKNOWN_LABEL, text, "counted, not kept: texts can hold names", level="info", count=left))
     kept, cut = [], 0
     for note in sorted([*inside, *beside, *told.numbers]):
         begin, stop = max(note.onset, 0.0), min(note.onset + note.duration, end)
@@ -839,5 +837,5 @@ def _select_annotations(notes: list[Annotation], told: RecordingInfo, end: float
             kept.append(note._replace(onset=begin, duration=stop - begin))
     if cut:
         text = f"annotations that reach beyond the signal: {cut}"
-        findings.append(Finding(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", level="warning", count=cut))
+        findings.append(input_warning(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", count=cut))
     return kept, findings

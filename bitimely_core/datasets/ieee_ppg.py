@@ -47,8 +47,7 @@ def ieee_ppg(source: Source | None, options: dict[str, Any]) -> Iterator[IngestU
     source = require_source(source)
     found = tser.find_problems(source)
     if len(found) > 1:
-        text, action = f"{len(found)} problems in .ts files", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts"
-        raise usage_error(text, "expected one", action)
+        raise usage_error(f"{len(found)} problems in .ts files", "expected one", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts")
     yield from tser.report_unclaimed(source, found)
     for files in found.values():
         yield from tser.list_units(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bitimely_core.datasets import tser
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import pickles
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -70,8 +70,7 @@ def ppg_dalia(source: Source | None, options: dict[str, Any]) -> Iterator[Ingest
     pickled = {rel: named[1].upper() for rel in [*source.files, *source.odd] if (named := PICKLE.fullmatch(rel))}
     if len(found) > 1 or (found and pickled):
         text = f"{len(found)} problems in .ts files and {len(pickled)} pickles"
-        action = "Give the folder of one form"
-        raise usage_error(text, "expected one form of one data set", action)
+        raise usage_error(text, "expected one form of one data set", "Give the folder of one form")
     yield from tser.report_unclaimed(source, {**found, "": {rel: rel for rel in pickled}}, LAYOUT)
     for files in found.values():
         layout = tser.TserLayout(target="hr", channels=CHANNELS, subject="ppg-dalia", windows=True)
@@ -110,18 +109,14 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         findings = []
         if windows != len(rates):
             text = f"{len(rates)} labels for {windows} windows"
-            findings.append(
-                Finding(Reason.UNMATCHED_LABELS, text, "what has no counterpart is left out", level="warning", field="label", file=rel)
-            )
+            findings.append(input_warning(Reason.UNMATCHED_LABELS, text, "what has no counterpart is left out", field="label", file=rel))
         rates = rates[:windows].copy()
         odd = ~np.isfinite(rates) | (rates <= 0)
         if odd.all():
             raise input_error(Reason.LABEL, "no heart rate is a positive number", "expected beats a minute", field="label")
         if odd.any():
             text = f"{int(odd.sum())} heart rates are no positive numbers"
-            findings.append(
-                Finding(Reason.LABEL, text, "their windows have no label", level="warning", field="label", count=int(odd.sum()), file=rel)
-            )
+            findings.append(input_warning(Reason.LABEL, text, "their windows have no label", field="label", count=int(odd.sum()), file=rel))
         rates[odd] = np.nan
         signals = [
             Signal("PPG", PPG, "", _to_float32(ppg, "BVP")),

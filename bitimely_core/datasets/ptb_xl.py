@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -115,8 +115,7 @@ def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUni
         raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
     rate = options.get("rate", 100)
     if rate not in RECORD:
-        text, wanted = f"the rate is {safe_text(rate)}", "the data set comes at 100 and at 500 Hz"
-        raise usage_error(text, wanted, field="--rate")
+        raise usage_error(f"the rate is {safe_text(rate)}", "the data set comes at 100 and at 500 Hz", field="--rate")
     table = _find_table(source)
     folder = PurePosixPath(table).parent
     statements = (folder / STATEMENTS).as_posix()
@@ -176,9 +175,7 @@ def _read_superclasses(source: Source, rel: str) -> tuple[dict[str, str | None],
         named = diagnostic in {"1", "1.0"}
         if named and kind not in SUPERCLASSES:
             text = f"row {item.row} has no diagnostic superclass"
-            odd.append(
-                replace(Finding(Reason.METADATA, text, f"expected {', '.join(SUPERCLASSES)}", level="warning"), row=item.row, file=rel)
-            )
+            odd.append(replace(input_warning(Reason.METADATA, text, f"expected {', '.join(SUPERCLASSES)}"), row=item.row, file=rel))
         known[code] = kind if named and kind in SUPERCLASSES else None
     return known, tables.group_findings(odd)
 
@@ -232,9 +229,7 @@ def _read_entries(
     quarantined.update(finding.code for finding in lost)
     findings = tables.group_findings(lost)
     if repeated := dropped[Reason.DUPLICATES]:
-        findings.append(
-            Finding(Reason.DUPLICATES, f"rows that repeat another one: {repeated}", "used once", level="warning", count=repeated)
-        )
+        findings.append(input_warning(Reason.DUPLICATES, f"rows that repeat another one: {repeated}", "used once", count=repeated))
     rows = SourceRows(
         file=rel,
         seen=seen,
@@ -257,26 +252,18 @@ class _RowRemarks:
         if self.rows:
             said = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()) if what != "likelihood 0")
             text = f"rows whose age or sex is not used as written: {len(self.rows)} ({said})"
-            yield Finding(
-                Reason.METADATA,
-                text,
-                "the signals are kept",
-                level="warning",
-                count=len(self.rows),
-                examples=tuple(map(str, self.rows[:5])),
+            yield input_warning(
+                Reason.METADATA, text, "the signals are kept", count=len(self.rows), examples=tuple(map(str, self.rows[:5]))
             )
         if zero := self.counts["likelihood 0"]:
             text = f"diagnostic statements of likelihood 0, which means unknown: {zero}"
             yield replace(
-                Finding(Reason.METADATA, text, "counted like the others, see scp_likelihood_0 in rules", level="warning", count=zero),
-                level="info",
+                input_warning(Reason.METADATA, text, "counted like the others, see scp_likelihood_0 in rules", count=zero), level="info"
             )
         if self.unknown:
             shown = tuple(sorted(code for code in self.unknown if CODE.fullmatch(code))[:5])
             text = f"statements that are not in {STATEMENTS}: {self.unknown.total()}"
-            yield Finding(
-                Reason.UNKNOWN_LABEL, text, "not mapped to a superclass", level="warning", count=self.unknown.total(), examples=shown
-            )
+            yield input_warning(Reason.UNKNOWN_LABEL, text, "not mapped to a superclass", count=self.unknown.total(), examples=shown)
 
 
 def _parse_identifier(cell: str) -> str | None:
@@ -386,9 +373,7 @@ def _report_missing_classes(entries: dict[str, PtbXlEntry]) -> Iterator[Finding]
     for split, found in there.items():
         if lacking := [name for name in SUPERCLASSES if name not in found]:
             text = f"no record with {', '.join(lacking)} in {split}"
-            yield Finding(
-                Reason.CLASS_MISSING, text, "scores of it are undefined there", level="warning", count=len(lacking), examples=tuple(lacking)
-            )
+            yield input_warning(Reason.CLASS_MISSING, text, "scores of it are undefined there", count=len(lacking), examples=tuple(lacking))
 
 
 # --- records
@@ -444,7 +429,7 @@ def _report_unlisted(source: Source, claimed: set[str]) -> Iterator[Finding]:
     if left:
         shown = tuple(safe_text(PurePosixPath(rel).name) for rel in left[:5])
         text = f"records that no row of {TABLE} names, like this one: {len(left)}"
-        yield replace(Finding(Reason.FILE_NAME, text, "they are not read", level="warning", count=len(left), examples=shown), file=left[0])
+        yield replace(input_warning(Reason.FILE_NAME, text, "they are not read", count=len(left), examples=shown), file=left[0])
 
 
 def read_record(
@@ -535,7 +520,7 @@ def select_leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], li
         out.append(first._replace(channel=lead, unit="mV", scale=first.scale * factor, offset=first.offset * factor))
     findings = []
     if odd:
-        findings.append(Finding(Reason.UNIT, f"not in mV: {', '.join(odd)}", "brought to mV by the scale", level="warning", count=len(odd)))
+        findings.append(input_warning(Reason.UNIT, f"not in mV: {', '.join(odd)}", "brought to mV by the scale", count=len(odd)))
     if flat:
-        findings.append(Finding(Reason.FLAT_CHANNEL, f"constant: {', '.join(flat)}", level="warning", count=len(flat)))
+        findings.append(input_warning(Reason.FLAT_CHANNEL, f"constant: {', '.join(flat)}", count=len(flat)))
     return out, findings

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -136,8 +136,7 @@ def _make_unit(source: Source, unit: str, files: dict[str, list[str]], table: Su
             other = "Hypnogram" if kind == "PSG" else "PSG"
             text = f"{len(found)} {kind} files for one {other}" if found else f"has no {kind} file"
             action = "Keep one of them" if found else "Download the missing file; PSGs without stages are read by `ingest edf`"
-            wanted = f"expected one, {unit}??-{kind}.edf"
-            faults.append(Finding(Reason.MISSING_PAIR, text, wanted, action, file=(found or names)[0]))
+            faults.append(Finding(Reason.MISSING_PAIR, text, f"expected one, {unit}??-{kind}.edf", action, file=(found or names)[0]))
     if faults:
         return IngestUnit(name=unit, files=names, read=None, findings=tuple(faults))
     subject, night = int(unit[3:5]), int(unit[5])
@@ -164,9 +163,9 @@ def _report_ignored(source: Source, other: Sequence[str]) -> Iterator[Finding]:
         if rel in source.odd:
             yield replace(source.odd[rel], level="warning")
         else:
-            yield Finding(Reason.FILE_NAME, "belongs to no recording", "it is not read", level="warning").at(rel)
+            yield input_warning(Reason.FILE_NAME, "belongs to no recording", "it is not read").at(rel)
     if more := len(other[MAX_LISTED:]):
-        yield Finding(Reason.FILE_NAME, f"{more} more files belong to no recording", "they are not read", level="warning", count=more)
+        yield input_warning(Reason.FILE_NAME, f"{more} more files belong to no recording", "they are not read", count=more)
 
 
 # --- one recording
@@ -206,7 +205,7 @@ def read_recording(
         inside = [note for note in night.annotations if marks is not None and note.label.startswith(marks)]
         if left := len(night.annotations) - len(inside):
             text = f"annotations inside the PSG that are not read: {left}"
-            notice = Finding(Reason.UNKNOWN_LABEL, text, "stages are in the hypnogram", level="warning", count=left)
+            notice = input_warning(Reason.UNKNOWN_LABEL, text, "stages are in the hypnogram", count=left)
             findings.append(replace(notice, level="info"))
     with locate_errors(names[1]):
         scores = edf.read_recording(hypnogram, needed=())
@@ -276,9 +275,7 @@ def _check_signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
         if name in NEEDED:
             findings += _check_quality(name, parts)
         if factor not in {None, 1.0}:
-            findings.append(
-                Finding(Reason.UNIT, f"{safe_text(name)} is in {unit}", "brought to uV by its scale", level="warning", field="unit")
-            )
+            findings.append(input_warning(Reason.UNIT, f"{safe_text(name)} is in {unit}", "brought to uV by its scale", field="unit"))
         if factor is not None:
             parts = [part._replace(unit="uV", scale=part.scale * factor, offset=part.offset * factor) for part in parts]
         converted += parts
@@ -293,15 +290,15 @@ def _check_quality(name: str, parts: list[Signal]) -> list[Finding]:
     low, high = min(least for least, _ in ends), max(most for _, most in ends)
     total = sum(len(x) for x in arrays)
     if low == high:
-        return [Finding(Reason.FLAT_CHANNEL, "is constant", level="warning", field=name)]
+        return [input_warning(Reason.FLAT_CHANNEL, "is constant", field=name)]
     findings = []
     longest = max((_longest_run(x) for x in arrays if _may_hold_run(x, int(FLAT * RATE))), default=0) / RATE
     if longest >= FLAT:
-        findings.append(Finding(Reason.FLAT_CHANNEL, f"does not change for {longest:g} s", level="warning", field=name))
+        findings.append(input_warning(Reason.FLAT_CHANNEL, f"does not change for {longest:g} s", field=name))
     rail = max(sum(int(np.count_nonzero(x == edge)) for x, held in zip(blocks, ends, strict=True) if edge in held) for edge in (low, high))
     if rail > max(CLIPPED * total, 100):
         text = f"{rail / total:.1%} of the samples are at one end of the range"
-        findings.append(Finding(Reason.CLIPPED, text, level="warning", field=name, count=rail))
+        findings.append(input_warning(Reason.CLIPPED, text, field=name, count=rail))
     return findings
 
 
@@ -368,28 +365,26 @@ def clip_stages(
             beyond += left if note.label in STAGES else 0.0
     if count := lost[True]:
         text = f"scored stages that reach beyond the signal: {count}, by {beyond / EPOCH:g} epochs in all"
-        findings.append(Finding(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", level="warning", count=count))
+        findings.append(input_warning(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", count=count))
     elif count := lost[False]:
         text = f"annotations without a stage (? or movement) that reach beyond the signal: {count}"
-        findings.append(
-            replace(Finding(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", level="warning", count=count), level="info")
-        )
+        findings.append(replace(input_warning(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", count=count), level="info"))
     single, repeated = _remove_overlap(sorted(kept))
     if repeated:
         text = f"stages that repeat a part of the one before: {repeated}"
-        findings.append(Finding(Reason.ANNOTATION_OVERLAP, text, "that part is kept once", level="warning", count=repeated))
+        findings.append(input_warning(Reason.ANNOTATION_OVERLAP, text, "that part is kept once", count=repeated))
     bare = sum(end - begin for begin, end in segments) - sum(note.duration for note in single)
     if bare > 1e-6:
         epochs = math.ceil(bare / EPOCH - 1e-6)
         text = f"epochs without a known annotation: {epochs}"
-        findings.append(Finding(Reason.UNLABELLED_EPOCHS, text, "they get no stage", level="warning", count=epochs))
+        findings.append(input_warning(Reason.UNLABELLED_EPOCHS, text, "they get no stage", count=epochs))
     return single, findings
 
 
 def _unknown_label_finding(label: str, count: int) -> Finding:
     """What does not begin with 'Sleep stage' may hold a name: it is counted, never shown."""
     text = f"annotations {safe_text(label) if label else 'with other texts than sleep stages'}: {count}"
-    warning = Finding(Reason.UNKNOWN_LABEL, text, "not mapped to a stage", level="warning", count=count)
+    warning = input_warning(Reason.UNKNOWN_LABEL, text, "not mapped to a stage", count=count)
     return replace(warning, found=safe_text(label) if label else None)
 
 
@@ -424,9 +419,9 @@ def _load_subjects(source: Source, name: str) -> tuple[SubjectTable, list[Findin
     try:
         table, bad = read_subjects(source.root / found[0])
     except UserError as error:
-        return {}, [Finding(error.code, error.problem, unknown, level="warning").at(found[0])]
+        return {}, [input_warning(error.code, error.problem, unknown).at(found[0])]
     text = f"cells for subject, night, age or sex that are not usable: {bad}"
-    return table, [Finding(Reason.METADATA, text, "left out", level="warning", count=bad).at(found[0])] if bad else []
+    return table, [input_warning(Reason.METADATA, text, "left out", count=bad).at(found[0])] if bad else []
 
 
 def read_subjects(path: Path) -> tuple[SubjectTable, int]:

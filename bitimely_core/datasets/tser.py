@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import ts as format_ts
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -135,11 +135,10 @@ def report_unclaimed(source: Source, found: Mapping[str, Mapping[str, str]], lay
         if rel not in taken and not layout.fullmatch(PurePosixPath(rel).name):
             left.setdefault(PurePosixPath(rel).suffix.lower(), []).append(rel)
     for ending, files in sorted(left.items()):
-        yield Finding(
+        yield input_warning(
             Reason.UNSUPPORTED_FORMAT if not taken else Reason.FILE_NAME,
             f"{len(files)} file{'s' * (len(files) > 1)} {f'ending in {safe_text(ending)}' if ending else 'without an ending'}",
             "not read",
-            level="warning",
             file=files[0],
             count=len(files),
             examples=tuple(safe_text(rel) for rel in files[:5]),
@@ -180,7 +179,7 @@ def list_units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: 
             ((kind, rel),) = files.items()
             missing = "TEST" if kind == "TRAIN" else "TRAIN"
             text, wanted = f"there is no {missing} file beside it", "split 80/10/10 by recording"
-            notes[rel].append(Finding(Reason.MISSING_PAIR, text, wanted, level="warning", file=rel))
+            notes[rel].append(input_warning(Reason.MISSING_PAIR, text, wanted, file=rel))
     names = [(rel, kind) for files in found.values() for kind, rel in files.items()]
     windows = any(layout.windows for layout in layouts.values())
     length = (
@@ -192,11 +191,10 @@ def list_units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: 
     placed, findings = assign_case_splits(groups, [kind for _, kind in names], windows=windows and not known)
     yield from findings
     if windows and not known:
-        yield Finding(
+        yield input_warning(
             Reason.IDENTIFIER,
             "no two cases share samples, so their recordings cannot be told",
             "the archive's own split is kept; a split by subject would be one by random windows",
-            level="warning",
             file=names[0][0],
         )
     layout_of = {rel: layouts[problem] for problem, files in found.items() for rel in files.values()}
@@ -383,8 +381,7 @@ def _hash_cases(path: Path, header: format_ts.TsHeader) -> Iterator[np.ndarray]:
     for row, line, _ in format_ts.read_lines(path):
         if row <= header.data:
             continue
-        text = line.rpartition(b":")[0] if header.task != "none" else line
-        whole = hashlib.blake2b(text.translate(None, b" \t"), digest_size=8).digest()
+        whole = hashlib.blake2b(line.rpartition(b":")[0] if header.task != "none" else line.translate(None, b" \t"), digest_size=8).digest()
         chosen = np.frombuffer(whole, np.uint64)
         field = b"" if header.timestamps else line.split(b":", 1)[0]
         if field.count(b",") + 1 >= MIN_VALUES and not field.translate(None, format_ts.PLAIN):
@@ -500,4 +497,4 @@ def _split_groups_in_order(groups: Sequence[int], *, test: bool) -> dict[int, st
 
 def _shared_finding(count: int, done: str) -> Finding:
     text = f"{count} recording{'s' * (count > 1)} {'have' if count > 1 else 'has'} cases in TRAIN and in TEST"
-    return Finding(Reason.DUPLICATE_ACROSS_SPLITS, text, done, level="warning", count=count)
+    return input_warning(Reason.DUPLICATE_ACROSS_SPLITS, text, done, count=count)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, safe_text
 from bitimely_core.formats.edf_annotations import decode_annotations, encode_tal
 from bitimely_core.formats.text import decode_text, format_bytes, sanitize_label
 from bitimely_core.types import Annotation, Signal
@@ -324,17 +324,15 @@ def _count_records(raw: bytes, record_bytes: int, body: int, findings: list[Find
     lost = f", {left} bytes of the last one left out" if left else ""
     if said in {-1, 0}:
         text = f"found {said} (recording not closed)"
-        findings.append(
-            Finding(Reason.N_RECORDS_UNKNOWN, text, f"the size gives {whole} whole records{lost}", level="warning", field="n_records")
-        )
+        findings.append(input_warning(Reason.N_RECORDS_UNKNOWN, text, f"the size gives {whole} whole records{lost}", field="n_records"))
     elif said > whole:
         text = f"the header says {said} records, the file ends after {whole} whole ones{lost}"
         findings.append(
-            Finding(Reason.TRUNCATED if left else Reason.SIZE_MISMATCH, text, "the whole ones are kept", level="warning", field="n_records")
+            input_warning(Reason.TRUNCATED if left else Reason.SIZE_MISMATCH, text, "the whole ones are kept", field="n_records")
         )
     elif body > promised:
         text = f"{body - promised} bytes after the last of {said} records"
-        findings.append(Finding(Reason.SIZE_MISMATCH, text, "they are not read", level="warning", field="n_records"))
+        findings.append(input_warning(Reason.SIZE_MISMATCH, text, "they are not read", field="n_records"))
         return said
     return whole
 
@@ -350,7 +348,7 @@ def _parse_channels(
     names = {i: sanitize_label(label) or f"signal {i + 1}" for i, label, _, _ in signals}
     if odd := [i for i, label, _, _ in signals if names[i] != label]:
         text = f"blank, or with markup, formula or control characters: label of signal {_numbers(odd)}"
-        findings.append(Finding(Reason.LABEL_CHARS, text, "stored without them", level="warning", field="label", count=len(odd)))
+        findings.append(input_warning(Reason.LABEL_CHARS, text, "stored without them", field="label", count=len(odd)))
     bearers: dict[str, list[int]] = {}
     for i, name in names.items():
         bearers.setdefault(name, []).append(i)
@@ -360,9 +358,7 @@ def _parse_channels(
         text = f"{len(holders)} signals are called {safe_text(name)}: {_numbers(holders)}"
         if needed is None or name in needed:
             raise input_error(Reason.DUPLICATE_CHANNEL, text, "expected one", field="label", found=safe_text(name))
-        findings.append(
-            Finding(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", level="warning", field="label", count=len(holders))
-        )
+        findings.append(input_warning(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", field="label", count=len(holders)))
         names |= {i: f"{name} ({i + 1})" for i in holders}
     if len(set(names.values())) < len(names):
         raise input_error(Reason.DUPLICATE_CHANNEL, "signals have equal labels", "expected different ones", field="label")
@@ -377,7 +373,7 @@ def _parse_channels(
             if needed is None or names[i] in needed:
                 raise
             wanted = f"{error.requirement}; the channel {safe_text(names[i])} is left out"
-            findings.append(Finding(error.code, error.problem, wanted, level="warning", field=error.field))
+            findings.append(input_warning(error.code, error.problem, wanted, field=error.field))
     if signals and not channels:
         raise input_error(Reason.PHYSICAL_RANGE, "no channel has a usable calibration", "expected one at least", field="physical_min")
     return channels
@@ -417,13 +413,9 @@ def _parse_start(raw_day: bytes, raw_clock: bytes, findings: list[Finding]) -> t
         if found := CLOCK.fullmatch(decode_text(raw_clock)):
             clock = time(int(found[1]), int(found[2]), int(found[3]))
     if day is None:
-        findings.append(
-            Finding(Reason.START_DATE, "is no valid date (dd.mm.yy)", "the date is taken as unknown", level="warning", field="start_date")
-        )
+        findings.append(input_warning(Reason.START_DATE, "is no valid date (dd.mm.yy)", "the date is taken as unknown", field="start_date"))
     if clock is None:
-        findings.append(
-            Finding(Reason.START_DATE, "is no valid time (hh.mm.ss)", "the time is taken as unknown", level="warning", field="start_time")
-        )
+        findings.append(input_warning(Reason.START_DATE, "is no valid time (hh.mm.ss)", "the time is taken as unknown", field="start_time"))
     return day, clock
 
 
@@ -446,9 +438,7 @@ def _report_non_ascii(raw: dict[str, bytes], table: dict[str, list[bytes]], find
     if places:
         text = f"bytes that are not ASCII: {', '.join(places[:5])}" + (f" and {len(places) - 5} more" if len(places) > 5 else "")
         findings.append(
-            Finding(
-                Reason.NON_ASCII, text, "read as UTF-8, else as Latin-1", level="warning", field=places[0].split()[0], count=len(places)
-            )
+            input_warning(Reason.NON_ASCII, text, "read as UTF-8, else as Latin-1", field=places[0].split()[0], count=len(places))
         )
 
 
@@ -563,7 +553,7 @@ def _find_segments(onsets: np.ndarray, header: EdfHeader, findings: list[Finding
         return 0.0, [(0, header.records, 0.0)]
     if missing:
         text = f"{missing} of {len(onsets)} records say no time"
-        findings.append(Finding(Reason.ANNOTATION_SYNTAX, text, "taken to follow the one before", level="warning", count=missing))
+        findings.append(input_warning(Reason.ANNOTATION_SYNTAX, text, "taken to follow the one before", count=missing))
     clock = onsets.copy()
     for i in np.flatnonzero(np.isnan(clock)).tolist():
         clock[i] = clock[i - 1] + header.duration if i else 0.0
@@ -579,11 +569,11 @@ def _find_segments(onsets: np.ndarray, header: EdfHeader, findings: list[Finding
         raise input_error(Reason.DISCONTINUOUS, f"{gaps} gaps in time", f"expected fewer than {MAX_SEGMENTS}")
     if gaps:
         text = f"{gaps} gap{'s' * (gaps > 1)} in time, {steps[steps > near].sum():g} s in all ({header.kind})"
-        findings.append(Finding(Reason.DISCONTINUOUS, text, "kept as segments at their true times", level="warning", count=gaps))
+        findings.append(input_warning(Reason.DISCONTINUOUS, text, "kept as segments at their true times", count=gaps))
     drift = max(abs(float(clock[b - 1] - clock[a]) - (b - 1 - a) * header.duration) for a, b, _ in parts)
     if drift > 0.5:
         text = f"the clock of the records drifts by {drift:g} s"
-        findings.append(Finding(Reason.DISCONTINUOUS, text, "samples are taken as evenly spaced", level="warning"))
+        findings.append(input_warning(Reason.DISCONTINUOUS, text, "samples are taken as evenly spaced"))
     return float(clock[0]), parts
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, clean, input_error
+from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning
 from bitimely_core.formats.text import FORMULA, MARKUP, decode_text, is_utf8
 from bitimely_core.types import Annotation
 
@@ -69,11 +69,11 @@ def decode_annotations(blocks: Sequence[np.ndarray]) -> tuple[np.ndarray, list[A
     findings = []
     if recoded:
         findings.append(
-            Finding(Reason.ENCODING, f"annotations that are not valid UTF-8: {recoded}", "read as Latin-1", level="warning", count=recoded)
+            input_warning(Reason.ENCODING, f"annotations that are not valid UTF-8: {recoded}", "read as Latin-1", count=recoded)
         )
     if odd:
         text = f"annotations with markup, formula or control characters: {odd}"
-        findings.append(Finding(Reason.LABEL_CHARS, text, "stored, if at all, without control characters", level="warning", count=odd))
+        findings.append(input_warning(Reason.LABEL_CHARS, text, "stored, if at all, without control characters", count=odd))
     return onsets, sorted(notes, key=lambda note: note.onset), findings
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, safe_text, usage_error
 
 RECORDING_SUFFIXES = (".edf", ".bdf", ".hea", ".dat")  # endings under which a folder is not descended into
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -126,7 +126,7 @@ def _inspect_entry(root: Path, real: Path, rel: str, *, follow: bool) -> int | F
     try:
         rel.encode()
     except UnicodeEncodeError:
-        return Finding(Reason.FILE_NAME, "the name is not valid UTF-8, the file is not read", level="warning", file=clean(rel))
+        return input_warning(Reason.FILE_NAME, "the name is not valid UTF-8, the file is not read", file=clean(rel))
     try:
         info = path.lstat()
         if stat.S_ISLNK(info.st_mode):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.csv_text import (
     ParsedRecord,
     count_records,
@@ -191,13 +191,12 @@ def _read_unique_rows(
             continue
         mark = _hash_cells(item.cells[i].strip() for i in keyed)
         if not all(item.cells[i].strip() for i in keyed):
-            text = f"the one of row {item.row} is empty"
-            yield Finding(Reason.IDENTIFIER, text, "every row needs one", field=field, row=item.row)
+            yield Finding(Reason.IDENTIFIER, f"the one of row {item.row} is empty", "every row needs one", field=field, row=item.row)
         elif mark in torn:
             text = f"the one of row {item.row} is that of other rows too, which differ"
             yield Finding(Reason.DUPLICATE_KEY, text, "none of them is used", field=field, row=item.row)
         elif mark in seen:
-            yield Finding(Reason.DUPLICATES, "repeats a row above", "used once", level="warning", row=item.row)
+            yield input_warning(Reason.DUPLICATES, "repeats a row above", "used once", row=item.row)
         else:
             seen.add(mark)
             yield item

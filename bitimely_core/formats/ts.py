@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.text import sanitize_label
 
 MAX_LINE = 1 << 27  # bytes; the longest case of the archives has a few millions
@@ -126,25 +126,23 @@ def _read_header(path: Path) -> TsHeader:
     dimensions = dimensions or usual
     if flags["univariate"] is not None and flags["univariate"] != (dimensions == 1):
         text = f"@univariate is {str(flags['univariate']).lower()}, the cases have {dimensions} channels"
-        findings.append(Finding(Reason.DIMENSIONS, text, "taken by the cases", level="warning", field="univariate"))
+        findings.append(input_warning(Reason.DIMENSIONS, text, "taken by the cases", field="univariate"))
     same = Counter({shape: k for shape, k in shapes.items() if len(shape) == dimensions})
     lengths: tuple[int, ...] | None = None
     if equal:
         lengths = _find_commonest(same, None if length is None else (length,) * dimensions)
         if length is not None and set(lengths) != {length}:
             text = f"the header says {length} values, the channels have {', '.join(map(str, lengths[:8]))}"
-            findings.append(Finding(Reason.LENGTH, text, "taken by the cases", level="warning", field="seriesLength"))
+            findings.append(input_warning(Reason.LENGTH, text, "taken by the cases", field="seriesLength"))
     elif len(same) == 1 and not others:
         lengths = next(iter(same))
     if flags["timestamps"]:
         text = "the cases have timestamps"
         findings.append(
-            Finding(
-                Reason.TIMESTAMPS, text, "kept as times from the beginning of each case, without dates", level="warning", field="timeStamps"
-            )
+            input_warning(Reason.TIMESTAMPS, text, "kept as times from the beginning of each case, without dates", field="timeStamps")
         )
     if not ended:
-        findings.append(Finding(Reason.TRUNCATED, "the last line has no end", "the file may be cut short", level="warning", field="data"))
+        findings.append(input_warning(Reason.TRUNCATED, "the last line has no end", "the file may be cut short", field="data"))
     return TsHeader(
         problem=sanitize_label(" ".join(said.get("problem", ()))),
         task=task,
@@ -170,7 +168,7 @@ def parse_keys(lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]
         key, *values = _decode(line[1:]).split() or [""]
         if key.lower() == "data":
             if unknown:
-                findings.append(Finding(Reason.HEADER_SYNTAX, f"unknown key {first}", "not read", level="warning", count=unknown))
+                findings.append(input_warning(Reason.HEADER_SYNTAX, f"unknown key {first}", "not read", count=unknown))
             return said, row
         name = KEYS.get(key.lower())
         if name is None:
@@ -284,9 +282,7 @@ def read_cases(path: Path, header: TsHeader | None = None) -> Iterator[TsCase | 
         error.file = error.file or str(path)
         raise
     if missing:
-        yield Finding(
-            Reason.MISSING_VALUES, f"{missing} missing values in {touched} cases", "kept as missing (NaN)", level="warning", count=missing
-        )
+        yield input_warning(Reason.MISSING_VALUES, f"{missing} missing values in {touched} cases", "kept as missing (NaN)", count=missing)
 
 
 def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) -> TsCase:
@@ -303,8 +299,7 @@ def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) 
             raise input_error(Reason.LABEL, "ends with a channel", "expected the label")
         label = _parse_label(last, header, known)
     if len(fields) != header.dimensions:
-        text = f"has {len(fields)} channel{'s' * (len(fields) != 1)}"
-        raise input_error(Reason.DIMENSIONS, text, f"expected {header.dimensions}")
+        raise input_error(Reason.DIMENSIONS, f"has {len(fields)} channel{'s' * (len(fields) != 1)}", f"expected {header.dimensions}")
     stamps: list[list[bytes]] = []
     channels = []
     for number, field in enumerate(fields, 1):
@@ -432,12 +427,11 @@ def find_duplicates(train: Path, test: Path) -> Finding | None:
     rows = [row for row, digest in _hash_cases(test, heads[1]) if digest in known]
     if not rows:
         return None
-    return Finding(
+    return input_warning(
         Reason.DUPLICATE_ACROSS_SPLITS,
         f"{len(rows)} case{'s' * (len(rows) > 1)} of the test file {'are' if len(rows) > 1 else 'is'} in the training file too",
         "a score on them shows memory",
         "Leave them out of the test or say so",
-        level="warning",
         row=rows[0],
         count=len(rows),
         examples=tuple(f"row {row}" for row in rows[:5]),
@@ -448,5 +442,4 @@ def _hash_cases(path: Path, header: TsHeader) -> Iterator[tuple[int, bytes]]:
     """(line, 16-byte hash of the series' text without blanks and label)."""
     for row, line, _ in read_lines(path):
         if row > header.data:
-            text = line.rpartition(b":")[0] if header.task != "none" else line
-            yield row, blake2b(text.translate(None, b" \t"), digest_size=16).digest()
+            yield row, blake2b(line.rpartition(b":")[0] if header.task != "none" else line.translate(None, b" \t"), digest_size=16).digest()

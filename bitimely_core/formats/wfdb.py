@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, safe_text
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
 from bitimely_core.formats.wfdb_samples import (
@@ -149,18 +149,16 @@ def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = Non
     record = lines[0].split()
     named = NAME.fullmatch(record[0])
     if named is None or len(record) < 2 or not re.fullmatch(r"\d{1,9}", record[1], re.ASCII):
-        wanted = "expected a record name and a number of signals"
         raise input_error(
             Reason.HEADER_SYNTAX,
             "the first line is no record line",
-            wanted,
+            "expected a record name and a number of signals",
             "Open it in a text editor: a failed download is often an error page",
         )
     if named[1] != stem:
-        text = f"the record line names {safe_text(named[1])}"
         raise input_error(
             Reason.RECORD_NAME,
-            text,
+            f"the record line names {safe_text(named[1])}",
             "expected the name of the file; a copied header describes another record",
             field="record_name",
             found=safe_text(named[1]),
@@ -178,9 +176,7 @@ def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = Non
     frames = _parse_frames(record[3:4])
     day, clock = _parse_start(record[4:], findings)
     if not all(line.isascii() for line in lines):
-        findings.append(
-            Finding(Reason.NON_ASCII, "bytes that are not ASCII in its lines", "read as UTF-8, else as Latin-1", level="warning")
-        )
+        findings.append(input_warning(Reason.NON_ASCII, "bytes that are not ASCII in its lines", "read as UTF-8, else as Latin-1"))
     segments = None if many is None else tuple(_parse_segment(line, i) for i, line in enumerate(lines[1:], 1))
     signals = () if many is not None else _parse_signals(lines[1:], rate, needed, findings)
     return WfdbHeaderText(named[1], rate, frames, signals, segments, day, clock, comments, tuple(findings))
@@ -207,9 +203,7 @@ def _parse_rate(field: Sequence[str], findings: list[Finding]) -> float:
     """Frames a second; the counter frequency behind it is of no use here."""
     if not field:
         findings.append(
-            Finding(
-                Reason.SAMPLING_RATE, "is not in the header", f"{RATE:g} Hz by the format's rule", level="warning", field="sampling_rate"
-            )
+            input_warning(Reason.SAMPLING_RATE, "is not in the header", f"{RATE:g} Hz by the format's rule", field="sampling_rate")
         )
         return RATE
     found = RATES.fullmatch(field[0])
@@ -250,7 +244,7 @@ def _parse_start(fields: Sequence[str], findings: list[Finding]) -> tuple[date |
             day = date(int(found[3]), int(found[2]), int(found[1]))
     if fields and (clock is None or (len(fields) > 1 and day is None) or len(fields) > 2):
         text = "is no valid time (hh:mm:ss) with a date (dd/mm/yyyy)"
-        findings.append(Finding(Reason.BASE_DATE, text, "the start is taken as unknown", level="warning", field="base_date"))
+        findings.append(input_warning(Reason.BASE_DATE, text, "the start is taken as unknown", field="base_date"))
         return None, None
     return day, clock
 
@@ -275,14 +269,7 @@ def _parse_signals(
     if gainless:
         text = f"0 or missing for signal {list_channels(gainless)}"
         findings.append(
-            Finding(
-                Reason.GAIN,
-                text,
-                f"{GAIN:g} a unit by the format's rule: not calibrated",
-                level="warning",
-                field="gain",
-                count=len(gainless),
-            )
+            input_warning(Reason.GAIN, text, f"{GAIN:g} a unit by the format's rule: not calibrated", field="gain", count=len(gainless))
         )
     unitless = [channels[i] for i in flags if "unit" in flags[i]]
     if unitless:
@@ -291,7 +278,7 @@ def _parse_signals(
     odd = [channels[i] for i in flags if "label" in flags[i]]
     if odd:
         text = f"markup, formula or control characters in the description or unit of signal {list_channels(odd)}"
-        findings.append(Finding(Reason.LABEL_CHARS, text, "stored without them", level="warning", field="description", count=len(odd)))
+        findings.append(input_warning(Reason.LABEL_CHARS, text, "stored without them", field="description", count=len(odd)))
     names = {channel.number: channel.name for channel in channels}
     bearers: dict[str, list[WfdbChannel]] = {}
     for channel in channels:
@@ -302,9 +289,7 @@ def _parse_signals(
         text = f"{len(holders)} signals are called {safe_text(name)}: {list_channels(holders)}"
         if needed is None or name in needed:
             raise input_error(Reason.DUPLICATE_CHANNEL, text, "expected one", field="description", found=safe_text(name))
-        findings.append(
-            Finding(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", level="warning", field="description", count=len(holders))
-        )
+        findings.append(input_warning(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", field="description", count=len(holders)))
         names |= {channel.number: f"{name} ({channel.number})" for channel in holders}
     if len(set(names.values())) < len(names):
         raise input_error(Reason.DUPLICATE_CHANNEL, "signals have equal descriptions", "expected different ones", field="description")
@@ -492,7 +477,7 @@ def _group_signals(
     null = [channel for _, code, _, channel in parsed.signals if code == 0]
     if null:
         text = f"signal {list_channels(null)} has no samples (format 0)"
-        findings.append(Finding(Reason.MISSING_CHANNEL, text, "left out", level="warning", field="format", count=len(null)))
+        findings.append(input_warning(Reason.MISSING_CHANNEL, text, "left out", field="format", count=len(null)))
     for name, rows in groupby((row for row in parsed.signals if row[1] != 0), key=lambda row: row[0]):
         _, codes, starts, channels = zip(*rows, strict=True)
         if len(set(codes)) > 1 or len(set(starts)) > 1:
@@ -527,9 +512,7 @@ def _find_length(said: int | None, groups: Sequence[WfdbSignalGroup], findings: 
         findings.append(Finding(Reason.LENGTH, text, level="info", field="length"))
         if max(n for n, _ in held) > frames:
             findings.append(
-                Finding(
-                    Reason.SIZE_MISMATCH, "the signal files are of unequal length", "the shortest decides", level="warning", field="length"
-                )
+                input_warning(Reason.SIZE_MISMATCH, "the signal files are of unequal length", "the shortest decides", field="length")
             )
         return frames
     for group, (frames, size) in zip(groups, held, strict=True):
@@ -547,7 +530,7 @@ def _find_length(said: int | None, groups: Sequence[WfdbSignalGroup], findings: 
             )
         if spare and group.code in FORMATS and size - group.start - count_bytes(group.code, said * group.width) >= 4:  # less is padding
             text = f"{file} has {size - group.start - count_bytes(group.code, said * group.width)} bytes after the last sample"
-            findings.append(Finding(Reason.SIZE_MISMATCH, text, "they are not read", level="warning", field="length"))
+            findings.append(input_warning(Reason.SIZE_MISMATCH, text, "they are not read", field="length"))
     return said
 
 
@@ -712,7 +695,7 @@ def _read_channels(header: WfdbHeader, channels: Collection[str] | None) -> Wfdb
         total = sum(lossy.values())
         named = ", ".join(map(safe_text, list(lossy)[:5])) + (f" and {len(lossy) - 5} more" if len(lossy) > 5 else "")
         text = f"{total} sample{'s' * (total > 1)} marked as invalid in {named}"
-        findings.append(Finding(Reason.MISSING_SAMPLES, text, "missing values (NaN)", level="warning", count=total))
+        findings.append(input_warning(Reason.MISSING_SAMPLES, text, "missing values (NaN)", count=total))
     segments = _find_stretches(header, pieces, findings)
     return WfdbRecording(
         header=header,
@@ -748,11 +731,9 @@ def _find_stretches(
     there = sum(part.frames for part in header.parts)
     if there < header.frames:
         text = f"{(header.frames - there) / header.frame_rate:g} of {header.seconds:g} s have no samples"
-        findings.append(
-            Finding(Reason.DISCONTINUOUS, text, "kept as segments at their true times", level="warning", count=max(1, len(edges) - 1))
-        )
+        findings.append(input_warning(Reason.DISCONTINUOUS, text, "kept as segments at their true times", count=max(1, len(edges) - 1)))
     partial = [name for name, found in pieces.items() if len(found) < len(header.parts)]
     if partial:
         text = f"{', '.join(map(safe_text, partial[:5]))}{' and more' * (len(partial) > 5)}: not in all segments"
-        findings.append(Finding(Reason.DISCONTINUOUS, text, "missing where they are not", level="warning", count=len(partial)))
+        findings.append(input_warning(Reason.DISCONTINUOUS, text, "missing where they are not", count=len(partial)))
     return [(first / header.frame_rate, last / header.frame_rate) for first, last in edges]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 
 MAX_EXPANDED = 1 << 28  # bytes that a compressed file may always hold; beyond it at most MAX_RATIO times its size
 MAX_RATIO = 1000
@@ -240,7 +240,7 @@ def verify_checksums(group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.n
         if sized and not unfilled:
             raise input_error(Reason.CHECKSUM, text, "one of them is damaged", "Download it again", field="checksum")
         why = "the header says no length" if not sized else "all are 0 in the header"
-        findings.append(Finding(Reason.CHECKSUM, text, f"not refused because {why}", level="warning", field="checksum", count=len(bad)))
+        findings.append(input_warning(Reason.CHECKSUM, text, f"not refused because {why}", field="checksum", count=len(bad)))
     if group.code == 8:  # the initial value is what the differences are added to
         return
     late = [c for c, v in zip(channels, values, strict=True) if c.initial is not None and int(v[0]) != c.initial]
@@ -253,9 +253,7 @@ def verify_checksums(group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.n
     if not unfilled and (elsewhere or not summed):
         raise input_error(Reason.INITIAL_VALUE, text, "the samples are shifted or damaged", "Download it again", field="initial_value")
     why = "all are 0 in the header" if unfilled else "the checksums are right and the values occur nowhere in the file"
-    findings.append(
-        Finding(Reason.INITIAL_VALUE, text, f"not refused because {why}", level="warning", field="initial_value", count=len(late))
-    )
+    findings.append(input_warning(Reason.INITIAL_VALUE, text, f"not refused because {why}", field="initial_value", count=len(late)))
 
 
 def calibrate_samples(channel: WfdbChannel, digital: np.ndarray, code: int) -> tuple[np.ndarray, float, float, int]:
