@@ -121,7 +121,7 @@ def edf_header(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     for size in (len(data), 1 << 40):
         with contextlib.suppress(UserError):
-            header = edf.parse_header(data, size, needed=("EEG Fpz-Cz",))
+            header = edf.parse_header(data, size, required=("EEG Fpz-Cz",))
             assert header.size + header.records * header.record_bytes <= size
     whole = edf.read_recording(path)
     assert sum(signal.samples.size for signal in whole.signals) * whole.header.width <= len(data)
@@ -188,7 +188,7 @@ def wfdb_header(data: bytes, folder: Path) -> None:
         if not (folder / name).exists():
             (folder / name).write_bytes(content)
     with contextlib.suppress(UserError):
-        found = wfdb.parse_header(data, "r", needed=("I",))
+        found = wfdb.parse_header(data, "r", required=("I",))
         assert all(np.isfinite([c.scale, c.offset]).all() and c.samples > 0 for _, _, _, c in found.signals)
         assert found.frames is None or found.frames > 0
     (folder / "r.hea").write_bytes(data)

@@ -293,12 +293,12 @@ def test_channels_that_are_not_needed_may_be_faulty(tmp_path: Path) -> None:
     path = tmp_path / "x.edf"
     path.write_bytes(plain(physical_min=(1, b"0"), physical_max=(1, b"0")))
     assert refusal(path).code == Reason.PHYSICAL_RANGE
-    kept = edf.read_recording(path, needed=["EEG Fpz-Cz"])
+    kept = edf.read_recording(path, required=["EEG Fpz-Cz"])
     assert [signal.channel for signal in kept.signals] == ["EEG Fpz-Cz"]
     assert reasons(kept.findings) == {"physical_range"}
     path.write_bytes(plain(label=(1, b"EEG Fpz-Cz")))
-    assert refusal(path, needed=["EEG Fpz-Cz"]).code == Reason.DUPLICATE_CHANNEL
-    both = edf.read_recording(path, needed=())
+    assert refusal(path, required=["EEG Fpz-Cz"]).code == Reason.DUPLICATE_CHANNEL
+    both = edf.read_recording(path, required=())
     assert [signal.channel for signal in both.signals] == ["EEG Fpz-Cz (1)", "EEG Fpz-Cz (2)"]
     assert reasons(both.findings) == {"duplicate_channel"}
 
@@ -462,11 +462,11 @@ EDIT = st.tuples(st.integers(0, len(TEMPLATE) - 1), st.one_of(st.binary(min_size
 @given(
     edits=st.lists(EDIT, max_size=6),
     keep=st.one_of(st.just(len(TEMPLATE)), st.integers(0, len(TEMPLATE) + 50)),
-    needed=st.sampled_from([None, (), ("EEG Fpz-Cz",)]),
+    required=st.sampled_from([None, (), ("EEG Fpz-Cz",)]),
 )
 @FUZZ
 def test_fuzzed_files_raise_only_user_errors(
-    tmp_path: Path, edits: list[tuple[int, bytes]], keep: int, needed: tuple[str, ...] | None
+    tmp_path: Path, edits: list[tuple[int, bytes]], keep: int, required: tuple[str, ...] | None
 ) -> None:
     raw = bytearray(TEMPLATE)
     for place, piece in edits:
@@ -474,7 +474,7 @@ def test_fuzzed_files_raise_only_user_errors(
     path = tmp_path / "fuzz.edf"
     path.write_bytes(bytes(raw).ljust(keep, b"\0")[:keep])
     try:
-        whole = edf.read_recording(path, needed=needed)
+        whole = edf.read_recording(path, required=required)
     except UserError:
         return
     read = sum(s.samples.size for s in whole.signals) * whole.header.width
@@ -528,9 +528,11 @@ def test_digits_behind_a_time_are_no_part_of_it(tmp_path: Path) -> None:
 def test_thousands_of_equal_labels_take_linear_time(seconds: Callable[[Callable[[], object]], float]) -> None:
     channels = [SLOW._replace(label=f"c{i // 2}") for i in range(9998)]
     few, many = (edf.encode_edf(some, [np.zeros(1, np.int16)] * len(some)) for some in (channels[:2000], channels))
-    header = edf.parse_header(many, len(many), needed=())
+    header = edf.parse_header(many, len(many), required=())
     assert [channel.label for channel in header.channels[:3]] == ["c0 (1)", "c0 (2)", "c1 (3)"]
-    assert seconds(lambda: edf.parse_header(many, len(many), needed=())) < 12 * seconds(lambda: edf.parse_header(few, len(few), needed=()))
+    assert seconds(lambda: edf.parse_header(many, len(many), required=())) < 12 * seconds(
+        lambda: edf.parse_header(few, len(few), required=())
+    )
 
 
 def test_hostile_lists_take_linear_time() -> None:
@@ -560,7 +562,7 @@ def test_scan_finds_files_and_names_what_is_odd(tmp_path: Path) -> None:
     (root / os.fsdecode(b"bad\xff.edf")).write_bytes(b"1")
     found = scan_folder(root)
     assert found.files == {"b.edf": 5, "deep/er/a.edf": 1, "in.edf": 5}
-    assert {rel: str(finding.code) for rel, finding in found.odd.items()} == {
+    assert {rel: str(finding.code) for rel, finding in found.rejected.items()} == {
         "pipe.edf": "not_regular_file",
         "out.edf": "symlink_outside_root",
         "far": "symlink_outside_root",

@@ -373,10 +373,10 @@ def test_a_group_of_signals_must_be_together(tmp_path: Path) -> None:
 
 def test_unneeded_signals_of_one_name_are_numbered(tmp_path: Path) -> None:
     path = write(tmp_path, lines={2: signal_line(samples()[:, 2], "II")})
-    recording = own.read_recording(path, needed=["I"])
+    recording = own.read_recording(path, required=["I"])
     assert [signal.channel for signal in recording.signals] == ["I", "II (2)", "II (3)"]
     assert codes(recording.findings) == {"duplicate_channel"}
-    assert refusal(path, needed=["II"]).code == "duplicate_channel"
+    assert refusal(path, required=["II"]).code == "duplicate_channel"
 
 
 def test_foreign_text_is_made_fit_to_store(tmp_path: Path) -> None:
@@ -575,7 +575,7 @@ def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) ->
     stem = "a" if good.startswith(b"a") else "m"
     (tmp_path / f"{stem}.hea").write_bytes(text)
     try:
-        recording = own.read_recording(tmp_path / stem, needed=())
+        recording = own.read_recording(tmp_path / stem, required=())
     except UserError as error:
         named = error.file
     else:
@@ -597,8 +597,8 @@ def test_any_text_is_a_header_or_refused(text: str) -> None:
 def test_thousands_of_equal_names_take_linear_time(seconds: Callable[[Callable[[], object]], float]) -> None:
     lines = [f"r.dat 16 1 0 0 0 0 0 x{i // 2}" for i in range(30_000)]
     few, many = ("\n".join([f"r {n} 100", *lines[:n]]).encode() for n in (5000, 30_000))
-    assert seconds(lambda: own.parse_header(many, "r", needed=())) < 15 * seconds(lambda: own.parse_header(few, "r", needed=()))
-    parsed = own.parse_header(many, "r", needed=())
+    assert seconds(lambda: own.parse_header(many, "r", required=())) < 15 * seconds(lambda: own.parse_header(few, "r", required=()))
+    parsed = own.parse_header(many, "r", required=())
     assert [channel.name for *_, channel in parsed.signals[:3]] == ["x0 (1)", "x0 (2)", "x1 (3)"]
 
 

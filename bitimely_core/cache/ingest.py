@@ -164,7 +164,7 @@ def _exclude_cache(source: Source, out: Path) -> Source:
         return source
     prefix = f"{inner.relative_to(root).as_posix()}/"
     files = {name: size for name, size in source.files.items() if not name.startswith(prefix)}
-    return replace(source, files=files, odd={name: fault for name, fault in source.odd.items() if not name.startswith(prefix)})
+    return replace(source, files=files, rejected={name: fault for name, fault in source.rejected.items() if not name.startswith(prefix)})
 
 
 def _plan_ingest(run: IngestRun) -> dict[str, Any]:

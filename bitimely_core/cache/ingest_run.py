@@ -71,7 +71,7 @@ class IngestRun:
                 raise input_error(Reason.DUPLICATE_KEY, text, "expected one", file=next(iter(following.files), None))
         if self.source is not None:
             named = {file for unit in self.units for file in unit.files} | {reason.file for reason in self.reasons}
-            self.reasons += [replace(fault, level="warning") for name, fault in self.source.odd.items() if name not in named]
+            self.reasons += [replace(fault, level="warning") for name, fault in self.source.rejected.items() if name not in named]
 
     def read_checksums(self) -> None:
         """What SHA256SUMS.txt at the root of the source says; one warning each for files that are not listed, or listed and not there."""
@@ -94,7 +94,7 @@ class IngestRun:
                 self.checksums[name] = digest.lower()
             elif line.strip():
                 odd += 1
-        absent = sorted(name for name in self.checksums if name not in source.files and name not in source.odd)
+        absent = sorted(name for name in self.checksums if name not in source.files and name not in source.rejected)
         unlisted = sorted(name for name in source.files if name not in self.checksums and name != CHECKSUM_FILE)
         for names, said in ((absent, "files that are listed and not here"), (unlisted, "files that are here and not listed")):
             if names:

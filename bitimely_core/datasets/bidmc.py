@@ -102,7 +102,7 @@ def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit
     found = tser.find_problems(source)
     tables_of: dict[str, dict[str, str]] = {}
     headers: dict[str, dict[str, str]] = {}
-    for rel in [*source.files, *source.odd]:
+    for rel in [*source.files, *source.rejected]:
         if named := CSV.fullmatch(rel):
             kind = next(kind for kind in KINDS if kind.lower() == named[3].lower())
             known = tables_of.setdefault(f"bidmc_{named[2]}", {})
@@ -153,7 +153,7 @@ def _list_problem_units(source: Source, found: dict[str, dict[str, str]]) -> Ite
 
 def _make_csv_unit(source: Source, name: str, files: dict[str, str], split: str) -> IngestUnit:
     """The recording `name` from its csv files."""
-    faults = tuple(source.odd[rel] for rel in files.values() if rel in source.odd)
+    faults = tuple(source.rejected[rel] for rel in files.values() if rel in source.rejected)
     ordered = tuple(files[kind] for kind in KINDS if kind in files)
     if faults:
         return IngestUnit(name=name, files=ordered, read=None, findings=faults)
@@ -240,17 +240,17 @@ def _make_wfdb_unit(source: Source, name: str, files: dict[str, str], split: str
     try:
         for rel in files.values():
             with locate_errors(rel):
-                held += wfdb.read_header(rel, source, needed=()).files
+                held += wfdb.read_header(rel, source, required=()).files
     except UserError as error:
         return IngestUnit(name=name, files=tuple(files.values()), read=None, findings=(error.finding,))
-    own = replace(source, files={rel: source.files[rel] for rel in held}, odd={})
+    own = replace(source, files={rel: source.files[rel] for rel in held}, rejected={})
     return IngestUnit(name=name, files=tuple(dict.fromkeys(held)), read=partial(read_records, name, own, files, split))
 
 
 def read_records(name: str, source: Source, files: dict[str, str], split: str) -> Record:
     """One recording from its record of signals and, where it is there, that of the monitor's numbers."""
     rel = files["signals"]
-    found = wfdb.read_recording(rel, source, needed=())
+    found = wfdb.read_recording(rel, source, required=())
     findings = [finding.at(rel) for finding in found.findings]
     with locate_errors(rel):
         if any(abs(signal.rate - RATE) > 1e-6 or signal.onset for signal in found.signals):
@@ -259,7 +259,7 @@ def read_records(name: str, source: Source, files: dict[str, str], split: str) -
     seconds = max(len(signal.samples) for signal in signals) / RATE
     labels: dict[str, np.ndarray] = {}
     if "numerics" in files:
-        numbers = wfdb.read_recording(files["numerics"], source, needed=())
+        numbers = wfdb.read_recording(files["numerics"], source, required=())
         findings += [finding.at(files["numerics"]) for finding in numbers.findings]
         columns = {s.channel.strip(" ,"): s.samples.astype(np.float64) * s.scale + s.offset for s in numbers.signals}
         clock = np.arange(max(map(len, columns.values()))) / numbers.signals[0].rate

@@ -67,7 +67,7 @@ def emg(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit |
     """EMG examples (PhysioNet emgdb): three recordings, one a class."""
     if source is None:
         raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
-    headers = [rel for rel in sorted({*source.files, *source.odd}) if rel.endswith(".hea")]
+    headers = [rel for rel in sorted({*source.files, *source.rejected}) if rel.endswith(".hea")]
     found = [rel for rel in headers if PurePosixPath(rel).stem in RECORDS]
     if not found:
         wanted = f"expected {', '.join(f'{name}.hea' for name in RECORDS)}"
@@ -89,8 +89,8 @@ def emg(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit |
 def _make_unit(source: Source, rel: str, *, keep_dates: bool, keep_phi: bool) -> IngestUnit:
     """The record whose header is `rel`."""
     whole = rel.removesuffix(".hea")
-    files = tuple(name for name in (rel, f"{whole}.dat") if name in source.files or name in source.odd)
-    faults = tuple(source.odd[name] for name in files if name in source.odd)
+    files = tuple(name for name in (rel, f"{whole}.dat") if name in source.files or name in source.rejected)
+    faults = tuple(source.rejected[name] for name in files if name in source.rejected)
     if faults:
         return IngestUnit(name=whole, files=files, read=None, findings=faults)
     own = Source(source.root, {name: source.files[name] for name in files}, {})
@@ -109,7 +109,7 @@ def read_record(source: Source, rel: str, *, keep_dates: bool = False, keep_phi:
     Raises:
         UserError: what keeps the recording out of the cache.
     """
-    found = wfdb.read_recording(rel, source, needed=(CHANNEL,), keep_phi=keep_phi)
+    found = wfdb.read_recording(rel, source, required=(CHANNEL,), keep_phi=keep_phi)
     name = PurePosixPath(rel).stem
     findings = list(found.findings)
     with locate_errors(rel):

@@ -83,7 +83,7 @@ def epilepsy(source: Source | None, options: dict[str, Any]) -> Iterator[IngestU
     """Epileptic Seizure Recognition (UCI): 11,500 seconds of EEG in five conditions."""
     if source is None:
         raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
-    found = sorted(rel for rel in {*source.files, *source.odd} if PurePosixPath(rel).name.lower() == TABLE)
+    found = sorted(rel for rel in {*source.files, *source.rejected} if PurePosixPath(rel).name.lower() == TABLE)
     if len(found) != 1:
         action = "Give the folder that holds it; tables in another form are read by `ingest generic` with --map"
         text = f"{TABLE} is there {len(found)} times" if found else f"no {TABLE} among {len(source.files)} files"
@@ -92,8 +92,8 @@ def epilepsy(source: Source | None, options: dict[str, Any]) -> Iterator[IngestU
         if rel not in found and PurePosixPath(rel).suffix.lower() in {".csv", ".parquet", ".tsv", ".txt"} and not _is_official(rel):
             yield input_warning(Reason.FILE_NAME, f"is not {TABLE}", "it is not read", file=rel)
     rel = found[0]
-    if rel in source.odd:
-        yield IngestUnit(name=rel, files=(rel,), read=None, findings=(source.odd[rel],))
+    if rel in source.rejected:
+        yield IngestUnit(name=rel, files=(rel,), read=None, findings=(source.rejected[rel],))
     else:
         yield IngestUnit(name=rel, files=(rel,), read=partial(read_table, source.path(rel), rel))
 

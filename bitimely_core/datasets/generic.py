@@ -244,7 +244,7 @@ def _list_units(
     skipped = {table.path for table in (chosen.table, chosen.annotations) if table}
     derived = {rel for rel in source.files if bids and rel.startswith(DERIVED)}
     found: dict[str, tuple[Format, FileRule]] = {}
-    for rel in [*source.files, *source.odd]:
+    for rel in [*source.files, *source.rejected]:
         if rel in skipped | derived or (bids and PurePosixPath(rel).suffix == ".tsv"):
             continue
         files = next((files for files in chosen.files if fnmatch.fnmatchcase(rel, files.pattern)), None)
@@ -261,8 +261,8 @@ def _list_units(
     units: list[IngestUnit] = []
     told: dict[str, RecordingInfo] = {}
     for rel, (kind, files) in found.items():
-        if rel in source.odd:
-            units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(source.odd[rel],)))
+        if rel in source.rejected:
+            units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(source.rejected[rel],)))
             continue
         about = told[rel] = describe_recording(rel, names[rel], files, chosen, tabled, events, options)
         try:
@@ -377,8 +377,8 @@ def _make_unit(source: Source, rel: str, kind: Format, told: RecordingInfo, *, b
             told = replace(told, notes=(*told.notes, *_read_bids_events(source.path(events), events)))
     if kind == "wfdb":
         with locate_errors(rel):
-            held = format_wfdb.read_header(rel, source, needed=tuple(told.channels)).files
-        own = replace(source, files={name: source.files[name] for name in held}, odd={})
+            held = format_wfdb.read_header(rel, source, required=tuple(told.channels)).files
+        own = replace(source, files={name: source.files[name] for name in held}, rejected={})
         return IngestUnit(name=told.recording_id, files=tuple(dict.fromkeys([*files, *held])), read=partial(read_wfdb, own, rel, told))
     if kind == "npy" and told.rate is None:
         raise usage_error("has no sampling rate", "expected `rate` in [[files]] of the map")
@@ -403,7 +403,7 @@ def _find_segments(source: Source, headers: Iterable[str]) -> set[str]:
     """Header files that are segments of another record, or the layout of one."""
     found: set[str] = set()
     for rel in headers:
-        if rel in source.odd:
+        if rel in source.rejected:
             continue
         try:
             with source.path(rel).open("rb") as file:
@@ -412,7 +412,7 @@ def _find_segments(source: Source, headers: Iterable[str]) -> set[str]:
                 if b"/" not in (first.split() or [b""])[0]:
                     continue
                 file.seek(0)
-                parsed = format_wfdb.parse_header(file.read(format_wfdb.MAX_HEADER + 1), PurePosixPath(rel).stem, needed=())
+                parsed = format_wfdb.parse_header(file.read(format_wfdb.MAX_HEADER + 1), PurePosixPath(rel).stem, required=())
         except (OSError, UserError):  # its unit will say so
             continue
         folder = PurePosixPath(rel).parent
@@ -558,9 +558,9 @@ def _make_annotation(row: int, onset: str, duration: str, label: str) -> Annotat
 def read_edf(path: Path, rel: str, told: RecordingInfo) -> Record:
     """A file in EDF, EDF+ or BDF. Raises UserError as `formats.edf.read`."""
     with locate_errors(rel):
-        found = format_edf.read_recording(path, needed=tuple(told.channels))
+        found = format_edf.read_recording(path, required=tuple(told.channels))
         if told.keep_phi:
-            found = replace(found, header=format_edf.read_header(path, needed=tuple(told.channels), keep_phi=True))
+            found = replace(found, header=format_edf.read_header(path, required=tuple(told.channels), keep_phi=True))
     start = found.header.start
     begin = start + timedelta(seconds=found.origin) if start else None
     return _make_record(rel, told, found.signals, found.annotations, found.findings, begin, found.header.phi)
@@ -568,7 +568,7 @@ def read_edf(path: Path, rel: str, told: RecordingInfo) -> Record:
 
 def read_wfdb(source: Source, rel: str, told: RecordingInfo) -> Record:
     """A WFDB record with its segments. Raises UserError as `formats.wfdb.read`."""
-    found = format_wfdb.read_recording(rel, source, needed=tuple(told.channels), keep_phi=told.keep_phi)
+    found = format_wfdb.read_recording(rel, source, required=tuple(told.channels), keep_phi=told.keep_phi)
     phi = {"comments": "\n".join(found.header.comments)} if found.header.comments else {}
     return _make_record(rel, told, found.signals, [], found.findings, found.header.start, phi)
 

@@ -67,7 +67,7 @@ def ppg_dalia(source: Source | None, options: dict[str, Any]) -> Iterator[Ingest
     """PPG-DaLiA (.ts of the regression archive, or the original pickles): heart rate of 15 subjects."""
     source = require_source(source)
     found = tser.find_problems(source)
-    pickled = {rel: named[1].upper() for rel in [*source.files, *source.odd] if (named := PICKLE.fullmatch(rel))}
+    pickled = {rel: named[1].upper() for rel in [*source.files, *source.rejected] if (named := PICKLE.fullmatch(rel))}
     if len(found) > 1 or (found and pickled):
         text = f"{len(found)} problems in .ts files and {len(pickled)} pickles"
         raise usage_error(text, "expected one form of one data set", "Give the folder of one form")
@@ -77,8 +77,8 @@ def ppg_dalia(source: Source | None, options: dict[str, Any]) -> Iterator[Ingest
         yield from tser.list_units(source, {"": files}, {"": layout})
     placed = tser.split_by_hash(SUBJECTS, held=(1, 2))
     for rel, subject in pickled.items():
-        if rel in source.odd:
-            yield IngestUnit(name=PurePosixPath(rel).stem, files=(rel,), read=None, findings=(source.odd[rel],))
+        if rel in source.rejected:
+            yield IngestUnit(name=PurePosixPath(rel).stem, files=(rel,), read=None, findings=(source.rejected[rel],))
         else:
             split = placed.get(subject, "train")
             yield IngestUnit(name=PurePosixPath(rel).stem, files=(rel,), read=partial(read_subject, source.path(rel), rel, subject, split))

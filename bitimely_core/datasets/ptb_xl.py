@@ -132,7 +132,7 @@ def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUni
         with locate_errors(path):
             yield from (finding.at(table) for finding in kind(entries))
     beside: dict[str, list[str]] = defaultdict(list)  # what a record's name begins with -> its files
-    for rel in sorted({*source.files, *source.odd}):
+    for rel in sorted({*source.files, *source.rejected}):
         beside[_record_stem(rel)].append(rel)
     claimed: set[str] = set()
     for name, entry in entries.items():
@@ -401,7 +401,7 @@ def _make_unit(
             return IngestUnit(name=name, files=(), read=None, findings=(found,))
     rel = (PurePosixPath(table).parent / PurePosixPath(inside)).as_posix()
     files = tuple(beside.get(_record_stem(rel), ()))
-    faults = tuple(source.odd[file] for file in files if file in source.odd)
+    faults = tuple(source.rejected[file] for file in files if file in source.rejected)
     if not faults and rel not in source.files:
         text, wanted = "is not there", f"row {entry.row} of {TABLE} names it"
         faults = (Finding(Reason.MISSING_SIGNAL_FILE, text, wanted, "Download it again", file=rel),)

@@ -104,12 +104,12 @@ def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[Ingest
         raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
     pairs: dict[str, dict[str, list[str]]] = {}
     other: list[str] = []
-    for rel in sorted({*source.files, *source.odd}):
+    for rel in sorted({*source.files, *source.rejected}):
         name = PurePosixPath(rel).name
         if found := NAME.fullmatch(name):
             kind = "PSG" if found[1].upper() == "PSG" else "Hypnogram"
             pairs.setdefault(name[:6].upper(), {"PSG": [], "Hypnogram": []})[kind].append(rel)
-        elif rel in source.odd or not LAYOUT.fullmatch(name):
+        elif rel in source.rejected or not LAYOUT.fullmatch(name):
             other.append(rel)
     yield from _report_ignored(source, other)
     if not pairs:
@@ -130,7 +130,7 @@ def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[Ingest
 def _make_unit(source: Source, unit: str, files: dict[str, list[str]], table: SubjectTable, options: dict[str, Any]) -> IngestUnit:
     """The recording `unit`, or why there is none."""
     names = (*files["PSG"], *files["Hypnogram"])
-    faults = [source.odd[rel] for rel in names if rel in source.odd]
+    faults = [source.rejected[rel] for rel in names if rel in source.rejected]
     for kind, found in files.items():
         if len(found) != 1:
             other = "Hypnogram" if kind == "PSG" else "PSG"
@@ -160,8 +160,8 @@ def _make_unit(source: Source, unit: str, files: dict[str, list[str]], table: Su
 def _report_ignored(source: Source, other: Sequence[str]) -> Iterator[Finding]:
     """Files that belong neither to a recording nor to the official layout."""
     for rel in other[:MAX_LISTED]:
-        if rel in source.odd:
-            yield replace(source.odd[rel], level="warning")
+        if rel in source.rejected:
+            yield replace(source.rejected[rel], level="warning")
         else:
             yield input_warning(Reason.FILE_NAME, "belongs to no recording", "it is not read").at(rel)
     if more := len(other[MAX_LISTED:]):
@@ -200,7 +200,7 @@ def read_recording(
         UserError: what keeps the recording out of the cache.
     """
     with locate_errors(names[0]):
-        night = edf.read_recording(psg, needed=NEEDED, keep_phi=keep_phi)
+        night = edf.read_recording(psg, required=NEEDED, keep_phi=keep_phi)
         signals, findings = _check_signals(night.signals)
         inside = [note for note in night.annotations if marks is not None and note.label.startswith(marks)]
         if left := len(night.annotations) - len(inside):
@@ -208,8 +208,8 @@ def read_recording(
             notice = input_warning(Reason.UNKNOWN_LABEL, text, "stages are in the hypnogram", count=left)
             findings.append(replace(notice, level="info"))
     with locate_errors(names[1]):
-        scores = edf.read_recording(hypnogram, needed=())
-        if not scores.header.texts:
+        scores = edf.read_recording(hypnogram, required=())
+        if not scores.header.annotation_spans:
             raise input_error(Reason.ANNOTATION_SYNTAX, "has no annotation signal", "stages are EDF+ annotations")
         _check_same_start(night.header, scores.header)
         scored, notices = clip_stages(scores.annotations, night.segments, shift=scores.origin - night.origin)

@@ -119,7 +119,7 @@ def ts(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | 
 def find_problems(source: Source) -> dict[str, dict[str, str]]:
     """Problem (folder and name) -> TRAIN or TEST -> file. A .ts file that says neither is taken for TRAIN."""
     found: dict[str, dict[str, str]] = {}
-    for rel in [*source.files, *source.odd]:
+    for rel in [*source.files, *source.rejected]:
         if PurePosixPath(rel).suffix.lower() == ".ts":
             named = NAME.fullmatch(rel)
             problem, kind = (named[1], named[2].upper()) if named else (rel[:-3], "TRAIN")
@@ -381,8 +381,7 @@ def _hash_cases(path: Path, header: format_ts.TsHeader) -> Iterator[np.ndarray]:
     for row, line, _ in format_ts.read_lines(path):
         if row <= header.data:
             continue
-        whole = hashlib.blake2b(line.rpartition(b":")[0] if header.task != "none" else line.translate(None, b" \t"), digest_size=8).digest()
-        chosen = np.frombuffer(whole, np.uint64)
+        chosen = np.frombuffer(hashlib.blake2b(format_ts.strip_label(line, header), digest_size=8).digest(), np.uint64)
         field = b"" if header.timestamps else line.split(b":", 1)[0]
         if field.count(b",") + 1 >= MIN_VALUES and not field.translate(None, format_ts.PLAIN):
             try:

@@ -20,38 +20,42 @@ from typing import BinaryIO
 import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error
+from bitimely_core.formats.text import is_utf8
 
 MAX_LINE = 1 << 24  # bytes
 MAX_LINES = 256  # that one row with quoted line breaks may run over
 MAX_TEXT = 1 << 17  # characters of such a row
-MAX_EXPANDED = 1 << 30  # bytes that a compressed table may always hold; beyond it at most MOST_RATIO times its size
+MAX_EXPANDED = 1 << 30  # bytes that a compressed table may always hold; beyond it at most MAX_RATIO times its size
 MAX_RATIO = 200
 BLOCK = 1 << 24  # bytes of text that become one frame
-PIECE = 1 << 16  # bytes that are read carefully together where a block holds something odd
-OPEN, BROKEN = "open", "broken"  # what `_cells` says of a line that ends inside of a quoted cell, and of one with a quote elsewhere
+PIECE = 1 << 16  # bytes that go to the careful parser together where a block is not plain
+OPEN, BROKEN = (
+    "open",
+    "broken",
+)  # results of `split_cells` for a line that ends inside a quoted cell, and for one with a quote in another place
 
 
 def record_pattern(width: int, delimiter: str) -> re.Pattern[str]:
-    """What a record of `width` cells looks like."""
+    """Pattern of a complete record of `width` cells."""
     mark = re.escape(delimiter)
     cell = rf'(?:"[^"\0]*+(?:""[^"\0]*+)*+"|[^"{mark}\n\0]*+)'
     return re.compile(rf"{cell}(?:{mark}{cell}){{{width - 1}}}")
 
 
-def count_records(lines: Iterable[str], whole: re.Pattern[str], waiting: list[str], *, last: bool = True) -> Iterator[int]:
-    """1 for each record, 0 for each blank line; `waiting` holds lines that only later ones can place, unless these are the `last`."""
+def count_records(lines: Iterable[str], pattern: re.Pattern[str], waiting: list[str], *, last: bool = True) -> Iterator[int]:
+    """1 for each record, 0 for each blank line; `waiting` holds lines whose record may go on in later ones, unless these are the `last`."""
     for line in lines:
         waiting.append(line)
-        while waiting and (taken := record_length(waiting, whole)):
+        while waiting and (length := record_length(waiting, pattern)):
             yield int(bool(waiting[0].strip()))
-            del waiting[:taken]
+            del waiting[:length]
     while last and waiting:
         yield int(bool(waiting[0].strip()))
-        del waiting[: record_length(waiting, whole) or 1]
+        del waiting[: record_length(waiting, pattern) or 1]
 
 
-def record_length(waiting: Sequence[str], whole: re.Pattern[str]) -> int:
-    """Lines of the first record among the lines read so far; 0: more are needed to tell."""
+def record_length(waiting: Sequence[str], pattern: re.Pattern[str]) -> int:
+    """Lines of the first record among the lines read so far; 0: more lines are needed."""
     if waiting[0].count('"') % 2 == 0:
         return 1
     many, full = max_record_span(waiting)
@@ -59,7 +63,7 @@ def record_length(waiting: Sequence[str], whole: re.Pattern[str]) -> int:
     for i, line in enumerate(waiting[:many], 1):
         quotes += line.count('"')
         if quotes % 2 == 0:
-            return i if whole.fullmatch("\n".join(waiting[:i])) else 1
+            return i if pattern.fullmatch("\n".join(waiting[:i])) else 1
     return 1 if full else 0
 
 
@@ -97,7 +101,7 @@ def parse_records(
     *,
     last: bool = True,
 ) -> Iterator[ParsedRecord]:
-    """All records; blank lines are none. `waiting` keeps what only later lines can place, unless these are the `last`."""
+    """All records; blank lines are none. `waiting` keeps lines whose record may go on in later ones, unless these are the `last`."""
     waiting = [] if waiting is None else waiting  # where there are several, the first opens a quote
     for row, raw, ended in lines:
         waiting.append((row, decode_line(raw), ended))
@@ -118,7 +122,7 @@ def parse_records(
 
 
 def _parse_record(waiting: Sequence[tuple[int, str, bool]], width: int, delimiter: str, *, last: bool) -> tuple[int, ParsedRecord | None]:
-    """Lines used (0: more are needed to tell) and the record at the head of the lines read so far (none for a blank line)."""
+    """Lines used (0: more are needed) and the record at the head of the lines read so far (none for a blank line)."""
     row, text, ended = waiting[0]
     if not text.strip():
         return 1, None
@@ -133,8 +137,8 @@ def _parse_record(waiting: Sequence[tuple[int, str, bool]], width: int, delimite
         if cells is OPEN and not full and not last:
             return 0, None
     if not isinstance(cells, list) or (used > 1 and len(cells) != width):  # the latter: what closed the quote was another cell's
-        what = "a quote stands where none may be, or a NUL character" if cells is BROKEN else "a quote is opened and not closed"
-        return 1, (row, input_error(Reason.CSV_SYNTAX, what, "the line is left out, reading goes on with the next"), ended)
+        what = "a quote in the wrong place, or a NUL character" if cells is BROKEN else "a quote is opened and not closed"
+        return 1, (row, input_error(Reason.CSV_SYNTAX, what, "the line is dropped, reading goes on with the next"), ended)
     if len(cells) != width:
         return 1, (row, input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"), ended)
     return used, (row, cells, waiting[used - 1][2])
@@ -190,7 +194,7 @@ def is_decodable(cell: str) -> bool:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[tuple[BinaryIO, float]]:
-    """The bytes of a text, unpacked where its first bytes are those of gzip or of a zip archive with one table, and how many they may be.
+    """The bytes of a text, unpacked where it begins like gzip or like a zip archive of one table, and their largest allowed number.
 
     Raises:
         UserError: also from the block: truncated or corrupt (gzip, zip), unsupported_format (zip), io_error.
@@ -222,30 +226,30 @@ def find_member(archive: zipfile.ZipFile) -> str:
     Raises:
         UserError: unsupported_format where there is not exactly one, or it is encrypted or packed in an unknown way.
     """
-    held = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
-    if len(held) != 1:
-        raise input_error(Reason.UNSUPPORTED_FORMAT, f"is an archive of {len(held)} files", "expected a table")
-    if held[0].flag_bits & 1 or held[0].compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+    members = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
+    if len(members) != 1:
+        raise input_error(Reason.UNSUPPORTED_FORMAT, f"is an archive of {len(members)} files", "expected a table")
+    if members[0].flag_bits & 1 or members[0].compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise input_error(Reason.UNSUPPORTED_FORMAT, "is an archive that is encrypted or packed in an unusual way", "expected a table")
-    return held[0].filename
+    return members[0].filename
 
 
 def read_lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
     """(1-based number, text without line end, whether it has one) of all lines.
 
     Raises:
-        UserError: empty_file, encoding (UTF-16), expansion_limit, resource_limit, and as `_opened`.
+        UserError: empty_file, encoding (UTF-16), expansion_limit, resource_limit, and as `open_text`.
     """
-    row = held = 0
+    row = size = 0
     with open_text(path) as (file, most):
         while line := file.readline(MAX_LINE):
             row += 1
-            held += len(line)
+            size += len(line)
             if row == 1:
                 line = _strip_mark(line)
             if len(line) == MAX_LINE:
                 raise _line_error(row)
-            if held > most:
+            if size > most:
                 raise _expansion_error(most)
             text = line.removesuffix(b"\n")
             yield row, text.removesuffix(b"\r"), len(text) < len(line)
@@ -273,7 +277,7 @@ def split_unquoted(lines: Iterable[tuple[int, bytes, bool]], width: int, delimit
     for row, raw, ended in lines:
         cells = decode_line(raw).split(delimiter)
         if b"\0" in raw:
-            yield row, input_error(Reason.CSV_SYNTAX, "holds a NUL character", "the line is left out"), ended
+            yield row, input_error(Reason.CSV_SYNTAX, "holds a NUL character", "the line is dropped"), ended
         elif len(cells) == width:
             yield row, cells, ended
         elif raw.strip():
@@ -281,21 +285,21 @@ def split_unquoted(lines: Iterable[tuple[int, bytes, bool]], width: int, delimit
 
 
 def read_blocks(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """Stretches of whole lines, each ended by a line feed alone (the last one of the file may have none), and whether it is the last.
+    """Blocks of complete lines, each ended by a line feed (the last one of the file may have none), and whether a block is the last.
 
     Raises:
-        UserError: as `_lines`.
+        UserError: as `read_lines`.
     """
     with open_text(path) as (file, most):
         rest = _strip_mark(file.read(4))
-        held = len(rest)
+        size = len(rest)
         lines = 0
         while chunk := file.read(BLOCK):
-            held += len(chunk)
-            if held > most:
+            size += len(chunk)
+            if size > most:
                 raise _expansion_error(most)
             rest += chunk
-            if end := rest.rfind(b"\n", 0, -1) + 1:  # the last line stays: who reads on must know which block is the last
+            if end := rest.rfind(b"\n", 0, -1) + 1:  # the last line stays: the reader must know which block is the last
                 lines += rest.count(b"\n", 0, end)
                 yield _normalize_line_ends(rest[:end]), False
                 rest = rest[end:]
@@ -309,26 +313,18 @@ def _normalize_line_ends(text: bytes) -> bytes:
 
 
 def to_utf8(text: bytes) -> tuple[bytes, int]:
-    """The text in UTF-8, and how many of its lines were not: they are read as latin-1."""
-    if text.isascii() or _is_utf8(text):
+    """The text in UTF-8, and the number of lines that were not, which are read as latin-1."""
+    if text.isascii() or is_utf8(text):
         return text, 0
     lines = text.split(b"\n")
-    foreign = [i for i, line in enumerate(lines) if not line.isascii() and not _is_utf8(line)]
+    foreign = [i for i, line in enumerate(lines) if not line.isascii() and not is_utf8(line)]
     for i in foreign:
         lines[i] = lines[i].decode("latin-1").encode()
     return b"\n".join(lines), len(foreign)
 
 
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def split_plain_blocks(text: bytes, width: int, delimiter: str, *, quotes: bool) -> Iterator[tuple[bytes, int | None]]:
-    """(text, number of its lines where each is plainly a record): the whole text, or, where something in it is odd, many small ones."""
+    """(text, number of its lines where each is plainly a record): the full text, or many small ones where it is not plain throughout."""
     plain = _count_plain_records(text, width, delimiter, quotes=quotes)
     if plain is not None or 0 < len(text) <= PIECE:
         yield text, plain
@@ -344,7 +340,7 @@ def _count_plain_records(text: bytes, width: int, delimiter: str, *, quotes: boo
     """Number of lines of a text whose delimiters, line ends and quotes show that each line is one record; None where they do not.
 
     Without quotes the marks must repeat `width - 1` delimiters and a line end. With quotes each pair must fill a cell of one line (a quote
-    in a cell or a line break in quotes is left to the careful parser), and the marks outside of them must repeat so.
+    in a cell or a line break in quotes is left to the careful parser), and the marks outside of quotes must repeat so.
     """
     mark = ord(delimiter)
     kept = {mark, 10, 0, 13, 34} if quotes else {mark, 10, 0, 13}
@@ -364,7 +360,7 @@ def _count_plain_records(text: bytes, width: int, delimiter: str, *, quotes: boo
     edge[[mark, 10]] = True
     if len(at) % 2 or not (edge[data[at[::2] - 1]].all() and edge[data[at[1::2] + 1]].all()):  # [-1], before the first, is a line's end
         return None
-    if marks.replace(b'""', b"") == expected:  # nothing stands in quotes that counts without them
+    if marks.replace(b'""', b"") == expected:  # no delimiter or line end is inside quotes
         return height
     outside = data[edge[data] & ~np.logical_xor.accumulate(is_quote)]
     return height if outside.tobytes() == expected else None

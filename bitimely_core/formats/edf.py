@@ -1,8 +1,8 @@
-"""EDF, EDF+C, EDF+D, BDF and BDF+: header validator, annotation parser, sample reader and writer of our own.
+"""EDF, EDF+C, EDF+D, BDF and BDF+ files: header validation, sample reader and writer.
 
-The common readers return plausible values from damaged files in silence; this one refuses, or says what it did. Every size in a
-header is compared with the size of the file before anything is allocated. Whatever the bytes, only `UserError` is raised. Identifying
-text of the header (patient and recording fields, transducers, serial numbers) is not kept.
+Damaged files are refused, or read with a warning, never read as plausible values in silence. Every size in a header is compared with the
+size of the file before anything is allocated. Whatever the bytes, only `UserError` is raised. Identifying text of the header (patient and
+recording fields, transducers, serial numbers) is not kept.
 
 Digital values are the file's own, bit for bit; physical = digital * scale + offset in float64 with
 scale = (physical_max - physical_min) / (digital_max - digital_min), offset = physical_min - digital_min * scale.
@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,8 @@ import numpy as np
 from bitimely_core import storage
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, safe_text
 from bitimely_core.formats.edf_annotations import decode_annotations, encode_tal
-from bitimely_core.formats.text import decode_text, format_bytes, sanitize_label
+from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.text import decode_text, format_bytes, list_numbers, number_duplicates, sanitize_label
 from bitimely_core.types import Annotation, Signal
 
 FIELDS = (
@@ -56,7 +58,7 @@ SIGNAL_FIELDS = (
     ("signal_reserved", 32),
 )
 ANNOTATION_LABELS = ("EDF Annotations", "BDF Annotations")
-IMPLAUSIBLE = 100  # a header that promises this many times the records that are there is taken for damaged, not the file for cut short
+IMPLAUSIBLE = 100  # a header that promises this many times the records of the file counts as damaged, not the file as truncated
 MAX_SEGMENTS = 10_000
 BLOCK = 1 << 20  # bytes read at once: stays in the processor's cache between the read and the copy
 
@@ -69,7 +71,7 @@ DAY = re.compile(r"(\d\d)[./-](\d\d)[./-](\d\d)", re.ASCII)
 class EdfChannel(NamedTuple):
     """One ordinary signal of the header."""
 
-    label: str  # fit to store: without control, markup and formula characters
+    label: str  # safe to store: without control, markup and formula characters
     unit: str
     physical_min: float
     physical_max: float
@@ -91,7 +93,7 @@ class EdfChannel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EdfHeader:
-    """A validated header. `records` is the number of whole records to read: never more than the file has."""
+    """A validated header. `records` is the number of complete records, never more than the file has."""
 
     kind: str  # EDF, EDF+C, EDF+D, BDF, BDF+C or BDF+D
     width: int  # bytes a sample: 2 or 3
@@ -100,7 +102,7 @@ class EdfHeader:
     duration: float  # seconds a record; 0 in files that hold nothing but annotations
     record_bytes: int
     channels: tuple[EdfChannel, ...]
-    texts: tuple[tuple[int, int], ...]  # (start, stop) in the record, in bytes, of the annotation signals
+    annotation_spans: tuple[tuple[int, int], ...]  # (start, stop) in the record, in bytes, of the annotation signals
     day: date | None
     clock: time | None
     phi: dict[str, str] = field(default_factory=dict)  # empty unless asked for
@@ -123,7 +125,7 @@ class EdfHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class EdfRecording:
-    """A whole file: times are seconds from its first sample, which lies `origin` seconds after the start in the header."""
+    """Contents of a file. Times are seconds from its first sample, `origin` seconds after the start in the header."""
 
     header: EdfHeader
     signals: list[Signal]
@@ -136,35 +138,32 @@ class EdfRecording:
 # --- header
 
 
-def read_header(path: Path, *, needed: Collection[str] | None = None, keep_phi: bool = False) -> EdfHeader:
+def read_header(path: Path, *, required: Collection[str] | None = None, keep_phi: bool = False) -> EdfHeader:
     """Header of the file at `path`, compared with the file's size.
 
     Args:
         path: a regular file.
-        needed: labels of the channels that must be sound; another channel without a usable calibration is left out with a warning, and
-            other channels of equal label are numbered, with a warning. None: every channel is needed.
-        keep_phi: keep the patient and recording fields in `Header.phi`.
+        required: labels of the channels that must be sound; another channel without a usable calibration is left out with a warning, and
+            other channels of equal label are numbered, with a warning. None: every channel is required.
+        keep_phi: keep the patient and recording fields in `EdfHeader.phi`.
 
     Raises:
-        UserError: with the path and, where it is one field's fault, the field.
+        UserError: with the path and, where one field is at fault, the field.
     """
-    try:
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file", file=str(path))
-        with path.open("rb") as file:
-            fixed = file.read(256)
-            rest = file.read(min(_count_signals(fixed, info.st_size) * 256, info.st_size))
-        suffix = path.suffix.lower()
-        return parse_header(fixed + rest, info.st_size, suffix=suffix, needed=needed, keep_phi=keep_phi)
-    except OSError as error:
-        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=str(path)) from None
-    except UserError as error:
-        error.file = error.file or str(path)
-        raise
+    with locate_errors(path, replace=False):
+        try:
+            info = path.stat()
+            if not stat.S_ISREG(info.st_mode):
+                raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file")
+            with path.open("rb") as file:
+                fixed = file.read(256)
+                rest = file.read(min(_count_signals(fixed, info.st_size) * 256, info.st_size))
+        except OSError as error:
+            raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+        return parse_header(fixed + rest, info.st_size, suffix=path.suffix.lower(), required=required, keep_phi=keep_phi)
 
 
-def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection[str] | None = None, keep_phi: bool = False) -> EdfHeader:
+def parse_header(data: bytes, size: int, *, suffix: str = "", required: Collection[str] | None = None, keep_phi: bool = False) -> EdfHeader:
     """As `read_header`, from the first bytes of a file of `size` bytes; `suffix` is that of its name."""
     count = _count_signals(data, size)
     raw = dict(zip((name for name, _ in FIELDS), _split_fields(data[:256], [width for _, width in FIELDS]), strict=True))
@@ -178,55 +177,46 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", needed: Collection
             found=family,
             expected=suffix[1:].upper(),
         )
-    wanted = 256 * (count + 1)
-    said = _parse_integer(raw["header_bytes"], "header_bytes")
-    if said != wanted:
-        raise input_error(
-            Reason.HEADER_BYTES,
-            f"found {said}",
-            f"expected {wanted} for {count} signals",
-            "Download the file again",
-            field="header_bytes",
-            found=str(said),
-            expected=str(wanted),
-        )
-    if wanted > size or len(data) < wanted:
-        raise input_error(
-            Reason.HEADER_IMPLAUSIBLE, f"{count} signals need {wanted} bytes of header", f"the file has {size}", field="n_signals"
-        )
-    columns = _split_fields(data[256:wanted], [w for _, w in SIGNAL_FIELDS for _ in range(count)])
+    header_size = 256 * (count + 1)
+    stated = _parse_integer(raw["header_bytes"], "header_bytes")
+    if stated != header_size:
+        requirement = f"expected {header_size} for {count} signals"
+        fault = input_error(Reason.HEADER_BYTES, f"found {stated}", requirement, "Download the file again", field="header_bytes")
+        fault.found, fault.expected = str(stated), str(header_size)
+        raise fault
+    if header_size > size or len(data) < header_size:
+        problem = f"{count} signals need {header_size} bytes of header"
+        raise input_error(Reason.HEADER_IMPLAUSIBLE, problem, f"the file has {size}", field="n_signals")
+    columns = _split_fields(data[256:header_size], [w for _, w in SIGNAL_FIELDS for _ in range(count)])
     table = {name: columns[i * count : (i + 1) * count] for i, (name, _) in enumerate(SIGNAL_FIELDS)}
     findings: list[Finding] = []
     samples = [_parse_samples(text, i) for i, text in enumerate(table["samples_per_record"])]
     starts = [0, *accumulate(n * width for n in samples)]
     labels = [decode_text(label) for label in table["label"]]
     ordinary = [i for i in range(count) if labels[i] not in ANNOTATION_LABELS]
-    texts = tuple((starts[i], starts[i + 1]) for i in range(count) if labels[i] in ANNOTATION_LABELS)
+    annotation_spans = tuple((starts[i], starts[i + 1]) for i in range(count) if labels[i] in ANNOTATION_LABELS)
     plus = raw["reserved"][:5].decode("latin-1").upper()
     kind = plus if plus in {f"{family}+C", f"{family}+D"} else family
-    if kind.endswith("+D") and not texts:
-        raise input_error(
-            Reason.DISCONTINUOUS, f"says {kind} but has no annotation signal", "the times of its records are unknown", field="reserved"
-        )
-    records = _count_records(raw["n_records"], starts[-1], size - wanted, findings)
+    if kind.endswith("+D") and not annotation_spans:
+        problem = f"is {kind} but has no annotation signal"
+        raise input_error(Reason.DISCONTINUOUS, problem, "the times of its records are unknown", field="reserved")
+    records = _count_records(raw["n_records"], starts[-1], size - header_size, findings)
     duration = _parse_duration(raw["record_duration"], [samples[i] for i in ordinary])
-    channels = _parse_channels(table, [(i, labels[i], samples[i], starts[i]) for i in ordinary], width, needed, findings)
+    channels = _parse_channels(table, [(i, labels[i], samples[i], starts[i]) for i in ordinary], width, required, findings)
     day, clock = _parse_start(raw["start_date"], raw["start_time"], findings)
-    phi = _find_phi(raw, findings, keep=keep_phi)
-    _report_non_ascii(raw, table, findings)
     return EdfHeader(
         kind=kind,
         width=width,
-        size=wanted,
+        size=header_size,
         records=records,
         duration=duration,
         record_bytes=starts[-1],
         channels=tuple(channels),
-        texts=texts,
+        annotation_spans=annotation_spans,
         day=day,
         clock=clock,
-        phi=phi,
-        findings=tuple(findings),
+        phi=_find_phi(raw, findings, keep=keep_phi),
+        findings=(*findings, *_report_non_ascii(raw, table)),
     )
 
 
@@ -242,13 +232,9 @@ def _count_signals(data: bytes, size: int) -> int:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
     version = data[:8]
     if version != b"\xffBIOSEMI" and version.strip(b" \x00") != b"0":
-        raise input_error(
-            Reason.NOT_EDF,
-            f"begins with {safe_text(version[:8].decode('latin-1'))}",
-            "EDF begins with '0', BDF with a byte of 255 and 'BIOSEMI'",
-            "Open it in a text editor: a failed download is often an error page",
-            field="version",
-        )
+        requirement = "EDF begins with '0', BDF with a byte of 255 and 'BIOSEMI'"
+        hint = "Open it in a text editor: a failed download is often an error page"
+        raise input_error(Reason.NOT_EDF, f"begins with {format_bytes(version)}", requirement, hint, field="version")
     if len(data) < 256:
         raise input_error(Reason.TRUNCATED, f"has {size} bytes", "a header has 256 and more", "Download it again")
     count = _parse_integer(data[252:256].strip(b" \x00"), "n_signals")
@@ -288,13 +274,13 @@ def _parse_duration(raw: bytes, samples: list[int]) -> float:
     """Seconds a record; `samples` are those of the ordinary signals."""
     duration = _parse_float(raw, "record_duration")
     if duration < 0 or (samples and not 1e-6 <= duration <= 1e7):
-        wanted = "0 is for files of annotations alone" if duration == 0 else "expected between a microsecond and 10^7 seconds"
-        raise input_error(Reason.RECORD_DURATION, f"found {format_bytes(raw)} s", wanted, field="record_duration", found=format_bytes(raw))
-    if samples and _sampling_rate(max(samples), duration) > 1e7:
-        raise input_error(
-            Reason.RECORD_DURATION, f"found {format_bytes(raw)} s", "which gives a sampling rate above 10 MHz", field="record_duration"
-        )
-    return duration
+        requirement = "0 is for files of annotations alone" if duration == 0 else "expected between a microsecond and 10^7 seconds"
+    elif samples and _sampling_rate(max(samples), duration) > 1e7:
+        requirement = "which gives a sampling rate above 10 MHz"
+    else:
+        return duration
+    found = format_bytes(raw)
+    raise input_error(Reason.RECORD_DURATION, f"found {found} s", requirement, field="record_duration", found=found)
 
 
 def _sampling_rate(samples: int, duration: float) -> float:
@@ -303,107 +289,85 @@ def _sampling_rate(samples: int, duration: float) -> float:
 
 
 def _count_records(raw: bytes, record_bytes: int, body: int, findings: list[Finding]) -> int:
-    """Whole records to read, from the header's number and the bytes that are there."""
-    said = _parse_integer(raw, "n_records")
-    whole, left = divmod(body, record_bytes)
-    promised = said * record_bytes
-    if said < -1:
-        raise input_error(
-            Reason.HEADER_IMPLAUSIBLE, f"found {said} records", "expected a positive number, or -1", field="n_records", found=str(said)
-        )
-    if said > max(whole, 1) * IMPLAUSIBLE:
-        text = f"{said} records need {promised} bytes"
-        raise input_error(Reason.HEADER_IMPLAUSIBLE, text, f"the file has {body} after its header", field="n_records", found=str(said))
-    if whole == 0:
-        raise input_error(
-            Reason.TRUNCATED, f"has {body} bytes after its header", f"one record has {record_bytes}", field="n_records", found=str(said)
-        )
-    if said > 0 and 2 * body == 3 * promised:
-        text = f"has {body} bytes for {said} records, 3 for each sample that EDF holds in 2"
-        raise input_error(Reason.SIZE_MISMATCH, text, "this looks like a BDF body under an EDF header", field="n_records", found=str(said))
-    lost = f", {left} bytes of the last one left out" if left else ""
-    if said in {-1, 0}:
-        text = f"found {said} (recording not closed)"
-        findings.append(input_warning(Reason.N_RECORDS_UNKNOWN, text, f"the size gives {whole} whole records{lost}", field="n_records"))
-    elif said > whole:
-        text = f"the header says {said} records, the file ends after {whole} whole ones{lost}"
-        findings.append(
-            input_warning(Reason.TRUNCATED if left else Reason.SIZE_MISMATCH, text, "the whole ones are kept", field="n_records")
-        )
+    """Complete records to read, by the header's number and the bytes after the header."""
+    stated = _parse_integer(raw, "n_records")
+    complete, rest = divmod(body, record_bytes)
+    promised = stated * record_bytes
+    refuse, warn = partial(input_error, field="n_records", found=str(stated)), partial(input_warning, field="n_records")
+    if stated < -1:
+        raise refuse(Reason.HEADER_IMPLAUSIBLE, f"found {stated} records", "expected a positive number, or -1")
+    if stated > max(complete, 1) * IMPLAUSIBLE:
+        raise refuse(Reason.HEADER_IMPLAUSIBLE, f"{stated} records need {promised} bytes", f"the file has {body} after its header")
+    if complete == 0:
+        raise refuse(Reason.TRUNCATED, f"has {body} bytes after its header", f"one record has {record_bytes}")
+    if stated > 0 and 2 * body == 3 * promised:
+        problem = f"has {body} bytes for {stated} records, 3 for each sample that EDF holds in 2"
+        raise refuse(Reason.SIZE_MISMATCH, problem, "this looks like a BDF body under an EDF header")
+    dropped = f", {rest} bytes of the last one are dropped" if rest else ""
+    if stated in {-1, 0}:
+        requirement = f"the size gives {complete} complete records{dropped}"
+        findings.append(warn(Reason.N_RECORDS_UNKNOWN, f"found {stated} (recording not closed)", requirement))
+    elif stated > complete:
+        problem = f"the header says {stated} records, the file ends after {complete} complete ones{dropped}"
+        findings.append(warn(Reason.TRUNCATED if rest else Reason.SIZE_MISMATCH, problem, "the complete ones are kept"))
     elif body > promised:
-        text = f"{body - promised} bytes after the last of {said} records"
-        findings.append(input_warning(Reason.SIZE_MISMATCH, text, "they are not read", field="n_records"))
-        return said
-    return whole
+        problem = f"{body - promised} bytes after the last of {stated} records"
+        findings.append(warn(Reason.SIZE_MISMATCH, problem, "they are not read"))
+        return stated
+    return complete
 
 
 def _parse_channels(
     table: dict[str, list[bytes]],
     signals: list[tuple[int, str, int, int]],
     width: int,
-    needed: Collection[str] | None,
+    required: Collection[str] | None,
     findings: list[Finding],
 ) -> list[EdfChannel]:
-    """The ordinary signals (number, label, samples, start) with a usable calibration and a name of their own."""
-    names = {i: sanitize_label(label) or f"signal {i + 1}" for i, label, _, _ in signals}
-    if odd := [i for i, label, _, _ in signals if names[i] != label]:
-        text = f"blank, or with markup, formula or control characters: label of signal {_numbers(odd)}"
-        findings.append(input_warning(Reason.LABEL_CHARS, text, "stored without them", field="label", count=len(odd)))
-    bearers: dict[str, list[int]] = {}
-    for i, name in names.items():
-        bearers.setdefault(name, []).append(i)
-    for name, holders in bearers.items():
-        if len(holders) == 1:
-            continue
-        text = f"{len(holders)} signals are called {safe_text(name)}: {_numbers(holders)}"
-        if needed is None or name in needed:
-            raise input_error(Reason.DUPLICATE_CHANNEL, text, "expected one", field="label", found=safe_text(name))
-        findings.append(input_warning(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", field="label", count=len(holders)))
-        names |= {i: f"{name} ({i + 1})" for i in holders}
-    if len(set(names.values())) < len(names):
-        raise input_error(Reason.DUPLICATE_CHANNEL, "signals have equal labels", "expected different ones", field="label")
+    """The ordinary signals (0-based number, label, samples, start) that have a usable calibration, with unique names."""
+    names = {i + 1: sanitize_label(label) or f"signal {i + 1}" for i, label, _, _ in signals}
+    if unsafe := [i + 1 for i, label, _, _ in signals if names[i + 1] != label]:
+        problem = f"blank, or with markup, formula or control characters: label of signal {list_numbers(unsafe)}"
+        findings.append(input_warning(Reason.LABEL_CHARS, problem, "stored without them", field="label", count=len(unsafe)))
+    names = number_duplicates(names, required, "label", findings)
     channels = []
     for i, _, samples, start in signals:
+        name = names[i + 1]
         try:
             unit = sanitize_label(decode_text(table["unit"][i]))
-            low, high = (_parse_float(table[name][i], name, i) for name in ("physical_min", "physical_max"))
-            bottom, top = (_parse_integer(table[name][i], name, i) for name in ("digital_min", "digital_max"))
-            channels.append(_check_calibration(EdfChannel(names[i], unit, low, high, bottom, top, samples, start), width, i))
+            low, high = (_parse_float(table[field][i], field, i) for field in ("physical_min", "physical_max"))
+            bottom, top = (_parse_integer(table[field][i], field, i) for field in ("digital_min", "digital_max"))
+            channels.append(_check_calibration(EdfChannel(name, unit, low, high, bottom, top, samples, start), width, i))
         except UserError as error:
-            if needed is None or names[i] in needed:
+            if required is None or name in required:
                 raise
-            wanted = f"{error.requirement}; the channel {safe_text(names[i])} is left out"
-            findings.append(input_warning(error.code, error.problem, wanted, field=error.field))
+            requirement = f"{error.requirement}; the channel {safe_text(name)} is dropped"
+            findings.append(input_warning(error.code, error.problem, requirement, field=error.field))
     if signals and not channels:
-        raise input_error(Reason.PHYSICAL_RANGE, "no channel has a usable calibration", "expected one at least", field="physical_min")
+        raise input_error(Reason.PHYSICAL_RANGE, "no channel has a usable calibration", "expected at least one", field="physical_min")
     return channels
 
 
-def _numbers(signals: Sequence[int]) -> str:
-    more = f" and {len(signals) - 10} more" if len(signals) > 10 else ""
-    return ", ".join(str(i + 1) for i in signals[:10]) + more
-
-
 def _check_calibration(channel: EdfChannel, width: int, signal: int) -> EdfChannel:
-    """The channel, if its ranges give a scale. physical_min > physical_max is legal: the polarity is turned round."""
+    """The channel, if its ranges give a scale. physical_min > physical_max is legal: the polarity is inverted."""
     of = f"of signal {signal + 1} ({safe_text(channel.label)})"
-    most = 1 << (8 * width - 1)
+    limit = 1 << (8 * width - 1)
     low, high = channel.digital_min, channel.digital_max
-    if not -most <= low < high < most:
-        text = f"digital minimum {low} and maximum {high} {of}"
-        raise input_error(
-            Reason.DIGITAL_RANGE, text, f"expected minimum < maximum within -{most} and {most - 1}", field="digital_min", found=str(low)
+    if not -limit <= low < high < limit:
+        problem, requirement = (
+            f"digital minimum {low} and maximum {high} {of}",
+            f"expected minimum < maximum within -{limit} and {limit - 1}",
         )
+        raise input_error(Reason.DIGITAL_RANGE, problem, requirement, field="digital_min", found=str(low))
     if channel.scale == 0 or not math.isfinite(channel.scale) or not math.isfinite(channel.offset):
-        text = f"physical minimum {channel.physical_min:g} and maximum {channel.physical_max:g} {of}"
-        raise input_error(
-            Reason.PHYSICAL_RANGE, text, "expected two different numbers", field="physical_min", found=f"{channel.physical_min:g}"
-        )
+        low_text = f"{channel.physical_min:g}"
+        problem = f"physical minimum {low_text} and maximum {channel.physical_max:g} {of}"
+        raise input_error(Reason.PHYSICAL_RANGE, problem, "expected two different numbers", field="physical_min", found=low_text)
     return channel
 
 
 def _parse_start(raw_day: bytes, raw_clock: bytes, findings: list[Finding]) -> tuple[date | None, time | None]:
-    """Start date and time as far as they are valid. The years 85 to 99 are 1985 to 1999. The values are not shown: dates identify."""
+    """Start date and time as far as they are valid. Years 85 to 99 are 1985 to 1999. The values are not shown: dates identify."""
     day, clock = None, None
     with suppress(ValueError):
         if found := DAY.fullmatch(decode_text(raw_day)):
@@ -413,40 +377,39 @@ def _parse_start(raw_day: bytes, raw_clock: bytes, findings: list[Finding]) -> t
         if found := CLOCK.fullmatch(decode_text(raw_clock)):
             clock = time(int(found[1]), int(found[2]), int(found[3]))
     if day is None:
-        findings.append(input_warning(Reason.START_DATE, "is no valid date (dd.mm.yy)", "the date is taken as unknown", field="start_date"))
+        findings.append(input_warning(Reason.START_DATE, "is no valid date (dd.mm.yy)", "the date is unknown", field="start_date"))
     if clock is None:
-        findings.append(input_warning(Reason.START_DATE, "is no valid time (hh.mm.ss)", "the time is taken as unknown", field="start_time"))
+        findings.append(input_warning(Reason.START_DATE, "is no valid time (hh.mm.ss)", "the time is unknown", field="start_time"))
     return day, clock
 
 
 def _find_phi(raw: dict[str, bytes], findings: list[Finding], *, keep: bool) -> dict[str, str]:
-    """Says that header fields hold more than the blanks of EDF+ ('X'), sex and start date; returns them only when asked."""
-    patient, recording = decode_text(raw["patient"]).split(), decode_text(raw["recording"]).split()
-    if recording[:1] == ["Startdate"]:
-        recording = recording[2:]
-    named = [name for name, words in (("patient", patient), ("recording", recording)) if set(words) - {"X", "F", "M"}]
-    done = "kept, as --keep-phi asks" if keep else "not stored"
-    findings += [Finding(Reason.PHI, "may identify a person", done, level="info", field=name) for name in named]
-    return {name: clean(decode_text(raw[name])) for name in named} if keep else {}
+    """Header fields that hold more than the blanks of EDF+ ('X'), sex and start date, with a note on each; {} unless they are kept."""
+    words = {name: decode_text(raw[name]).split() for name in ("patient", "recording")}
+    if words["recording"][:1] == ["Startdate"]:
+        del words["recording"][:2]
+    identifying = [name for name in words if set(words[name]) - {"X", "F", "M"}]
+    status = "kept because of --keep-phi" if keep else "not stored"
+    findings += [Finding(Reason.PHI, "may identify a person", status, level="info", field=name) for name in identifying]
+    return {name: clean(decode_text(raw[name])) for name in identifying} if keep else {}
 
 
-def _report_non_ascii(raw: dict[str, bytes], table: dict[str, list[bytes]], findings: list[Finding]) -> None:
+def _report_non_ascii(raw: dict[str, bytes], table: dict[str, list[bytes]]) -> list[Finding]:
     """One warning for all bytes of the header's texts that are not ASCII."""
     places = [name for name in ("patient", "recording") if not raw[name].isascii()]
     for name in ("label", "transducer", "unit", "prefilter"):
         places += [f"{name} of signal {i + 1}" for i, text in enumerate(table[name]) if not text.isascii()]
-    if places:
-        text = f"bytes that are not ASCII: {', '.join(places[:5])}" + (f" and {len(places) - 5} more" if len(places) > 5 else "")
-        findings.append(
-            input_warning(Reason.NON_ASCII, text, "read as UTF-8, else as Latin-1", field=places[0].split()[0], count=len(places))
-        )
+    if not places:
+        return []
+    problem = f"bytes that are not ASCII: {', '.join(places[:5])}" + (f" and {len(places) - 5} more" if len(places) > 5 else "")
+    return [input_warning(Reason.NON_ASCII, problem, "read as UTF-8, else as Latin-1", field=places[0].split()[0], count=len(places))]
 
 
 # --- annotations
 
 
 def read_annotations(path: Path, header: EdfHeader) -> tuple[list[Annotation], list[Finding]]:
-    """All annotations, sorted by onset, and what was odd about them, gaps between records (`discontinuous`) included.
+    """All annotations, sorted by onset, and findings, which include gaps between records (`discontinuous`).
 
     Onsets are seconds from the first sample; in a file of annotations alone from the start in the header. Labels are without control
     characters, but foreign text that may hold a name: show only those of a known vocabulary. A duration that is not given is 0.
@@ -466,12 +429,12 @@ def read_signals(path: Path, header: EdfHeader, channels: Collection[str] | None
 
     Args:
         path: the file.
-        header: what `read_header` said about it.
+        header: its header.
         channels: labels to read; None: all.
 
     Returns:
-        One signal a channel; in a file with gaps one a channel and segment, `onset` in seconds from the first sample. Nothing is ever
-        joined over a gap. `annotations` and `read` say that there is one.
+        One signal a channel; in a file with gaps one a channel and segment, `onset` in seconds from the first sample. Segments are
+        never joined over a gap; `read_annotations` and `read_recording` report it.
 
     Raises:
         UserError: discontinuous for records that overlap in time, truncated when the file has shrunk.
@@ -479,21 +442,18 @@ def read_signals(path: Path, header: EdfHeader, channels: Collection[str] | None
     return _read_channels(path, header, [c for c in header.channels if channels is None or c.label in channels]).signals
 
 
-def read_recording(path: Path, *, needed: Collection[str] | None = None, keep_phi: bool = False) -> EdfRecording:
-    """Header, samples and annotations in one pass over the file; see `read_header`, `read_signals`, `annotations`."""
-    header = read_header(path, needed=needed, keep_phi=keep_phi)
+def read_recording(path: Path, *, required: Collection[str] | None = None, keep_phi: bool = False) -> EdfRecording:
+    """Header, samples and annotations in one pass over the file; see `read_header`, `read_signals`, `read_annotations`."""
+    header = read_header(path, required=required, keep_phi=keep_phi)
     return _read_channels(path, header, header.channels)
 
 
 def _read_channels(path: Path, header: EdfHeader, channels: Sequence[EdfChannel]) -> EdfRecording:
     spans = [(c.start, c.start + c.samples * header.width) for c in channels]
-    try:
-        columns = _read_columns(path, header, [*spans, *header.texts])
+    with locate_errors(path, replace=False):
+        columns = _read_columns(path, header, [*spans, *header.annotation_spans])
         onsets, notes, findings = decode_annotations(columns[len(spans) :])
         origin, parts = _find_segments(onsets, header, findings)
-    except UserError as error:
-        error.file = error.file or str(path)
-        raise
     signals = []
     for channel, rows in zip(channels, columns, strict=False):
         values = rows.view("<i2") if header.width == 2 else _decode_int24(rows)
@@ -544,16 +504,16 @@ def _decode_int24(rows: np.ndarray) -> np.ndarray:
 def _find_segments(onsets: np.ndarray, header: EdfHeader, findings: list[Finding]) -> tuple[float, list[tuple[int, int, float]]]:
     """Onset of the first sample after the header's start, and (first record, last + 1, onset in seconds) of stretches without a gap.
 
-    The time-keeping lists decide, not the header's EDF+C or EDF+D. Records join where they meet to half a sample of the fastest signal.
+    The time-keeping annotations decide, not EDF+C or EDF+D in the header. Records join where they meet to half a sample of the fastest signal.
     """
     missing = int(np.isnan(onsets).sum())
     if missing and header.kind.endswith("+D") and header.channels:
-        raise input_error(Reason.DISCONTINUOUS, f"{missing} of {len(onsets)} records say no time", f"needed in {header.kind}")
+        raise input_error(Reason.DISCONTINUOUS, f"{missing} of {len(onsets)} records have no time", f"required in {header.kind}")
     if not header.channels or missing == len(onsets):
         return 0.0, [(0, header.records, 0.0)]
     if missing:
-        text = f"{missing} of {len(onsets)} records say no time"
-        findings.append(input_warning(Reason.ANNOTATION_SYNTAX, text, "taken to follow the one before", count=missing))
+        text = f"{missing} of {len(onsets)} records have no time"
+        findings.append(input_warning(Reason.ANNOTATION_SYNTAX, text, "assumed to follow the record before", count=missing))
     clock = onsets.copy()
     for i in np.flatnonzero(np.isnan(clock)).tolist():
         clock[i] = clock[i - 1] + header.duration if i else 0.0
@@ -572,8 +532,8 @@ def _find_segments(onsets: np.ndarray, header: EdfHeader, findings: list[Finding
         findings.append(input_warning(Reason.DISCONTINUOUS, text, "kept as segments at their true times", count=gaps))
     drift = max(abs(float(clock[b - 1] - clock[a]) - (b - 1 - a) * header.duration) for a, b, _ in parts)
     if drift > 0.5:
-        text = f"the clock of the records drifts by {drift:g} s"
-        findings.append(input_warning(Reason.DISCONTINUOUS, text, "samples are taken as evenly spaced"))
+        problem = f"the clock of the records drifts by {drift:g} s"
+        findings.append(input_warning(Reason.DISCONTINUOUS, problem, "samples are treated as evenly spaced"))
     return float(clock[0]), parts
 
 

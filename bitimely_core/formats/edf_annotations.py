@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning
-from bitimely_core.formats.text import FORMULA, MARKUP, decode_text, is_utf8
+from bitimely_core.formats.text import decode_text, has_unsafe_characters, is_utf8
 from bitimely_core.types import Annotation
 
 TAL = re.compile(rb"([+-]\d++(?:\.\d*+)?)(?:\x15(\d++(?:\.\d*+)?))?\x14((?:[^\x00\x14\x15]*+\x14)*+)(?:\x00|\Z)")
@@ -41,13 +41,13 @@ def parse_tals(block: bytes) -> list[tuple[float, float | None, list[bytes]]]:
 
 
 def decode_annotations(blocks: Sequence[np.ndarray]) -> tuple[np.ndarray, list[Annotation], list[Finding]]:
-    """Onset of each record (NaN where its time-keeping list is absent), all annotations, what was odd about them.
+    """Onset of each record (NaN without a time-keeping annotation), all annotations, findings.
 
     Args:
         blocks: bytes of each annotation signal, uint8 [R, bytes].
     """
     notes: list[Annotation] = []
-    recoded = odd = 0
+    recoded = unsafe = 0
     onsets = _decode_record_onsets(blocks[0]) if blocks else np.empty(0)
     for signal, rows in enumerate(blocks):
         silent = ~rows.any(axis=1) if signal else ~np.isnan(onsets)
@@ -64,16 +64,16 @@ def decode_annotations(blocks: Sequence[np.ndarray]) -> tuple[np.ndarray, list[A
                     words = decode_text(raw)
                     label = clean(words)
                     recoded += not raw.isascii() and not is_utf8(raw)
-                    odd += label != words or MARKUP.search(label) is not None or label.startswith(FORMULA)
+                    unsafe += label != words or has_unsafe_characters(label)
                     notes.append(Annotation(onset, duration or 0.0, label))
     findings = []
     if recoded:
         findings.append(
             input_warning(Reason.ENCODING, f"annotations that are not valid UTF-8: {recoded}", "read as Latin-1", count=recoded)
         )
-    if odd:
-        text = f"annotations with markup, formula or control characters: {odd}"
-        findings.append(input_warning(Reason.LABEL_CHARS, text, "stored, if at all, without control characters", count=odd))
+    if unsafe:
+        problem = f"annotations with markup, formula or control characters: {unsafe}"
+        findings.append(input_warning(Reason.LABEL_CHARS, problem, "stored, if at all, without control characters", count=unsafe))
     return onsets, sorted(notes, key=lambda note: note.onset), findings
 
 

@@ -1,8 +1,8 @@
-"""Pickles of numpy arrays, read without running anything that they say.
+"""Pickles of numpy arrays, read without running their code.
 
 A pickle is a program: the ordinary reader calls whatever it names. This one knows five names, of the seven globals by which old and new
-numpy write arrays, and gives each a stand-in of its own that only notes down what it is told; numbers are made of bytes afterwards. An
-opcode that could reach anything else is refused, so even a file that is written against this reader runs no code of its own choosing.
+numpy write arrays, and gives each a stand-in that only records its arguments; arrays are made from the recorded bytes afterwards. An opcode
+that could reach anything else is refused, so even a file that is crafted against this reader runs no code.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error, safe_text
+from bitimely_core.formats.source import locate_errors
 
 MAX_DEPTH = 100  # containers in containers
 TYPES = re.compile(r"([<>|=]?)([biuf])([1248])")
@@ -33,7 +34,7 @@ class _DtypeStandIn:
         self.order, self.kind = found[1] or "|", found[2] + found[3]
 
     def build(self, state: Any) -> None:
-        """Takes the byte order; the other fields of the state are those of structured types."""
+        """Sets the byte order; the other fields of the state are those of structured types."""
         if not isinstance(state, tuple) or len(state) < 5 or state[1] not in {"<", ">", "|", "="} or any(state[2:5]):
             raise _UnsafePickle("a structured array")
         self.order = state[1]
@@ -64,7 +65,7 @@ class _ArrayStandIn:
 
 
 class _UnsafePickle(Exception):  # noqa: N818
-    """What only a pickle of something else than arrays holds."""
+    """Content that a pickle of arrays does not have."""
 
 
 class _AllowedName:
@@ -83,7 +84,7 @@ NAMES = {
 
 
 def _apply_call(function: Any, arguments: Any) -> Any:
-    """What a call of a name of the allow-list gives.
+    """Result of a call of an allow-listed name.
 
     Raises:
         _Unsafe: for any other call.
@@ -102,13 +103,13 @@ def _apply_call(function: Any, arguments: Any) -> Any:
 
 
 def _insert_items(target: Any, items: list[Any]) -> None:
-    """Puts `[key, value, ...]` into a dictionary. Keys are texts and numbers: the hash of tuples of tuples can take for ever."""
+    """Inserts `[key, value, ...]` into a dictionary. Keys are texts and numbers: hashing nested tuples can take exponential time."""
     if not isinstance(target, dict) or not all(isinstance(key, SCALARS) for key in items[::2]):
         raise _UnsafePickle("a dictionary with other keys than texts and numbers")
     target.update(zip(items[::2], items[1::2], strict=True))
 
 
-class _ArrayUnpickler(pickle._Unpickler):  # the one in Python: a table of the C one can be made to grow to any size
+class _ArrayUnpickler(pickle._Unpickler):  # the Python version: the memo of the C version can be made to grow without bound
     """An unpickler that knows the names above and the opcodes below."""
 
     stack: list[Any]
@@ -178,7 +179,7 @@ _ArrayUnpickler.dispatch |= {
 
 
 class _BoundedFile:
-    """A file of which no more is asked for than it has: a length in a pickle is a claim."""
+    """A file from which no more is read than it has: lengths in a pickle are not trusted."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self.file, self.size = file, size
@@ -195,10 +196,10 @@ class _BoundedFile:
 
 
 def load_pickle(path: Path) -> Any:
-    """What a pickle of containers, numbers, texts and numeric arrays holds; texts of Python 2 are read as Latin-1.
+    """Content of a pickle of containers, numbers, texts and numeric arrays; texts of Python 2 are read as Latin-1.
 
     Args:
-        path: a regular file; it is read as a whole.
+        path: a regular file; it is read into memory.
 
     Returns:
         Dictionaries, lists and tuples of numbers, texts, bytes and numpy arrays (read-only).
@@ -206,39 +207,34 @@ def load_pickle(path: Path) -> Any:
     Raises:
         UserError: unsafe_pickle for a name, call or type that is not on the list; truncated, corrupt, empty_file, io_error.
     """
-    try:
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file", file=str(path))
-        if info.st_size == 0:
-            raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again", file=str(path))
-        with path.open("rb") as file:
-            return _replace_stand_ins(_ArrayUnpickler(_BoundedFile(file, info.st_size), encoding="latin1").load(), {}, 0)
-    except OSError as error:
-        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=str(path)) from None
-    except _UnsafePickle as error:
-        raise input_error(
-            Reason.UNSAFE_PICKLE,
-            str(error),
-            "only arrays of numbers are read, and nothing was run",
-            "Do not open this file with other tools; download it again from its official place",
-            file=str(path),
-        ) from None
-    except EOFError:
-        raise input_error(Reason.TRUNCATED, "the pickle ends early", hint="Download it again", file=str(path)) from None
-    except pickle.UnpicklingError as error:
-        code = Reason.TRUNCATED if "truncated" in str(error) or "exhausted" in str(error) else Reason.CORRUPT
-        raise input_error(code, "the pickle does not decode", hint="Download it again", file=str(path)) from None
-    except (MemoryError, UserError):
-        raise
-    except Exception as error:  # whatever odd bytes do to an interpreter of opcodes
-        raise input_error(
-            Reason.CORRUPT, f"the pickle does not decode ({type(error).__name__})", hint="Download it again", file=str(path)
-        ) from None
+    with locate_errors(path, replace=False):
+        try:
+            info = path.stat()
+            if not stat.S_ISREG(info.st_mode):
+                raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file")
+            if info.st_size == 0:
+                raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
+            with path.open("rb") as file:
+                return _replace_stand_ins(_ArrayUnpickler(_BoundedFile(file, info.st_size), encoding="latin1").load(), {}, 0)
+        except OSError as error:
+            raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+        except _UnsafePickle as error:
+            hint = "Do not open this file with other tools; download it again from its official source"
+            raise input_error(Reason.UNSAFE_PICKLE, str(error), "only arrays of numbers are read, and nothing was run", hint) from None
+        except EOFError:
+            raise input_error(Reason.TRUNCATED, "the pickle ends early", hint="Download it again") from None
+        except pickle.UnpicklingError as error:
+            code = Reason.TRUNCATED if "truncated" in str(error) or "exhausted" in str(error) else Reason.CORRUPT
+            raise input_error(code, "the pickle does not decode", hint="Download it again") from None
+        except (MemoryError, UserError):
+            raise
+        except Exception as error:  # damaged bytes can make the interpreter of opcodes raise anything
+            problem = f"the pickle does not decode ({type(error).__name__})"
+            raise input_error(Reason.CORRUPT, problem, hint="Download it again") from None
 
 
 def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:
-    """The value with arrays in the place of their stand-ins. What stands at several places is one object, as in the pickle."""
+    """The value with arrays in the place of their stand-ins. Shared objects stay shared, as in the pickle."""
     if isinstance(value, SCALARS):
         return value
     if isinstance(value, _ArrayStandIn):
@@ -248,7 +244,7 @@ def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:
     if id(value) in seen:
         return seen[id(value)]
     if depth > MAX_DEPTH:
-        raise ValueError("containers in containers without end")
+        raise ValueError("containers nested too deeply")
     match value:
         case dict():
             made: Any = {}

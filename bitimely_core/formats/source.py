@@ -1,4 +1,4 @@
-"""What lies in a raw folder, found without opening anything: regular files with their sizes, and everything odd with the reason."""
+"""Files of a raw folder, found without opening any: regular files with their sizes, and all others with the reason why they are not read."""
 
 from __future__ import annotations
 
@@ -17,66 +17,58 @@ ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz
 
 @dataclass(frozen=True)
 class Source:
-    """A raw folder as found: `files` maps relative POSIX paths to sizes in bytes, `odd` what must not be opened to the reason."""
+    """A raw folder: `files` maps relative POSIX paths to sizes in bytes, `rejected` paths that must not be opened to the reason."""
 
     root: Path
     files: dict[str, int]
-    odd: dict[str, Finding]
+    rejected: dict[str, Finding]
 
     def path(self, rel: str) -> Path:
         """Absolute path of a file of this source.
 
         Args:
-            rel: POSIX path relative to the root; may come out of a file, hence it is not trusted.
+            rel: POSIX path relative to the root; it may be part of a file, hence not trusted.
 
         Raises:
-            UserError: path_escape for a path that leaves the root, the reason in `odd`, or missing_signal_file.
+            UserError: path_escape for a path that leaves the root, the reason in `rejected`, or missing_signal_file.
         """
         pure = PurePosixPath(rel)
         if pure.is_absolute() or ".." in pure.parts or "\\" in rel or "\0" in rel:
-            raise input_error(Reason.PATH_ESCAPE, f"names the file {safe_text(rel)}", "which must lie inside the data set's folder")
+            raise input_error(Reason.PATH_ESCAPE, f"names the file {safe_text(rel)}", "which must be inside the data set's folder")
         name = pure.as_posix()
-        if name in self.odd:
-            raise finding_to_error(self.odd[name])
+        if name in self.rejected:
+            raise finding_to_error(self.rejected[name])
         if name not in self.files:
-            raise input_error(Reason.MISSING_SIGNAL_FILE, f"the file {safe_text(rel)} is not there", hint="Download it again")
+            raise input_error(Reason.MISSING_SIGNAL_FILE, f"the file {safe_text(rel)} is missing", hint="Download it again")
         return self.root / name
 
 
 def finding_to_error(finding: Finding) -> UserError:
     """A finding as the error that quarantines its unit."""
-    return input_error(
-        finding.code,
-        finding.problem,
-        finding.requirement,
-        finding.hint,
-        file=finding.file,
-        field=finding.field,
-        found=finding.found,
-        expected=finding.expected,
-    )
+    f = finding
+    return UserError(f.code, f.problem, f.requirement, f.hint, f.file, f.field, f.row, f.found, f.expected)
 
 
 @contextmanager
-def locate_errors(rel: str) -> Iterator[None]:
-    """Errors that leave this block name `rel` as their file."""
+def locate_errors(file: str | Path, *, replace: bool = True) -> Iterator[None]:
+    """Errors that leave this block name `file`; without `replace` only those that name none."""
     try:
         yield
     except UserError as error:
-        error.file = rel
+        error.file = str(file) if replace or not error.file else error.file
         raise
 
 
 def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
-    """All files under `root`, recursively, by `lstat` alone; nothing is opened, hidden names are passed over.
+    """All files under `root`, recursively, by `lstat` alone; nothing is opened, hidden names are skipped.
 
     Args:
         root: a folder.
         follow_symlinks: also follow links that leave the root (links to files inside of it are always followed).
 
     Returns:
-        The source, both dictionaries sorted by path. Pipes, devices, sockets, links that leave the root or lead nowhere, folders that
-        cannot be listed or that bear a recording's name, and names that are not valid UTF-8 are in `odd`.
+        The source, both dictionaries sorted by path. Pipes, devices, sockets, links that leave the root or are broken, folders that
+        cannot be listed or that have a recording's name, and names that are not valid UTF-8 are in `rejected`.
 
     Raises:
         UserError: not_found or no_input when `root` is no folder, unsupported_format for an archive, not_regular_file for a pipe or device.
@@ -90,7 +82,7 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
     if not stat.S_ISDIR(mode):
         raise _folder_error(root, mode)
     files: dict[str, int] = {}
-    odd: dict[str, Finding] = {}
+    rejected: dict[str, Finding] = {}
     real = root.resolve()
     seen: set[tuple[int, int]] = set()
     pending = [""]
@@ -104,7 +96,7 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
             entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
         except OSError as error:
             where = folder.rstrip("/") or "."
-            odd[where] = Finding(Reason.IO_ERROR, f"the folder cannot be listed ({error.strerror})", file=where)
+            rejected[where] = Finding(Reason.IO_ERROR, f"the folder cannot be listed ({error.strerror})", file=where)
             continue
         for entry in entries:
             if entry.name.startswith("."):
@@ -112,16 +104,16 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
             rel = folder + entry.name
             fault = _inspect_entry(root, real, rel, follow=follow_symlinks)
             if isinstance(fault, Finding):
-                odd[fault.file or rel] = fault
+                rejected[fault.file or rel] = fault
             elif fault is None:
                 pending.append(rel + "/")
             elif fault >= 0:
                 files[rel] = fault
-    return Source(root, dict(sorted(files.items())), dict(sorted(odd.items())))
+    return Source(root, dict(sorted(files.items())), dict(sorted(rejected.items())))
 
 
 def _inspect_entry(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | None:
-    """Size of a regular file, None for a folder to descend into, -1 for a link to a folder of this root, or what is odd."""
+    """Size of a regular file, None for a folder to descend into, -1 for a link to a folder of this root, or why the entry is not read."""
     path = root / rel
     try:
         rel.encode()
@@ -154,12 +146,12 @@ def _inspect_entry(root: Path, real: Path, rel: str, *, follow: bool) -> int | F
 
 
 def _folder_error(root: Path, mode: int) -> UserError:
-    code, text, action = Reason.NO_INPUT, "is a file", "Give the folder that holds it"
+    code, problem, hint = Reason.NO_INPUT, "is a file", "Give the folder that holds it"
     if not stat.S_ISREG(mode):
-        code, text, action = Reason.NOT_REGULAR_FILE, f"is a {_describe_mode(mode)}", "Give a folder"
+        code, problem, hint = Reason.NOT_REGULAR_FILE, f"is a {_describe_mode(mode)}", "Give a folder"
     elif root.suffix.lower() in ARCHIVE_SUFFIXES:
-        code, text, action = Reason.UNSUPPORTED_FORMAT, "is an archive", "Unpack it and give the folder"
-    return input_error(code, text, "a folder was expected", action, file=str(root))
+        code, problem, hint = Reason.UNSUPPORTED_FORMAT, "is an archive", "Unpack it and give the folder"
+    return input_error(code, problem, "a folder was expected", hint, file=str(root))
 
 
 def _describe_mode(mode: int) -> str:

@@ -1,23 +1,20 @@
-"""Tables as text first: strict csv (also gzip, or alone in a zip archive) and Parquet, every fault a finding with its row and column.
+"""Tables read as text: strict csv (also gzip, or alone in a zip archive) and Parquet, every fault a finding with its row and column.
 
-Readers that guess types make one patient of '000123' and '123', missing values of some words and none of others, and shift a short row;
-lenient ones let an open quote swallow the rest of the file. Here every cell is text until the caller asks for a number by an explicit rule,
-a row has the width of the header or is left out, and a line that opens a quote which nothing closes properly is one faulty row: reading
-goes on with the next line. Cells are never shown: they hold ids and values of patients.
+Types are never guessed: that would merge the patients '000123' and '123'. Every cell is text until the caller parses it as a number, a row
+has the width of the header or is dropped, and an open quote costs one row, not the rest of the file. Cells are never shown in messages: they
+hold ids and values of patients.
 
-The grammar: cells separated by `delimiter`; a cell that begins with '"' ends with '"', holds '""' for a quote, and may hold line breaks; no
-other cell holds a quote. A byte order mark, CRLF, blank lines and a last line without an end are allowed.
-
-`rows` reads record by record. `frames` reads long tables: stretches whose marks alone show that each line is a record go to a fast parser,
-all others through the same grammar as `rows`; both give the same cells.
+`read_rows` reads record by record by the grammar of `csv_text`. `read_frames` is for long tables: blocks in which each line is plainly a
+record go to a fast parser, all others through the same grammar; both give the same cells.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -41,6 +38,8 @@ from bitimely_core.formats.csv_text import (
     split_unquoted,
     to_utf8,
 )
+from bitimely_core.formats.source import finding_to_error, locate_errors
+from bitimely_core.formats.text import list_names
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,13 +55,13 @@ class TableRow(NamedTuple):
     """One record of a table."""
 
     row: int  # csv: 1-based line on which it begins (the header is line 1); Parquet: 1-based number of the row
-    cells: tuple[str, ...]  # in the order of the columns that were asked for
+    cells: tuple[str, ...]  # in the order of the requested columns
 
 
 class TableBlock(NamedTuple):
     """A stretch of a table."""
 
-    frame: pl.DataFrame  # `row` Int64 (as of Row) and the columns asked for, String, null where a cell is empty
+    frame: pl.DataFrame  # `row` Int64 (as of TableRow) and the requested columns, String, null where a cell is empty
     faults: list[Finding]  # records that are not in the frame, of level error
     seen: int  # records, counted without the parser that made the frame
     foreign: int = 0  # lines that are not valid UTF-8 and were read as latin-1
@@ -78,14 +77,11 @@ def read_names(path: Path, *, delimiter: str = ",") -> tuple[str, ...]:
     Raises:
         UserError: empty_file, encoding, csv_syntax, corrupt, truncated, expansion_limit, io_error.
     """
-    try:
+    with locate_errors(path, replace=False):
         if _is_parquet(path):
             return tuple(read_types(path))
         with closing(read_lines(path)) as lines:
             return parse_header(lines, delimiter)
-    except UserError as error:
-        error.file = error.file or str(path)
-        raise
 
 
 def read_types(path: Path) -> dict[str, str]:
@@ -104,29 +100,26 @@ def read_types(path: Path) -> dict[str, str]:
     texts = {pa.string(), pa.large_string(), pa.string_view()}
     if len({field.name.strip() for field in schema}) < len(schema):
         raise input_error(Reason.HEADER, "columns have equal names", "expected different ones", file=str(path))
-    held = {field.name.strip(): field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in schema}
-    return {name: "text" if kind in texts else str(kind) for name, kind in held.items()}
+    types = {field.name.strip(): field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in schema}
+    return {name: "text" if kind in texts else str(kind) for name, kind in types.items()}
 
 
 def count_rows(path: Path, *, delimiter: str = ",") -> int:
-    """Number of records below the header, counted without the parser of `rows`: by the parity of quotes, and a regular expression for rows
+    """Number of records below the header, counted independently of the parser: by the parity of quotes, and a regular expression for rows
     that run over several lines. Blank lines are no records; what an open quote would swallow is counted line by line.
 
     Raises:
-        UserError: as `names`.
+        UserError: as `read_names`.
     """
-    try:
+    with locate_errors(path, replace=False):
         if _is_parquet(path):
             import pyarrow.parquet as pq
 
             read_types(path)  # raises where the file does not open
             return int(pq.read_metadata(path).num_rows)
         with closing(read_lines(path)) as lines:
-            whole = record_pattern(len(parse_header(lines, delimiter)), delimiter)
-            return sum(count_records((decode_line(raw) for _, raw, _ in lines), whole, []))
-    except UserError as error:
-        error.file = error.file or str(path)
-        raise
+            pattern = record_pattern(len(parse_header(lines, delimiter)), delimiter)
+            return sum(count_records((decode_line(raw) for _, raw, _ in lines), pattern, []))
 
 
 def read_rows(
@@ -135,66 +128,99 @@ def read_rows(
     """All records of a table.
 
     Args:
-        path: .csv, .csv.gz (or another name: csv is assumed, gzip is told by its first bytes) or .parquet.
+        path: .csv, .csv.gz (or another name: csv is assumed, gzip is recognised by its first bytes) or .parquet.
         columns: names of the columns to return, in this order; None: all.
-        key: names of the columns that identify a record. A repeated record that is equal in all columns is left out with a warning
-            (duplicates); of several different ones with one key none is kept (duplicate_key): nobody knows which is right.
+        key: names of the columns that identify a record. A repeated record that is equal in all columns is dropped with a warning
+            (duplicates); of several different ones with one key none is kept (duplicate_key), since the right one is unknown.
         delimiter: of csv.
 
     Yields:
-        One item a record, in the order of the file: the record, or a finding with its `row` when it must be left out, of level error for a
+        One item a record, in the order of the file: the record, or a finding with its `row` when it must be dropped, of level error for a
         fault (row_width, csv_syntax, encoding, truncated, identifier, duplicate_key) and of level warning for an exact duplicate.
 
     Raises:
-        UserError: header (absent, or a wanted name twice), schema (columns missing: those found and those wanted are named), identifier
-            (most rows share their key with rows that differ), and as `names`.
+        UserError: header (absent, or a wanted name twice), schema (columns missing: the message names those found and those wanted), identifier
+            (most rows share their key with rows that differ), and as `read_names`.
     """
-    every = read_names(path, delimiter=delimiter)
-    try:
-        chosen = list(range(len(every))) if columns is None else _find_columns(every, columns)
-        keyed = _find_columns(every, key)
-        for item in (
-            _read_unique_rows(path, every, chosen, keyed, delimiter) if key else _read_records(path, every, chosen, chosen, delimiter)
-        ):
-            yield item if isinstance(item, Finding) else TableRow(item.row, tuple(item.cells[i] for i in chosen))
-    except UserError as error:
-        error.file = error.file or str(path)
-        raise
+    names = read_names(path, delimiter=delimiter)
+    with locate_errors(path, replace=False):
+        selected = list(range(len(names))) if columns is None else _find_columns(names, columns)
+        if key:
+            items = _read_unique_rows(path, names, selected, _find_columns(names, key), delimiter)
+        else:
+            items = _read_records(path, names, selected, selected, delimiter)
+        for item in items:
+            yield item if isinstance(item, Finding) else TableRow(item.row, tuple(item.cells[i] for i in selected))
+
+
+def read_text_table(path: Path, columns: Sequence[str] | None = None, *, delimiter: str = ",") -> dict[str, list[str]]:
+    """Column -> cells of a small table that must be free of faults (split files, lists of ids, maps). Arguments as for `read_rows`.
+
+    Raises:
+        UserError: as `read_rows`; the fault of the first row that has one.
+    """
+    names = list(columns if columns is not None else read_names(path, delimiter=delimiter))
+    rows: list[tuple[str, ...]] = []
+    for row in read_rows(path, names, delimiter=delimiter):
+        if isinstance(row, Finding):
+            raise finding_to_error(replace(row, file=str(path)))
+        rows.append(row.cells)
+    return {name: [cells[i] for cells in rows] for i, name in enumerate(names)}
+
+
+def read_number_table(path: Path, columns: Sequence[str], *, missing: Collection[str], delimiter: str = ",") -> np.ndarray:
+    """Samples of a table of numbers, float64 [rows, columns]; NaN for empty cells and for the texts `missing` (in lower case).
+
+    Raises:
+        UserError: as `read_rows` and `parse_number`; the fault of the first row that has one, since a lost row would shift all that follow.
+    """
+    cells: array[float] = array("d")
+    for row in read_rows(path, columns, delimiter=delimiter):
+        if isinstance(row, Finding):
+            raise input_error(row.code, row.problem, "a lost row would shift what follows", row=row.row)
+        for name, cell in zip(columns, row.cells, strict=True):
+            try:
+                value = None if cell.strip().lower() in missing else parse_number(cell)
+            except UserError as error:
+                problem = f"the cell of row {row.row} {error.problem}"
+                raise input_error(error.code, problem, error.requirement, field=name, row=row.row) from None
+            cells.append(math.nan if value is None else value)
+    return np.frombuffer(cells, np.float64).reshape(-1, len(columns)) if len(cells) else np.zeros((0, len(columns)))
 
 
 def _read_unique_rows(
-    path: Path, every: Sequence[str], chosen: Sequence[int], keyed: Sequence[int], delimiter: str
+    path: Path, names: Sequence[str], selected: Sequence[int], key: Sequence[int], delimiter: str
 ) -> Iterator[TableRow | Finding]:
     """Two passes: the first keeps a hash of key and record of each row.
 
     Raises:
-        UserError: identifier, when the key is no key.
+        UserError: identifier, when most rows share their key with rows that differ.
     """
-    whole = range(len(every))
-    field = ", ".join(every[i] for i in keyed)
+    columns = range(len(names))
+    field = ", ".join(names[i] for i in key)
     first: dict[bytes, bytes] = {}
-    torn: set[bytes] = set()
-    often: Counter[bytes] = Counter()
-    for item in _read_records(path, every, whole, chosen, delimiter):
+    ambiguous: set[bytes] = set()
+    counts: Counter[bytes] = Counter()
+    for item in _read_records(path, names, columns, selected, delimiter):
         if isinstance(item, TableRow):
-            mark, digest = _hash_cells(item.cells[i].strip() for i in keyed), _hash_cells(item.cells)
-            often[mark] += 1
+            mark, digest = _hash_cells(item.cells[i].strip() for i in key), _hash_cells(item.cells)
+            counts[mark] += 1
             if first.setdefault(mark, digest) != digest:
-                torn.add(mark)
-    if len(torn) > 1 and 2 * sum(often[mark] for mark in torn) > often.total():
-        text = f"most of the {often.total()} rows share their {safe_text(field)} with a row that differs"
-        raise input_error(Reason.IDENTIFIER, text, "it identifies no row: are columns swapped?", field=field)
+                ambiguous.add(mark)
+    if len(ambiguous) > 1 and 2 * sum(counts[mark] for mark in ambiguous) > counts.total():
+        problem = f"most of the {counts.total()} rows share their {safe_text(field)} with a row that differs"
+        raise input_error(Reason.IDENTIFIER, problem, "it identifies no row: are columns swapped?", field=field)
     seen: set[bytes] = set()
-    for item in _read_records(path, every, whole, chosen, delimiter):
+    for item in _read_records(path, names, columns, selected, delimiter):
         if isinstance(item, Finding):
             yield item
             continue
-        mark = _hash_cells(item.cells[i].strip() for i in keyed)
-        if not all(item.cells[i].strip() for i in keyed):
-            yield Finding(Reason.IDENTIFIER, f"the one of row {item.row} is empty", "every row needs one", field=field, row=item.row)
-        elif mark in torn:
-            text = f"the one of row {item.row} is that of other rows too, which differ"
-            yield Finding(Reason.DUPLICATE_KEY, text, "none of them is used", field=field, row=item.row)
+        mark = _hash_cells(item.cells[i].strip() for i in key)
+        if not all(item.cells[i].strip() for i in key):
+            yield Finding(Reason.IDENTIFIER, f"the value in row {item.row} is empty", "every row needs one", field=field, row=item.row)
+        elif mark in ambiguous:
+            problem = f"the value in row {item.row} is also in other rows, which differ"
+            yield Finding(Reason.DUPLICATE_KEY, problem, "none of them is used", field=field, row=item.row)
         elif mark in seen:
             yield input_warning(Reason.DUPLICATES, "repeats a row above", "used once", row=item.row)
         else:
@@ -207,49 +233,43 @@ def _hash_cells(cells: Iterable[str]) -> bytes:
 
 
 def _read_records(
-    path: Path, every: Sequence[str], needed: Sequence[int], shown: Sequence[int], delimiter: str
+    path: Path, names: Sequence[str], required: Sequence[int], shown: Sequence[int], delimiter: str
 ) -> Iterator[TableRow | Finding]:
-    """All records with the cells of all columns; those that are not `needed` may be empty, those `shown` must be valid text."""
+    """All records with the cells of all columns; those that are not `required` may be empty, those `shown` must be valid text."""
     if _is_parquet(path):
-        yield from _read_parquet_rows(path, every, needed)
+        yield from _read_parquet_rows(path, names, required)
         return
     with closing(read_lines(path)) as lines:
         parse_header(lines, delimiter)
-        for row, cells, ended in parse_records(lines, len(every), delimiter):
+        for row, cells, ended in parse_records(lines, len(names), delimiter):
             if isinstance(cells, UserError):
                 cut = not ended and cells.code == Reason.ROW_WIDTH
                 yield Finding(Reason.TRUNCATED if cut else cells.code, cells.problem, cells.requirement, row=row)
-            elif odd := [i for i in shown if not cells[i].isascii() and not is_decodable(cells[i])]:
-                text = f"the cell of row {row} is not valid UTF-8"
-                yield Finding(Reason.ENCODING, text, "the row is left out", field=every[odd[0]], row=row)
+            elif invalid := [i for i in shown if not cells[i].isascii() and not is_decodable(cells[i])]:
+                problem = f"the cell of row {row} is not valid UTF-8"
+                yield Finding(Reason.ENCODING, problem, "the row is dropped", field=names[invalid[0]], row=row)
             else:
                 yield TableRow(row, tuple(cells))
 
 
-def _find_columns(every: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Where the wanted columns are.
+def _find_columns(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Positions of the wanted columns.
 
     Raises:
         UserError: header, schema. Names found are shown only when the first line is the header beyond doubt: else it holds a patient's row.
     """
-    missing = [name for name in wanted if name not in every]
-    twice = [name for name in wanted if every.count(name) > 1]
-    if twice:
-        raise input_error(
-            Reason.HEADER, f"the column {safe_text(twice[0])} is there {every.count(twice[0])} times", "expected once", field=twice[0]
-        )
+    missing = [name for name in wanted if name not in names]
+    repeated = [name for name in wanted if names.count(name) > 1]
+    if repeated:
+        problem = f"the column {safe_text(repeated[0])} occurs {names.count(repeated[0])} times"
+        raise input_error(Reason.HEADER, problem, "expected once", field=repeated[0])
     if missing and len(missing) == len(wanted):
-        text = f"the first line names none of the columns wanted ({list_names(wanted, 5)})"
-        raise input_error(Reason.HEADER, text, "is the header line absent, or the separator another?")
+        problem = f"the first line names none of the columns wanted ({list_names(wanted, 5)})"
+        raise input_error(Reason.HEADER, problem, "is the header line absent, or the separator another?")
     if missing:
-        text = f"the column{'s' * (len(missing) > 1)} {list_names(missing)} {'are' if len(missing) > 1 else 'is'} missing"
-        raise input_error(Reason.SCHEMA, text, f"found {list_names(every)}", field=missing[0])
-    return [every.index(name) for name in wanted]
-
-
-def list_names(found: Sequence[str], most: int = 30) -> str:
-    """The first names, for a message."""
-    return ", ".join(map(safe_text, found[:most])) + (f" and {len(found) - most} more" if len(found) > most else "")
+        problem = f"the column{'s' * (len(missing) > 1)} {list_names(missing)} {'are' if len(missing) > 1 else 'is'} missing"
+        raise input_error(Reason.SCHEMA, problem, f"found {list_names(names)}", field=missing[0])
+    return [names.index(name) for name in wanted]
 
 
 def group_findings(findings: Iterable[Finding]) -> list[Finding]:
@@ -257,73 +277,66 @@ def group_findings(findings: Iterable[Finding]) -> list[Finding]:
     groups: dict[tuple[str, str, str | None], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.code, finding.level, finding.file), []).append(finding)
-    told = []
+    grouped = []
     for first, *others in groups.values():
         rows = [str(one.row) for one in (first, *others) if one.row is not None]
-        many = sum(one.count for one in (first, *others))
+        count = sum(one.count for one in (first, *others))
         more = f" (and {len(others)} more rows)" if others else ""
-        told.append(replace(first, problem=first.problem + more, count=many, examples=tuple(rows[:5])))
-    return told
-
-
-# --- csv
+        grouped.append(replace(first, problem=first.problem + more, count=count, examples=tuple(rows[:5])))
+    return grouped
 
 
 # --- frames
 
 
 def read_frames(path: Path, columns: Sequence[str], *, delimiter: str = ",", quotes: bool = True) -> Iterator[TableBlock]:
-    """A long table in stretches of about 16 MiB, every cell text: what `rows` gives, at a small part of its cost, in bounded memory.
+    """A long table in stretches of about 16 MiB, every cell text: the same cells as `read_rows`, much faster, in bounded memory.
 
     Args:
-        path: as for `rows`.
+        path: as for `read_rows`.
         columns: names of the columns to return, in this order.
         delimiter: of csv.
-        quotes: False: a quote is a character like any other (tab-separated exports of vocabularies).
+        quotes: False: a quote is an ordinary character (tab-separated exports of vocabularies).
 
     Yields:
         Blocks, in the order of the file. A line that is not valid UTF-8 is read as latin-1. Of a Parquet file every column is given as
         text: dates ISO, time stamps with a zone as the civil time there.
 
     Raises:
-        UserError: as `rows`; csv_syntax when the independent count of the records differs from what was read.
+        UserError: as `read_rows`; csv_syntax when the independent count of the records differs from what was read.
     """
-    every = read_names(path, delimiter=delimiter)
-    try:
-        chosen = _find_columns(every, columns)
+    names = read_names(path, delimiter=delimiter)
+    with locate_errors(path, replace=False):
+        selected = _find_columns(names, columns)
+        if _is_parquet(path):
+            blocks = _read_parquet_frames(path, selected, columns)
+        else:
+            blocks = _read_csv_frames(path, len(names), selected, columns, delimiter, quotes=quotes)
         seen = read = 0
-        for block in (
-            _read_parquet_frames(path, chosen, columns)
-            if _is_parquet(path)
-            else _read_csv_frames(path, every, chosen, columns, delimiter, quotes=quotes)
-        ):
+        for block in blocks:
             seen += block.seen
             read += block.frame.height + len(block.faults)
             yield block
         if seen != read:
             raise input_error(Reason.CSV_SYNTAX, f"{seen} records were counted, {read} read", "expected the same number")
-    except UserError as error:
-        error.file = error.file or str(path)
-        raise
 
 
 def _read_csv_frames(
-    path: Path, every: Sequence[str], chosen: Sequence[int], columns: Sequence[str], delimiter: str, *, quotes: bool
+    path: Path, width: int, selected: Sequence[int], columns: Sequence[str], delimiter: str, *, quotes: bool
 ) -> Iterator[TableBlock]:
     import polars as pl
 
-    width = len(every)
-    whole = record_pattern(width, delimiter)
-    waiting: list[tuple[int, str, bool]] = []  # of the parser, and of the count: lines that only later ones can place
+    pattern = record_pattern(width, delimiter)
+    waiting: list[tuple[int, str, bool]] = []  # of the parser, and of the count: lines whose record may go on in the next block
     uncounted: list[str] = []
     row = 0  # lines so far
-    below = False  # the header
+    below_header = False
     for text, last in read_blocks(path):
         text, foreign = to_utf8(text)
-        if not below:
-            above = len(text) - len(text.lstrip())  # blank lines
-            below = above < len(text)
-            end = text.find(b"\n", above) + 1 or len(text)
+        if not below_header:
+            blank = len(text) - len(text.lstrip())
+            below_header = blank < len(text)
+            end = text.find(b"\n", blank) + 1 or len(text)
             row += text.count(b"\n", 0, end)
             text = text[end:]
         parts: list[pl.DataFrame] = []
@@ -331,7 +344,7 @@ def _read_csv_frames(
         seen = 0
         for piece, plain in split_plain_blocks(text, width, delimiter, quotes=quotes):
             if plain is not None and not waiting and not uncounted:
-                parts.append(_parse_plain_block(piece, row, plain, width, chosen, columns, delimiter, quotes=quotes))
+                parts.append(_parse_plain_block(piece, row, plain, width, selected, columns, delimiter, quotes=quotes))
                 row += plain
                 seen += plain
                 continue
@@ -343,18 +356,18 @@ def _read_csv_frames(
                 seen += sum(bool(line.strip()) for line in lines)
             else:
                 records = parse_records(numbered, width, delimiter, waiting, last=False)
-                seen += sum(count_records(map(decode_line, lines), whole, uncounted, last=False))
-            _collect_records(records, parts, faults, chosen, columns)
+                seen += sum(count_records(map(decode_line, lines), pattern, uncounted, last=False))
+            _collect_records(records, parts, faults, selected, columns)
         if last:
-            _collect_records(parse_records([], width, delimiter, waiting), parts, faults, chosen, columns)
-            seen += sum(count_records([], whole, uncounted))
+            _collect_records(parse_records([], width, delimiter, waiting), parts, faults, selected, columns)
+            seen += sum(count_records([], pattern, uncounted))
         yield TableBlock(pl.concat(parts) if parts else _make_frame([], [], columns), faults, seen, foreign, b" " in text or b"\t" in text)
 
 
 def _collect_records(
-    records: Iterable[ParsedRecord], parts: list[pl.DataFrame], faults: list[Finding], chosen: Sequence[int], columns: Sequence[str]
+    records: Iterable[ParsedRecord], parts: list[pl.DataFrame], faults: list[Finding], selected: Sequence[int], columns: Sequence[str]
 ) -> None:
-    """Appends the whole records to `parts` as a frame, and the others to `faults`."""
+    """Appends the valid records to `parts` as a frame, and the others to `faults`."""
     kept: list[tuple[int, list[str]]] = []
     for row, cells, ended in records:
         if isinstance(cells, UserError):
@@ -363,7 +376,7 @@ def _collect_records(
         else:
             kept.append((row, cells))
     if kept:
-        parts.append(_make_frame([row for row, _ in kept], [[cells[i] or None for _, cells in kept] for i in chosen], columns))
+        parts.append(_make_frame([row for row, _ in kept], [[cells[i] or None for _, cells in kept] for i in selected], columns))
 
 
 def _make_frame(rows: Sequence[int], cells: Sequence[Sequence[str | None]], columns: Sequence[str]) -> pl.DataFrame:
@@ -375,22 +388,22 @@ def _make_frame(rows: Sequence[int], cells: Sequence[Sequence[str | None]], colu
 
 
 def _parse_plain_block(
-    text: bytes, row: int, height: int, width: int, chosen: Sequence[int], columns: Sequence[str], delimiter: str, *, quotes: bool
+    text: bytes, row: int, height: int, width: int, selected: Sequence[int], columns: Sequence[str], delimiter: str, *, quotes: bool
 ) -> pl.DataFrame:
-    """The frame of a text in which each line is a record of `width` cells; `row` lines lie above it."""
+    """The frame of a text in which each line is a record of `width` cells; `row` lines precede it."""
     import polars as pl
 
     frame = pl.read_csv(
         text,
         has_header=False,
-        columns=sorted(set(chosen)),
+        columns=sorted(set(selected)),
         schema={str(i): pl.String for i in range(width)},
         separator=delimiter,
         quote_char='"' if quotes and b'"' in text else None,
     )
     if frame.height != height:
         raise input_error(Reason.CSV_SYNTAX, f"{height} records were counted, {frame.height} read", "expected the same number")
-    named = [pl.col(str(i)).alias(name) for i, name in zip(chosen, columns, strict=True)]
+    named = [pl.col(str(i)).alias(name) for i, name in zip(selected, columns, strict=True)]
     return frame.select(pl.int_range(row + 1, row + 1 + height, dtype=pl.Int64).alias("row"), *named)
 
 
@@ -401,8 +414,8 @@ def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() in {".parquet", ".pq"}
 
 
-def _read_parquet_rows(path: Path, every: Sequence[str], needed: Sequence[int]) -> Iterator[TableRow]:
-    """Rows of a Parquet file, every needed column as text: missing cells are empty, dates ISO, numbers as Arrow prints them."""
+def _read_parquet_rows(path: Path, names: Sequence[str], required: Sequence[int]) -> Iterator[TableRow]:
+    """Rows of a Parquet file, every required column as text: missing cells are empty, dates ISO, numbers as Arrow prints them."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -410,19 +423,19 @@ def _read_parquet_rows(path: Path, every: Sequence[str], needed: Sequence[int]) 
     row = 0
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(8192, columns=[file.schema_arrow.names[i] for i in needed]):
-                texts: list[list[str]] = [[""] * len(batch) for _ in every]
-                for i, column in zip(needed, batch.columns, strict=True):
+            for batch in file.iter_batches(8192, columns=[file.schema_arrow.names[i] for i in required]):
+                texts: list[list[str]] = [[""] * len(batch) for _ in names]
+                for i, column in zip(required, batch.columns, strict=True):
                     texts[i] = pc.fill_null(pc.cast(column, pa.string()), "").to_pylist()
                 for cells in zip(*texts, strict=True) if texts else [()] * len(batch):
                     row += 1
                     yield TableRow(row, cells)
     except (OSError, pa.ArrowException) as error:
-        text = f"does not read as Parquet after row {row} ({type(error).__name__})"
-        raise input_error(Reason.CORRUPT, text, "expected columns of text, numbers and dates") from None
+        problem = f"does not read as Parquet after row {row} ({type(error).__name__})"
+        raise input_error(Reason.CORRUPT, problem, "expected columns of text, numbers and dates") from None
 
 
-def _read_parquet_frames(path: Path, chosen: Sequence[int], columns: Sequence[str]) -> Iterator[TableBlock]:
+def _read_parquet_frames(path: Path, selected: Sequence[int], columns: Sequence[str]) -> Iterator[TableBlock]:
     import polars as pl
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -431,7 +444,7 @@ def _read_parquet_frames(path: Path, chosen: Sequence[int], columns: Sequence[st
     row = 0
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            stored = [file.schema_arrow.names[i] for i in chosen]
+            stored = [file.schema_arrow.names[i] for i in selected]
             for batch in file.iter_batches(1 << 19, columns=stored):
                 texts = {}
                 for name, column in zip(columns, (batch.column(name) for name in stored), strict=True):
@@ -442,11 +455,11 @@ def _read_parquet_frames(path: Path, chosen: Sequence[int], columns: Sequence[st
                 yield TableBlock(pl.DataFrame([rows, *texts.values()]), [], len(batch))
             if row != file.metadata.num_rows:
                 raise input_error(
-                    Reason.CORRUPT, f"{row} rows were read, its footer says {file.metadata.num_rows}", "expected the same number"
+                    Reason.CORRUPT, f"{row} rows were read, its footer states {file.metadata.num_rows}", "expected the same number"
                 )
     except (OSError, pa.ArrowException) as error:
-        text = f"does not read as Parquet after row {row} ({type(error).__name__})"
-        raise input_error(Reason.CORRUPT, text, "expected columns of text, numbers and dates") from None
+        problem = f"does not read as Parquet after row {row} ({type(error).__name__})"
+        raise input_error(Reason.CORRUPT, problem, "expected columns of text, numbers and dates") from None
 
 
 # --- cells
@@ -464,7 +477,7 @@ def parse_number(text: str) -> float | None:
     if NOT_FINITE.fullmatch(text):
         raise input_error(Reason.NON_FINITE, "is not finite", "expected a finite number")
     if not NUMBER.fullmatch(text):
-        raise input_error(Reason.NOT_NUMERIC, "is no number", "expected a finite number")
+        raise input_error(Reason.NOT_NUMERIC, "is not a number", "expected a finite number")
     if not math.isfinite(value := float(text)):
         raise input_error(Reason.NON_FINITE, "is not finite", "expected a finite number")
     return value
@@ -480,7 +493,7 @@ def parse_integer(text: str) -> int | None:
     if not text:
         return None
     if not INTEGER.fullmatch(text):
-        raise input_error(Reason.NOT_NUMERIC, "is no whole number", "expected one")
+        raise input_error(Reason.NOT_NUMERIC, "is not a whole number", "expected one")
     return int(text.split(".")[0])
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Collection, Sequence
 
-from bitimely_core.errors import safe_text
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 
 MARKUP = re.compile(r"[<>\[\]`]|&#?\w+;")
 FORMULA = ("=", "+", "-", "@")
@@ -35,3 +36,47 @@ def sanitize_label(label: str) -> str:
     kept = "".join("_" if unicodedata.category(c)[0] == "C" or unicodedata.category(c) in {"Zl", "Zp"} else c for c in label)
     kept = MARKUP.sub("_", kept).strip()
     return "_" + kept[1:] if kept.startswith(FORMULA) else kept
+
+
+def has_unsafe_characters(label: str) -> bool:
+    """Whether a printable text holds markup or begins like a formula."""
+    return MARKUP.search(label) is not None or label.startswith(FORMULA)
+
+
+def list_names(names: Sequence[str], limit: int = 30) -> str:
+    """The first names, safe to show, and how many more there are."""
+    return ", ".join(map(safe_text, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def list_numbers(numbers: Sequence[int]) -> str:
+    """The first ten numbers, and how many more there are."""
+    return ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+
+
+def number_duplicates(names: dict[int, str], required: Collection[str] | None, field: str, findings: list[Finding]) -> dict[int, str]:
+    """Unique names of signals: those with equal names get their numbers, and a warning.
+
+    Args:
+        names: 1-based number of a signal -> its name.
+        required: names that must be unique; None: all.
+        field: the header's field, for messages.
+        findings: list to which the warnings are added.
+
+    Raises:
+        UserError: duplicate_channel.
+    """
+    unique = dict(names)
+    bearers: dict[str, list[int]] = {}
+    for i, name in names.items():
+        bearers.setdefault(name, []).append(i)
+    for name, same in bearers.items():
+        if len(same) == 1:
+            continue
+        problem = f"{len(same)} signals are called {safe_text(name)}: {list_numbers(same)}"
+        if required is None or name in required:
+            raise input_error(Reason.DUPLICATE_CHANNEL, problem, "expected one", field=field, found=safe_text(name))
+        findings.append(input_warning(Reason.DUPLICATE_CHANNEL, problem, "stored with their numbers", field=field, count=len(same)))
+        unique |= {i: f"{name} ({i})" for i in same}
+    if len(set(unique.values())) < len(unique):
+        raise input_error(Reason.DUPLICATE_CHANNEL, f"signals have equal {field}s", "expected different ones", field=field)
+    return unique

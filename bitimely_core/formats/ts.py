@@ -1,8 +1,8 @@
 """The .ts files of the UEA, UCR and Monash archives: classification and regression, channels of unequal length, timestamps, missing values.
 
-One line a case: channels separated by ':', values by ',', the label last. Files are read line by line, twice: the first pass counts cases
-and the shapes they have, the second parses them, so that memory does not grow with the file and a damaged case is told from the others
-whatever the header forgot to say. A faulty case is a finding with its line number; values, labels and dates are never shown.
+One line a case: channels separated by ':', values by ',', the label last. Files are read line by line, twice: the first pass counts the cases
+and their shapes, the second parses them. So memory does not grow with the file, and a damaged case is found even where the header states
+no shape. A faulty case is a finding with its line number; values, labels and dates are never shown.
 """
 
 import math
@@ -18,7 +18,8 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
-from bitimely_core.formats.text import sanitize_label
+from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.text import decode_text, sanitize_label
 
 MAX_LINE = 1 << 27  # bytes; the longest case of the archives has a few millions
 MAX_SHAPES = 10_000  # different shapes that the first pass keeps count of
@@ -60,18 +61,18 @@ class TsCase(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TsHeader:
-    """What the header says and what the cases have in common."""
+    """Contents of the header, and the shape that the cases share."""
 
     problem: str
     task: TsTask
     classes: tuple[str, ...]  # in the header's order; empty where it lists none
     timestamps: bool
     dimensions: int  # channels a case
-    lengths: tuple[int, ...] | None  # values of each channel, where all cases have, or were promised to have, the same
-    equal: bool  # promised, hence enforced
+    lengths: tuple[int, ...] | None  # values of each channel, where they are the same in all cases, or promised to be
+    equal: bool  # the header promises equal lengths, hence enforced
     cases: int  # lines of data, counted without parsing them
     data: int  # 1-based line of @data
-    ended: bool  # the last line has its end
+    ended: bool  # the last line ends with a line feed
     findings: tuple[Finding, ...] = ()
 
 
@@ -84,28 +85,25 @@ def read_header(path: Path) -> TsHeader:
     Raises:
         UserError: empty_file, header_syntax, dimensions, truncated (no case), resource_limit, io_error.
     """
-    try:
+    with locate_errors(path, replace=False):
         return _read_header(path)
-    except UserError as error:
-        error.file = error.file or str(path)
-        raise
 
 
 def _read_header(path: Path) -> TsHeader:
     rest = read_lines(path)
     findings: list[Finding] = []
-    said, data = parse_keys(rest, findings)
-    flags = {key: _parse_flag(said, key) for key in ("timestamps", "missing", "univariate", "equal", "classes", "target")}
+    keys, data = parse_keys(rest, findings)
+    flags = {key: _parse_flag(keys, key) for key in ("timestamps", "missing", "univariate", "equal", "classes", "target")}
     if flags["classes"] and flags["target"]:
         raise input_error(Reason.HEADER_SYNTAX, "@classLabel and @targetLabel are both true", "a case has one label", field="classLabel")
     if flags["classes"] is None and flags["target"] is None:
         raise input_error(
-            Reason.HEADER_SYNTAX, "neither @classLabel nor @targetLabel is there", "the last field may be a channel", field="classLabel"
+            Reason.HEADER_SYNTAX, "neither @classLabel nor @targetLabel is given", "the last field may be a channel", field="classLabel"
         )
     task: TsTask = "classification" if flags["classes"] else "regression" if flags["target"] else "none"
-    classes = tuple(said["classes"][1:]) if flags["classes"] else ()
-    dimensions = _parse_count(said, "dimensions") or (1 if flags["univariate"] else None)
-    length = _parse_count(said, "length")
+    classes = tuple(keys["classes"][1:]) if flags["classes"] else ()
+    dimensions = _parse_count(keys, "dimensions") or (1 if flags["univariate"] else None)
+    length = _parse_count(keys, "length")
     equal = bool(flags["equal"]) or (length is not None and flags["equal"] is None)
     shapes: Counter[tuple[int, ...]] = Counter()
     cases, ended, others = 0, True, False
@@ -117,34 +115,34 @@ def _read_header(path: Path) -> TsHeader:
         else:
             others = True
     if not cases:
-        raise input_error(Reason.TRUNCATED, "ends after @data", "expected one case at least", field="data")
+        raise input_error(Reason.TRUNCATED, "ends after @data", "expected at least one case", field="data")
     widths = Counter({n: sum(k for shape, k in shapes.items() if len(shape) == n) for n in {len(shape) for shape in shapes}})
     usual = _find_commonest(widths, dimensions)
     if dimensions is not None and dimensions not in widths:
-        text = f"the header says {dimensions} channel{'s' * (dimensions > 1)}, the cases have {usual}"
-        raise input_error(Reason.DIMENSIONS, text, "one of them is wrong", field="dimensions")
+        problem = f"the header states {dimensions} channel{'s' * (dimensions > 1)}, the cases have {usual}"
+        raise input_error(Reason.DIMENSIONS, problem, "one of them is wrong", field="dimensions")
     dimensions = dimensions or usual
     if flags["univariate"] is not None and flags["univariate"] != (dimensions == 1):
-        text = f"@univariate is {str(flags['univariate']).lower()}, the cases have {dimensions} channels"
-        findings.append(input_warning(Reason.DIMENSIONS, text, "taken by the cases", field="univariate"))
+        problem = f"@univariate is {str(flags['univariate']).lower()}, the cases have {dimensions} channels"
+        findings.append(input_warning(Reason.DIMENSIONS, problem, "the cases decide", field="univariate"))
     same = Counter({shape: k for shape, k in shapes.items() if len(shape) == dimensions})
     lengths: tuple[int, ...] | None = None
     if equal:
         lengths = _find_commonest(same, None if length is None else (length,) * dimensions)
         if length is not None and set(lengths) != {length}:
-            text = f"the header says {length} values, the channels have {', '.join(map(str, lengths[:8]))}"
-            findings.append(input_warning(Reason.LENGTH, text, "taken by the cases", field="seriesLength"))
+            problem = f"the header states {length} values, the channels have {', '.join(map(str, lengths[:8]))}"
+            findings.append(input_warning(Reason.LENGTH, problem, "the cases decide", field="seriesLength"))
     elif len(same) == 1 and not others:
         lengths = next(iter(same))
     if flags["timestamps"]:
-        text = "the cases have timestamps"
+        problem = "the cases have timestamps"
         findings.append(
-            input_warning(Reason.TIMESTAMPS, text, "kept as times from the beginning of each case, without dates", field="timeStamps")
+            input_warning(Reason.TIMESTAMPS, problem, "kept as times from the beginning of each case, without dates", field="timeStamps")
         )
     if not ended:
-        findings.append(input_warning(Reason.TRUNCATED, "the last line has no end", "the file may be cut short", field="data"))
+        findings.append(input_warning(Reason.TRUNCATED, "the last line has no end", "the file may be truncated", field="data"))
     return TsHeader(
-        problem=sanitize_label(" ".join(said.get("problem", ()))),
+        problem=sanitize_label(" ".join(keys.get("problem", ()))),
         task=task,
         classes=classes,
         timestamps=bool(flags["timestamps"]),
@@ -159,49 +157,49 @@ def _read_header(path: Path) -> TsHeader:
 
 
 def parse_keys(lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]) -> tuple[dict[str, list[str]], int]:
-    """Values of the header's keys, and the line of @data, which is the last one taken."""
-    said: dict[str, list[str]] = {}
+    """Values of the header's keys, and the line of @data, at which reading stops."""
+    keys: dict[str, list[str]] = {}
     unknown, first = 0, ""
     for row, line, _ in lines:
         if not line.startswith(b"@"):
             raise input_error(Reason.HEADER_SYNTAX, f"line {row} is no key before @data", "is @data absent?", field="data")
-        key, *values = _decode(line[1:]).split() or [""]
+        key, *values = decode_text(line[1:]).split() or [""]
         if key.lower() == "data":
             if unknown:
                 findings.append(input_warning(Reason.HEADER_SYNTAX, f"unknown key {first}", "not read", count=unknown))
-            return said, row
+            return keys, row
         name = KEYS.get(key.lower())
         if name is None:
             unknown, first = unknown + 1, first or f"{safe_text('@' + key)} in line {row}"
-        elif said.setdefault(name, values) != values:
-            raise input_error(Reason.HEADER_SYNTAX, f"{safe_text('@' + key)} is said twice, line {row} differs", "expected once", field=key)
+        elif keys.setdefault(name, values) != values:
+            raise input_error(Reason.HEADER_SYNTAX, f"{safe_text('@' + key)} is set twice, line {row} differs", "expected once", field=key)
     raise input_error(Reason.HEADER_SYNTAX, "has no @data", "expected before the cases", field="data")
 
 
-def _parse_flag(said: dict[str, list[str]], key: str) -> bool | None:
-    """True, false, or None for a key that is not there."""
-    if key not in said:
+def _parse_flag(keys: dict[str, list[str]], key: str) -> bool | None:
+    """True, false, or None for an absent key."""
+    if key not in keys:
         return None
-    value = said[key][0].lower() if said[key] else ""
+    value = keys[key][0].lower() if keys[key] else ""
     if value not in {"true", "false"}:
         raise input_error(Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected true or false", field=key)
     return value == "true"
 
 
-def _parse_count(said: dict[str, list[str]], key: str) -> int | None:
-    """A whole number above 0, or None for a key that is not there."""
-    if key not in said:
+def _parse_count(keys: dict[str, list[str]], key: str) -> int | None:
+    """A whole number above 0, or None for an absent key."""
+    if key not in keys:
         return None
-    value = said[key][0] if said[key] else ""
+    value = keys[key][0] if keys[key] else ""
     if not re.fullmatch(r"\d{1,9}", value, re.ASCII) or int(value) == 0:
         raise input_error(Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected a whole number above 0", field=key)
     return int(value)
 
 
-def _find_commonest(counts: Counter[Key], said: Key | None) -> Key:
-    """The commonest; the one that the header says where it is as common as another."""
+def _find_commonest(counts: Counter[Key], stated: Key | None) -> Key:
+    """The commonest key; of several equally common ones that of the header."""
     best = max(counts.values())
-    return said if said is not None and counts[said] == best else next(key for key, k in counts.items() if k == best)
+    return stated if stated is not None and counts[stated] == best else next(key for key, k in counts.items() if k == best)
 
 
 def count_values(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int, ...]:
@@ -233,13 +231,6 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
 
 
-def _decode(raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return raw.decode("latin-1")
-
-
 # --- cases
 
 
@@ -248,24 +239,24 @@ def read_cases(path: Path, header: TsHeader | None = None) -> Iterator[TsCase | 
 
     Args:
         path: the file.
-        header: what `read_header` said about it; read here when absent.
+        header: its header; read here when absent.
 
     Yields:
-        One item a line of data, in the order of the file: the case, or a finding of level error with its `row` when it must be left out.
-        Last, without a row, what is to be said about the file as a whole (missing_values, with their number).
+        One item a line of data, in the order of the file: the case, or a finding of level error with its `row` when it must be dropped.
+        Last, without a row, warnings about the file (missing_values, with their number).
 
     Raises:
         UserError: as `read_header`.
     """
     header = header or read_header(path)
-    known = frozenset(header.classes)
-    missing = touched = 0
-    try:
+    classes = frozenset(header.classes)
+    missing = n_incomplete = 0
+    with locate_errors(path, replace=False):
         for row, line, ended in read_lines(path):
             if row <= header.data:
                 continue
             try:
-                case = _parse_case(row, line, header, known)
+                case = _parse_case(row, line, header, classes)
             except UserError as error:
                 code, text, wanted = (
                     (error.code, error.problem, error.requirement)
@@ -276,13 +267,12 @@ def read_cases(path: Path, header: TsHeader | None = None) -> Iterator[TsCase | 
                 continue
             lost = sum(int(np.count_nonzero(np.isnan(values))) for values in case.channels)
             missing += lost
-            touched += lost > 0
+            n_incomplete += lost > 0
             yield case
-    except UserError as error:
-        error.file = error.file or str(path)
-        raise
     if missing:
-        yield input_warning(Reason.MISSING_VALUES, f"{missing} missing values in {touched} cases", "kept as missing (NaN)", count=missing)
+        yield input_warning(
+            Reason.MISSING_VALUES, f"{missing} missing values in {n_incomplete} cases", "kept as missing (NaN)", count=missing
+        )
 
 
 def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) -> TsCase:
@@ -319,12 +309,12 @@ def _parse_label(raw: bytes, header: TsHeader, known: frozenset[str]) -> str | f
     if header.task == "regression":
         value = float(raw) if NUMBER.fullmatch(raw) else math.nan
         if not math.isfinite(value):
-            raise input_error(Reason.LABEL, "the label is no finite number", "expected a regression target")
+            raise input_error(Reason.LABEL, "the label is not a finite number", "expected a regression target")
         return value
-    text = _decode(raw)
+    text = decode_text(raw)
     if not text or text == "?" or (known and text not in known):
         wanted = f"expected one of the {len(header.classes)} classes of the header" if header.classes else "expected a class"
-        raise input_error(Reason.LABEL, "the label is no class", wanted)
+        raise input_error(Reason.LABEL, "the label is not a class", wanted)
     return text
 
 
@@ -337,7 +327,7 @@ def _parse_values(tokens: list[bytes], where: str) -> np.ndarray:
             values = np.array(list(map(float, tokens)), np.float64).astype(np.float32)
     except ValueError:
         raise input_error(
-            Reason.NOT_NUMERIC, f"{where} holds something that is no number", "expected numbers, or ? where one is missing"
+            Reason.NOT_NUMERIC, f"{where} holds a text that is not a number", "expected numbers, or ? where one is missing"
         ) from None
     if np.isinf(values).any():
         raise input_error(Reason.NON_FINITE, f"{where} holds a number beyond 10^38", "expected finite numbers")
@@ -356,7 +346,7 @@ def _check_number(token: bytes, where: str) -> bytes:
 def _split_pairs(field: bytes, where: str) -> tuple[list[bytes], list[bytes]]:
     """Timestamps and values of one channel '(time,value),(time,value)', as text."""
     if not SERIES.fullmatch(field):
-        raise input_error(Reason.TIMESTAMPS, f"{where} is no list of (time,value)", "as @timeStamps says")
+        raise input_error(Reason.TIMESTAMPS, f"{where} is not a list of (time,value)", "as @timeStamps requires")
     stamps, tokens = zip(*TUPLES.findall(field), strict=True)
     return [stamp.strip() for stamp in stamps], list(tokens)
 
@@ -373,7 +363,7 @@ def _parse_times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
             first = min(dates)
             clock = np.array([(moment - first).total_seconds() for moment in dates])
     except ValueError:
-        raise input_error(Reason.TIMESTAMPS, "a timestamp is no date and no number", "as @timeStamps says") from None
+        raise input_error(Reason.TIMESTAMPS, "a timestamp is neither date nor number", "as @timeStamps requires") from None
     times = tuple(np.split(clock, np.cumsum([len(channel) for channel in stamps])[:-1]))
     if not np.isfinite(clock).all() or any((np.diff(channel) <= 0).any() for channel in times):
         raise input_error(Reason.TIMESTAMPS, "the timestamps do not increase", "two values cannot have one time")
@@ -391,7 +381,7 @@ def _parse_date(stamp: bytes) -> datetime:
 
 
 def check_compatible(train: TsHeader, test: TsHeader, file: str | None = None) -> None:
-    """Refuses a test file that is no continuation of the training file.
+    """Refuses a test file that does not fit the training file.
 
     Args:
         train: header of the training file.
@@ -430,8 +420,8 @@ def find_duplicates(train: Path, test: Path) -> Finding | None:
     return input_warning(
         Reason.DUPLICATE_ACROSS_SPLITS,
         f"{len(rows)} case{'s' * (len(rows) > 1)} of the test file {'are' if len(rows) > 1 else 'is'} in the training file too",
-        "a score on them shows memory",
-        "Leave them out of the test or say so",
+        "a score on them measures memorisation",
+        "Leave them out of the test or report it",
         row=rows[0],
         count=len(rows),
         examples=tuple(f"row {row}" for row in rows[:5]),
@@ -442,4 +432,9 @@ def _hash_cases(path: Path, header: TsHeader) -> Iterator[tuple[int, bytes]]:
     """(line, 16-byte hash of the series' text without blanks and label)."""
     for row, line, _ in read_lines(path):
         if row > header.data:
-            yield row, blake2b(line.rpartition(b":")[0] if header.task != "none" else line.translate(None, b" \t"), digest_size=16).digest()
+            yield row, blake2b(strip_label(line, header), digest_size=16).digest()
+
+
+def strip_label(line: bytes, header: TsHeader) -> bytes:
+    """The series of a case as text, without label and blanks."""
+    return (line.rpartition(b":")[0] if header.task != "none" else line).translate(None, b" \t")

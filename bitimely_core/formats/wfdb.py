@@ -1,9 +1,8 @@
-"""WFDB records: header parser, checks and sample decoders of our own; single segments and fixed or variable layouts of several.
+"""WFDB records: headers, their checks, and signals; single segments, and fixed or variable layouts of several segments.
 
-The package `wfdb` compares neither checksums nor initial values, trusts the sizes in a header and opens whatever it names; it is the
-oracle of the tests, not a part of this reader. Here every size is compared with that of the file before anything is allocated, every
-checksum is verified over all digital samples, and a name that leaves the record's folder is refused. Whatever the bytes, only `UserError`
-is raised. Comments (age, sex, names, diagnoses) are not kept.
+Every size in a header is compared with that of the file before anything is allocated, every checksum is verified over all digital samples,
+and a name that leaves the record's folder is refused; the package `wfdb` does none of that. Whatever the bytes, only `UserError` is raised.
+Comments (age, sex, names, diagnoses) are not kept.
 
 Digital values are the file's own, bit for bit; physical = (digital - baseline) / gain, hence scale = 1 / gain, offset = -baseline / gain.
 A frame holds `samples` >= 1 values of each signal: none is averaged away, each signal keeps its own rate.
@@ -28,7 +27,7 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, safe_text
 from bitimely_core.formats.source import Source, locate_errors
-from bitimely_core.formats.text import sanitize_label
+from bitimely_core.formats.text import list_names, list_numbers, number_duplicates, sanitize_label
 from bitimely_core.formats.wfdb_samples import (
     FLAC,
     FORMATS,
@@ -40,7 +39,6 @@ from bitimely_core.formats.wfdb_samples import (
     count_flac_frames,
     count_samples,
     decode_group,
-    list_channels,
     verify_checksums,
 )
 from bitimely_core.types import Signal
@@ -49,7 +47,7 @@ T = TypeVar("T")
 
 GAIN = 200.0  # units a millivolt where the header says 0 or nothing: the rule of the format
 RATE = 250.0  # Hz where the header says nothing: the rule of the format
-IMPLAUSIBLE = 100  # a header that promises this many times what is there is taken for damaged, not the file for cut short
+IMPLAUSIBLE = 100  # a header that promises this many times the frames of the file counts as damaged, not the file as truncated
 MAX_HEADER = 1 << 22  # bytes; 100,000 segments need half of it
 
 
@@ -66,7 +64,7 @@ SPELLINGS = {"mv": "mV", "uv": "uV", "µV": "uV", "μV": "uV", "µv": "uV", "μv
 
 
 class WfdbSegment(NamedTuple):
-    """A stretch of frames without a gap: a segment, or the whole of an ordinary record."""
+    """A stretch of frames without a gap: a segment, or all of an ordinary record."""
 
     first: int  # frame of the record at which it begins
     frames: int
@@ -89,7 +87,7 @@ class WfdbHeaderText(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WfdbHeader:
-    """A validated header, with those of its segments. Every file it names is there and holds the samples that it promises."""
+    """A validated header, with those of its segments. Every file it names exists and holds the samples that it promises."""
 
     name: str
     where: str  # the header file, for messages
@@ -98,11 +96,11 @@ class WfdbHeader:
     frames: int
     channels: tuple[WfdbChannel, ...]  # of several segments: the first signal of each name
     parts: tuple[WfdbSegment, ...]
-    sized: bool  # the header says the number of frames; else it is inferred, and the format keeps no promise about checksums
+    sized: bool  # the header states the number of frames; else it is inferred, and the format does not promise checksums
     files: tuple[str, ...]  # headers and signal files, relative to the source, else to the record's folder
     day: date | None
     clock: time | None
-    comments: tuple[str, ...] = ()  # empty unless asked for
+    comments: tuple[str, ...] = ()  # empty without keep_phi
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -122,7 +120,7 @@ class WfdbHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class WfdbRecording:
-    """A whole record: times are seconds from its beginning."""
+    """Contents of a record. Times are seconds from its beginning."""
 
     header: WfdbHeader
     signals: list[Signal]
@@ -133,13 +131,13 @@ class WfdbRecording:
 # --- header text
 
 
-def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = None) -> WfdbHeaderText:
+def parse_header(data: bytes, stem: str, *, required: Collection[str] | None = None) -> WfdbHeaderText:
     """The text of a header file, syntax and plausibility checked, nothing opened.
 
     Args:
         data: the file's bytes.
         stem: name of the file without `.hea`, which the record line must repeat.
-        needed: names of signals of which there must be one each; other signals of equal name are numbered, with a warning. None: all.
+        required: names of signals of which there must be one each; other signals of equal name are numbered, with a warning. None: all.
 
     Raises:
         UserError: empty_file, header_syntax, header_field, header_implausible, record_name, sampling_rate, format, gain, duplicate_channel.
@@ -149,20 +147,11 @@ def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = Non
     record = lines[0].split()
     named = NAME.fullmatch(record[0])
     if named is None or len(record) < 2 or not re.fullmatch(r"\d{1,9}", record[1], re.ASCII):
-        raise input_error(
-            Reason.HEADER_SYNTAX,
-            "the first line is no record line",
-            "expected a record name and a number of signals",
-            "Open it in a text editor: a failed download is often an error page",
-        )
+        hint = "Open it in a text editor: a failed download is often an error page"
+        raise input_error(Reason.HEADER_SYNTAX, "the first line is no record line", "expected a record name and a number of signals", hint)
     if named[1] != stem:
-        raise input_error(
-            Reason.RECORD_NAME,
-            f"the record line names {safe_text(named[1])}",
-            "expected the name of the file; a copied header describes another record",
-            field="record_name",
-            found=safe_text(named[1]),
-        )
+        shown, requirement = safe_text(named[1]), "expected the name of the file; a copied header describes another record"
+        raise input_error(Reason.RECORD_NAME, f"the record line names {shown}", requirement, field="record_name", found=shown)
     count = int(record[1])
     many = None if named[2] is None else int(named[2])
     if count == 0 or many == 0:
@@ -170,20 +159,20 @@ def parse_header(data: bytes, stem: str, *, needed: Collection[str] | None = Non
     kind = "signals" if many is None else "segments"
     expected = count if many is None else many
     if len(lines) - 1 != expected:
-        text = f"the record line says {expected} {kind}, {len(lines) - 1} lines follow"
-        raise input_error(Reason.HEADER_SYNTAX, text, "expected one line each", field=f"n_{kind}", found=str(len(lines) - 1))
+        problem = f"the record line says {expected} {kind}, {len(lines) - 1} lines follow"
+        raise input_error(Reason.HEADER_SYNTAX, problem, "expected one line each", field=f"n_{kind}", found=str(len(lines) - 1))
     rate = _parse_rate(record[2:3], findings)
     frames = _parse_frames(record[3:4])
     day, clock = _parse_start(record[4:], findings)
     if not all(line.isascii() for line in lines):
         findings.append(input_warning(Reason.NON_ASCII, "bytes that are not ASCII in its lines", "read as UTF-8, else as Latin-1"))
     segments = None if many is None else tuple(_parse_segment(line, i) for i, line in enumerate(lines[1:], 1))
-    signals = () if many is not None else _parse_signals(lines[1:], rate, needed, findings)
+    signals = () if many is not None else _parse_signals(lines[1:], rate, required, findings)
     return WfdbHeaderText(named[1], rate, frames, signals, segments, day, clock, comments, tuple(findings))
 
 
 def _split_lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
-    """Lines of the header that say something, and its comments."""
+    """Lines of the header that are neither blank nor comments, and its comments."""
     if not data.strip():
         raise input_error(Reason.EMPTY_FILE, f"has {len(data)} bytes, all blank" if data else "has 0 bytes", hint="Download it again")
     if len(data) > MAX_HEADER:
@@ -193,25 +182,22 @@ def _split_lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
     except UnicodeDecodeError:
         text = data.decode("latin-1")
     rows = [row.strip() for row in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
-    said = [row for row in rows if row and not row.startswith("#")]
-    if not said or "\0" in text:
-        raise input_error(Reason.HEADER_SYNTAX, "holds NUL characters" if said else "holds nothing but comments", "expected a record line")
-    return said, tuple(row.strip("# \t") for row in rows if row.startswith("#") and row.strip("# \t"))
+    lines = [row for row in rows if row and not row.startswith("#")]
+    if not lines or "\0" in text:
+        raise input_error(Reason.HEADER_SYNTAX, "holds NUL characters" if lines else "holds nothing but comments", "expected a record line")
+    return lines, tuple(row.strip("# \t") for row in rows if row.startswith("#") and row.strip("# \t"))
 
 
 def _parse_rate(field: Sequence[str], findings: list[Finding]) -> float:
     """Frames a second; the counter frequency behind it is of no use here."""
     if not field:
-        findings.append(
-            input_warning(Reason.SAMPLING_RATE, "is not in the header", f"{RATE:g} Hz by the format's rule", field="sampling_rate")
-        )
+        requirement = f"{RATE:g} Hz by the format's rule"
+        findings.append(input_warning(Reason.SAMPLING_RATE, "is not in the header", requirement, field="sampling_rate"))
         return RATE
     found = RATES.fullmatch(field[0])
     rate = float(found[1]) if found else math.nan
     if not 1e-9 <= rate <= 1e7:
-        raise input_error(
-            Reason.SAMPLING_RATE, f"found {safe_text(field[0])}", "expected Hz, above 0", field="sampling_rate", found=safe_text(field[0])
-        )
+        raise _field_error(Reason.SAMPLING_RATE, "sampling_rate", field[0], "expected Hz, above 0")
     return rate
 
 
@@ -220,17 +206,20 @@ def _parse_frames(field: Sequence[str]) -> int | None:
         return None
     frames = _parse_integer(field[0], "length")
     if frames < 0:
-        raise input_error(
-            Reason.HEADER_IMPLAUSIBLE, f"found {frames} samples a signal", "expected a positive number", field="length", found=str(frames)
-        )
+        raise _field_error(Reason.HEADER_IMPLAUSIBLE, "length", frames, "expected a positive number of samples a signal")
     return frames or None
 
 
 def _parse_integer(text: str, name: str, line: int | None = None) -> int:
     if not INTEGER.fullmatch(text):
-        of = "" if line is None else f" for signal {line}"
-        raise input_error(Reason.HEADER_FIELD, f"found {safe_text(text)}{of}", "expected a whole number", field=name, found=safe_text(text))
+        raise _field_error(Reason.HEADER_FIELD, name, text, "expected a whole number", line)
     return int(text)
+
+
+def _field_error(code: Reason, field: str, found: object, requirement: str, signal: int | None = None) -> UserError:
+    """A field of the record line, or of the line of a signal, with a value that cannot be used."""
+    shown = safe_text(found)
+    return input_error(code, f"found {shown}" + (f" for signal {signal}" if signal else ""), requirement, field=field, found=shown)
 
 
 def _parse_start(fields: Sequence[str], findings: list[Finding]) -> tuple[date | None, time | None]:
@@ -243,8 +232,8 @@ def _parse_start(fields: Sequence[str], findings: list[Finding]) -> tuple[date |
         if len(fields) > 1 and (found := DAY.fullmatch(fields[1])):
             day = date(int(found[3]), int(found[2]), int(found[1]))
     if fields and (clock is None or (len(fields) > 1 and day is None) or len(fields) > 2):
-        text = "is no valid time (hh:mm:ss) with a date (dd/mm/yyyy)"
-        findings.append(input_warning(Reason.BASE_DATE, text, "the start is taken as unknown", field="base_date"))
+        problem = "is no valid time (hh:mm:ss) with a date (dd/mm/yyyy)"
+        findings.append(input_warning(Reason.BASE_DATE, problem, "the start is unknown", field="base_date"))
         return None, None
     return day, clock
 
@@ -252,14 +241,13 @@ def _parse_start(fields: Sequence[str], findings: list[Finding]) -> tuple[date |
 def _parse_segment(line: str, number: int) -> tuple[str, int]:
     fields = line.split()
     if len(fields) < 2 or not re.fullmatch(r"\d{1,18}", fields[1], re.ASCII):
-        raise input_error(
-            Reason.HEADER_SYNTAX, f"line {number} of the segments", "expected the segment's name and its length", field="segment"
-        )
+        requirement = "expected the segment's name and its length"
+        raise input_error(Reason.HEADER_SYNTAX, f"line {number} of the segments", requirement, field="segment")
     return fields[0], int(fields[1])
 
 
 def _parse_signals(
-    lines: Sequence[str], rate: float, needed: Collection[str] | None, findings: list[Finding]
+    lines: Sequence[str], rate: float, required: Collection[str] | None, findings: list[Finding]
 ) -> tuple[tuple[str, int, int, WfdbChannel], ...]:
     """The signal lines, with unique names and usable calibrations; null signals (format 0) are kept: layout headers list nothing else."""
     rows = [_parse_signal(line, i, rate) for i, line in enumerate(lines, 1)]
@@ -267,38 +255,28 @@ def _parse_signals(
     flags = {i: flag for i, (*_, flag) in enumerate(rows)}
     gainless = [channels[i] for i in flags if "gain" in flags[i]]
     if gainless:
-        text = f"0 or missing for signal {list_channels(gainless)}"
-        findings.append(
-            input_warning(Reason.GAIN, text, f"{GAIN:g} a unit by the format's rule: not calibrated", field="gain", count=len(gainless))
-        )
+        problem = f"0 or missing for signal {_list_channels(gainless)}"
+        requirement = f"{GAIN:g} a unit by the format's rule: not calibrated"
+        findings.append(input_warning(Reason.GAIN, problem, requirement, field="gain", count=len(gainless)))
     unitless = [channels[i] for i in flags if "unit" in flags[i]]
     if unitless:
-        text = f"missing for signal {list_channels(unitless)}"
-        findings.append(Finding(Reason.UNIT, text, "mV by the format's rule", level="info", field="unit", count=len(unitless)))
-    odd = [channels[i] for i in flags if "label" in flags[i]]
-    if odd:
-        text = f"markup, formula or control characters in the description or unit of signal {list_channels(odd)}"
-        findings.append(input_warning(Reason.LABEL_CHARS, text, "stored without them", field="description", count=len(odd)))
-    names = {channel.number: channel.name for channel in channels}
-    bearers: dict[str, list[WfdbChannel]] = {}
-    for channel in channels:
-        bearers.setdefault(channel.name, []).append(channel)
-    for name, holders in bearers.items():
-        if len(holders) == 1:
-            continue
-        text = f"{len(holders)} signals are called {safe_text(name)}: {list_channels(holders)}"
-        if needed is None or name in needed:
-            raise input_error(Reason.DUPLICATE_CHANNEL, text, "expected one", field="description", found=safe_text(name))
-        findings.append(input_warning(Reason.DUPLICATE_CHANNEL, text, "stored with their numbers", field="description", count=len(holders)))
-        names |= {channel.number: f"{name} ({channel.number})" for channel in holders}
-    if len(set(names.values())) < len(names):
-        raise input_error(Reason.DUPLICATE_CHANNEL, "signals have equal descriptions", "expected different ones", field="description")
+        problem = f"missing for signal {_list_channels(unitless)}"
+        findings.append(Finding(Reason.UNIT, problem, "mV by the format's rule", level="info", field="unit", count=len(unitless)))
+    unsafe = [channels[i] for i in flags if "label" in flags[i]]
+    if unsafe:
+        problem = f"markup, formula or control characters in the description or unit of signal {_list_channels(unsafe)}"
+        findings.append(input_warning(Reason.LABEL_CHARS, problem, "stored without them", field="description", count=len(unsafe)))
+    names = number_duplicates({channel.number: channel.name for channel in channels}, required, "description", findings)
     renamed = [channel if names[channel.number] == channel.name else channel._replace(name=names[channel.number]) for channel in channels]
     return tuple((file, code, start, channel) for (file, code, start, *_), channel in zip(rows, renamed, strict=True))
 
 
+def _list_channels(channels: Sequence[WfdbChannel]) -> str:
+    return list_numbers([channel.number for channel in channels])
+
+
 def _cache_short_texts(read: Callable[[str], T]) -> Callable[[str], T]:
-    """`read` with a memory for short texts: a data set has few labels and calibrations, which every record repeats."""
+    """`read` with a cache for short texts: a data set has few labels and calibrations, which every record repeats."""
     known = lru_cache(1024)(read)
     return lambda text: known(text) if len(text) <= 80 else read(text)
 
@@ -310,7 +288,7 @@ def _sanitize_label(label: str) -> str:
 
 @_cache_short_texts
 def _parse_calibration(text: str) -> tuple[float, int | None, str | None] | None:
-    """Gain (0: none), baseline and unit of a calibration as far as it says them; None where it is none."""
+    """Gain (0: none), baseline and unit of a calibration as far as stated; None for a text that is no calibration."""
     found = CALIBRATION.fullmatch(text)
     if found is None:
         return None
@@ -318,7 +296,7 @@ def _parse_calibration(text: str) -> tuple[float, int | None, str | None] | None
 
 
 def _parse_signal(line: str, number: int, rate: float) -> tuple[str, int, int, WfdbChannel, set[str]]:
-    """One signal line: file, format, start, signal, and which of gain, unit and label were missing or odd."""
+    """One signal line: file, format, start, signal, and which of gain, unit and label were missing or unsafe."""
     fields = line.split(None, 8)
     coded = CODE.fullmatch(fields[1]) if len(fields) > 1 else None
     if coded is None:
@@ -326,22 +304,15 @@ def _parse_signal(line: str, number: int, rate: float) -> tuple[str, int, int, W
     code, samples, skew, start = int(coded[1]), int(coded[2] or 1), int(coded[3] or 0), int(coded[4] or 0)
     if code not in FORMATS and code not in FLAC and code != 0:
         known = ", ".join(map(str, sorted([*FORMATS, *FLAC])))
-        raise input_error(
-            Reason.FORMAT, f"found {code} for signal {number}", f"known sample formats are {known}", field="format", found=str(code)
-        )
+        raise _field_error(Reason.FORMAT, "format", code, f"known sample formats are {known}", number)
     if samples == 0 or rate * samples > 1e7:
-        text = f"{samples} samples a frame for signal {number}"
-        raise input_error(
-            Reason.HEADER_IMPLAUSIBLE, text, "expected at least 1, and at most 10 MHz", field="samples_per_frame", found=str(samples)
-        )
-    calibrated = _parse_calibration(fields[2] if len(fields) > 2 else "")
-    if calibrated is None:
-        text = f"found {safe_text(fields[2])} for signal {number}"
-        raise input_error(Reason.GAIN, text, "expected gain(baseline)/unit", field="gain", found=safe_text(fields[2]))
-    gain, zero_at, unit = calibrated
-    said = fields[3:8]
-    plain = all(map(INTEGER.fullmatch, said))  # nearly always, and three times as fast
-    values = [int(text) if plain else _parse_integer(text, name, number) for text, name in zip(said, INTEGERS, strict=False)]
+        raise _field_error(Reason.HEADER_IMPLAUSIBLE, "samples_per_frame", samples, "expected at least 1, and at most 10 MHz", number)
+    calibration = _parse_calibration(fields[2] if len(fields) > 2 else "")
+    if calibration is None:
+        raise _field_error(Reason.GAIN, "gain", fields[2], "expected gain(baseline)/unit", number)
+    gain, zero_at, unit = calibration
+    plain = all(map(INTEGER.fullmatch, fields[3:8]))  # nearly always, and three times as fast
+    values = [int(text) if plain else _parse_integer(text, name, number) for text, name in zip(fields[3:8], INTEGERS, strict=False)]
     zero, initial, checksum = (values[i] if len(values) > i else None for i in (1, 2, 3))
     if code == 8 and initial is None:
         initial = zero  # the rule of the format; differences need a beginning
@@ -359,13 +330,7 @@ def _parse_signal(line: str, number: int, rate: float) -> tuple[str, int, int, W
     baseline = zero or 0 if zero_at is None else zero_at
     channel = WfdbChannel(number, name, _sanitize_label(unit), gain, baseline, samples, skew, initial, checksum)
     if not (math.isfinite(gain) and math.isfinite(1 / gain) and math.isfinite(channel.offset)):
-        raise input_error(
-            Reason.GAIN,
-            f"found {safe_text(fields[2])} for signal {number}",
-            "expected a usable gain",
-            field="gain",
-            found=safe_text(fields[2]),
-        )
+        raise _field_error(Reason.GAIN, "gain", fields[2], "expected a usable gain", number)
     return fields[0], code, start, channel, flags
 
 
@@ -373,26 +338,26 @@ def _parse_signal(line: str, number: int, rate: float) -> tuple[str, int, int, W
 
 
 def read_header(
-    path: Path | str, source: Source | None = None, *, needed: Collection[str] | None = None, keep_phi: bool = False
+    path: Path | str, source: Source | None = None, *, required: Collection[str] | None = None, keep_phi: bool = False
 ) -> WfdbHeader:
     """Header of a record, those of its segments, and the sizes of all files they name, checked against each other.
 
     Args:
         path: the record or its header file, with or without `.hea`; relative to `source` where there is one.
         source: the raw folder that is read. Without it links must not lead out of the record's folder.
-        needed: see `parse_header`.
-        keep_phi: keep the comments in `Header.comments`.
+        required: see `parse_header`.
+        keep_phi: keep the comments in `WfdbHeader.comments`.
 
     Raises:
         UserError: as `parse_header`, and missing_signal_file, missing_segment, path_escape, symlink_outside_root, not_regular_file,
             truncated, header_implausible, length, corrupt, expansion_limit, io_error.
     """
-    whole = PurePosixPath(path if isinstance(path, str) else path.as_posix())
-    whole = whole if whole.suffix == ".hea" else whole.with_name(whole.name + ".hea")
-    folder = whole.parent
-    with locate_errors(str(whole)):
-        parsed = _read_header_text(folder, whole.name, source, needed)
-        files = [whole.name]
+    file = PurePosixPath(path if isinstance(path, str) else path.as_posix())
+    file = file if file.suffix == ".hea" else file.with_name(file.name + ".hea")
+    folder = file.parent
+    with locate_errors(str(file)):
+        parsed = _read_header_text(folder, file.name, source, required)
+        files = [file.name]
         findings = list(parsed.findings)
         comments = list(parsed.comments)
         layout: tuple[WfdbChannel, ...] = ()
@@ -404,18 +369,18 @@ def read_header(
             kind = "single"
         else:
             kind = "variable" if parsed.segments[0][1] == 0 else "fixed"
-            parts, layout, frames = _read_segments(parsed, folder, source, needed, files, findings, comments)
+            parts, layout, frames = _read_segments(parsed, folder, source, required, files, findings, comments)
         channels = {channel.name: channel for channel in layout}
         for part in parts:
             for channel in sorted((c for group in part.groups for c in group.channels), key=attrgetter("number")):
                 channels.setdefault(channel.name, channel)
         if comments:
-            text = f"{len(comments)} lines of comment, which may identify a person"
-            done = "kept, as --keep-phi asks" if keep_phi else "not stored"
-            findings.append(Finding(Reason.PHI, text, done, level="info", field="comments", count=len(comments)))
+            problem = f"{len(comments)} lines of comment, which may identify a person"
+            done = "kept because of --keep-phi" if keep_phi else "not stored"
+            findings.append(Finding(Reason.PHI, problem, done, level="info", field="comments", count=len(comments)))
     return WfdbHeader(
         name=parsed.name,
-        where=str(whole),
+        where=str(file),
         layout=kind,
         frame_rate=parsed.rate,
         frames=frames,
@@ -430,27 +395,26 @@ def read_header(
     )
 
 
-def _read_header_text(folder: PurePosixPath, name: str, source: Source | None, needed: Collection[str] | None) -> WfdbHeaderText:
+def _read_header_text(folder: PurePosixPath, name: str, source: Source | None, required: Collection[str] | None) -> WfdbHeaderText:
     """Header `name` of `folder`, parsed."""
     try:
         with _resolve_path(folder, name, source).open("rb") as file:
             data = file.read(MAX_HEADER + 1)
     except OSError as error:
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
-    return parse_header(data, PurePosixPath(name).name.removesuffix(".hea"), needed=needed)
+    return parse_header(data, PurePosixPath(name).name.removesuffix(".hea"), required=required)
 
 
 def _resolve_path(folder: PurePosixPath, name: str, source: Source | None) -> Path:
-    """Path of a regular file that a header of `folder` names; the name comes out of a file, hence it is not trusted.
+    """Path of a regular file that a header of `folder` names; the name is part of a file, hence not trusted.
 
     Raises:
         UserError: path_escape, missing_signal_file, symlink_outside_root, not_regular_file, io_error.
     """
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
-        raise input_error(
-            Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", "which must lie inside the record's folder", field="file_name"
-        )
+        requirement = "which must be inside the record's folder"
+        raise input_error(Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", requirement, field="file_name")
     if source is not None:
         return source.path((folder / pure).as_posix())
     path = Path(folder / pure)
@@ -461,8 +425,8 @@ def _resolve_path(folder: PurePosixPath, name: str, source: Source | None) -> Pa
         if not stat.S_ISREG(real.stat().st_mode):
             raise input_error(Reason.NOT_REGULAR_FILE, f"the file {safe_text(name)} is no regular file")
     except (FileNotFoundError, NotADirectoryError):
-        text = f"the file {safe_text(name)} is not there"
-        raise input_error(Reason.MISSING_SIGNAL_FILE, text, hint="Download it again", field="file_name") from None
+        problem = f"the file {safe_text(name)} is missing"
+        raise input_error(Reason.MISSING_SIGNAL_FILE, problem, hint="Download it again", field="file_name") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         why = getattr(error, "strerror", None) or "loop of links"
         raise input_error(Reason.IO_ERROR, f"the file {safe_text(name)} cannot be reached ({why})") from None
@@ -472,70 +436,63 @@ def _resolve_path(folder: PurePosixPath, name: str, source: Source | None) -> Pa
 def _group_signals(
     parsed: WfdbHeaderText, folder: PurePosixPath, source: Source | None, findings: list[Finding]
 ) -> tuple[WfdbSignalGroup, ...]:
-    """The signals by file. Null signals (format 0) hold no samples and are left out."""
+    """The signals by file. Null signals (format 0) hold no samples and are dropped."""
     groups = []
     null = [channel for _, code, _, channel in parsed.signals if code == 0]
     if null:
-        text = f"signal {list_channels(null)} has no samples (format 0)"
-        findings.append(input_warning(Reason.MISSING_CHANNEL, text, "left out", field="format", count=len(null)))
+        problem = f"signal {_list_channels(null)} has no samples (format 0)"
+        findings.append(input_warning(Reason.MISSING_CHANNEL, problem, "dropped", field="format", count=len(null)))
     for name, rows in groupby((row for row in parsed.signals if row[1] != 0), key=lambda row: row[0]):
         _, codes, starts, channels = zip(*rows, strict=True)
         if len(set(codes)) > 1 or len(set(starts)) > 1:
-            text = f"the signals of {safe_text(name)} have several formats or offsets"
-            raise input_error(Reason.HEADER_SYNTAX, text, "one file has one", field="format")
+            problem = f"the signals of {safe_text(name)} have several formats or offsets"
+            raise input_error(Reason.HEADER_SYNTAX, problem, "one file has one", field="format")
         if codes[0] in FLAC and len({channel.samples for channel in channels}) > 1:
-            text = f"the signals of {safe_text(name)} have several rates"
-            raise input_error(Reason.HEADER_SYNTAX, text, "a FLAC file has one", field="samples_per_frame")
+            problem = f"the signals of {safe_text(name)} have several rates"
+            raise input_error(Reason.HEADER_SYNTAX, problem, "a FLAC file has one", field="samples_per_frame")
         groups.append(WfdbSignalGroup(_resolve_path(folder, name, source), name, codes[0], starts[0], channels))
     if len({group.name for group in groups}) < len(groups):
-        raise input_error(
-            Reason.HEADER_SYNTAX, "the signals of one file do not follow each other", "their order is not known", field="file_name"
-        )
+        problem = "the signals of one file do not follow each other"
+        raise input_error(Reason.HEADER_SYNTAX, problem, "their order is not known", field="file_name")
     if not groups:
-        raise input_error(Reason.MISSING_CHANNEL, "no signal has samples", "expected one at least", field="format")
+        raise input_error(Reason.MISSING_CHANNEL, "no signal has samples", "expected at least one", field="format")
     return tuple(groups)
 
 
-def _find_length(said: int | None, groups: Sequence[WfdbSignalGroup], findings: list[Finding], *, spare: bool) -> int:
-    """Number of frames: the header's, if every file holds them; else what all files hold. `spare`: warn about bytes that are left over."""
-    held = [count_frames(group) for group in groups]
+def _find_length(stated: int | None, groups: Sequence[WfdbSignalGroup], findings: list[Finding], *, spare: bool) -> int:
+    """Number of frames: the header's, if every file has them; else those that all files have. `spare`: warn about bytes after them."""
+    available = [count_frames(group) for group in groups]
     skew = max(channel.skew for group in groups for channel in group.channels)
-    if 0 < min([n for n, _ in held] if said is None else [said]) <= skew:
-        raise input_error(
-            Reason.HEADER_IMPLAUSIBLE, f"a skew of {skew} samples", "the record is not longer than that", field="skew", found=str(skew)
-        )
-    if said is None:
-        frames = min(n for n, _ in held)
+    if 0 < min([n for n, _ in available] if stated is None else [stated]) <= skew:
+        problem, requirement = f"a skew of {skew} samples", "the record is not longer than that"
+        raise input_error(Reason.HEADER_IMPLAUSIBLE, problem, requirement, field="skew", found=str(skew))
+    if stated is None:
+        frames = min(n for n, _ in available)
         if frames == 0:
-            raise input_error(Reason.TRUNCATED, "a signal file holds no whole frame", "expected one at least", field="length")
-        text = f"is not in the header, {frames} by the size of the signal files"
-        findings.append(Finding(Reason.LENGTH, text, level="info", field="length"))
-        if max(n for n, _ in held) > frames:
-            findings.append(
-                input_warning(Reason.SIZE_MISMATCH, "the signal files are of unequal length", "the shortest decides", field="length")
-            )
+            raise input_error(Reason.TRUNCATED, "a signal file holds no complete frame", "expected at least one", field="length")
+        problem = f"is not in the header, {frames} by the size of the signal files"
+        findings.append(Finding(Reason.LENGTH, problem, level="info", field="length"))
+        if max(n for n, _ in available) > frames:
+            problem = "the signal files are of unequal length"
+            findings.append(input_warning(Reason.SIZE_MISMATCH, problem, "the shortest decides", field="length"))
         return frames
-    for group, (frames, size) in zip(groups, held, strict=True):
+    for group, (frames, size) in zip(groups, available, strict=True):
         file = safe_text(group.name)
-        if frames < said:
-            code = Reason.HEADER_IMPLAUSIBLE if said > max(frames, 1) * IMPLAUSIBLE else Reason.TRUNCATED
-            raise input_error(
-                code,
-                f"{file} has {size} bytes for {frames} samples a signal",
-                f"the header says {said}",
-                "Download it again",
-                field="length",
-                found=str(frames),
-                expected=str(said),
-            )
-        if spare and group.code in FORMATS and size - group.start - count_bytes(group.code, said * group.width) >= 4:  # less is padding
-            text = f"{file} has {size - group.start - count_bytes(group.code, said * group.width)} bytes after the last sample"
-            findings.append(input_warning(Reason.SIZE_MISMATCH, text, "they are not read", field="length"))
-    return said
+        if frames < stated:
+            code = Reason.HEADER_IMPLAUSIBLE if stated > max(frames, 1) * IMPLAUSIBLE else Reason.TRUNCATED
+            problem, requirement = f"{file} has {size} bytes for {frames} samples a signal", f"the header says {stated}"
+            fault = input_error(code, problem, requirement, "Download it again", field="length", found=str(frames))
+            fault.expected = str(stated)
+            raise fault
+        rest = size - group.start - count_bytes(group.code, stated * group.width) if group.code in FORMATS else 0
+        if spare and rest >= 4:  # less is padding
+            problem = f"{file} has {rest} bytes after the last sample"
+            findings.append(input_warning(Reason.SIZE_MISMATCH, problem, "they are not read", field="length"))
+    return stated
 
 
 def count_frames(group: WfdbSignalGroup) -> tuple[int, int]:
-    """Whole frames in the file of a group, and its size in bytes, without reading its samples."""
+    """Complete frames in the file of a group, and its size in bytes, without reading its samples."""
     try:
         size = group.path.stat().st_size
         if group.code in FORMATS:
@@ -551,7 +508,7 @@ def _read_segments(
     parsed: WfdbHeaderText,
     folder: PurePosixPath,
     source: Source | None,
-    needed: Collection[str] | None,
+    required: Collection[str] | None,
     files: list[str],
     findings: list[Finding],
     comments: list[str],
@@ -568,7 +525,7 @@ def _read_segments(
                 continue
             key = (name, frames == 0)
             if key not in seen:
-                seen[key] = _read_segment_header(name, parsed, folder, source, needed, layout=frames == 0)
+                seen[key] = _read_segment_header(name, parsed, folder, source, required, layout=frames == 0)
                 files += [f"{name}.hea", *(group.name for group in seen[key][1])]
                 comments += seen[key][0].comments
                 findings += [found for found in seen[key][0].findings if found.code not in {Reason.BASE_DATE, Reason.SAMPLING_RATE}]
@@ -579,28 +536,28 @@ def _read_segments(
                 layout = tuple(channel for _, _, _, channel in inner.signals)
                 continue
             if inner.frames is not None and inner.frames != frames:
-                text = f"has {inner.frames} samples by its own header"
-                raise input_error(Reason.LENGTH, text, f"the record says {frames}", field="segment", found=str(inner.frames))
+                problem = f"has {inner.frames} samples by its own header"
+                raise input_error(Reason.LENGTH, problem, f"the record says {frames}", field="segment", found=str(inner.frames))
             parts.append(WfdbSegment(first, _find_length(frames, groups, findings, spare=False), groups))
             first += frames
         except UserError as error:
             error.problem = f"segment {number} ({safe_text(name)}): {error.problem}"
             raise
     if parsed.frames is not None and first != parsed.frames:
-        text = f"the segments have {first} samples in all"
-        raise input_error(Reason.LENGTH, text, f"the record line says {parsed.frames}", field="length", found=str(first))
+        problem = f"the segments have {first} samples in all"
+        raise input_error(Reason.LENGTH, problem, f"the record line says {parsed.frames}", field="length", found=str(first))
     if not parts:
-        raise input_error(Reason.MISSING_SEGMENT, "no segment holds samples", "expected one at least", field="segment")
+        raise input_error(Reason.MISSING_SEGMENT, "no segment holds samples", "expected at least one", field="segment")
     _check_expansion(parts)
     return parts, layout, first
 
 
 def _read_segment_header(
-    name: str, parsed: WfdbHeaderText, folder: PurePosixPath, source: Source | None, needed: Collection[str] | None, *, layout: bool
+    name: str, parsed: WfdbHeaderText, folder: PurePosixPath, source: Source | None, required: Collection[str] | None, *, layout: bool
 ) -> tuple[WfdbHeaderText, tuple[WfdbSignalGroup, ...]]:
     """Header of one segment and the files it names; a layout header names none."""
     try:
-        inner = _read_header_text(folder, f"{name}.hea", source, needed)
+        inner = _read_header_text(folder, f"{name}.hea", source, required)
     except UserError as error:
         if error.code == Reason.MISSING_SIGNAL_FILE:
             error.code, error.field = Reason.MISSING_SEGMENT, "segment"
@@ -616,16 +573,16 @@ def _read_segment_header(
 
 
 def _check_expansion(parts: Sequence[WfdbSegment]) -> None:
-    """Segments may share a file; that no small file is read a thousand times over is checked here.
+    """Limits the samples read from a file: segments may share a file, but not read a small one a thousand times.
 
     Raises:
         UserError: expansion_limit.
     """
     size = sum({group.path: count_frames(group)[1] for part in parts for group in part.groups}.values())
-    wanted = sum(2 * part.frames * group.width for part in parts for group in part.groups)
-    if wanted > max(MAX_EXPANDED, IMPLAUSIBLE * size):
-        text = f"{wanted} bytes of samples out of files of {size}"
-        raise input_error(Reason.EXPANSION_LIMIT, text, "segments name the same files over and over", field="segment")
+    promised = sum(2 * part.frames * group.width for part in parts for group in part.groups)
+    if promised > max(MAX_EXPANDED, IMPLAUSIBLE * size):
+        problem = f"{promised} bytes of samples out of files of {size}"
+        raise input_error(Reason.EXPANSION_LIMIT, problem, "segments name the same files over and over", field="segment")
 
 
 def _merge_findings(findings: Sequence[Finding]) -> list[Finding]:
@@ -637,9 +594,6 @@ def _merge_findings(findings: Sequence[Finding]) -> list[Finding]:
     return list(merged.values())
 
 
-# --- sample formats
-
-
 # --- samples
 
 
@@ -647,12 +601,12 @@ def read_signals(header: WfdbHeader, channels: Collection[str] | None = None) ->
     """Digital values of the signals, at their own rates: int16, or float32 where samples are missing (NaN) or need more bits.
 
     Args:
-        header: what `read_header` said about the record.
+        header: the record's header.
         channels: names to read; None: all.
 
     Returns:
         One signal a channel; in a record of several segments one a channel and stretch without a gap or change of calibration, `onset` in
-        seconds from the record's beginning. Sorted by channel as in the header, then by onset. `read` also says what was odd.
+        seconds from the record's beginning. Sorted by channel as in the header, then by onset. `read_recording` also returns findings.
 
     Raises:
         UserError: checksum, initial_value, truncated, corrupt, io_error.
@@ -664,12 +618,12 @@ def read_recording(
     path: Path | str,
     source: Source | None = None,
     *,
-    needed: Collection[str] | None = None,
+    required: Collection[str] | None = None,
     channels: Collection[str] | None = None,
     keep_phi: bool = False,
 ) -> WfdbRecording:
     """Header and samples of a record; see `read_header` and `read_signals`."""
-    return _read_channels(read_header(path, source, needed=needed, keep_phi=keep_phi), channels)
+    return _read_channels(read_header(path, source, required=required, keep_phi=keep_phi), channels)
 
 
 def _read_channels(header: WfdbHeader, channels: Collection[str] | None) -> WfdbRecording:
@@ -693,9 +647,8 @@ def _read_channels(header: WfdbHeader, channels: Collection[str] | None) -> Wfdb
     lossy = {name: n for name, n in missing.items() if n}
     if lossy:
         total = sum(lossy.values())
-        named = ", ".join(map(safe_text, list(lossy)[:5])) + (f" and {len(lossy) - 5} more" if len(lossy) > 5 else "")
-        text = f"{total} sample{'s' * (total > 1)} marked as invalid in {named}"
-        findings.append(input_warning(Reason.MISSING_SAMPLES, text, "missing values (NaN)", count=total))
+        problem = f"{total} sample{'s' * (total > 1)} marked as invalid in {list_names(list(lossy), 5)}"
+        findings.append(input_warning(Reason.MISSING_SAMPLES, problem, "missing values (NaN)", count=total))
     segments = _find_stretches(header, pieces, findings)
     return WfdbRecording(
         header=header,
@@ -728,12 +681,12 @@ def _find_stretches(
             edges[-1][1] += part.frames
         else:
             edges.append([part.first, part.first + part.frames])
-    there = sum(part.frames for part in header.parts)
-    if there < header.frames:
-        text = f"{(header.frames - there) / header.frame_rate:g} of {header.seconds:g} s have no samples"
-        findings.append(input_warning(Reason.DISCONTINUOUS, text, "kept as segments at their true times", count=max(1, len(edges) - 1)))
+    present = sum(part.frames for part in header.parts)
+    if present < header.frames:
+        problem = f"{(header.frames - present) / header.frame_rate:g} of {header.seconds:g} s have no samples"
+        findings.append(input_warning(Reason.DISCONTINUOUS, problem, "kept as segments at their true times", count=max(1, len(edges) - 1)))
     partial = [name for name, found in pieces.items() if len(found) < len(header.parts)]
     if partial:
-        text = f"{', '.join(map(safe_text, partial[:5]))}{' and more' * (len(partial) > 5)}: not in all segments"
-        findings.append(input_warning(Reason.DISCONTINUOUS, text, "missing where they are not", count=len(partial)))
+        problem = f"{list_names(partial, 5)}: not in all segments"
+        findings.append(input_warning(Reason.DISCONTINUOUS, problem, "missing where they are not", count=len(partial)))
     return [(first / header.frame_rate, last / header.frame_rate) for first, last in edges]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
+from bitimely_core.formats.text import list_numbers
 
 MAX_EXPANDED = 1 << 28  # bytes that a compressed file may always hold; beyond it at most MAX_RATIO times its size
 MAX_RATIO = 1000
@@ -23,12 +24,12 @@ class WfdbChannel(NamedTuple):
     """One signal of a header."""
 
     number: int  # 1-based line of the header
-    name: str  # fit to store: without control, markup and formula characters
+    name: str  # safe to store: without control, markup and formula characters
     unit: str
     gain: float  # digital steps a unit
     baseline: int  # digital value of the physical 0
     samples: int = 1  # a frame
-    skew: int = 0  # frames that lie before the record's beginning
+    skew: int = 0  # frames before the record's beginning
     initial: int | None = None
     checksum: int | None = None
 
@@ -56,12 +57,6 @@ class WfdbSignalGroup(NamedTuple):
     def width(self) -> int:
         """Samples of all signals in a frame."""
         return sum(channel.samples for channel in self.channels)
-
-
-def list_channels(channels: Sequence[WfdbChannel]) -> str:
-    """Numbers of the first ten signals, for a message."""
-    more = f" and {len(channels) - 10} more" if len(channels) > 10 else ""
-    return ", ".join(str(channel.number) for channel in channels[:10]) + more
 
 
 def _decode_212(raw: np.ndarray) -> np.ndarray:
@@ -97,7 +92,7 @@ class SampleFormat(NamedTuple):
     """A sample format without compression."""
 
     sizes: tuple[int, ...]  # bytes of 0, 1, ... samples, the last of a whole block
-    invalid: int | None  # the value that says that there is no sample
+    invalid: int | None  # the value that marks a missing sample
     kind: type[np.signedinteger]  # type that holds a sample
     decode: Callable[[np.ndarray], np.ndarray]  # uint8 of whole blocks -> integers
 
@@ -127,14 +122,14 @@ def count_bytes(code: int, samples: int) -> int:
 
 
 def count_samples(code: int, size: int) -> int:
-    """Whole samples in this many bytes."""
+    """Complete samples in this many bytes."""
     sizes = FORMATS[code].sizes
     blocks, rest = divmod(size, sizes[-1])
     return blocks * (len(sizes) - 1) + max(k for k, need in enumerate(sizes) if need <= rest)
 
 
 def count_flac_frames(head: bytes, size: int, group: WfdbSignalGroup) -> int:
-    """Frames that a FLAC file says it holds, once its first block says what the header says.
+    """Frames by the first block of a FLAC file, which must agree with the header.
 
     Raises:
         UserError: corrupt, format, header_syntax, expansion_limit.
@@ -151,8 +146,8 @@ def count_flac_frames(head: bytes, size: int, group: WfdbSignalGroup) -> int:
     if bits > FLAC[group.code]:
         raise input_error(Reason.FORMAT, f"{file} has {bits} bits a sample", f"format {group.code} has {FLAC[group.code]}", field="format")
     if 4 * channels * length > max(MAX_EXPANDED, MAX_RATIO * size):
-        text = f"{file} says that {4 * channels * length} bytes of samples are in {size}"
-        raise input_error(Reason.EXPANSION_LIMIT, text, "no recording is compressed that well", field="length")
+        problem = f"{file} says that {4 * channels * length} bytes of samples are in {size}"
+        raise input_error(Reason.EXPANSION_LIMIT, problem, "no recording is compressed that well", field="length")
     return max(0, length - group.start) // group.channels[0].samples
 
 
@@ -186,9 +181,8 @@ def _decode_packed(group: WfdbSignalGroup, frames: int) -> np.ndarray:
                 size = count_bytes(group.code, len(here))
                 raw = np.zeros(-(-size // code.sizes[-1]) * code.sizes[-1], np.uint8)
                 if file.readinto(raw.data[:size]) != size:
-                    raise input_error(
-                        Reason.TRUNCATED, f"{safe_text(group.name)} became shorter while it was read", "nothing may write to it"
-                    )
+                    problem = f"{safe_text(group.name)} became shorter while it was read"
+                    raise input_error(Reason.TRUNCATED, problem, "nothing may write to it")
                 here[:] = code.decode(raw)[: len(here)]
     except OSError as error:
         raise input_error(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
@@ -209,9 +203,8 @@ def _decode_flac(group: WfdbSignalGroup, frames: int) -> np.ndarray:
             for first in range(0, len(values), BLOCK):
                 wide = stream.read(min(BLOCK, len(values) - first), dtype="int32", always_2d=True)
                 if len(wide) != min(BLOCK, len(values) - first):
-                    raise input_error(
-                        Reason.TRUNCATED, f"{file} ends before its last sample", "expected a whole FLAC stream", field="file_name"
-                    )
+                    problem = f"{file} ends before its last sample"
+                    raise input_error(Reason.TRUNCATED, problem, "expected a complete FLAC stream", field="file_name")
                 values[first : first + len(wide)] = wide >> (32 - {"PCM_S8": 8, "PCM_16": 16, "PCM_24": 24}[stream.subtype])
     except (OSError, RuntimeError, KeyError, ValueError, AssertionError) as error:  # soundfile's own errors are RuntimeErrors
         raise input_error(Reason.CORRUPT, f"{file} does not decode ({type(error).__name__})", "expected FLAC", field="file_name") from None
@@ -221,10 +214,9 @@ def _decode_flac(group: WfdbSignalGroup, frames: int) -> np.ndarray:
 def verify_checksums(group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.ndarray, findings: list[Finding], *, sized: bool) -> None:
     """Compares checksums (sum of all digital samples modulo 65,536, signed or unsigned in headers) and initial values with the header's.
 
-    Where the header says no length the format does not promise a checksum; where all of its checksums and initial values are 0 they were
-    never filled in: both are warned about, not refused. Initial values are of no use outside of format 8, and tools leave stale ones: they
-    are refused as long as the samples may be the right ones in the wrong places, that is unless the checksums are right and no frame of
-    the file begins with the values of the header.
+    Where the header states no length the format does not promise a checksum; where all of its checksums and initial values are 0 they were
+    never filled in: both are warned about, not refused. Outside of format 8 initial values are redundant, and tools leave stale ones: a
+    wrong one is refused unless the checksums are right and no frame of the file has the header's values, since else samples may be shifted.
 
     Raises:
         UserError: checksum, initial_value.
@@ -236,31 +228,31 @@ def verify_checksums(group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.n
     sums = together or [int(v.sum(dtype=np.int64)) for v in values]
     bad = [c for c, total in zip(channels, sums, strict=True) if c.checksum is not None and (total - c.checksum) & 0xFFFF]
     if bad:
-        text = f"the samples of signal {list_channels(bad)} in {file} do not add up to the checksum of the header"
+        problem = f"the samples of signal {list_numbers([c.number for c in bad])} in {file} do not add up to the checksum of the header"
         if sized and not unfilled:
-            raise input_error(Reason.CHECKSUM, text, "one of them is damaged", "Download it again", field="checksum")
-        why = "the header says no length" if not sized else "all are 0 in the header"
-        findings.append(input_warning(Reason.CHECKSUM, text, f"not refused because {why}", field="checksum", count=len(bad)))
+            raise input_error(Reason.CHECKSUM, problem, "one of them is damaged", "Download it again", field="checksum")
+        why = "the header states no length" if not sized else "all are 0 in the header"
+        findings.append(input_warning(Reason.CHECKSUM, problem, f"not refused because {why}", field="checksum", count=len(bad)))
     if group.code == 8:  # the initial value is what the differences are added to
         return
-    late = [c for c, v in zip(channels, values, strict=True) if c.initial is not None and int(v[0]) != c.initial]
-    if not late:
+    wrong = [c for c, v in zip(channels, values, strict=True) if c.initial is not None and int(v[0]) != c.initial]
+    if not wrong:
         return
-    text = f"the first sample of signal {list_channels(late)} in {file} is not the initial value of the header"
+    problem = f"the first sample of signal {list_numbers([c.number for c in wrong])} in {file} is not the initial value of the header"
     known = [(c, v) for c, v in zip(channels, values, strict=True) if c.initial is not None]
-    summed = not bad and all(c.checksum is not None for c in channels)
-    elsewhere = np.logical_and.reduce([v[:: c.samples] == c.initial for c, v in known]).any()
-    if not unfilled and (elsewhere or not summed):
-        raise input_error(Reason.INITIAL_VALUE, text, "the samples are shifted or damaged", "Download it again", field="initial_value")
+    verified = not bad and all(c.checksum is not None for c in channels)
+    shifted = np.logical_and.reduce([v[:: c.samples] == c.initial for c, v in known]).any()
+    if not unfilled and (shifted or not verified):
+        raise input_error(Reason.INITIAL_VALUE, problem, "the samples are shifted or damaged", "Download it again", field="initial_value")
     why = "all are 0 in the header" if unfilled else "the checksums are right and the values occur nowhere in the file"
-    findings.append(input_warning(Reason.INITIAL_VALUE, text, f"not refused because {why}", field="initial_value", count=len(late)))
+    findings.append(input_warning(Reason.INITIAL_VALUE, problem, f"not refused because {why}", field="initial_value", count=len(wrong)))
 
 
 def calibrate_samples(channel: WfdbChannel, digital: np.ndarray, code: int) -> tuple[np.ndarray, float, float, int]:
-    """Samples to keep, their scale and offset, and how many are missing.
+    """Samples to keep, their scale and offset, and number of missing ones.
 
     int16 as long as the values fit; float32, which holds 24 bits exactly, for missing samples and longer values; beyond 24 bits float32 of
-    the physical values, because a float32 of such digital ones could lose all that lies above a large baseline.
+    the physical values, because a float32 of such digital values could lose all that is above a large baseline.
     """
     invalid = FORMATS[code].invalid if code in FORMATS else -(1 << (FLAC[code] - 1))
     lost = np.zeros(len(digital), bool) if invalid is None else digital == invalid

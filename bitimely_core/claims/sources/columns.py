@@ -31,7 +31,7 @@ def find_table(source: Source, *stems: str, needed: bool = True) -> str:
         UserError: no_input when there are several, or none and it is `needed`.
     """
     names = {stem + ending for stem in stems for ending in ENDINGS}
-    found = sorted(rel for rel in {*source.files, *source.odd} if PurePosixPath(rel).name.lower() in names)
+    found = sorted(rel for rel in {*source.files, *source.rejected} if PurePosixPath(rel).name.lower() in names)
     if len(found) > 1:
         text = f"{stems[0]} is there {len(found)} times ({', '.join(map(safe_text, found[:5]))})"
         raise input_error(Reason.NO_INPUT, text, "expected once", "Keep one of them in the folder")

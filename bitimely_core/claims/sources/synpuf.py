@@ -106,7 +106,7 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
 def _find_files(source: Source, pattern: re.Pattern[str]) -> list[_SynpufFile]:
     """The tables whose name fits, each once: an archive beside the table that came out of it is not read."""
     found: dict[tuple[str, ...], _SynpufFile] = {}
-    for rel in sorted({*source.files, *source.odd}, key=lambda rel: (_is_zip(rel), rel)):
+    for rel in sorted({*source.files, *source.rejected}, key=lambda rel: (_is_zip(rel), rel)):
         name = PurePosixPath(rel).name
         if _is_zip(rel) and name.upper().startswith("DE1_0_") and rel in source.files:
             name = _find_member(source.path(rel), rel) or name
