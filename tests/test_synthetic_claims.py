@@ -19,7 +19,8 @@ import pytest
 from bitimely_core import registry
 from bitimely_core.claims import synthetic as module
 from bitimely_core.claims.dataset import ClaimsOptions
-from bitimely_core.claims.synthetic import resolve_config, write_cohort
+from bitimely_core.claims.synthetic import write_cohort
+from bitimely_core.claims.synthetic_config import CohortConfig, resolve_config
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.recipe import load_recipe
 
@@ -405,7 +406,7 @@ def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -
     assert {name: shipped[name] for name in ("subjects", "seed")} == {
         name: (module.FACTS.options or {})[name] for name in ("subjects", "seed")
     }
-    assert resolve_config({}) == shipped["config"]
+    assert resolve_config({}) == CohortConfig.model_validate(shipped["config"])
     tidy = {name: 0 for name in shipped["config"]["mess"] if name != "dotted"} | {"dotted": 1.0}
     ledger = write_cohort(tmp_path, subjects=200, config={"mess": tidy, "visits": {"preventive": 0.0}})
     assert ledger["rows"] == ledger["funnel"]["mapped"]["exact"]

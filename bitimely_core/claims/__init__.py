@@ -11,6 +11,19 @@ sources, pass1_clean, pass2_write    raw files to the cache
 tokenize, tasks, meds_export         the cache to sequences, to sequences up to prediction times, to MEDS
 """
 
-from bitimely_core.claims.build import build_sequences
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bitimely_core.claims.build import build_sequences
 
 __all__ = ["build_sequences"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the builder, and with it the libraries of tables, on first use."""
+    if name in __all__:
+        return getattr(importlib.import_module("bitimely_core.claims.build"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

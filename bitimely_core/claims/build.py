@@ -6,16 +6,15 @@ The steps and their order are normative (section 2 of the builder's reference). 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
+
+import polars as pl
 
 from bitimely_core.claims import clean, dates, phecode_maps, prevalence, sequence_builder, splits, steps
 from bitimely_core.claims.codes import FAMILIES, STEPS, Codebook
 from bitimely_core.claims.engines import ENGINES, open_engine
 from bitimely_core.claims.label_rules import LabelRule, RuleTable, find_defining_phecodes, parse_rules
 from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
-
-if TYPE_CHECKING:
-    import polars as pl
 
 T = TypeVar("T")
 
@@ -153,8 +152,6 @@ def _check_fallback(fallback: Sequence[str]) -> tuple[str, ...]:
 
 
 def _require_columns(frame: object, name: str, needed: Sequence[str]) -> None:
-    import polars as pl
-
     if not isinstance(frame, pl.DataFrame):
         raise TypeError(f"{name} is a polars DataFrame, found {type(frame).__name__}")
     if missing := [column for column in needed if column not in frame.columns]:
@@ -162,8 +159,6 @@ def _require_columns(frame: object, name: str, needed: Sequence[str]) -> None:
 
 
 def _check_subject_ids(frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    import polars as pl
-
     dtype = frame.schema["subject_id"]
     if dtype not in (pl.String, pl.Int64) and not (dtype == pl.Null and frame.is_empty()):
         raise ValueError(f"subject_id of {name} is {dtype}, expected String or Int64")
@@ -173,8 +168,6 @@ def _check_subject_ids(frame: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def _read_phemap(phemap: pl.DataFrame) -> dict[str, dict[str, tuple[str, ...]]]:
-    import polars as pl
-
     _require_columns(phemap, "phemap", ("vocab", "code", "phecode"))
     frame = phemap.select("vocab", "code", "phecode")
     for column, dtype in frame.schema.items():
@@ -189,8 +182,6 @@ def _read_phemap(phemap: pl.DataFrame) -> dict[str, dict[str, tuple[str, ...]]]:
 
 def _select_registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> pl.DataFrame:
     """subject_id, birth_day, obs_end of the registered population."""
-    import polars as pl
-
     _require_columns(events, "events", ("subject_id", "date", "code"))
     dtype = _check_subject_ids(events, "events").schema["subject_id"]
     if subjects is None:
@@ -215,8 +206,6 @@ def _clean_events(
     events: pl.DataFrame, registered: pl.DataFrame, book: Codebook, vocab: str
 ) -> tuple[pl.DataFrame, pl.DataFrame, clean.RowAccount]:
     """The valid rows, and the subjects: registered, or with a valid row."""
-    import polars as pl
-
     used = events.select(name for name in ("subject_id", "date", "code", "vocab", "source") if name in events.columns)
     events = used.cast({"subject_id": registered.schema["subject_id"]}) if used.is_empty() else used
     rows, account = clean.clean_rows(events, book, vocab=vocab, life_dates=registered.select("subject_id", "birth_day"))
@@ -229,8 +218,6 @@ def _clean_events(
 
 def _assign_splits(cohort: pl.DataFrame, split: Mapping[str, object] | None, override: Mapping[str, str] | None) -> pl.DataFrame:
     """`cohort` with its splits."""
-    import polars as pl
-
     names = [str(subject) for subject in cohort["subject_id"]]
     chosen: dict[str, object] = {"seed": splits.SEED, "train": splits.TRAIN, "validation": splits.VALIDATION, **(split or {})}
     if len(chosen) > 3:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 from pydantic import BaseModel, Field
 
 from bitimely_core.claims import dates
@@ -18,9 +18,6 @@ from bitimely_core.claims.codes import FAMILIES, STEPS, UNMAPPED, Codebook, IcdC
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.schemas import ClaimsFunnel
-
-if TYPE_CHECKING:
-    import polars as pl
 
 GRACE_DAYS = 90  # days after death in which bills still come
 SILENT_DAYS = 3653  # days without a single row after which dates are in the future of the data
@@ -107,8 +104,6 @@ def clean_rows(
     Raises:
         ValueError: for a vocabulary that does not exist, or a column of another type than text.
     """
-    import polars as pl
-
     everywhere = {"vocab": pl.lit(vocab), "source": pl.lit(source), "row": pl.int_range(1, pl.len() + 1, dtype=pl.Int64)}
     absent = [value.alias(name) for name, value in everywhere.items() if name not in frame.columns]
     texts = [name for name in ("code", "vocab", "source") if name in frame.columns]
@@ -138,8 +133,6 @@ def clean_rows(
 
 def _read_codes(table: pl.DataFrame, book: Codebook) -> pl.DataFrame:
     """vocab, code -> index, code_fault, code_reason, for the distinct pairs of a table."""
-    import polars as pl
-
     pairs = table.select("vocab", "code").unique().sort("vocab", "code")  # sorted: the book grows in an order that means nothing
     if odd := [vocab for vocab in pairs["vocab"].unique() if vocab not in FAMILIES]:
         raise ValueError(f"vocab is one of {', '.join(FAMILIES)}, found {safe_text(odd[0])}")
@@ -150,8 +143,6 @@ def _read_codes(table: pl.DataFrame, book: Codebook) -> pl.DataFrame:
 
 def _make_checks(columns: set[str], *, strict: bool, latest: int | None) -> dict[str, pl.Expr]:
     """Fault -> test, in order. A test that is null, for instance because no birth is known, is passed."""
-    import polars as pl
-
     day = pl.col("day")
     checks = {"bad_date": day.is_null()}
     if strict:
@@ -167,8 +158,6 @@ def _make_checks(columns: set[str], *, strict: bool, latest: int | None) -> dict
 
 def _make_copy_key(columns: list[str]) -> pl.Expr:
     """Equal for two rows of one subject, day and code that are one: of one claim, or equal in everything that was written."""
-    import polars as pl
-
     written = pl.struct(name for name in ("date", "code", "vocab", "source", "position") if name in columns).hash()
     if "claim" in columns:
         written = pl.when(pl.col("claim").is_null()).then(written).otherwise(pl.col("claim").hash(seed=1))
@@ -176,8 +165,6 @@ def _make_copy_key(columns: list[str]) -> pl.Expr:
 
 
 def _count_rows(table: pl.DataFrame, kept: pl.DataFrame, codes: list[IcdCode]) -> RowAccount:
-    import polars as pl
-
     left = table.filter(pl.col("fault").is_not_null())
     account = RowAccount(rows=table.height)
     account.faults.update(dict(left["fault"].value_counts().iter_rows()))

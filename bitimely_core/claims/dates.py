@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from datetime import date, datetime
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import polars as pl
-    from numpy.typing import NDArray
+import polars as pl
+from numpy.typing import NDArray
 
 EPOCH = date(1970, 1, 1).toordinal()
 MONTH = 30.4375  # days: 365.25 / 12 = 487 / 16
@@ -55,8 +52,6 @@ def parse_days(texts: pl.Series, form: str | None = None) -> pl.Series:
     Raises:
         ValueError: for a column of another type, because a number is no date.
     """
-    import polars as pl
-
     if texts.dtype not in (pl.String, pl.Date, pl.Null):
         raise ValueError(f"column {texts.name!r} is {texts.dtype}, expected text or dates")
     if texts.dtype == pl.Date:

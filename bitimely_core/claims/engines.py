@@ -1,31 +1,32 @@
-"""The three engines that do the table steps: polars in this process, DuckDB, Spark. One code path, written in narwhals.
+"""The three engines of the table steps: polars in this process, DuckDB, Spark. One code path, written in narwhals.
 
-What differs between engines is kept out of them: dates are integers, text is read once in Python, and every order is made after
-collecting, by sorting one integer a record. Sums come back as decimals from some engines: `collect` makes them integers.
+Operations that differ between engines are avoided: dates are integers, texts are read in Python, and rows are sorted after collecting, by one
+integer per record. Some engines return sums as decimals: `collect_rows` makes them integers.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import narwhals as nw
+import polars as pl
+import polars.selectors as cs
 
 from bitimely_core.errors import Reason, usage_error
 
-if TYPE_CHECKING:
-    import narwhals as nw
-    import polars as pl
-
-    Engine = Callable[[pl.DataFrame], nw.LazyFrame[Any]]
-    """A frame in memory -> the same as a lazy frame of the engine."""
+Engine = Callable[[pl.DataFrame], nw.LazyFrame[Any]]
+"""A frame in memory -> the same as a lazy frame of the engine."""
 
 ENGINES = ("polars", "duckdb", "spark")
 
 
 @contextmanager
 def open_engine(name: str, *, threads: int | None = None, memory: str | None = None, folder: Path | None = None) -> Iterator[Engine]:
-    """An engine, ready to take frames.
+    """An engine, ready for frames.
 
     Args:
         name: polars, duckdb or spark.
@@ -37,8 +38,6 @@ def open_engine(name: str, *, threads: int | None = None, memory: str | None = N
         UserError: missing_extra (exit 2) when the engine is not installed.
         ValueError: for another name.
     """
-    import narwhals as nw
-
     if name == "polars":
         yield lambda frame: nw.from_native(frame.lazy())
     elif name == "duckdb":
@@ -57,17 +56,12 @@ def open_engine(name: str, *, threads: int | None = None, memory: str | None = N
 
 
 def collect_rows(lazy: nw.LazyFrame[Any]) -> pl.DataFrame:
-    """The rows, in no particular order; sums that an engine returns as decimals or 128-bit integers as Int64."""
-    import polars as pl
-    import polars.selectors as cs
-
+    """The rows in any order; decimals and 128-bit integers become Int64."""
     frame = lazy.collect("polars").to_native()
     return frame.with_columns((cs.decimal() | cs.by_dtype(pl.Int128)).cast(pl.Int64))
 
 
 def _import_engine(module: str, extra: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -79,7 +73,7 @@ def _import_engine(module: str, extra: str) -> Any:
 
 
 def _open_spark(threads: int | None) -> Any:
-    """The session of this process: the one that is running, else a local one, which stays (a start takes most of a minute)."""
+    """The active session of this process, else a local one, which stays open (a start takes most of a minute)."""
     sql = _import_engine("pyspark.sql", "spark")
     running = sql.SparkSession.getActiveSession()
     if running is not None:

@@ -21,11 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from bitimely_core import storage
 from bitimely_core.cache import report as accounting
 from bitimely_core.cache.ingest import PART_LOCK_WAIT, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
-from bitimely_core.claims import ingest_report, pass1_clean, pass2_write, spill, subjects
+from bitimely_core.claims import ingest_report, label_rules, pass1_clean, pass2_write, phecode_maps, sources, spill, subjects
+from bitimely_core.claims.codes import Codebook
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.job import ClaimsJob, clear_folder
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
@@ -148,8 +151,6 @@ def ingest_part(run: IngestRun, shard: tuple[int, int], former: dict[str, Any] |
 
 def _name_work(run: IngestRun, *, force_new: bool) -> str:
     """How the names of unfinished work begin: a fingerprint of source, options and key."""
-    import polars as pl
-
     key = hashlib.sha256(load_key(run.given_options.get("id_key", ""), run.out)).hexdigest()
     content = [WORK_FORMAT, run.settings, run.report()["source"]["sha256"], key, _count_source_shards(run), pl.__version__, force_new]
     return storage.fingerprint(content)[:16]
@@ -175,7 +176,6 @@ def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
 
     Raises UserError: as `load_key` and `label_rules.load_rules`.
     """
-    from bitimely_core.claims import label_rules
 
     def content(path: str) -> str:
         file = Path(path)
@@ -272,9 +272,6 @@ def _is_unchanged(run: IngestRun, former: dict[str, Any]) -> bool:
 
 def _open_job(run: IngestRun, stem: str) -> ClaimsJob:
     """The configuration of an ingest. Raises UserError for a source, a map or rules that cannot be used."""
-    from bitimely_core.claims import label_rules, phecode_maps, sources
-    from bitimely_core.claims.codes import Codebook
-
     options = ClaimsOptions(**run.given_options)
     assert run.source is not None
     if options.keep_ids:
@@ -311,8 +308,6 @@ def _open_job(run: IngestRun, stem: str) -> ClaimsJob:
 
 def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, object], dict[str, StoredFile]]:
     """Write all files of the cache; the manifest without its report, and the files."""
-    from bitimely_core.claims import label_rules
-
     run = job.run
     if parts == 1:
         pass1_clean.clean_source(job)

@@ -10,6 +10,7 @@ from bitimely_core.cache import report
 from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.clean import RowAccount
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
+from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Finding, Reason, safe_text
 from bitimely_core.types import IngestUnit, SourceRows
 
@@ -69,8 +70,6 @@ def _list_reasons(table: SourceRows, account: RowAccount, dropped: Mapping[str, 
 
 def _find_unmet_rules(job: ClaimsJob, found: CleaningFindings) -> list[Finding]:
     """Warnings of rules none of whose kinds of claims occurs in the data."""
-    from bitimely_core.claims.label_rules import SOURCES
-
     present = {SOURCES[kind] for kind in found.sources}
     if not job.ruled or not present:
         return []

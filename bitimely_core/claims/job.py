@@ -6,23 +6,18 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import polars as pl
 from pydantic import BaseModel, Field
 
 from bitimely_core import storage
 from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.clean import RowAccount
-from bitimely_core.claims.codes import IcdCode
+from bitimely_core.claims.codes import Codebook, IcdCode
 from bitimely_core.claims.dataset import ClaimsOptions
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from bitimely_core.claims.codes import Codebook
-    from bitimely_core.claims.label_rules import LabelRule, RuleTable
-    from bitimely_core.claims.phecode_maps import PhecodeMap
-    from bitimely_core.claims.sources import ClaimsSource
+from bitimely_core.claims.label_rules import LabelRule, RuleTable
+from bitimely_core.claims.phecode_maps import PhecodeMap
+from bitimely_core.claims.sources import ClaimsSource
 
 FILE_SHIFT = 40  # bits of a line number; those above number the file
 SPAN_DAYS = 1 << 19  # days, before and after 1970, are fewer than half of it

@@ -10,15 +10,12 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bitimely_core.claims.codes import IcdCode, PhecodeTable
 from bitimely_core.errors import Reason, usage_error
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
 SOURCES = ("inpatient", "outpatient", "physician", "emergency", "other")

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import narwhals as nw
 import numpy as np
+import polars as pl
+from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import IcdCode
-from bitimely_core.claims.engines import collect_rows
+from bitimely_core.claims.engines import Engine, collect_rows
 from bitimely_core.claims.label_rules import SOURCES, LabelRule, find_completion_days, match_rules
-
-if TYPE_CHECKING:
-    import polars as pl
-    from numpy.typing import NDArray
-
-    from bitimely_core.claims.engines import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +33,6 @@ class Landmark:
 
 def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame, engine: Engine) -> pl.DataFrame:
     """`cohort` with `first_day`: that of the subject's first valid row, mapped or not; null without any."""
-    import narwhals as nw
-    import polars as pl
-
     found = collect_rows(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min().alias("first_day")))
     return _add_column(cohort, "first_day", pl.Int32, found["subject"].to_numpy(), found["first_day"].to_numpy())
 
@@ -58,8 +52,6 @@ def add_onsets(
         cohort: with `birth_day`.
         engine: does the filtering; the few matching rows are judged in numpy.
     """
-    import polars as pl
-
     found, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes], engine)
     subject, day, source, pattern = (found[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
     births = cohort["birth_day"]
@@ -85,8 +77,6 @@ def add_onsets(
 
 def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], engine: Engine) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
     """The distinct subject, day, source, pattern of the rows whose code bears a mark; `pattern` is an index into the list of mark sets."""
-    import polars as pl
-
     patterns = sorted({own for own in marks if own})
     index = {own: i for i, own in enumerate(patterns)}
     pairs = [(code, index[own]) for code, own in enumerate(marks) if own]
@@ -107,8 +97,6 @@ def exclude_controls(
         cohort: with the labels.
         engine: takes the frames.
     """
-    import polars as pl
-
     names = list(near)
     marks = [tuple(i for i, name in enumerate(names) if not near[name].isdisjoint(code.phecodes)) for code in codes]
     found, patterns = _select_marked_rows(rows, marks, engine)
@@ -127,8 +115,6 @@ def _find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
 
 def _add_column(cohort: pl.DataFrame, name: str, dtype: Any, subject: NDArray[Any], values: NDArray[Any]) -> pl.DataFrame:
     """`cohort` with a column that has `values` for some subjects, else null."""
-    import polars as pl
-
     column = pl.repeat(None, cohort.height, dtype=dtype, eager=True)
     return cohort.with_columns(column.scatter(subject, values).alias(name) if len(subject) else column.alias(name))
 
@@ -142,8 +128,6 @@ def apply_landmark(cohort: pl.DataFrame, names: Sequence[str], landmark: Landmar
         landmark: None leaves everything as it is.
         data_end: the last valid day of the data set, the end of observation where none is known.
     """
-    import polars as pl
-
     if landmark is None:
         return cohort
     seen = pl.col("first_day").is_not_null()
@@ -167,8 +151,6 @@ def apply_landmark(cohort: pl.DataFrame, names: Sequence[str], landmark: Landmar
 
 def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """The labels as the cache keeps them: subject_id, name, value Int8, onset_day Int32, one row a subject and label."""
-    import polars as pl
-
     parts = [
         cohort.select(
             "subject_id",
@@ -185,8 +167,6 @@ def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 def join_labels(cohort: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """`cohort` with the columns of `long`'s table."""
-    import polars as pl
-
     for (name,), own in table.group_by("name", maintain_order=True):
         columns = own.select("subject_id", pl.col("value").alias(f"y_{name}"), pl.col("onset_day").alias(f"onset_{name}"))
         cohort = cohort.join(columns, on="subject_id", how="left", maintain_order="left")

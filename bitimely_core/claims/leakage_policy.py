@@ -7,17 +7,15 @@ records  subject, day, phecode (and `row`)
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import narwhals as nw
+import polars as pl
 
 from bitimely_core.claims import codes
 from bitimely_core.claims.codes import IcdCode
+from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.label_rules import LabelRule, match_rules
-
-if TYPE_CHECKING:
-    import narwhals as nw
-    import polars as pl
-
-    from bitimely_core.claims.engines import Engine
 
 LEAKAGE_POLICIES = ("keep", "drop_icd", "drop_phecode")
 
@@ -57,9 +55,6 @@ def select_records(
         cohort: with `index_day` where the input ends there.
         engine: takes the frames.
     """
-    import narwhals as nw
-    import polars as pl
-
     phecodes = sorted({phecode for own in phecodes_of_code for phecode in own}, key=codes.phecode_sort_key)
     index = {phecode: i for i, phecode in enumerate(phecodes)}
     pairs = [(code, index[phecode]) for code, own in enumerate(phecodes_of_code) for phecode in own]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
 
 from bitimely_core import __version__, storage
-from bitimely_core.tokens.sequences import parquet
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from bitimely_core.cache import Cache
-    from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.cache import Cache
+from bitimely_core.tokens.sequences import EventSequences, parquet
 
 DAY = 86_400_000_000  # microseconds
 SPLITS = {"train": "train", "validation": "tuning", "test": "held_out"}
@@ -24,8 +21,6 @@ def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
 
     A label is asked for at the index day, without a landmark at the last event that is in the sequence's input.
     """
-    import polars as pl
-
     cohort = cache.cohort()
     events = pl.concat([frame.select("subject_id", "time", "code", "numeric_value") for frame in cache.events()])
     boundaries = [
@@ -54,16 +49,11 @@ def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
 
 
 def _to_time(day: pl.Expr) -> pl.Expr:
-    import polars as pl
-
     return (day.cast(pl.Int64) * DAY).cast(pl.Datetime("us"))
 
 
 def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataFrame]:
     """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known."""
-    import numpy as np
-    import polars as pl
-
     last = pl.concat([frame.group_by("subject_id").agg(first=pl.col("time").min(), last=pl.col("time").max()) for frame in cache.events()])
     ids = sequences.whole_index["subject_id"].cast(pl.Int64)
     frame = pl.DataFrame({"subject_id": ids}).join(last, on="subject_id", how="left", maintain_order="left")

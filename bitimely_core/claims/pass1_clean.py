@@ -9,18 +9,14 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
-from bitimely_core.claims import splits
+from bitimely_core.claims import clean, dates, splits
+from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.job import FILE_SHIFT, ClaimsJob, CleaningFindings
 from bitimely_core.claims.spill import SpillFile, write_partitioned
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from bitimely_core.claims.codes import IcdCode
 
 SPILL_ROWS = 1 << 20  # valid rows of a spill file
 CACHED_SUBJECTS = 1 << 21  # subjects whose pseudonym is kept in memory: 28 bytes each
@@ -38,10 +34,6 @@ def is_finished(home: Path, stem: str, part: int) -> bool:
 
 def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindings:
     """Clean all rows, or every `parts`-th block from the `part`-th on, and spill them by shard; continues from saved findings."""
-    import polars as pl
-
-    from bitimely_core.claims import clean
-
     run, claims = job.run, job.claims
     found = CleaningFindings.load(findings_path(job.home, job.stem, part))
     if found.done:
@@ -93,8 +85,6 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindi
 
 def _select_life_dates(subjects: pl.DataFrame | None, labels: pl.DataFrame | None) -> pl.DataFrame | None:
     """Days that decide which rows of a subject are valid: subject_id, birth_day, death_day, index_day, as far as known."""
-    from bitimely_core.claims import dates
-
     life_dates: pl.DataFrame | None = None
     if subjects is not None:
         life_dates = subjects.select(
@@ -129,8 +119,6 @@ def pseudonymize(seen: PseudonymCache, ids: pl.Series, job: ClaimsJob) -> tuple[
     Returns:
         subject_id, key (the first 8 bytes of the digest as a number), shard; and `compute_digests` of those not seen before.
     """
-    import polars as pl
-
     distinct = ids.unique()
     marks, checks = distinct.hash().to_numpy(), ("|" + distinct).hash().to_numpy()
     known = np.zeros(len(distinct), bool)
@@ -151,8 +139,6 @@ def pseudonymize(seen: PseudonymCache, ids: pl.Series, job: ClaimsJob) -> tuple[
 
 def compute_digests(names: list[str], job: ClaimsJob) -> pl.DataFrame:
     """Of raw ids: digest (Binary: HMAC-SHA256 under the key), split_bin UInt16, shard Int32."""
-    import polars as pl
-
     return pl.DataFrame(
         {
             "digest": pl.Series([hmac.digest(job.key, name.encode(), "sha256") for name in names], dtype=pl.Binary),
@@ -170,8 +156,6 @@ def to_keys(digests: pl.Series) -> np.ndarray:
 
 def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[SpillFile]]:
     """The findings and spill files of all finished parts, codes and files numbered anew."""
-    from bitimely_core.claims import clean
-
     total, spilled = CleaningFindings(done=True), []
     code_of: dict[IcdCode, int] = {}
     for part in range(1, parts + 1):

@@ -10,24 +10,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 from pydantic import BaseModel
 
 from bitimely_core import storage
-from bitimely_core.claims import pass1_clean, spill, subjects
+from bitimely_core.claims import engines, label_rules, labels, pass1_clean, phecode_maps, spill, steps, subjects
 from bitimely_core.claims.clean import EXAMPLES, RowAccount
+from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJob, CleaningFindings
+from bitimely_core.claims.label_rules import SOURCES
+from bitimely_core.claims.spill import SpillFile
+from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.schemas import StoredFile
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from bitimely_core.claims.engines import Engine
-    from bitimely_core.claims.spill import SpillFile
-    from bitimely_core.claims.steps import ClaimsShard
 
 SHARD_TABLES = ("subjects", "labels", "contents")  # merged when all shards are finished
 AgreementCounts = Counter[tuple[str, str, str]]
@@ -46,8 +43,6 @@ def write_shards(
     job: ClaimsJob, found: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, keys: np.ndarray
 ) -> Iterator[FinishedShard]:
     """Every shard in turn; one that an earlier run has finished is not made again."""
-    from bitimely_core.claims import engines
-
     ranks = np.argsort(np.argsort([code.text for code in found.codes])) if found.codes else np.empty(0, np.int64)
     with engines.open_engine(job.options.engine) as engine:
         for number in range(job.shards):
@@ -77,10 +72,6 @@ def _write_shard(
     engine: Engine,
 ) -> FinishedShard:
     """One shard: its files, and the record that they are complete."""
-    import polars as pl
-
-    from bitimely_core.claims import labels, steps
-
     agreement = AgreementCounts()
     own = pass1_clean.to_keys(cohort["digest"])
     cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(np.searchsorted(keys, own), dtype=pl.Int64))
@@ -132,8 +123,6 @@ def resolve_duplicates(rows: pl.DataFrame, found: CleaningFindings, keys: np.nda
         subject (position of its key), day, code, source, row, late; and file -> account. SourceRows without PheCode and those after the index day
         are counted too; they stay for the label rules.
     """
-    import polars as pl
-
     columns = {"subject": pl.Int32, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8, "row": pl.Int64, "late": pl.Boolean}
     accounts: dict[str, RowAccount] = {}
     if rows.is_empty():
@@ -185,10 +174,6 @@ def _pack_keys(subject: pl.Series, day: pl.Series, rest: np.ndarray | None = Non
 
 def _apply_labels(shard: ClaimsShard, job: ClaimsJob, agreement: AgreementCounts, engine: Engine) -> ClaimsShard:
     """The shard with its labels, of rules or of columns of the source; rows after the index day, needed only for labels, leave."""
-    import polars as pl
-
-    from bitimely_core.claims import label_rules, labels, phecode_maps
-
     cohort = shard.cohort
     cells = {(1, 1): "tp", (1, 0): "fp", (0, 1): "fn", (0, 0): "tn"}
     for rule in job.rules:
@@ -210,8 +195,6 @@ def _apply_labels(shard: ClaimsShard, job: ClaimsJob, agreement: AgreementCounts
 
 def _subtract_first_days(shard: ClaimsShard, *, keep_dates: bool) -> ClaimsShard:
     """All days relative to the subject's first valid row; null for a subject without any."""
-    import polars as pl
-
     if keep_dates:
         return shard
     cohort = shard.cohort
@@ -224,10 +207,6 @@ def _subtract_first_days(shard: ClaimsShard, *, keep_dates: bool) -> ClaimsShard
 
 def _make_events(shard: ClaimsShard) -> pl.DataFrame:
     """The rows in MEDS columns, by subject and time; `row` is their order in the source."""
-    import polars as pl
-
-    from bitimely_core.claims.label_rules import SOURCES
-
     rows = shard.rows[np.argsort(_pack_keys(shard.rows["subject"], shard.rows["day"]), kind="stable")]
     texts = pl.Series([code.text for code in shard.codes], dtype=pl.String)
     phecodes = pl.Series([list(code.phecodes) for code in shard.codes], dtype=pl.List(pl.String))
@@ -246,8 +225,6 @@ def _make_events(shard: ClaimsShard) -> pl.DataFrame:
 
 def _hash_subjects(shard: ClaimsShard, names: list[str], ranks: np.ndarray) -> list[bytes]:
     """SHA-256 of the rows of each subject, in a canonical order, and of its labels; ids do not enter."""
-    from bitimely_core.claims.label_rules import SOURCES
-
     rows, cohort = shard.rows, shard.cohort
     size = max(len(ranks), 1) * len(SOURCES)
     rank = ranks[rows["code"].to_numpy()] * len(SOURCES) + rows["source"].to_numpy()

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import polars as pl
 
 from bitimely_core.claims import codes
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MAX_BYTES = 1 << 28  # bytes of a table when unpacked; the largest one in circulation has 30 MB
 FULL_ROWS = 10_000  # ICD-9 rows from which on a 1.2 table must be complete
@@ -96,8 +95,6 @@ class PhecodeMap:
 
     def frame(self) -> pl.DataFrame:
         """The long form: vocab, code, phecode (text)."""
-        import polars as pl
-
         rows = [(vocab, code, p) for vocab, table in self.tables.items() for code, found in sorted(table.items()) for p in found]
         return pl.DataFrame(rows, schema={"vocab": pl.String, "code": pl.String, "phecode": pl.String}, orient="row")
 
@@ -270,8 +267,6 @@ def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
 
 
 def _read_parquet(name: str, digest: str, data: bytes) -> MapSheet:
-    import polars as pl
-
     try:
         frame = pl.read_parquet(io.BytesIO(data))
     except pl.exceptions.PolarsError as error:

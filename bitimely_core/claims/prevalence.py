@@ -7,16 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
+
+import narwhals as nw
+import polars as pl
 
 from bitimely_core.claims import codes
-from bitimely_core.claims.engines import collect_rows
-
-if TYPE_CHECKING:
-    import narwhals as nw
-    import polars as pl
-
-    from bitimely_core.claims.engines import Engine
+from bitimely_core.claims.engines import Engine, collect_rows
 
 POPULATIONS = ("subjects", "observed")
 DENOMINATORS = ("all", "controls")
@@ -106,9 +103,6 @@ def count_codes(
         population: subjects: all of `cohort`; observed: those with a record.
         frequency: count the records of training subjects as well.
     """
-    import narwhals as nw
-    import polars as pl
-
     train = pl.col("split") == "train"
     flags = cohort.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("subject"),

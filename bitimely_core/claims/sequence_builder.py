@@ -10,20 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import narwhals as nw
 import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.engines import collect_rows
-
-if TYPE_CHECKING:
-    import narwhals as nw
-    import polars as pl
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from bitimely_core.claims.engines import Engine
+from bitimely_core.claims.engines import Engine, collect_rows
 
 DEDUPES = ("day", "month", "none", "first_per_age30")
 UNITS = ("events", "records", "unique")
@@ -84,9 +80,6 @@ def build_code_sequences(
         max_events: only the last so many stay, after the test; the clock restarts.
         time: months since the first event, calendar_month likewise, age30 since birth.
     """
-    import narwhals as nw
-    import polars as pl
-
     ids = pl.DataFrame(
         [(i, vocab[phecode]) for i, phecode in enumerate(phecodes) if phecode in vocab],
         schema={"phecode": pl.Int32, "id": pl.Int32},
@@ -133,8 +126,6 @@ def build_code_sequences(
 
 def _deduplicate(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engine) -> nw.LazyFrame[Any]:
     """The records that the dedupe keeps; equal (subject, day, id) may still stand there several times."""
-    import narwhals as nw
-
     if dedupe == "month":
         binned = chosen.join(engine(_make_bins(chosen, nw.col("day"), "day", dates.to_calendar_months)), on="day")
         return binned.filter(nw.col("day") == nw.col("day").min().over("subject", "bin", "id"))
@@ -148,8 +139,6 @@ def _deduplicate(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engi
 
 def _make_bins(lazy: nw.LazyFrame[Any], column: nw.Expr, name: str, function: Any) -> pl.DataFrame:
     """`name` -> `bin`, for every value between the least and the greatest of a column: date arithmetic without an engine's dates."""
-    import polars as pl
-
     ends = collect_rows(lazy.select(column.min().alias("low"), column.max().alias("high"))).row(0)
     values = np.arange(ends[0], ends[1] + 1, dtype=np.int32) if ends[0] is not None else np.empty(0, np.int32)
     return pl.DataFrame({name: values, "bin": function(values).astype(np.int32)})
@@ -157,8 +146,6 @@ def _make_bins(lazy: nw.LazyFrame[Any], column: nw.Expr, name: str, function: An
 
 def _sort_records(kept: nw.LazyFrame[Any], size: int, *, repeats: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """subject, day and id of the records, sorted by them; `repeats` keeps equal ones."""
-    import narwhals as nw
-
     low, span = dates.EARLIEST, dates.LATEST - dates.EARLIEST + 1
     place = nw.col("subject").cast(nw.Int64) * span + (nw.col("day") - low)
     key = collect_rows(kept.select((place * size + nw.col("id")).alias("key")))["key"].sort().to_numpy()
@@ -203,8 +190,6 @@ def to_table(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str
         cohort: with subject_id (int64), split, and where known birth_day, sex, index_day.
         names: of the labels.
     """
-    import pyarrow as pa
-
     own = cohort[sequences.subjects]
     offsets = pa.array(sequences.offsets, pa.int32())
     months = [None if age is None else min(age, MAX_AGE_MONTHS) for age in compute_ages(sequences, cohort)]

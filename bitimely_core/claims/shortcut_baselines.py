@@ -9,14 +9,12 @@ Features are the length of a sequence (number -1) and the count of each code (it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bitimely_core.claims.splits import SPLITS
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 LENGTH = -1
 ALL = "all"

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bitimely_core import storage
 from bitimely_core.claims.job import FILE_SHIFT
 from bitimely_core.schemas import StoredFile
-
-if TYPE_CHECKING:
-    import polars as pl
-    import pyarrow as pa
 
 GROUP = 1 << 20  # rows of a row group of a published file
 SLICE = 1 << 18  # subjects that are put in order together
@@ -32,8 +31,6 @@ class SpillFile(NamedTuple):
 
 def write_partitioned(path: Path, frame: pl.DataFrame, shards: int) -> None:
     """Write a frame with one row group for each value of its column `shard`; the order of rows stays."""
-    import pyarrow.parquet as pq
-
     frame = frame.sort("shard", maintain_order=True)
     bounds = np.searchsorted(frame["shard"].to_numpy(), np.arange(shards + 1))
     table = frame.drop("shard").to_arrow()
@@ -48,9 +45,6 @@ def write_partitioned(path: Path, frame: pl.DataFrame, shards: int) -> None:
 
 def read_partition(path: Path, shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """One shard of a file of `write_partitioned`."""
-    import polars as pl
-    import pyarrow.parquet as pq
-
     with pq.ParquetFile(path) as file:
         found = pl.from_arrow(file.read_row_group(shard, columns=None if columns is None else list(columns)))
     assert isinstance(found, pl.DataFrame)
@@ -59,8 +53,6 @@ def read_partition(path: Path, shard: int, columns: Sequence[str] | None = None)
 
 def read_rows(spilled: Iterable[SpillFile], shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """The rows of a shard from all spill files, with common numbers of codes and files."""
-    import polars as pl
-
     parts = []
     for one in spilled:
         part = read_partition(one.rows, shard, columns)
@@ -87,8 +79,6 @@ def merge_sorted(paths: Sequence[Path], column: str, size: int, slices: int, by:
         slices: how many; what is held is one of them.
         by: columns to sort by, the first of them in the order of `column`.
     """
-    import polars as pl
-
     edges = [size * i // slices for i in range(slices + 1)]
     for low, high in pairwise(edges):
         mine = (pl.col(column) >= low) & (pl.col(column) < high)  # a lazy filter, so that no file is in memory at once
@@ -118,8 +108,6 @@ def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[s
 
 def _iter_groups(frames: Iterable[pl.DataFrame]) -> Iterator[pa.Table]:
     """The rows of some frames, GROUP at a time."""
-    import polars as pl
-
     held: pl.DataFrame | None = None
     for frame in frames:
         held = frame if held is None else pl.concat([held, frame])
@@ -132,6 +120,4 @@ def _iter_groups(frames: Iterable[pl.DataFrame]) -> Iterator[pa.Table]:
 
 def make_parquet_writer(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
     """Writes a frame as Parquet, the same bytes for the same content."""
-    import pyarrow.parquet as pq
-
     return lambda stream: pq.write_table(frame.to_arrow(), stream, compression="zstd", version="2.6", row_group_size=GROUP)

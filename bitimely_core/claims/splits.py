@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from bitimely_core.errors import safe_text, usage_error
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MEDS_SPLITS = {"tuning": "validation", "held_out": "test"}
 SPLITS = ("train", "validation", "test")
@@ -54,8 +52,6 @@ def read_split_file(path: Path, ids: str, *, numbers: bool = False) -> pl.DataFr
         ids: which ids it holds, for messages.
         numbers: whether they are integers.
     """
-    import polars as pl
-
     columns = f"expected the columns subject_id ({ids}) and split"
     try:
         frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)

@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import narwhals as nw
+import polars as pl
 
 from bitimely_core.claims import codes, dates, labels, leakage_policy, prevalence, sequence_builder
 from bitimely_core.claims.codes import IcdCode
+from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.label_rules import SOURCES, LabelRule
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import CodeSequences
-
-if TYPE_CHECKING:
-    import narwhals as nw
-    import polars as pl
-
-    from bitimely_core.claims.engines import Engine
 
 CHOICES = {
     "level": codes.LEVELS,
@@ -154,8 +152,6 @@ def load_shard(
         rules: those of the ingest, for the leakage policies.
         defining: PheCodes of the code sets of the rules, likewise.
     """
-    import polars as pl
-
     table = events.select("code", "phecodes").unique("code").sort("code")
     found = []
     for text, phecodes in table.iter_rows():

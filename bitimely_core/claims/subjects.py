@@ -7,29 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from bitimely_core import storage
-from bitimely_core.claims import pass1_clean, spill, splits
+from bitimely_core.claims import dates, pass1_clean, spill, splits
 from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
+from bitimely_core.claims.spill import SpillFile
 from bitimely_core.errors import Exit, Finding, Reason, UserError, usage_error
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from bitimely_core.claims.spill import SpillFile
 
 CHUNK = 1 << 18  # subjects whose digests are computed together
 
 
 def write_subject_facts(job: ClaimsJob) -> Path | None:
     """Write what the tables of the source hold of each subject, by digest and shard; None where they hold nothing."""
-    import polars as pl
-
-    from bitimely_core.claims import dates
-
     claims, path = job.claims, job.home / f"{job.stem}-facts.parquet"
     facts: pl.DataFrame | None = None
     if claims.subjects is not None:
@@ -57,8 +49,6 @@ def present_subjects(
     job: ClaimsJob, found: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, shard: int
 ) -> pl.DataFrame:
     """The subjects of a shard, registered or with a valid row, sorted by digest: digest, split_bin and all known facts."""
-    import polars as pl
-
     seen = [spill.read_partition(one.cohort, shard) for one in spilled]
     cohort = pl.concat([pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16}), *seen]).unique("digest")
     if found.latest is not None:
@@ -123,8 +113,6 @@ def _check_split_file(job: ClaimsJob, subjects: int, listed: int) -> None:
 
 def load_splits(of_source: dict[str, str] | None, file: str) -> pl.DataFrame | None:
     """subject_id (raw), split: of the user's file, else of the source; None without either."""
-    import polars as pl
-
     if file:
         return splits.read_split_file(Path(file), "the ids of the source")
     if not of_source:
@@ -141,8 +129,6 @@ def refuse_inside_workspace(path: Path, workspace: Path) -> None:
 
 def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:
     """Write raw and new ids to `--keep-ids`; the source is read once more."""
-    import polars as pl
-
     own = [] if job.claims.subjects is None else [job.claims.subjects["subject_id"]]
     known = pl.DataFrame(schema={"subject_id": pl.String, "new": pl.Int64})
     for ids in (*own, *(frame["subject_id"] for frame in job.claims.events())):
@@ -157,6 +143,4 @@ def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:
 
 def _escape_formulas(column: str) -> pl.Expr:
     """Ids with a quote before them where a spreadsheet would run them as a formula."""
-    import polars as pl
-
     return pl.when(pl.col(column).str.contains(r"^[=+\-@]")).then("'" + pl.col(column)).otherwise(pl.col(column)).alias(column)

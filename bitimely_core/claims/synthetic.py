@@ -1,9 +1,9 @@
-"""A registered population with made-up claims in ICD-9 and ICD-10, for demonstrations and tests: nobody lived it, anybody may have it.
+"""A synthetic registered population with claims in ICD-9 and ICD-10, for demonstrations and tests.
 
-Twelve chronic states with hazards that depend on age, frailty and each other leave diagnoses at visits and stays, among background codes
-that know nothing of them; spelling, dates and codes are spoilt in known numbers. Three of the labels are for rules to find (chf, copd,
-diabetes). The fourth, `tempo`, hangs on how long before the index day three prodrome codes fell, not on how many there were: counts and order
-alone tell less than times do.
+Twelve chronic states with hazards that depend on age, frailty and each other cause diagnoses at visits and stays, among background codes that
+are independent of them; a known number of spellings, dates and codes have errors. Three labels are found by rules (chf, copd, diabetes). The
+fourth, `tempo`, depends on the time from three prodrome codes to the index day, not on their number: counts and order alone predict it less
+well than times.
 
 Labels side by side: `labels.csv` has `tempo` and `index_date` of every subject with a claim; what comes after that day is no input of that
 subject, for any label. chf, copd and diabetes are in no column: the rules give them, from all rows, so they have to be asked for by name
@@ -17,24 +17,24 @@ Legend: B subjects of a block, K months of the calendar, N claim rows of a block
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
-import tomllib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from bitimely_core import registry, storage
-from bitimely_core.claims.dataset import LABELS, OPTIONS
+from bitimely_core import storage
+from bitimely_core.claims.dataset import LABELS, ClaimsOptions
+from bitimely_core.claims.synthetic_config import CohortConfig, resolve_config
 from bitimely_core.errors import Reason, safe_text, usage_error
 from bitimely_core.registry import DatasetFacts, View, datasets
 
-NAME = "synthetic-claims"
-RECIPE = "demo_claims.toml"
 BLOCK = 1000  # subjects drawn together
 FIXED = (2**64 - 1, 12)  # key, which no seed can be, and blocks of the draw on which hazards and base rate are solved
 MONTH, YEAR = 30.4375, 365.25  # days
@@ -63,67 +63,22 @@ FACTS = DatasetFacts(
     kind="events",
 )
 
-STATES = {  # state -> ICD-9, ICD-10, PheCode 1.2
-    "tobacco": ("305.1", "F17.2", "318"),
-    "hypertension": ("401.9", "I10", "401.1"),
-    "hyperlipidaemia": ("272.4", "E78.5", "272.1"),
-    "diabetes": ("250.00", "E11.9", "250.2"),
-    "depression": ("311", "F32.9", "296.2"),
-    "atrial_fibrillation": ("427.31", "I48", "427.2"),
-    "ihd": ("414.01", "I25.1", "411.4"),
-    "mi": ("410.91", "I21.9", "411.2"),
-    "ckd": ("585.9", "N18.9", "585.3"),
-    "copd": ("496", "J44.9", "496"),
-    "chf": ("428.0", "I50.0", "428.1"),
-    "neuropathy": ("357.2", "G63.2", "250.6"),
-}
-PRODROME = (("786.05", "R06.0", "512.7"), ("782.3", "R60.9", "782.3"), ("490", "J40", "497"))
-BACKGROUND = (  # by falling frequency
-    ("786.50", "R07.4", "418"),
-    ("780.79", "R53", "798"),
-    ("719.46", "M25.5", "745"),
-    ("724.2", "M54.5", "760"),
-    ("599.0", "N39.0", "591"),
-    ("465.9", "J06.9", "465"),
-    ("789.00", "R10.4", "785"),
-    ("462", "J02.9", "465.2"),
-    ("780.4", "R42", "386.9"),
-    ("530.81", "K21.9", "530.11"),
-    ("244.9", "E03.9", "244.4"),
-    ("300.00", "F41.9", "300.1"),
-    ("466.0", "J20.9", "483"),
-    ("477.9", "J30.4", "476"),
-    ("692.9", "L30.9", "939"),
-    ("786.2", "R05", "512.8"),
-    ("079.99", "B34.9", "079"),
-    ("461.9", "J01.9", "464"),
-    ("723.1", "M54.2", "761"),
-    ("366.9", "H26.9", "366"),
-    ("365.9", "H40.9", "365"),
-    ("493.90", "J45.9", "495"),
-    ("285.9", "D64.9", "285"),
-    ("733.00", "M81.9", "743.11"),
-    ("702.0", "L57.0", "702.1"),
-    ("600.00", "N40", "600"),
-    ("382.9", "H66.9", "381.11"),
-    ("682.9", "L03.9", "681"),
-    ("455.6", "I84.9", "455"),
-    ("562.10", "K57.3", "562.1"),
-    ("110.1", "B35.1", "110.11"),
-    ("346.90", "G43.9", "340"),
-    ("008.8", "A08.4", "008.6"),
-    ("486", "J18.9", "480"),
+
+def _read_codes() -> dict[str, list[tuple[str, str, str, str]]]:
+    """Group -> (state, ICD-9, ICD-10, PheCode 1.2 or "") of its codes; background codes by falling frequency."""
+    groups: dict[str, list[tuple[str, str, str, str]]] = {}
+    with Path(__file__).with_name("synthetic_codes.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            groups.setdefault(row["group"], []).append((row["state"], row["icd9"], row["icd10"], row["phecode"]))
+    return groups
+
+
+_codes = _read_codes()
+STATES = {state: tuple(codes) for state, *codes in _codes["state"]}
+PRODROME, BACKGROUND, PREVENTIVE, UNKNOWN = (
+    tuple(tuple(codes) for _, *codes in _codes[group]) for group in ("prodrome", "background", "preventive", "unknown")
 )
-PREVENTIVE = (  # no PheCode, as in life
-    ("V70.0", "Z00.0", ""),
-    ("V04.81", "Z25.1", ""),
-    ("V72.31", "Z01.4", ""),
-    ("V76.12", "Z12.3", ""),
-    ("E888.9", "W18", ""),
-    ("E885.9", "W01", ""),
-)
-UNKNOWN = (("799.9", "Z76.8", ""), ("780.99", "Z71.9", ""), ("796.2", "Z01.3", ""), ("799.89", "Z76.9", ""), ("799.3", "Z73.6", ""))
-MALFORMED = (  # in an ICD-9 row, in an ICD-10 row, what the normalisation says of either, reason of the ingest report
+MALFORMED = (  # in an ICD-9 row, in an ICD-10 row, fault found by the normalisation of either, reason of the ingest report
     ("XX000", "XX000", ("bad_format", "bad_format"), Reason.BAD_CODE),
     ("25.0.0", "I5", ("bad_format", "bad_format"), Reason.BAD_CODE),
     ("E11.9", "428.0", ("bad_format", "bad_format"), Reason.WRONG_VOCABULARY),
@@ -184,7 +139,7 @@ class SolvedHazards(NamedTuple):
 
 
 def write_cohort(
-    folder: Path, *, subjects: int = 20_000, seed: int = 0, vocab_column: bool = True, config: dict[str, Any] | None = None
+    folder: Path, *, subjects: int = 20_000, seed: int = 0, vocab_column: bool = True, config: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
     """Write the cohort under `folder`, in the layout of the source `claims`; the same bytes for the same arguments.
 
@@ -238,16 +193,16 @@ def write_cohort(
 
 
 def _claims_csv(
-    config: dict[str, Any], made: SyntheticHistory, names: np.ndarray, rng: np.random.Generator, ledger: Counter[str], *, vocab_column: bool
+    config: CohortConfig, made: SyntheticHistory, names: np.ndarray, rng: np.random.Generator, ledger: Counter[str], *, vocab_column: bool
 ) -> bytes:
     """Rows of claims.csv of the first `len(names)` subjects of a block, spelt in many ways, some twice; they are counted in the ledger."""
-    mess = config["mess"]
+    mess = config.mess
     subject, day, code, source = made.claims
     total = len(subject)
     claim = np.cumsum((np.diff(subject, prepend=-1) != 0) | (np.diff(day, prepend=NO_DAY) != 0)) - 1
-    dotted = (rng.random(total) < mess["dotted"])[claim]  # a claim is written at one site
-    padded, lower, blank, twice = rng.random((4, total)) < np.array([[mess[name]] for name in ("padded", "lower", "blank", "duplicate")])
-    icd10 = (day >= _parse_day(config["calendar"]["icd10_from"])) & ((source == INPATIENT) | (not vocab_column))
+    dotted = (rng.random(total) < mess.dotted)[claim]  # a claim is written at one site
+    padded, lower, blank, twice = rng.random((4, total)) < np.array([[mess.padded], [mess.lower], [mess.blank], [mess.duplicate]])
+    icd10 = (day >= _parse_day(config.calendar.icd10_from)) & ((source == INPATIENT) | (not vocab_column))
     form = code * 32 + icd10 * 16 + dotted * 8 + padded * 4 + lower * 2 + blank
     twice &= MAPPED[code] & (day >= made.subjects.start[subject])
 
@@ -354,11 +309,11 @@ def _nest_keys(flat: Counter[str]) -> dict[str, Any]:
 
 
 def _format_subjects(
-    config: dict[str, Any], intercept: float, made: SyntheticHistory, names: np.ndarray, rng: np.random.Generator
+    config: CohortConfig, intercept: float, made: SyntheticHistory, names: np.ndarray, rng: np.random.Generator
 ) -> dict[str, list[str]]:
     """Lines of patients.csv, labels.csv and truth.csv of the first `len(names)` subjects of a block."""
     subjects = made.subjects
-    tempo = rng.random(BLOCK) < _sigmoid(intercept + config["tempo"]["weight"] * made.score)
+    tempo = rng.random(BLOCK) < _sigmoid(intercept + config.tempo.weight * made.score)
     claims = np.bincount(made.claims.subject, minlength=BLOCK)
     birth, start, end, until = (_format_days(days) for days in (subjects.birth, subjects.start, subjects.end, made.until))
     onset = _format_days(np.where(np.isfinite(made.onset), made.onset, NO_DAY).astype(int))
@@ -385,35 +340,10 @@ def _parse_day(text: str) -> int:
     return int(np.datetime64(text, "D").astype(int))
 
 
-# --- parameters
+# --- hazards
 
 
-def resolve_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of `pipelines/demo_claims.toml`, with the values of `config` in their place.
-
-    Raises:
-        UserError: config or unknown_name (exit 2) for a key that is not there or a value of another type.
-    """
-    recipe = tomllib.loads((registry.RECIPES / RECIPE).read_text())
-    return _merge_config(recipe["ingest"]["options"][NAME]["config"], config, "config")
-
-
-def _merge_config(base: dict[str, Any], values: dict[str, Any], where: str) -> dict[str, Any]:
-    """`base` with `values` in their place, nested; keys and types stay as they are."""
-    out = dict(base)
-    for key, value in values.items():
-        if key not in base:
-            raise registry.unknown(f"parameter of {NAME} in {where}", key, list(base))
-        if isinstance(base[key], dict) and isinstance(value, dict):
-            out[key] = _merge_config(base[key], value, f"{where}.{key}")
-        elif (type(value) is type(base[key]) or (isinstance(base[key], float) and type(value) is int)) and value == value:  # no NaN
-            out[key] = value
-        else:
-            raise usage_error(f"found {safe_text(value)}", f"expected a value like {base[key]!r}", field=f"{where}.{key}")
-    return out
-
-
-def solve_hazards(config: dict[str, Any]) -> SolvedHazards:
+def solve_hazards(config: CohortConfig) -> SolvedHazards:
     """Hazards of the states that are given by a prevalence, and the intercept of the tempo label, by bisection on a fixed draw."""
     key, blocks = FIXED
     everybody = SyntheticSubjects(
@@ -424,7 +354,7 @@ def solve_hazards(config: dict[str, Any]) -> SolvedHazards:
     compute_onsets(config, everybody, limits, hazards)
     made = [draw_history(config, hazards, key, i) for i in range(blocks)]
     score = np.concatenate([each.score[np.unique(each.claims.subject)] for each in made])
-    weight, base_rate = config["tempo"]["weight"], config["tempo"]["base_rate"]
+    weight, base_rate = config.tempo.weight, config.tempo.base_rate
     return SolvedHazards(hazards, bisect(lambda a: float(np.mean(_sigmoid(a + weight * score))), base_rate, -20.0, 20.0))
 
 
@@ -453,7 +383,7 @@ def _draw_limits(key: int, block: int) -> np.ndarray:
     return make_generator(key, block, "states").exponential(size=(BLOCK, len(STATES)))
 
 
-def draw_history(config: dict[str, Any], hazards: dict[str, float], key: int, block: int) -> SyntheticHistory:
+def draw_history(config: CohortConfig, hazards: dict[str, float], key: int, block: int) -> SyntheticHistory:
     """Everything about the subjects of a block but the spelling; the same for the same arguments."""
     subjects = draw_subjects(config, make_generator(key, block, "people"))
     onset = compute_onsets(config, subjects, _draw_limits(key, block), hazards)
@@ -463,41 +393,41 @@ def draw_history(config: dict[str, Any], hazards: dict[str, float], key: int, bl
     )
     rows = SyntheticRows(*map(np.concatenate, zip(care, visits, strict=True)))
     subject, day, code, _ = claims = _add_errors(config, subjects, rows, make_generator(key, block, "mess"))
-    until = np.minimum(subjects.start + round(config["tempo"]["years"] * YEAR), subjects.end)
+    until = np.minimum(subjects.start + round(config.tempo.years * YEAR), subjects.end)
     signal = np.isin(code, OF_PRODROME) & (day >= subjects.start[subject]) & (day <= until[subject])
     age = (until[subject] - day)[signal] / MONTH
-    score = np.bincount(subject[signal], 2.0 ** (-age / config["tempo"]["half_life"]), BLOCK)
+    score = np.bincount(subject[signal], 2.0 ** (-age / config.tempo.half_life), BLOCK)
     return SyntheticHistory(subjects, onset, claims, until, score)
 
 
-def draw_subjects(config: dict[str, Any], rng: np.random.Generator) -> SyntheticSubjects:
+def draw_subjects(config: CohortConfig, rng: np.random.Generator) -> SyntheticSubjects:
     """Who is registered, when, and how often they are seen."""
-    want, visits = config["people"], config["visits"]
-    first, last = _parse_day(config["calendar"]["first"]), _parse_day(config["calendar"]["last"])
+    population, visits = config.people, config.visits
+    first, last = _parse_day(config.calendar.first), _parse_day(config.calendar.last)
     inside, late, female, silent, known, exact, age, when = rng.random((8, BLOCK))
-    newborn = inside < want["born_inside"]
-    wait = np.where(newborn, when * (last - first + 1), when * want["late_years"] * YEAR * (late < want["late"]))
+    newborn = inside < population.born_inside
+    wait = np.where(newborn, when * (last - first + 1), when * population.late_years * YEAR * (late < population.late))
     start = first + wait.astype(int)
-    low, high = want["entry_age"]
+    low, high = population.entry_age
     birth = start - np.where(newborn, 0, (low + (high - low) * age) * YEAR).astype(int)
-    leave = start + rng.exponential(YEAR / want["leave"], BLOCK)
-    doubling, entry = want["death_doubling"], (start - birth) / YEAR - want["death_age"]
-    spent = rng.exponential(size=BLOCK) * math.log(2) / (want["death"] * doubling)  # of the Gompertz hazard, integrated
-    death = birth + YEAR * (want["death_age"] + doubling * np.log2(2 ** (entry / doubling) + spent))
+    leave = start + rng.exponential(YEAR / population.leave, BLOCK)
+    doubling, entry = population.death_doubling, (start - birth) / YEAR - population.death_age
+    spent = rng.exponential(size=BLOCK) * math.log(2) / (population.death * doubling)  # of the Gompertz hazard, integrated
+    death = birth + YEAR * (population.death_age + doubling * np.log2(2 ** (entry / doubling) + spent))
     return SyntheticSubjects(
         birth=birth,
-        birth_written=np.where(known < config["mess"]["no_birth"], 0, np.where(exact < config["mess"]["birth_month"], 1, 2)),
-        sex=np.where(female < want["women"], 2, 1),
+        birth_written=np.where(known < config.mess.no_birth, 0, np.where(exact < config.mess.birth_month, 1, 2)),
+        sex=np.where(female < population.women, 2, 1),
         start=start,
         end=np.floor(np.minimum(np.minimum(leave, death), last)).astype(int),
         dead=death < np.minimum(leave, last + 1),
-        frailty=np.exp(want["frailty"] * rng.standard_normal(BLOCK)),
-        silent=silent < want["silent"],
-        rate=np.clip(visits["median"] / 12 * np.exp(visits["sigma"] * rng.standard_normal(BLOCK)), *visits["clip"]),
+        frailty=np.exp(population.frailty * rng.standard_normal(BLOCK)),
+        silent=silent < population.silent,
+        rate=np.clip(visits.median / 12 * np.exp(visits.sigma * rng.standard_normal(BLOCK)), *visits.clip),
     )
 
 
-def compute_onsets(config: dict[str, Any], subjects: SyntheticSubjects, limits: np.ndarray, hazards: dict[str, float]) -> np.ndarray:
+def compute_onsets(config: CohortConfig, subjects: SyntheticSubjects, limits: np.ndarray, hazards: dict[str, float]) -> np.ndarray:
     """First day of each state [B, 12], infinite for never: when its hazard, summed month by month, reaches its limit.
 
     Args:
@@ -511,20 +441,20 @@ def compute_onsets(config: dict[str, Any], subjects: SyntheticSubjects, limits: 
     follow = (subjects.end - subjects.start)[:, None] / MONTH
     found: dict[str, np.ndarray] = {}  # months until the onset [B, 1]
     for name, limit in zip(STATES, limits.T[:, :, None], strict=True):
-        state = config["states"][name]
-        slope = state["slope"] / 10  # a year
+        state = config.states[name]
+        slope = state.slope / 10  # a year
         rate = np.exp(slope * ((subjects.start - subjects.birth)[:, None] / YEAR - 60)) * np.exp(slope * middle / 12)  # [B, K]
         rate *= (1e-4 * subjects.frailty * ~subjects.silent)[:, None] * (middle < follow)
-        for other, factor in state.get("factors", {}).items():
+        for other, factor in state.factors.items():
             rate *= np.where(middle > found[other], factor, 1.0)
-        for other, fading in state.get("fading", {}).items():
+        for other, fading in state.fading.items():
             since = np.maximum(middle - found[other], 0.0)
-            rate *= np.where(middle > found[other], 1 + (fading["peak"] - 1) * 2.0 ** (-since / fading["half_life"]), 1.0)
+            rate *= np.where(middle > found[other], 1 + (fading.peak - 1) * 2.0 ** (-since / fading.half_life), 1.0)
         total = np.cumsum(rate, axis=1)
-        if "prevalence" in state and name not in hazards:
-            cases = state["prevalence"] / (1 - config["care"]["under_coding"])
+        if state.prevalence is not None and name not in hazards:
+            cases = state.prevalence / (1 - config.care.under_coding)
             hazards[name] = _solve_hazard(total[:, -1], cases)
-        found[name] = _find_crossing(rate, total, limit / state.get("hazard", hazards.get(name)), follow)
+        found[name] = _find_crossing(rate, total, limit / (hazards[name] if state.hazard is None else state.hazard), follow)
     return subjects.start[:, None] + np.floor(np.hstack(list(found.values())) * MONTH)
 
 
@@ -541,19 +471,19 @@ def _find_crossing(rate: np.ndarray, total: np.ndarray, limit: np.ndarray, follo
     return np.where((reached >= limit) & (at <= follow), at, np.inf)
 
 
-def _count_days(config: dict[str, Any]) -> int:
+def _count_days(config: CohortConfig) -> int:
     """Days of the calendar."""
-    return _parse_day(config["calendar"]["last"]) - _parse_day(config["calendar"]["first"]) + 1
+    return _parse_day(config.calendar.last) - _parse_day(config.calendar.first) + 1
 
 
-def _draw_care(config: dict[str, Any], subjects: SyntheticSubjects, onset: np.ndarray, rng: np.random.Generator) -> SyntheticRows:
+def _draw_care(config: CohortConfig, subjects: SyntheticSubjects, onset: np.ndarray, rng: np.random.Generator) -> SyntheticRows:
     """What diseases leave: stays at their onset and renewals of the diagnosis from then on; and claims that ruled a disease out."""
-    care, states = config["care"], [config["states"][name] for name in STATES]
-    hidden = rng.random(onset.shape) < np.array([state.get("hidden", 0.0) for state in states])
+    care, states = config.care, [config.states[name] for name in STATES]
+    hidden = rng.random(onset.shape) < np.array([state.hidden for state in states])
     coded = np.where(hidden, np.inf, onset)
 
-    subject, state = np.nonzero(np.isfinite(coded) & (rng.random(onset.shape) < np.array([state["stay"] for state in states])))
-    low, high = care["stay_codes"]
+    subject, state = np.nonzero(np.isfinite(coded) & (rng.random(onset.shape) < np.array([state.stay for state in states])))
+    low, high = care.stay_codes
     others = np.argsort(
         -np.log(_weight_background(config)) - rng.gumbel(size=(len(subject), len(BACKGROUND))), axis=1
     )  # drawn without replacement
@@ -563,43 +493,43 @@ def _draw_care(config: dict[str, Any], subjects: SyntheticSubjects, onset: np.nd
         (subject, day, state, INPATIENT),
         (subject[stay], day[stay], OF_BACKGROUND.start + others[taken], INPATIENT),
     ]
-    for code, renewal in enumerate(state["renewal"] * MONTH for state in states):
-        count = math.ceil(_count_days(config) / (renewal * (1 - care["jitter"])))
-        gaps = renewal * rng.uniform(1 - care["jitter"], 1 + care["jitter"], (BLOCK, count))
+    for code, renewal in enumerate(state.renewal * MONTH for state in states):
+        count = math.ceil(_count_days(config) / (renewal * (1 - care.jitter)))
+        gaps = renewal * rng.uniform(1 - care.jitter, 1 + care.jitter, (BLOCK, count))
         days = coded[:, [code]] + np.cumsum(np.pad(gaps, ((0, 0), (1, 0))), axis=1)
         subject, visit = np.nonzero(days <= subjects.end[:, None])
         parts.append((subject, days[subject, visit], code, PHYSICIAN))
 
     asked = [list(STATES).index(name) for name in ("diabetes", "chf")]
     healthy = ~np.isfinite(onset[:, asked]).any(axis=1) & ~subjects.silent
-    (subject,) = np.nonzero(healthy & (rng.random(BLOCK) < care["rule_out"]))
+    (subject,) = np.nonzero(healthy & (rng.random(BLOCK) < care.rule_out))
     day = subjects.start + rng.random(BLOCK) * (subjects.end - subjects.start + 1)
     parts.append((subject, day[subject], rng.choice(asked, BLOCK)[subject], PHYSICIAN))
     return _concatenate_rows(parts)
 
 
-def _draw_visits(config: dict[str, Any], subjects: SyntheticSubjects, rng: np.random.Generator) -> SyntheticRows:
+def _draw_visits(config: CohortConfig, subjects: SyntheticSubjects, rng: np.random.Generator) -> SyntheticRows:
     """Visits at a personal rate, uniform in time, one code each: they know nothing of the diseases."""
-    visits, share = config["visits"], config["tempo"]["share"]
+    visits, share = config.visits, config.tempo.share
     length = subjects.end - subjects.start + 1
     subject = np.repeat(np.arange(BLOCK), rng.poisson(subjects.rate * length / MONTH * ~subjects.silent))
     when, what, where = rng.random((3, len(subject)))
     shares = np.concatenate(
         [
             np.full(len(PRODROME), share),
-            _weight_background(config) * (1 - share * len(PRODROME) - visits["preventive"]),
-            np.full(len(PREVENTIVE), visits["preventive"] / len(PREVENTIVE)),
+            _weight_background(config) * (1 - share * len(PRODROME) - visits.preventive),
+            np.full(len(PREVENTIVE), visits.preventive / len(PREVENTIVE)),
         ]
     )
-    source = _choose_share(where, np.array([visits["sources"].get(name, 0.0) for name in SOURCES]))
+    source = _choose_share(where, np.array([visits.sources.get(name, 0.0) for name in SOURCES]))
     return _concatenate_rows(
         [(subject, subjects.start[subject] + when * length[subject], OF_PRODROME.start + _choose_share(what, shares), source)]
     )
 
 
-def _weight_background(config: dict[str, Any]) -> np.ndarray:
+def _weight_background(config: CohortConfig) -> np.ndarray:
     """Frequencies of the background codes."""
-    weights = np.arange(1.0, len(BACKGROUND) + 1) ** -config["visits"]["zipf"]
+    weights = np.arange(1.0, len(BACKGROUND) + 1) ** -config.visits.zipf
     return weights / weights.sum()
 
 
@@ -614,11 +544,11 @@ def _concatenate_rows(parts: list[tuple[Any, ...]]) -> SyntheticRows:
     return SyntheticRows(*(np.concatenate(column).astype(int) for column in columns))
 
 
-def _add_errors(config: dict[str, Any], subjects: SyntheticSubjects, rows: SyntheticRows, rng: np.random.Generator) -> SyntheticRows:
+def _add_errors(config: CohortConfig, subjects: SyntheticSubjects, rows: SyntheticRows, rng: np.random.Generator) -> SyntheticRows:
     """Some rows lose their date or their code or come before birth, one of these at most; of rows that are then alike one is kept."""
-    mess = config["mess"]
+    mess = config.mess
     subject, day, code, source = rows
-    shares = np.cumsum([mess[name] for name in ("no_date", "malformed", "unknown", "before_birth")])
+    shares = np.cumsum([mess.no_date, mess.malformed, mess.unknown, mess.before_birth])
     kind = np.searchsorted(shares, rng.random(len(day)), side="right")
     malformed, unknown = rng.choice(OF_MALFORMED, len(day)), rng.choice(OF_UNKNOWN, len(day))
     early = subjects.birth[subject] - rng.integers(32, 366, len(day))  # before the first day of the month of birth
@@ -633,4 +563,4 @@ def _add_errors(config: dict[str, Any], subjects: SyntheticSubjects, rows: Synth
 def synthetic_claims(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """A made-up population's claims into `folder`; what the builder is to make of them."""
     write_cohort(folder, subjects=options["subjects"], seed=options["seed"], config=options["config"])
-    return {**OPTIONS, "rules": "ccdss", "phecode_map": (str(folder / "icd_phecode_demo.csv"),), "engine": options["engine"]}
+    return asdict(ClaimsOptions(rules="ccdss", phecode_map=(str(folder / "icd_phecode_demo.csv"),), engine=options["engine"]))

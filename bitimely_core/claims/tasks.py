@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from bitimely_core import storage
-from bitimely_core.claims import tokenize
+from bitimely_core.cache import Cache
+from bitimely_core.claims import engines, sequence_builder, steps, tokenize
+from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
 from bitimely_core.tokens.sequences import SPECIAL, EventSequences, StoredFiles, open_sequences, parquet, publish_sequences, write_shard
-from bitimely_core.tokens.sets import FORMAT
+from bitimely_core.tokens.sets import FORMAT, TokenSet
 from bitimely_core.types import Progress
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from bitimely_core.cache import Cache
-    from bitimely_core.tokens.sets import TokenSet
 
 DAY = 86_400_000_000  # microseconds
 UNKNOWN = SPECIAL.index("[UNK]")
@@ -35,8 +32,6 @@ def read_task_labels(folder: str | Path) -> pl.DataFrame:
 
     Raises UserError: not_found (exit 2), no_input or schema (exit 4).
     """
-    import polars as pl
-
     folder = Path(folder)
     if not folder.is_dir():
         raise _usage("no such folder", "expected one with label files of MEDS", str(folder), "--task")
@@ -56,8 +51,6 @@ def read_task_labels(folder: str | Path) -> pl.DataFrame:
 
 def read_id_table(path: str | Path | None) -> pl.DataFrame | None:
     """The table that `ingest --keep-ids` wrote: raw and new, both Int64; None for no path. Raises UserError (config, exit 2)."""
-    import polars as pl
-
     if path is None:
         return None
     try:
@@ -93,8 +86,6 @@ def build_task_sequences(
     Raises:
         UserError: config, settings_differ (exit 2), no_input, schema (4), integrity (5).
     """
-    import polars as pl
-
     if cache.manifest["clock"] != "calendar":
         raise _usage(
             "the cache has no true dates", "prediction times are dates", str(cache.folder), "--task", "Ingest again with --keep-dates"
@@ -145,11 +136,6 @@ def _write_task(
     cache: Cache, base: EventSequences, asked: pl.DataFrame, out: Path, options: dict[str, Any], strangers: int, progress: Progress | None
 ) -> None:
     """All files of the token set; `asked` has subject_id (of the cache), prediction_time, boolean_value."""
-    import polars as pl
-
-    from bitimely_core.claims import engines, steps
-    from bitimely_core.claims.prevalence import CodeSelection
-
     names = {field.name for field in fields(steps.SequenceChoices)}
     choices = steps.SequenceChoices(**{name: value for name, value in options.items() if name in names})
     plan = tokenize.SequencePlan(cache=cache, preset=base.options["preset"], choices=choices, split_file="", engine="polars")
@@ -203,10 +189,6 @@ def _write_task(
 
 def _build_task_shard(one: Any, asked: pl.DataFrame, choices: Any, selection: Any, name: str, engine: Any) -> pl.DataFrame:
     """The sequences of the prediction times that are asked of the subjects of one shard, as they are stored."""
-    import polars as pl
-
-    from bitimely_core.claims import sequence_builder, steps
-
     cohort = (
         one.cohort.drop("index_day", strict=False).with_row_index("before").join(asked, on="subject_id", how="inner", maintain_order="left")
     )
@@ -249,8 +231,6 @@ def write_predictions(path: str | Path, sequences: TokenSet, probabilities: np.n
     Raises:
         UserError: config (exit 2) for ids of another cache.
     """
-    import polars as pl
-
     shards = [sequences.folder / name for name in sequences.manifest["shards"]]
     y = f"y_{sequences.class_names[0]}"
     frame = pl.concat([pl.read_parquet(shard, columns=["subject_id", "prediction_time", y]) for shard in shards])[sequences.rows]

@@ -9,26 +9,27 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 
 from bitimely_core import storage
+from bitimely_core.cache import Cache
+from bitimely_core.claims import codes, engines, sequence_builder, shortcut_baselines, splits, steps
+from bitimely_core.claims import prevalence as ratios
+from bitimely_core.claims.engines import Engine
+from bitimely_core.claims.label_rules import parse_rules
+from bitimely_core.claims.prevalence import CodeSelection
+from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
+from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.registry import unknown
 from bitimely_core.tokens.sequences import EventSequences, StoredFiles, open_sequences, publish_sequences
 from bitimely_core.tokens.sequences import write_shard as shard_of
 from bitimely_core.tokens.sets import FORMAT
 from bitimely_core.types import Progress
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from bitimely_core.cache import Cache
-    from bitimely_core.claims.engines import Engine
-    from bitimely_core.claims.prevalence import CodeSelection
-    from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
-    from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
 
 SAMPLED_SEQUENCES = 2000, 16_000  # sequences whose gaps are looked at: of a shard, and of all of them, at most
 SMALL_SUPPORT = 20  # carriers among the cases below which a selected code is marked
@@ -88,8 +89,6 @@ def resolve_plan(
     Raises:
         UserError: config or unknown_name (exit 2).
     """
-    from bitimely_core.claims import engines, steps
-
     preset = preset or "paper"
     if preset not in steps.PRESETS:
         raise unknown("preset of the builder", preset, list(steps.PRESETS))
@@ -128,8 +127,6 @@ def _usage(text: str, wanted: str = "", action: str = "") -> UserError:
 
 def _parse_landmark(text: str | None, date: str | None) -> Any:
     """`DAYS[,GAP,HORIZON]` or a date as a landmark. Raises UserError (config, exit 2)."""
-    from bitimely_core.claims import steps
-
     names = ("landmark_days", "gap_days", "horizon_days")
     try:
         numbers = [int(part) for part in text.split(",")] if text else []
@@ -207,9 +204,6 @@ def _to_bytes(value: Any) -> bytes:
 
 
 def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> None:
-    from bitimely_core.claims import engines, sequence_builder, shortcut_baselines, steps
-    from bitimely_core.claims import prevalence as ratios
-
     cache, choices = plan.cache, plan.choices
     names = list(cache.manifest["names"])
     tell = progress or (lambda what, done, total: None)
@@ -287,11 +281,6 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
 
 def load_subjects(plan: SequencePlan) -> pl.DataFrame:
     """Every subject with its split and labels, row i the subject i: some 26 bytes each with three labels."""
-    import polars as pl
-    import pyarrow as pa
-
-    from bitimely_core.claims import splits
-
     cohort = plan.cache.cohort(("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split"))
     bins = sorted(cohort["split_bin"].unique().to_list())
     places = pl.Enum(splits.SPLITS)
@@ -318,12 +307,6 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
 
 def iter_shards(plan: SequencePlan, cohort: pl.DataFrame, engine: Engine) -> Iterator[ClaimsShard]:
     """The cache's shards, labels marked; subjects without any event come with the last."""
-    import polars as pl
-    import pyarrow as pa
-
-    from bitimely_core.claims import steps
-    from bitimely_core.claims.label_rules import parse_rules
-
     manifest = plan.cache.manifest
     rules = parse_rules(manifest["rules"])
     defining = {phecode for own in manifest["defining"].values() for phecode in own}
@@ -353,8 +336,6 @@ def iter_shards(plan: SequencePlan, cohort: pl.DataFrame, engine: Engine) -> Ite
 
 def _fill_index_days(cohort: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Where the source gives index days: for subjects without one the day of their last row."""
-    import polars as pl
-
     if "index_day" not in cohort.columns:
         return cohort
     if cohort["index_day"].null_count() == cohort.height:
@@ -373,10 +354,6 @@ def _label_values(cohort: pl.DataFrame, names: list[str]) -> dict[str, np.ndarra
 
 
 def _make_vocabulary(cache: Cache, selection: CodeSelection, usage: tuple[np.ndarray, np.ndarray]) -> pl.DataFrame:
-    import polars as pl
-
-    from bitimely_core.claims import sequence_builder
-
     first = len(sequence_builder.SPECIAL)
     names, categories = cache.manifest["phenotypes"], cache.manifest["categories"]
     return pl.DataFrame(
@@ -392,8 +369,6 @@ def _make_vocabulary(cache: Cache, selection: CodeSelection, usage: tuple[np.nda
 
 
 def _make_ratio_table(selection: CodeSelection) -> pl.DataFrame:
-    import polars as pl
-
     rows = [
         (name, code, r.ratio, *(r.interval or (None, None)), r.n_case_with, r.n_case, r.n_ref_with, r.n_ref, code in selection.phecodes)
         for name, own in selection.ratios.items()
@@ -422,8 +397,6 @@ def _compute_statistics(
     unborn: int,
 ) -> dict[str, Any]:
     """The honesty table and the funnel."""
-    from bitimely_core.claims import codes, sequence_builder, shortcut_baselines
-
     manifest, choices = plan.cache.manifest, plan.choices
     names = manifest["names"]
     own = {

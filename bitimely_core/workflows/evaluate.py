@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from bitimely_core import registry, storage
-from bitimely_core.claims import tasks
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
@@ -59,6 +58,8 @@ def evaluate(
     record, folder, windows = opened.record, opened.folder, opened.windows()
     opened.adapter_for(windows)
     if predictions is not None:
+        from bitimely_core.claims import tasks
+
         tasks.check_task_run(windows, record.kind)
     shared = opened.count_shared_subjects(split)
     chosen = windows[split]
@@ -94,6 +95,8 @@ def evaluate(
         scores = scores.model_copy(update={name: getattr(task_scores, name) for name in TaskScores.model_fields})
         _write_predictions(folder / "predictions.parquet", chosen, windows, columns)
         if predictions is not None:
+            from bitimely_core.claims import tasks
+
             tasks.write_predictions(predictions, chosen, columns["prediction"], ids)
     if compare is not None:
         scores = scores.model_copy(update={"comparison": _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)})

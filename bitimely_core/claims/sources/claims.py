@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import polars as pl
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import FAMILIES
@@ -38,9 +39,6 @@ from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import unknown
 from bitimely_core.types import SourceRows
-
-if TYPE_CHECKING:
-    import polars as pl
 
 SUBJECT_NAMES = ("patient_id", "subject_id", "person_id", "id")
 EVENT_COLUMNS = {
@@ -83,8 +81,6 @@ class _EventLayout(NamedTuple):
 
 def _shape_block(frame: pl.DataFrame, *, layout: _EventLayout) -> EventBlock:
     """Columns under the names of `Claims.events`, one row a code."""
-    import polars as pl
-
     spelled = {"subject": "subject_id"}
     named = frame.select("row", *(pl.col(name).alias(spelled.get(key, key)) for key, name in layout.columns.items()), *layout.wide)
     if layout.form is not None:
@@ -242,8 +238,6 @@ def _read_labels(
     source: Source, renamed: Mapping[str, str], options: ClaimsOptions, form: str | None
 ) -> tuple[pl.DataFrame | None, list[SourceRows], list[Finding]]:
     """The table of labels, where there is one: all its columns, or those of `--label-column`."""
-    import polars as pl
-
     chosen = parse_label_columns(options)
     file = find_table(source, "labels", needed=False)
     if chosen and not file:

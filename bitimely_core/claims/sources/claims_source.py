@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import polars as pl
 
 from bitimely_core.errors import Finding
 from bitimely_core.types import SourceRows
-
-if TYPE_CHECKING:
-    import polars as pl
-
 
 Stated = Literal["surely", "by name", "nowhere"]
 """Whether the vocabulary of rows without one is stated by an option, by the name of the column, or nowhere."""

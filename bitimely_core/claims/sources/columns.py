@@ -6,16 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from bitimely_core.claims import dates
 from bitimely_core.errors import Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
-
-if TYPE_CHECKING:
-    import polars as pl
-
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subject
@@ -118,8 +115,6 @@ def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",
     Raises:
         UserError: as `refuse_faults` and `tables.frames`.
     """
-    import polars as pl
-
     parts = []
     for block in tables.read_frames(path, tuple(columns.values()), delimiter=mark, quotes=quotes):
         refuse_faults(block, file)
@@ -129,8 +124,6 @@ def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",
 
 def strip_blanks(column: pl.Expr) -> pl.Expr:
     """Without blanks around it; null where nothing is left."""
-    import polars as pl
-
     text = column.str.strip_chars()
     return pl.when(text != "").then(text)
 
@@ -148,8 +141,6 @@ def reformat_dates(column: pl.Series, form: str | None) -> pl.Series:
 
 def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) -> pl.Series:
     """The vocabulary of rows by their date: `before` a day, or from it on; null where the date cannot be read."""
-    import polars as pl
-
     return (dates.parse_days(column) >= since).replace_strict({True: after, False: before}, default=None, return_dtype=pl.String)
 
 

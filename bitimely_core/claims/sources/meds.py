@@ -10,7 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.dataset import ClaimsOptions
@@ -22,9 +25,6 @@ from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, locate_errors
-
-if TYPE_CHECKING:
-    import polars as pl
 
 PATTERNS = (
     r"DIAGNOSIS//ICD//(?P<vocab>9|10)//(?P<code>[^/]+)",  # MIMIC-IV
@@ -47,8 +47,6 @@ class CodeMeanings:
 
     def __call__(self, frame: pl.DataFrame) -> EventBlock:
         """The rows that are diagnoses."""
-        import polars as pl
-
         rows = frame.select("row", "subject_id", pl.col("time").alias("date"), pl.col("code").alias("string"))
         distinct = rows["string"].drop_nulls().unique().to_list()
         for text in distinct:
@@ -148,9 +146,6 @@ def _find_metadata(source: Source, name: str) -> Path | None:
 
 def _read_parents(source: Source) -> dict[str, list[str]]:
     """Parents of the code strings, as far as they are listed."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = _find_metadata(source, "codes.parquet")
     if path is None or not {"code", "parent_codes"} <= set(tables.read_types(path)):
         return {}
@@ -182,8 +177,6 @@ def _read_splits(source: Source) -> dict[str, str] | None:
 
 def _read_persons(found: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
     """Subjects of all files with birth, death and sex, and how many lie in several files."""
-    import polars as pl
-
     sexes = pl.DataFrame(schema={"subject_id": pl.String, "sex": pl.String})
     times = {name: pl.DataFrame(schema={"subject_id": pl.String, name: pl.String}) for name in ("birth", "death")}
     cohort = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
@@ -12,9 +13,6 @@ from bitimely_core.claims.sources.options import refuse_options
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.formats.source import Source
-
-if TYPE_CHECKING:
-    import polars as pl
 
 DIAGNOSIS = {"subject_id": ("subject_id",), "claim": ("hadm_id",), "position": ("seq_num",), "code": ("icd9_code",)}
 STAY = {"claim": ("hadm_id",), "date": ("dischtime",)}
@@ -71,8 +69,6 @@ def date_at_discharge(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl
         columns: key -> name; position as text, any other key as it is.
         stays: claim, date.
     """
-    import polars as pl
-
     named = frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items()))
     dated = named.join(stays, on="claim", how="left", maintain_order="left")
     return EventBlock(dated.with_columns(pl.col("position").cast(pl.Int16, strict=False)))

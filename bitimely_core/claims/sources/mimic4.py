@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.dataset import ClaimsOptions
@@ -21,9 +22,6 @@ from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding
 from bitimely_core.formats.source import Source
 from bitimely_core.types import SourceRows
-
-if TYPE_CHECKING:
-    import polars as pl
 
 PERSON = {"subject_id": ("subject_id",), "sex": ("gender",), "age": ("anchor_age",), "year": ("anchor_year",), "death": ("dod",)}
 CODED = {"position": ("seq_num",), "code": ("icd_code",), "vocab": ("icd_version",)}
@@ -78,8 +76,6 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
 
 def _add_births(persons: pl.DataFrame) -> pl.DataFrame:
     """With `year` as a number and `birth`, January of the year in which the subject had the age 0."""
-    import polars as pl
-
     numbered = persons.with_columns(pl.col("age", "year").cast(pl.Int32, strict=False))
     born = pl.col("year") - pl.col("age")
     return numbered.with_columns(pl.when(born.is_not_null()).then(pl.format("{}-01", born)).alias("birth"))
@@ -104,8 +100,6 @@ def _open_module(
 
 
 def _shape_block(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame, kind: str) -> EventBlock:
-    import polars as pl
-
     events = date_at_discharge(frame, columns=columns, stays=stays).events
     named = pl.col("vocab").replace(VERSIONS)
     return EventBlock(events.with_columns(named, pl.lit(kind).alias("source")))
@@ -113,8 +107,6 @@ def _shape_block(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.Data
 
 def _reformat_near_dates(frame: pl.DataFrame, name: str, form: str | None) -> pl.Series:
     """A column of dates that `form` reads, written anew with the century nearest to the subject's anchor `year`; all others as they are."""
-    import polars as pl
-
     if form is None:
         return frame[name]
     short = form.split()[0]  # of cells that hold a date without a time

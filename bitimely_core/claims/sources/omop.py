@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
@@ -29,9 +30,6 @@ from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.types import SourceRows
-
-if TYPE_CHECKING:
-    import polars as pl
 
 EVENTS = {  # table -> prefix of its columns, name of its date
     "condition_occurrence": ("condition", "condition_start_date"),
@@ -98,8 +96,6 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
 
 def _read_concepts(source: Source) -> pl.DataFrame | None:
     """concept, vocab, known: the ICD concepts. The vocabulary's own files are separated by tabs and know no quotes."""
-    import polars as pl
-
     if not (file := find_table(source, "concept", needed=False)):
         return None
     path = source.path(file)
@@ -118,8 +114,6 @@ def _read_concepts(source: Source) -> pl.DataFrame | None:
 
 def _read_visits(source: Source) -> pl.DataFrame | None:
     """claim, source: the visits whose kind is known."""
-    import polars as pl
-
     if not (file := find_table(source, "visit_occurrence", needed=False)):
         return None
     path = source.path(file)
@@ -133,8 +127,6 @@ def _read_visits(source: Source) -> pl.DataFrame | None:
 
 def number_text(name: str, key: str) -> pl.Expr:
     """A column of numbers as text; tools that have no empty integers write 10.0 for 10."""
-    import polars as pl
-
     return strip_blanks(pl.col(name)).str.replace(r"\.0$", "").alias(key)
 
 
@@ -166,8 +158,6 @@ def _shape_block(
     only_lettered: bool,
 ) -> EventBlock:
     """The rows whose source concept is an ICD code, and those without one whose source value is."""
-    import polars as pl
-
     rows = frame.select(
         "row",
         *(
@@ -199,8 +189,6 @@ def _shape_block(
 
 def _read_persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[SourceRows], list[Finding]]:
     """Subjects with birth, sex, death and the time for which they were observed."""
-    import polars as pl
-
     file = find_table(source, "person")
     path = source.path(file)
     mark = detect_delimiter(path)

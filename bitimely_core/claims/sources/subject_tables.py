@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from bitimely_core.claims.sources.columns import SUBJECT_DATE_COLUMNS, count_unread_dates, refuse_unread_dates
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.types import SourceRows
-
-if TYPE_CHECKING:
-    import polars as pl
 
 SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other text: 0, unknown
 
@@ -21,8 +19,6 @@ def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") ->
     Raises:
         UserError: duplicate_key when two rows of one subject differ.
     """
-    import polars as pl
-
     known = frame.filter(pl.col(key).is_not_null())
     single = known.unique([name for name in frame.columns if name != "row"], keep="first", maintain_order=True)
     torn = single.filter(pl.col(key).is_duplicated())
@@ -67,8 +63,6 @@ def make_subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.Da
     Raises:
         UserError: date, where most of a column cannot be read.
     """
-    import polars as pl
-
     for name in (name for name in SUBJECT_DATE_COLUMNS if name in frame.columns):
         good, odd = count_unread_dates(frame[name])
         refuse_unread_dates(good, odd, file, name)
@@ -111,8 +105,6 @@ def parse_labels(
     Raises:
         UserError: label, for a column that holds other words in most rows.
     """
-    import polars as pl
-
     words = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
     odd = pl.lit(value=False)
     for name in names:

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from bitimely_core.claims import codes
 from bitimely_core.claims.label_rules import SOURCES as KINDS
@@ -19,9 +19,6 @@ from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.types import SourceRows
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MERGED_SUBJECTS = 1 << 20  # subjects of several blocks that are put together at once
 ODD_ID = r"^[=+@]|^-[^0-9]|[\x00-\x1f\x7f]"  # what a spreadsheet runs as a formula, or a terminal obeys
@@ -51,8 +48,6 @@ def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str], positions: Sequen
         columns: those that hold codes; empty cells are none.
         positions: on the claim; default 1, 2, ...
     """
-    import polars as pl
-
     places = dict(zip(columns, positions or range(1, len(columns) + 1), strict=True))
     order = dict(zip(columns, range(len(columns)), strict=True))
     cells = (
@@ -72,8 +67,6 @@ def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.Dat
     Raises:
         UserError: as `refuse_faults` and `tables.frames`.
     """
-    import polars as pl
-
     texts = ("subject_id", "date", "code", "vocab", "source", "claim")
     kinds = [*((name, pl.String()) for name in texts), ("position", pl.Int16())]
     with locate_errors(table.file):
@@ -115,8 +108,6 @@ def survey_tables(
         UserError: no_input (no rows at all), date (a column in another form), ambiguous_code (lost zeros; codes that both vocabularies
             have), wrong_vocabulary and schema (unknown words in the columns of vocabularies and of kinds of claims), and as `_shaped`.
     """
-    import polars as pl
-
     told, met = SourceSurvey(), []
     for table in found:
         records = kept = foreign = 0

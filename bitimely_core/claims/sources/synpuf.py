@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import polars as pl
 
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
@@ -25,9 +27,6 @@ from bitimely_core.formats import tables
 from bitimely_core.formats.csv_text import find_member
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.types import SourceRows
-
-if TYPE_CHECKING:
-    import polars as pl
 
 ENDING = r"(?:\.csv(?:\.gz|\.zip)?|\.parquet|\.zip)"
 BENEFICIARIES = re.compile(
@@ -175,8 +174,6 @@ def _shape_block(
     frame: pl.DataFrame, *, columns: Mapping[str, str], wide: Sequence[str], kind: str, segments: _ClaimSegments
 ) -> EventBlock:
     """The distinct codes of each claim."""
-    import polars as pl
-
     named = frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items() if key != "segment"), *wide)
     if segments.dates.height:
         joined = named.join(segments.dates, on="claim", how="left", maintain_order="left")
@@ -191,8 +188,6 @@ def _shape_block(
 
 def _read_segments(path: Path, file: str, columns: Mapping[str, str], wide: Sequence[str]) -> _ClaimSegments:
     """Reads a table of segments twice: which claims have several, and what these say. Only their rows are held."""
-    import polars as pl
-
     empty = pl.DataFrame(schema={"claim": pl.String, "first": pl.String}), pl.DataFrame(schema={"row": pl.Int64, "code": pl.String})
     if "segment" not in columns:
         return _ClaimSegments(*empty, 0, 0)
@@ -227,8 +222,6 @@ def _read_beneficiaries(
     source: Source, files: Sequence[_SynpufFile], wanted: Sequence[LabelColumn]
 ) -> tuple[pl.DataFrame | None, pl.DataFrame | None, list[SourceRows], list[Finding]]:
     """Subjects of all years as one table, and their labels."""
-    import polars as pl
-
     if not files:
         if wanted:
             raise usage_error("--label-column is given", "but there is no table of beneficiaries")
@@ -263,7 +256,5 @@ def _read_beneficiaries(
 
 def _flag_value(one: LabelColumn) -> pl.Expr:
     """1 where the column has the value in any year (or in the year asked for), 0 where it has others only, null where it is empty."""
-    import polars as pl
-
     cell = pl.col(one.column).filter(pl.col("year") == one.year) if one.year else pl.col(one.column)
     return pl.when(cell.count() > 0).then((cell == one.value).any().cast(pl.Int8)).alias(one.name)
