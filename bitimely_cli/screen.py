@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ class Screen:
             self.note(f"and {self.n_printed - MOST_LINES} more, see {where}")
             self.n_printed = MOST_LINES
 
-    def result(self, result: dict[str, Any], lines: Sequence[str] = ()) -> None:
+    def result(self, result: Mapping[str, Any], lines: Sequence[str] = ()) -> None:
         """The end of a verb: one JSON object under --json, else `lines`."""
         if self.silent:
             return
@@ -74,7 +74,7 @@ class Screen:
         for line in lines:
             self.say(line)
 
-    def lines(self, result: dict[str, Any]) -> list[str]:
+    def lines(self, result: Mapping[str, Any]) -> list[str]:
         """A flat result (that of --dry-run) as lines: one a fact, sizes and times in units for people."""
         out = []
         for key, value in result.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import run_training
-from bitimely_core.training.distributed import rank
+from bitimely_core.training.distributed import get_rank
 
 
 def main(verb: str, workspace: str, call: str) -> int:
@@ -16,7 +16,7 @@ def main(verb: str, workspace: str, call: str) -> int:
     try:
         run_training(verb, json.loads(call), workspace=Path(workspace))
     except UserError as error:
-        if rank() == 0:
+        if get_rank() == 0:
             sys.stderr.write(error.finding.line() + "\n")
         return int(error.exit_code)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -276,7 +277,7 @@ def _launch_processes(devices: int | None) -> None:
         raise typer.Exit(code)
 
 
-def _show_training(result: dict[str, Any], dry_run: bool, following: str) -> int:
+def _show_training(result: Mapping[str, Any], dry_run: bool, following: str) -> int:
     if dry_run:
         return _show_plan(result)
     if not result["writer"]:
@@ -307,7 +308,7 @@ def _split_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return names, options
 
 
-def _show_plan(result: dict[str, Any]) -> int:
+def _show_plan(result: Mapping[str, Any]) -> int:
     screen.result(result, screen.lines(result))
     return Exit.OK
 

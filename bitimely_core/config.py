@@ -134,6 +134,10 @@ class TrainConfig(Section):
     checkpoint_every: int | None = Field(None, ge=1)  # steps; None = every epoch
     keep: int = Field(2, ge=2)  # checkpoints
 
+    def count_steps(self, per_epoch: int) -> int:
+        """Optimizer steps of the training, with `per_epoch` of them in an epoch."""
+        return self.epochs * per_epoch if self.steps is None else self.steps
+
 
 def parse_frequencies(value: Any) -> Any:
     """`"0.5,40"` or `",40"` as a tuple of numbers, None for an empty place; what is no text stays as it is. Raises ValueError."""

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from bitimely_core import __version__, storage
-from bitimely_core.config import Settings, validate
-from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
-from bitimely_core.schemas import ReadingOptions, RunData, RunRecord, Scores, SplitCount, TrainSubjects
+from bitimely_core.errors import Finding, Reason, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.schemas import ReadingOptions, RunData, RunRecord, Scores, SplitCount, TrainSubjects, flatten_keys
 from bitimely_core.workspace import run_folder
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from bitimely_core.models.heads import Head
     from bitimely_core.models.stack import Model
     from bitimely_core.tokens import EventSequences, Windows
@@ -228,121 +229,68 @@ def list_versions() -> dict[str, str]:
     return out
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """`run.json` of a run folder as JSON. Raises UserError (integrity, exit 5)."""
-    return RunRecord.load(folder / "run.json").to_json()
+COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init")
+RESUME_EXEMPT = {  # may change between a stop and its continuation: they do not change the numbers, or only where they are computed
+    f"settings.train.{name}" for name in ("device", "devices", "compile", "log_every", "keep", "checkpoint_every")
+}
 
 
-# Functions on the dict of run.json, until every caller takes a `Run`.
+def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
+    """Take `folder` for the run that `record` describes: False when it is already finished under the same description.
 
+    Compared are kind, model, settings, data and source. `force_new` removes the other run.
 
-def adapter_channels(body: dict[str, Any]) -> tuple[int, ...]:
-    """The channels that the adapters of a run read, in their order."""
-    model = body["settings"]["model"]
-    return (model["channels"], *model.get("others", ()))
-
-
-def find_adapter(windows: Windows, body: dict[str, Any]) -> int | None:
-    """Which adapter of a run fits `windows`: that of the same tokens, of the same data set, of as many channels; None: none does."""
-    if body["settings"]["model"].get("channel_independent"):
-        return 0
-    if vocabulary_digest(windows):
-        return next((0 for data in body["data"] if data.get("vocabulary") == vocabulary_digest(windows)), None)
-    fits = [at for at, count in enumerate(adapter_channels(body)) if count == windows.channels]
-    trained = {at: body["data"][at] for at in fits if at < len(body["data"])}
-    same = [at for at, data in trained.items() if data["name"] == windows.name]
-    same += [at for at, data in trained.items() if data["dataset"] == windows.dataset]
-    return next(iter([*same, *fits]), None)
-
-
-def check_weights(folder: Path, body: dict[str, Any]) -> Path:
-    """The model folder of a finished run, its weights compared with the hash in `run.json`. Raises UserError (integrity, exit 5)."""
-    path = folder / "model" / "model.safetensors"
-    if not path.is_file() or storage.hash_file(path) != body["weights"]:
-        raise integrity_error(
-            str(path),
-            "missing" if not path.is_file() else "differs from its hash",
-            "expected the weights that the training wrote",
-            "Restore the file, or train again under --force-new",
-        )
-    return folder / "model"
-
-
-def claim_folder(folder: Path, body: dict[str, Any], *, force_new: bool) -> bool:
-    """Take `folder` for the run described by `body`: False when it is already finished under the same description.
-
-    What must agree: settings, data, source. Raises UserError (settings_differ, exit 2) with the differing keys unless `force_new`,
-    which removes the old run.
+    Raises:
+        UserError: settings_differ (exit 2) with the differing keys, integrity (exit 5), locked (exit 7).
     """
-    if (folder / "run.json").is_file():
-        old = _fill_defaults(read_run(folder))
-        differing = [
-            key
-            for key in flatten_compared(body) | flatten_compared(old)
-            if flatten_compared(body).get(key) != flatten_compared(old).get(key)
-        ]
-        if not differing and not force_new:
-            return not old.get("finished", False)
+    path = folder / "run.json"
+    if path.is_file():
         if not force_new:
-            shown = [
-                Finding(
-                    code=Reason.SETTINGS_DIFFER,
-                    file=str(folder / "run.json"),
-                    field=key,
-                    problem=f"the run has {safe_text(flatten_compared(old).get(key))}",
-                    requirement=f"now {safe_text(flatten_compared(body).get(key))}",
-                )
-                for key in sorted(differing)
-            ]
-            first, *rest = shown
-            raise usage_error(
-                first.problem,
-                first.requirement,
-                "Give another --run NAME, or --force-new to replace this one",
-                code=Reason.SETTINGS_DIFFER,
-                file=first.file,
-                field=first.field,
-                details=rest,
-            )
+            stored = RunRecord.load(path)
+            _require_same(path, stored, record)
+            return not stored.finished
         with storage.lock(folder):
             pass  # not while another process trains there
         shutil.rmtree(folder)
     storage.make_folder(folder)
-    storage.write_json(folder / "run.json", {**body, "finished": False})
+    record.save(path)
     return True
 
 
-def _fill_defaults(body: dict[str, Any]) -> dict[str, Any]:
-    """A run as an earlier version wrote it, with the settings that did not exist then at their defaults."""
-    try:
-        known = validate(Settings, body["settings"]).model_dump(mode="json", by_alias=True)
-    except UserError:  # settings that no longer exist: the comparison names them
-        return body
-    return {**body, "settings": known}
+def _require_same(path: Path, stored: RunRecord, record: RunRecord) -> None:
+    before, now = flatten_compared(stored), flatten_compared(record)
+    findings = [
+        Finding(
+            code=Reason.SETTINGS_DIFFER,
+            file=str(path),
+            field=key,
+            problem=f"the run has {safe_text(before.get(key))}",
+            requirement=f"now {safe_text(now.get(key))}",
+        )
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if findings:
+        first, *rest = findings
+        raise usage_error(
+            first.problem,
+            first.requirement,
+            "Give another --run NAME, or --force-new to replace this one",
+            code=Reason.SETTINGS_DIFFER,
+            file=first.file,
+            field=first.field,
+            details=rest,
+        )
 
 
-COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init")
+def resume_identity(record: RunRecord) -> dict[str, JsonValue]:
+    """What must agree between a checkpoint and the run that resumes from it."""
+    data: list[JsonValue] = [one.fingerprint for one in record.data]
+    source = {} if record.source is None else {"source": record.source.model_dump(mode="json")}
+    return {"data": data, "settings": dict(flatten_compared(record, ("model", "settings", "init"))), **source}
 
 
-RESUME_EXEMPT = {  # may change between a stop and its continuation: they do not change the numbers, or only where they are computed
-    "settings.train.device",
-    "settings.train.devices",
-    "settings.train.compile",
-    "settings.train.log_every",
-    "settings.train.keep",
-    "settings.train.checkpoint_every",
-}
-
-
-def flatten_compared(body: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What must agree between two runs of one name: dotted key -> value, of the keys in `COMPARED` without those in `FREE`."""
-    out: dict[str, Any] = {}
-    for key, value in body.items():
-        if not prefix and key not in COMPARED:
-            continue
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            out |= flatten_compared(value, f"{name}.")
-        elif name not in RESUME_EXEMPT:
-            out[name] = list(value) if isinstance(value, tuple) else value
-    return out
+def flatten_compared(record: RunRecord, keys: tuple[str, ...] = COMPARED) -> dict[str, JsonValue]:
+    """What must agree between two runs of one name: dotted key -> value, of `keys` without `RESUME_EXEMPT`."""
+    stored = record.to_json()
+    return {name: value for key in keys for name, value in flatten_keys(stored[key], key).items() if name not in RESUME_EXEMPT}

@@ -44,8 +44,15 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
 
 
+def flatten_keys(value: JsonValue, prefix: str = "") -> dict[str, JsonValue]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists are values."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {key: leaf for name, inner in value.items() for key, leaf in flatten_keys(inner, f"{prefix}.{name}" if prefix else name).items()}
+
+
 class StoredRecord(Part):
-    """A record with a file of its own."""
+    """A record with its own file."""
 
     VERSION: ClassVar[int] = 1  # the newest `format_version` that this class reads
     REPAIR: ClassVar[str] = "Repeat the command that wrote it"

@@ -24,7 +24,7 @@ from torch import nn
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.training import distributed, loop
-from bitimely_core.training.distributed import barrier, is_resuming, launch, rank, world
+from bitimely_core.training.distributed import barrier, get_rank, get_world_size, is_resuming, launch
 from bitimely_core.types import Batch
 
 __all__ = ["one_thread"]  # a fixture
@@ -54,14 +54,14 @@ def by_parity(model: nn.Module, batch: Batch, generator: torch.Generator | None 
 
 def failing(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
     """Memory is exhausted in process 1 alone."""
-    if rank() == 1 and model.training:
+    if get_rank() == 1 and model.training:
         raise MemoryError
     return squares(model, batch)
 
 
 def broken(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
     """A bug in process 1 alone."""
-    if rank() == 1:
+    if get_rank() == 1:
         raise ZeroDivisionError
     return squares(model, batch)
 
@@ -69,13 +69,13 @@ def broken(model: nn.Module, batch: Batch, generator: torch.Generator | None = N
 def unlike(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
     """Not finite in process 1 alone."""
     out = squares(model, batch)
-    return {**out, "loss": out["loss"] * (float("nan") if rank() == 1 else 1.0)}
+    return {**out, "loss": out["loss"] * (float("nan") if get_rank() == 1 else 1.0)}
 
 
 def told_to_stop(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
     """Process 1 alone is told to stop, in its third step."""
     STEPS.append(1)
-    if rank() == 1 and len(STEPS) == 3:
+    if get_rank() == 1 and len(STEPS) == 3:
         os.kill(os.getpid(), signal.SIGTERM)
     return squares(model, batch)
 
@@ -93,7 +93,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def member(folder: str, task: dict[str, Any]) -> int:
     """One process: trains, leaves its weights and what it was told beside the run."""
-    rank = distributed.rank()
+    rank = distributed.get_rank()
     model: nn.Module = MODELS[task.get("model", "plain")]().double()
     if rank == 1:  # process 0 decides
         nn.init.constant_(next(model.parameters()), 7.0)
@@ -180,9 +180,9 @@ def test_another_number_of_processes_continues(forge: Forge, tmp_path: Path) -> 
     assert together(forge, tmp_path / "one", 1) == [0]
     codes = together(forge, tmp_path / "mixed", 2, objective="told_to_stop")
     assert codes == [Exit.TERMINATED, Exit.TERMINATED]
-    saved = loop.latest(tmp_path / "mixed" / "run")
+    saved = loop.latest_checkpoint(tmp_path / "mixed" / "run")
     assert saved is not None
-    assert (saved.step, saved.meta["processes"]) == (3, 2)
+    assert (saved.step, saved.meta.processes) == (3, 2)
     assert together(forge, tmp_path / "mixed", 1) == [0]
     agree(tmp_path / "one", tmp_path / "mixed")
 
@@ -280,9 +280,9 @@ def test_launch_leaves_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_place_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
-    assert (rank(), world(), is_resuming()) == (0, 1, False)
+    assert (get_rank(), get_world_size(), is_resuming()) == (0, 1, False)
     barrier()
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert (rank(), world(), is_resuming()) == (3, 4, True)
+    assert (get_rank(), get_world_size(), is_resuming()) == (3, 4, True)

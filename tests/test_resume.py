@@ -25,6 +25,7 @@ from torch import nn
 from bitimely_core import storage
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.schemas import CheckpointMeta
 from bitimely_core.training import checkpoints, loop
 from bitimely_core.types import Batch
 
@@ -49,12 +50,12 @@ def run(folder: Path, objective: loop.Objective = drawn, model: nn.Module | None
 
 
 def log_of(folder: Path) -> list[Outcome]:
-    return [{k: v for k, v in line.items() if k not in {"tokens_per_second", "data_wait"}} for line in loop.metrics(folder)]
+    return [{k: v for k, v in line.items() if k not in {"tokens_per_second", "data_wait"}} for line in loop.read_metrics(folder)]
 
 
 def state_of(folder: Path) -> tuple[bytes, bytes, bytes, list[Outcome]]:
     """What must be the same bit for bit: exported weights, weights and moments of the last checkpoint, the log but for speed."""
-    last = loop.latest(folder)
+    last = loop.latest_checkpoint(folder)
     assert last is not None
     assert last.step == STEPS
     files = (folder / "model" / "model.safetensors", last.folder / "model.safetensors", last.folder / "optimizer.safetensors")
@@ -99,7 +100,7 @@ def kill() -> None:
 def test_a_kill_in_any_step_changes_nothing(at: int, part: int, every: int | None, straight: Any, tmp_path: Path) -> None:
     with pytest.raises(Killed):
         run(tmp_path, stopping(at, kill, part=part), checkpoint_every=every)
-    saved = loop.latest(tmp_path)
+    saved = loop.latest_checkpoint(tmp_path)
     assert (0 if saved is None else saved.step) == (at - 1) // (every or 6) * (every or 6)
     _, result = run(tmp_path, checkpoint_every=every)
     assert result["resumed"] == (None if saved is None else saved.step)
@@ -125,7 +126,7 @@ def test_a_signal_ends_the_step_saves_and_tells(number: int, code: Exit, at: int
     assert f"after step {at} of 12" in stopped.value.problem
     assert "same command" in stopped.value.hint
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
-    saved = loop.latest(tmp_path)
+    saved = loop.latest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == at
     run(tmp_path)
@@ -136,12 +137,12 @@ def test_a_signal_ends_the_step_saves_and_tells(number: int, code: Exit, at: int
 def test_a_signal_during_validation_leaves_it_to_the_next_call(at: int, straight: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="SIGTERM"):
         run(tmp_path, stopping(at, lambda: os.kill(os.getpid(), signal.SIGTERM), validation=True))
-    assert not loop.finished(tmp_path)
+    assert not loop.is_finished(tmp_path)
     assert log_of(tmp_path)[-1]["split"] == "train"
     with pytest.raises(UserError, match="SIGTERM"):  # and again
         run(tmp_path, stopping(1, lambda: os.kill(os.getpid(), signal.SIGTERM), validation=True))
     run(tmp_path)
-    assert loop.finished(tmp_path)
+    assert loop.is_finished(tmp_path)
     assert state_of(tmp_path) == straight
     assert leftovers(tmp_path) == []
 
@@ -155,7 +156,7 @@ def test_a_second_interrupt_stops_at_once_without_damage(straight: Any, tmp_path
     with pytest.raises(UserError) as stopped:
         run(tmp_path, stopping(4, twice), checkpoint_every=2)
     assert stopped.value.exit_code == Exit.INTERRUPTED
-    saved = loop.latest(tmp_path)
+    saved = loop.latest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == 2
     run(tmp_path)
@@ -304,7 +305,7 @@ def kills(forge: Forge, rounds: int, folder: Path, straight: Any, seed: int) -> 
         os.kill(pid, with_signal)
         assert forge.wait(pid) in {0, -with_signal, Exit.TERMINATED}
         if home.exists():
-            loop.latest(home)  # reading between is never an error
+            loop.latest_checkpoint(home)  # reading between is never an error
         run(home)
         assert state_of(home) == straight
         assert leftovers(home) == []
@@ -327,7 +328,7 @@ def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tm
         number += stride
         home = tmp_path / str(number)
         finished = forge.wait(forge.start("child_killed_in_call", str(home), number)) == 0
-        saved = loop.latest(home)
+        saved = loop.latest_checkpoint(home)
         assert (0 if saved is None else saved.step) >= former  # never fewer than the kill one call before had
         former = 0 if saved is None else saved.step
         run(home)
@@ -339,7 +340,7 @@ def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tm
 
 def test_a_limit_on_file_sizes_stops_with_exit_6(forge: Forge, straight: Any, tmp_path: Path) -> None:
     assert forge.wait(forge.start("child_with_small_files", str(tmp_path), 1500)) == Exit.RESOURCES
-    assert loop.latest(tmp_path) is None
+    assert loop.latest_checkpoint(tmp_path) is None
     assert leftovers(tmp_path) == []
     run(tmp_path)
     assert state_of(tmp_path) == straight
@@ -347,7 +348,7 @@ def test_a_limit_on_file_sizes_stops_with_exit_6(forge: Forge, straight: Any, tm
 
 def test_a_limit_on_memory_stops_with_exit_6(forge: Forge, straight: Any, tmp_path: Path) -> None:
     assert forge.wait(forge.start("child_with_little_memory", str(tmp_path), 6)) == Exit.RESOURCES
-    saved = loop.latest(tmp_path)
+    saved = loop.latest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == 4
     run(tmp_path)
@@ -419,7 +420,7 @@ def test_a_full_disk_keeps_the_former_checkpoint(straight: Any, tmp_path: Path, 
         run(tmp_path, checkpoint_every=4)
     monkeypatch.undo()
     assert (stopped.value.code, stopped.value.exit_code) == (Reason.DISK_FULL, Exit.RESOURCES)
-    former = loop.latest(tmp_path)
+    former = loop.latest_checkpoint(tmp_path)
     assert former is not None
     assert former.step == 4
     assert leftovers(tmp_path) == []
@@ -441,7 +442,7 @@ def test_space_is_asked_for_before_anything_is_written(tmp_path: Path, monkeypat
 def test_the_former_goes_only_after_the_new_one_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = checkpoints.verify_checkpoint
 
-    def refusing(path: Path) -> dict[str, Any]:
+    def refusing(path: Path) -> CheckpointMeta:
         if path.name == "step-6":
             raise UserError(Reason.INTEGRITY, "reads back differently", exit_code=Exit.INTEGRITY)
         return original(path)
@@ -536,7 +537,7 @@ def test_nothing_but_damage_is_exit_5_and_changes_nothing(stopped: Path) -> None
     assert len(refused.value.details) == 2
     assert sorted(path.relative_to(stopped) for path in stopped.rglob("*")) == before
     with pytest.raises(UserError):
-        loop.latest(stopped)
+        loop.latest_checkpoint(stopped)
 
 
 def test_every_damage_is_noticed(stopped: Path) -> None:
@@ -570,14 +571,14 @@ def test_two_files_swapped_between_checkpoints_are_noticed(stopped: Path) -> Non
     a.write_bytes(second)
     b.write_bytes(first)
     with pytest.raises(UserError) as refused:
-        loop.latest(stopped)
+        loop.latest_checkpoint(stopped)
     assert refused.value.exit_code == Exit.INTEGRITY
 
 
 def test_a_touched_checkpoint_is_whole(stopped: Path) -> None:
     for path in stopped.rglob("*"):
         os.utime(path, (4e9, 4e9))
-    latest = loop.latest(stopped)
+    latest = loop.latest_checkpoint(stopped)
     assert latest is not None
     assert latest.step == 9
 
@@ -683,7 +684,7 @@ def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Pa
         return run(folder, objective, model, batches=Rows(length=24))[0]
 
     def killed(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
-        if len(loop.metrics(tmp_path / "killed")) == 9:
+        if len(loop.read_metrics(tmp_path / "killed")) == 9:
             raise Killed
         return asked(model, batch, generator)  # type: ignore[arg-type]
 
@@ -694,4 +695,4 @@ def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Pa
     assert same(weights(straight), weights(continued))
     assert state_of(tmp_path / "killed") == state_of(tmp_path / "straight")
     assert same(weights(models.load(tmp_path / "killed" / "model")), weights(straight))
-    assert all(line["rel"] > 0 for line in loop.metrics(tmp_path / "killed"))
+    assert all(line["rel"] > 0 for line in loop.read_metrics(tmp_path / "killed"))

@@ -103,12 +103,12 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def test_schedule_is_linear_then_cosine() -> None:
-    assert [loop.schedule(s, 100, 0.05) for s in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert [loop.schedule_factor(s, 100, 0.05) for s in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     for step in range(5, 101):
-        assert loop.schedule(step, 100, 0.05) == pytest.approx(math.cos(math.pi * (step - 5) / 190) ** 2)
-    assert loop.schedule(100, 100, 0.05) == pytest.approx(0.0, abs=1e-15)
-    assert loop.schedule(0, 10, 0.0) == 1.0
-    assert loop.schedule(0, 1, 0.5) == 1.0
+        assert loop.schedule_factor(step, 100, 0.05) == pytest.approx(math.cos(math.pi * (step - 5) / 190) ** 2)
+    assert loop.schedule_factor(100, 100, 0.05) == pytest.approx(0.0, abs=1e-15)
+    assert loop.schedule_factor(0, 10, 0.0) == 1.0
+    assert loop.schedule_factor(0, 1, 0.5) == 1.0
 
 
 def test_norms_biases_and_vectors_do_not_decay() -> None:
@@ -124,7 +124,7 @@ def test_norms_biases_and_vectors_do_not_decay() -> None:
             self.scale = nn.Parameter(torch.zeros(2, 3))
 
     model = nn.ModuleDict({"tiny": Tiny(), "odd": Odd(), "heads": HeadNorm()})
-    decayed, plain = loop.parameter_groups(model, 0.1)
+    decayed, plain = loop.group_parameters(model, 0.1)
     assert decayed["names"] == ["tiny.enter.weight", "tiny.leave.weight", "odd.matrix"]
     assert set(plain["names"]) == {
         "tiny.enter.bias",
@@ -193,7 +193,7 @@ def test_lines_of_the_log(tmp_path: Any) -> None:
     batches = Rows()
     result = loop.fit(Tiny(), batches, squares, validation=Rows(rows=9), folder=tmp_path, log=seen.append, config=config(log_every=4))
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [{key: value for key, value in line.items() if key != "of"} for line in seen] == loop.metrics(tmp_path)
+    assert lines == [{key: value for key, value in line.items() if key != "of"} for line in seen] == loop.read_metrics(tmp_path)
     assert [(line["step"], line["split"]) for line in lines] == [
         (1, "train"),
         (4, "train"),
@@ -297,7 +297,7 @@ def test_a_batch_that_is_not_finite_stops_at_its_step_and_is_named(tmp_path: Any
     assert stopped.value.code is Reason.NON_FINITE_LOSS
     assert f"step {first}, batch rows {', '.join(map(str, rows.tolist()))}" in stopped.value.problem
     assert f"not finite in rows {int(bad.index[1])}" in stopped.value.problem
-    former = loop.latest(tmp_path)
+    former = loop.latest_checkpoint(tmp_path)
     assert (0 if former is None else former.step) == first - 1
 
 
@@ -318,7 +318,7 @@ def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) ->
         loop.fit(Tiny(), Rows(), squares, epochs=20, lr=1e6, folder=tmp_path, config=config(checkpoint_every=1, warmup=0.0))
     assert stopped.value.code is Reason.NON_FINITE_LOSS
     assert "step" in stopped.value.problem
-    former = loop.latest(tmp_path)
+    former = loop.latest_checkpoint(tmp_path)
     assert former is not None
     assert checkpoints.all_finite(checkpoints.load_tensors(former, "model"))
     assert checkpoints.all_finite(checkpoints.load_tensors(former, "optimizer"))
@@ -342,15 +342,16 @@ def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_
     assert (stopped.value.code, stopped.value.exit_code) == (Reason.RESOURCE_LIMIT, Exit.RESOURCES)
     assert "out of memory at batch 5" in stopped.value.problem
     assert "--batch-size 2" in stopped.value.hint
-    former = loop.latest(tmp_path)
+    former = loop.latest_checkpoint(tmp_path)
     assert former is not None
     assert former.step == 4
 
 
 @pytest.mark.parametrize(
-    ("name", "alike"), [("gpt", True), ("ts2vec", False), ("tf-c", False), ("patchtst", False), ("autoformer", True), ("timesnet", True)]
+    ("name", "divisible"),
+    [("gpt", True), ("ts2vec", False), ("tf-c", False), ("patchtst", False), ("autoformer", True), ("timesnet", True)],
 )
-def test_parts_of_a_batch_are_said_to_have_its_gradient_only_where_they_have(name: str, alike: bool) -> None:
+def test_accumulation_is_offered_as_the_same_gradient_only_where_it_is(name: str, divisible: bool) -> None:
     """Not where rows are compared with each other, and not where they are read by statistics of the batch."""
     from bitimely_core import models, objectives, registry
 
@@ -368,12 +369,12 @@ def test_parts_of_a_batch_are_said_to_have_its_gradient_only_where_they_have(nam
             counts.append(int(out["count"]))
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]) / sum(counts)
 
-    whole, divided = gradient(1), gradient(2)
-    assert torch.allclose(whole, divided, rtol=1e-3, atol=1e-5) == alike
-    told = out_of_memory_error(MemoryError(), Rows(), config(), 1, alike=is_divisible(model, objective))
-    assert told is not None
-    assert "--accumulate 2" in told.hint
-    assert ("same gradient" in told.hint) == alike
+    at_once, in_parts = gradient(1), gradient(2)
+    assert torch.allclose(at_once, in_parts, rtol=1e-3, atol=1e-5) == divisible
+    error = out_of_memory_error(MemoryError(), Rows(), config(), 1, divisible=is_divisible(model, objective))
+    assert error is not None
+    assert "--accumulate 2" in error.hint
+    assert ("same gradient" in error.hint) == divisible
 
 
 @pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), ZeroDivisionError()])
@@ -405,7 +406,7 @@ def test_other_exceptions_pass_through() -> None:
 def test_a_finished_run_returns_at_once_with_its_weights(tmp_path: Any) -> None:
     model = Tiny()
     first = loop.fit(model, Rows(), drawn, folder=tmp_path, validation=Rows(rows=6), config=config())
-    assert loop.finished(tmp_path)
+    assert loop.is_finished(tmp_path)
 
     def never(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
         raise AssertionError
@@ -422,7 +423,7 @@ def test_no_steps_and_no_batches(tmp_path: Any) -> None:
     model = Tiny()
     before = weights(model)
     assert loop.fit(model, Rows(), squares, epochs=0, folder=tmp_path)["steps"] == 0
-    assert loop.finished(tmp_path)
+    assert loop.is_finished(tmp_path)
     assert same(weights(model), before)
     with pytest.raises(UserError) as refused:
         loop.fit(model, Rows(rows=0), squares)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from bitimely_core.config import merge_layers
 from bitimely_core.errors import Reason, UserError
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.recipe import Stage
-from bitimely_core.run import read_run
+from bitimely_core.schemas import TuningRecord, TuningTrial
 from bitimely_core.training import loop, tuning
 from bitimely_core.workflows.prepare import prepare_windows
 
@@ -27,16 +28,21 @@ SMALL = {"model": {"tokenizer": "patch", "patch": 50, "layers": 2}, "train": TRA
 TUNE = {"rates": (1e-4, 3e-3), "steps": 3}
 
 
+def read_run(folder: str) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((Path(folder) / "run.json").read_bytes())
+    return body
+
+
 def pretrained(home: Path, run: str, **more: Any) -> dict[str, Any]:
     """`run.json` of a small pre-training."""
     force_new = more.pop("force_new", False)
     flags = merge_layers(SMALL, more)
-    return read_run(Path(workflows.pretrain(preset="tiny", flags=flags, run=run, workspace=home, force_new=force_new)["folder"]))
+    return read_run(workflows.pretrain(preset="tiny", flags=flags, run=run, workspace=home, force_new=force_new)["folder"])
 
 
 def finetuned(home: Path, run: str, **more: Any) -> dict[str, Any]:
     flags = merge_layers({"train": TRAIN, "data": {"limit": 24, "fraction": 1.0}}, more)
-    return read_run(Path(workflows.finetune("base", data="synthetic/staging", flags=flags, run=run, workspace=home)["folder"]))
+    return read_run(workflows.finetune("base", data="synthetic/staging", flags=flags, run=run, workspace=home)["folder"])
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +59,18 @@ def test_the_grid_is_half_a_decade_apart_around_the_rate() -> None:
     assert tuning.learning_rate_grid((0.1, 0.01), 1e-3) == (0.01, 0.1)
 
 
-def trial(lr: float, reason: str = "", **scores: float | None) -> dict[str, Any]:
-    return {"lr": lr, "scores": scores, "reason": reason}
+def trial(lr: float, reason: str = "", **scores: float | None) -> TuningTrial:
+    return TuningTrial(lr=lr, scores=scores, reason=reason)
 
 
 def test_the_best_wins_ties_go_on_and_what_diverged_loses() -> None:
-    assert tuning.best_trial([trial(1, rel=0.5, loss=9), trial(2, rel=0.4, loss=9)], LOWER_IS_BETTER) == {"lr": 2, "by": ["rel", "loss"]}
-    assert tuning.best_trial([trial(1, accuracy=0.5, rel=0.5), trial(2, accuracy=0.6, rel=0.9)], LOWER_IS_BETTER)["lr"] == 2
-    assert tuning.best_trial([trial(1, loss=0.1, mae=3), trial(2, loss=0.2, mae=2)], LOWER_IS_BETTER) == {"lr": 2, "by": ["mae", "loss"]}
-    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.4)], LOWER_IS_BETTER)["lr"] == 2
-    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.5)], LOWER_IS_BETTER)["lr"] == 1
-    assert tuning.best_trial([trial(1, auprc=None, loss=0.5), trial(2, auprc=0.9, loss=0.9)], LOWER_IS_BETTER) == {"lr": 1, "by": ["loss"]}
-    assert tuning.best_trial([trial(1, rel=0.9), trial(2, "non-finite loss")], LOWER_IS_BETTER)["lr"] == 1
+    assert tuning.best_trial([trial(1, rel=0.5, loss=9), trial(2, rel=0.4, loss=9)], LOWER_IS_BETTER) == (2, ("rel", "loss"))
+    assert tuning.best_trial([trial(1, accuracy=0.5, rel=0.5), trial(2, accuracy=0.6, rel=0.9)], LOWER_IS_BETTER)[0] == 2
+    assert tuning.best_trial([trial(1, loss=0.1, mae=3), trial(2, loss=0.2, mae=2)], LOWER_IS_BETTER) == (2, ("mae", "loss"))
+    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.4)], LOWER_IS_BETTER)[0] == 2
+    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.5)], LOWER_IS_BETTER)[0] == 1
+    assert tuning.best_trial([trial(1, auprc=None, loss=0.5), trial(2, auprc=0.9, loss=0.9)], LOWER_IS_BETTER) == (1, ("loss",))
+    assert tuning.best_trial([trial(1, rel=0.9), trial(2, "non-finite loss")], LOWER_IS_BETTER)[0] == 1
     with pytest.raises(UserError, match="all of 2 learning rates diverge: 1, 2") as caught:
         tuning.best_trial([trial(1, "non-finite loss"), trial(2, "non-finite loss")], LOWER_IS_BETTER)
     assert (caught.value.code, caught.value.exit_code) == (Reason.NON_FINITE_LOSS, 4)
@@ -83,7 +89,7 @@ def test_the_tuned_run_is_the_run_with_that_rate(home: Path) -> None:
     folder = home / "runs" / "tuned"
     assert not list(folder.glob("tuning/*/checkpoints")) + list(folder.glob("tuning/*/model"))
     for page in ("model_card.md", "report.html"):
-        assert tuning.describe_tuning(record).split(",")[0] in (folder / page).read_text()
+        assert tuning.describe_tuning(TuningRecord.model_validate(record)).split(",")[0] in (folder / page).read_text()
     again = workflows.pretrain(preset="tiny", flags=merge_layers(SMALL, {"tune": TUNE}), run="tuned", workspace=home)
     assert again["trained"] is False
     with pytest.raises(UserError, match=r"settings\.tune\.rates"):
@@ -116,17 +122,17 @@ def test_no_test_window_is_within_reach(home: Path) -> None:
         assert len(view[split]["test"]) == 0
         with pytest.raises(IndexError):
             view[split].arrays(tested)
-    asked: list[str] = []
+    measured: list[str] = []
 
     def measure(model: Any, views: list[tuning.TrainValidation]) -> dict[str, float | None]:
-        asked.append("test")
+        measured.append("test")
         return {"accuracy": float(len(views[0]["test"]))}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bitimely_core.workflows.train.measure_task", lambda head, views, device: measure(head, views))
+        patch.setattr(sys.modules["bitimely_core.workflows.finetune"], "measure_task", lambda head, views, device: measure(head, views))
         with pytest.raises(UserError, match="split to choose on") as caught:
-            finetuned(home, "peeps", tune=TUNE)
-    assert asked == ["test"]
+            finetuned(home, "reads-test", tune=TUNE)
+    assert measured == ["test"]
     assert caught.value.code == Reason.UNKNOWN_NAME
 
 
@@ -137,7 +143,7 @@ def test_a_rate_that_diverges_loses_and_says_why(home: Path) -> None:
     assert tame["reason"] == ""
     assert wild["scores"] == {}
     assert "non-finite" in wild["reason"] or "not finite" in wild["reason"]
-    assert "1e+30: diverged" in tuning.describe_tuning(record)
+    assert "1e+30: diverged" in tuning.describe_tuning(TuningRecord.model_validate(record))
     with pytest.raises(UserError, match="all of 2 learning rates diverge") as caught:
         pretrained(home, "wilder", tune={"rates": (1e29, 1e30), "steps": 3})
     assert caught.value.exit_code == 4
@@ -165,9 +171,9 @@ def test_a_stopped_run_keeps_its_trials(home: Path, stopped: str, monkeypatch: p
     undisturbed = pretrained(home, "undisturbed", tune=TUNE)
     assert body["weights"] == undisturbed["weights"]
     assert body["tuning"] == undisturbed["tuning"]
-    anew = len(fitted)
+    before = len(fitted)
     pretrained(home, name, tune=TUNE, force_new=True)
-    assert fitted[anew:] == [*trials, name], "--force-new repeats the trials"
+    assert fitted[before:] == [*trials, name], "--force-new repeats the trials"
 
 
 def test_without_validation_windows_there_is_no_choice(
@@ -179,7 +185,8 @@ def test_without_validation_windows_there_is_no_choice(
         windows = opened(*given, **named)
         return windows.subset((windows.index["split"] != "validation").to_numpy())
 
-    monkeypatch.setattr("bitimely_core.workflows.train.prepare_windows", bare)
+    for verb in ("pretrain", "finetune"):
+        monkeypatch.setattr(sys.modules[f"bitimely_core.workflows.{verb}"], "prepare_windows", bare)
     small = ["--batch-size", "8", "--steps", "2", "--tune", "2", "-w", str(home), "--run", "blind"]
     for argv in (
         ["pretrain", "--set", "model.tokenizer=patch", "--data", "synthetic/staging"],
@@ -187,10 +194,10 @@ def test_without_validation_windows_there_is_no_choice(
     ):
         for dry in ([], ["--dry-run"]):
             assert main([*argv, *small, *dry]) == 4
-            said = capsys.readouterr().err.strip()
-            assert "has no validation windows" in said
-            assert "--lr" in said
-            assert said.count("\n") == 0
+            printed = capsys.readouterr().err.strip()
+            assert "has no validation windows" in printed
+            assert "--lr" in printed
+            assert printed.count("\n") == 0
     assert not (home / "runs" / "blind").exists()
 
 
@@ -222,4 +229,4 @@ def test_a_model_without_pre_training_has_no_rate_to_choose(home: Path) -> None:
     body = pretrained(home, "supervised", model={"name": "gru-d", "layers": 1}, tune=TUNE)
     assert "tuning" not in body
     assert body["settings"]["tune"]["rates"] is None
-    assert any("no learning rate to choose" in line for line in body["notices"])
+    assert any("learning-rate search is skipped" in line for line in body["notices"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
-    from bitimely_core.training.tuning import Scores, TrainValidation
+    from bitimely_core.training.tuning import TrainValidation, TrialScores
 
 EVALUATION_BATCH = 64
 
@@ -36,8 +37,8 @@ def predict(
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
 
 
-def measure_task(head: Any, views: list[TrainValidation], device: str = "auto") -> Scores:
-    """The main metric of the task on the validation windows; a `measure` of tuning."""
+def measure_task(head: Any, views: Sequence[TrainValidation], device: str = "auto") -> TrialScores:
+    """The main metric of the task on the validation windows; a `measure` of a learning-rate search."""
     from bitimely_core import evaluate
 
     rows = views[0]["validation"]

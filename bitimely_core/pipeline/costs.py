@@ -13,7 +13,7 @@ from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, build_model_config, load_preset, merge_layers, parse_assignments, read_toml
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import ExperimentPlan
-from bitimely_core.training.tuning import SHARE
+from bitimely_core.training.tuning import TRIAL_SHARE
 from bitimely_core.workflows.catalog import COSTS
 from bitimely_core.workspace import dataset_and_view
 
@@ -110,7 +110,7 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path) -> Trai
     passes = PASSES.get(objective, 1) if training.verb == "pretrain" else 1
     flops = 6.0 * parameters * tokens + (12.0 * config.layers * tokens**2 * config.dim if entry.facts.family in QUADRATIC else 0.0)
     rates = flags.get("tune", {}).get("rates")
-    trials = (rates if isinstance(rates, int) else len(rates)) / SHARE if rates else 0.0
+    trials = (rates if isinstance(rates, int) else len(rates)) / TRIAL_SHARE if rates else 0.0
     weights = 4 * parameters
     return TrainingCost(
         parameters=parameters,

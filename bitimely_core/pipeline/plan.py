@@ -18,6 +18,7 @@ from bitimely_core.recipe import AnalyzeStage, Block, Recipe, Stage
 from bitimely_core.report.recipe_results import write_results
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import windows_opener
+from bitimely_core.workflows.train import TrainingResult
 from bitimely_core.workspace import dataset_and_view, is_events, tokens_name
 
 FINETUNE_FLAGS = {"readout", "layers", "freeze", "from_scratch", "fraction"}  # they leave the pre-training as it is: it is shared
@@ -441,7 +442,7 @@ def _train(training: TrainingStage, workspace: Path, devices: int, progress: Pro
 
 def run_training(
     verb: str, arguments: Flags, *, workspace: Path, progress: Progress | None = None, say: Say | None = None
-) -> dict[str, Any]:
+) -> TrainingResult:
     """`workflows.pretrain` or `workflows.finetune` with the arguments of a stage."""
     run = workflows.finetune if verb == "finetune" else workflows.pretrain
     return run(**arguments, workspace=workspace, progress=progress, say=say)

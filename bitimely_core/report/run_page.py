@@ -54,7 +54,7 @@ def run_facts(record: RunRecord) -> dict[str, str]:
         "Data": f"{', '.join(d.name for d in record.data)} ({shape})",
         "Split": f"by {data.split}: {per_split}; 0 shared" if by_subject else f"{data.split}: {per_split}",
         "Model": f"{record.model}, preset {record.preset}, {settings.model.tokenizer} tokens, {record.parameters:,} parameters{paper}",
-        **({"Learning rate": tuning.describe_tuning(record.tuning.model_dump())} if record.tuning else {}),
+        **({"Learning rate": tuning.describe_tuning(record.tuning)} if record.tuning else {}),
         "Seed": str(record.seed),
         "Versions": ", ".join(f"{k} {v}" for k, v in record.versions.items() if k in {"bitimely", "torch", "python"}),
         "Fingerprint of the data": data.fingerprint[:16],

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bitimely_core.errors import UserError, usage_error
-from bitimely_core.training.distributed import world
+from bitimely_core.training.distributed import get_world_size
 
 
 @contextmanager
@@ -35,13 +35,13 @@ def select_device(name: str = "auto") -> torch.device:
     Raises UserError (config, exit 2) when it is not there.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() and world() == 1 else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() and get_world_size() == 1 else "cpu"
     try:
         chosen = torch.device(name)
     except RuntimeError as error:
         raise missing_device(name, "expected auto, cpu, cuda or mps") from error
     if chosen.type == "cuda":
-        at = int(os.environ.get("LOCAL_RANK", "0")) if world() > 1 else chosen.index or 0
+        at = int(os.environ.get("LOCAL_RANK", "0")) if get_world_size() > 1 else chosen.index or 0
         if at >= torch.cuda.device_count():
             raise missing_device(f"cuda:{at}", f"{torch.cuda.device_count()} CUDA devices are here")
         chosen = torch.device("cuda", at)

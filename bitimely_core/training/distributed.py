@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from bitimely_core.training.loop import TrainingState
 
 
-def rank() -> int:
+def get_rank() -> int:
     """Number of this process; process 0 alone writes and prints."""
-    return int(os.environ.get("RANK", "0")) if world() > 1 else 0
+    return int(os.environ.get("RANK", "0")) if get_world_size() > 1 else 0
 
 
-def world() -> int:
+def get_world_size() -> int:
     """Number of processes that train together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -32,7 +32,7 @@ def is_resuming() -> bool:
 
 def join_group() -> None:
     """Join the other processes of torchrun, once; nothing for a single one. CPU tensors go by gloo, CUDA tensors by nccl."""
-    if world() > 1 and not dist.is_initialized():
+    if get_world_size() > 1 and not dist.is_initialized():
         import atexit
 
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -47,7 +47,7 @@ def barrier() -> None:
 
 def all_reduce_sum(numbers: list[float]) -> list[float]:
     """Sums over all processes."""
-    if world() == 1:
+    if get_world_size() == 1:
         return numbers
     together = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(together)
@@ -56,15 +56,15 @@ def all_reduce_sum(numbers: list[float]) -> list[float]:
 
 def broadcast_parameters(model: nn.Module) -> None:
     """Give every process the weights and buffers of process 0."""
-    if world() > 1:
+    if get_world_size() > 1:
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.detach(), 0)
 
 
-def all_reduce_gradients(run: TrainingState, count: float) -> None:
+def all_reduce_gradients(state: TrainingState, count: float) -> None:
     """Sum the gradients over all processes and divide by `count`. A parameter that no process used keeps None."""
-    used = list_parameters(run.optimizer)
-    if world() > 1:
+    used = list_parameters(state.optimizer)
+    if get_world_size() > 1:
         present = torch.tensor([p.grad is not None for p in used], dtype=torch.float32)
         dist.all_reduce(present)
         used = [p for p, seen in zip(used, present.tolist(), strict=True) if seen]
@@ -81,19 +81,19 @@ def all_reduce_gradients(run: TrainingState, count: float) -> None:
 
 def all_reduce_statistics(model: nn.Module) -> None:
     """Mean over the processes of the running statistics of batch norms, so that all hold the same model."""
-    if world() > 1:
+    if get_world_size() > 1:
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None:
                 for buffer in (module.running_mean, module.running_var):
                     dist.all_reduce(buffer)
-                    buffer.div_(world())
+                    buffer.div_(get_world_size())
 
 
 def first_error(own: Exception | None) -> Exception:
     """The exception to raise when some process has a fault: its own where that is a bug, else the first UserError of any."""
     told: list[Any] = [own]
-    if world() > 1:
-        told = [None] * world()
+    if get_world_size() > 1:
+        told = [None] * get_world_size()
         dist.all_gather_object(told, own if isinstance(own, UserError) else None)
     if own is None or isinstance(own, UserError):
         other = UserError(Reason.INTERNAL, "another process failed", hint="See its message", exit_code=Exit.INTERNAL_ERROR)

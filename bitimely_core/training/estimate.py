@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bitimely_core.training.devices import select_device
-from bitimely_core.training.loop import Objective, _each
+from bitimely_core.training.loop import Objective, map_tensors
 from bitimely_core.types import Batch, Batches
 
 
@@ -24,9 +24,9 @@ def estimate(
     precision: str = "fp32",
     device_name: str = "auto",
 ) -> dict[str, Any]:
-    """What `steps` steps would take: two micro-batches are run, the second is timed (the first, where that took long).
+    """What `steps` steps would take: two micro-batches are state, the second is timed (the first, where that took long).
 
-    The model stays as it is. On the CPU a few rows are run, and time and activations are scaled by the rows. The optimizer's own time,
+    The model stays as it is. On the CPU a few rows are state, and time and activations are scaled by the rows. The optimizer's own time,
     reading, validation and checkpoints are not in it; nor are second passes of the objective where it is None (a mean of the output then
     stands in for the loss).
 
@@ -50,7 +50,7 @@ def estimate(
         stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
         stack.callback(model.train, model.training)
         model.to(where).train()
-        small = _each(batch, lambda x: x[:used].to(where))
+        small = map_tensors(batch, lambda x: x[:used].to(where))
         seconds, activations = 0.0, 0
         for _ in range(2):
             begun = time.perf_counter()

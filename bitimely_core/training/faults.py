@@ -16,7 +16,7 @@ from bitimely_core import registry
 from bitimely_core.config import TrainConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.training import checkpoints
-from bitimely_core.training.distributed import all_reduce_sum, first_error, rank
+from bitimely_core.training.distributed import all_reduce_sum, first_error, get_rank
 from bitimely_core.types import Batches
 
 if TYPE_CHECKING:
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def handle_signals(run: TrainingState) -> Iterator[None]:
+def handle_signals(state: TrainingState) -> Iterator[None]:
     """SIGTERM and SIGINT set a flag that the loop looks at; SIGINT while that is under way stops at once. Only for runs with a folder."""
-    if run.home is None or threading.current_thread() is not threading.main_thread():
+    if state.home is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def asked(number: int, frame: FrameType | None) -> None:
-        if run.stop and number == signal.SIGINT:
+        if state.stop_signal and number == signal.SIGINT:
             raise KeyboardInterrupt
-        run.stop = run.stop or number
+        state.stop_signal = state.stop_signal or number
 
     before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -43,14 +43,14 @@ def handle_signals(run: TrainingState) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def interrupted_error(run: TrainingState, number: int, when: str, what: str) -> UserError:
+def interrupted_error(state: TrainingState, number: int, when: str, what: str) -> UserError:
     """The error for a training that a signal has stopped."""
     return UserError(
         Reason.INTERRUPTED,
         f"stopped by {signal.Signals(number).name} {when}",
         what,
         "Repeat the same command to continue",
-        file=str(run.home),
+        file=str(state.home),
         exit_code=Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED,
     )
 
@@ -63,10 +63,10 @@ def is_divisible(model: nn.Module, objective: Objective) -> bool:
     return not (compared or any(shared))
 
 
-def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig, batch: int, *, alike: bool) -> UserError | None:
+def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig, batch: int, *, divisible: bool) -> UserError | None:
     """The UserError (resource_limit, exit 6) for an exception which says that memory is exhausted, else None.
 
-    `alike`: a batch in parts has the gradient of the whole.
+    `divisible`: a batch in parts has the gradient of the whole.
     """
     words = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
     said = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
@@ -77,15 +77,15 @@ def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig,
         f"out of memory at batch {batch}",
         f"expected room for {batches.size} rows in {config.accumulate} parts",
         f"Try --batch-size {max(batches.size // 2, 1)}, or --accumulate {2 * config.accumulate}"
-        + (" for the same gradient" if alike else ""),
+        + (" for the same gradient" if divisible else ""),
         exit_code=Exit.RESOURCES,
     )
 
 
-def non_finite_error(run: TrainingState, what: str, value: float) -> UserError:
-    """The UserError (non_finite_loss) of the step after `run.step`, with the rows of its global batch."""
-    epoch, start = divmod(run.step, run.batches.steps)
-    batch = next(iter(run.batches(epoch, start=start)), None)
+def non_finite_error(state: TrainingState, what: str, value: float) -> UserError:
+    """The UserError (non_finite_loss) of the step after `state.step`, with the rows of its global batch."""
+    epoch, start = divmod(state.step, state.batches.steps)
+    batch = next(iter(state.batches(epoch, start=start)), None)
     rows = broken = ""
     if batch is not None:
         index = torch.arange(batch.values.shape[0]) if batch.index is None else batch.index.cpu()
@@ -96,13 +96,13 @@ def non_finite_error(run: TrainingState, what: str, value: float) -> UserError:
                 finite |= ~(batch.mask if batch.mask.ndim == finite.ndim else batch.mask[..., None])
             bad = index[~finite.flatten(1).all(1).cpu()].tolist()
             broken = f"; values are not finite in rows {list_some(bad)}" if bad else ""
-    kept = [] if run.home is None else checkpoints.list_steps(run.home / "checkpoints")
+    kept = [] if state.home is None else checkpoints.list_steps(state.home / "checkpoints")
     return input_error(
         Reason.NON_FINITE_LOSS,
-        f"non-finite {what} ({value:g}) at step {run.step + 1}{rows}{broken}",
+        f"non-finite {what} ({value:g}) at step {state.step + 1}{rows}{broken}",
         "expected a finite number",
         "Look at these rows, or lower --lr" + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
-        file=None if run.home is None else str(run.home),
+        file=None if state.home is None else str(state.home),
     )
 
 
@@ -116,21 +116,22 @@ def warn(finding: Finding, notice: Notice | None) -> None:
     """Hand `finding` to `notice`, else raise it as a warning of the first process."""
     if notice is not None:
         notice(finding)
-    elif rank() == 0:
+    elif get_rank() == 0:
         import warnings
 
         warnings.warn(finding.line(), RuntimeWarning, stacklevel=3)
 
 
-def sync_step(run: TrainingState, numbers: list[float], fault: Exception | None, batch: int) -> tuple[list[float], int]:
+def sync_step(state: TrainingState, numbers: list[float], fault: Exception | None, batch: int) -> tuple[list[float], int]:
     """Sums of `numbers` over all processes and the signal that any of them got; a fault of one is raised in all: none waits for ever."""
-    flags = [float(fault is not None), float(run.stop == signal.SIGINT), float(run.stop == signal.SIGTERM)]
+    flags = [float(fault is not None), float(state.stop_signal == signal.SIGINT), float(state.stop_signal == signal.SIGTERM)]
     *sums, faults, interrupts, terminations = all_reduce_sum([*numbers, *flags])
     if faults:
         own = (
             None
             if fault is None
-            else out_of_memory_error(fault, run.batches, run.config, batch, alike=is_divisible(run.model, run.objective)) or fault
+            else out_of_memory_error(fault, state.batches, state.config, batch, divisible=is_divisible(state.model, state.objective))
+            or fault
         )
         raise first_error(own) from (fault if own is not fault else None)
     return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)

@@ -1,36 +1,37 @@
-"""The learning rate by trial: a few rates, each in a short training of the same steps and seed, the best on the validation split is taken.
+"""Learning-rate search: a short training at each of a few rates, with the same steps and seed; the best on the validation split is selected.
 
-Every model gets the same budget. A trial is a whole training in small: warm-up and cosine run over its own steps. What chooses is the metric of
-the task on the validation windows, else the objective's loss there; it is given no test split (`Seen`).
+Every model gets the same budget. In a trial, warm-up and cosine run over the steps of the trial. The decision is by the metric of the task on
+the validation windows, else by the loss of the objective there. The search has no access to the test split (`TrainValidation`).
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitimely_core import registry, storage
-from bitimely_core.config import Settings
+from bitimely_core.config import Settings, TrainConfig
 from bitimely_core.errors import Reason, UserError, input_error
+from bitimely_core.schemas import TrialRecord, TuningRecord, TuningTrial
 from bitimely_core.types import Batches
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
     from torch import nn
 
     from bitimely_core.tokens import Windows
+    from bitimely_core.training.loop import LogLine, Objective
 
-FORMAT = 1
-SHARE, LEAST = 10, 50  # a trial takes a tenth of the steps of the training, and at least so many
-Scores = dict[str, float | None]
+TRIAL_SHARE, MIN_TRIAL_STEPS = 10, 50  # a trial has a tenth of the steps of the training, and at least so many
+TrialScores = dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class TrainValidation:
-    """One set of windows without its test split: all that a training and a choice may look at."""
+    """One set of windows without its test split: all that a training and a search may read."""
 
     train: Windows
     validation: Windows
@@ -48,6 +49,25 @@ def without_test(windows: Windows) -> TrainValidation:
     return TrainValidation(windows["train"], windows["validation"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class LearningRateSearch:
+    """The trials of a learning-rate search.
+
+    Attributes:
+        rates: to try, ascending.
+        steps: of each trial.
+        views: the windows of the training, for `measure`.
+        measure: metrics of a trained model on the validation windows by name, the deciding one first; losses are added to them.
+        lower_is_better: names of metrics that are errors.
+    """
+
+    rates: tuple[float, ...]
+    steps: int
+    views: Sequence[TrainValidation]
+    measure: Callable[[nn.Module, Sequence[TrainValidation]], TrialScores] | None = None
+    lower_is_better: Collection[str] = ()
+
+
 def learning_rate_grid(rates: int | tuple[float, ...], lr: float) -> tuple[float, ...]:
     """The rates to try, ascending; of a number: `lr` and its neighbours, half a decade apart, of an even number one more above."""
     if isinstance(rates, tuple):
@@ -56,152 +76,153 @@ def learning_rate_grid(rates: int | tuple[float, ...], lr: float) -> tuple[float
     return tuple(lr if k == 0 else float(f"{lr * 10 ** (k / 2):.3g}") for k in range(-below, rates - below))
 
 
-def plan_tuning(chosen: Settings, batches: Batches, validation: Batches | None, names: str) -> dict[str, Any] | None:
-    """The `rates` that would be tried and the `steps` of each; None where the rate is given, or nothing is trained.
+def plan_search(
+    settings: Settings,
+    batches: Batches,
+    validation: Batches | None,
+    views: Sequence[TrainValidation],
+    measure: Callable[[nn.Module, Sequence[TrainValidation]], TrialScores] | None = None,
+    lower_is_better: Collection[str] = (),
+) -> LearningRateSearch | None:
+    """The search that `settings` ask for; None where the rate is given, or nothing is trained.
 
     Raises UserError (no_input, exit 4) without validation windows.
     """
-    total = chosen.train.epochs * batches.steps if chosen.train.steps is None else chosen.train.steps
-    if chosen.tune.rates is None or not total:
+    total = settings.train.count_steps(batches.steps)
+    if settings.tune.rates is None or not total:
         return None
     if validation is None or not validation.steps:
         raise input_error(
             Reason.NO_INPUT,
-            f"{names} has no validation windows",
+            f"{' and '.join(view.train.name for view in views)} has no validation windows",
             "--tune chooses the learning rate on them",
             "Give the rate with --lr, or ingest more subjects",
             field="--tune",
         )
-    return {
-        "rates": learning_rate_grid(chosen.tune.rates, chosen.train.lr),
-        "steps": min(total, chosen.tune.steps or max(LEAST, total // SHARE)),
-    }
+    return LearningRateSearch(
+        rates=learning_rate_grid(settings.tune.rates, settings.train.lr),
+        steps=min(total, settings.tune.steps or max(MIN_TRIAL_STEPS, total // TRIAL_SHARE)),
+        views=views,
+        measure=measure,
+        lower_is_better=lower_is_better,
+    )
 
 
 def select_learning_rate(
+    search: LearningRateSearch,
     model: nn.Module,
     batches: Batches,
-    objective: Callable[..., dict[str, Any]],
-    validation: Batches,
-    views: list[TrainValidation],
-    chosen: Settings,
+    objective: Objective,
+    validation: Batches | None,
+    config: TrainConfig,
     folder: Path,
     *,
-    rates: tuple[float, ...],
-    steps: int,
-    measure: Callable[[nn.Module, list[TrainValidation]], Scores] | None = None,
-    lower_is_better: Collection[str] = (),
-    identity: dict[str, Any] | None = None,
-    log: Callable[[float, dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
-    """Train `model` from its present weights at every rate and pick one; the model has its present weights again afterwards.
+    identity: dict[str, JsonValue] | None = None,
+    log: Callable[[float, LogLine], None] | None = None,
+) -> TuningRecord:
+    """Train `model` from its present weights at every rate and select one; the model has its present weights again afterwards.
 
     The best value of the first of `by` wins, among equals that of the next, at last the smaller rate. A rate whose training diverges loses.
-    Trials lie in `folder`, one folder each; those that have ended there are not repeated, one that was stopped continues.
+    Each trial has a folder; finished trials are not repeated, a stopped one resumes.
 
     Args:
-        model: with fresh weights.
+        search: rates, steps and metric.
+        model: with initial weights.
         batches: of the training split.
-        objective: as `train.fit`.
+        objective: as `fit`.
         validation: batches of the validation split.
-        views: the windows behind both, handed to `measure`.
-        chosen: the settings, of which [train] is used, with another rate and number of steps.
+        config: of the training; rate and steps are replaced.
         folder: `runs/<run>/tuning`.
-        rates: to try, ascending.
-        steps: of each trial.
-        measure: metrics of a trained model on the validation windows by name, the one that counts first; losses are left to this function.
-        lower_is_better: names of metrics that are errors.
-        identity: as `training.fit`.
-        log: called with the rate and every line of a trial's log.
-
-    Returns:
-        `lr`, `by`, `steps`, `seed`, `around` (the rate of the settings), and of each trial `lr`, `scores` and the `reason` why it has none.
+        identity: as `fit`.
+        log: called with the rate and every line of the log of its trial.
 
     Raises:
-        UserError: non_finite_loss (exit 4) when every rate diverges, and those of `train.fit`.
+        UserError: non_finite_loss (exit 4) when every rate diverges, and those of `fit`.
     """
-    from bitimely_core.training.distributed import barrier, rank
+    from bitimely_core.training.distributed import barrier, get_rank
 
     start = {name: value.detach().clone() for name, value in model.state_dict().items()}
     trials = []
-    for rate in rates:
+    for rate in search.rates:
         home = folder / f"lr-{rate:g}"
-        if not (home / "trial.json").is_file():
+        path = home / "trial.json"
+        if not path.is_file():
             model.load_state_dict(start)
-            config = chosen.train.model_copy(update={"lr": rate, "steps": steps})
-            scores, reason = _run_trial(model, batches, objective, validation, views, config, home, measure, identity, rate, log)
-            if rank() == 0:
-                written = {"format_version": FORMAT, "lr": rate, "scores": scores, "reason": reason}
-                storage.write_json(storage.make_folder(home) / "trial.json", written)
-                for heavy in ("checkpoints", "model"):
-                    shutil.rmtree(home / heavy, ignore_errors=True)
+            trained = config.model_copy(update={"lr": rate, "steps": search.steps})
+            trial = _run_trial(search, model, batches, objective, validation, trained, home, identity, log)
+            if get_rank() == 0:
+                storage.make_folder(home)
+                trial.save(path)
+                for large in ("checkpoints", "model"):
+                    shutil.rmtree(home / large, ignore_errors=True)
             barrier()
-        trial = json.loads((home / "trial.json").read_bytes())
-        trials.append({key: trial[key] for key in ("lr", "scores", "reason")})
+        stored = TrialRecord.load(path)
+        trials.append(TuningTrial(lr=stored.lr, scores=stored.scores, reason=stored.reason))
     model.load_state_dict(start)
-    return {**best_trial(trials, lower_is_better), "steps": steps, "seed": chosen.train.seed, "around": chosen.train.lr, "trials": trials}
+    lr, by = best_trial(trials, search.lower_is_better)
+    return TuningRecord(lr=lr, by=by, steps=search.steps, seed=config.seed, around=config.lr, trials=tuple(trials))
 
 
 def _run_trial(
+    search: LearningRateSearch,
     model: nn.Module,
     batches: Batches,
-    objective: Callable[..., dict[str, Any]],
-    validation: Batches,
-    views: list[TrainValidation],
-    config: Any,
+    objective: Objective,
+    validation: Batches | None,
+    config: TrainConfig,
     home: Path,
-    measure: Callable[[nn.Module, list[TrainValidation]], Scores] | None,
-    identity: dict[str, Any] | None,
-    rate: float,
-    log: Callable[[float, dict[str, Any]], None] | None,
-) -> tuple[Scores, str]:
-    """The scores of one trial, or why it has none."""
+    identity: dict[str, JsonValue] | None,
+    log: Callable[[float, LogLine], None] | None,
+) -> TrialRecord:
+    """The scores of one trial, or why it has none; of process 0, which measures and writes."""
     from bitimely_core.training import loop
-    from bitimely_core.training.distributed import rank
+    from bitimely_core.training.distributed import get_rank
 
-    def tell(line: dict[str, Any]) -> None:
+    def log_line(line: LogLine) -> None:
         if log is not None:
-            log(rate, line)
+            log(config.lr, line)
 
     try:
-        loop.fit(model, batches, objective, config=config, validation=validation, folder=home, identity=identity, log=tell)
-        if rank() > 0:
-            return {}, ""  # the first process measures and writes
-        last = [line for line in loop.metrics(home) if line.get("split") == "validation"][-1]
+        loop.fit(model, batches, objective, config=config, validation=validation, folder=home, identity=identity, log=log_line)
+        if get_rank() > 0:
+            return TrialRecord(lr=config.lr)
+        last = [line for line in loop.read_metrics(home) if line.get("split") == "validation"][-1]
         if last["loss"] is None:
-            return {}, "the validation loss is not finite"
-        return {**(measure(model, views) if measure else {}), "rel": last.get("rel"), "loss": last["loss"]}, ""
+            return TrialRecord(lr=config.lr, reason="the validation loss is not finite")
+        measured = search.measure(model, search.views) if search.measure else {}
+        return TrialRecord(lr=config.lr, scores={**measured, "rel": last.get("rel"), "loss": last["loss"]})
     except UserError as error:
         if error.code not in {Reason.NON_FINITE_LOSS, Reason.NON_FINITE}:
             raise
-        return {}, error.problem
+        return TrialRecord(lr=config.lr, reason=error.problem)
 
 
-def best_trial(trials: list[dict[str, Any]], lower_is_better: Collection[str] = ()) -> dict[str, Any]:
-    """`lr` and `by`, the scores that decided, of trials with `lr`, `scores` and `reason`. A score counts where all that have ended have it.
+def best_trial(trials: Sequence[TuningTrial], lower_is_better: Collection[str] = ()) -> tuple[float, tuple[str, ...]]:
+    """The selected rate, and the scores that decided: those that all finished trials have.
 
-    Raises UserError (non_finite_loss, exit 4) when none has ended.
+    Raises UserError (non_finite_loss, exit 4) when no trial finished.
     """
-    ended = [trial for trial in trials if trial["scores"]]
-    if not ended:
+    finished = [trial for trial in trials if trial.scores]
+    if not finished:
         raise input_error(
             Reason.NON_FINITE_LOSS,
-            f"all of {len(trials)} learning rates diverge: {', '.join(format(trial['lr'], 'g') for trial in trials)}",
+            f"all of {len(trials)} learning rates diverge: {', '.join(format(trial.lr, 'g') for trial in trials)}",
             "expected one that does not",
             "Give smaller ones: --tune LR,LR...",
         )
-    last = ("rel", "loss")  # the task's metric comes before them
-    shared = [name for name in ended[0]["scores"] if all(trial["scores"].get(name) is not None for trial in ended)]
+    last = ("rel", "loss")  # the metric of the task comes before them
+    shared = [name for name in finished[0].scores if all(trial.scores.get(name) is not None for trial in finished)]
     by = sorted(shared, key=lambda name: last.index(name) if name in last else -1)
     lower = {*lower_is_better, *last}
-    won = min(ended, key=lambda trial: (*(trial["scores"][name] * (1 if name in lower else -1) for name in by), trial["lr"]))
-    return {"lr": won["lr"], "by": by}
+
+    def rank_key(trial: TuningTrial) -> tuple[float, ...]:
+        return (*((trial.scores[name] or 0.0) * (1 if name in lower else -1) for name in by), trial.lr)
+
+    return min(finished, key=rank_key).lr, tuple(by)
 
 
-def describe_tuning(record: dict[str, Any]) -> str:
-    """A record of `choose` in one line, for screen, card and page."""
-    by = record["by"][0]
-    values = [
-        f"{trial['lr']:g}: {trial['scores'][by]:.4g}" if trial["scores"] else f"{trial['lr']:g}: diverged" for trial in record["trials"]
-    ]
-    return f"{record['lr']:g}, by validation {by.replace('_', ' ')} after {record['steps']:,} steps each ({', '.join(values)})"
+def describe_tuning(record: TuningRecord) -> str:
+    """A search in one line, for screen, card and page."""
+    by = record.by[0]
+    values = [f"{trial.lr:g}: {trial.scores[by]:.4g}" if trial.scores else f"{trial.lr:g}: diverged" for trial in record.trials]
+    return f"{record.lr:g}, by validation {by.replace('_', ' ')} after {record.steps:,} steps each ({', '.join(values)})"

@@ -5,13 +5,14 @@ from bitimely_core.workflows.demo import demonstrate
 from bitimely_core.workflows.embed import embed
 from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.export import export
+from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.ingest import ingest
 from bitimely_core.workflows.ingest_claims import ingest_claims
+from bitimely_core.workflows.pretrain import pretrain
 from bitimely_core.workflows.report import report
 from bitimely_core.workflows.reproduce import reproduce
 from bitimely_core.workflows.statistics import statistics
 from bitimely_core.workflows.tokenize import tokenize
-from bitimely_core.workflows.train import finetune, pretrain
 from bitimely_core.workflows.verify import verify
 from bitimely_core.workspace import is_events
 

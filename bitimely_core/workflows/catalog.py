@@ -128,7 +128,7 @@ KNOWN = {
     "both ways": "a layer of an alternating stack reads one way, the stack both; the same holds of any encoder and of TimelyBERT in every layer",
     "full rank": "any triangular map with a non-zero diagonal has it, with random weights too: compare effective ranks (bitimely analyze svd)",
 }
-COSTS = Path(__file__).with_name("models") / "costs.toml"
+COSTS = Path(__file__).parents[1] / "models" / "costs.toml"
 
 
 def _models() -> list[dict[str, Any]]:

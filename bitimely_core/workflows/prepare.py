@@ -24,12 +24,12 @@ def prepare_windows(data: str, workspace: Path, config: DataConfig, *, verify: b
 
     Raises UserError (incomplete, exit 4) when the cache is missing and the data set needs a source.
     """
-    from bitimely_core.training.distributed import barrier, rank, world
+    from bitimely_core.training.distributed import barrier, get_rank, get_world_size
 
-    if rank() > 0:
+    if get_rank() > 0:
         barrier()
     windows = _open_or_build(data, workspace, config, verify=verify, progress=progress)
-    if world() > 1 and rank() == 0:
+    if get_world_size() > 1 and get_rank() == 0:
         barrier()
     return windows
 

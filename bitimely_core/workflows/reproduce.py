@@ -10,8 +10,9 @@ from bitimely_core.errors import usage_error
 from bitimely_core.run import FORMAT, Run, list_versions
 from bitimely_core.schemas import RunRecord
 from bitimely_core.types import Progress
+from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.prepare import prepare_windows
-from bitimely_core.workflows.train import finetune, pretrain
+from bitimely_core.workflows.pretrain import pretrain
 
 SHAPE = ("channels", "length", "codes", "others")  # settings of the model that the data decide
 LOSS = 1e-6  # relative difference of the last loss that counts as the same on another machine

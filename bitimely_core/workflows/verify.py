@@ -106,7 +106,7 @@ def _check(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], int]:
         if kind == "checkpoint":
             from bitimely_core.training import checkpoints
 
-            return [], len(checkpoints.verify_checkpoint(folder)["files"])
+            return [], len(checkpoints.verify_checkpoint(folder).files)
         if kind == "raw":
             return _raw(folder)
         return _run(folder) if kind == "run" else _model(folder, None)

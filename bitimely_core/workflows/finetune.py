@@ -1,0 +1,210 @@
+"""`finetune`: the model of a run with a supervised head, trained on a labelled view."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core import registry
+from bitimely_core.config import Settings, list_presets, load_preset, merge_layers
+from bitimely_core.errors import Reason, input_error, usage_error
+from bitimely_core.evaluate import LOWER_IS_BETTER
+from bitimely_core.evaluate.predict import measure_task
+from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
+from bitimely_core.run import Run, describe_data, list_versions, vocabulary_digest
+from bitimely_core.schemas import RunRecord, RunSource
+from bitimely_core.training import tuning
+from bitimely_core.types import Progress
+from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.train import (
+    Say,
+    TrainingJob,
+    TrainingResult,
+    count_labels,
+    model_shape,
+    run_job,
+    set_seeds,
+    summarize_job,
+    training_notices,
+)
+from bitimely_core.workspace import dataset_of
+
+if TYPE_CHECKING:
+    from bitimely_core.models.heads import Head
+    from bitimely_core.models.stack import Model
+    from bitimely_core.tokens import Windows
+
+
+def finetune(
+    source: str | Path,
+    *,
+    data: str | None = None,
+    config: Path | None = None,
+    assignments: list[str] | None = None,
+    flags: dict[str, Any] | None = None,
+    run: str | None = None,
+    workspace: Path = Path("workspace"),
+    force_new: bool = False,
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    say: Say | None = None,
+) -> TrainingResult:
+    """Fine-tune the model of run `source` with a supervised head on the labelled view `data`.
+
+    On the data set of the pre-training a fifth of the training subjects is used (the paper, section on experiments), else all.
+
+    Raises UserError: as `pretrain`; no_input (4) without training windows.
+    """
+    from bitimely_core import models
+    from bitimely_core.data import batches as make_batches
+    from bitimely_core.models import heads
+
+    recipe = load_recipe(config) if config else None
+    parent = Run.open(source, workspace).require_finished()
+    name = _require_view(data, recipe)
+    settings = resolve_settings(
+        "finetune",
+        _default_settings(parent.record, name, workspace),
+        config=recipe,
+        pairs=assignments or [],
+        flags=merge_layers(flags or {}, {"data": {"names": (name,)}}),
+    )
+    windows, view = _open_view(name, settings, workspace, verify, progress)
+    scratch = settings.finetune.from_scratch or settings.objective.name == "none"
+    set_seeds(settings.train.seed)
+    model, reset = _build_backbone(parent, windows, scratch)
+    readout = settings.finetune.readout or registry.models[parent.record.model].facts.readout
+    settings = settings.model_copy(update={"model": model.config, "finetune": settings.finetune.model_copy(update={"readout": readout})})
+    head = _build_head(model, settings, windows, view)
+    notices = [_describe_reset(windows, parent.record, reset)] if reset else []
+    if settings.data.fraction < 1:
+        used, available = len(set(view.train.subjects())), len(set(windows["train"].subjects()))
+        notices.append(f"fine-tuning on {used:,} of {available:,} training subjects")
+    stamp, origin = None if scratch else parent.record.leak_free, parent.record
+    record = RunRecord(
+        run=run or f"{origin.run}-{name.partition('/')[2] or name}" + ("-scratch" if settings.finetune.from_scratch else ""),
+        kind="finetune",
+        model=origin.model,
+        preset=origin.preset,
+        source=RunSource(run=origin.run, weights=None if scratch else origin.weights),
+        settings=settings,
+        data=(describe_data(windows),),
+        pretraining_data=() if scratch else origin.data,
+        pretraining_steps=0 if scratch else origin.final.step if origin.final else None,
+        parameters=models.parameters(head),
+        paper_parameters=origin.paper_parameters,
+        leak_free=stamp,
+        seed=settings.train.seed,
+        versions=list_versions(),
+        verified=verify,
+        renewed=tuple(reset),
+        notices=(*notices, *training_notices(settings, [windows], stamp, pretrained=not scratch)),
+        train_windows=len(view.train),
+        train_label_counts=count_labels(view.train),
+    )
+    train, size = settings.train, settings.train.batch_size
+    batches = make_batches(view.train, size, seed=train.seed, ties=settings.model.ties)
+    validation = make_batches(view.validation, size, seed=0, shuffle=False) if len(view.validation) else None
+    measure = partial(measure_task, device=train.device)
+    job = TrainingJob(
+        record=record,
+        folder=workspace / "runs" / record.run,
+        model=head,
+        objective=heads.losses[windows.task],
+        batches=batches,
+        validation=validation,
+        windows=[windows],
+        headline=f"{record.model} with a head on {readout}: {record.parameters:,} parameters",
+        search=tuning.plan_search(settings, batches, validation, [view], measure, LOWER_IS_BETTER),
+        earlier_subjects=None if scratch else parent.train_subjects,
+    )
+    return summarize_job(job) if dry_run else run_job(job, force_new=force_new, progress=progress, say=say)
+
+
+def _require_view(data: str | None, recipe: Recipe | None) -> str:
+    """The view to fine-tune on. Raises UserError (config, exit 2) unless there is exactly one."""
+    names = (data,) if data else tuple(recipe.overrides("finetune").get("data", {}).get("names", ())) if recipe else ()
+    if len(names) != 1:
+        raise usage_error("no labelled view", "expected one --data", "For example --data synthetic/staging", field="--data")
+    return str(names[0])
+
+
+def _default_settings(origin: RunRecord, name: str, workspace: Path) -> dict[str, Any]:
+    """Settings of the pre-training, and those of its preset for fine-tuning."""
+    shipped = load_preset(origin.preset) if origin.preset in list_presets() else {}
+    same = dataset_of(name, workspace) in {one.dataset for one in origin.data}
+    stored = origin.to_json()["settings"]
+    return {
+        "model": stored["model"],
+        "objective": stored["objective"],
+        "data": {"names": (name,), "fraction": 0.2 if same else 1.0},
+        "train": {"epochs": 5, "lr": 1e-4, **shipped.get("finetune", {})},
+    }
+
+
+def _open_view(
+    name: str, settings: Settings, workspace: Path, verify: bool, progress: Progress | None
+) -> tuple[Windows, tuning.TrainValidation]:
+    """The windows, and the subjects of the training and validation splits that the run uses.
+
+    Raises UserError: config (exit 2) without labels, no_input (exit 4) without training windows.
+    """
+    from bitimely_core import data
+
+    windows = prepare_windows(name, workspace, settings.data, verify=verify, progress=progress)
+    if windows.task == "none":
+        raise usage_error(f"{name} has no labels", "expected a labelled view", "See: bitimely list views", field="--data")
+    windows = data.limit_windows(windows, settings.data.limit, settings.train.seed)
+    train = data.sample_subjects(windows["train"], settings.data.fraction, seed=settings.train.seed)
+    if not len(train):
+        raise input_error(Reason.NO_INPUT, f"{windows.name} has no training windows", "expected at least one", "Ingest more recordings")
+    return windows, tuning.TrainValidation(train, windows["validation"])
+
+
+def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model, list[str]]:
+    """The model of the run with an adapter for the windows, and the names of its tensors that were randomly initialised."""
+    from bitimely_core import models
+
+    config = parent.record.settings.model
+    model = models.made(config) if scratch else models.load(parent.verified_weights())
+    at = parent.find_adapter(windows)
+    model.settle(at or 0)
+    shape = model_shape([windows], config)
+    size: dict[str, Any] = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
+    return model, model.adapt(**size, renew=at is None)
+
+
+def _build_head(model: Model, settings: Settings, windows: Windows, view: tuning.TrainValidation) -> Head:
+    """The head of the task with random weights, its targets standardised by the training windows."""
+    from bitimely_core.models import heads
+
+    tuned, target = settings.finetune, view.train.targets(None)
+    assert target is not None, "a view with a task has targets"
+    assert windows.task != "none", "a view with targets has a task"
+    head = heads.build(
+        model,
+        task=windows.task,
+        outputs=max(windows.classes, 1),
+        readout=tuned.readout,
+        layers=tuned.layers,
+        layer_merge=tuned.layer_merge,
+        freeze=tuned.freeze,
+    )
+    heads.standardise(head, target)
+    return head
+
+
+def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> str:
+    """The notice on tensors of a pre-trained model that were randomly initialised."""
+    adapter = [name for name in reset if name.startswith("adapter.")]
+    others = sorted(set(reset) - set(adapter))
+    parts = []
+    if adapter:
+        before = " and ".join(map(str, origin.channels))
+        reason = "another vocabulary" if vocabulary_digest(windows) else f"{windows.channels} channels here, {before} in the pre-training"
+        parts.append(f"{reason}: re-initialised the adapter ({len(adapter)} tensors: tokenizer, input and output projection)")
+    if others:
+        parts.append(f"windows of another length: randomly initialised or extended by random values: {', '.join(others)}")
+    return "; ".join(parts)

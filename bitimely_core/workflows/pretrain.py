@@ -1,0 +1,259 @@
+"""`pretrain`: settings, windows and a model with random or given weights, trained on an objective without labels."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitimely_core import registry, storage
+from bitimely_core.config import ModelConfig, Settings, TuneConfig, load_preset, merge_layers, parse_assignments
+from bitimely_core.errors import Reason, input_error, usage_error
+from bitimely_core.recipe import load_recipe, resolve_settings
+from bitimely_core.run import describe_data, list_versions, vocabulary_digest
+from bitimely_core.schemas import RunRecord
+from bitimely_core.training import tuning
+from bitimely_core.types import Batches, Progress
+from bitimely_core.workflows import hub
+from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.train import Say, TrainingJob, TrainingResult, model_shape, run_job, set_seeds, summarize_job, training_notices
+from bitimely_core.workspace import run_name
+
+if TYPE_CHECKING:
+    from bitimely_core.models.stack import Model
+    from bitimely_core.tokens import Windows
+
+
+def pretrain(
+    *,
+    preset: str | None = None,
+    budget: str | None = None,
+    config: Path | None = None,
+    assignments: list[str] | None = None,
+    flags: dict[str, Any] | None = None,
+    init: str | Path | None = None,
+    run: str | None = None,
+    workspace: Path = Path("workspace"),
+    force_new: bool = False,
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    say: Say | None = None,
+) -> TrainingResult:
+    """Pre-train a model on the windows of `data.names`; makes missing tokens first, resumes a stopped run exactly.
+
+    Raises UserError: config, unknown_name, settings_differ (2), incomplete (4), integrity (5), resources (6), locked (7).
+    """
+    from bitimely_core import models, objectives
+
+    recipe = load_recipe(config) if config else None
+    preset = preset or (recipe.pretrain.preset if recipe else None) or "tiny"
+    shipped = load_preset(preset)
+    given = merge_layers(recipe.overrides("pretrain") if recipe else {}, flags or {}, parse_assignments(assignments or []))
+    entry = registry.models[given.get("model", {}).get("name", "bitimelygpt")]
+    base = {
+        "model": {**shipped.get(entry.facts.family, {}), "name": entry.name},
+        "objective": {"name": entry.facts.objective},
+        "data": {"names": shipped.get("data", ["synthetic"])},
+        "train": shipped.get("train", {}),
+    }
+
+    def resolve() -> Settings:
+        return resolve_settings("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
+
+    settings = resolve()
+    objectives.refuse_pair(entry.name, settings.objective.name)
+    supervised = _is_supervised(settings, entry.facts)
+    if not settings.data.names:
+        raise usage_error("no data", "expected --data", "See: bitimely list datasets", field="--data")
+    windows = _open_windows(settings, workspace, verify, progress)
+    if vocabulary_digest(windows[0]) and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
+        base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
+        settings = resolve()
+    unused_search = supervised and settings.tune.rates is not None
+    if supervised:  # the run holds the initial weights, for finetune
+        settings = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 0}), "tune": TuneConfig()})
+    budget = budget or (recipe.pretrain.budget if recipe else None) or "table"
+    set_seeds(settings.train.seed)
+    model = _build_model(settings, windows, preset if budget == "matched" else None)
+    settings = settings.model_copy(update={"model": model.config})
+    objectives.refuse_unfit(model.config, settings.objective.name)
+    stamp = leak_stamp(settings, windows)
+    name = run or run_name(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
+    folder = workspace / "runs" / name
+    start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
+    paper, parameters = shipped.get("paper_parameters"), models.parameters(model)
+    notices = [*training_notices(settings, windows, stamp), *_contrastive_batch_note(settings)]
+    if unused_search:
+        notices.append(f"{entry.name} has no pre-training: the learning-rate search is skipped.")
+    record = RunRecord(
+        run=name,
+        kind="pretrain",
+        model=entry.name,
+        preset=preset,
+        init=None if start is None else storage.hash_file(start / "model.safetensors"),
+        init_from=origin,
+        settings=settings,
+        data=tuple(describe_data(one) for one in windows),
+        parameters=parameters,
+        paper_parameters=paper,
+        leak_free=stamp,
+        seed=settings.train.seed,
+        versions=list_versions(),
+        verified=verify,
+        notices=tuple(notices),
+    )
+    views = [tuning.without_test(one) for one in windows]
+    batches, validation = _make_batches(settings, views)
+    if start is not None:
+        _load_initial_weights(model, start)
+    job = TrainingJob(
+        record=record,
+        folder=folder,
+        model=model,
+        objective=objectives.get(settings.objective),
+        batches=batches,
+        validation=validation,
+        windows=windows,
+        headline=f"{entry.name}: {parameters:,} parameters" + (f"; paper: {paper / 1e6:g} M" if paper else ""),
+        search=tuning.plan_search(settings, batches, validation, views),
+    )
+    return summarize_job(job) if dry_run else run_job(job, force_new=force_new, progress=progress, say=say)
+
+
+def _is_supervised(settings: Settings, facts: registry.ModelFacts) -> bool:
+    """Whether the model has no pre-training. Raises UserError (config, exit 2) for objective none with a model that has one."""
+    if settings.objective.name == "none" != facts.objective:
+        raise usage_error(
+            "objective none",
+            "expected an objective that pre-trains",
+            "Train without pre-training with: bitimely finetune RUN --from-scratch",
+            field="objective.name",
+        )
+    return facts.objective == "none"
+
+
+def _open_windows(settings: Settings, workspace: Path, verify: bool, progress: Progress | None) -> list[Windows]:
+    from bitimely_core import data
+
+    opened = [prepare_windows(name, workspace, settings.data, verify=verify, progress=progress) for name in settings.data.names]
+    return [data.limit_windows(one, settings.data.limit, settings.train.seed) for one in opened]
+
+
+def _adapt_to_events(model: dict[str, Any], given: dict[str, Any], facts: registry.ModelFacts) -> dict[str, Any]:
+    """The model settings of a preset for signals, changed for events; as many half-lives as heads, over the same span."""
+    events = load_preset("3m").get(facts.family, {})
+    out = {**model, **{key: events[key] for key in ("tokenizer", "decay") if key in events}}
+    if "decay" in events:
+        span, heads = events["decay"]["months"], {**out, **given}.get("heads", ModelConfig().heads)
+        months = [span[0] * (span[-1] / span[0]) ** (i / max(heads - 1, 1)) for i in range(heads)]
+        out["decay"] = {**events["decay"], "months": [round(month, 3) for month in months]}
+    return out if "events" in facts.input else {**out, "events": "grid"}
+
+
+def _build_model(settings: Settings, windows: list[Windows], matched_preset: str | None) -> Model:
+    """The model for these windows with random weights; with `matched_preset` as many parameters as BiTimelyGPT has there."""
+    from bitimely_core import models
+
+    config = settings.model
+    shape: dict[str, Any] = model_shape(windows, config)
+    dimensions = config.model_dump(by_alias=True, exclude={"name", *shape})
+    if matched_preset is not None:
+        size = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
+        dimensions |= models.matched(config.name, matched_preset, **size, events=config.events)
+    return models.build(config.name, **shape, **dimensions)
+
+
+def leak_stamp(settings: Settings, windows: list[Windows]) -> bool | str | None:
+    """The leak stamp of a pre-training with these settings on these windows."""
+    from bitimely_core import objectives
+
+    normalise = {one.manifest["options"]["normalise"] for one in windows}
+    return objectives.leak_free(settings, normalise="window" if "window" in normalise else "channel")
+
+
+def _contrastive_batch_note(settings: Settings) -> list[str]:
+    """The effect of gradient accumulation and several devices on an objective that compares the rows of a micro-batch."""
+    parts, rows = settings.train.accumulate * settings.train.devices, settings.train.batch_size
+    if parts == 1 or registry.objectives[settings.objective.name].facts.rows == 1:
+        return []
+    return [f"{settings.objective.name} compares each window with the others of its micro-batch: {rows // parts} windows, not {rows}."]
+
+
+def _make_batches(settings: Settings, views: list[tuning.TrainValidation]) -> tuple[Batches, Batches | None]:
+    """Batches of the training splits, and of the validation splits where there are any."""
+    from bitimely_core import data
+
+    train = settings.train
+    batches = data.mix_batches(
+        [view.train for view in views],
+        train.batch_size,
+        seed=train.seed,
+        ties=settings.model.ties,
+        least=_min_batch_rows(settings, train.accumulate * train.devices),
+    )
+    validation = [view.validation for view in views]
+    if not any(map(len, validation)):
+        return batches, None
+    return batches, data.mix_batches(validation, train.batch_size, shuffle=False, least=_min_batch_rows(settings, train.devices))
+
+
+def _min_batch_rows(settings: Settings, parts: int) -> int:
+    """Rows that a batch in `parts` parts needs for its objective; a smaller last batch of an epoch is dropped.
+
+    Raises UserError (config, exit 2) where no batch has as many.
+    """
+    rows = registry.objectives[settings.objective.name].facts.rows
+    if rows == 1:
+        return 1
+    if settings.train.batch_size < rows * parts:
+        raise usage_error(
+            f"{settings.train.batch_size} windows in {parts} part{'s' if parts > 1 else ''}",
+            f"{settings.objective.name} compares windows with each other: expected at least {rows} in each part",
+            f"Use --batch-size {rows * parts} or more",
+            field="train.batch_size",
+        )
+    return rows * parts
+
+
+def _find_initial_weights(
+    init: str | Path | None, workspace: Path, folder: Path, *, dry_run: bool
+) -> tuple[Path | None, dict[str, str] | None]:
+    """The model folder that `--init` names, and its origin: the run, or repository and commit, which a resumed run keeps.
+
+    `init` is a run, its folder, a model folder, else a name on the hub, which a dry run does not download.
+    """
+    if init is None:
+        return None, None
+    for path in (workspace / "runs" / init / "model", Path(init) / "model", Path(init)):
+        if (path / "model.safetensors").is_file():
+            return path, {"run": path.parent.name} if path.parent.parent == workspace / "runs" else None
+    if dry_run:
+        return None, None
+    return hub.fetch(str(init), RunRecord.load(folder / "run.json").init_from if (folder / "run.json").is_file() else None)
+
+
+def _load_initial_weights(model: Model, start: Path) -> None:
+    """Copy the weights of the model folder `start`. Adapters stay random where the channels differ, and those of further data sets."""
+    from bitimely_core import models
+
+    other = models.load(start)
+    other.settle(0)
+    other.adapt(channels=model.config.channels, length=model.config.length)
+    expected = {name: value for name, value in model.state_dict().items() if not name.startswith("others.")}
+    loaded = other.state_dict()
+    differing = sorted(
+        name
+        for name in expected.keys() | loaded.keys()
+        if name not in expected or name not in loaded or expected[name].shape != loaded[name].shape
+    )
+    if differing:
+        raise input_error(
+            Reason.SHAPES_DIFFER,
+            f"{len(differing)} tensors differ: {', '.join(differing[:5])}",
+            "expected the same architecture",
+            "Use the preset and model of the other run",
+            file=str(start),
+        )
+    model.load_state_dict({**model.state_dict(), **loaded})
+    model.target_scale.fill_(math.nan)
