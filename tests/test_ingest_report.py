@@ -17,6 +17,7 @@ from bitimely_core.errors import Finding, Reason, UserError
 from bitimely_core.formats import edf
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.report import ingest_page
+from bitimely_core.schemas import IngestReport
 from bitimely_core.types import Annotation
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -57,7 +58,7 @@ def row(table: Table, first: str) -> dict[str, Any]:
     return dict(zip(table.columns, next(row for row in table.rows if row[0] == first), strict=True))
 
 
-def test_the_page_stands_beside_the_report_and_alone(raw: Path, tmp_path: Path) -> None:
+def test_the_page_is_one_file_beside_the_report(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found = workflows.ingest("edf", raw, out)
     assert json.loads((out / "ingest_report.json").read_bytes()) == found
@@ -66,36 +67,36 @@ def test_the_page_stands_beside_the_report_and_alone(raw: Path, tmp_path: Path) 
     assert len(text.encode()) < report.LIMIT
     assert re.findall(r'(?:href|src)="(?!#|data:)[^"]*"', text) == []
     assert cache.verify(out, deep=True) == []
-    for said in ("4 of 5 units were taken, 1 was left out", "empty file", "rec9.edf", "EEG C3"):
+    for said in ("4 of 5 units were accepted, 1 was quarantined", "empty file", "rec9.edf", "EEG C3"):
         assert said in text
 
 
-def test_it_says_what_was_taken_and_how_the_channels_are(raw: Path, tmp_path: Path) -> None:
+def test_the_page_shows_unit_status_and_channel_quality(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    page = ingest_page.ingest_page(out, cache.ingest("edf", raw, out))
-    assert of(page, "units").rows[2] == ["left out", 1]
+    page = ingest_page.ingest_page(out, IngestReport.model_validate(cache.ingest("edf", raw, out)))
+    assert of(page, "units").rows[2] == ["quarantined", 1]
     assert sum(count for _, count in of(page, "units").rows) == 5
-    assert [unit for unit, _ in of(page, "left-out").rows] == ["rec9"]
-    assert of(page, "reasons").rows[0][:4] == ["left out", "empty file", 1, 1]
+    assert [unit for unit, _ in of(page, "quarantined").rows] == ["rec9"]
+    assert of(page, "reasons").rows[0][:4] == ["quarantined", "empty file", 1, 1]
     values = row(of(page, "values"), "EEG C3, uV")
     assert (values["Hz"], values["recordings"]) == (RATE, 4)
     assert values["highest"] == pytest.approx(200_000)
     eeg = recording(tmp_path / "again.edf") / 10
-    assert values["middle half"] == pytest.approx(np.subtract(*np.percentile(eeg, [75, 25])), rel=0.02)
+    assert values["interquartile range"] == pytest.approx(np.subtract(*np.percentile(eeg, [75, 25])), rel=0.02)
     faults = row(of(page, "faults"), "EEG C3")
     assert faults["line noise %"] == pytest.approx(100 * HUM, rel=0.02)
-    assert faults["mains, Hz"] == 50
+    assert faults["line frequency, Hz"] == 50
     spread = of(page, "spread-uV")
     assert spread.data["hi"][0] == pytest.approx(1000 * spread.data["lo"][0], rel=0.2)
     notices = "\n".join(page.notices)
-    assert "EEG C3: the values of 1 of 4 recordings spread more than 30 times wider or narrower" in notices
+    assert "EEG C3: the interquartile range of 1 of 4 recordings is more than 30 times wider or narrower" in notices
     assert "--notch 50" in notices
     assert "Temp" not in notices
 
 
 def test_the_picture_is_the_first_recording_in_physical_units(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    page = ingest_page.ingest_page(out, cache.ingest("edf", raw, out))
+    page = ingest_page.ingest_page(out, IngestReport.model_validate(cache.ingest("edf", raw, out)))
     eeg = recording(tmp_path / "again.edf") / 10
     excerpt = of(page, "excerpt").data
     assert excerpt["rate"] == RATE
@@ -112,7 +113,7 @@ def test_the_picture_is_the_first_recording_in_physical_units(raw: Path, tmp_pat
 
 def test_the_hypnogram_stands_on_the_axis_of_the_signals(tmp_path: Path) -> None:
     found = cache.ingest("synthetic", None, tmp_path / "out")
-    page = ingest_page.ingest_page(tmp_path / "out", found)
+    page = ingest_page.ingest_page(tmp_path / "out", IngestReport.model_validate(found))
     record = next(cache.open_cache(tmp_path / "out").records())
     overview = of(page, "overview")
     lanes = overview.data["lanes"]
@@ -140,7 +141,7 @@ def test_gaps_and_slow_channels_are_drawn_where_they_are() -> None:
     assert [once[0], once[-1]] == [0, 3]
 
 
-def test_a_second_run_leaves_it_alone_and_a_change_makes_it_new(raw: Path, tmp_path: Path) -> None:
+def test_the_page_is_rewritten_only_after_a_change(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     workflows.ingest("edf", raw, out)
     path = out / "report.html"
@@ -152,7 +153,7 @@ def test_a_second_run_leaves_it_alone_and_a_change_makes_it_new(raw: Path, tmp_p
     assert path.read_bytes() == before[1]
     (raw / "rec9.edf").unlink()
     workflows.ingest("edf", raw, out)
-    assert "All 4 units were taken" in path.read_text("utf-8")
+    assert "All 4 units were accepted" in path.read_text("utf-8")
 
 
 def test_a_page_that_fails_is_a_warning_and_the_cache_is_there(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,17 +163,17 @@ def test_a_page_that_fails_is_a_warning_and_the_cache_is_there(raw: Path, tmp_pa
     def broken(*_: Any, **__: Any) -> str:
         raise ZeroDivisionError("Haagse")
 
-    monkeypatch.setattr(report, "render_html", broken)
+    monkeypatch.setattr(ingest_page, "render_html", broken)
     (raw / "rec9.edf").unlink()
     said: list[Finding] = []
     found = workflows.ingest("edf", raw, out, said=said.append)
     assert (found["status"], found["generation"]) == ("published", 2)
     assert [(fault.level, fault.problem) for fault in said] == [("warning", "the page could not be written (ZeroDivisionError)")]
     assert not (out / "report.html").exists(), "the former page would show another ingest"
-    assert workflows.ingest("edf", raw, out) == found, "also without anyone who listens"
+    assert workflows.ingest("edf", raw, out) == found, "also without a callback"
 
 
-def test_a_refused_ingest_says_why_and_a_mended_one_takes_that_back(raw: Path, tmp_path: Path) -> None:
+def test_a_refused_ingest_shows_the_reason_until_the_next_accepted_one(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     workflows.ingest("edf", raw, out)
     with pytest.raises(UserError) as caught:
@@ -180,10 +181,10 @@ def test_a_refused_ingest_says_why_and_a_mended_one_takes_that_back(raw: Path, t
     assert caught.value.code == Reason.EMPTY_FILE
     text = (out / "report.html").read_text("utf-8")
     assert "Refused, nothing was published" in text
-    assert "a former generation, if there was one, is untouched" in text
+    assert "an earlier generation, if any, is unchanged" in text
     assert "The first recording" not in text
     workflows.ingest("edf", raw, out)
-    assert "4 of 5 units were taken" in (out / "report.html").read_text("utf-8")
+    assert "4 of 5 units were accepted" in (out / "report.html").read_text("utf-8")
 
 
 def test_texts_that_can_hold_names_are_only_counted(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_texts_that_can_hold_names_are_only_counted(tmp_path: Path) -> None:
     assert "Haagse" not in text
     assert "--keep-phi" in text
     if labels:  # the reader kept the text
-        assert of(ingest_page.ingest_page(out, found), "annotations").rows[0][:2] == ["other text", 1]
+        assert of(ingest_page.ingest_page(out, IngestReport.model_validate(found)), "annotations").rows[0][:2] == ["other text", 1]
 
 
 def test_the_verb_writes_it_and_its_json_is_the_report(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
-"""`ingest` with its page: what was taken, what was left and why, the quality of every channel, a picture of the first recording.
+"""Page of an ingest: status of every unit, reasons, quality of every channel, figures of the first recording.
 
-The page shows what a wrong unit, a swapped channel or a shifted hypnogram looks like before anything is trained on it. It shows no
-subject and no date, and names no unit that the ingest report does not name.
+It shows faulty units, swapped channels and shifted hypnograms before training. It holds no subject and no date, and names no unit that the
+ingest report does not name.
 """
 
 from __future__ import annotations
@@ -20,38 +20,40 @@ import numpy as np
 
 from bitimely_core import cache, registry, storage
 from bitimely_core.errors import Finding, Reason, UserError
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.page import BarPlot, Figure, Page, PageBuilder, SpanLanes, Table, TimeSpan, Trace, TracePlot, make_figure, make_table
+from bitimely_core.report.renderer import render_html
+from bitimely_core.schemas import FindingRecord, IngestReport, TableReport
 from bitimely_core.types import Record, Signal
 
-EXCERPT = 30.0  # seconds of the first picture
-SHORT = 45.0  # seconds up to which a recording has one picture
-COLUMNS = 620  # stretches of the overview
-DRAWN = 20  # channels of a picture
-LANES = 10  # labels of a picture
-BARS = 24  # channels or labels of a figure of bars
-LISTED = 200  # units that are listed
-UNITS = 3  # units of measurement that get a figure
-ODD_SCALE = 30.0  # times the usual spread of a channel, from which on the scale of a recording is doubted
-HUM = 0.2  # share of the power, from which on line noise is worth a notice
+EXCERPT = 30.0  # seconds of the first figure
+SHORT = 45.0  # seconds up to which a recording has one figure
+COLUMNS = 620  # intervals of the overview
+MAX_CHANNELS = 20  # of a figure
+MAX_LANES = 10  # labels of a figure
+MAX_BARS = 24  # channels or labels of a bar plot
+MAX_UNITS = 200  # listed
+MAX_BAR_PLOTS = 3  # units of measurement that get a figure
+ODD_SCALE = 30.0  # ratio to the channel's usual spread from which on a warning asks about the unit or gain
+LINE_NOISE = 0.2  # share of the power from which on there is a warning
 DEPTH = ("W", "R", "REM", "N1", "N2", "N3", "N4")  # stages from top to bottom, as hypnograms are drawn
 FAULTS = ("flat", "clipped", "missing", "out_of_range", "line_noise")
-
-Blocks = list[Figure | Table | str]
+STATES = {"accepted": "accepted", "accepted, with a warning": "accepted_with_warning", "quarantined": "quarantined"}
+LEVELS = {"error": "quarantined", "warning": "warning", "info": "note"}
 
 
 @dataclass
 class IngestChannel:
-    """All that is cached of one channel in one unit of measurement: an entry a recording and segment."""
+    """A cached channel in one unit of measurement, with an entry per recording and segment."""
 
     name: str
     unit: str
     rates: set[float] = field(default_factory=set)  # Hz
     recordings: set[str] = field(default_factory=set)
     seconds: float = 0.0
-    figures: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # quality figures, NaN where there is none
+    figures: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # quality figures, NaN: not measured
 
-    def of(self, figure: str) -> np.ndarray:
-        """The figures that are there."""
+    def measured(self, figure: str) -> np.ndarray:
+        """The measured values of a quality figure."""
         values = np.array(self.figures[figure])
         return values[~np.isnan(values)]
 
@@ -61,188 +63,168 @@ def write_ingest_page(folder: str | Path, report: dict[str, Any]) -> list[Findin
 
     Args:
         folder: of the cache.
-        report: what `cache.ingest` returned, or the report of its error.
+        report: returned by `cache.ingest`, or the report of its error.
 
     Returns:
-        A warning where that failed, whatever the cause: the cache is whole without it.
+        A warning where that failed, whatever the cause: the cache is complete without it.
     """
-    from bitimely_core import report as pages
-
     path = Path(folder) / cache.PAGE
     mark = storage.fingerprint(report)[:16]
     try:
         if path.is_file() and mark.encode() in path.read_bytes():
             return []
-        shown = ingest_page(folder, report)
+        shown = ingest_page(folder, IngestReport.parse(report, path))
         shown.facts["Fingerprint of the report"] = mark
-        storage.write_bytes(path, pages.render_html(shown, alone=True).encode())
+        storage.write_bytes(path, render_html(shown, alone=True).encode())
     except Exception as error:
         with suppress(OSError):
             path.unlink()  # it would show another ingest
-        why = error.problem if isinstance(error, UserError) else type(error).__name__
-        text, wanted = f"the page could not be written ({why})", "the cache is whole without it"
-        return [Finding(code=Reason.INTERNAL, level="warning", problem=text, requirement=wanted, file=str(path))]
+        reason = error.problem if isinstance(error, UserError) else type(error).__name__
+        problem, requirement = f"the page could not be written ({reason})", "the cache is complete without it"
+        return [Finding(Reason.INTERNAL, problem, requirement, level="warning", file=str(path))]
     return []
 
 
-def ingest_page(folder: str | Path, report: dict[str, Any]) -> Page:
+def ingest_page(folder: str | Path, report: IngestReport) -> Page:
     """The page of an ingest.
 
     Args:
         folder: of the cache; not opened when nothing was published.
-        report: what `cache.ingest` returned, or the report of its error.
+        report: of the ingest.
 
     Raises:
         UserError: the cache cannot be read.
     """
-    blocks: Blocks = ["## What was taken, what was left", *_unit_tables(report)]
-    notices, facts = _list_notices(report), _list_facts(report)
-    opened = cache.open_cache(folder, verify=False) if report["published"] else None  # pages of Parquet have checksums of their own
-    if opened is not None and opened.manifest["kind"] == "recordings":  # of claims: what was taken, and the rows
-        rows = opened.signals().to_dicts()
-        channels = _collect_channels(rows)
-        subjects = opened.subjects()
-        facts["In the cache"] = (
-            f"{subjects.height:,} recording{'s' * (subjects.height != 1)} of {subjects['subject_id'].n_unique():,} "
-            f"subject{'s' * (subjects['subject_id'].n_unique() != 1)}, {_format_duration(sum(_recording_lengths(rows).values()))} in all"
-        )
-        notices += _channel_warnings(channels)
-        first = next(iter(opened.records(only=set(opened.recording_ids()[:1]))), None)
-        if first is not None and first.signals:
-            blocks += ["## The first recording", *_draw_recording(first, report)]
-        blocks += ["## Quality of the channels", *_quality_blocks(channels)]
-        content = [*_duration_figures(_recording_lengths(rows)), *_label_blocks(opened, report)]
-        blocks += ["## Lengths and labels", *content] if content else []
-    if report["rules"]:
-        rules = Table(
-            name="rules",
-            title="Rules that were applied",
-            caption="What the reader of this data set does where its files leave something open.",
-            columns=["about", "rule"],
-            rows=[[key.replace("_", " "), text] for key, text in sorted(report["rules"].items())],
-        )
-        blocks += ["## Rules", rules]
-    return Page(title=f"Ingest of {report['dataset']}", verdict=_describe_ingest(report), notices=notices, blocks=blocks, facts=facts)
+    page = PageBuilder(f"Ingest of {report.dataset}")
+    page.notice(*_list_notices(report))
+    page.add_facts(_list_facts(report))
+    page.heading("Status of the units")
+    page.add(*_unit_tables(report))
+    opened = cache.open_cache(folder, verify=False) if report.published else None  # pages of Parquet have checksums of their own
+    if opened is not None and opened.manifest["kind"] == "recordings":  # of claims: units and rows only
+        _add_recordings(page, opened, report)
+    if report.rules:
+        page.heading("Rules")
+        caption = "Decisions of the reader of this data set where its files are ambiguous."
+        rows = [[key.replace("_", " "), text] for key, text in sorted(report.rules.items())]
+        page.table("rules", "Rules that were applied", caption, ["about", "rule"], rows)
+    return page.finish(_describe_ingest(report))
 
 
-# ---- what became of the units
+def _add_recordings(page: PageBuilder, opened: cache.Cache, report: IngestReport) -> None:
+    """The first recording, quality of the channels, lengths and labels."""
+    rows = opened.signals().to_dicts()
+    channels, lengths, subjects = _collect_channels(rows), _recording_lengths(rows), opened.subjects()
+    n, n_subjects = subjects.height, subjects["subject_id"].n_unique()
+    total = _format_duration(sum(lengths.values()))
+    page.fact("In the cache", f"{n:,} recording{'s' * (n != 1)} of {n_subjects:,} subject{'s' * (n_subjects != 1)}, {total} in total")
+    page.notice(*channel_warnings(channels))
+    first = next(iter(opened.records(only=set(opened.recording_ids()[:1]))), None)
+    if first is not None and first.signals:
+        page.heading("The first recording")
+        page.add(*_draw_recording(first, report))
+    page.heading("Quality of the channels")
+    page.add(*_quality_blocks(channels))
+    content = [*_duration_figures(lengths), *_label_blocks(opened, report)]
+    if content:
+        page.heading("Lengths and labels")
+        page.add(*content)
 
 
-def _describe_ingest(report: dict[str, Any]) -> str:
-    counts = report["counts"]
-    seen, lost, warned = counts["units_seen"], counts["quarantined"], counts["accepted_with_warning"]
-    if not report["published"]:
-        return f"Refused, nothing was published: {report['error']['message'] if report['error'] else 'see the reasons below'}"
-    taken = (
-        "The only unit was taken"
-        if seen == 1
-        else f"{'All ' * (not lost)}{seen - lost:,}{f' of {seen:,}' if lost else ''} units were taken"
-    )
-    more = [f"{lost:,} {'was' if lost == 1 else 'were'} left out"] if lost else []
+# ---- status of the units
+
+
+def _describe_ingest(report: IngestReport) -> str:
+    seen, lost, warned = report.counts.units_seen, report.counts.quarantined, report.counts.accepted_with_warning
+    if not report.published:
+        return f"Refused, nothing was published: {report.error.message if report.error else 'see the reasons below'}"
+    if seen == 1:
+        accepted = "The only unit was accepted"
+    else:
+        accepted = f"{seen - lost:,} of {seen:,} units were accepted" if lost else f"All {seen:,} units were accepted"
+    more = [f"{lost:,} {'was' if lost == 1 else 'were'} quarantined"] if lost else []
     more += ["with a warning" if seen == warned else f"{warned:,} with a warning"] if warned else []
-    return f"{', '.join([taken, *more])}."
+    return f"{', '.join([accepted, *more])}."
 
 
-def _list_notices(report: dict[str, Any]) -> list[str]:
-    """What must be known before anything else."""
-    options = report["options"]
-    said = {
-        "nothing of this ingest is in the cache; a former generation, if there was one, is untouched": not report["published"],
-        "the files were not compared with SHA256SUMS.txt (--no-verify)": options.get("verify") is False,
-        "files differ from SHA256SUMS.txt: they are left out": report["source"]["sha256sums"] == "mismatch",
-        "header text that can identify persons was kept (--keep-phi): this cache is not for passing on": options.get("keep_phi"),
-        "start times were kept (--keep-dates): this cache is not for passing on": options.get("keep_dates"),
+def _list_notices(report: IngestReport) -> list[str]:
+    options = report.options
+    found = {
+        "Nothing of this ingest is in the cache; an earlier generation, if any, is unchanged.": not report.published,
+        "The files were not compared with SHA256SUMS.txt (--no-verify).": options.get("verify") is False,
+        "Files that differ from SHA256SUMS.txt were quarantined.": report.source.sha256sums == "mismatch",
+        "Header text that can identify persons was kept (--keep-phi): do not share this cache.": options.get("keep_phi"),
+        "Start times were kept (--keep-dates): do not share this cache.": options.get("keep_dates"),
     }
-    return [f"{text[0].upper()}{text[1:]}." for text, here in said.items() if here]
+    return [text for text, holds in found.items() if holds]
 
 
-def _list_facts(report: dict[str, Any]) -> dict[str, str]:
-    source, dataset = report["source"], registry.datasets.get(report["dataset"])
-    plain = {"keep_phi", "keep_dates", "strict", "max_bad", "follow_symlinks", "verify"}
-    options = {key: value for key, value in report["options"].items() if value is not None and key not in plain}
-    out = {"Data set": dataset.facts.title if dataset else report["dataset"]}
-    if source["path"] is not None:
-        out["Source"] = f"{source['path']}: {source['files']:,} files, {storage.format_size(source['bytes'])}"
-        out["SHA256SUMS.txt"] = {"absent": "none there", "skipped": "not compared"}.get(source["sha256sums"], source["sha256sums"])
+def _list_facts(report: IngestReport) -> dict[str, str]:
+    source, dataset = report.source, registry.datasets.get(report.dataset)
+    shown_elsewhere = {"keep_phi", "keep_dates", "strict", "max_bad", "follow_symlinks", "verify"}
+    options = {key: value for key, value in report.options.items() if value is not None and key not in shown_elsewhere}
+    out = {"Data set": dataset.facts.title if dataset else report.dataset}
+    if source.path is not None:
+        out["Source"] = f"{source.path}: {source.files:,} files, {storage.format_size(source.bytes)}"
+        out["SHA256SUMS.txt"] = {"absent": "none", "skipped": "not compared"}.get(source.sha256sums, source.sha256sums)
     if options:
         out["Options"] = ", ".join(f"{key} {value}" for key, value in sorted(options.items()))
-    if report["generation"] is not None:
-        out["Generation of the cache"] = f"{report['generation']}, content {report['content_sha256'][:16]}"
-    return out | {"Version": f"bitimely {report['tool']['version']}"}
+    if report.generation is not None:
+        out["Generation of the cache"] = f"{report.generation}, content {(report.content_sha256 or '')[:16]}"
+    return out | {"Version": f"bitimely {report.tool.version}"}
 
 
-def _unit_tables(report: dict[str, Any]) -> Iterator[Figure | Table]:
-    """Units by status, reasons, units that were left out, rows of tables."""
-    counts = report["counts"]
-    states = {"taken": "accepted", "taken, with a warning": "accepted_with_warning", "left out": "quarantined"}
-    yield Table(
-        name="units",
-        title="Units",
-        caption="A unit is what is taken or left as a whole: a recording with its labels, a record, or a table.",
-        columns=["what became of it", "units"],
-        rows=[[name, counts[key]] for name, key in states.items()],
-    )
-    named = [(unit["unit"], reason) for unit in report["units"] for reason in unit["reasons"]]
-    named += [(None, reason) for reason in report["reasons"]]
-    by_code: dict[tuple[str, str], list[tuple[str | None, dict[str, Any]]]] = defaultdict(list)
-    for unit, reason in named:
-        by_code[reason["level"], reason["code"]].append((unit, reason))
-    levels = ("error", "warning", "info")
+def _unit_tables(report: IngestReport) -> Iterator[Table]:
+    """Units by status, reasons, quarantined units, rows of tables."""
+    caption = "A unit is accepted or quarantined as one: a recording with its labels, a record, or a table."
+    yield make_table("units", "Units", caption, ["status", "units"], [[name, getattr(report.counts, key)] for name, key in STATES.items()])
+    by_code: dict[tuple[str, str], list[tuple[str | None, FindingRecord]]] = defaultdict(list)
+    for unit, reason in [*((u.unit, reason) for u in report.units for reason in u.reasons), *((None, reason) for reason in report.reasons)]:
+        by_code[reason.level, reason.code].append((unit, reason))
+    order = list(LEVELS)
     reasons = [
         [
-            {"error": "left out", "warning": "warning", "info": "note"}[level],
+            LEVELS[level],
             code.replace("_", " "),
             len({unit for unit, _ in found if unit is not None}) or None,
-            sum(reason["count"] for _, reason in found),
-            found[0][1]["message"],
+            sum(reason.count for _, reason in found),
+            found[0][1].message,
         ]
-        for (level, code), found in sorted(by_code.items(), key=lambda pair: (levels.index(pair[0][0]), -len(pair[1]), pair[0][1]))
+        for (level, code), found in sorted(by_code.items(), key=lambda pair: (order.index(pair[0][0]), -len(pair[1]), pair[0][1]))
     ]
     if reasons:
-        yield Table(
-            name="reasons",
-            title="Reasons",
-            caption="What was odd, how often, and the first such message. Without a number of units it is about the data set as a whole. "
-            "ingest_report.json beside this page has all of them.",
-            columns=["what follows", "reason", "units", "occurrences", "for example"],
-            rows=reasons,
+        caption = (
+            "Each reason with its number of occurrences and its first message. Reasons without units concern the data set. ingest_report.json "
+            "beside this page lists all of them."
         )
-    lost = [unit for unit in report["units"] if unit["status"] == "quarantined"]
+        yield make_table("reasons", "Reasons", caption, ["status", "reason", "units", "occurrences", "example"], reasons)
+    lost = [unit for unit in report.units if unit.status == "quarantined"]
     if lost:
-        yield Table(
-            name="left-out",
-            title="Units that were left out",
-            caption=f"{f'The first {LISTED} of {len(lost):,}. ' if len(lost) > LISTED else ''}Mend or replace the files and give the same command "
-            "again: it reads only what has changed.",
-            columns=["unit", "why"],
-            rows=[
-                [unit["unit"], "; ".join(reason["message"] for reason in unit["reasons"] if reason["level"] == "error")]
-                for unit in lost[:LISTED]
-            ],
+        yield make_table(
+            "quarantined",
+            "Quarantined units",
+            f"{f'The first {MAX_UNITS} of {len(lost):,}. ' if len(lost) > MAX_UNITS else ''}Correct or replace the files and repeat the command: "
+            "it reads only what has changed.",
+            ["unit", "reason"],
+            [[u.unit, "; ".join(reason.message for reason in u.reasons if reason.level == "error")] for u in lost[:MAX_UNITS]],
         )
-    if report["rows"]:
-        parts = ("quarantined_by_reason", "dropped_by_reason", "warned_by_reason")
-        yield Table(
-            name="rows",
-            title="Rows of tables",
-            caption="Seen = used + dropped + quarantined. Dropped: left out by a documented rule. Quarantined: faulty.",
-            columns=["file", "kind", "seen", "used", "dropped", "quarantined", "why"],
-            rows=[
-                [*(row[key] for key in ("file", "kind", "seen", "used", "dropped", "quarantined")), _reason_text(row, parts)]
-                for row in report["rows"]
-            ],
-        )
+    if report.rows:
+        columns = ["file", "kind", "seen", "used", "dropped", "quarantined"]
+        caption = "Seen = used + dropped + quarantined. Dropped: left out by a documented rule. Quarantined: faulty."
+        rows = [[*(getattr(row, column) for column in columns), _reason_text(row)] for row in report.rows]
+        yield make_table("rows", "Rows of tables", caption, [*columns, "reason"], rows)
 
 
-def _reason_text(row: dict[str, Any], parts: Iterable[str]) -> str:
-    return ", ".join(f"{code.replace('_', ' ')} {count:,}" for part in parts for code, count in sorted(row[part].items()))
+def _reason_text(row: TableReport) -> str:
+    parts = (row.quarantined_by_reason, row.dropped_by_reason, row.warned_by_reason)
+    return ", ".join(f"{code.replace('_', ' ')} {count:,}" for part in parts for code, count in sorted(part.items()))
 
 
 # ---- the channels
 
 
 def _collect_channels(rows: list[dict[str, Any]]) -> list[IngestChannel]:
-    """The channels of a cache in the order in which they come, those of several units of measurement as several."""
+    """The channels of a cache in their order, one for each unit of measurement."""
     found: dict[tuple[str, str], IngestChannel] = {}
     figures = json.loads(f"[{','.join(row['qc'] for row in rows)}]")  # one call for many
     for row, quality in zip(rows, figures, strict=True):
@@ -265,109 +247,111 @@ def _recording_lengths(rows: list[dict[str, Any]]) -> dict[str, float]:
     return ends
 
 
-def _channel_warnings(channels: list[IngestChannel]) -> list[str]:
-    """What the quality figures say against a channel."""
-    said = []
+def channel_warnings(channels: list[IngestChannel], most: int = 12) -> list[str]:
+    """Channels of unusual scale, constant channels and line noise."""
+    out = []
     for channel in channels:
-        spread, many = channel.of("iqr"), len(channel.recordings)
+        spread, many = channel.measured("iqr"), len(channel.recordings)
         usual = float(np.median(spread[spread > 0])) if (spread > 0).any() else 0.0
         odd = int(((spread > ODD_SCALE * usual) | ((spread > 0) & (spread < usual / ODD_SCALE))).sum()) if len(spread) > 2 else 0
         if odd:
-            said.append(
-                f"{channel.name}: the values of {odd:,} of {len(spread):,} recordings spread more than {ODD_SCALE:g} times wider or narrower "
-                "than usual. Is their unit or gain right?"
+            out.append(
+                f"{channel.name}: the interquartile range of {odd:,} of {len(spread):,} recordings is more than {ODD_SCALE:g} times wider or "
+                "narrower than usual. Check their unit and gain."
             )
-        constant = int((channel.of("min") == channel.of("max")).sum())
+        constant = int((channel.measured("min") == channel.measured("max")).sum())
         if constant:
-            said.append(f"{channel.name}: constant{f' in {constant:,} of {len(spread):,} recordings' if many > 1 else ''}.")
-        hum = channel.of("line_noise")
-        if len(hum) and float(np.median(hum)) > HUM:
-            mains = _most_common(channel.of("line_frequency"))
-            said.append(
-                f"{channel.name}: hum of the mains at {mains} Hz makes up {100 * float(np.median(hum)):.0f} % of the power"
-                f"{' in the median recording' if many > 1 else ''}; `bitimely tokenize --notch {mains}` takes it out."
+            out.append(f"{channel.name}: constant{f' in {constant:,} of {len(spread):,} recordings' if many > 1 else ''}.")
+        noise = channel.measured("line_noise")
+        if len(noise) and float(np.median(noise)) > LINE_NOISE:
+            frequency = _most_common(channel.measured("line_frequency"))
+            out.append(
+                f"{channel.name}: line noise at {frequency} Hz is {100 * float(np.median(noise)):.0f} % of the power"
+                f"{' in the median recording' if many > 1 else ''}; `bitimely tokenize --notch {frequency}` removes it."
             )
-    shown = said[:12]
-    return [*shown, f"And {len(said) - 12} more such remarks: see the quality of the channels."] if len(said) > 12 else shown
+    return [*out[:most], *([f"And {len(out) - most} more warnings: see the quality of the channels."] if len(out) > most else [])]
+
+
+def _reduce(values: np.ndarray, *statistics: Callable[[np.ndarray], Any]) -> list[float | None]:
+    return [float(statistic(values)) if len(values) else None for statistic in statistics]
 
 
 def _quality_blocks(channels: list[IngestChannel]) -> Iterator[Figure | Table]:
     """Physical values and faults of each channel."""
-
-    def ends(values: np.ndarray, *parts: Callable[[np.ndarray], Any]) -> list[float | None]:
-        return [float(part(values)) if len(values) else None for part in parts]
-
-    yield Table(
-        name="values",
-        title="Physical values",
-        caption="Over all recordings: lowest and highest sample; of the median recording the median sample and the width of the middle half of "
-        "the samples (interquartile range). A wrong gain or unit shows here.",
-        columns=["channel and unit", "Hz", "recordings", "lowest", "median", "highest", "middle half"],
-        rows=[
+    yield make_table(
+        "values",
+        "Physical values",
+        "Over all recordings: lowest and highest sample; of the median recording: median and interquartile range of the samples. A wrong gain or "
+        "unit shows here.",
+        ["channel and unit", "Hz", "recordings", "lowest", "median", "highest", "interquartile range"],
+        [
             [
                 f"{channel.name}, {channel.unit or 'no unit'}",
                 next(iter(channel.rates)) if len(channel.rates) == 1 else _format_rates(channel.rates),
                 len(channel.recordings),
-                *ends(channel.of("min"), np.min),
-                *ends(channel.of("median"), np.median),
-                *ends(channel.of("max"), np.max),
-                *ends(channel.of("iqr"), np.median),
+                *_reduce(channel.measured("min"), np.min),
+                *_reduce(channel.measured("median"), np.median),
+                *_reduce(channel.measured("max"), np.max),
+                *_reduce(channel.measured("iqr"), np.median),
             ]
             for channel in channels
         ],
     )
-    measured: dict[str, list[IngestChannel]] = defaultdict(list)
-    for channel in channels:
-        if len(channel.of("iqr")):
-            measured[channel.unit].append(channel)
-    for unit, those in sorted(measured.items(), key=lambda pair: -len(pair[1]))[:UNITS]:
-        if len(those) == 1 and len(those[0].recordings) == 1:
-            continue
-        spreads = [channel.of("iqr") for channel in those[:BARS]]
-        yield Figure(
-            name=f"spread-{unit or 'none'}",
-            title=f"How wide the values spread, in {unit}" if unit else "How wide the values spread, channels without a unit",
-            caption="Bar: the middle half of the samples in the median recording; line: from the narrowest to the widest recording. A line that "
-            "reaches far beyond the others is a recording of another scale."
-            + (f" The first {BARS} of {len(those)} channels." if len(those) > BARS else ""),
-            kind="bars",
-            data={
-                "names": [channel.name for channel in those[:BARS]],
-                "values": [float(np.median(values)) for values in spreads],
-                "lo": [float(values.min()) for values in spreads],
-                "hi": [float(values.max()) for values in spreads],
-                "ylabel": f"interquartile range{f', {unit}' if unit else ''}",
-            },
-        )
-    shown = [name for name in FAULTS if any(channel.of(name).any() for channel in channels)]
-    known = {name for name in FAULTS if any(len(channel.of(name)) for channel in channels)}
-    none = ", ".join(name.replace("_", " ") for name in FAULTS if name in known and name not in shown)
-    hum = "line_noise" in shown
-    yield Table(
-        name="faults",
-        title="Faults",
-        caption="Per cent of the samples in the median and in the worst recording. Flat: unchanged for a second or longer. Clipped: at the end "
-        "of the converter's range, or at the recording's own extremes where the files do not tell it. Out of range: beyond what the header promises. Line noise: per cent of the power above 0.5 Hz that lies within 1 Hz of "
-        f"50 or of 60 Hz{'' if hum else ', which only channels of 122 Hz or more can show'}. A dash: not to be told."
-        + (f" In no recording: {none}." if none else ""),
-        columns=[
-            "channel",
-            *(f"{name.replace('_', ' ')}{end}" for name in shown for end in (" %", ", worst")),
-            *(["mains, Hz"] if hum else []),
-        ],
-        rows=[
+    yield from _spread_figures(channels)
+    shown = [name for name in FAULTS if any(channel.measured(name).any() for channel in channels)]
+    absent = [name for name in FAULTS if name not in shown and any(len(channel.measured(name)) for channel in channels)]
+    noise = "line_noise" in shown
+    yield make_table(
+        "faults",
+        "Faults",
+        "Per cent of the samples in the median and in the worst recording. Flat: unchanged for a second or longer. Clipped: at the end of the "
+        "converter's range, or at the recording's own extremes where the files do not state it. Out of range: outside of the range in the header. "
+        "Line noise: per cent of the power above 0.5 Hz within 1 Hz of 50 or 60 Hz"
+        f"{'' if noise else ', measured in channels of at least 122 Hz only'}. A dash: not measured."
+        + (f" In no recording: {', '.join(name.replace('_', ' ') for name in absent)}." if absent else ""),
+        ["channel", *(f"{name.replace('_', ' ')}{end}" for name in shown for end in (" %", ", worst")), *(["line frequency, Hz"] * noise)],
+        [
             [
                 channel.name,
-                *(value for name in shown for value in ends((100 * channel.of(name)).round(3), np.median, np.max)),
-                *([_most_common(channel.of("line_frequency"))] if hum else []),
+                *(value for name in shown for value in _reduce((100 * channel.measured(name)).round(3), np.median, np.max)),
+                *([_most_common(channel.measured("line_frequency"))] * noise),
             ]
             for channel in channels
         ],
     )
+
+
+def _spread_figures(channels: list[IngestChannel]) -> Iterator[Figure]:
+    """Interquartile ranges, a figure for each of the commonest units of measurement."""
+    by_unit: dict[str, list[IngestChannel]] = defaultdict(list)
+    for channel in channels:
+        if len(channel.measured("iqr")):
+            by_unit[channel.unit].append(channel)
+    for unit, of_unit in sorted(by_unit.items(), key=lambda pair: -len(pair[1]))[:MAX_BAR_PLOTS]:
+        if len(of_unit) == 1 and len(of_unit[0].recordings) == 1:
+            continue
+        spreads = {channel.name: channel.measured("iqr") for channel in of_unit[:MAX_BARS]}
+        caption = (
+            "Bar: interquartile range of the samples in the median recording; line: from the narrowest to the widest recording. A line that reaches "
+            "far beyond the others indicates a recording of another scale."
+            + (f" The first {MAX_BARS} of {len(of_unit)} channels." if len(of_unit) > MAX_BARS else "")
+        )
+        yield make_figure(
+            f"spread-{unit or 'none'}",
+            f"Spread of the values, in {unit}" if unit else "Spread of the values, channels without a unit",
+            caption,
+            BarPlot(
+                list(spreads),
+                [float(np.median(v)) for v in spreads.values()],
+                [float(v.min()) for v in spreads.values()],
+                [float(v.max()) for v in spreads.values()],
+                f"interquartile range{f', {unit}' if unit else ''}",
+            ),
+        )
 
 
 def _most_common(values: np.ndarray) -> int | None:
-    """Of frequencies in Hz."""
+    """The most common of frequencies in Hz."""
     return next((int(value) for value, _ in Counter(values.tolist()).most_common(1)), None)
 
 
@@ -376,7 +360,7 @@ def _format_rates(values: set[float]) -> str:
 
 
 def _format_duration(seconds: float) -> str:
-    """A length of time for people."""
+    """A duration in h, min or s."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.{1 if seconds < 100 * size else 0}f} {unit}"
@@ -392,148 +376,120 @@ def _duration_figures(lengths: dict[str, float]) -> Iterator[Figure]:
     if len(seconds) < 2 or seconds.max() <= 1.01 * seconds.min():
         return
     counts, edges = np.histogram(seconds, bins=min(12, max(4, math.ceil(math.sqrt(len(seconds))))))
-    yield Figure(
-        name="lengths",
-        title="Lengths of the recordings",
-        caption="A recording that is much shorter than the others was perhaps cut off.",
-        kind="bars",
-        data={
-            "names": [f"{_format_duration(a)} to {_format_duration(b)}" for a, b in pairwise(edges)],
-            "values": counts.tolist(),
-            "ylabel": "recordings",
-        },
-    )
+    names = [f"{_format_duration(a)} to {_format_duration(b)}" for a, b in pairwise(edges)]
+    caption = "Recordings much shorter than the others may be truncated."
+    yield make_figure("lengths", "Lengths of the recordings", caption, BarPlot(names, counts.tolist(), ylabel="recordings"))
 
 
-def _label_blocks(opened: cache.Cache, report: dict[str, Any]) -> Iterator[Figure | Table]:
-    """How often each label is there: classes of recordings, annotations."""
+def _label_blocks(opened: cache.Cache, report: IngestReport) -> Iterator[Figure | Table]:
+    """Counts of labels: classes of recordings, annotations."""
     subjects, notes = opened.subjects(), opened.annotations()
-    dataset = registry.datasets.get(report["dataset"])
-    targets = {
-        view.target: view for view in (dataset.facts.views.values() if dataset else ()) if view.task in {"classification", "multilabel"}
-    }
-    for target, view in targets.items():
+    dataset = registry.datasets.get(report.dataset)
+    views = dataset.facts.views.values() if dataset else ()
+    for target, view in {view.target: view for view in views if view.task in {"classification", "multilabel"}}.items():
         if target is None or target not in subjects.columns:
             continue
         cells = subjects[target].to_list()
         counts = Counter(str(label) for cell in cells if cell is not None for label in (cell if isinstance(cell, list) else [cell]))
-        names = [*view.classes, *sorted(set(counts) - set(view.classes))][:BARS]
+        names = [*view.classes, *sorted(set(counts) - set(view.classes))][:MAX_BARS]
         none = sum(cell is None for cell in cells)
-        yield Figure(
-            name=f"labels-{target}",
-            title=f"Recordings by {target.replace('_', ' ')}",
-            caption=(f"{none:,} of {len(cells):,} recordings have none." if none else "Every recording has one.")
-            + (" A recording may have several." if view.task == "multilabel" else ""),
-            kind="bars",
-            data={"names": names, "values": [counts[name] for name in names], "ylabel": "recordings"},
+        caption = (f"{none:,} of {len(cells):,} recordings have none." if none else "Every recording has one.") + (
+            " A recording may have several." if view.task == "multilabel" else ""
         )
+        bars = BarPlot(names, [counts[name] for name in names], ylabel="recordings")
+        yield make_figure(f"labels-{target}", f"Recordings by {target.replace('_', ' ')}", caption, bars)
     if not notes.height:
         return
-    kind = _label_namer(report)
-    total: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    holders: dict[str, set[str]] = defaultdict(set)
+    name_label = _label_namer(report)
+    durations: dict[str, list[float]] = defaultdict(list)
+    recordings: dict[str, set[str]] = defaultdict(set)
     for recording, _, duration, label in notes.iter_rows():
-        name = kind(label)
-        total[name][0] += 1
-        total[name][1] += duration
-        holders[name].add(recording)
-    order = _sort_labels(total)
-    yield Table(
-        name="annotations",
-        title="Annotations",
-        caption="What stands in the cache, after what reaches beyond the signals was cut off.",
-        columns=["label", "annotations", "length in all", "recordings"],
-        rows=[[name, int(total[name][0]), _format_duration(total[name][1]), len(holders[name])] for name in order],
-    )
+        name = name_label(label)
+        durations[name].append(duration)
+        recordings[name].add(recording)
+    rows = [[name, len(of := durations[name]), _format_duration(sum(of)), len(recordings[name])] for name in _sort_labels(durations)]
+    caption = "Annotations in the cache, cut at the ends of the signals."
+    yield make_table("annotations", "Annotations", caption, ["label", "annotations", "total duration", "recordings"], rows)
 
 
-def _label_namer(report: dict[str, Any]) -> Callable[[str], str]:
-    """Text of an annotation -> the label under which it is shown: its class, if a view of the data set names one.
+def _label_namer(report: IngestReport) -> Callable[[str], str]:
+    """Function from the text of an annotation to its displayed label: its class, if a view of the data set names one.
 
-    Texts that were kept because the user asked for them (--keep-phi) can hold names, and numbers are no labels: both are only counted.
+    Texts kept by --keep-phi can hold names, and numbers are no labels: both are only counted.
     """
-    dataset = registry.datasets.get(report["dataset"])
+    dataset = registry.datasets.get(report.dataset)
     classes = {text: name for view in (dataset.facts.views.values() if dataset else ()) for text, name in (view.labels or {}).items()}
 
-    def named(text: str) -> str:
+    def name_label(text: str) -> str:
         if text in classes:
             return classes[text]
         with suppress(ValueError):
             float(text)
             return "a number"
-        return "other text" if report["options"].get("keep_phi") else text
+        return "other text" if report.options.get("keep_phi") else text
 
-    return named
+    return name_label
 
 
 def _sort_labels(labels: Iterable[str]) -> list[str]:
-    """Labels as they are drawn: stages by depth, then the others by name."""
+    """Labels in drawing order: stages by depth, then the others by name."""
     return sorted(labels, key=lambda label: (DEPTH.index(label) if label in DEPTH else len(DEPTH), label))
 
 
-# ---- the picture
+# ---- the first recording
 
 
-def _draw_recording(record: Record, report: dict[str, Any]) -> Iterator[Figure]:
-    """The first half minute of a recording as it is, then all of it as an envelope, with its labels on the same axis."""
+def _draw_recording(record: Record, report: IngestReport) -> Iterator[Figure]:
+    """The first half minute of a recording, then all of it as an envelope, with its labels on the same axis."""
     names = list(dict.fromkeys(signal.channel for signal in record.signals))
-    channels = {name: [signal for signal in record.signals if signal.channel == name] for name in names[:DRAWN]}
+    channels = {name: [signal for signal in record.signals if signal.channel == name] for name in names[:MAX_CHANNELS]}
     seconds = max(signal.onset + len(signal.samples) / signal.rate for signal in record.signals)
     end = max([seconds, *(note.onset + note.duration for note in record.annotations)])
-    left = f" The first {DRAWN} of {len(names)} channels." if len(names) > DRAWN else ""
+    omitted = f" The first {MAX_CHANNELS} of {len(names)} channels." if len(names) > MAX_CHANNELS else ""
     lanes = _annotation_lanes(record, report)
-    whole = end <= SHORT
+    shown_lanes = lanes if lanes.names else None
+    complete = end <= SHORT
     start = min((signal.onset for signal in record.signals), default=0.0)
     rate = max(signal.rate for signals in channels.values() for signal in signals)
-    stop = end if whole else min(end, start + EXCERPT)
-    yield Figure(
-        name="excerpt",
-        title="The whole of the first recording" if whole else f"Its first {stop - start:.3g} seconds",
-        caption="Physical units, each channel on its own scale. Are the heartbeats upright, is the EEG tens of microvolts high, is nothing "
-        f"swapped?{left}",
-        kind="traces",
-        data={
-            "rate": rate,
-            "signals": [
-                {"name": name, "unit": signals[0].unit, "values": _resample_segments(signals, rate, start, stop)}
-                for name, signals in channels.items()
-            ],
-            **({"lanes": lanes} if whole and lanes["names"] else {}),
-        },
+    stop = end if complete else min(end, start + EXCERPT)
+    traces = [Trace(name, _resample_segments(signals, rate, start, stop), signals[0].unit) for name, signals in channels.items()]
+    yield make_figure(
+        "excerpt",
+        "The first recording" if complete else f"Its first {stop - start:.3g} seconds",
+        "Physical units, each channel on its own scale. To check: upright heartbeats, an EEG of tens of microvolts, no swapped channels."
+        + omitted,
+        TracePlot(rate, traces, lanes=shown_lanes if complete else None),
     )
-    if whole:
+    if complete:
         return
-    labelled = (
-        " Below: the labels, on the same axis. They should change where the signals do; a hypnogram that is shifted against them, or too "
-        "short or too long, shows here."
-        if lanes["names"]
+    labels = (
+        " Below: the labels on the same axis. They should change with the signals; a hypnogram that is shifted, too short or too long shows here."
+        if shown_lanes
         else ""
     )
-    yield Figure(
-        name="overview",
-        title="The whole of it",
-        caption=f"{_format_duration(seconds)}: lowest and highest value of each of {COLUMNS} stretches of {_format_duration(end / COLUMNS)}.{labelled}{left}",
-        kind="traces",
-        data={
-            "rate": 2 * COLUMNS / end,
-            "signals": [
-                {"name": name, "unit": signals[0].unit, "values": _segment_envelope(signals, end)} for name, signals in channels.items()
-            ],
-            **({"lanes": lanes} if lanes["names"] else {}),
-        },
+    interval = _format_duration(end / COLUMNS)
+    yield make_figure(
+        "overview",
+        "All of it",
+        f"{_format_duration(seconds)}: lowest and highest value of each of {COLUMNS} intervals of {interval}.{labels}{omitted}",
+        TracePlot(
+            2 * COLUMNS / end,
+            [Trace(name, _segment_envelope(signals, end), signals[0].unit) for name, signals in channels.items()],
+            lanes=shown_lanes,
+        ),
     )
 
 
-def _annotation_lanes(record: Record, report: dict[str, Any]) -> dict[str, Any]:
-    """The annotations of a recording as spans, by label; rare labels beyond LANES together."""
-    kind = _label_namer(report)
-    counts = Counter(kind(note.label) for note in record.annotations)
-    kept = {name for name, _ in counts.most_common(LANES if len(counts) <= LANES else LANES - 1)}
+def _annotation_lanes(record: Record, report: IngestReport) -> SpanLanes:
+    """The annotations of a recording as spans by label; rare labels beyond MAX_LANES together."""
+    name_label = _label_namer(report)
+    counts = Counter(name_label(note.label) for note in record.annotations)
+    kept = {name for name, _ in counts.most_common(MAX_LANES if len(counts) <= MAX_LANES else MAX_LANES - 1)}
     spans = [
-        {"start": note.onset, "stop": note.onset + note.duration, "name": name if (name := kind(note.label)) in kept else "others"}
+        TimeSpan(note.onset, note.onset + note.duration, name if (name := name_label(note.label)) in kept else "others")
         for note in record.annotations
     ]
-    return {"names": [*_sort_labels(kept), *(["others"] if len(kept) < len(counts) else [])], "spans": spans}
+    return SpanLanes([*_sort_labels(kept), *(["others"] if len(kept) < len(counts) else [])], spans)
 
 
 def _to_physical(signal: Signal, first: int, stop: int) -> np.ndarray:
@@ -541,7 +497,7 @@ def _to_physical(signal: Signal, first: int, stop: int) -> np.ndarray:
 
 
 def _resample_segments(signals: Sequence[Signal], rate: float, start: float, stop: float) -> np.ndarray:
-    """Physical values of the segments of a channel at `rate` from `start` to `stop` seconds, slow ones held; NaN where there is none."""
+    """Physical values of the segments of a channel at `rate` from `start` to `stop` seconds, slow ones held; NaN in gaps."""
     times = start + np.arange(round((stop - start) * rate)) / rate
     out = np.full(len(times), np.nan)
     for signal in signals:
@@ -554,7 +510,7 @@ def _resample_segments(signals: Sequence[Signal], rate: float, start: float, sto
 
 
 def _segment_envelope(signals: Sequence[Signal], end: float) -> np.ndarray:
-    """Lowest and highest physical value, in turn, of each of COLUMNS stretches of the time from 0 to `end`; NaN where there is none."""
+    """Lowest and highest physical value, in turn, of each of COLUMNS intervals from 0 to `end` seconds; NaN in gaps."""
     edges = np.linspace(0.0, end, COLUMNS + 1)
     low, high = np.full(COLUMNS, np.nan), np.full(COLUMNS, np.nan)
     for signal in signals:
