@@ -139,11 +139,11 @@ def test_a_region_against_all_others_of_its_length():
     share = np.full(100, 0.005)
     share[20:30] = 0.055
     found = compare_region(share, 2.0, 3.0, 10.0)
-    assert found["share"] == pytest.approx(0.55)
-    assert found["ratio"] == pytest.approx(5.5)
-    assert found["higher_elsewhere"] == 0
+    assert found.share == pytest.approx(0.55)
+    assert found.ratio == pytest.approx(5.5)
+    assert found.higher_elsewhere == 0
     even = compare_region(np.full(100, 0.01), 2.0, 3.0, 10.0)
-    assert even["ratio"] == pytest.approx(1)
+    assert even.ratio == pytest.approx(1)
     with pytest.raises(UserError):
         compare_region(share, 50.0, 60.0, 10.0)
 
@@ -226,7 +226,7 @@ def test_where_there_are_no_shapelets_it_says_so():
     (one,), windows = sleepers("timelygpt", n=60)
     windows.task = "none"
     page = attention([one])
-    assert any("Nothing is said about shapelets: planted has no classes" in notice for notice in page.notices)
+    assert any("No shapelets: planted has no classes" in notice for notice in page.notices)
     assert "shapelets" not in page.summary["timelygpt"]
     with pytest.raises(UserError, match="no report"):
         attention([one], shapelets="/nowhere/at/all")

@@ -11,6 +11,8 @@ from torch import Generator, nn
 
 from bitimely_core import data, evaluate, models, objectives, report
 from bitimely_core.analyses.regions import (
+    RegionMeasures,
+    SubjectMean,
     describe_ratio,
     find_shapelet_windows,
     mean_over_subjects,
@@ -255,14 +257,14 @@ def test_intervals_are_over_subjects():
     found = mean_over_subjects(values, who, 500, 4)
     counts = evaluate.draw_counts(range(500), 8, 4)
     slow = [np.mean(np.concatenate([np.tile(values[who == f"s{k}"], int(c)) for k, c in enumerate(row)])) for row in counts]
-    assert found["value"] == pytest.approx(values.mean())
-    assert (found["lo"], found["hi"]) == pytest.approx(tuple(np.percentile(slow, [2.5, 97.5])))
-    assert found["n_subjects"] == 8
+    assert found.value == pytest.approx(values.mean())
+    assert (found.lo, found.hi) == pytest.approx(tuple(np.percentile(slow, [2.5, 97.5])))
+    assert found.n_subjects == 8
     few = mean_over_subjects(values[:9], who[:9], 500, 0)
-    assert few["value"] == pytest.approx(values[:9].mean())
-    assert few["lo"] is None
-    assert few["undefined_reason"] == "no interval: 3 subjects, an interval needs at least 5"
-    assert mean_over_subjects(np.full(3, np.nan), who[:3], 500, 0)["value"] is None
+    assert few.value == pytest.approx(values[:9].mean())
+    assert few.lo is None
+    assert few.undefined_reason == "no CI: 3 subjects, at least 5 required"
+    assert mean_over_subjects(np.full(3, np.nan), who[:3], 500, 0).value is None
 
 
 def test_agreement_is_of_ranks():
@@ -376,8 +378,8 @@ def test_page_compares_runs_on_the_same_windows(tmp_path):
 def test_few_subjects_have_no_interval():
     page = saliency([run(windows=Labelled(n=80))], sequences=6, lengths="1", bootstrap=50)
     assert page.summary["bitimelygpt"]["input"]["ratio"]["lo"] is None
-    assert any("No interval: " in notice for notice in page.notices)
-    assert "no interval" in page.verdict
+    assert any("no CI: " in notice for notice in page.notices)
+    assert "no CI" in page.verdict
 
 
 def test_a_layer_without_gradients_is_said():
@@ -428,6 +430,11 @@ def test_hooks_are_gone_after_an_error():
     assert objectives.get("next")(one.model(), batch)["loss"] > 0
 
 
+def to_measures(stored):
+    parts = {key: SubjectMean(**part) if isinstance(part, dict) and "n_subjects" in part else part for key, part in stored.items()}
+    return RegionMeasures(**{key: parts[key] for key in RegionMeasures._fields})
+
+
 def test_fine_tuning_moves_saliency_to_the_planted_wave():
     """The planted cohort: beyond every draw of random weights, with an interval; random weights themselves are not beyond one another."""
     windows = Labelled(n=360, subjects=12)
@@ -450,5 +457,5 @@ def test_fine_tuning_moves_saliency_to_the_planted_wave():
     assert len(tuned["random_draws"]) == 3
     assert tuned["p_places"] < 0.01
     assert random["ratio"]["value"] <= max(random["random_draws"]) or random["beyond_random_weights"]["lo"] <= 0
-    assert describe_ratio(tuned).startswith("more than at random places, more than with random weights")
-    assert "more than with random weights" not in describe_ratio(random)
+    assert describe_ratio(to_measures(tuned)).startswith("more than at random places, more than with random weights")
+    assert "more than with random weights" not in describe_ratio(to_measures(random))
