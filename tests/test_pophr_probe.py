@@ -1,4 +1,4 @@
-"""The leak probe and the interval of the ratio against independent references."""
+"""Shortcut baselines and the interval of the ratio against independent references."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
 from bitimely_core.claims import prevalence, shortcut_baselines
+from bitimely_core.schemas import SequenceFunnel
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=60))
@@ -44,10 +45,11 @@ def test_a_code_that_separates_the_cases_is_named() -> None:
         {5: "008", 6: "250", 7: "428", 8: "496"},
         {"chf": ["428", "999"]},
     )["chf"]
-    assert found["best"] == {"phecode": "428", "count": dict.fromkeys(("train", "validation", "test", "all"), 1.0)}
-    assert found["own"] == {"428": found["best"]["count"]}
-    assert found["leak"]
-    assert found["subjects"]["all"] == (y >= 0).sum()
+    assert found.best is not None
+    assert found.best.model_dump() == {"phecode": "428", "count": dict.fromkeys(("train", "validation", "test", "all"), 1.0)}
+    assert found.own == {"428": found.best.count}
+    assert found.leak
+    assert found.subjects["all"] == (y >= 0).sum()
     assert len(owner) == len(ids)
 
 
@@ -65,21 +67,22 @@ def test_every_figure_equals_that_of_the_subjects_themselves(seed: int) -> None:
     counts = {code: np.array([(ids[a:b] == code).sum() for a, b in itertools.pairwise(offsets)]) for code in names}
     for part in ("train", "validation", "test", "all"):
         own = (y >= 0) & ((split == part) | (part == "all"))
-        assert found["prevalence"][part] == pytest.approx(y[own].mean())
-        assert found["length"][part] == pytest.approx(shortcut_baselines.average_precision(np.diff(offsets)[own], y[own]))
+        assert found.prevalence[part] == pytest.approx(y[own].mean())
+        assert found.length[part] == pytest.approx(shortcut_baselines.average_precision(np.diff(offsets)[own], y[own]))
         for code, name in names.items():
-            assert found["own"][name][part] == pytest.approx(shortcut_baselines.average_precision(counts[code][own], y[own]))
-    on_train = {name: found["own"][name]["train"] for name in names.values()}
-    assert found["best"]["phecode"] == max(on_train, key=lambda name: on_train[name])
-    assert found["best"]["count"] == found["own"][found["best"]["phecode"]]
-    assert shortcut_baselines.count_prevalence({"chf": y}, split)["chf"]["all"]["cases"] == (y == 1).sum()
+            assert found.own[name][part] == pytest.approx(shortcut_baselines.average_precision(counts[code][own], y[own]))
+    on_train = {name: found.own[name]["train"] for name in names.values()}
+    assert found.best is not None
+    assert found.best.phecode == max(on_train, key=lambda name: on_train[name])
+    assert found.best.count == found.own[found.best.phecode]
+    assert shortcut_baselines.count_prevalence({"chf": y}, split)["chf"]["all"].cases == (y == 1).sum()
 
 
 def test_without_cases_there_is_no_score() -> None:
     found = shortcut_baselines.score_shortcuts(
         shortcut_baselines.count_shortcuts(np.array([0, 1]), np.array([5]), {"x": np.array([0])}, np.array(["train"])), {5: "008"}
     )["x"]
-    assert (found["best"], found["length"]["train"], found["prevalence"]["test"], found["leak"]) == (None, None, None, False)
+    assert (found.best, found.length["train"], found.prevalence["test"], found.leak) == (None, None, None, False)
 
 
 def test_agreement_counts_where_both_are_known() -> None:
@@ -88,16 +91,20 @@ def test_agreement_counts_where_both_are_known() -> None:
 
 
 def test_the_funnel_as_lines_adds_up() -> None:
-    funnel = {
-        "rows": 20,
-        "bad_date": 2,
-        "before_birth": 1,
-        "bad_code": {"missing": 3, "bad_format": 0},
-        "mapped": {"exact": 9, "parent": 1},
-    }
-    lines = shortcut_baselines.count_attrition(funnel | {"unmapped": 4, "subjects_in": 5, "subjects_out": 3, "no_birth": 0, "events": 8})
-    counts = {line["step"]: line["count"] for line in lines}
-    assert counts["read"] - sum(n for step, n in counts.items() if step.startswith("left out")) == counts["valid"] == 14
+    funnel = SequenceFunnel(
+        rows=20,
+        bad_date=2,
+        before_birth=1,
+        bad_code={"missing": 3, "bad_format": 0},
+        mapped={"exact": 9, "parent": 1},
+        unmapped=4,
+        subjects_in=5,
+        subjects_out=3,
+        no_birth=0,
+        events=8,
+    )
+    counts = {step: n for _, step, n in shortcut_baselines.list_attrition(funnel)}
+    assert counts["read"] - sum(n for step, n in counts.items() if step.startswith("excluded")) == counts["valid"] == 14
     assert (counts["with a sequence"], counts["in sequences"]) == (3, 8)
 
 
@@ -108,11 +115,11 @@ def test_the_interval_has_the_spread_of_simulated_ratios(denominator: str) -> No
     a1, a0 = rng.binomial(n1, p1, 20000), rng.binomial(n0, p0, 20000)
     reference = (a1 + a0) / (n1 + n0) if denominator == "all" else a0 / n0
     spread = np.log((a1 / n1) / reference).std()
-    whole = (n1 * p1 + n0 * p0) / (n1 + n0) if denominator == "all" else p0
-    ends = prevalence.compute_interval(p1 / whole, int(n1 * p1), n1, int(n0 * p0), n0, denominator)
+    mean = (n1 * p1 + n0 * p0) / (n1 + n0) if denominator == "all" else p0
+    ends = prevalence.compute_interval(p1 / mean, int(n1 * p1), n1, int(n0 * p0), n0, denominator)
     assert ends is not None
     low, high = ends
-    assert math.sqrt(low * high) == pytest.approx(p1 / whole)
+    assert math.sqrt(low * high) == pytest.approx(p1 / mean)
     assert math.log(high / low) / (2 * 1.96) == pytest.approx(spread, rel=0.03)
 
 

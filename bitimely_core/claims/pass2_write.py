@@ -16,7 +16,7 @@ import polars as pl
 from pydantic import BaseModel
 
 from bitimely_core import storage
-from bitimely_core.claims import engines, label_rules, labels, pass1_clean, phecode_maps, spill, steps, subjects
+from bitimely_core.claims import engines, label_rules, labels, pass1_clean, phecode_maps, shortcut_baselines, spill, steps, subjects
 from bitimely_core.claims.clean import EXAMPLES, RowAccount
 from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJob, CleaningFindings
@@ -175,11 +175,11 @@ def _pack_keys(subject: pl.Series, day: pl.Series, rest: np.ndarray | None = Non
 def _apply_labels(shard: ClaimsShard, job: ClaimsJob, agreement: AgreementCounts, engine: Engine) -> ClaimsShard:
     """The shard with its labels, of rules or of columns of the source; rows after the index day, needed only for labels, leave."""
     cohort = shard.cohort
-    cells = {(1, 1): "tp", (1, 0): "fp", (0, 1): "fn", (0, 0): "tn"}
     for rule in job.rules:
         for flag in job.flags:
-            pairs = cohort.select(f"y_{rule.name}", f"flag_{flag}").drop_nulls()
-            agreement.update((rule.name, flag, cells[pair]) for pair in pairs.iter_rows())
+            label, given = (cohort[name].fill_null(-1).to_numpy() for name in (f"y_{rule.name}", f"flag_{flag}"))
+            cells = shortcut_baselines.count_agreement(label, given)
+            agreement.update({(rule.name, flag, cell): n for cell, n in cells.items() if n})
     if not job.ruled:
         cohort = cohort.drop(*(f"{kind}_{rule.name}" for rule in job.rules for kind in ("y", "onset")))
     own = {rule.name for rule in job.rules} if job.ruled else set()

@@ -1,9 +1,9 @@
-"""How much the labels leak into the input: what a count alone achieves, before any model (section 11).
+"""Shortcut baselines: how well sequence length and counts of single codes predict the labels, without any model (section 11).
 
-A label made of codes is told by the count of those codes, and a selection by enrichment is told by the length of a sequence. Scores of models
-mean something only above these. Everything rests on small tables of (feature, value) -> subjects, cases, which add up over shards.
+A label derived from codes is predicted by the counts of these codes, and a selection by enrichment by the length of a sequence. Scores of models
+are informative only above these. They come from small tables of (feature, value) -> subjects, cases, which add up over shards.
 
-Features are the length of a sequence (number -1) and the count of each code (its id). Subjects without label are left out.
+Features are the length of a sequence (number -1) and the count of each code (its id). Subjects without label are excluded.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitimely_core.claims.splits import SPLITS
+from bitimely_core.schemas import BestCode, PartScores, PrevalenceCount, SequenceFunnel, ShortcutScores
 
 LENGTH = -1
 ALL = "all"
-LEAK_SCORE = 0.9  # best single-code average precision above which a label is as good as written into the input
+LEAK_SCORE = 0.9  # average precision of the best single code above which the label leaks into the input
 
 ShortcutTally = dict[tuple[str, str], "NDArray[np.int64]"]
 """(label, split) -> [rows, 4]: feature, value > 0, subjects with it, cases among them; sorted by feature, then value."""
 
 
-Prevalence = dict[str, dict[str, dict[str, Any]]]
+Prevalence = dict[str, dict[str, PrevalenceCount]]
 """Label -> split -> subjects with a label, cases, prevalence."""
 
 
@@ -89,8 +90,8 @@ def merge_tallies(tallies: Iterable[ShortcutTally]) -> ShortcutTally:
 
 def score_shortcuts(
     tally: ShortcutTally, phecodes: Mapping[int, str], own: Mapping[str, Sequence[str]] | None = None
-) -> dict[str, dict[str, Any]]:
-    """The leak probe.
+) -> dict[str, ShortcutScores]:
+    """Average precision of the shortcuts for each label, over train, validation, test and all subjects.
 
     Args:
         tally: of all shards.
@@ -98,38 +99,38 @@ def score_shortcuts(
         own: label -> the PheCodes of its own rule.
 
     Returns:
-        Label -> `subjects`, `cases`, `prevalence` (the score of chance) and average precision of `length`, each a dict over train, validation,
-        test and all; `best`: the `phecode` whose count is best on train, with its `count` dict; `own`: PheCode -> the like; `leak`: whether
-        the best one exceeds 0.9 on all subjects.
+        Label -> scores. `best` is the PheCode whose count is best on train, `leak` whether it exceeds 0.9 on all subjects.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
+    ids = {phecode: code for code, phecode in phecodes.items()}
     for name in dict.fromkeys(label for label, _ in tally):
         parts = {part: tally[name, part] for part in SPLITS if (name, part) in tally}
         parts[ALL] = _sum_rows(np.concatenate(list(parts.values())))
         totals = {part: rows[rows[:, 0] == LENGTH, 2:].sum(0) for part, rows in parts.items()}
-
-        def scored(feature: int, parts: dict[str, Any] = parts, totals: dict[str, Any] = totals) -> dict[str, float | None]:
-            return {part: _score_feature(rows, feature, totals[part]) for part, rows in parts.items()}
-
         on_train = {code: _score_feature(parts["train"], code, totals["train"]) for code in sorted(phecodes)} if "train" in parts else {}
         known = {code: value for code, value in on_train.items() if value is not None}
-        best = max(known, key=lambda code: known[code], default=None)
-        ids = {phecode: code for code, phecode in phecodes.items()}
-        of_best = None if best is None else scored(best)
-        found[name] = {
-            "subjects": {part: int(total[0]) for part, total in totals.items()},
-            "cases": {part: int(total[1]) for part, total in totals.items()},
-            "prevalence": {part: float(total[1] / total[0]) if total[0] else None for part, total in totals.items()},
-            "length": scored(LENGTH),
-            "best": None if best is None else {"phecode": phecodes[best], "count": of_best},
-            "own": {phecode: scored(ids[phecode]) for phecode in (own or {}).get(name, ()) if phecode in ids},
-            "leak": of_best is not None and (of_best[ALL] or 0.0) > LEAK_SCORE,
-        }
+        best = None
+        if known:
+            code = max(known, key=lambda code: known[code])
+            best = BestCode(phecode=phecodes[code], count=_score_parts(parts, code, totals))
+        found[name] = ShortcutScores(
+            subjects={part: int(total[0]) for part, total in totals.items()},
+            cases={part: int(total[1]) for part, total in totals.items()},
+            prevalence={part: float(total[1] / total[0]) if total[0] else None for part, total in totals.items()},
+            length=_score_parts(parts, LENGTH, totals),
+            best=best,
+            own={phecode: _score_parts(parts, ids[phecode], totals) for phecode in (own or {}).get(name, ()) if phecode in ids},
+            leak=best is not None and (best.count[ALL] or 0.0) > LEAK_SCORE,
+        )
     return found
 
 
+def _score_parts(parts: Mapping[str, NDArray[np.int64]], feature: int, totals: Mapping[str, NDArray[np.int64]]) -> PartScores:
+    return {part: _score_feature(rows, feature, totals[part]) for part, rows in parts.items()}
+
+
 def _score_feature(rows: NDArray[np.int64], feature: int, total: NDArray[np.int64]) -> float | None:
-    """Average precision of a feature; whoever is not in its rows has the value 0."""
+    """Average precision of a feature; subjects without a row have the value 0."""
     first, last = np.searchsorted(rows[:, 0], [feature, feature + 1])
     counted = rows[first:last, 2:][::-1]
     return _average_grouped(*np.concatenate([counted, [total - counted.sum(0)]]).T)
@@ -142,27 +143,27 @@ def count_prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) ->
         labels: name -> [S] 1, 0, or something else where it is unknown.
         split: [S] names.
     """
-    told: dict[str, dict[str, dict[str, Any]]] = {}
+    found: Prevalence = {}
     for name, y in labels.items():
         for part in (*SPLITS, ALL):
             own = y[(split == part) | (part == ALL)]
-            n, cases = int(np.isin(own, (0, 1)).sum()), int((own == 1).sum())
-            told.setdefault(name, {})[part] = _make_prevalence_entry(n, cases)
-    return told
+            found.setdefault(name, {})[part] = _make_prevalence_count(int(np.isin(own, (0, 1)).sum()), int((own == 1).sum()))
+    return found
 
 
 def add_prevalence(shards: Sequence[Prevalence]) -> Prevalence:
-    """The `prevalence` of several shards as that of one."""
+    """The `count_prevalence` of several shards as that of one."""
     return {
         name: {
-            part: _make_prevalence_entry(*(sum(one[name][part][key] for one in shards) for key in ("subjects", "cases"))) for part in parts
+            part: _make_prevalence_count(sum(one[name][part].subjects for one in shards), sum(one[name][part].cases for one in shards))
+            for part in parts
         }
         for name, parts in shards[0].items()
     }
 
 
-def _make_prevalence_entry(subjects: int, cases: int) -> dict[str, Any]:
-    return {"subjects": subjects, "cases": cases, "prevalence": cases / subjects if subjects else None}
+def _make_prevalence_count(subjects: int, cases: int) -> PrevalenceCount:
+    return PrevalenceCount(subjects=subjects, cases=cases, prevalence=cases / subjects if subjects else None)
 
 
 def count_agreement(label: NDArray[Any], flag: NDArray[Any]) -> dict[str, int]:
@@ -171,17 +172,19 @@ def count_agreement(label: NDArray[Any], flag: NDArray[Any]) -> dict[str, int]:
     return {name: int(((label == a) & (flag == b)).sum()) for name, (a, b) in cells.items()}
 
 
-def count_attrition(funnel: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The funnel as lines of a table: what was counted, how many, and how many of them left at which check."""
-    lost = {name: funnel[name] for name in ("identifier", "bad_date", "before_birth", "after_death", "future") if funnel.get(name)}
-    lost |= {f"bad_code, {kind}": n for kind, n in funnel["bad_code"].items() if n}
-    mapped = sum(funnel["mapped"].values())
-    steps = {f"PheCode found, {step}": n for step, n in funnel["mapped"].items() if n}
-    lines = [("rows", "read", funnel["rows"])]
-    lines += [("rows", f"left out: {name}", n) for name, n in lost.items()]
-    lines += [("rows", "valid", mapped + funnel["unmapped"]), ("rows", "without PheCode (label rules alone)", funnel["unmapped"])]
-    lines += [("rows", name, n) for name, n in steps.items()]
-    lines += [("subjects", "known", funnel["subjects_in"])]
-    lines += [("subjects", "left out: no birth date", funnel["no_birth"])] * bool(funnel.get("no_birth"))
-    lines += [("subjects", "with a sequence", funnel["subjects_out"]), ("events", "in sequences", funnel["events"])]
-    return [{"unit": unit, "step": step, "count": n} for unit, step, n in lines]
+def list_attrition(funnel: SequenceFunnel) -> list[tuple[str, str, int]]:
+    """The funnel as rows (unit, step, count) of a table."""
+    dates = {name: getattr(funnel, name) for name in ("identifier", "bad_date", "before_birth", "after_death", "future")}
+    excluded = dates | {f"bad_code, {kind}": n for kind, n in funnel.bad_code.items()}
+    valid = sum(funnel.mapped.values()) + funnel.unmapped
+    return [
+        ("rows", "read", funnel.rows),
+        *(("rows", f"excluded: {name}", n) for name, n in excluded.items() if n),
+        ("rows", "valid", valid),
+        ("rows", "without PheCode (label rules only)", funnel.unmapped),
+        *(("rows", f"PheCode found, {step}", n) for step, n in funnel.mapped.items() if n),
+        ("subjects", "known", funnel.subjects_in),
+        *[("subjects", "excluded: no birth date", funnel.no_birth)] * bool(funnel.no_birth),
+        ("subjects", "with a sequence", funnel.subjects_out),
+        ("events", "in sequences", funnel.events),
+    ]

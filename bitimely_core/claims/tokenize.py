@@ -1,6 +1,6 @@
-"""Cached claims to code sequences: the two passes of the builder over the cache's shards, and what an honest reader must see beside them.
+"""Cached claims to code sequences: the two passes of the builder over the shards of the cache, and statistics to judge them by.
 
-Leakage policy, landmark, selection, clock and minimum codes are decided here, so another choice needs no second ingest.
+Leakage policy, landmark, selection, clock and minimum codes are chosen here, so other choices need no second ingest.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,24 @@ from bitimely_core.claims import codes, engines, sequence_builder, shortcut_base
 from bitimely_core.claims import prevalence as ratios
 from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.label_rules import parse_rules
+from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
 from bitimely_core.registry import unknown
-from bitimely_core.tokens.sequences import EventSequences, StoredFiles, open_sequences, publish_sequences
-from bitimely_core.tokens.sequences import write_shard as shard_of
-from bitimely_core.tokens.sets import FORMAT
+from bitimely_core.schemas import EventsManifest, SequenceFunnel, SequenceLengths, SequenceStatistics
+from bitimely_core.tokens.sequences import EventSequences, StoredFiles, open_sequences, publish_sequences, write_shard
 from bitimely_core.types import Progress
 
-SAMPLED_SEQUENCES = 2000, 16_000  # sequences whose gaps are looked at: of a shard, and of all of them, at most
-SMALL_SUPPORT = 20  # carriers among the cases below which a selected code is marked
+SAMPLED_SEQUENCES = 2000, 16_000  # at most so many sequences of a shard, and in total, give the median gap
+SMALL_SUPPORT = 20  # carriers among the cases below which a selected code is reported
 CALENDAR_CHOICES = {"time": ("calendar_month",), "dedupe": ("month",)}  # choices that need true dates
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePlan:
-    """What is to be built from a cache."""
+    """Validated choices for the sequences of a cache."""
 
     cache: Cache
     preset: str
@@ -46,16 +47,20 @@ class SequencePlan:
     split_file: str
     engine: str
 
+    @cached_property
+    def manifest(self) -> EventsManifest:
+        """The manifest of the cache."""
+        return EventsManifest.model_validate(self.cache.manifest)
+
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """The resolved choices, as the manifest keeps them."""
-        manifest = self.cache.manifest
         return {
             "dataset": self.cache.dataset,
             "view": "",
-            "task": "multilabel" if manifest["names"] else "none",
-            "split": "official" if self.split_file else manifest["split"],
-            "seed": manifest["seed"],
+            "task": "multilabel" if self.manifest.names else "none",
+            "split": "official" if self.split_file else self.manifest.split,
+            "seed": self.manifest.seed,
             "normalise": "none",
             "preset": self.preset,
             "split_file": storage.hash_file(Path(self.split_file)) if self.split_file else None,
@@ -84,14 +89,14 @@ def resolve_plan(
         seed: must be that of the ingest.
         split_file: csv or Parquet with subject_id (as in subjects.parquet) and split.
         engine: polars, duckdb or spark, with the same result.
-        choices: fields of `building.Choices`, hyphens or underscores in their values; None: as the preset says.
+        choices: fields of `steps.SequenceChoices`, hyphens or underscores in their values; None: those of the preset.
 
     Raises:
         UserError: config or unknown_name (exit 2).
     """
     preset = preset or "paper"
     if preset not in steps.PRESETS:
-        raise unknown("preset of the builder", preset, list(steps.PRESETS))
+        raise unknown("preset", preset, list(steps.PRESETS))
     if engine not in engines.ENGINES:
         raise unknown("engine", engine, list(engines.ENGINES))
     given: dict[str, Any] = {
@@ -102,50 +107,48 @@ def resolve_plan(
     try:
         chosen = replace(steps.PRESETS[preset], **given)
     except ValueError as error:
-        raise _usage(str(error)) from error
-    manifest = cache.manifest
-    if manifest["clock"] != "calendar":
+        raise usage_error(str(error)) from error
+    plan = SequencePlan(cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine)
+    manifest = plan.manifest
+    if manifest.clock != "calendar":
         dated = [
             f"--{name} {getattr(chosen, name).replace('_', '-')}" for name, of in CALENDAR_CHOICES.items() if getattr(chosen, name) in of
         ]
         dated += ["--landmark-date"] * (chosen.landmark is not None and chosen.landmark.day is not None)
         if dated:
-            raise _usage(f"{dated[0]} needs true dates", "this cache has none", "Ingest again with --keep-dates")
-    if preset == "original" and not manifest["settings"]["options"].get("keep_ignored"):
-        raise _usage("preset original keeps the PheCodes marked Ignore", "this cache has left them out", "Ingest again with --keep-ignored")
-    if seed is not None and seed != manifest["seed"]:
-        text = f"seed {seed}"
-        raise _usage(text, f"the cache keeps the split of seed {manifest['seed']}", "Ingest again with that --seed, or give --split-file")
-    if chosen.select is True and not manifest["names"]:
-        raise _usage("selection by prevalence ratio without any label", "expected rules or label columns", "Give --no-select")
-    return SequencePlan(cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine)
+            raise usage_error(f"{dated[0]} needs true dates", "this cache has none", "Ingest again with --keep-dates")
+    if preset == "original" and not manifest.settings.options.get("keep_ignored"):
+        raise usage_error(
+            "preset original keeps the PheCodes marked Ignore", "this cache has left them out", "Ingest again with --keep-ignored"
+        )
+    if seed is not None and seed != manifest.seed:
+        expected = f"expected {manifest.seed}, the seed of the cache"
+        raise usage_error(f"seed {seed}", expected, "Ingest again with that --seed, or give --split-file", field="--seed")
+    if chosen.select is True and not manifest.names:
+        raise usage_error("selection by prevalence ratio without any label", "expected rules or label columns", "Give --no-select")
+    return plan
 
 
-def _usage(text: str, wanted: str = "", action: str = "") -> UserError:
-    return usage_error(text, wanted, action)
-
-
-def _parse_landmark(text: str | None, date: str | None) -> Any:
+def _parse_landmark(text: str | None, date: str | None) -> Landmark | None:
     """`DAYS[,GAP,HORIZON]` or a date as a landmark. Raises UserError (config, exit 2)."""
     names = ("landmark_days", "gap_days", "horizon_days")
     try:
         numbers = [int(part) for part in text.split(",")] if text else []
+        given: dict[str, object] = dict(zip(names[1:] if date else names, numbers, strict=False))
         if date:
-            given: dict[str, Any] = {"date": date, **dict(zip(names[1:], numbers, strict=False))}
-        else:
-            given = dict(zip(names, numbers, strict=False))
+            given["date"] = date
         if len(numbers) not in ((0, 2) if date else (1, 3)):
             raise ValueError(f"found {text!r}")
         return steps.parse_landmark(given)
     except ValueError as error:
-        wanted = "expected --landmark DAYS[,GAP,HORIZON], or --landmark-date with --landmark GAP,HORIZON"
-        raise _usage(str(error), wanted) from error
+        expected = "expected --landmark DAYS[,GAP,HORIZON], or --landmark-date with --landmark GAP,HORIZON"
+        raise usage_error(str(error), expected) from error
 
 
 def open_built(
     plan: SequencePlan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None
 ) -> EventSequences:
-    """The sequences of a plan in `out`: what is there already under the same choices stays.
+    """The sequences of a plan in `out`; existing ones of the same choices stay.
 
     Raises:
         UserError: settings_differ (exit 2), no_input (exit 4) when no subject is left, integrity (exit 5).
@@ -157,7 +160,7 @@ def open_built(
 def write_sequences(
     plan: SequencePlan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None
 ) -> None:
-    """`build` without opening, for which everything has to fit into memory."""
+    """Write the sequences of a plan in `out` without opening them, so that they need not fit into memory. Raises UserError: as `open_built`."""
     if force_new or not _is_current(plan, out):
         if verify:
             storage.check_files(plan.cache.folder, plan.cache.manifest)
@@ -172,23 +175,23 @@ def write_sequences(
 
 
 def _is_current(plan: SequencePlan, out: Path) -> bool:
-    """Whether `out` holds this. Raises UserError (settings_differ, exit 2) when it holds something else."""
+    """Whether `out` holds the sequences of the plan. Raises UserError (settings_differ, exit 2) when it holds others."""
     if not (out / storage.MANIFEST).exists():
         return False
     old = storage.read_manifest(out)
-    new = plan.options | {"cache": plan.cache.manifest["manifest_sha256"]}
+    new = plan.options | {"cache": plan.manifest.manifest_sha256}
     before = old.get("options", {}) | {"cache": old.get("cache")}
     differing = [
         Finding(
-            code=Reason.SETTINGS_DIFFER,
-            problem=f"was made with {safe_text(before.get(key))}",
-            requirement=f"now it is {safe_text(new.get(key))}",
-            hint="Give the same choices, another --name, or --force-new",
+            Reason.SETTINGS_DIFFER,
+            f"was made with {safe_text(before.get(key))}",
+            f"now it is {safe_text(new.get(key))}",
+            "Give the same choices, another --name, or --force-new",
             file=str(out / storage.MANIFEST),
             field=key,
         )
         for key in sorted(set(before) | set(new))
-        if _to_bytes(before.get(key)) != _to_bytes(new.get(key))
+        if storage.encode_json([before.get(key)]) != storage.encode_json([new.get(key)])
     ]
     if differing:
         one, *rest = differing
@@ -196,49 +199,43 @@ def _is_current(plan: SequencePlan, out: Path) -> bool:
     return True
 
 
-def _to_bytes(value: Any) -> bytes:
-    return storage.encode_json([value])
-
-
 # ---- the two passes
 
 
 def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> None:
-    cache, choices = plan.cache, plan.choices
-    names = list(cache.manifest["names"])
-    tell = progress or (lambda what, done, total: None)
-    total = len(cache.manifest["shards"])
+    manifest, choices = plan.manifest, plan.choices
+    names = manifest.names
+    report = progress or (lambda what, done, total: None)
+    total = len(manifest.shards)
     with ExitStack() as stack:
         engine = stack.enter_context(engines.open_engine(plan.engine))
         cohort = load_subjects(plan)
         held: list[ClaimsShard] = []
         counts = ratios.CodeCounts()
         before: list[Prevalence] = []
-        for shard in iter_shards(plan, cohort, engine):  # no enumerate: it holds a shard until it has the next
+        for shard in iter_shards(plan, cohort, engine):  # no enumerate: it would keep a shard in memory until the next is made
             counts = counts + steps.count_shard(shard, choices, engine)
             before.append(shortcut_baselines.count_prevalence(_label_values(shard.cohort, names), shard.cohort["split"].to_numpy()))
             held = [shard] if total == 1 else []
-            tell("count codes", len(before), total)
+            report("count codes", len(before), total)
             del shard
         selection = steps.select_vocabulary(counts, names, choices)
         size = len(sequence_builder.SPECIAL) + len(selection.phecodes)
         usage = (np.zeros(size, np.int64), np.zeros(size, np.int64))
         tally: ShortcutTally = {}
         after: list[Prevalence] = []
-        lengths: list[np.ndarray] = []  # what else the statistics need of each sequence: its events are on the disk by then
+        lengths: list[np.ndarray] = []  # for the statistics: the events are on disk by then
         gaps: list[np.ndarray] = []
         files: StoredFiles = {}
-        unborn, none = 0, np.empty(0, np.float32)
+        no_birth, none = 0, np.empty(0, np.float32)
         sampled = max(1, min(SAMPLED_SEQUENCES[0], SAMPLED_SEQUENCES[1] // max(1, total)))
-        import polars as pl
-
         for shard in held or iter_shards(plan, cohort, engine):
             built = steps.build_shard(shard, choices, selection, engine)
-            unborn += built.no_birth
+            no_birth += built.no_birth
             frame = pl.from_arrow(sequence_builder.to_table(built, shard.cohort, names))
             assert isinstance(frame, pl.DataFrame)
             if frame.height:
-                files |= shard_of(out, len(files), frame)
+                files |= write_shard(out, len(files), frame)
             of_sampled = [np.diff(times.to_numpy()) for times in frame["times"].head(sampled)]
             gaps.append(np.concatenate([none, *(gap[gap > 0] for gap in of_sampled)]))
             lengths.append(frame["codes"].list.len().to_numpy())
@@ -249,7 +246,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             tally = shortcut_baselines.merge_tallies(
                 [tally, shortcut_baselines.count_shortcuts(built.offsets, built.ids, _label_values(own, names), own["split"].to_numpy())]
             )
-            tell("sequences", len(lengths), total)
+            report("sequences", len(lengths), total)
             del shard, built, frame, own
     all_lengths = np.concatenate(lengths)
     if not len(all_lengths):
@@ -258,23 +255,35 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             "no subject has a sequence",
             f"{len(selection.phecodes)} PheCodes are selected, {choices.min_codes} {choices.min_codes_unit} are needed",
             "Lower --min-codes, or give --no-select",
-            file=str(cache.folder),
+            file=str(plan.cache.folder),
         )
-    prevalence = {"before": shortcut_baselines.add_prevalence(before), "after": shortcut_baselines.add_prevalence(after)}
-    statistics = _compute_statistics(plan, selection, tally, prevalence, all_lengths, np.concatenate([none, *gaps]), unborn)
+    statistics = SequenceStatistics(
+        funnel=SequenceFunnel(
+            **manifest.funnel.model_dump(exclude={"subjects"}),
+            subjects_in=manifest.funnel.subjects or 0,
+            subjects_out=len(all_lengths),
+            events=int(all_lengths.sum()),
+            no_birth=no_birth,
+        ),
+        sequences=_describe_lengths(all_lengths, np.concatenate([none, *gaps])),
+        prevalence={"before": shortcut_baselines.add_prevalence(before), "after": shortcut_baselines.add_prevalence(after)},
+        **_describe_selection(plan, selection, tally),
+        agreement=manifest.agreement,
+        unmapped=manifest.unmapped,
+    )
     publish_sequences(
         out,
         shards=files,
-        vocabulary=_make_vocabulary(cache, selection, usage),
+        vocabulary=_make_vocabulary(manifest, selection, usage),
         ratios=_make_ratio_table(selection),
-        statistics=statistics,
+        statistics=statistics.to_json(),
         options=plan.options,
         body={
-            "cache": cache.manifest["manifest_sha256"],
+            "cache": manifest.manifest_sha256,
             "class_names": names,
-            "notices": _list_notices(plan),
+            "notices": _list_notices(choices),
             "findings": [finding.as_dict() for finding in list_findings(statistics, choices)],
-            "events": int(statistics["funnel"]["events"]),
+            "events": statistics.funnel.events,
         },
     )
 
@@ -294,7 +303,7 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
         if missing := cohort["split"].null_count():
             text = f"misses {missing} of {cohort.height} subjects"
             raise usage_error(text, "expected all", file=plan.split_file, field="--split-file")
-    names = sorted(plan.cache.manifest["names"])
+    names = sorted(plan.manifest.names)
     columns: dict[str, pl.Series] = {}
     for kind, of in (("y", "value"), ("onset", "onset_day")):
         table = plan.cache.labels((of,))  # by subject and name
@@ -307,29 +316,29 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
 
 def iter_shards(plan: SequencePlan, cohort: pl.DataFrame, engine: Engine) -> Iterator[ClaimsShard]:
     """The cache's shards, labels marked; subjects without any event come with the last."""
-    manifest = plan.cache.manifest
-    rules = parse_rules(manifest["rules"])
-    defining = {phecode for own in manifest["defining"].values() for phecode in own}
-    silent = np.ones(cohort.height, bool)
-    left = len(manifest["shards"])
+    manifest = plan.manifest
+    rules = parse_rules(manifest.rules)
+    defining = {phecode for own in manifest.defining.values() for phecode in own}
+    eventless = np.ones(cohort.height, bool)
+    left = len(manifest.shards)
     for events in plan.cache.events():
         left -= 1
         ids = events["subject_id"].unique().to_numpy()
-        silent[ids] = False
-        rows = np.union1d(ids, ids if left else np.flatnonzero(silent))
+        eventless[ids] = False
+        rows = np.union1d(ids, ids if left else np.flatnonzero(eventless))
         mine = cohort[rows].select(pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String))
         day = (pl.col("time").cast(pl.Int64) // 86_400_000_000).cast(pl.Int32)
         events = events.sort("subject_id", "row").with_columns(day=day).drop("row")
         shard = steps.load_shard(
             events,
             _fill_index_days(mine, events),
-            rule_labels=[rule.name for rule in rules if manifest["ruled"]],
+            rule_labels=[rule.name for rule in rules if manifest.ruled],
             rules=rules,
             defining=defining,
         )
         del events, mine  # the next shard is read when this one has gone
         pa.default_memory_pool().release_unused()
-        shard = steps.set_index_days(shard, plan.choices, manifest["data_end"], engine)
+        shard = steps.set_index_days(shard, plan.choices, manifest.data_end, engine)
         yield shard
         del shard
 
@@ -350,12 +359,12 @@ def _label_values(cohort: pl.DataFrame, names: list[str]) -> dict[str, np.ndarra
     return {name: cohort[f"y_{name}"].fill_null(-1).to_numpy() for name in names}
 
 
-# ---- what is told
+# ---- statistics
 
 
-def _make_vocabulary(cache: Cache, selection: CodeSelection, usage: tuple[np.ndarray, np.ndarray]) -> pl.DataFrame:
+def _make_vocabulary(manifest: EventsManifest, selection: CodeSelection, usage: tuple[np.ndarray, np.ndarray]) -> pl.DataFrame:
     first = len(sequence_builder.SPECIAL)
-    names, categories = cache.manifest["phenotypes"], cache.manifest["categories"]
+    names, categories = manifest.phenotypes, manifest.categories
     return pl.DataFrame(
         {
             "id": pl.Series(range(first, first + len(selection.phecodes)), dtype=pl.Int32),
@@ -387,108 +396,70 @@ def _make_ratio_table(selection: CodeSelection) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _compute_statistics(
-    plan: SequencePlan,
-    selection: CodeSelection,
-    tally: ShortcutTally,
-    prevalence: dict[str, Prevalence],
-    lengths: np.ndarray,
-    gaps: np.ndarray,
-    unborn: int,
-) -> dict[str, Any]:
-    """The honesty table and the funnel."""
-    manifest, choices = plan.cache.manifest, plan.choices
-    names = manifest["names"]
-    own = {
-        name: sorted(
-            {codes.roll_up_phecode(phecode, choices.level) for phecode in manifest["defining"].get(name.removesuffix("_source"), ())},
-            key=codes.phecode_sort_key,
-        )
-        for name in names
-    }
-    first = len(sequence_builder.SPECIAL)
-    funnel = dict(manifest["funnel"])
-    known = funnel.pop("subjects")
+def _describe_lengths(lengths: np.ndarray, gaps: np.ndarray) -> SequenceLengths:
+    return SequenceLengths(
+        n=len(lengths),
+        median_length=float(np.median(lengths)),
+        longest=int(lengths.max(initial=0)),
+        median_positive_gap=float(np.median(gaps.astype(np.float64))) if len(gaps) else None,
+    )
+
+
+def _describe_selection(plan: SequencePlan, selection: CodeSelection, tally: ShortcutTally) -> dict[str, Any]:
+    """The fields of `SequenceStatistics` on selected codes and shortcuts."""
+    level, threshold = plan.choices.level, plan.choices.threshold
+    own = {}
+    for name in plan.manifest.names:
+        defining = plan.manifest.defining.get(name.removesuffix("_source"), ())
+        own[name] = sorted({codes.roll_up_phecode(phecode, level) for phecode in defining}, key=codes.phecode_sort_key)
+    ratios_of = selection.ratios
+    small = {code for found in ratios_of.values() for code, r in found.items() if r.selected and r.n_case_with < SMALL_SUPPORT}
     return {
-        "format_version": FORMAT,
-        "funnel": funnel | {"subjects_in": known, "subjects_out": len(lengths), "events": int(lengths.sum()), "no_birth": unborn},
-        "sequences": {
-            "n": len(lengths),
-            "median_length": float(np.median(lengths)),
-            "longest": int(lengths.max(initial=0)),
-            "median_positive_gap": float(np.median(gaps.astype(np.float64))) if len(gaps) else None,
-        },
-        "prevalence": prevalence,
-        "leaks": shortcut_baselines.score_shortcuts(tally, dict(enumerate(selection.phecodes, first)), own),
+        "leaks": shortcut_baselines.score_shortcuts(tally, dict(enumerate(selection.phecodes, len(sequence_builder.SPECIAL))), own),
         "own": own,
         "max_attainable": {name: None if value is None or np.isinf(value) else value for name, value in selection.max_attainable.items()},
-        "threshold": choices.threshold,
-        "fallback": [
-            name for name, found in selection.ratios.items() if found and not any(r.ratio > choices.threshold for r in found.values())
-        ],
+        "threshold": threshold,
+        "fallback": [name for name, found in ratios_of.items() if found and not any(r.ratio > threshold for r in found.values())],
         "selected": len(selection.phecodes),
-        "small_support": sorted(
-            {code for own in selection.ratios.values() for code, r in own.items() if r.selected and r.n_case_with < SMALL_SUPPORT}
-        ),
-        "agreement": manifest["agreement"],
-        "unmapped": manifest["unmapped"],
+        "small_support": sorted(small),
     }
 
 
-def list_findings(statistics: dict[str, Any], choices: SequenceChoices) -> list[Finding]:
-    """What of a build is worth a line on the screen and in the ingest report."""
+def list_findings(statistics: SequenceStatistics, choices: SequenceChoices) -> list[Finding]:
+    """Warnings of a build for the screen and the ingest report."""
     found = []
-    funnel = statistics["funnel"]
-    lost = funnel["subjects_in"] - funnel["subjects_out"]
-    if lost:
+    funnel = statistics.funnel
+    if excluded := funnel.subjects_in - funnel.subjects_out:
+        problem = f"{excluded} of {funnel.subjects_in} subjects have no sequence"
         least = f"fewer than {choices.min_codes} {choices.min_codes_unit} of the selected PheCodes"
-        text = f"{lost} of {funnel['subjects_in']} subjects have no sequence"
-        many = (
-            "The few PheCodes selected are rare: see --no-select, --min-case-support, --min-codes" if lost > funnel["subjects_out"] else ""
-        )
-        found.append(Finding(code=Reason.MIN_CODES, level="warning", problem=text, requirement=least, hint=many, count=lost))
-    for name, leak in statistics["leaks"].items():
-        best = leak["best"]
-        own = list(leak["own"])
-        chance = leak["prevalence"]["all"]
-        told_by_one = leak["leak"] and chance is not None and best["count"]["all"] > chance + 0.01
-        if not leak["cases"]["all"]:
-            continue
-        if told_by_one or (choices.leakage == "keep" and choices.landmark is None and own):
-            told = (
-                f"the count of PheCode {best['phecode']} alone scores {best['count']['all']:.3f}" if best and best["count"]["all"] else ""
-            )
-            said = f"its own codes ({', '.join(own)}) are in the input" if own else ""
-            found.append(
-                Finding(
-                    code=Reason.LABEL_LEAKAGE,
-                    level="warning",
-                    problem=f"label {name}: {' and '.join(part for part in (said, told) if part)}",
-                    requirement=f"chance is {chance:.3f}" if chance is not None else "",
-                    hint="Look at --leakage drop-phecode and --landmark",
-                )
-            )
-    for name in statistics["fallback"]:
-        ceiling = statistics["max_attainable"].get(name)
-        if ceiling is not None and ceiling <= statistics["threshold"]:
-            found.append(
-                Finding(
-                    code=Reason.CLASS_MISSING,
-                    level="info",
-                    problem=f"label {name}: no ratio can exceed {ceiling:.2f} at its prevalence",
-                    requirement=f"the threshold is {statistics['threshold']:g}, so the top codes were taken",
-                )
-            )
+        rare = "The few selected PheCodes are rare: see --no-select, --min-case-support, --min-codes"
+        hint = rare if excluded > funnel.subjects_out else ""
+        found.append(Finding(Reason.MIN_CODES, problem, least, hint, level="warning", count=excluded))
+    for name, scores in statistics.leaks.items():
+        chance, best = scores.prevalence["all"], scores.best.count["all"] if scores.best else None
+        leaked = scores.leak and chance is not None and best is not None and best > chance + 0.01
+        if scores.cases["all"] and (leaked or (choices.leakage == "keep" and choices.landmark is None and scores.own)):
+            problems = [f"its own codes ({', '.join(scores.own)}) are in the input"] if scores.own else []
+            problems += [f"the count of PheCode {scores.best.phecode} alone scores {best:.3f}"] if scores.best and best else []
+            requirement = f"chance is {chance:.3f}" if chance is not None else ""
+            hint = "See --leakage drop-phecode and --landmark"
+            found.append(Finding(Reason.LABEL_LEAKAGE, f"label {name}: {' and '.join(problems)}", requirement, hint, level="warning"))
+    for name in statistics.fallback:
+        ceiling = statistics.max_attainable.get(name)
+        if ceiling is not None and ceiling <= statistics.threshold:
+            problem = f"label {name}: no ratio can exceed {ceiling:.2f} at its prevalence"
+            fallback = f"the threshold is {statistics.threshold:g}, so the top codes were selected"
+            found.append(Finding(Reason.CLASS_MISSING, problem, fallback, level="info"))
     return found
 
 
-def _list_notices(plan: SequencePlan) -> list[str]:
-    """What must stand beside every score on these sequences."""
-    choices = plan.choices
-    if choices.leakage == "keep" and choices.landmark is None:
+def _list_notices(choices: SequenceChoices) -> list[str]:
+    """Caveats on every score on these sequences."""
+    if choices.landmark is not None:
+        return []
+    if choices.leakage == "keep":
         return [
-            "Codes that define the labels are in the input (--leakage keep, no landmark): scores tell how well labels are read off, not foretold."
+            "Labels derived from codes leak into inputs that hold them (--leakage keep, no landmark): scores measure label recovery, "
+            "not prediction."
         ]
-    if choices.landmark is None:
-        return ["Labels come from the complete history (no landmark): scores are of recognition, not of prediction."]
-    return []
+    return ["Labels come from the complete history (no landmark): scores measure recognition, not prediction."]

@@ -1,22 +1,42 @@
-"""The verbs ingest and tokenize on claims: cache, sequences, and the page on which every choice and every leak can be seen."""
+"""The page of event sequences: choices, shortcut baselines, selected codes and example sequences."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.page import Page, PageBuilder, Timeline, TimelinePlot
+from bitimely_core.schemas import AgreementCell, SequenceStatistics
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from bitimely_core.tokens import EventSequences
 
-FEW = 11  # counts below it are not shown: the rule of the publisher of Medicare's data
-DRAWN = 24  # sequences that are drawn
+FEW = 11  # smaller counts are suppressed: the rule of the publisher of Medicare's data
+DRAWN = 24  # example sequences
 SHOWN = 30  # codes of a table
+HEADERS = {  # column of the page -> key of `shortcut_table`, which users read as JSON
+    "label": "label",
+    "cases": "cases",
+    "prevalence before filters": "prevalence before",
+    "prevalence": "prevalence (chance)",
+    "sequence length only": "length alone",
+    "best single code": "best single code",
+    "code": "which",
+    "sequence length only, test": "length alone, test",
+    "single code, test": "single code, test",
+    "largest possible ratio": "largest possible ratio",
+}
+CHOICES = (
+    "The paper specifies neither label rules, nor dates, nor removal of duplicates, nor split, nor whether patients were filtered before the "
+    "selection. Surveillance rules, days, one code a day, a split by subject and selection on training subjects are choices of this project."
+)
+
+ShortcutRow = dict[str, float | int | str | None]
 
 
-def _open_sequences(out: Path) -> EventSequences:
-    """As many shards of sequences as are needed to draw some of the training split: not all of them fit into memory."""
+def open_examples(out: Path) -> EventSequences:
+    """As many shards of sequences as are needed for the examples: all of them may not fit into memory."""
     from bitimely_core.tokens.sequences import open_sequences
 
     shards = 1
@@ -27,117 +47,97 @@ def _open_sequences(out: Path) -> EventSequences:
         shards *= 2
 
 
-def shortcut_table(statistics: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a label: what chance, the length alone and a single code achieve, before and after the filters. Average precision."""
-    rows = []
-    for label, leak in statistics["leaks"].items():
-        best = leak["best"]
-        before = statistics["prevalence"]["before"][label]["all"]
-        rows.append(
-            {
-                "label": label,
-                "cases": leak["cases"]["all"],
-                "prevalence before": before["prevalence"],
-                "prevalence (chance)": leak["prevalence"]["all"],
-                "length alone": leak["length"]["all"],
-                "best single code": best["count"]["all"] if best else None,
-                "which": best["phecode"] if best else None,
-                "length alone, test": leak["length"].get("test"),
-                "single code, test": best["count"].get("test") if best else None,
-                "largest possible ratio": statistics["max_attainable"].get(label),
-            }
-        )
-    return rows
+def shortcut_table(statistics: SequenceStatistics) -> list[ShortcutRow]:
+    """One row per label: average precision of chance, of the sequence length and of the best single code, before and after the filters."""
+    return [
+        {
+            "label": label,
+            "cases": scores.cases["all"],
+            "prevalence before": statistics.prevalence["before"][label]["all"].prevalence,
+            "prevalence (chance)": scores.prevalence["all"],
+            "length alone": scores.length["all"],
+            "best single code": scores.best.count["all"] if scores.best else None,
+            "which": scores.best.phecode if scores.best else None,
+            "length alone, test": scores.length.get("test"),
+            "single code, test": scores.best.count.get("test") if scores.best else None,
+            "largest possible ratio": statistics.max_attainable.get(label),
+        }
+        for label, scores in statistics.leaks.items()
+    ]
 
 
 def claims_page(sequences: EventSequences) -> Page:
-    """The page of a build: honesty table, funnel, selected codes, unmapped codes, agreement, the first sequences as timelines."""
+    """Shortcut baselines, funnel, selected and unmapped codes, agreement with source labels, and example sequences as timelines."""
     from bitimely_core.claims import shortcut_baselines
 
-    statistics, options = sequences.statistics, sequences.options
+    statistics, options = SequenceStatistics.model_validate(sequences.statistics), sequences.options
+    lengths = statistics.sequences
+    page = PageBuilder(f"Sequences {sequences.name}")
+    page.notice(*sequences.notices)
+    if options["preset"] == "paper":
+        page.notice(CHOICES)
+    page.fact("Preset", options["preset"])
+    page.fact("Leakage policy", options["leakage"])
+    page.fact("Landmark", options["landmark"] or "none")
+    page.fact("Split", f"{sequences.split}, seed {sequences.seed}")
+    page.fact("Sequences", f"{lengths.n:,}, median length {lengths.median_length:g}")
+    page.fact("Events", f"{statistics.funnel.events:,}")
+    page.fact("Fingerprint", sequences.fingerprint[:16])
     rows = shortcut_table(statistics)
-    columns = list(rows[0]) if rows else ["label"]
-    attained = statistics["leaks"]
-    worst = max(attained, key=lambda name: _leak_score(attained[name]), default=None)
-    verdict = f"{statistics['sequences']['n']:,} sequences of {statistics['selected']} PheCodes."
-    if worst is not None and attained[worst]["best"]:
-        one = attained[worst]
-        verdict += (
-            f" For {worst} the count of one code ({one['best']['phecode']}) scores {_leak_score(one):.3f} where chance is "
-            f"{one['prevalence']['all']:.3f}: a model has to beat that to have learnt anything."
+    page.heading("Shortcut baselines")
+    page.table(
+        "honesty",
+        "Average precision of chance, of sequence length only, and of the best single code",
+        "All subjects with a sequence and a known label, unless a column says test. A useful model must exceed these baselines; a model that "
+        "only equals the best single code has recovered the label from its definition.",
+        HEADERS if rows else ["label"],
+        [[_suppress(row[key]) if key == "cases" else row[key] for key in HEADERS.values()] for row in rows],
+    )
+    page.heading("Funnel and selection")
+    page.table(
+        "funnel",
+        "From rows to sequences",
+        "Every row is counted once, at the first check that it fails.",
+        ["unit", "step", "count"],
+        shortcut_baselines.list_attrition(statistics.funnel),
+    )
+    _add_ratios(page, sequences)
+    if statistics.unmapped:
+        caption = "The most frequent ones. An informative code in this table indicates a wrong map or spelling."
+        page.table(
+            "unmapped",
+            "Codes without PheCode",
+            caption,
+            ["code", "rows"],
+            [[row.code, _suppress(row.n)] for row in statistics.unmapped[:SHOWN]],
         )
-    blocks: list[Figure | Table | str] = [
-        "## What needs no model",
-        Table(
-            name="honesty",
-            title="Average precision of chance, of the length alone, of one code alone",
-            caption="All subjects with a sequence and a known label unless a column says test. A model means something only above these lines; "
-            "if its score equals that of the best single code, it has read the label off its definition.",
-            columns=columns,
-            rows=[[_suppress(key, row[key]) for key in columns] for row in rows],
-        ),
-        "## What was kept",
-        Table(
-            name="funnel",
-            title="From rows to sequences",
-            caption="Every row is counted once, at the first check that it fails.",
-            columns=["unit", "step", "count"],
-            rows=[[line["unit"], line["step"], line["count"]] for line in shortcut_baselines.count_attrition(statistics["funnel"])],
-        ),
-        _ratio_table(sequences),
-    ]
-    if statistics["unmapped"]:
-        unmapped = [[row["code"], _suppress("cases", row["n"])] for row in statistics["unmapped"][:SHOWN]]
-        blocks.append(
-            Table(
-                name="unmapped",
-                title="Codes without PheCode",
-                caption="The most frequent ones. A code here that should mean something points to a wrong map or spelling.",
-                columns=["code", "rows"],
-                rows=unmapped,
-            )
-        )
-    if statistics["agreement"]:
-        blocks.append(_agreement_table(statistics["agreement"]))
-    blocks += ["## The first sequences", _timeline_figure(sequences)]
-    return Page(
-        title=f"Sequences {sequences.name}",
-        verdict=verdict,
-        notices=[*sequences.notices, *_describe_choices(options)],
-        blocks=blocks,
-        facts={
-            "Preset": options["preset"],
-            "Leakage policy": options["leakage"],
-            "Landmark": str(options["landmark"]) if options["landmark"] else "none",
-            "Split": f"{sequences.split}, seed {sequences.seed}",
-            "Sequences": f"{statistics['sequences']['n']:,}, median length {statistics['sequences']['median_length']:g}",
-            "Events": f"{statistics['funnel']['events']:,}",
-            "Fingerprint": sequences.fingerprint[:16],
-        },
-        summary={"honesty": rows, "statistics": statistics},
+    if statistics.agreement:
+        _add_agreement(page, statistics.agreement)
+    page.heading("Example sequences")
+    _add_timelines(page, sequences, statistics)
+    return page.finish(_summarize(statistics), {"honesty": rows, "statistics": sequences.statistics})
+
+
+def _summarize(statistics: SequenceStatistics) -> str:
+    """Number of sequences and PheCodes, and the label with the highest score of a single code."""
+    verdict = f"{statistics.sequences.n:,} sequences of {statistics.selected} PheCodes."
+    scored = [(scores.best.count["all"] or 0.0, label, scores.best) for label, scores in statistics.leaks.items() if scores.best]
+    if not scored:
+        return verdict
+    score, label, best = max(scored, key=lambda one: one[0])
+    chance = statistics.leaks[label].prevalence["all"]
+    return (
+        f"{verdict} For {label} the count of one code ({best.phecode}) has average precision {score:.3f} where chance is {chance:.3f}: "
+        "a useful model must exceed this baseline."
     )
 
 
-def _leak_score(leak: dict[str, Any]) -> float:
-    return float(leak["best"]["count"]["all"] or 0.0) if leak["best"] else 0.0
+def _suppress(count: object) -> object:
+    """A count, hidden where it is of few subjects."""
+    return f"<{FEW}" if isinstance(count, int) and 0 < count < FEW else count
 
 
-def _suppress(column: str, value: Any) -> Any:
-    """Counts of few people are not shown."""
-    return f"<{FEW}" if column == "cases" and isinstance(value, int) and 0 < value < FEW else value
-
-
-def _describe_choices(options: dict[str, Any]) -> list[str]:
-    """What the paper leaves open and this build has decided."""
-    if options["preset"] != "paper":
-        return []
-    return [
-        "The paper names neither label rules, nor dates, nor dedupe, nor split, nor whether patients were filtered before the selection: what "
-        "is used here (surveillance rules, days, one code a day, split by subject, selection on training subjects first) is this project's choice."
-    ]
-
-
-def _ratio_table(sequences: EventSequences) -> Table:
+def _add_ratios(page: PageBuilder, sequences: EventSequences) -> None:
     import polars as pl
 
     ratios = pl.read_parquet(sequences.folder / "ratios.parquet")
@@ -148,34 +148,29 @@ def _ratio_table(sequences: EventSequences) -> Table:
         few = row["n_case_with"] < FEW
         counts = [f"<{FEW}" if few else row["n_case_with"], row["n_case"], "" if few else row["n_ref_with"], row["n_ref"]]
         rows.append([row["target"], row["code"], names.get(row["code"], ""), row["ratio"], row["lo"], row["hi"], *counts])
-    return Table(
-        name="ratios",
-        title="Selected PheCodes",
-        caption="Prevalence among the cases over that in the reference group, training subjects alone, with 95 % intervals. Few cases make "
-        "large ratios of no meaning.",
-        columns=["label", "PheCode", "name", "ratio", "lo", "hi", "cases with", "cases", "reference with", "reference"],
-        rows=rows,
+    page.table(
+        "ratios",
+        "Selected PheCodes",
+        "Prevalence among the cases over that in the reference group, training subjects only. Large ratios of few cases are not informative.",
+        ["label", "PheCode", "name", "ratio", "95 % CI lower", "upper", "cases with", "cases", "reference with", "reference"],
+        rows,
     )
 
 
-def _agreement_table(cells: list[dict[str, Any]]) -> Table:
-    found: dict[tuple[str, str], dict[str, int]] = {}
+def _add_agreement(page: PageBuilder, cells: list[AgreementCell]) -> None:
+    counts: dict[tuple[str, str], dict[str, int]] = {}
     for cell in cells:
-        found.setdefault((cell["rule"], cell["flag"]), {})[cell["cell"]] = cell["n"]
-    rows: list[list[Any]] = []
-    for (rule, flag), n in sorted(found.items()):
-        hidden = any(0 < n.get(key, 0) < FEW for key in ("tp", "fp", "fn", "tn"))
-        rows.append([rule, flag, *(f"<{FEW}" if hidden and n.get(key, 0) < FEW else n.get(key, 0) for key in ("tp", "fp", "fn", "tn"))])
-    return Table(
-        name="agreement",
-        title="Rules against the flags of the source",
-        caption="Subjects. tp: both say yes; fp: the rule alone; fn: the flag alone.",
-        columns=["rule", "flag", "tp", "fp", "fn", "tn"],
-        rows=rows,
-    )
+        counts.setdefault((cell.rule, cell.flag), {})[cell.cell] = cell.n
+    rows: list[list[object]] = []
+    for (rule, flag), n in sorted(counts.items()):
+        table = [n.get(key, 0) for key in ("tp", "fp", "fn", "tn")]
+        hidden = any(0 < count < FEW for count in table)
+        rows.append([rule, flag, *(f"<{FEW}" if hidden and count < FEW else count for count in table)])
+    caption = "Subjects. tp: positive by both; fp: by the rule only; fn: by the source only; tn: by neither."
+    page.table("agreement", "Label rules against labels of the source", caption, ["rule", "flag", "tp", "fp", "fn", "tn"], rows)
 
 
-def _timeline_figure(sequences: EventSequences) -> Figure:
+def _add_timelines(page: PageBuilder, sequences: EventSequences, statistics: SequenceStatistics) -> None:
     """The first sequences of the training split, codes of the labels' own definitions in colour."""
     train = sequences["train"] if len(sequences["train"]) else sequences
     rows = train.rows[:DRAWN]
@@ -184,20 +179,19 @@ def _timeline_figure(sequences: EventSequences) -> Figure:
     assert values is not None
     assert times is not None
     assert mask is not None
-    own = {label: set(codes) for label, codes in sequences.statistics["own"].items() if not label.endswith("_source")}
+    own = {label: set(codes) for label, codes in statistics.own.items() if not label.endswith("_source")}
     labels = list(own)
     target = sequences.targets(rows)
     lanes = []
     for i in range(len(rows)):
         codes = [sequences.vocabulary[code] for code in values[i][mask[i]]]
         groups = [next((k for k, label in enumerate(labels, 1) if code in own[label]), 0) for code in codes]
-        said = [] if target is None else [name for k, name in enumerate(sequences.class_names) if target[i, k] == 1 and name in own]
-        lanes.append({"name": ", ".join(said) or "none", "times": times[i][mask[i]].tolist(), "groups": groups})
-    return Figure(
-        name="timelines",
-        title=f"{len(lanes)} sequences of the training split, labels at the left",
-        caption="One mark an event, months since the first event that is read. Coloured: PheCodes of a label's own definition. If colour "
-        "and label go together line by line, the label can be read off the input.",
-        kind="timelines",
-        data={"lanes": lanes, "groups": ["other PheCodes", *(f"codes of {label}" for label in labels)], "xlabel": "months"},
+        positive = [] if target is None else [name for k, name in enumerate(sequences.class_names) if target[i, k] == 1 and name in own]
+        lanes.append(Timeline(", ".join(positive) or "none", times[i][mask[i]].tolist(), groups))
+    page.figure(
+        "timelines",
+        f"{len(lanes)} sequences of the training split, labels at the left",
+        "One mark per event, months since the first event that is read. Coloured: PheCodes of a label's own definition. If colour and label "
+        "agree line by line, the label can be read from the input.",
+        TimelinePlot(lanes, ["other PheCodes", *(f"codes of {label}" for label in labels)], "months"),
     )

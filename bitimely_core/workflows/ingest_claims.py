@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bitimely_core import cache, storage
 from bitimely_core.errors import Exit, Finding, Reason, UserError
-
-if TYPE_CHECKING:
-    pass
 from bitimely_core.workflows.tokenize_claims import tokenize_claims
 
 
@@ -25,15 +22,15 @@ def ingest_claims(
     said: Callable[[Finding], object] | None = None,
     **given: Any,
 ) -> dict[str, Any]:
-    """`cache.ingest` of claims, then the sequences at once; what a build must warn of goes into the ingest report too.
+    """`cache.ingest` of claims, then their sequences; warnings of the build are added to the ingest report.
 
     Args:
         dataset: pophr or synthetic-claims.
         source: raw folder.
         out: folder of the cache, `<workspace>/cache/<dataset>`.
-        build: choices of the sequences (`tokens.histories.resolved`); but `split_file` goes by the ids of the source, and into the cache.
+        build: choices of the sequences (`claims.tokenize.resolve_plan`); `split_file` has the ids of the source and is an option of the cache.
         name: of the sequences.
-        said: called with a warning where the sequences could not be made though the cache is whole.
+        said: called with a warning where the sequences could not be made, but the cache is complete.
         **given: the other arguments of `cache.ingest`.
 
     Raises:
@@ -47,7 +44,7 @@ def ingest_claims(
     if (preset := build.get("preset")) and preset not in steps.PRESETS:
         from bitimely_core.registry import unknown
 
-        raise unknown("preset of the builder", preset, list(steps.PRESETS))
+        raise unknown("preset", preset, list(steps.PRESETS))
     folder = Path(out)
     report = cache.ingest(dataset, source, folder, **given)
     if not report.get("published"):

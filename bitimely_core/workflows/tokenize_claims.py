@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from bitimely_core import cache, storage
 from bitimely_core.errors import usage_error
+from bitimely_core.report.claims_page import claims_page, open_examples, shortcut_table
 from bitimely_core.run import FORMAT
+from bitimely_core.schemas import SequenceStatistics
 from bitimely_core.types import Progress
 from bitimely_core.workspace import dataset_and_view, tokens_name
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import EventSequences
-from bitimely_core.report.claims_page import _open_sequences, claims_page, shortcut_table
 
 
 def tokenize_claims(
@@ -27,14 +28,14 @@ def tokenize_claims(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Sequences of cached claims under `tokens/<name>`, with `report.html`; returns folder, counts, honesty table and audit of the split.
+    """Sequences of cached claims under `tokens/<name>`, with `report.html`; returns folder, counts, shortcut baselines and audit of the split.
 
     With `options["task"]`, a folder of MEDS labels (and `ids`): sequences up to its prediction times, of the codes of `tokens/<data>`.
 
     Raises UserError: settings_differ, config (2), incomplete, no_input (4), integrity (5).
     """
     from bitimely_core import report as pages
-    from bitimely_core.claims import tokenize as histories
+    from bitimely_core.claims import tokenize
 
     dataset, _ = dataset_and_view(data)
     opened = cache.open_cache(workspace / "cache" / dataset, verify=False)
@@ -42,16 +43,15 @@ def tokenize_claims(
         return _tokenize_task(
             data, opened, workspace, name, options or {}, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress
         )
-    plan = histories.resolve_plan(opened, **(options or {}))
+    plan = tokenize.resolve_plan(opened, **(options or {}))
     out = workspace / "tokens" / (name or tokens_name(data))
     if dry_run:
         return {"folder": str(out), "options": plan.options, "subjects": opened.cohort().height}
-    histories.write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
-    sequences = _open_sequences(out)
-    statistics = sequences.statistics
-    shown = claims_page(sequences)
-    storage.write_bytes(out / "report.html", pages.render_html(shown, alone=True).encode())
-    if opened.manifest["clock"] == "calendar":
+    tokenize.write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
+    sequences = open_examples(out)
+    statistics = SequenceStatistics.model_validate(sequences.statistics)
+    storage.write_bytes(out / "report.html", pages.render_html(claims_page(sequences), alone=True).encode())
+    if plan.manifest.clock == "calendar":
         from bitimely_core.claims import meds_export
         from bitimely_core.tokens.sequences import open_sequences
 
@@ -59,13 +59,13 @@ def tokenize_claims(
     return {
         **_summarize(data, sequences),
         "honesty": shortcut_table(statistics),
-        "selected": statistics["selected"],
+        "selected": statistics.selected,
         "report": str(out / "report.html"),
     }
 
 
 def _summarize(data: str, sequences: EventSequences) -> dict[str, Any]:
-    """What a build of sequences says on the screen; of them some of the shards may be open."""
+    """Summary of a build of sequences, of which only some shards may be open."""
     from bitimely_core.tokens.sequences import count_splits
 
     audit = count_splits(sequences.folder)
@@ -105,10 +105,10 @@ def _tokenize_task(
 
     base = workspace / "tokens" / tokens_name(data)
     out = workspace / "tokens" / (name or base.name)
-    wrong = next((f"--{key.replace('_', '-')}" for key in options if key not in {"task", "ids"}), "" if out != base else "no --name")
-    if wrong:
-        wanted = f"the choices of --task are those of {base.name}, and its sequences have a name of their own"
-        raise usage_error(wrong, wanted, "Give --name alone", field="--task")
+    problem = next((f"--{key.replace('_', '-')}" for key in options if key not in {"task", "ids"}), "" if out != base else "no --name")
+    if problem:
+        expected = f"expected only --name: the choices are those of {base.name}"
+        raise usage_error(problem, expected, "Give --task with another --name", field="--task")
     if dry_run:
         return {"folder": str(out), "base": str(base), "rows": tasks.read_task_labels(options["task"]).height}
     codes = open_tokens(base, verify=verify)
