@@ -8,13 +8,15 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, create_model
 
-from bitimely_core.errors import Finding, Reason, safe_text, usage_error
-from bitimely_core.registry import RECIPES, unknown
+from bitimely_core import registry
+from bitimely_core.errors import Finding, Reason, UserError, safe_text, usage_error
+from bitimely_core.registry import RECIPES, Registry, models, objectives, unknown
 
 
 class Section(BaseModel):
@@ -23,94 +25,47 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False)
 
 
-class Decay(Section):
-    """The decay of the retention heads (method.md 1.4). `from`, `to`: gamma = 1 - 1/x, log-spaced over the heads."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
-    kind: Literal["log", "retnet", "half-life", "learnable"] = "log"
-    start: float = Field(32.0, alias="from", gt=1)
-    end: float = Field(512.0, alias="to", gt=1)
-    months: tuple[float, ...] = (6.0, 24.0, 96.0, 384.0)  # half-lives, used by kind half-life
-
-
 class ModelConfig(Section):
-    """Every dimension and switch of the models that share the stack. Widths follow the paper's table of configurations."""
+    """What all models share. A model with settings of its own inherits this class in its file and names it in `ModelFacts.config`."""
 
-    name: str = "bitimelygpt"
-    channels: int = Field(1, ge=1)  # V; for codes ignored
-    others: tuple[int, ...] = ()  # V of the further data sets of a mixed pre-training: each has an adapter of its own
-    channel_independent: bool = False  # every channel is a sequence of its own with V = 1; vectors are averaged over the channels
-    length: int = Field(3000, ge=1)  # T of the windows: sizes learned positions
-    layers: int = Field(4, ge=1)
-    heads: int = Field(4, ge=1)
-    dim: int = Field(64, ge=2)  # model width = key width
-    value_dim: int = Field(128, ge=2)
-    ffn_dim: int = Field(128, ge=1)
-    tokenizer: Literal["conv", "patch", "steps", "codes"] = "conv"  # steps: every timestep a token, for models that read those
-    patch: int = Field(8, ge=1)
-    stride: int | None = Field(None, ge=1)  # patches; None = patch (not overlapping)
-    crop: Literal["pad", "start"] = "pad"  # T not a multiple of the patch: repeat the last sample, or crop at the start
-    codes: int | None = None  # size of the input vocabulary, for tokenizer codes
-    target: Literal["raw", "tokens"] = "raw"
-    ffn: Literal["glu", "plain"] = "glu"
-    ffn_act: Literal["gelu", "silu"] = "gelu"
-    temporal_conv: Literal["off", "causal"] = "off"
-    temporal_norm: Literal["batch", "layer"] = "batch"
-    retention_norm: Literal["group", "rms"] = "group"
-    decay: Decay = Decay()
-    xpos_scale: bool = False
-    rotary: Literal["index", "time"] = "index"
-    clock: Literal["time", "index"] = "time"  # of events: decay by months, or by positions alone (the control for what times bring)
-    ties: Literal["canonical", "shuffle", "group"] = "canonical"
-    form: Literal["auto", "parallel", "chunkwise", "recurrent"] = "auto"
-    chunk: int = Field(64, ge=1)
-    core_precision: Literal["fp32", "bf16"] = "fp32"  # set by train.core_precision
-    events: Literal["code-embed", "grid"] = "code-embed"  # grid: events as months in a row, a channel a code, for models of signals
-    horizon: int = Field(240, ge=2)  # months of events: length of the grid; what mtand, gru-d, seft and raindrop take for a time of 1
-    output_heads: Literal["shared", "separate"] = "shared"
-    dropout: float = Field(0.0, ge=0, lt=1)
-    revin: bool = True  # patchtst: each channel of each window standardised by its own mean and variance
-    positions: Literal["learned", "sinusoid"] = "learned"  # patchtst, tst: of signals; sinusoid has no longest window
-    decoder_layers: int | None = Field(None, ge=1)  # crt: of all layers, how many decode; None = half of them
-    connections: Literal["plain", "residual", "norm", "residual-norm"] = "plain"  # lstm and its kin: around each layer from the second on
-    direction_width: Literal["full", "half"] = "full"  # bilstm: dim, or half of it, in each direction
-    elmo_mix: Literal["last", "all"] = "last"  # elmo: its own vector from the last layer, or from a learned mix of all layers
-    moving_average: tuple[Annotated[int, Field(ge=1)], ...] = ()  # autoformer, fedformer: windows of the trend; several are mixed; () = own
-    lag_factor: float = Field(1.0, gt=0)  # autoformer: floor(factor * ln N) lags are used
-    per_sample: bool = True  # autoformer (lags), timesnet (periods): each window has its own; false: common ones, as in the references
-    modes: int = Field(64, ge=1)  # fedformer: frequencies that are read, at most N / 2
-    mode_select: Literal["random", "lowest"] = "random"  # fedformer: which ones
-    reference_layout: bool = False  # fedformer: the reference's frequencies and memory layout, both mistaken, to compare with its results
-    top_periods: int = Field(3, ge=1)  # timesnet: periods by which a window is folded
-    kernels: int = Field(6, ge=1)  # timesnet: convolutions of 1, 3, 5 ... side by side
-    first_kernel: int = Field(8, ge=1)  # ts-tcc, tf-c: samples that the first convolution reads at once
-    first_stride: int = Field(1, ge=1)  # ts-tcc, tf-c: and how far it moves on
-    ahead: int | None = Field(None, ge=1)  # ts-tcc: steps of the map that are predicted; None = two fifths of the map
+    name: str = Field("bitimelygpt", description="Model.")
+    channels: int = Field(1, ge=1, description="Channels of a window, V; not used for codes.")
+    others: tuple[int, ...] = Field((), description="Channels of the further data sets of a joint pre-training; each has its own adapter.")
+    channel_independent: bool = Field(False, description="Read each channel as a sequence with V = 1; vectors are averaged over channels.")
+    length: int = Field(3000, ge=1, description="Samples of a window, T: the size of learned positions.")
+    layers: int = Field(4, ge=1, description="Layers.")
+    heads: int = Field(4, ge=1, description="Heads of a layer.")
+    dim: int = Field(64, ge=2, description="Model width, which is also the width of the keys.")
+    value_dim: int = Field(128, ge=2, description="Width of the values.")
+    ffn_dim: int = Field(128, ge=1, description="Hidden width of the feed-forward network.")
+    tokenizer: Literal["conv", "patch", "steps", "codes"] = Field("conv", description="How a window is cut; steps: a token a timestep.")
+    patch: int = Field(8, ge=1, description="Samples of a patch.")
+    stride: int | None = Field(None, ge=1, description="Samples between patches; none: the patch, without overlap.")
+    crop: Literal["pad", "start"] = Field("pad", description="If T is no multiple of the patch: repeat the last sample, or crop the start.")
+    codes: int | None = Field(None, description="Size of the input vocabulary, for tokenizer codes.")
+    target: Literal["raw", "tokens"] = Field("raw", description="Predict raw samples, or the detached, standardised tokens.")
+    ffn: Literal["glu", "plain"] = Field("glu", description="Feed-forward network: gated, or two linear maps.")
+    ffn_act: Literal["gelu", "silu"] = Field("gelu", description="Activation of the feed-forward network.")
+    ties: Literal["canonical", "shuffle", "group"] = Field("canonical", description="Order of events at one time; group: without order.")
+    events: Literal["code-embed", "grid"] = Field("code-embed", description="grid: a month a timestep and a code a channel.")
+    horizon: int = Field(240, ge=2, description="Months of the grid; models of irregular times divide by it.")
+    output_heads: Literal["shared", "separate"] = Field("shared", description="Output projections of next and previous tokens.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate.")
 
-    reference: int = Field(128, ge=2)  # mtand: reference points
-    latent: int = Field(20, ge=1)  # mtand: width of the latent at each of them
-    cell: Literal["paper", "concat"] = "paper"  # gru-d: concat also reads the state among the inputs, in torch's cell
-    graph_distance: float = Field(0.0, ge=0)  # raindrop: weight of the distance between two samples' graphs in the loss; the paper has 0.02
-    message: Literal["paper", "self"] = "paper"  # raindrop: self = as its authors' code, no channel hears of another
+    @property
+    def normalises_windows(self) -> bool:
+        """Whether the model standardises each window by its own statistics."""
+        return False
+
+    def leak_conditions(self) -> tuple[str, ...]:
+        """Conditions under which a leak-free objective is leak-free for this configuration."""
+        return ("given window statistics",) if self.normalises_windows else ()
 
 
 class ObjectiveConfig(Section):
-    """The objective and its numbers. An empty name means the model's own."""
+    """What all objectives share. An objective with settings of its own inherits this class and names it in `ObjectiveFacts.config`."""
 
-    name: str = ""
-    ratio: float = Field(0.4, gt=0, lt=1)  # share of hidden tokens, masked and gap
-    span: int = Field(5, ge=1)  # longest hidden span, gap
-    direction_sampling: bool = False  # strict: one direction a batch instead of two passes
-    concurrent: bool = False  # masked-runs: all channels together
-    bernoulli: bool = False  # masked-runs: each value by itself, no runs
-    dropped: float = Field(0.7, gt=0, lt=1)  # drop: largest share of dropped patches, reached over the training
-    temporal_unit: int = Field(0, ge=0)  # ts2vec: times are told apart from scale 2^n on; larger ones spare time and memory
-    jitter: float = Field(0.8, ge=0)  # ts-tcc, tf-c: standard deviation of added noise
-    scaling: float = Field(1.1, ge=0)  # ts-tcc, tf-c: standard deviation of the factor of each timestep, around 2
-    segments: int = Field(8, ge=2)  # ts-tcc, tf-c: a window is cut into fewer than so many pieces, in a new order
-    bank: bool = False  # tf-c: one of jitter, scaling, permutation and masking a window, not always jitter
-
-    samples: int = Field(1, ge=1)  # vae: latents drawn for each row
+    name: str = Field("", description="Objective; empty: the model's default.")
 
 
 class TrainConfig(Section):
@@ -203,10 +158,10 @@ class TuneConfig(Section):
 
 
 class Settings(Section):
-    """All sections of one run, resolved. Stored in `run.json`."""
+    """All sections of one run, resolved. Stored in `run.json`. `validate_settings` selects the classes of model and objective."""
 
-    model: ModelConfig = ModelConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
+    model: SerializeAsAny[ModelConfig] = ModelConfig()
+    objective: SerializeAsAny[ObjectiveConfig] = ObjectiveConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     finetune: FinetuneConfig = FinetuneConfig()
@@ -214,7 +169,8 @@ class Settings(Section):
 
 
 S = TypeVar("S", bound=Section)
-FAMILY_KEYS = ("layers", "heads", "dim", "value_dim", "ffn_dim", "dropout", "decay", "tokenizer")
+SettingsLayer: TypeAlias = dict[str, Any]  # nested values: section -> key -> value
+SECTIONS = ("model", "objective")  # of `Settings`, whose keys depend on the name in them
 
 
 def list_presets() -> dict[str, Path]:
@@ -222,7 +178,7 @@ def list_presets() -> dict[str, Path]:
     return {p.stem: p for p in sorted((RECIPES / "presets").glob("*.toml"))}
 
 
-def load_preset(name: str) -> dict[str, Any]:
+def load_preset(name: str) -> SettingsLayer:
     """The preset as written: description, paper_parameters, data, [retention], [attention], [recurrent], [train], [finetune].
 
     Raises UserError (unknown_name, exit 2).
@@ -233,7 +189,7 @@ def load_preset(name: str) -> dict[str, Any]:
     return read_toml(files[name])
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> SettingsLayer:
     """A TOML file. Raises UserError (config, exit 2) that names file and line; other formats are refused."""
     if path.suffix.lower() != ".toml":
         raise usage_error(f"found {safe_text(path.suffix)}", "expected a .toml file", "Write the settings as TOML", file=str(path))
@@ -247,18 +203,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise usage_error(f"not valid TOML: {error}", file=str(path)) from error
 
 
-def merge_layers(*layers: dict[str, Any]) -> dict[str, Any]:
+def merge_layers(*layers: SettingsLayer) -> SettingsLayer:
     """Nested dicts, later ones win key by key."""
-    out: dict[str, Any] = {}
+    out: SettingsLayer = {}
     for layer in layers:
         for key, value in layer.items():
             out[key] = merge_layers(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
     return out
 
 
-def parse_assignments(pairs: list[str]) -> dict[str, Any]:
+def parse_assignments(pairs: list[str]) -> SettingsLayer:
     """`["model.tokenizer=patch", "train.lr=1e-3"]` as a nested dict; values are TOML, else plain text."""
-    out: dict[str, Any] = {}
+    out: SettingsLayer = {}
     for pair in pairs:
         key, sign, text = pair.partition("=")
         parts = key.strip().split(".")
@@ -275,7 +231,7 @@ def parse_assignments(pairs: list[str]) -> dict[str, Any]:
     return out
 
 
-def validate(kind: type[S], values: dict[str, Any], file: str | None = None) -> S:
+def validate(kind: type[S], values: SettingsLayer, file: str | None = None) -> S:
     """`kind(**values)`, with pydantic's findings as one UserError (config, exit 2), unknown keys with the nearest right one."""
     try:
         return kind.model_validate(values)
@@ -336,15 +292,27 @@ def _describe_config_error(kind: type[Section], item: Any, file: str | None) -> 
             owner = _find_section(owner.model_fields[part].annotation) or owner
         elif isinstance(part, str) and (named := _find_section(owner.model_fields, part)):
             owner = named
-    right = suggest_key(owner, str(item["loc"][-1])) or suggest_key(kind, str(item["loc"][-1]))
+    key = str(item["loc"][-1])
+    right = suggest_key(owner, key) or suggest_key(kind, key)
+    elsewhere = list_owners(owner, key)
     return Finding(
         code=Reason.CONFIG,
         file=file,
         field=where,
         problem="unknown key",
         requirement=f"known here are {', '.join(owner.model_fields)}",
-        hint=f"Did you mean {right}?" if right else "",
+        hint=" ".join(
+            filter(None, (f"Did you mean {right}?" if right else "", f"A setting of {', '.join(elsewhere)}" if elsewhere else ""))
+        ),
     )
+
+
+def list_owners(section: type[BaseModel], key: str) -> list[str]:
+    """The models, or objectives, that have the setting `key`; none for another section than theirs."""
+    book: Registry[Any] = (
+        models if issubclass(section, ModelConfig) else objectives if issubclass(section, ObjectiveConfig) else Registry("")
+    )
+    return [name for name, entry in book.items() if entry.facts.config and key in entry.facts.config.model_fields]
 
 
 def _rephrase_pydantic(message: str) -> str:
@@ -359,7 +327,83 @@ def _rephrase_pydantic(message: str) -> str:
     return message
 
 
-def build_model_config(name: str, family: str, preset_name: str | None, **overrides: Any) -> ModelConfig:
+# ---------------------------------------------------------------------------------------------------------------- models and objectives
+
+
+def find_model_config(name: str) -> type[ModelConfig]:
+    """The configuration class of a model. Raises UserError (unknown_name, exit 2)."""
+    if name not in models:
+        registry.load_members("bitimely_core.models")
+    return models[name].facts.config or ModelConfig
+
+
+def find_objective_config(name: str) -> type[ObjectiveConfig]:
+    """The configuration class of an objective. Raises UserError (unknown_name, exit 2)."""
+    if name not in objectives:
+        registry.load_members("bitimely_core.objectives")
+    return objectives[name].facts.config or ObjectiveConfig
+
+
+def _find_configs(values: SettingsLayer) -> tuple[type[ModelConfig], type[ObjectiveConfig]]:
+    """The classes of the sections `model` and `objective`, selected by their names."""
+    names = [section.get("name") if isinstance(section := values.get(key), dict) else getattr(section, "name", None) for key in SECTIONS]
+    model = names[0] if isinstance(names[0], str) else ModelConfig().name
+    kind = find_model_config(model)
+    return kind, find_objective_config(names[1] if names[1] and isinstance(names[1], str) else models[model].facts.objective)
+
+
+@cache
+def _settings_class(model: type[ModelConfig], objective: type[ObjectiveConfig]) -> type[Settings]:
+    return create_model("Settings", __base__=Settings, model=(model, model()), objective=(objective, objective()))
+
+
+def validate_settings(values: SettingsLayer, file: str | None = None) -> Settings:
+    """`values` as settings; the names in them select the classes of `model` and `objective`.
+
+    Raises UserError (config, exit 2): unknown keys, with the nearest known one, those of other models included; values out of range.
+    """
+    return validate(_settings_class(*_find_configs(values)), values, file)
+
+
+class StoredModelConfig(ModelConfig):
+    """The section `model` of a stored run: what the model has beyond `ModelConfig` is kept unchecked, so the model need not be installed."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class StoredObjectiveConfig(ObjectiveConfig):
+    """The section `objective`, with unchecked keys of the objective."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class StoredSettings(Settings):
+    """Settings as a run stores them."""
+
+    model: StoredModelConfig = StoredModelConfig()
+    objective: StoredObjectiveConfig = StoredObjectiveConfig()
+
+
+def parse_stored_settings(values: Any) -> Any:
+    """A dict as `StoredSettings`; anything else as it is. Raises pydantic.ValidationError."""
+    return StoredSettings.model_validate(values) if isinstance(values, dict) else values
+
+
+def upgrade_settings(values: SettingsLayer) -> SettingsLayer:
+    """Settings as format 1 stores them, without the keys of other models and objectives, which have no effect.
+
+    Those of a model that is not installed are left as they are.
+    """
+    try:
+        kinds = zip(SECTIONS, _find_configs(values), strict=True)
+    except UserError:
+        return values
+    own = {key: {k: v for k, v in values[key].items() if k in kind.model_fields} for key, kind in kinds if key in values}
+    return {**values, **own}
+
+
+def build_model_config(name: str, preset_name: str | None = None, **overrides: Any) -> ModelConfig:
     """The configuration of model `name`: defaults <- the preset's section of its family <- overrides."""
-    base = load_preset(preset_name).get(family, {}) if preset_name else {}
-    return validate(ModelConfig, merge_layers(base, {"name": name}, overrides))
+    kind = find_model_config(name)
+    base = load_preset(preset_name).get(models[name].facts.family, {}) if preset_name else {}
+    return validate(kind, merge_layers(base, {"name": name}, overrides))

@@ -8,7 +8,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from bitimely_core.config import DataConfig, Rates, Section, Settings, merge_layers, parse_assignments, read_toml, validate
+from bitimely_core.config import (
+    SECTIONS,
+    DataConfig,
+    Rates,
+    Section,
+    Settings,
+    SettingsLayer,
+    merge_layers,
+    parse_assignments,
+    read_toml,
+    validate,
+    validate_settings,
+)
 from bitimely_core.errors import usage_error
 
 
@@ -40,9 +52,9 @@ class Stage(Section):
     from_scratch: bool | None = None
     fraction: float | None = Field(None, gt=0, le=1)
 
-    def flags(self) -> dict[str, Any]:
+    def flags(self) -> SettingsLayer:
         """As nested settings, without `preset` and `budget`; of `data` only what `pretrain` reads."""
-        out: dict[str, Any] = {}
+        out: SettingsLayer = {}
         for name, value in self.model_dump(exclude_none=True).items():
             if name in {"preset", "budget"}:
                 continue
@@ -72,7 +84,7 @@ class IngestStage(Section):
 
     datasets: tuple[str, ...] = ()
     sources: dict[str, str] = {}
-    options: dict[str, dict[str, Any]] = {}
+    options: dict[str, SettingsLayer] = {}
     jobs: int = Field(1, ge=1)
 
 
@@ -93,7 +105,7 @@ class AnalyzeStage(Section):
     together: bool = False  # one page about all rows in the place of one for each
     data: str | None = None
     sequences: int | None = Field(None, ge=1)
-    options: dict[str, Any] = {}
+    options: SettingsLayer = {}
 
 
 class Block(Section):
@@ -101,7 +113,7 @@ class Block(Section):
 
     name: str = ""
     tokenize: DataConfig = DataConfig()
-    build: dict[str, Any] = {}
+    build: SettingsLayer = {}
     pretrain: Stage = Stage()
     finetune: Stage = Stage()
 
@@ -110,7 +122,12 @@ class Arm(Stage):
     """One `[[arm]]`: a row that is no point of a product. `set` holds settings that have no flag, by section."""
 
     name: str
-    set: dict[str, dict[str, Any]] = {}
+    set: dict[str, SettingsLayer] = {}
+
+    def settings(self) -> SettingsLayer:
+        """The flags and `set` as nested settings."""
+        flags = Stage.model_validate(self.model_dump(exclude_none=True, exclude={"name", "set"})).flags()
+        return merge_layers(flags, self.set)
 
 
 class LeaveOut(Section):
@@ -127,7 +144,7 @@ class Recipe(Section):
     description: str = ""
     ingest: IngestStage = IngestStage()
     tokenize: DataConfig = DataConfig()
-    build: dict[str, Any] = {}  # choices of the sequences of claims, named as the options of `tokenize pophr`
+    build: SettingsLayer = {}  # choices of the sequences of claims, named as the options of `tokenize pophr`
     pretrain: Stage = Stage()
     finetune: Stage = Stage()
     evaluate: EvaluateStage = EvaluateStage()
@@ -140,11 +157,11 @@ class Recipe(Section):
     folds: tuple[Annotated[int, Field(ge=1, le=10)], ...] = ()  # test folds: everything once for each, the test sets scored together
     statistics: tuple[str, ...] = ()  # views whose windows are counted beside the paper's table
     objectives: dict[str, str] = {}  # a model's own objective -> the one in its place
-    literal: dict[str, Any] = {}  # laid over the recipe unless `run --leak-free`: what the paper does and a fair evaluation would not
-    model: dict[str, Any] = {}
-    objective: dict[str, Any] = {}
-    data: dict[str, Any] = {}
-    train: dict[str, Any] = {}
+    literal: SettingsLayer = {}  # laid over the recipe unless `run --leak-free`: what the paper does and a fair evaluation would not
+    model: SettingsLayer = {}
+    objective: SettingsLayer = {}
+    data: SettingsLayer = {}
+    train: SettingsLayer = {}
 
     @field_validator("folds")
     @classmethod
@@ -153,14 +170,14 @@ class Recipe(Section):
             raise ValueError("expected each fold once")
         return folds
 
-    def overrides(self, stage: str, *, tokenize: bool = True) -> dict[str, Any]:
+    def overrides(self, stage: str, *, tokenize: bool = True) -> SettingsLayer:
         """Nested settings of one stage (pretrain, finetune): how windows are made if they are missing, the general sections, the stage's own flags."""
         general = {name: getattr(self, name) for name in ("model", "objective", "data", "train") if getattr(self, name)}
         windows = self.tokenize.model_dump(exclude_unset=True) if tokenize else {}
         return merge_layers({"data": windows} if windows else {}, general, getattr(self, stage).flags())
 
 
-def load_recipe(path: Path, *, leak_free: bool = False, changes: dict[str, Any] | None = None) -> Recipe:
+def load_recipe(path: Path, *, leak_free: bool = False, changes: SettingsLayer | None = None) -> Recipe:
     """A recipe file with `changes` laid over it, and before them its section `[literal]` unless `leak_free`.
 
     Raises UserError (config, exit 2) naming the key, with the nearest right one.
@@ -174,18 +191,30 @@ def load_recipe(path: Path, *, leak_free: bool = False, changes: dict[str, Any] 
             file=str(path),
         )
     read = validate(Recipe, merge_layers(values, {} if leak_free else values.get("literal", {}), changes or {}), str(path))
-    free: list[dict[str, Any]] = [{}, *(arm.set for arm in read.arm)]
-    for stage, more in itertools.product(
-        ("pretrain", "finetune"), free
-    ):  # the free sections are checked against the settings they will become
-        validate(Settings, merge_layers(Settings().model_dump(by_alias=True), read.overrides(stage), more), str(path))
+    check_settings(read, {}, str(path))
     return read
 
 
+def check_settings(recipe: Recipe, changes: SettingsLayer, file: str | None = None) -> None:
+    """Check the free sections of a recipe, with `changes` laid over them, against the settings of every model that it trains.
+
+    Raises UserError (config, exit 2) naming the key, with the nearest right one.
+    """
+    rows: list[SettingsLayer] = [arm.settings() for arm in recipe.arm] or [{}]
+    for key in SECTIONS:
+        values = recipe.matrix.get(key) or (None,)
+        rows = [merge_layers(row, {key: {"name": value}} if value else {}) for row, value in itertools.product(rows, values)]
+    for stage, row in itertools.product(("pretrain", "finetune"), rows):
+        chosen = {key: {"name": name} for key in SECTIONS if (name := getattr(recipe.pretrain, key))}
+        validate_settings(merge_layers(chosen, recipe.overrides(stage), row, changes), file)
+
+
 def resolve_settings(
-    stage: Literal["pretrain", "finetune"], base: dict[str, Any], *, config: Recipe | None, pairs: list[str], flags: dict[str, Any]
+    stage: Literal["pretrain", "finetune"], base: SettingsLayer, *, config: Recipe | None, pairs: list[str], flags: SettingsLayer
 ) -> Settings:
     """Field defaults <- `base` (the preset, or the source run) <- recipe <- command line; `--set` after the flags."""
     layers = [base, config.overrides(stage) if config else {}, flags, parse_assignments(pairs)]
-    chosen = validate(Settings, merge_layers(*layers))
+    chosen = validate_settings(merge_layers(*layers))
+    if "core_precision" not in type(chosen.model).model_fields:
+        return chosen
     return chosen.model_copy(update={"model": chosen.model.model_copy(update={"core_precision": chosen.train.core_precision})})

@@ -172,7 +172,8 @@ class ModelFacts:
     input: tuple[str, ...] = ("regular",)
     source: str = ""  # the method's own paper
     known: str = ""  # what is known about the paper's claims
-    answers: tuple[str, ...] | None = None  # what objectives may ask of it (`ObjectiveFacts.asks`); None: unknown, anything is tried
+    config: type[Any] | None = None  # class of its settings; None: `config.ModelConfig`
+    capabilities: tuple[str, ...] | None = None  # which requirements of objectives it meets; None: those of its own objective
     matched: Callable[[Any], dict[str, Any]] = lambda config: {}  # what `--budget matched` changes in a configuration before the width
     step: int | None = None  # widths that it tries are multiples of this; None: of 2 x heads
 
@@ -182,9 +183,9 @@ class ObjectiveFacts:
     """`leak_free`: true, false, null (no target of its own) or a text that names the condition."""
 
     leak_free: bool | str | None
-    asks: str = (
-        ""  # of a model: layers that read one-way, or alternating, as they are told; tokens that can be hidden; or a method of its own
-    )
+    config: type[Any] | None = None  # class of its settings; None: `config.ObjectiveConfig`
+    requires: str = ""  # of a model: one-way or alternating (layers of given directions), hidden (tokens that can be hidden), or its method
+    check: Callable[[Any], None] = lambda config: None  # refuses a model's configuration with a UserError (config, exit 2)
     notice: str = ""  # one line on the screen when a run starts with it
     rows: int = 1  # fewest rows of a micro-batch; 2: it compares rows with each other (contrastive)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from bitimely_core import __version__, storage
-from bitimely_core.errors import Finding, Reason, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.config import validate_settings
+from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.schemas import ReadingOptions, RunData, RunRecord, Scores, SplitCount, TrainSubjects, flatten_keys
 from bitimely_core.workspace import run_folder
 
@@ -258,7 +259,7 @@ def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
 
 
 def _require_same(path: Path, stored: RunRecord, record: RunRecord) -> None:
-    before, now = flatten_compared(stored), flatten_compared(record)
+    before, now = flatten_compared(_fill_defaults(stored)), flatten_compared(record)
     findings = [
         Finding(
             code=Reason.SETTINGS_DIFFER,
@@ -281,6 +282,14 @@ def _require_same(path: Path, stored: RunRecord, record: RunRecord) -> None:
             field=first.field,
             details=rest,
         )
+
+
+def _fill_defaults(record: RunRecord) -> RunRecord:
+    """The record of an earlier version with the settings that it did not have, at their defaults."""
+    try:
+        return record.model_copy(update={"settings": validate_settings(record.settings.model_dump(by_alias=True))})
+    except UserError:  # settings that no longer exist: the comparison names them
+        return record
 
 
 def resume_identity(record: RunRecord) -> dict[str, JsonValue]:

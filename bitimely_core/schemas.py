@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
+    SerializeAsAny,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -23,7 +25,7 @@ from pydantic import (
 )
 
 from bitimely_core import storage
-from bitimely_core.config import Settings
+from bitimely_core.config import SECTIONS, Settings, SettingsLayer, parse_stored_settings, upgrade_settings
 from bitimely_core.errors import Exit, Level, Reason, input_error, integrity_error, safe_text
 from bitimely_core.registry import Task
 
@@ -643,12 +645,14 @@ class TrialRecord(StoredRecord, TuningTrial):
 class RunRecord(StoredRecord):
     """`run.json`: what was trained, on which data, with which settings and result."""
 
+    VERSION: ClassVar[int] = 2
     REPAIR: ClassVar[str] = "Repeat the training under --force-new"
 
+    format_version: int = 2
     run: str
     kind: Literal["pretrain", "finetune"]
     model: str
-    settings: Settings
+    settings: Annotated[SerializeAsAny[Settings], BeforeValidator(parse_stored_settings)]
     data: tuple[RunData, ...]
     preset: str = ""
     source: RunSource | None = None
@@ -672,6 +676,12 @@ class RunRecord(StoredRecord):
     train_windows: int | None = omit_none("Of a fine-tuning.")
     train_label_counts: dict[str, int] | None = omit_none("Training windows of each class, of a fine-tuning.")
 
+    @classmethod
+    def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Without the settings of other models and objectives."""
+        settings = values.get("settings")
+        return {**values, "format_version": 2, "settings": upgrade_settings(settings) if isinstance(settings, dict) else settings}
+
     @property
     def is_finetuned(self) -> bool:
         """Whether the run has a supervised head."""
@@ -692,8 +702,10 @@ class TrainSubjects(StoredRecord):
 class CheckpointMeta(StoredRecord):
     """`checkpoints/step-N/meta.json`."""
 
+    VERSION: ClassVar[int] = 2
     REPAIR: ClassVar[str] = "Start again with --force-new"
 
+    format_version: int = 2
     step: int  # optimizer steps done
     total: int = 0
     epoch: int = 0
@@ -708,6 +720,22 @@ class CheckpointMeta(StoredRecord):
     torch: str = ""
     files: dict[str, StoredFile] = {}
     sha256: str = ""  # of the other keys
+
+    @classmethod
+    def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Its identity without the settings of other models and objectives, which format 1 holds as dotted keys."""
+        settings = values.get("identity", {}).get("settings")
+        if not isinstance(settings, dict):
+            return values
+        sections: SettingsLayer = {}
+        for key, value in settings.items():
+            head, *rest = key.removeprefix("settings.").split(".")
+            if rest and head in SECTIONS:
+                sections.setdefault(head, {})[rest[0]] = value
+        own = upgrade_settings(sections)
+        gone = {f"settings.{head}.{key}" for head, section in sections.items() for key in section.keys() - own[head].keys()}
+        kept = {key: value for key, value in settings.items() if ".".join(key.split(".")[:3]) not in gone}
+        return {**values, "identity": {**values["identity"], "settings": kept}}
 
 
 # --- scores -------------------------------------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def test_a_run_of_a_version_without_some_setting_is_still_that_run(capsys: pytes
     path = workspace / "runs" / "tiny" / "run.json"
     before = path.read_bytes()
     body = json.loads(before)
-    del body["settings"]["model"]["graph_distance"]
+    del body["settings"]["model"]["xpos_scale"]
     path.write_text(json.dumps(body))
     try:
         code, out, err = call(capsys, "pretrain", "--preset", "tiny", "--data", "synthetic/staging", *SMALL, "-w", workspace)

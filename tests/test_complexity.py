@@ -82,7 +82,7 @@ def test_bytes_are_those_alive_at_one_time():
 
 
 def test_bytes_of_the_forms_grow_as_their_maps():
-    config = build_model_config("bitimelygpt", "retention", "tiny", channels=1)
+    config = build_model_config("bitimelygpt", "tiny", channels=1)
     found = {n: {name: peak_bytes(call) for name, call in make_operators(config, n, 0).items()} for n in (256, 512)}
     growth = {name: found[512][name] / found[256][name] for name in found[256]}
     assert growth[PARALLEL] == pytest.approx(4, rel=0.1)
@@ -94,7 +94,7 @@ def test_bytes_of_the_forms_grow_as_their_maps():
 
 
 def test_plain_and_fused_attention_are_the_same_function():
-    made = make_operators(build_model_config("bitimelygpt", "retention", "tiny", channels=1), 40, 0)
+    made = make_operators(build_model_config("bitimelygpt", "tiny", channels=1), 40, 0)
     for a, b in zip(made[SOFTMAX](), made[FUSED](), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     for a, b, c in zip(made[PARALLEL](), made[CHUNKWISE](), made[RECURRENT](), strict=True):

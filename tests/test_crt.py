@@ -358,19 +358,17 @@ def test_its_own_sizes():
     with torch.device("meta"):
         assert 3 * models.parameters(resnet(384)) + 3 * 48 * 7 * 3 == 6_494_256
     for preset, wanted in (("18m", 25.8e6), ("7.5m", 12.4e6)):
-        config = build_model_config("crt", "attention", preset, **models.typical(preset))
+        config = build_model_config("crt", preset, **models.typical(preset))
         assert models.count(config) == pytest.approx(wanted, rel=0.03)
-    own = build_model_config(
-        "crt", "attention", "18m", channels=12, length=5000, patch=20, dim=128, ffn_dim=128, layers=8, decoder_layers=2
-    )
+    own = build_model_config("crt", "18m", channels=12, length=5000, patch=20, dim=128, ffn_dim=128, layers=8, decoder_layers=2)
     assert models.count(own) == pytest.approx(3.35e6, rel=0.03)
 
 
 @pytest.mark.parametrize("preset", ["18m", "7.5m"])
 def test_a_matched_budget_is_within_five_percent(preset):
     data = models.typical(preset)
-    goal = models.count(build_model_config("bitimelygpt", "retention", preset, **data))
-    config = build_model_config("crt", "attention", preset, **data).model_copy(update=models.matched("crt", preset, **data))
+    goal = models.count(build_model_config("bitimelygpt", preset, **data))
+    config = build_model_config("crt", preset, **data).model_copy(update=models.matched("crt", preset, **data))
     assert models.count(config) == pytest.approx(goal, rel=0.05)
 
 
@@ -409,7 +407,7 @@ def test_heads_read_the_mean_of_the_three():
 
 
 def test_its_stamp_is_that_of_no_forecast():
-    config = build_model_config("crt", "attention", "tiny", channels=2)
+    config = build_model_config("crt", "tiny", channels=2)
     assert objectives.leak_free(Settings(model=config, objective=ObjectiveConfig())) is None
 
 

@@ -24,7 +24,7 @@ tiny = partial(planted.tiny, "fedformer")
 
 
 def config(**options):
-    return build_model_config("fedformer", "attention", "tiny", **{"dim": 8, "heads": 2, "length": 30, "modes": 6, **options})
+    return build_model_config("fedformer", "tiny", **{"dim": 8, "heads": 2, "length": 30, "modes": 6, **options})
 
 
 def block(**options):
@@ -195,7 +195,7 @@ def test_several_windows_of_the_trend():
 @pytest.mark.parametrize("preset", ["18m", "7.5m"])
 def test_parameters_of_the_presets(preset):
     data = models.typical(preset)
-    made = build_model_config("fedformer", "attention", preset, **data)
+    made = build_model_config("fedformer", preset, **data)
     d, ff, v, h = made.dim, made.ffn_dim, made.channels, made.heads
     fourier = 2 * h * (d // h) ** 2 * 64
     assert fourier == {"18m": 2 * 1_179_648, "7.5m": 2 * 663_552}[preset]

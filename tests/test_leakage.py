@@ -33,7 +33,7 @@ RETENTION = [
 
 
 def config_of(name, **options):
-    return build_model_config(name, registry.models[name].facts.family, "tiny", channels=2, **options)
+    return build_model_config(name, "tiny", channels=2, **options)
 
 
 def measured(config, objective, mode="eval"):
@@ -218,6 +218,6 @@ def test_next_previous_copies_noise_within_a_few_steps():
     ("objective", "steps", "leaks"), [("next-previous", 300, True), ("next-previous-strict", 150, False), ("gap", 150, False)]
 )
 def test_noise_stays_noise_without_a_leak(objective, steps, leaks):
-    found = leaking.train_on_noise(build_model_config("bitimelygpt", "retention", "tiny", channels=4), objectives.get(objective), steps)
+    found = leaking.train_on_noise(build_model_config("bitimelygpt", "tiny", channels=4), objectives.get(objective), steps)
     assert (found.rel < 0.9) if leaks else (0.97 <= found.rel < 1.03)
     assert found.values >= 20_000

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bitimely_core import models, objectives, registry
-from bitimely_core.config import build_model_config, list_presets
+from bitimely_core.config import build_model_config, find_model_config, list_presets
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads, stack
 from bitimely_core.models.tokenizers import FIRST, Codes, Conv, Patch, row_ends
@@ -23,6 +23,11 @@ EVENTS = sorted(  # of those whose tokens are the events
     if "events" in entry.facts.input and entry.facts.family in {"retention", "attention", "recurrent"}
 )
 STACKS = ["bitimelygpt", "gpt", "gpt-baar", "timelybert", "timelygpt"]
+
+
+def combine(names, options):
+    """Every model with every choice of options that it has."""
+    return [(name, chosen) for name in names for chosen in options if chosen.keys() <= find_model_config(name).model_fields.keys()]
 
 
 def tiny(name, **options):
@@ -101,7 +106,7 @@ def test_directions_that_its_layers_cannot_take_are_refused(name):
     model = tiny(name)
     for answer, plan in (("one-way", ["forward"]), ("alternating", ["forward", "backward"])):
         plan = (plan * model.config.layers)[: model.config.layers]
-        if answer in registry.models[name].facts.answers:
+        if answer in registry.models[name].facts.capabilities:
             assert len(model(Batch(torch.randn(2, 50, 3)), directions=plan).hidden) == len(plan)
             continue
         with pytest.raises(UserError) as caught:
@@ -120,8 +125,7 @@ def test_counted_without_memory(name):
 TOKENIZERS = [{"tokenizer": "conv"}, {"tokenizer": "patch"}, {"tokenizer": "patch", "crop": "start"}, {"temporal_conv": "causal"}]
 
 
-@pytest.mark.parametrize("options", TOKENIZERS, ids=lambda o: "-".join(o.values()))
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(("name", "options"), combine(STACKS, TOKENIZERS))
 def test_padding_changes_nothing(name, options):
     """Content and amount of padding, and the company of longer rows, change neither states nor gradients of the real tokens."""
     model = tiny(name, **options).double()
@@ -149,8 +153,9 @@ def test_padding_changes_nothing(name, options):
     assert (slope[~mask] == 0).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"rotary": "time"}, {"ties": "group"}, {"form": "chunkwise", "chunk": 4}], ids=str)
-@pytest.mark.parametrize("name", EVENTS)
+@pytest.mark.parametrize(
+    ("name", "options"), combine(EVENTS, [{}, {"rotary": "time"}, {"ties": "group"}, {"form": "chunkwise", "chunk": 4}])
+)
 def test_padding_changes_nothing_for_events(name, options):
     model = tiny(name, tokenizer="codes", codes=52, length=9, **options).double()
     full = events()._replace(times=events().times.double())
@@ -269,8 +274,7 @@ def test_row_ends_are_the_last_observed_sample():
 # -------------------------------------------------------------------------------------------------------------- directions
 
 
-@pytest.mark.parametrize("options", [{}, {"temporal_conv": "causal"}, {"xpos_scale": True}], ids=str)
-@pytest.mark.parametrize("name", ["bitimelygpt", "gpt-baar"])
+@pytest.mark.parametrize(("name", "options"), combine(["bitimelygpt", "gpt-baar"], [{}, {"temporal_conv": "causal"}, {"xpos_scale": True}]))
 def test_each_layer_looks_one_way_only(name, options):
     """Change a token: a forward pass is unchanged to the last bit before it, a backward pass behind it; a two-sided one changes everywhere."""
     model = tiny(name, **options).double()
@@ -546,13 +550,13 @@ def test_grouped_ties_have_no_order():
 
 def test_decay_kinds():
     def gammas(**decay):
-        config = build_model_config("bitimelygpt", "retention", "tiny", decay=decay)
+        config = build_model_config("bitimelygpt", "tiny", decay=decay)
         return [round(g, 5) for g in stack.log_decays(config).exp().tolist()]
 
     assert gammas(kind="log") == [0.96875, 0.9876, 0.99508, 0.99805]
     assert gammas(kind="retnet") == [0.96875, 0.98438, 0.99219, 0.99609]
     assert gammas(kind="half-life", months=[6, 24, 96, 384]) == [0.8909, 0.97153, 0.99281, 0.9982]
-    eight = build_model_config("bitimelygpt", "retention", "18m")
+    eight = build_model_config("bitimelygpt", "18m")
     wanted = [0.96875, 0.97897, 0.98585, 0.99048, 0.99359, 0.99569, 0.9971, 0.99805]
     assert [round(g, 5) for g in stack.log_decays(eight).exp().tolist()] == wanted
 
@@ -583,8 +587,7 @@ def test_four_thousand_tokens_are_finite():
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize("options", [{}, {"core_precision": "bf16"}, {"temporal_conv": "causal"}], ids=str)
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(("name", "options"), combine(STACKS, [{}, {"core_precision": "bf16"}, {"temporal_conv": "causal"}]))
 def test_bf16_is_finite_and_near(name, options):
     model = tiny(name, length=600, **options)
     batch = Batch(torch.randn(2, 600, 3))
@@ -656,7 +659,7 @@ def closed_form(layers, d, v, ff, channels=None, patch=None, codes=None, ffn="gl
     ],
 )
 def test_parameter_counts_of_the_presets(preset, options, count):
-    config = build_model_config("bitimelygpt", "retention", preset, **options)
+    config = build_model_config("bitimelygpt", preset, **options)
     wanted = closed_form(
         config.layers,
         config.dim,
@@ -675,7 +678,7 @@ def test_parameter_counts_of_the_presets(preset, options, count):
 
 def test_gpt_blocks_have_the_counts_of_standard_layers():
     for preset, blocks in (("18m", 12 * 1_774_464), ("7.5m", 8 * 999_072), ("3m", 8 * 250_704)):
-        config = build_model_config("gpt", "attention", preset, **models.typical(preset))
+        config = build_model_config("gpt", preset, **models.typical(preset))
         with torch.device("meta"):
             assert models.parameters(models.made(config).layers) == blocks
 
@@ -685,10 +688,10 @@ def test_gpt_blocks_have_the_counts_of_standard_layers():
 def test_matched_widths_come_as_near_as_whole_heads_allow(name, preset):
     def off(dim):
         scaled = {key: widths[key] * dim // widths["dim"] for key in widths}
-        config = build_model_config(name, registry.models[name].facts.family, preset, channels=12, length=500, **scaled)
+        config = build_model_config(name, preset, channels=12, length=500, **scaled)
         return abs(models.count(config) / goal - 1)
 
-    goal = models.count(build_model_config("bitimelygpt", "retention", preset, channels=12, length=500))
+    goal = models.count(build_model_config("bitimelygpt", preset, channels=12, length=500))
     widths = models.matched(name, preset, channels=12, length=500)
     step = 2 * (4 if preset == "tiny" else 8)
     assert widths["dim"] % step == 0
@@ -801,10 +804,22 @@ def test_a_damaged_or_foreign_model_folder_is_refused(tmp_path):
         models.load(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == ("shapes_differ", 5)
     (tmp_path / "config.json").write_text(
-        config.replace('"format_version":1', '"format_version":99').replace('"format_version": 1', '"format_version": 99')
+        config.replace('"format_version":2', '"format_version":99').replace('"format_version": 2', '"format_version": 99')
     )
     with pytest.raises(UserError, match="format version"):
         models.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(registry.models))
+def test_a_model_refuses_the_settings_of_others(name):
+    own = find_model_config(name).model_fields
+    for other in sorted(registry.models):
+        for key, info in find_model_config(other).model_fields.items():
+            if key not in own:
+                with pytest.raises(UserError, match="unknown key") as caught:
+                    build_model_config(name, "tiny", **{key: info.default})
+                assert (caught.value.code, caught.value.exit_code, caught.value.field) == ("config", 2, key)
+                assert other in caught.value.hint
 
 
 def test_unknown_names_answer_with_the_closest():

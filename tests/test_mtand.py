@@ -17,11 +17,8 @@ torch.set_num_threads(1)
 
 def tiny(name="mtand", **options):
     torch.manual_seed(0)
-    return (
-        models.build(name, **{"preset": "tiny", "channels": 3, "length": 20, "reference": 8, "dim": 12, "latent": 4, **options})
-        .double()
-        .eval()
-    )
+    small = {"reference": 8, "dim": 12, **({"latent": 4} if name == "mtand" else {})}
+    return models.build(name, **{"preset": "tiny", "channels": 3, "length": 20, **small, **options}).double().eval()
 
 
 def sampled():

@@ -11,6 +11,7 @@ from bitimely_core import models, objectives, registry, workflows
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
 from bitimely_core.models.tokenizers import FIRST, IGNORE
+from bitimely_core.objectives.tokens import GapConfig
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -248,7 +249,7 @@ def test_masked_codes_become_mask():
 
 
 def test_gaps_are_spans():
-    config = ObjectiveConfig(name="gap", ratio=0.4, span=5)
+    config = GapConfig(name="gap", ratio=0.4, span=5)
     lengths = []
     for seed in range(200):
         hidden = sorted(objectives.tokens._spans(100, config, seeded(seed)).tolist())
@@ -360,7 +361,7 @@ def test_token_targets_are_standardised_and_have_no_gradient():
 def test_stamps(model, objective, options, stamp):
     options = dict(options)
     normalise = options.pop("normalise", None)
-    config = build_model_config(model, registry.models[model].facts.family, "tiny", **options)
+    config = build_model_config(model, "tiny", **options)
     settings = Settings(model=config, objective=ObjectiveConfig(name=objective))
     assert objectives.leak_free(settings, normalise=normalise) == stamp
     assert objectives.leak_free(settings.model_dump(by_alias=True), normalise=normalise) == stamp
@@ -402,7 +403,7 @@ def test_each_objective_trains_a_step_or_is_refused_before_it(name):
     """The whole grid: nothing is found out in the first step. A refusal is one line that names what the model can be asked."""
     model = tiny(name, length=64).train()
     batch = Batch(torch.randn(4, 64, 3))
-    fit = objectives.fitting(name)
+    fit = objectives.compatible_objectives(name)
     for objective in registry.objectives:
         model.zero_grad()
         refused = refusal(model.config, objective)
@@ -423,7 +424,7 @@ def test_each_objective_trains_a_step_or_is_refused_before_it(name):
 
 def refusal(config, objective):
     try:
-        objectives.refuse_unfit(config, objective)
+        objectives.check_compatible(config, objective)
     except UserError as error:
         return error
     return None

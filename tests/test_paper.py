@@ -290,7 +290,7 @@ def test_table_of_configurations(preset):
     assert (shipped["recurrent"]["layers"], shipped["recurrent"]["dim"]) == recurrent
     assert shipped["train"]["epochs"] == 20
     assert shipped["finetune"]["epochs"] == 5
-    count = models.count(build_model_config("bitimelygpt", "retention", preset, **models.typical(preset)))
+    count = models.count(build_model_config("bitimelygpt", preset, **models.typical(preset)))
     assert count == TRUE_SIZES[preset] < shipped["paper_parameters"]
 
 

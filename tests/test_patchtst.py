@@ -240,7 +240,7 @@ def test_what_is_masked_is_read_as_zero_behind_revin():
 
 def test_its_stamp_says_what_the_derivative_says():
     def stamp(**options):
-        config = build_model_config("patchtst", "attention", "tiny", channels=2, **options)
+        config = build_model_config("patchtst", "tiny", channels=2, **options)
         return objectives.leak_free(Settings(model=config, objective=ObjectiveConfig()))
 
     assert stamp() == "given window statistics"
@@ -344,7 +344,7 @@ def test_events_stand_at_their_months():
 
 def test_layers_are_standard_ones():
     for preset, blocks in (("18m", 12 * 1_774_464), ("7.5m", 8 * 999_072), ("3m", 8 * 250_704)):
-        config = build_model_config("patchtst", "attention", preset, **models.typical(preset))
+        config = build_model_config("patchtst", preset, **models.typical(preset))
         with torch.device("meta"):
             assert models.parameters(models.made(config).layers) == blocks
 
@@ -352,8 +352,8 @@ def test_layers_are_standard_ones():
 @pytest.mark.parametrize("preset", ["18m", "7.5m", "3m"])
 def test_a_matched_budget_is_within_five_percent(preset):
     data = models.typical(preset)
-    goal = models.count(build_model_config("bitimelygpt", "retention", preset, **data))
-    config = build_model_config("patchtst", "attention", preset, **data).model_copy(update=models.matched("patchtst", preset, **data))
+    goal = models.count(build_model_config("bitimelygpt", preset, **data))
+    config = build_model_config("patchtst", preset, **data).model_copy(update=models.matched("patchtst", preset, **data))
     assert models.count(config) == pytest.approx(goal, rel=0.05)
 
 

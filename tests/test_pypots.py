@@ -93,7 +93,7 @@ def test_autoformer_states_equal_those_of_pypots(theirs):
 def test_the_fourier_block_equals_that_of_pypots(theirs):
     """In the layout of the reference, which it needs to be compared at all."""
     torch.manual_seed(0)
-    config = build_model_config("fedformer", "attention", "tiny", dim=16, heads=8, length=40, modes=7, reference_layout=True)
+    config = build_model_config("fedformer", "tiny", dim=16, heads=8, length=40, modes=7, reference_layout=True)
     block = Fourier(config)
     nn.init.normal_(block.weight)
     q = torch.randn(3, 40, 16)

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from bitimely_core import models, objectives, registry
-from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import UserError
 from bitimely_core.objectives import tf_c as own
 from bitimely_core.objectives.contrast import banked, perturbed
@@ -115,7 +114,9 @@ def test_a_tenth_of_the_components_is_removed_and_to_a_tenth_is_added():
 def test_the_bank_takes_one_augmentation_a_row():
     x = torch.randn(400, 60, 2, generator=seeded(9))
     x = x + 10 * x.sign()  # far from 0
-    out = banked(Batch(x, mask=torch.ones(400, 60, dtype=torch.bool)), ObjectiveConfig(jitter=0.3, scaling=0.5, segments=6), seeded())
+    out = banked(
+        Batch(x, mask=torch.ones(400, 60, dtype=torch.bool)), own.TFCObjectiveConfig(jitter=0.3, scaling=0.5, segments=6), seeded()
+    )
     kinds = []
     for before, after in zip(x, out.values, strict=True):
         if (after == before).all() or torch.equal(after.sort(0).values, before.sort(0).values):

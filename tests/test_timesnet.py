@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from bitimely_core import models
-from bitimely_core.config import ModelConfig, build_model_config, load_preset
+from bitimely_core.config import build_model_config, load_preset
 from bitimely_core.errors import UserError
-from bitimely_core.models.timesnet import Block, Inception, size, strongest
+from bitimely_core.models.timesnet import Block, Inception, TimesNetConfig, size, strongest
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -102,7 +102,7 @@ def by_hand(block, x, frequencies, weights):
 @pytest.mark.parametrize("per_sample", [True, False])
 @pytest.mark.parametrize("n", [50, 47, 6, 1])
 def test_the_block_equals_its_definition(n, per_sample):
-    config = build_model_config("timesnet", "timesnet", "tiny", dim=4, ffn_dim=6, kernels=3, top_periods=5, per_sample=per_sample)
+    config = build_model_config("timesnet", "tiny", dim=4, ffn_dim=6, kernels=3, top_periods=5, per_sample=per_sample)
     block = lively(Block(config))
     x = 0.3 * torch.randn(3, n, 4, dtype=torch.float64)
     frequencies, weights = strongest(x, 5, per_sample=per_sample)
@@ -113,7 +113,7 @@ def test_the_block_equals_its_definition(n, per_sample):
 
 def test_the_weights_of_the_periods_learn():
     """The choice of periods has no slope, their weights have."""
-    block = lively(Block(build_model_config("timesnet", "timesnet", "tiny", dim=4, ffn_dim=4, kernels=2)))
+    block = lively(Block(build_model_config("timesnet", "tiny", dim=4, ffn_dim=4, kernels=2)))
     x = 0.1 * torch.randn(1, 20, 4, dtype=torch.float64)
     assert torch.autograd.gradcheck(block, x.requires_grad_(), atol=1e-6)
 
@@ -151,7 +151,7 @@ def test_periods_of_a_batch_make_rows_depend_on_each_other():
 
 @pytest.mark.parametrize(("name", "count"), [("18m", 18_751_367), ("7.5m", 7_327_452), ("7.5m-regression", 7_327_452)])
 def test_parameters_of_the_presets(name, count):
-    config = build_model_config("timesnet", "timesnet", name, **models.typical(name))
+    config = build_model_config("timesnet", name, **models.typical(name))
     d, ff, v = config.dim, config.ffn_dim, config.channels
     blocks = config.layers * (2 * 286 * d * ff + 6 * (d + ff))
     assert size(config) == blocks
@@ -161,7 +161,7 @@ def test_parameters_of_the_presets(name, count):
 @pytest.mark.parametrize(("name", "millions"), [("18m", 4049), ("7.5m", 1518)])
 def test_the_widths_of_the_table_are_refused_with_their_size(name, millions):
     table = {key: load_preset(name)["attention"][key] for key in ("layers", "dim", "ffn_dim")}
-    assert round(size(ModelConfig(name="timesnet", **table)) / 1e6) == millions
+    assert round(size(TimesNetConfig(name="timesnet", **table)) / 1e6) == millions
     with pytest.raises(UserError, match=f"{millions:,} million parameters") as caught:
         models.build("timesnet", preset=name, **table)
     assert caught.value.exit_code == 2

@@ -77,16 +77,16 @@ def test_it_equals_its_formulas():
 @pytest.mark.parametrize(("channels", "count"), [(1, 637_248), (7, 637_632), (12, 637_952)])
 def test_the_size_is_that_of_the_paper(channels, count):
     for preset in ("18m", "7.5m", "7.5m-regression"):
-        assert models.count(build_model_config("ts2vec", "ts2vec", preset, channels=channels)) == count
+        assert models.count(build_model_config("ts2vec", preset, channels=channels)) == count
 
 
 @pytest.mark.parametrize(("preset", "tolerance"), [("18m", 0.05), ("7.5m", 0.05), ("tiny", 0.05)])
 @pytest.mark.parametrize("name", ["ts2vec", "ts-tcc", "tf-c"])
 def test_matched_sizes_of_the_contrastive_models(name, preset, tolerance):
     data_of = models.typical(preset)
-    goal = models.count(build_model_config("bitimelygpt", "retention", preset, **data_of))
+    goal = models.count(build_model_config("bitimelygpt", preset, **data_of))
     widths = models.matched(name, preset, **data_of)
-    assert abs(models.count(build_model_config(name, name, preset, **data_of, **widths)) / goal - 1) < tolerance
+    assert abs(models.count(build_model_config(name, preset, **data_of, **widths)) / goal - 1) < tolerance
 
 
 # -------------------------------------------------------------------------------------------------------------- padding, missing values

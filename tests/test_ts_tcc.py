@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from bitimely_core import models, objectives
-from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.contrast import mapped
 from bitimely_core.objectives import contrast as comparing
-from bitimely_core.objectives.contrast import jittered, nt_xent, permuted, scaled
+from bitimely_core.objectives.contrast import AugmentationConfig, jittered, nt_xent, permuted, scaled
 from bitimely_core.objectives.ts_tcc import foretold
 from bitimely_core.types import Batch
 
@@ -246,6 +245,6 @@ def test_the_numbers_are_those_of_the_settings(monkeypatch):
             return plain(batch, number, generator)
 
         monkeypatch.setattr(own, name, heard)
-    ask = objectives.get(ObjectiveConfig(name="ts-tcc", jitter=2.0, scaling=1.5, segments=12))
+    ask = objectives.get(AugmentationConfig(name="ts-tcc", jitter=2.0, scaling=1.5, segments=12))
     ask(tiny(), Batch(torch.randn(3, 50, 3)), seeded())
     assert asked == {"scaled": 1.5, "permuted": 12, "jittered": 2.0}

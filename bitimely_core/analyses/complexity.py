@@ -303,7 +303,7 @@ def _choose_config(runs: list[Run] | None, model: str, preset: str) -> tuple[Mod
         config: Any = runs[0].model().config
         return config, runs[0].name
     entry = models[model]
-    config = build_model_config(entry.name, entry.facts.family, preset, channels=CHANNELS)
+    config = build_model_config(entry.name, preset, channels=CHANNELS)
     if config.tokenizer == "codes" and config.codes is None:
         config = config.model_copy(update={"codes": FIRST + CODES})
     with torch.device("meta"):

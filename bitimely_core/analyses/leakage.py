@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 
 from bitimely_core import models as building
 from bitimely_core import objectives
-from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, build_model_config, validate
+from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import usage_error
 from bitimely_core.models import Model
 from bitimely_core.models.tokenizers import FIRST, IGNORE
@@ -76,7 +76,7 @@ def leakage(
         UserError: more than one run, unknown names (exit 2).
     """
     settings, stamp, name = _choose_settings(runs, model, objective, preset)
-    objective_fn = objectives.get(settings.objective.model_copy(update={"direction_sampling": False}))
+    objective_fn = objectives.get(**{key: value for key, value in settings.objective.model_dump().items() if key != "direction_sampling"})
     chosen = settings.objective.name
     page = PageBuilder(f"Leakage of {chosen} in {settings.model.name}")
     facts = {"model": settings.model.name, "objective": chosen, "preset or run": name, "stamp": _describe_stamp(stamp), "seed": str(seed)}
@@ -118,10 +118,10 @@ def _choose_settings(runs: list[Run] | None, model: str, objective: str | None, 
         name = run.name
     else:
         entry = models[model]
-        config = build_model_config(entry.name, entry.facts.family, preset, channels=CHANNELS, codes=building.typical(preset).get("codes"))
+        config = build_model_config(entry.name, preset, channels=CHANNELS, codes=building.typical(preset).get("codes"))
         with torch.device("meta"):
             config = building.made(config).config  # as the model reads it
-        settings = Settings(model=config, objective=validate(ObjectiveConfig, {"name": objective or ""}))
+        settings = Settings(model=config, objective=ObjectiveConfig(name=objective or ""))
         name = preset
     if not settings.objective.name:
         own = models[settings.model.name].facts.objective

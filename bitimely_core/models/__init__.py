@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bitimely_core import registry
-from bitimely_core.config import ModelConfig, build_model_config, load_preset, validate
+from bitimely_core.config import ModelConfig, build_model_config, find_model_config, load_preset, upgrade_settings, validate
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
 from bitimely_core.models.adapters import on_grid
 from bitimely_core.models.stack import FORMAT, Model
@@ -44,12 +44,14 @@ def build(name: str, *, preset: str | None = None, channels: int = 1, length: in
         UserError: unknown name or preset, or settings that do not fit together (exit 2).
     """
     entry = registry.models[name]
-    return made(build_model_config(entry.name, entry.facts.family, preset, channels=channels, length=length, **overrides))
+    return made(build_model_config(entry.name, preset, channels=channels, length=length, **overrides))
 
 
 def made(config: ModelConfig) -> Model:
-    """The model of a configuration, with random weights."""
-    model: Model = registry.models[config.name](on_grid(config))
+    """The model of a configuration, with random weights. Raises UserError (config, exit 2) for settings that the model does not have."""
+    kind = find_model_config(config.name)
+    own = config if isinstance(config, kind) else validate(kind, config.model_dump(by_alias=True))
+    model: Model = registry.models[config.name](on_grid(own))
     return model
 
 
@@ -79,8 +81,8 @@ def matched(
     """
     entry = registry.models[name]
     data = {"channels": channels, "length": length, "codes": codes, **({"tokenizer": "codes"} if codes else {})}
-    goal = count(build_model_config("bitimelygpt", "retention", preset, **data))
-    base = build_model_config(entry.name, entry.facts.family, preset, **data, events=events)
+    goal = count(build_model_config("bitimelygpt", preset, **data))
+    base = build_model_config(entry.name, preset, **data, events=events)
     first = entry.facts.matched(base)
     base = base.model_copy(update=first)
 
@@ -114,7 +116,7 @@ def load(folder: str | Path) -> Model:
     stored, weights = read(folder)
     if "head" in stored:
         weights = {key.removeprefix("model."): weight for key, weight in weights.items() if key.startswith("model.")}
-    model = made(validate(ModelConfig, stored["model"], str(Path(folder) / "config.json")))
+    model = made(read_config(stored, folder))
     put(model, weights, Path(folder) / "model.safetensors")
     return model.eval()
 
@@ -138,7 +140,7 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from error
     except (SafetensorError, ValueError, RecursionError) as error:
         raise integrity_error(str(folder), f"damaged ({safe_text(str(error))})", hint="Restore it from a copy") from error
-    if not isinstance(stored, dict) or stored.get("format_version") != FORMAT or not isinstance(stored.get("model"), dict):
+    if not isinstance(stored, dict) or stored.get("format_version") not in {1, FORMAT} or not isinstance(stored.get("model"), dict):
         found = safe_text(stored.get("format_version")) if isinstance(stored, dict) else "no object"
         raise UserError(
             Reason.UNSUPPORTED_FORMAT,
@@ -148,7 +150,12 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             file=str(path),
             exit_code=Exit.INTEGRITY,
         )
-    return stored, weights
+    return (upgrade_settings(stored) if stored["format_version"] == 1 else stored), weights
+
+
+def read_config(stored: dict[str, Any], folder: str | Path) -> ModelConfig:
+    """The configuration in the `config.json` of a saved model. Raises UserError (config, unknown_name, exit 2)."""
+    return validate(find_model_config(str(stored["model"].get("name"))), stored["model"], str(Path(folder) / "config.json"))
 
 
 def put(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:

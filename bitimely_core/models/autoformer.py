@@ -17,8 +17,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from typing import Annotated, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -29,7 +31,18 @@ from bitimely_core.models.tokenizers import Steps
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
-WINDOW = 25  # timesteps of the moving average
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+class AutoformerConfig(ModelConfig):
+    """Settings of Autoformer."""
+
+    moving_average: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (25,), min_length=1, description="Timesteps of the moving averages that make the trend; several are mixed."
+    )
+    lag_factor: float = Field(1.0, gt=0, description="floor(factor * ln N) lags are used.")
+    per_sample: bool = Field(True, description="Lags of each window; false: common to a training batch, as in the reference.")
+
 
 # ---------------------------------------------------------------------------------------------------------------- models of timesteps
 
@@ -123,7 +136,7 @@ def full(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def steps_only(config: ModelConfig) -> ModelConfig:
+def steps_only(config: Config) -> Config:
     """The configuration as models of timesteps read it. Raises UserError (config, exit 2) for events."""
     if config.codes is not None:
         said = f"expected signals: {config.name} reads samples of a regular clock"
@@ -169,7 +182,7 @@ class AutoCorrelation(nn.Module):
     values is one circular correlation with the weights, and so goes by the Fourier transform as well.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AutoformerConfig) -> None:
         super().__init__()
         self.query, self.key, self.value, self.out = (nn.Linear(config.dim, config.dim) for _ in range(4))
         self.factor, self.per_sample = config.lag_factor, config.per_sample
@@ -190,7 +203,7 @@ class AutoCorrelation(nn.Module):
 class Layer(nn.Module):
     """What a layer does around its mixing: s = seasonal(x + Drop(mixed)), seasonal(s + FF(s))."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AutoformerConfig) -> None:
         super().__init__()
         self.first = nn.Linear(config.dim, config.ffn_dim, bias=False)
         self.second = nn.Linear(config.ffn_dim, config.dim, bias=False)
@@ -220,7 +233,7 @@ class Centred(nn.LayerNorm):
 class Autoformer(Timesteps):
     """The encoder; without positions, which lags do not need."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AutoformerConfig) -> None:
         super().__init__(config)
         self.mixers = nn.ModuleList(AutoCorrelation(config) for _ in range(config.layers))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
@@ -250,15 +263,16 @@ class Autoformer(Timesteps):
 
 @models(
     ModelFacts(
+        config=AutoformerConfig,
         family="attention",
         objective="masked",
-        answers=("hidden",),
+        capabilities=("hidden",),
         readout="flatten",
         source="Wu et al. 2021, Autoformer: Decomposition Transformers with Auto-Correlation for Long-Term Series Forecasting",
         known="A token a timestep; in the reference the lags of a training batch are common to its rows (model.per_sample=false)",
         step=2,
     )
 )
-def autoformer(config: ModelConfig) -> Autoformer:
+def autoformer(config: AutoformerConfig) -> Autoformer:
     """Autoformer: trends are taken away layer by layer, time is mixed by lags; 40 % of the timesteps are masked and reconstructed."""
-    return Autoformer(steps_only(config).model_copy(update={"moving_average": config.moving_average or (WINDOW,)}))
+    return Autoformer(steps_only(config))

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -23,6 +24,14 @@ from bitimely_core.types import Batch
 KERNEL = 8  # of the second and third convolution
 
 Count = TypeVar("Count", int, Tensor)
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+class ConvolutionConfig(ModelConfig):
+    """Settings of TS-TCC and TF-C."""
+
+    first_kernel: int = Field(8, ge=1, description="Samples of the first kernel.")
+    first_stride: int = Field(1, ge=1, description="Stride of the first convolution.")
 
 
 class Contrastive(Model):
@@ -84,6 +93,7 @@ class ConvolutionAdapter(Adapter):
 
     def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
         nn.Module.__init__(self)
+        assert isinstance(config, ConvolutionConfig)
         kernel, stride = config.first_kernel, config.first_stride
         self.tokenizer = Maps(1 if config.channel_independent else config.channels, kernel, stride)
         first, channels = filters(config.dim)[0], self.tokenizer.width
@@ -127,7 +137,7 @@ def mapped_rows(trunk: nn.Module, adapter: Adapter, encoder: str, batch: Batch) 
     return z, torch.arange(z.shape[1], device=z.device) < counts[:, None]
 
 
-def of_signals(config: ModelConfig) -> ModelConfig:
+def of_signals(config: Config) -> Config:
     """The configuration as a contrastive model reads it; codes are left to be refused."""
     own = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
     return config if config.tokenizer == "codes" else config.model_copy(update=own)

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -30,6 +31,13 @@ from bitimely_core.types import Batch, Encoded
 VIEWS = {"time": 2, "magnitude": 1, "phase": 1}  # view -> its patches, in K
 HEAD_WIDTH = 64  # W, whatever D
 NOISE = 1e-6  # of a channel's largest magnitude: below it a phase is rounding
+
+
+class CRTConfig(ModelConfig):
+    """Settings of CRT."""
+
+    decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder, of all layers; none: half of them.")
+
 
 # ---------------------------------------------------------------------------------------------------------------- tokens
 
@@ -198,7 +206,7 @@ class CRT(Model):
     adapter_type = CrossAdapter
     adapter: CrossAdapter
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: CRTConfig) -> None:
         decoders = config.layers // 2 if config.decoder_layers is None else config.decoder_layers
         _fitting(config, decoders)
         super().__init__(config)
@@ -351,9 +359,10 @@ def _fitting(config: ModelConfig, decoders: int) -> None:
 
 @models(
     ModelFacts(
+        config=CRTConfig,
         family="attention",
         objective="drop",
-        answers=("drop",),
+        capabilities=("drop",),
         readout="native",
         attention=True,
         step=8,  # its heads do not divide the width
@@ -361,7 +370,7 @@ def _fitting(config: ModelConfig, decoders: int) -> None:
         known="Its targets hold spectra of the whole window, so the loss is no forecast; the table's 6 + 6 layers are three times its own decoder",
     )
 )
-def crt(config: ModelConfig) -> CRT:
+def crt(config: CRTConfig) -> CRT:
     """CRT: time, magnitude and phase of a window in one encoder; dropped patches are reconstructed."""
     own = {"ffn": "plain", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "crop": "pad", "stride": None}
     return CRT(config.model_copy(update={**own, **({} if config.tokenizer == "codes" else {"tokenizer": "patch"})}))

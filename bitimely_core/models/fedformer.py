@@ -12,15 +12,26 @@ Legend: R rows of one length, n timesteps, D width, H heads, E = D / H, M modes.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from bitimely_core.config import ModelConfig
-from bitimely_core.models.autoformer import Centred, Layer, Timesteps, full, steps_only
+from bitimely_core.models.autoformer import AutoformerConfig, Centred, Layer, Timesteps, full, steps_only
 from bitimely_core.models.patchtst import refuse_heads, sinusoid
 from bitimely_core.registry import ModelFacts, models
 
-WINDOW = 24  # timesteps of the moving average
+
+class FEDformerConfig(AutoformerConfig):
+    """Settings of FEDformer."""
+
+    moving_average: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (24,), min_length=1, description="Timesteps of the moving averages that make the trend; several are mixed."
+    )
+    modes: int = Field(64, ge=1, description="Frequencies that are mixed, at most N / 2.")
+    mode_select: Literal["random", "lowest"] = Field("random", description="Which frequencies.")
+    reference_layout: bool = Field(False, description="Frequencies and memory layout of the reference, both mistaken, to compare with it.")
 
 
 class Fourier(nn.Module):
@@ -33,7 +44,7 @@ class Fourier(nn.Module):
 
     modes: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: FEDformerConfig) -> None:
         super().__init__()
         self.heads, self.wrong = config.heads, config.reference_layout
         bins = max(config.length // 2, 1)
@@ -72,7 +83,9 @@ class Fourier(nn.Module):
 class FEDformer(Timesteps):
     """The encoder."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    config: FEDformerConfig
+
+    def __init__(self, config: FEDformerConfig) -> None:
         refuse_heads(config)
         super().__init__(config)
         self.fourier = Fourier(config)
@@ -102,15 +115,15 @@ class FEDformer(Timesteps):
 
 @models(
     ModelFacts(
+        config=FEDformerConfig,
         family="attention",
         objective="masked",
-        answers=("hidden",),
+        capabilities=("hidden",),
         readout="flatten",
         source="Zhou et al. 2022, FEDformer: Frequency Enhanced Decomposed Transformer for Long-term Series Forecasting",
         known="In the reference results go to the wrong frequencies, in a scrambled layout, and a checkpoint does not hold its random frequencies",
     )
 )
-def fedformer(config: ModelConfig) -> FEDformer:
+def fedformer(config: FEDformerConfig) -> FEDformer:
     """FEDformer: Autoformer's layers, mixed in a few frequencies; 40 % of the timesteps are masked and reconstructed."""
-    own = {"moving_average": config.moving_average or (WINDOW,), "modes": min(config.modes, max(config.length // 2, 1))}
-    return FEDformer(steps_only(config).model_copy(update=own))
+    return FEDformer(steps_only(config).model_copy(update={"modes": min(config.modes, max(config.length // 2, 1))}))

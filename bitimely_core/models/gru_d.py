@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import cast
+from typing import Literal, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -29,6 +30,12 @@ from bitimely_core.models.stack import Direction
 from bitimely_core.models.supervised import Supervised, TableAdapter
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
+
+
+class GRUDConfig(ModelConfig):
+    """Settings of GRU-D."""
+
+    cell: Literal["paper", "concat"] = Field("paper", description="concat: the inputs also hold the state, in torch's cell.")
 
 
 def gaps(rows: Rows) -> Tensor:
@@ -70,7 +77,7 @@ class GRUD(Supervised):
 
     adapter_type = DecayAdapter
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: GRUDConfig) -> None:
         super().__init__(config)
         hidden = config.dim
         self.gates = nn.Linear(hidden, 2 * hidden, bias=False)  # U of r and z
@@ -121,15 +128,16 @@ class GRUD(Supervised):
 
 @models(
     ModelFacts(
+        config=GRUDConfig,
         family="gru-d",
         objective="none",
-        answers=(),
+        capabilities=(),
         readout="native",
         input=("regular", "events"),
         source="Che et al. 2018, Recurrent Neural Networks for Multivariate Time Series with Missing Values",
         known="Supervised only; a step a row: long windows are slow",
     )
 )
-def gru_d(config: ModelConfig) -> GRUD:
+def gru_d(config: GRUDConfig) -> GRUD:
     """GRU-D: a GRU whose inputs and state decay with the time since they were seen; trained with its head alone."""
     return GRUD(config)

@@ -17,7 +17,6 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core import models
-from bitimely_core.config import ModelConfig, validate
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models.stack import Model, bernoulli_entropy, write
 from bitimely_core.registry import models as known
@@ -310,7 +309,7 @@ def load(folder: str | Path) -> Head:
     where = Path(folder) / "config.json"
     if "head" not in stored:
         raise usage_error("a model without a head", "expected a fine-tuned model", "Use models.load", file=str(where))
-    head = Head(models.made(validate(ModelConfig, stored["model"], str(where))), **stored["head"])
+    head = Head(models.made(models.read_config(stored, folder)), **stored["head"])
     models.put(head, weights, where.with_name("model.safetensors"))
     return head.eval()
 

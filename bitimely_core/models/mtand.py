@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -34,6 +35,18 @@ from bitimely_core.types import Batch, Encoded
 CODE = 128  # width of phi
 GENERATOR = 50  # width of each direction of the decoder's GRU
 INNER = 50  # hidden width of the small nets
+
+
+class MTANDEncConfig(ModelConfig):
+    """Settings of mTAND-Enc."""
+
+    reference: int = Field(128, ge=2, description="Reference points.")
+
+
+class MTANDConfig(MTANDEncConfig):
+    """Settings of mTAND-Full."""
+
+    latent: int = Field(20, ge=1, description="Width of the latent at each reference point.")
 
 
 class TimeCode(nn.Module):
@@ -120,7 +133,7 @@ class Encoder(Supervised):
     adapter_type = TimeAdapter
     points: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: MTANDEncConfig) -> None:
         if CODE % config.heads:
             raise wrong(f"{config.heads} heads", f"expected a divisor of {CODE}", "model.heads")
         super().__init__(config)
@@ -168,6 +181,8 @@ class Encoder(Supervised):
 
 class Full(Encoder):
     """mTAND-Full: a variational autoencoder over the reference points."""
+
+    config: MTANDConfig
 
     def _made(self) -> None:
         config = self.config
@@ -217,9 +232,10 @@ SOURCE = "Shukla and Marlin 2021, Multi-Time Attention Networks for Irregularly 
 
 @models(
     ModelFacts(
+        config=MTANDConfig,
         family="mtand",
         objective="vae",
-        answers=("vae",),
+        capabilities=("vae",),
         readout="native",
         input=("regular", "events"),
         step=2,
@@ -227,16 +243,17 @@ SOURCE = "Shukla and Marlin 2021, Multi-Time Attention Networks for Irregularly 
         known="An autoencoder: its loss says how well a sample is kept, not what follows; fine-tuning leaves its decoder aside",
     )
 )
-def mtand(config: ModelConfig) -> Full:
+def mtand(config: MTANDConfig) -> Full:
     """mTAND-Full: attention from reference points to irregular times, a variational autoencoder."""
     return Full(config)
 
 
 @models(
     ModelFacts(
+        config=MTANDEncConfig,
         family="mtand",
         objective="none",
-        answers=(),
+        capabilities=(),
         readout="native",
         input=("regular", "events"),
         step=2,
@@ -244,6 +261,6 @@ def mtand(config: ModelConfig) -> Full:
         known="Supervised only",
     )
 )
-def mtand_enc(config: ModelConfig) -> Encoder:
+def mtand_enc(config: MTANDEncConfig) -> Encoder:
     """mTAND-Enc: attention from reference points to irregular times, then a GRU; trained with its head alone."""
     return Encoder(config)

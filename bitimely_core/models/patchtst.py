@@ -12,8 +12,10 @@ Legend: B batch, R rows of the encoder (B * V where channels are independent), T
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -24,6 +26,26 @@ from bitimely_core.types import Batch, Encoded
 
 BOUND = 0.02  # of learned positions at the start, uniform
 EPSILON = 1e-5  # of RevIN
+
+
+class EncoderConfig(ModelConfig):
+    """Settings of encoders of tokens (PatchTST, TST)."""
+
+    positions: Literal["learned", "sinusoid"] = Field(
+        "learned", description="Positions of tokens of signals; sinusoid: windows of any length."
+    )
+
+
+class PatchTSTConfig(EncoderConfig):
+    """Settings of PatchTST."""
+
+    revin: bool = Field(True, description="Standardise each channel of each window by its own mean and variance.")
+
+    @property
+    def normalises_windows(self) -> bool:
+        """Under RevIN."""
+        return self.revin and self.tokenizer != "codes"
+
 
 # ---------------------------------------------------------------------------------------------------------------- layers
 
@@ -105,7 +127,7 @@ class Encoder(Model):
     scale = 1.0
     attention_dropout = 0.0
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         refuse_heads(config)
         super().__init__(config)
         self.positions: nn.Parameter | None = None
@@ -174,7 +196,7 @@ class Encoder(Model):
 class PatchTST(Encoder):
     """The patches of each channel by itself, standardised a window; its own vector: the mean over the tokens, channels side by side."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: PatchTSTConfig) -> None:
         super().__init__(config)
         self.norms = nn.ModuleDict({"next": nn.Dropout(config.dropout)})  # post-norm layers end in a norm; the heads' dropout stands here
         self.pooled_width = self._pooled_width()
@@ -188,7 +210,7 @@ class PatchTST(Encoder):
 
     def standardised(self, batch: Batch) -> Batch:
         """RevIN: each row by its own mean and biased variance over what was observed. `batch` as `spread` returns it."""
-        if not self.config.revin or self.config.tokenizer == "codes":
+        if not self.config.normalises_windows:
             return batch
         seen = torch.ones_like(batch.values, dtype=torch.bool) if batch.mask is None else batch.mask.reshape(batch.values.shape)
         count = seen.sum(1, keepdim=True).clamp(min=1)
@@ -203,13 +225,7 @@ class PatchTST(Encoder):
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """As `Model.erase`. Raises UserError (config, exit 2) under RevIN: what is erased before it would change the statistics."""
-        if self.config.revin and self.config.tokenizer != "codes":
-            raise wrong(
-                "masked before RevIN",
-                "expected masked-patches, which masks behind it",
-                "objective.name",
-                "Use masked-patches, or model.revin=false",
-            )
+        refuse_normalisation(self.config)
         return super().erase(batch, chosen)
 
     def pooled(self, x: Tensor, real: Tensor, rows: int) -> Tensor:
@@ -239,6 +255,13 @@ def refuse_heads(config: ModelConfig) -> None:
         raise wrong(f"{config.dim} for {config.heads} heads", "expected a multiple of the heads", "model.dim")
 
 
+def refuse_normalisation(config: ModelConfig) -> None:
+    """Masks in front of a model's own normalisation would change its statistics. Raises UserError (config, exit 2)."""
+    if config.normalises_windows:
+        said = "expected masked-patches, which masks behind it"
+        raise wrong("masked before RevIN", said, "objective.name", "Use masked-patches, or model.revin=false")
+
+
 def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> None:
     """Directions asked of a model whose layers look both ways. Raises UserError (config, exit 2)."""
     if directions is not None:
@@ -249,9 +272,10 @@ def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> N
 
 @models(
     ModelFacts(
+        config=PatchTSTConfig,
         family="attention",
         objective="masked-patches",
-        answers=("hidden",),
+        capabilities=("hidden",),
         readout="native",
         attention=True,
         input=("regular", "events"),
@@ -259,7 +283,7 @@ def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> N
         known="RevIN removes the level and the size of each window and channel: turn it off where they say something (model.revin=false)",
     )
 )
-def patchtst(config: ModelConfig) -> PatchTST:
+def patchtst(config: PatchTSTConfig) -> PatchTST:
     """PatchTST: the patches of each channel by itself, standardised a window; masked patches are reconstructed."""
     own = {"ffn": "plain", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "ties": "canonical", "others": ()}
     if config.tokenizer != "codes":  # an odd length loses its first samples

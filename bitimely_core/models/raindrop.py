@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import cast
+from typing import Literal, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -37,6 +38,13 @@ from bitimely_core.types import Batch, Encoded
 CODE = 16  # width of p_t
 PASSES = 2  # of messages
 KEPT = 0.5  # share of the edges that the first pass leaves
+
+
+class RaindropConfig(ModelConfig):
+    """Settings of RAINDROP."""
+
+    graph_distance: float = Field(0.0, ge=0, description="Weight of the distance between two samples' graphs in the loss; the paper: 0.02.")
+    message: Literal["paper", "self"] = Field("paper", description="self: no messages between channels, as in the authors' code.")
 
 
 class Message(nn.Module):
@@ -104,9 +112,10 @@ class Raindrop(Supervised):
         penalty: of the last batch in training, added to its loss.
     """
 
+    config: RaindropConfig
     penalty: Tensor | None = None
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: RaindropConfig) -> None:
         super().__init__(config)
         self._made()
 
@@ -203,9 +212,10 @@ class Raindrop(Supervised):
 
 @models(
     ModelFacts(
+        config=RaindropConfig,
         family="raindrop",
         objective="none",
-        answers=(),
+        capabilities=(),
         readout="native",
         attention=True,
         input=("regular", "events"),
@@ -214,6 +224,6 @@ class Raindrop(Supervised):
         known="Supervised only; by default the authors' code passes no message between sensors; its score on PhysioNet-2012 is disputed",
     )
 )
-def raindrop(config: ModelConfig) -> Raindrop:
+def raindrop(config: RaindropConfig) -> Raindrop:
     """RAINDROP: observations pass between sensors on a graph of the sample; trained with its head alone."""
     return Raindrop(config)

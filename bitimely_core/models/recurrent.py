@@ -11,13 +11,46 @@ Legend: B batch, N tokens, M = N + 2 positions, D width, H width of one directio
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from bitimely_core.config import ModelConfig
-from bitimely_core.models.stack import ALTERNATING, ANY, PAPER, Directed, Direction, Plan, Which, climb, refuse_odd, wrong
+from bitimely_core.models.stack import (
+    ALTERNATING,
+    ANY,
+    PAPER,
+    BidirectionalConfig,
+    Directed,
+    Direction,
+    Plan,
+    Which,
+    climb,
+    refuse_odd,
+    wrong,
+)
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch
+
+
+class RecurrentConfig(BidirectionalConfig):
+    """Settings of the recurrent models."""
+
+    connections: Literal["plain", "residual", "norm", "residual-norm"] = Field("plain", description="Around each layer from the second on.")
+
+
+class BiLSTMConfig(RecurrentConfig):
+    """Settings of BiLSTM."""
+
+    direction_width: Literal["full", "half"] = Field("full", description="Width of each direction: dim, or half of it.")
+
+
+class ELMoConfig(RecurrentConfig):
+    """Settings of ELMo."""
+
+    elmo_mix: Literal["last", "all"] = Field("last", description="Native vector from the last layer, or from a learned mix of all layers.")
+
 
 # ---------------------------------------------------------------------------------------------------------------- layers
 
@@ -43,7 +76,7 @@ class Layer(nn.Module):
         hidden: H of each of its LSTMs: one, or a forward and a backward one.
     """
 
-    def __init__(self, config: ModelConfig, depth: int, inputs: int, *hidden: int) -> None:
+    def __init__(self, config: RecurrentConfig, depth: int, inputs: int, *hidden: int) -> None:
         super().__init__()
         later = depth > 0
         self.lstms = nn.ModuleList(nn.LSTM(inputs, size, batch_first=True) for size in hidden)
@@ -79,8 +112,9 @@ class Recurrent(Directed):
     """A stack of LSTM layers between [SOS] and [EOS]; each layer has one LSTM, which reads the way that it is told."""
 
     takes: tuple[Direction, ...] = ("forward", "backward")
+    config: RecurrentConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: RecurrentConfig) -> None:
         refuse_odd(config)
         super().__init__(config)
         self.layers = self._made()
@@ -108,8 +142,9 @@ class BiLSTM(Recurrent):
     """
 
     takes = ("both",)
+    config: BiLSTMConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: BiLSTMConfig) -> None:
         if config.direction_width == "half" and config.dim % 2:
             raise wrong(f"{config.dim} in two halves", "expected an even number", "model.dim")
         super().__init__(config)
@@ -141,8 +176,9 @@ class ELMo(Recurrent):
     """
 
     takes = ("forward", "backward", "both")
+    config: ELMoConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ELMoConfig) -> None:
         super().__init__(config)
         self.backward_layers = self._made()
         self.pooled_width = self.width
@@ -199,9 +235,10 @@ LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"
 
 @models(
     ModelFacts(
+        config=RecurrentConfig,
         family="recurrent",
         objective="next",
-        answers=ANY,
+        capabilities=ANY,
         readout="last",
         directions=("forward",),
         input=("regular", "events"),
@@ -209,32 +246,34 @@ LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"
         known="At the paper's depth of 8 to 12 layers plain stacks train badly: model.connections=residual-norm",
     )
 )
-def lstm(config: ModelConfig) -> Recurrent:
+def lstm(config: RecurrentConfig) -> Recurrent:
     """LSTM: every layer forward."""
     return Recurrent(config)
 
 
 @models(
     ModelFacts(
+        config=RecurrentConfig,
         family="recurrent",
         objective="next-previous",
-        answers=ANY,
+        capabilities=ANY,
         readout="sos",
         directions=ALTERNATING,
         source=PAPER,
         known="Its objective shows the targets to the model, as BiTimelyGPT's does",
     )
 )
-def lstm_baar(config: ModelConfig) -> Recurrent:
+def lstm_baar(config: RecurrentConfig) -> Recurrent:
     """LSTM layers that read forward and backward in turns."""
     return Recurrent(config)
 
 
 @models(
     ModelFacts(
+        config=BiLSTMConfig,
         family="recurrent",
         objective="masked",
-        answers=("hidden",),
+        capabilities=("hidden",),
         readout="native",
         directions=("both",),
         source="Graves and Schmidhuber 2005, Framewise Phoneme Classification with Bidirectional LSTM",
@@ -242,16 +281,17 @@ def lstm_baar(config: ModelConfig) -> Recurrent:
         matched=lambda config: {"direction_width": "half"},
     )
 )
-def bilstm(config: ModelConfig) -> BiLSTM:
+def bilstm(config: BiLSTMConfig) -> BiLSTM:
     """BiLSTM: both directions in each layer, pre-trained by masking."""
     return BiLSTM(config)
 
 
 @models(
     ModelFacts(
+        config=ELMoConfig,
         family="recurrent",
         objective="next-previous-strict",
-        answers=("one-way", "hidden"),
+        capabilities=("one-way", "hidden"),
         readout="native",
         directions=("both",),
         source="Peters et al. 2018, Deep Contextualized Word Representations",
@@ -259,6 +299,6 @@ def bilstm(config: ModelConfig) -> BiLSTM:
         matched=lambda config: {"layers": max(config.layers // 2, 1)},
     )
 )
-def elmo(config: ModelConfig) -> ELMo:
+def elmo(config: ELMoConfig) -> ELMo:
     """ELMo: a forward and a backward stack that never meet."""
     return ELMo(config)

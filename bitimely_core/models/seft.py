@@ -158,7 +158,7 @@ class SeFT(Supervised):
     ModelFacts(
         family="seft",
         objective="none",
-        answers=(),
+        capabilities=(),
         readout="native",
         input=("regular", "events"),
         step=2,

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.config import ModelConfig
+from bitimely_core.config import ModelConfig, Section
 from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.models.adapters import grid
 from bitimely_core.models.tokenizers import FIRST, Codes, Conv, Patch, Steps
@@ -31,11 +32,46 @@ from bitimely_core.types import Batch, Encoded
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-FORMAT = 1  # of config.json
+FORMAT = 2  # of config.json; 1 held the settings of all models
 GROUP_GAP = 2.0**-6  # months; days are the finest clock of events
 Direction = Literal["forward", "backward", "both"]
 Which = Literal["next", "previous"]
 Plan = tuple[Direction, ...]  # one a layer
+
+
+class BidirectionalConfig(ModelConfig):
+    """Settings of models whose layers read in given directions."""
+
+    clock: Literal["time", "index"] = Field("time", description="Clock of events: months, or positions alone (a control for the times).")
+
+
+class Decay(Section):
+    """The decay of the retention heads (method.md 1.4). `from`, `to`: gamma = 1 - 1/x, log-spaced over the heads."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    kind: Literal["log", "retnet", "half-life", "learnable"] = "log"
+    start: float = Field(32.0, alias="from", gt=1)
+    end: float = Field(512.0, alias="to", gt=1)
+    months: tuple[float, ...] = Field((6.0, 24.0, 96.0, 384.0), description="Half-lives, for kind half-life.")
+
+
+class StackConfig(BidirectionalConfig):
+    """Settings of the retention models."""
+
+    decay: Decay = Field(Decay(), description="Decay of the heads.")
+    retention_norm: Literal["group", "rms"] = Field("group", description="Norm of the retention of each head and token.")
+    xpos_scale: bool = Field(False, description="Scale of xPos in the rotation.")
+    rotary: Literal["index", "time"] = Field("index", description="Rotation by position, or by the months of events.")
+    temporal_conv: Literal["off", "causal"] = Field("off", description="TimelyGPT's convolution module.")
+    temporal_norm: Literal["batch", "layer"] = Field("batch", description="Norm within the convolution module.")
+    form: Literal["auto", "parallel", "chunkwise", "recurrent"] = Field("auto", description="How retention is computed.")
+    chunk: int = Field(64, ge=1, description="Tokens of a chunk.")
+    core_precision: Literal["fp32", "bf16"] = Field("fp32", description="Precision of the retention core; set by train.core_precision.")
+
+    def leak_conditions(self) -> tuple[str, ...]:
+        """Batch norm over time adds one."""
+        mixes = self.temporal_conv == "causal" and self.temporal_norm == "batch"
+        return (*super().leak_conditions(), *(("up to batch statistics",) if mixes else ()))
 
 
 class Places(NamedTuple):
@@ -55,7 +91,7 @@ def wrong(text: str, wanted: str, field: str, action: str = "") -> UserError:
 # ---------------------------------------------------------------------------------------------------------------- mixers
 
 
-def log_decays(config: ModelConfig) -> Tensor:
+def log_decays(config: StackConfig) -> Tensor:
     """Logarithm of gamma for each head, float64 [H], as `config.decay` says."""
     decay, heads = config.decay, config.heads
     if decay.kind == "half-life":
@@ -75,7 +111,7 @@ class Retention(nn.Module):
 
     log_decay: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.config = config
         dim, values = config.dim, config.value_dim
@@ -238,12 +274,14 @@ class TemporalConv(nn.Module):
 class Layer(nn.Module):
     """Pre-norm residual: y = x + mix(norm(x)); y = y + conv(y) where there is one; z = y + ffn(norm(y))."""
 
-    def __init__(self, config: ModelConfig, mixer: type[Retention] | type[Attention]) -> None:
+    def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__()
-        self.mix = mixer(config)
+        self.mix = Retention(config) if isinstance(config, StackConfig) else Attention(config)
         self.norm_mix, self.norm_ffn = nn.LayerNorm(config.dim), nn.LayerNorm(config.dim)
-        self.conv = TemporalConv(config.dim, config.temporal_norm) if config.temporal_conv == "causal" else None
-        act = "tanh" if mixer is Attention else config.ffn_act
+        self.conv = None
+        if isinstance(config, StackConfig) and config.temporal_conv == "causal":
+            self.conv = TemporalConv(config.dim, config.temporal_norm)
+        act = config.ffn_act if isinstance(config, StackConfig) else "tanh"
         self.ffn = Gated(config.dim, config.ffn_dim, act) if config.ffn == "glu" else Plain(config.dim, config.ffn_dim, act)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -502,8 +540,9 @@ class Directed(Model, ABC):
     """
 
     takes: tuple[Direction, ...] = ("forward", "backward", "both")
+    config: BidirectionalConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__(config)
         self.special = nn.Parameter(torch.randn(2, config.dim) * 0.02)  # [SOS], [EOS]
 
@@ -555,14 +594,16 @@ class Directed(Model, ABC):
 
 
 class Stack(Directed):
-    """Layers of one mixer between [SOS] and [EOS]."""
+    """Layers between [SOS] and [EOS]: of retention under a `StackConfig`, else of softmax attention as in GPT-2."""
 
-    def __init__(self, config: ModelConfig, mixer: type[Retention] | type[Attention]) -> None:
-        config = _fitting(config, mixer)
+    config: BidirectionalConfig
+
+    def __init__(self, config: BidirectionalConfig) -> None:
+        config = _fitting(config)
         super().__init__(config)
         self.positions: nn.Parameter | None = None
-        self.layers = nn.ModuleList(Layer(config, mixer) for _ in range(config.layers))
-        if mixer is Attention:
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        if not isinstance(config, StackConfig):
             self.positions = nn.Parameter(_normal(self.adapter.tokenizer.count(config.length) + 2, config.dim))
             self._start_like_gpt2()
 
@@ -601,7 +642,8 @@ class Stack(Directed):
         apart = GROUP_GAP if self.config.ties == "group" else 0.0
         inner = torch.where(index[1:-1] <= lengths[:, None], known, last + apart)
         times = torch.cat((first - apart, inner, last + apart), 1)
-        return Places(index if self.config.rotary == "index" else times - times[:, :1], times, keep, inside)
+        rotates = isinstance(self.config, StackConfig) and self.config.rotary == "time"
+        return Places(times - times[:, :1] if rotates else index, times, keep, inside)
 
     @torch.no_grad()
     def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
@@ -645,17 +687,17 @@ def surrounded(x: Tensor, special: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.where(at_eos[..., None], special[1].to(x.dtype), x)
 
 
-def _fitting(config: ModelConfig, mixer: type[Retention] | type[Attention]) -> ModelConfig:
-    """The configuration as this mixer reads it. Raises UserError (config, exit 2) where its numbers do not fit together."""
-    if mixer is Attention:  # GPT-2 has one width for keys and values, and a plain FFN
-        config = config.model_copy(update={"value_dim": config.dim, "ffn": "plain", "temporal_conv": "off", "ties": "canonical"})
+def _fitting(config: BidirectionalConfig) -> BidirectionalConfig:
+    """The configuration as the stack reads it. Raises UserError (config, exit 2) where its numbers do not fit together."""
+    if not isinstance(config, StackConfig):  # GPT-2 has one width for keys and values, and a plain FFN
+        config = config.model_copy(update={"value_dim": config.dim, "ffn": "plain", "ties": "canonical"})
     for name, width in (("dim", config.dim), ("value_dim", config.value_dim)):
         if width % config.heads:
             raise wrong(f"{width} for {config.heads} heads", "expected a multiple of the heads", f"model.{name}")
     if config.dim // config.heads % 2:
         raise wrong(f"{config.dim // config.heads} key dimensions a head", "expected an even number, rotation works in pairs", "model.dim")
     refuse_odd(config)
-    if config.xpos_scale and "both" in models[config.name].facts.directions:
+    if isinstance(config, StackConfig) and config.xpos_scale and "both" in models[config.name].facts.directions:
         raise wrong("xpos_scale in two-sided layers", "expected forward or backward layers", "model.xpos_scale", "Leave xpos_scale off")
     return config
 
@@ -688,9 +730,10 @@ PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving H
 
 @models(
     ModelFacts(
+        config=StackConfig,
         family="retention",
         objective="next-previous",
-        answers=ANY,
+        capabilities=ANY,
         readout="sos",
         directions=ALTERNATING,
         attention=True,
@@ -699,16 +742,17 @@ PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving H
         known="Its own objective shows the model its targets; the stated sizes do not follow from the table of configurations",
     )
 )
-def bitimelygpt(config: ModelConfig) -> Stack:
+def bitimelygpt(config: StackConfig) -> Stack:
     """BiTimelyGPT: forward and backward retention in turns."""
-    return Stack(config, Retention)
+    return Stack(config)
 
 
 @models(
     ModelFacts(
+        config=StackConfig,
         family="retention",
         objective="next",
-        answers=ANY,
+        capabilities=ANY,
         readout="eos",
         directions=("forward",),
         attention=True,
@@ -717,16 +761,17 @@ def bitimelygpt(config: ModelConfig) -> Stack:
         known="Its convolution module is off unless model.temporal_conv=causal; the original one sees 15 future tokens",
     )
 )
-def timelygpt(config: ModelConfig) -> Stack:
+def timelygpt(config: StackConfig) -> Stack:
     """TimelyGPT: forward retention in every layer."""
-    return Stack(config, Retention)
+    return Stack(config)
 
 
 @models(
     ModelFacts(
+        config=StackConfig,
         family="retention",
         objective="masked",
-        answers=ANY,
+        capabilities=ANY,
         readout="sos",
         directions=("both",),
         attention=True,
@@ -735,16 +780,17 @@ def timelygpt(config: ModelConfig) -> Stack:
         known="The paper compares it with a model without pre-training that also has another architecture",
     )
 )
-def timelybert(config: ModelConfig) -> Stack:
+def timelybert(config: StackConfig) -> Stack:
     """TimelyBERT: two-sided retention in every layer, pre-trained by masking."""
-    return Stack(config, Retention)
+    return Stack(config)
 
 
 @models(
     ModelFacts(
+        config=BidirectionalConfig,
         family="attention",
         objective="next",
-        answers=ANY,
+        capabilities=ANY,
         readout="eos",
         directions=("forward",),
         attention=True,
@@ -752,16 +798,17 @@ def timelybert(config: ModelConfig) -> Stack:
         source="Radford et al. 2019, GPT-2",
     )
 )
-def gpt(config: ModelConfig) -> Stack:
+def gpt(config: BidirectionalConfig) -> Stack:
     """GPT-2: causal softmax attention, learned positions."""
-    return Stack(config, Attention)
+    return Stack(config)
 
 
 @models(
     ModelFacts(
+        config=BidirectionalConfig,
         family="attention",
         objective="next-previous",
-        answers=ANY,
+        capabilities=ANY,
         readout="sos",
         directions=ALTERNATING,
         attention=True,
@@ -770,6 +817,6 @@ def gpt(config: ModelConfig) -> Stack:
         known="Its objective shows the targets to the model, as BiTimelyGPT's does",
     )
 )
-def gpt_baar(config: ModelConfig) -> Stack:
+def gpt_baar(config: BidirectionalConfig) -> Stack:
     """GPT-2 with causal and reversed attention in turns."""
-    return Stack(config, Attention)
+    return Stack(config)

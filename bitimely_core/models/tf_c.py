@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.config import ModelConfig
-from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, Trunk, mapped_rows, of_signals, refuse_hidden
+from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, ConvolutionConfig, Trunk, mapped_rows, of_signals, refuse_hidden
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
 from bitimely_core.models.stack import Direction, refuse_longer
 from bitimely_core.models.tokenizers import row_ends
@@ -47,7 +46,7 @@ class TFC(Contrastive):
     adapter_type = PairAdapter
     adapter: PairAdapter
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ConvolutionConfig) -> None:
         super().__init__(config)
         self.trunks = nn.ModuleDict({name: Trunk(config) for name in ENCODERS})
         self.projectors = nn.ModuleDict({name: self._projector() for name in ENCODERS})
@@ -119,16 +118,17 @@ class TFC(Contrastive):
 
 @models(
     ModelFacts(
+        config=ConvolutionConfig,
         family="tf-c",
         objective="tf-c",
-        answers=("tf-c",),
+        capabilities=("tf-c",),
         readout="native",
         step=1,
         source="Zhang et al. 2022, Self-Supervised Contrastive Pre-Training for Time Series via Time-Frequency Consistency",
         known='"TS-T" of the paper\'s PopHR table is read as TF-C (alias ts-t); the projectors grow with the window and know its length',
     )
 )
-def tf_c(config: ModelConfig) -> TFC:
+def tf_c(config: ConvolutionConfig) -> TFC:
     """TF-C, alias ts-t: a window and its spectrum, encoded side by side; their vectors are to agree."""
     return TFC(of_signals(config))
 

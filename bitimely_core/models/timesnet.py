@@ -14,6 +14,7 @@ Legend: R rows of one length, n timesteps, D width, K kernels of an inception bl
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -22,6 +23,15 @@ from bitimely_core.models.autoformer import Timesteps, full, steps_only
 from bitimely_core.models.patchtst import sinusoid
 from bitimely_core.models.stack import wrong
 from bitimely_core.registry import ModelFacts, models
+
+
+class TimesNetConfig(ModelConfig):
+    """Settings of TimesNet."""
+
+    top_periods: int = Field(3, ge=1, description="Periods by which a window is folded.")
+    kernels: int = Field(6, ge=1, description="Convolutions side by side, with kernels of 1, 3, 5 ...")
+    per_sample: bool = Field(True, description="Periods of each window; false: common to the batch, as in the reference.")
+
 
 LARGEST = 10**9  # parameters; the paper's widths of transformers make four times as many
 
@@ -46,7 +56,7 @@ class Inception(nn.Module):
 class Block(nn.Module):
     """One TimesBlock with its residual."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: TimesNetConfig) -> None:
         super().__init__()
         self.top, self.per_sample = config.top_periods, config.per_sample
         self.widen = Inception(config.dim, config.ffn_dim, config.kernels)
@@ -84,7 +94,7 @@ def strongest(x: Tensor, top: int, *, per_sample: bool = True) -> tuple[Tensor, 
     return chosen + 1, beyond.gather(1, chosen).softmax(1)
 
 
-def size(config: ModelConfig) -> int:
+def size(config: TimesNetConfig) -> int:
     """Parameters of the blocks: 2 inceptions a layer of sum (2 i + 1)^2 weights for each pair of features, and K biases a feature."""
     taps = sum((2 * i + 1) ** 2 for i in range(config.kernels))
     return config.layers * (2 * taps * config.dim * config.ffn_dim + config.kernels * (config.dim + config.ffn_dim))
@@ -93,7 +103,7 @@ def size(config: ModelConfig) -> int:
 class TimesNet(Timesteps):
     """Blocks with one layer norm for all."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: TimesNetConfig) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.layer_norm = nn.LayerNorm(config.dim)
@@ -111,15 +121,16 @@ class TimesNet(Timesteps):
 
 @models(
     ModelFacts(
+        config=TimesNetConfig,
         family="timesnet",
         objective="masked",
-        answers=("hidden",),
+        capabilities=("hidden",),
         readout="flatten",
         source="Wu et al. 2023, TimesNet: Temporal 2D-Variation Modeling for General Time Series Analysis",
         known="The table's widths would make 4 049 M parameters of it; its reference lets a prediction depend on the other rows of a batch",
     )
 )
-def timesnet(config: ModelConfig) -> TimesNet:
+def timesnet(config: TimesNetConfig) -> TimesNet:
     """TimesNet: windows folded by their strongest periods and convolved in two dimensions; 40 % of the timesteps are masked and reconstructed."""
     if size(config) > LARGEST:
         raise wrong(

@@ -123,7 +123,7 @@ class TS2Vec(Contrastive):
     ModelFacts(
         family="ts2vec",
         objective="ts2vec",
-        answers=("ts2vec",),
+        capabilities=("ts2vec",),
         readout="max",
         step=5,  # H is a fifth of it
         source="Yue et al. 2022, TS2Vec: Towards Universal Representation of Time Series",

@@ -10,11 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.config import ModelConfig
-from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, Trunk, filters, mapped, mapped_rows, of_signals, refuse_hidden
+from bitimely_core.models.contrast import (
+    Contrastive,
+    ConvolutionAdapter,
+    ConvolutionConfig,
+    Trunk,
+    filters,
+    mapped,
+    mapped_rows,
+    of_signals,
+    refuse_hidden,
+)
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
 from bitimely_core.models.stack import Direction, wrong
 from bitimely_core.registry import ModelFacts, models
@@ -23,10 +33,16 @@ from bitimely_core.types import Batch, Encoded
 DROPOUT = 0.1  # of the context
 
 
+class TSTCCConfig(ConvolutionConfig):
+    """Settings of TS-TCC."""
+
+    ahead: int | None = Field(None, ge=1, description="Steps of the map that are predicted; none: two fifths of the map.")
+
+
 class Layer(nn.Module):
     """Pre-norm residual: attention (logits divided by sqrt(C), no biases but that of the output), then an MLP with ReLU."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: TSTCCConfig) -> None:
         super().__init__()
         width = config.value_dim
         self.heads = config.heads
@@ -47,7 +63,7 @@ class Layer(nn.Module):
 class Context(nn.Module):
     """A learned [CLS] before the steps of the map, layers without positions; the context is the state of [CLS]."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: TSTCCConfig) -> None:
         super().__init__()
         self.embedding = nn.Linear(config.dim, config.value_dim)
         self.start = nn.Parameter(torch.randn(config.value_dim))
@@ -68,8 +84,9 @@ class TSTCC(Contrastive):
 
     adapter_type = ConvolutionAdapter
     adapter: ConvolutionAdapter
+    config: TSTCCConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: TSTCCConfig) -> None:
         if config.value_dim % config.heads:
             raise wrong(f"{config.value_dim} for {config.heads} heads", "expected a multiple of the heads", "model.value_dim")
         if config.ahead is None:
@@ -117,15 +134,16 @@ class TSTCC(Contrastive):
 
 @models(
     ModelFacts(
+        config=TSTCCConfig,
         family="ts-tcc",
         objective="ts-tcc",
-        answers=("ts-tcc",),
+        capabilities=("ts-tcc",),
         readout="native",
         step=8,  # the heads divide the context, half as wide
         source="Eldele et al. 2021, Time-Series Representation Learning via Temporal and Contextual Contrasting",
         known="Its augmentations are tuned to each data set (objective.jitter, scaling, segments); its own size is below 1 M",
     )
 )
-def ts_tcc(config: ModelConfig) -> TSTCC:
+def ts_tcc(config: TSTCCConfig) -> TSTCC:
     """TS-TCC: convolutions; two augmented views tell each other's future, and windows are told apart."""
     return TSTCC(of_signals(config))

@@ -14,31 +14,52 @@ import torch
 from torch import Generator, nn
 
 from bitimely_core import registry
-from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, validate
+from bitimely_core.config import (
+    ModelConfig,
+    ObjectiveConfig,
+    Settings,
+    StoredObjectiveConfig,
+    find_objective_config,
+    validate,
+    validate_settings,
+)
 from bitimely_core.models.stack import Model, wrong
 from bitimely_core.objectives.tokens import Part, Result, refuse_overlap, result
 from bitimely_core.registry import models, objectives
 from bitimely_core.types import Batch, Batches
 
-__all__ = ["Objective", "Part", "Result", "fitting", "get", "leak_free", "measure_scale", "refuse_pair", "refuse_unfit", "result"]
+__all__ = [
+    "Objective",
+    "Part",
+    "Result",
+    "check_compatible",
+    "check_name",
+    "compatible_objectives",
+    "get",
+    "leak_free",
+    "measure_scale",
+    "result",
+]
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A registered objective with its numbers, ready to be called. An empty name is the model's own objective."""
+    """A registered objective with its settings, ready to be called. An empty name is the model's own objective."""
 
     config: ObjectiveConfig
 
     def __call__(self, model: Model, batch: Batch, generator: Generator | None = None) -> Result:
         """See `get`."""
         name = self.config.name or models[model.config.name].facts.objective
-        refuse_unfit(model.config, name)
-        found: Result = objectives[name](model, model.spread(batch), generator, config=self.config)
+        check_compatible(model.config, name)
+        kind = find_objective_config(name)
+        config = self.config if type(self.config) is kind else validate(kind, self.config.model_dump())
+        found: Result = objectives[name](model, model.spread(batch), generator, config=config)
         return found
 
 
-def get(name: str | ObjectiveConfig = "", **numbers: Any) -> Objective:
-    """The objective `name` with its numbers (`ratio`, `span`, `direction_sampling`), or that of a configuration.
+def get(name: str | ObjectiveConfig = "", **settings: Any) -> Objective:
+    """The objective `name` with its settings (for example `ratio`, `span`), or that of a configuration.
 
     Returns:
         `f(model, batch, generator=None)` -> dict of `loss` (scalar with gradient), `rel` (loss / Var(target), codes: / unigram entropy,
@@ -47,51 +68,58 @@ def get(name: str | ObjectiveConfig = "", **numbers: Any) -> Objective:
         which micro-batches are weighted). Random choices are drawn row by row from `generator` (CPU), else from torch's global one.
 
     Raises:
-        UserError: unknown name, or numbers out of range (exit 2).
+        UserError: unknown name, or settings that it does not have or that are out of range (exit 2).
     """
-    config = name if isinstance(name, ObjectiveConfig) else validate(ObjectiveConfig, {"name": name, **numbers})
-    if config.name:
-        objectives[config.name]  # an unknown name is told here
-    return Objective(config)
+    if isinstance(name, ObjectiveConfig):
+        return Objective(name)
+    return Objective(validate(find_objective_config(name) if name else StoredObjectiveConfig, {"name": name, **settings}))
 
 
-WHY = {
+REASONS = {
     "one-way": "its layers look both ways",
     "alternating": "its layers cannot read forward and backward in turns",
     "hidden": "it has no tokens that could be hidden",
 }
 
 
-def fitting(model: str) -> list[str]:
-    """The objectives that a model can be asked, its own first; some of them only with certain settings (`refuse_unfit`)."""
-    own, answers = models[model].facts.objective, models[model].facts.answers
-    others = [name for name, entry in objectives.items() if name != own and (answers is None or entry.facts.asks in answers)]
-    return [own, *others]
+def list_capabilities(model: str) -> tuple[str, ...]:
+    """The requirements of objectives that a model meets: those that it declares, else that of its own objective."""
+    facts = models[model].facts
+    return (objectives[facts.objective].facts.requires,) if facts.capabilities is None else facts.capabilities
 
 
-def refuse_pair(model: str, objective: str) -> None:
-    """An objective that asks what a model of this name cannot answer. Raises UserError (config, exit 2) naming those that fit."""
-    asks, answers = objectives[objective].facts.asks, models[model].facts.answers
-    if answers is None or not asks or asks in answers:
+def compatible_objectives(model: str) -> list[str]:
+    """The objectives that a model can be pre-trained with, its own first; some of them only with certain settings (`check_compatible`)."""
+    own, capabilities = models[model].facts.objective, list_capabilities(model)
+    return [own, *(name for name, entry in objectives.items() if name != own and entry.facts.requires in capabilities)]
+
+
+def check_name(model: str, objective: str) -> None:
+    """Refuse an objective that no configuration of a model meets. Raises UserError (config, exit 2) naming those that fit."""
+    requires, capabilities = objectives[objective].facts.requires, list_capabilities(model)
+    if not requires or requires in capabilities:
         return
-    fit = fitting(model)
-    whose = [name for name, entry in models.items() if asks in (entry.facts.answers or ())]
-    why = WHY.get(asks, f"that is a question for {' and '.join(whose)}") if answers else "it has no pre-training"
-    said = f"{', '.join(fit[:-1])} or {fit[-1]}" if len(fit) > 1 else fit[0]
-    raise wrong(f"{objective} for {model}", f"{why}; expected {said}", "objective.name", "Leave --objective out for the model's own")
+    *others, last = compatible_objectives(model)
+    hint = "Leave --objective out for the model's own"
+    if models[model].facts.capabilities is None:
+        why, hint = f"it does not declare the capability {requires}", f"If it has it, name it in ModelFacts.capabilities. {hint}"
+    elif not capabilities:
+        why = "it has no pre-training"
+    else:
+        owners = [name for name, entry in models.items() if requires in (entry.facts.capabilities or ())]
+        why = REASONS.get(requires, f"that is the objective of {' and '.join(owners)}")
+    expected = f"{', '.join(others)} or {last}" if others else last
+    raise wrong(f"{objective} for {model}", f"{why}; expected {expected}", "objective.name", hint)
 
 
-def refuse_unfit(config: ModelConfig, objective: str) -> None:
-    """An objective that a model of this configuration cannot be asked. Raises UserError (config, exit 2)."""
-    refuse_pair(config.name, objective)
-    if objectives[objective].facts.asks == "alternating" and config.layers % 2:
+def check_compatible(config: ModelConfig, objective: str) -> None:
+    """Refuse an objective that a model of this configuration cannot be pre-trained with. Raises UserError (config, exit 2)."""
+    check_name(config.name, objective)
+    facts = objectives[objective].facts
+    if facts.requires == "alternating" and config.layers % 2:
         said = "expected an even number: the objective alternates directions"
         raise wrong(f"{config.layers} layers", said, "model.layers", f"Use {config.layers + 1} layers")
-    if objective == "masked-runs" and config.tokenizer not in {"steps", "codes"}:
-        raise wrong(f"masked-runs for tokens of {config.tokenizer}", "expected timesteps", "objective.name", "Use masked-patches or gap")
-    if objective == "masked" and config.name == "patchtst" and config.revin and config.tokenizer != "codes":
-        said = "expected masked-patches, which masks behind it"
-        raise wrong("masked before RevIN", said, "objective.name", "Use masked-patches, or model.revin=false")
+    facts.check(config)
 
 
 def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = None) -> bool | str | None:
@@ -104,7 +132,7 @@ def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = No
     Raises:
         UserError: overlapping patches under an objective that claims to be leak-free (exit 2).
     """
-    chosen = settings if isinstance(settings, Settings) else validate(Settings, settings)
+    chosen = settings if isinstance(settings, Settings) else validate_settings(settings)
     name = chosen.objective.name or models[chosen.model.name].facts.objective
     stamp = objectives[name].facts.leak_free
     if stamp is not True:
@@ -113,12 +141,8 @@ def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = No
     refuse_overlap(model)
     if model.target == "tokens" and model.tokenizer == "conv":
         return False  # neighbouring tokens share samples, and a tokenizer that is trained moves its content there
-    conditions = []
-    windowed = (normalise or chosen.data.normalise) == "window" or (model.name == "patchtst" and model.revin)
-    if windowed and model.tokenizer != "codes":
-        conditions.append("given window statistics")
-    if model.temporal_conv == "causal" and model.temporal_norm == "batch" and models[model.name].facts.family == "retention":
-        conditions.append("up to batch statistics")
+    windowed = (normalise or chosen.data.normalise) == "window" and model.tokenizer != "codes"
+    conditions = dict.fromkeys((*(("given window statistics",) if windowed else ()), *model.leak_conditions()))
     return " and ".join(conditions) or True
 
 

@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -26,6 +27,14 @@ from bitimely_core.types import Batch
 
 TEMPERATURE = 0.2
 BLOCK = 2**20  # scores that are held at once: 4 MB in float32
+
+
+class AugmentationConfig(ObjectiveConfig):
+    """Settings of the augmentations of TS-TCC and TF-C."""
+
+    jitter: float = Field(0.8, ge=0, description="Standard deviation of added noise.")
+    scaling: float = Field(1.1, ge=0, description="Standard deviation of the factor of each timestep, around 2.")
+    segments: int = Field(8, ge=2, description="A window is cut into fewer than this many pieces, in a new order.")
 
 
 def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -170,7 +179,7 @@ def blanked(batch: Batch, kept: float, generator: Generator | None = None) -> Ba
     return batch._replace(values=batch.values * (drawn(batch.values, generator) < kept))
 
 
-def banked(batch: Batch, config: ObjectiveConfig, generator: Generator | None = None) -> Batch:
+def banked(batch: Batch, config: AugmentationConfig, generator: Generator | None = None) -> Batch:
     """One augmentation a row, of jitter, scaling, permutation and masking (nine tenths are kept)."""
     views = [
         jittered(batch, config.jitter, generator),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -19,8 +20,14 @@ WEIGHT = 1e-4  # of the instance constraint
 NOTICE = "drop: magnitudes and phases are of the whole window, dropped patches included; its loss measures reconstruction, not forecasting."
 
 
-@objectives(ObjectiveFacts(leak_free=None, asks="drop", notice=NOTICE))
-def drop(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+class DropConfig(ObjectiveConfig):
+    """Settings of drop."""
+
+    dropped: float = Field(0.7, gt=0, lt=1, description="Largest share of dropped patches, reached during the training.")
+
+
+@objectives(ObjectiveFacts(leak_free=None, requires="drop", config=DropConfig, notice=NOTICE))
+def drop(model: Model, batch: Batch, generator: Generator | None = None, *, config: DropConfig) -> Result:
     """Up to 70 % of the patches dropped, of phase those of magnitude; reconstruct all, with CRT's instance constraint.
 
     The share rises with the training, clip(progress, 0.3, `dropped`); outside training it is the largest. Every row drops its own.

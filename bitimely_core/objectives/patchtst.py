@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.stack import Model
-from bitimely_core.objectives.tokens import Result, each_row, hidden_part, refuse_overlap, result, share
+from bitimely_core.objectives.tokens import MaskedConfig, Result, each_row, hidden_part, refuse_overlap, result, share
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
 
-@objectives(ObjectiveFacts(leak_free=True, asks="hidden"))
-def masked_patches(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedConfig))
+def masked_patches(model: Model, batch: Batch, generator: Generator | None = None, *, config: MaskedConfig) -> Result:
     """40 % of the patches of each row masked, in each channel others where it reads them one by one; reconstruct them.
 
     floor(N (1 - ratio)) patches are kept, so of 8 patches at 40 % four are masked. The error is the mean over the masked patches.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pydantic import Field
 from torch import Generator, Tensor
 
-from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.stack import Model
 from bitimely_core.models.tf_c import TFC, View
-from bitimely_core.objectives.contrast import banked, compared, jittered, nt_xent, perturbed, refuse_alone, told_apart
+from bitimely_core.objectives.contrast import AugmentationConfig, banked, compared, jittered, nt_xent, perturbed, refuse_alone, told_apart
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
@@ -21,6 +21,12 @@ BALANCE = 0.5  # lambda
 MARGIN = 1.0  # delta
 CODE = 0.2  # weight of L_T and L_F in the reference code
 NOTICE = "tf-c: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
+
+
+class TFCObjectiveConfig(AugmentationConfig):
+    """Settings of tf-c and tf-c-code."""
+
+    bank: bool = Field(False, description="For each window one of jitter, scaling, permutation and masking, instead of jitter.")
 
 
 class Four(NamedTuple):
@@ -32,8 +38,8 @@ class Four(NamedTuple):
     frequency_other: View
 
 
-@objectives(ObjectiveFacts(leak_free=None, asks="tf-c", notice=NOTICE, rows=2))
-def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+@objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, rows=2))
+def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig) -> Result:
     """The paper's: lambda (L_T + L_F) + (1 - lambda) L_C, with lambda 0.5.
 
     L_T = d(h_t, h_t~), L_F = d(h_f, h_f~), L_C = sum over pairs of d(z_t, z_f) - d(pair) + 1 with the pairs (z_t, z_f~), (z_t~, z_f),
@@ -52,8 +58,8 @@ def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, conf
     return compared(parts, 2 * BALANCE * told_apart(rows) + (1 - BALANCE) * 3 * MARGIN, rows)
 
 
-@objectives(ObjectiveFacts(leak_free=None, asks="tf-c", notice=NOTICE, rows=2))
-def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+@objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, rows=2))
+def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig) -> Result:
     """The reference code's: 0.2 (L_T + L_F) + d(z_t, z_f); its spectra are augmented to twice their size, and L_C is not used.
 
     Raises:
@@ -65,7 +71,7 @@ def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *,
     return compared(parts, (2 * CODE + 1) * told_apart(rows), rows)
 
 
-def _views(name: str, model: Model, batch: Batch, generator: Generator | None, config: ObjectiveConfig) -> Four:
+def _views(name: str, model: Model, batch: Batch, generator: Generator | None, config: TFCObjectiveConfig) -> Four:
     assert isinstance(model, TFC)
     refuse_alone(name, batch)
     other = banked(batch, config, generator) if config.bank else jittered(batch, config.jitter, generator)

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.errors import usage_error
+from bitimely_core.models.patchtst import refuse_normalisation
 from bitimely_core.models.stack import Direction, Model, Which
 from bitimely_core.models.tokenizers import IGNORE, Codes
 from bitimely_core.registry import ObjectiveFacts, objectives
@@ -38,6 +40,24 @@ class Part(NamedTuple):
     sets: bool = False  # the target marks every code of a set
 
 
+class StrictConfig(ObjectiveConfig):
+    """Settings of next-previous-strict."""
+
+    direction_sampling: bool = Field(False, description="One direction a batch instead of two passes.")
+
+
+class MaskedConfig(ObjectiveConfig):
+    """Settings of objectives that hide tokens."""
+
+    ratio: float = Field(0.4, gt=0, lt=1, description="Share of hidden tokens.")
+
+
+class GapConfig(MaskedConfig):
+    """Settings of gap."""
+
+    span: int = Field(5, ge=1, description="Longest hidden span, tokens.")
+
+
 # ---------------------------------------------------------------------------------------------------------------- the registry
 
 NOTICE = (
@@ -46,7 +66,7 @@ NOTICE = (
 )
 
 
-@objectives(ObjectiveFacts(leak_free=False, asks="alternating", notice=NOTICE))
+@objectives(ObjectiveFacts(leak_free=False, requires="alternating", notice=NOTICE))
 def next_previous(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """The paper's: one alternating pass, next token read at layer L - 1, previous token at layer L (Eq. 9). It can see its targets."""
     encoded = model(batch, directions=_plan(model, "forward", "backward"))
@@ -54,8 +74,8 @@ def next_previous(model: Model, batch: Batch, generator: Generator | None = None
     return result(model, batch, [_part(model, batch, encoded, hidden[-2], "next"), _part(model, batch, encoded, hidden[-1], "previous")])
 
 
-@objectives(ObjectiveFacts(leak_free=True, asks="one-way"))
-def next_previous_strict(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+@objectives(ObjectiveFacts(leak_free=True, requires="one-way", config=StrictConfig))
+def next_previous_strict(model: Model, batch: Batch, generator: Generator | None = None, *, config: StrictConfig) -> Result:
     """The leak-free form: two passes of the same weights, all layers forward (next token), all backward (previous token)."""
     refuse_overlap(model.config)
     chosen: list[tuple[Direction, Which]] = [("forward", "next"), ("backward", "previous")]
@@ -68,7 +88,7 @@ def next_previous_strict(model: Model, batch: Batch, generator: Generator | None
     return result(model, batch, parts)
 
 
-@objectives(ObjectiveFacts(leak_free=True, asks="one-way"), name="next")
+@objectives(ObjectiveFacts(leak_free=True, requires="one-way"), name="next")
 def next_token(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """All layers forward, next token read at layer L."""
     refuse_overlap(model.config)
@@ -76,8 +96,8 @@ def next_token(model: Model, batch: Batch, generator: Generator | None = None, *
     return result(model, batch, [_part(model, batch, encoded, encoded.hidden[-1], "next")])
 
 
-@objectives(ObjectiveFacts(leak_free=True, asks="hidden"))
-def masked(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedConfig, check=refuse_normalisation))
+def masked(model: Model, batch: Batch, generator: Generator | None = None, *, config: MaskedConfig) -> Result:
     """40 % of the tokens set to zero after normalisation, all channels together (codes: [MASK]); reconstruct them."""
     refuse_overlap(model.config)
     target, valid = model.targets(batch)
@@ -86,8 +106,8 @@ def masked(model: Model, batch: Batch, generator: Generator | None = None, *, co
     return result(model, batch, [hidden_part(model, batch, encoded, target, valid, chosen, "masked")])
 
 
-@objectives(ObjectiveFacts(leak_free=True, asks="hidden"))
-def gap(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=GapConfig))
+def gap(model: Model, batch: Batch, generator: Generator | None = None, *, config: GapConfig) -> Result:
     """40 % of the tokens hidden in spans: a learned vector in their place, and no key in any layer; fill them in."""
     refuse_overlap(model.config)
     target, valid = model.targets(batch)
@@ -205,7 +225,7 @@ def share(ratio: float, count: int) -> int:
     return int(ratio * count + 1e-9)
 
 
-def _spans(count: int, config: ObjectiveConfig, generator: Generator | None) -> Tensor:
+def _spans(count: int, config: GapConfig, generator: Generator | None) -> Tensor:
     """Tokens of spans of 1 .. `span` at uniform places, until the share is hidden."""
     wanted, hidden = share(config.ratio, count), dict[int, None]()
     while len(hidden) < wanted:

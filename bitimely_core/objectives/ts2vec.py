@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Generator, Tensor
 
 from bitimely_core.config import ObjectiveConfig
@@ -32,8 +33,14 @@ class Crops(NamedTuple):
     shared: int
 
 
-@objectives(ObjectiveFacts(leak_free=None, asks="ts2vec", notice=NOTICE, rows=2))
-def ts2vec(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+class TS2VecObjectiveConfig(ObjectiveConfig):
+    """Settings of ts2vec."""
+
+    temporal_unit: int = Field(0, ge=0, description="Contrast times from scale 2^n on; larger values spare time and memory.")
+
+
+@objectives(ObjectiveFacts(leak_free=None, requires="ts2vec", config=TS2VecObjectiveConfig, notice=NOTICE, rows=2))
+def ts2vec(model: Model, batch: Batch, generator: Generator | None = None, *, config: TS2VecObjectiveConfig) -> Result:
     """Two overlapping crops with half of the timesteps hidden: each timestep finds its partner among the rows, and among the times.
 
     Raises:

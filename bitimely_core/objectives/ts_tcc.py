@@ -11,10 +11,9 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.stack import Model
 from bitimely_core.models.ts_tcc import TSTCC
-from bitimely_core.objectives.contrast import compared, jittered, nt_xent, permuted, refuse_alone, scaled, told_apart
+from bitimely_core.objectives.contrast import AugmentationConfig, compared, jittered, nt_xent, permuted, refuse_alone, scaled, told_apart
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
@@ -23,8 +22,8 @@ CONTEXTUAL = 0.7  # weight of the NT-Xent part
 NOTICE = "ts-tcc: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
 
 
-@objectives(ObjectiveFacts(leak_free=None, asks="ts-tcc", notice=NOTICE, rows=2))
-def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+@objectives(ObjectiveFacts(leak_free=None, requires="ts-tcc", config=AugmentationConfig, notice=NOTICE, rows=2))
+def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, config: AugmentationConfig) -> Result:
     """Two augmented views: the past of each finds its own row's future in the other; the pasts of a row find each other.
 
     Loss = L1 + L2 + 0.7 NT-Xent of the projected contexts. Weak: scaling; strong: permutation, then jitter. New views in each batch.

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.config import ObjectiveConfig
+from bitimely_core.config import ModelConfig
+from bitimely_core.errors import usage_error
 from bitimely_core.models.stack import Model
 from bitimely_core.models.tokenizers import Codes
-from bitimely_core.objectives.tokens import Result, hidden_part, result
+from bitimely_core.objectives.tokens import MaskedConfig, Result, hidden_part, result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
 MEAN_RUN = 3.0  # lm, timesteps
 
 
-@objectives(ObjectiveFacts(leak_free=True, asks="hidden"))
-def masked_runs(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+class MaskedRunsConfig(MaskedConfig):
+    """Settings of masked-runs."""
+
+    concurrent: bool = Field(False, description="Mask all channels together.")
+    bernoulli: bool = Field(False, description="Mask each value by itself, not in runs.")
+
+
+def check_timesteps(config: ModelConfig) -> None:
+    """Single values can be masked where a token is a timestep. Raises UserError (config, exit 2)."""
+    if config.tokenizer not in {"steps", "codes"}:
+        raise usage_error(
+            f"masked-runs for tokens of {config.tokenizer}", "expected timesteps", "Use masked-patches or gap", field="objective.name"
+        )
+
+
+@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedRunsConfig, check=check_timesteps))
+def masked_runs(model: Model, batch: Batch, generator: Generator | None = None, *, config: MaskedRunsConfig) -> Result:
     """40 % of the values masked in runs of 3 timesteps on average, each channel by itself; reconstruct them.
 
     `concurrent`: all channels together. `bernoulli`: no runs, each value by itself. Padding and missing values are no targets.
@@ -38,7 +55,7 @@ def masked_runs(model: Model, batch: Batch, generator: Generator | None = None, 
     return result(model, batch, [hidden_part(model, batch, model(erased), target, valid, chosen, "masked")])
 
 
-def runs(count: int, width: int, config: ObjectiveConfig, generator: Generator | None = None) -> Tensor:
+def runs(count: int, width: int, config: MaskedRunsConfig, generator: Generator | None = None) -> Tensor:
     """Masked values of a row, bool [count, width], on the CPU.
 
     Two states that take turns: a masked run goes on with probability 1 - 1 / lm, a kept one ends with p = r / (1 - r) / lm, and the row

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from pydantic import Field
 from torch import Generator, Tensor
 
 from bitimely_core.config import ObjectiveConfig
@@ -36,8 +37,14 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
     return 0.5 * (log_variance.exp() + mean.square() - 1 - log_variance).sum((-1, -2))
 
 
-@objectives(ObjectiveFacts(leak_free=None, asks="vae", notice=NOTICE))
-def vae(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+class VAEConfig(ObjectiveConfig):
+    """Settings of vae."""
+
+    samples: int = Field(1, ge=1, description="Latents drawn for each row.")
+
+
+@objectives(ObjectiveFacts(leak_free=None, requires="vae", config=VAEConfig, notice=NOTICE))
+def vae(model: Model, batch: Batch, generator: Generator | None = None, *, config: VAEConfig) -> Result:
     """-mean over the rows of [logsumexp_k (log p(x | z_k) - beta KL) - log K] / number of observed entries, with K = `samples`.
 
     beta follows the training as in the authors' 300 epochs; outside training it is what it ends with. `rel` is the squared error of the

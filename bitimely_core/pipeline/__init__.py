@@ -11,12 +11,12 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from bitimely_core import registry
-from bitimely_core.config import Settings, merge_layers, parse_assignments, validate
+from bitimely_core.config import parse_assignments
 from bitimely_core.errors import Exit
 from bitimely_core.pipeline import costs, graph, workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import ExperimentPlan, plan_experiment
-from bitimely_core.recipe import Recipe, load_recipe
+from bitimely_core.recipe import Recipe, check_settings, load_recipe
 from bitimely_core.types import Progress
 
 __all__ = ["ExperimentStatus", "StageRow", "load", "run"]
@@ -97,7 +97,7 @@ def run(
     began = time.time() if began is None else began
     recipe_changes, per_training = _split_assignments(assignments or [])
     recipe = load(pipeline, leak_free=leak_free, changes=recipe_changes)
-    validate(Settings, merge_layers(Settings().model_dump(by_alias=True), parse_assignments(per_training)))
+    check_settings(recipe, parse_assignments(per_training))
     name = Path(pipeline).stem + ("-leak-free" if leak_free else "")
     plan = plan_experiment(
         recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free, progress=progress, say=say

@@ -195,9 +195,9 @@ def _count_parameters(model: str, preset: str, budget: str, channels: int, lengt
     reads = shape
     if codes and "grid" in {own.get("events"), family.get("events"), None if "events" in entry.facts.input else "grid"}:
         reads = {**grid_shape(codes, own.get("horizon", ModelConfig().horizon)), "events": "grid"}
-    config = build_model_config(name, entry.facts.family, preset, **merge_layers(reads, own))
+    config = build_model_config(name, preset, **merge_layers(reads, own))
     if budget == "matched":
-        return config, models.count(build_model_config("bitimelygpt", "retention", preset, **shape))
+        return config, models.count(build_model_config("bitimelygpt", preset, **shape))
     return config, models.count(config)
 
 

@@ -156,7 +156,7 @@ def _models() -> list[dict[str, Any]]:
             "family": e.facts.family,
             "input": list(e.facts.input),
             "objective": e.facts.objective,
-            "objectives": objectives.fitting(name),
+            "objectives": objectives.compatible_objectives(name),
             "readout": e.facts.readout,
             "attention": e.facts.attention,
             "directions": list(e.facts.directions),
@@ -192,7 +192,7 @@ def _presets() -> list[dict[str, Any]]:
             family = shipped.get(entry.facts.family)
             if family is None or (family.get("tokenizer") == "codes" and "events" not in entry.facts.input):
                 continue
-            config = build_model_config(model, entry.facts.family, name, **models.typical(name))
+            config = build_model_config(model, name, **models.typical(name))
             counts[model] = models.count(config)
             dimensions[model] = {key: getattr(config, key) for key in ("layers", "heads", "dim", "value_dim", "ffn_dim")}
         out.append(

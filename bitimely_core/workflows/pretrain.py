@@ -62,7 +62,7 @@ def pretrain(
         return resolve_settings("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
 
     settings = resolve()
-    objectives.refuse_pair(entry.name, settings.objective.name)
+    objectives.check_name(entry.name, settings.objective.name)
     supervised = _is_supervised(settings, entry.facts)
     if not settings.data.names:
         raise usage_error("no data", "expected --data", "See: bitimely list datasets", field="--data")
@@ -77,7 +77,7 @@ def pretrain(
     set_seeds(settings.train.seed)
     model = _build_model(settings, windows, preset if budget == "matched" else None)
     settings = settings.model_copy(update={"model": model.config})
-    objectives.refuse_unfit(model.config, settings.objective.name)
+    objectives.check_compatible(model.config, settings.objective.name)
     stamp = leak_stamp(settings, windows)
     name = run or run_name(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
     folder = workspace / "runs" / name
