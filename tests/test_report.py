@@ -208,7 +208,7 @@ def test_verdict_score_notices_facts_come_first(tmp_path):
         for w in (
             "It knows more than the majority.",
             "0.810",
-            "95 % interval 0.700 to 0.900",
+            "95 % CI 0.700 to 0.900",
             "leak_free is false.",
             "synthetic",
             "A paragraph.",

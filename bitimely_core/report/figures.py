@@ -1,16 +1,16 @@
-"""The kinds of figures: each draws its data on a canvas of matplotlib, without global state and without a display."""
+"""Drawing of each kind of figure with matplotlib, without global state and without a display."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from bitimely_core.page import Figure
-from bitimely_core.report.numbers import Array, matrix_panels, stage_indices, to_array
+from bitimely_core.report.numbers import Array, FigureDict, matrix_panels, stage_indices, to_array
 from bitimely_core.report.text import clean_text, format_number
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _format_decade(value: float, _: int = 0) -> str:
 
 
 def _set_ticks(axes: Axes, *, logx: bool = False, logy: bool = False) -> None:
-    """Tick labels as plain text: the library's own would be mathematics."""
+    """Tick labels as plain text instead of matplotlib's mathematics."""
     _set_plain_ticks(axes.xaxis, log=logx)
     _set_plain_ticks(axes.yaxis, log=logy)
 
@@ -97,10 +97,10 @@ def _set_plain_ticks(axis: Axis, *, log: bool = False) -> None:
 
 
 def reduce_trace(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
-    """Where a long trace is to be drawn: the smallest and the largest sample of each pixel column, in order of time. Spikes stay.
+    """The smallest and the largest sample of each pixel column of a long trace, in order of time, so that spikes remain.
 
     Args:
-        values: [n], NaN where nothing was measured.
+        values: [n], NaN: not measured.
         columns: pixel columns.
 
     Returns:
@@ -116,7 +116,7 @@ def reduce_trace(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
 
 
 def reduce_matrix(values: Array, limit: int = PIXELS) -> Array:
-    """A matrix [R, C] at no more than `limit` rows and columns: each block by its entry of largest magnitude, with its sign."""
+    """A matrix [R, C] at no more than `limit` rows and columns: of each block the entry of largest magnitude, with its sign."""
     for axis in (0, 1):
         n = values.shape[axis]
         if n > limit:
@@ -129,11 +129,25 @@ def reduce_matrix(values: Array, limit: int = PIXELS) -> Array:
     return values
 
 
-def _draw_lines(figure: Figure) -> Canvas:
+def _new_canvas(size: tuple[float, float], layout: Literal["constrained", "compressed"] = "constrained") -> Canvas:
+    """A canvas of `size` inches."""
     from matplotlib.figure import Figure as Canvas
 
+    return Canvas(figsize=size, layout=layout)
+
+
+def _name_rows(axes: Axes, places: Sequence[float] | Array, names: Sequence[str], grid: float = 0.5) -> None:
+    """Names at the vertical axis instead of ticks, with horizontal lines of width `grid` behind the data (0: none)."""
+    axes.set_yticks(places, names, color=INK)
+    axes.tick_params(axis="y", length=0)
+    axes.set_axisbelow(True)
+    if grid:
+        axes.grid(axis="y", color=RULE, linewidth=grid)
+
+
+def _draw_lines(figure: Figure) -> Canvas:
     data, series = figure.data, figure.data["series"]
-    canvas = Canvas(figsize=(WIDTH, 3.3 if len(series) <= 8 else 3.8), layout="constrained")
+    canvas = _new_canvas((WIDTH, 3.3 if len(series) <= 8 else 3.8))
     axes = canvas.add_subplot()
     handles = []
     for k, s in enumerate(series):
@@ -171,7 +185,6 @@ def _draw_lines(figure: Figure) -> Canvas:
 
 def _draw_matrix(figure: Figure) -> tuple[Canvas, str]:
     from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.figure import Figure as Canvas
 
     data = figure.data
     values, names = matrix_panels(data)
@@ -180,7 +193,9 @@ def _draw_matrix(figure: Figure) -> tuple[Canvas, str]:
     size = np.abs(finite)
     diverging, named = bool(data.get("diverging")), max(r, c) <= 16 and ("row_names" in data or "column_names" in data)
     largest = float(size.max(initial=0.0)) or 1.0
-    top = (float(np.quantile(size, 0.995)) or largest) if size.size >= 100 and not named else largest  # one spike must not bleach the rest
+    top = (
+        (float(np.quantile(size, 0.995)) or largest) if size.size >= 100 and not named else largest
+    )  # a single spike must not compress the scale
     low = -top if diverging else float(finite.min(initial=0.0))
     # an odd number of colours, so that zero has its own; few of them, so that the picture is small
     palette = LinearSegmentedColormap.from_list("bitimely", DIVERGING if diverging else SEQUENTIAL, N=63)
@@ -189,7 +204,7 @@ def _draw_matrix(figure: Figure) -> tuple[Canvas, str]:
     down = -(-m // across)
     wide = WIDTH if m > 1 else min(WIDTH, 1.4 + 0.5 * c) if named else 4.8
     shape = min(max(r / c, 0.35), 1.4) if not named else r / c
-    canvas = Canvas(figsize=(wide, down * ((wide - 1.0) / across * shape + 0.3) + 0.5), layout="compressed")
+    canvas = _new_canvas((wide, down * ((wide - 1.0) / across * shape + 0.3) + 0.5), layout="compressed")
     grid = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for k, axes in enumerate(grid.flat):
         if k >= m:
@@ -237,59 +252,53 @@ def _draw_matrix(figure: Figure) -> tuple[Canvas, str]:
     return canvas, note.strip()
 
 
-def _label_cells(axes: Axes, values: Array, low: float, top: float, data: Mapping[str, Any]) -> None:
+def _label_cells(axes: Axes, values: Array, low: float, top: float, data: FigureDict) -> None:
     """Names along a small matrix and the number in every cell, light on dark."""
     r, c = values.shape
     axes.set_xticks(range(c), [clean_text(n, 24) for n in data.get("column_names", range(c))], rotation=0 if c <= 8 else 60)
     axes.set_yticks(range(r), [clean_text(n, 24) for n in data.get("row_names", range(r))])
     axes.tick_params(length=0)
-    whole = bool((values[np.isfinite(values)] % 1 == 0).all())
+    integers = bool((values[np.isfinite(values)] % 1 == 0).all())
     for i in range(r):
         for j in range(c):
             value = float(values[i, j])
             share = abs(value) / top if low < 0 else (value - low) / (top - low or 1.0)
-            shown = f"{int(value):,}" if whole and math.isfinite(value) else format_number(value, 2 if top <= 10 else None)
+            shown = f"{int(value):,}" if integers and math.isfinite(value) else format_number(value, 2 if top <= 10 else None)
             axes.text(j, i, shown, ha="center", va="center", color=PAPER if share > 0.55 else INK, fontsize=7)
 
 
 def _draw_bars(figure: Figure) -> Canvas:
-    from matplotlib.figure import Figure as Canvas
-
     data = figure.data
     values, n = to_array(data["values"]), len(data["values"])
-    canvas = Canvas(figsize=(WIDTH, 0.62 + 0.25 * max(n, 1)), layout="constrained")
+    canvas = _new_canvas((WIDTH, 0.62 + 0.25 * max(n, 1)))
     axes = canvas.add_subplot()
     y = np.arange(n)
     axes.barh(y, np.nan_to_num(values), height=0.5, color=SERIES[0], linewidth=0)
     if data.get("lo") is not None and data.get("hi") is not None:
         axes.hlines(y, to_array(data["lo"]), to_array(data["hi"]), color=INK, linewidth=1.1)
-    axes.set_yticks(y, [clean_text(name, 48) for name in data["names"]], color=INK)
+    _name_rows(axes, y, [clean_text(name, 48) for name in data["names"]], 0)
     axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(not (values < 0).any())
     axes.axvline(0, color=MUTED, linewidth=0.6)
     axes.grid(axis="x", color=RULE, linewidth=0.6)
-    axes.set_axisbelow(True)
     axes.set_xlabel(clean_text(data.get("ylabel", "")))
     _set_plain_ticks(axes.xaxis)
     return canvas
 
 
 def _select_time_unit(seconds: float) -> tuple[float, str]:
-    """The unit in which a stretch of so many seconds is read."""
+    """Seconds per unit of a time axis of that length, and the name of the unit."""
     return (3600.0, "hours") if seconds > 2 * 3600 else (60.0, "minutes") if seconds > 300 else (1.0, "seconds")
 
 
 def _draw_traces(figure: Figure) -> Canvas:
-    from matplotlib.figure import Figure as Canvas
-
     data, signals = figure.data, figure.data["signals"]
     n, rate = max(len(signals), 1), float(data["rate"])
     length = max((len(s["values"]) for s in signals), default=1) / rate
     per, unit = _select_time_unit(length)
     lanes = data.get("lanes")
     tall = [0.85 if n <= 8 else 0.6] * n + ([0.2 + 0.17 * max(len(lanes["names"]), 2)] if lanes else [])
-    canvas = Canvas(figsize=(WIDTH, 0.5 + sum(tall)), layout="constrained")
+    canvas = _new_canvas((WIDTH, 0.5 + sum(tall)))
     canvas.get_layout_engine().set(hspace=0.0, h_pad=0.02)  # type: ignore[union-attr, call-arg]
     grid = canvas.subplots(len(tall), 1, squeeze=False, sharex=True, height_ratios=tall)[:, 0]
     if lanes:
@@ -317,8 +326,8 @@ def _draw_traces(figure: Figure) -> Canvas:
     return canvas
 
 
-def _draw_lanes(axes: Axes, lanes: Mapping[str, Any], per: float) -> None:
-    """Spans of time, a line a name; those without length as ticks."""
+def _draw_lanes(axes: Axes, lanes: FigureDict, per: float) -> None:
+    """Time spans, a line for each name; instants as ticks."""
     names = list(lanes["names"])
     for k, name in enumerate(names):
         spans = [(s["start"] / per, s["stop"] / per) for s in lanes["spans"] if s["name"] == name]
@@ -327,19 +336,14 @@ def _draw_lanes(axes: Axes, lanes: Mapping[str, Any], per: float) -> None:
         axes.plot([v for a, b in long for v in (a, b, np.nan)], [-k] * 3 * len(long), color=colour, linewidth=4, solid_capstyle="butt")
         points = [a for a, b in spans if b <= a]
         axes.plot(points, [-k] * len(points), linestyle="", marker="|", markersize=5, markeredgewidth=0.8, color=colour)
-    axes.set_yticks([-k for k in range(len(names))], [clean_text(name, 24) for name in names], color=INK)
+    _name_rows(axes, [-k for k in range(len(names))], [clean_text(name, 24) for name in names])
     axes.set_ylim(0.6 - max(len(names), 2), 0.6)
-    axes.grid(axis="y", color=RULE, linewidth=0.5)
-    axes.set_axisbelow(True)
     axes.margins(x=0)
-    axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     _set_plain_ticks(axes.xaxis)
 
 
 def _draw_hypnogram(figure: Figure) -> Canvas:
-    from matplotlib.figure import Figure as Canvas
-
     data = figure.data
     classes, epoch = list(data["classes"]), float(data["epoch"])
     depth = ["W", "R", "REM", "N1", "N2", "N3", "N4"]  # as hypnograms are drawn; other classes keep their order
@@ -352,7 +356,7 @@ def _draw_hypnogram(figure: Figure) -> Canvas:
     heights = [1.0] * max(len(tracks), 1)
     if pair:
         heights.insert(1, 0.13)
-    canvas = Canvas(figsize=(WIDTH, 0.5 + 0.19 * max(len(classes), 3) * len(tracks) + (0.2 if pair else 0.0)), layout="constrained")
+    canvas = _new_canvas((WIDTH, 0.5 + 0.19 * max(len(classes), 3) * len(tracks) + (0.2 if pair else 0.0)))
     grid = canvas.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     panels = [grid[0], grid[-1]] if pair else list(grid[: len(tracks)])
     gap = [np.nan]  # breaks a line: one path a class keeps the drawing small
@@ -397,10 +401,8 @@ def _draw_hypnogram(figure: Figure) -> Canvas:
 
 
 def _draw_timelines(figure: Figure) -> Canvas:
-    from matplotlib.figure import Figure as Canvas
-
     data, lanes = figure.data, figure.data["lanes"]
-    canvas = Canvas(figsize=(WIDTH, 0.9 + 0.24 * max(len(lanes), 1)), layout="constrained")
+    canvas = _new_canvas((WIDTH, 0.9 + 0.24 * max(len(lanes), 1)))
     axes = canvas.add_subplot()
     handles = []
     for k in range(len(data["groups"])):  # the first is the background
@@ -409,11 +411,8 @@ def _draw_timelines(figure: Figure) -> Canvas:
         handles += axes.plot(
             [x for x, _ in at], [y for _, y in at], linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1
         )
-    axes.set_yticks(range(len(lanes)), [clean_text(lane["name"], 32) for lane in lanes], color=INK)
+    _name_rows(axes, range(len(lanes)), [clean_text(lane["name"], 32) for lane in lanes])
     axes.set_ylim(len(lanes) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", color=RULE, linewidth=0.5)
-    axes.set_axisbelow(True)
     axes.set_xlabel(clean_text(data.get("xlabel", "")))
     _set_plain_ticks(axes.xaxis)
     canvas.legend(
@@ -423,7 +422,7 @@ def _draw_timelines(figure: Figure) -> Canvas:
 
 
 _CIRCLE = [(math.cos(a), math.sin(a)) for a in np.linspace(0, 2 * math.pi, 9).tolist()]
-GLYPHS: list[list[tuple[float, float]]] = [  # strokes that tell groups apart without colour; (nan, nan) lifts the pen
+GLYPHS: list[list[tuple[float, float]]] = [  # strokes that distinguish groups without colour; (nan, nan) lifts the pen
     [(0, 0), (0, 0)],
     [(-1, 0), (1, 0), (math.nan, math.nan), (0, -1), (0, 1)],
     [(-0.8, -0.7), (0.8, -0.7), (0, 0.9), (-0.8, -0.7)],
@@ -437,14 +436,12 @@ GLYPHS: list[list[tuple[float, float]]] = [  # strokes that tell groups apart wi
 
 def _draw_scatter(figure: Figure) -> Canvas:
     """Points in panels, a colour and a glyph a group; each group is one path, so that thousands of points stay small."""
-    from matplotlib.figure import Figure as Canvas
-
     data = figure.data
     panels, groups = data["panels"], list(data["groups"])
     across = min(max(len(panels), 1), 3)
     down = -(-max(len(panels), 1) // across)
     wide = WIDTH if across > 1 else 4.8
-    canvas = Canvas(figsize=(wide, down * (wide / across * 0.95 + 0.25) + 0.45), layout="constrained")
+    canvas = _new_canvas((wide, down * (wide / across * 0.95 + 0.25) + 0.45))
     grid = canvas.subplots(down, across, squeeze=False)
     for axes, panel in itertools.zip_longest(grid.flat, panels):
         if panel is None:
@@ -497,14 +494,12 @@ def _draw_scatter(figure: Figure) -> Canvas:
 
 
 def _draw_forest(figure: Figure) -> Canvas:
-    """A dot and an interval a name, in panels that share the names; hollow marks for what they are set against."""
-    from matplotlib.figure import Figure as Canvas
-
+    """A dot and an interval for each name, in panels that share the names; hollow marks for the values compared to."""
     data = figure.data
     panels, names = data["panels"], [clean_text(n, 32) for n in data["names"]]
     across = min(max(len(panels), 1), 4)
     down = -(-max(len(panels), 1) // across)
-    canvas = Canvas(figsize=(WIDTH, 0.35 + down * (0.55 + 0.19 * max(len(names), 2))), layout="constrained")
+    canvas = _new_canvas((WIDTH, 0.35 + down * (0.55 + 0.19 * max(len(names), 2))))
     grid = canvas.subplots(down, across, squeeze=False, sharey=True)
     y = np.arange(len(names))
     handles = {}
@@ -528,11 +523,8 @@ def _draw_forest(figure: Figure) -> Canvas:
                 fillstyle="none",
                 markeredgewidth=0.9,
             )[0]
-        axes.set_yticks(y, names, color=INK)
+        _name_rows(axes, y, names)
         axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="y", color=RULE, linewidth=0.5)
-        axes.set_axisbelow(True)
         axes.spines["left"].set_visible(False)
         axes.set_title(clean_text(panel["name"], 28), loc="left", color=INK)
         axes.locator_params(axis="x", nbins=4)
@@ -548,8 +540,6 @@ def _draw_forest(figure: Figure) -> Canvas:
 
 def _draw_ranks(figure: Figure) -> Canvas:
     """Mean ranks on a line, the best on the left; bars join groups that differ by less than the critical difference (Demsar 2006)."""
-    from matplotlib.figure import Figure as Canvas
-
     data = figure.data
     order = np.argsort(to_array(data["ranks"]), kind="stable")
     ranks, names = to_array(data["ranks"])[order], [clean_text(data["names"][k], 32) for k in order]
@@ -557,7 +547,7 @@ def _draw_ranks(figure: Figure) -> Canvas:
     near = [np.flatnonzero(ranks <= r + data["critical"]).max(initial=i) for i, r in enumerate(ranks.tolist())]
     joined = [(i, j) for i, j in enumerate(near) if j > i and not any(a < i and b >= j for a, b in enumerate(near))]
     top = 0.5 + 0.3 * len(joined)  # below the bars begin the names
-    canvas = Canvas(figsize=(WIDTH, 0.9 + 0.2 * (top + half)), layout="constrained")
+    canvas = _new_canvas((WIDTH, 0.9 + 0.2 * (top + half)))
     axes = canvas.add_subplot()
     low, high = 1.0, float(max(k, 2))
     pad = 0.42 * (high - low)

@@ -1,4 +1,4 @@
-"""The numbers behind a figure or a table as columns, and these as Parquet and CSV."""
+"""Numbers of figures and tables as columns, Parquet and CSV."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from bitimely_core.report.text import clean_text, is_numeric
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
+FigureDict = Mapping[str, Any]  # `data` of a figure
 
-CSV_LIMIT = 60_000  # bytes of a table that the page carries as a download; larger ones are in the Parquet file alone
+CSV_LIMIT = 60_000  # bytes of a download inside the page; larger tables are in the Parquet file only
 
 
 def to_array(values: Any) -> Array:
@@ -28,15 +29,15 @@ def to_array(values: Any) -> Array:
     )
 
 
-def matrix_panels(data: Mapping[str, Any]) -> tuple[Array, list[str]]:
+def matrix_panels(data: FigureDict) -> tuple[Array, list[str]]:
     """The matrices of a figure, [M, R, C], and their names."""
     values = np.asarray(data["values"])
     values = values if values.dtype == np.float32 else values.astype(np.float64)  # large maps come in single precision
     return (values[None], [""]) if values.ndim == 2 else (values, [clean_text(n) for n in data.get("names", range(1, len(values) + 1))])
 
 
-def stage_indices(track: Mapping[str, Any], classes: Sequence[str]) -> Array:
-    """Class numbers of a track, -1 where there is none; they may be given as names."""
+def stage_indices(track: FigureDict, classes: Sequence[str]) -> Array:
+    """Class numbers of a track given by name or number, -1: no class."""
     ids = {name: k for k, name in enumerate(classes)}
     numbers = [
         ids.get(s, -1) if isinstance(s, str) else -1 if s is None else int(s) for s in np.asarray(track["stages"], dtype=object).tolist()
@@ -45,7 +46,7 @@ def stage_indices(track: Mapping[str, Any], classes: Sequence[str]) -> Array:
 
 
 def figure_data(figure: Figure) -> Columns:
-    """Every number of a figure as columns of one table, for Parquet and CSV."""
+    """All numbers of a figure as columns of one table."""
     data = figure.data
     if figure.kind == "lines":
         parts: dict[str, list[Array]] = {"x": [], "y": [], "lo": [], "hi": []}
@@ -91,8 +92,8 @@ def figure_data(figure: Figure) -> Columns:
         classes = [clean_text(c) for c in data["classes"]]
         tracks = {clean_text(t["name"]): stage_indices(t, data["classes"]) for t in data["tracks"]}
         n = max((len(v) for v in tracks.values()), default=0)
-        said = np.array([*classes, ""])  # -1 is the last: no stage
-        padded = {f"stage {name}": said[np.pad(v, (0, n - len(v)), constant_values=-1)] for name, v in tracks.items()}
+        labels = np.array([*classes, ""])  # -1 is the last: no stage
+        padded = {f"stage {name}": labels[np.pad(v, (0, n - len(v)), constant_values=-1)] for name, v in tracks.items()}
         return {"epoch": np.arange(n), "seconds": np.arange(n) * float(data["epoch"]), **padded}
     if figure.kind == "timelines":
         lanes = [(clean_text(lane["name"]), to_array(lane["times"]), lane["groups"]) for lane in data["lanes"]]
@@ -110,11 +111,11 @@ def figure_data(figure: Figure) -> Columns:
             "y": np.concatenate([np.empty(0), *(to_array(p["y"]) for p in data["panels"])]),
             "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(p["group"], dtype=np.int64)] for p in data["panels"])]),
         }
-    raise ValueError(f"figure {figure.name!r} has kind {figure.kind!r}, which is not known")
+    raise ValueError(f"figure {figure.name!r} has kind {figure.kind!r}, which is unknown")
 
 
 def table_data(table: Table) -> Columns:
-    """A table as columns: numbers where all cells are, else text; a metric object gives its value, lo and hi."""
+    """A table as columns: numbers where all cells are numbers, else text; a metric gives value, lo and hi."""
     out: Columns = {}
     for k, name in enumerate(table.columns):
         cells = [row[k] for row in table.rows]
@@ -125,8 +126,8 @@ def table_data(table: Table) -> Columns:
                 values = [c.get(part) if isinstance(c, Mapping) else c if part == "value" else None for c in cells]
                 out[label if part == "value" else f"{label} {part}"] = to_array(values)
         elif is_numeric(cells):
-            whole = all(isinstance(c, int | np.integer) for c in cells)
-            out[label] = np.array(cells, np.int64) if whole else to_array(cells)
+            integers = all(isinstance(c, int | np.integer) for c in cells)
+            out[label] = np.array(cells, np.int64) if integers else to_array(cells)
         else:
             out[label] = np.array(["" if c is None else clean_text(c) for c in cells], str)
     return out
@@ -167,8 +168,8 @@ def to_csv(columns: Columns) -> str:
 
 
 def csv_link(columns: Columns) -> tuple[str, bool]:
-    """A link that carries the CSV, or "" where it would be too large; and whether it holds text."""
-    if sum(v.size for v in columns.values()) * 6 > CSV_LIMIT:  # not even worth writing
+    """A data link with the CSV, "" if too large; and whether it holds text."""
+    if sum(v.size for v in columns.values()) * 6 > CSV_LIMIT:  # certainly too large
         return "", False
     data = to_csv(columns).encode()
     if len(data) > CSV_LIMIT:

@@ -1,23 +1,18 @@
-"""One HTML file that opens anywhere, and the numbers beside it.
+"""Render a `Page` as one HTML file with its numbers beside it.
 
-`write(folder, page)` draws a `Page`: `report.html` (under 1 MB, no request to any server, light and dark, prints), a `.svg` of each figure,
-a `.parquet` of each figure and table, and `summary.json`. The same page gives the same bytes. Everything foreign (channel names, codes,
-paths) is text: cleaned of control characters, escaped by the template, and never read as markup or as mathematics.
+`write_report(folder, page)` writes `report.html` (under 1 MB, no network request, light and dark, printable), a `.svg` of each figure, a
+`.parquet` of each figure and table, and `summary.json`. The same page gives the same bytes. Foreign text (channel names, codes, paths) is
+cleaned of control characters, escaped by the template, and never read as markup or as mathematics.
 
-A figure of kind `bars` that stands first is the page's headline: the first name is the result, the others are what it is compared with.
-A block of text that starts with "## " is a heading. A cell of a table may be a metric object `{value, lo, hi, ...}` of `evaluate`, or
-`{value, text, note, paper?}`: sorted by the value, shown as the text with the note below it.
-A figure of kind `matrix` may hold panels: `values` [M, R, C] with `names` [M]; small ones take `row_names` and `column_names`, and every
-cell shows its number. Large ones are drawn by the strongest entry of each block of cells; the Parquet file holds them all. A signal of
-`traces` with `accent` true is drawn in colour; `lanes` = {"names", "spans": [{"start", "stop", "name"}]} (seconds) adds a panel with a
-line a name, on the same axis: a hypnogram, beats, events.
+A figure of kind `bars` that comes first is the headline: the first name is the result, the others are its baselines. A block of text that
+starts with "## " is a heading. A cell of a table may be a metric `{value, lo, hi, ...}`, or `{value, text, note}`: sorted by the value, shown
+as the text with the note below it.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -29,30 +24,35 @@ from typing import Any
 import numpy as np
 
 from bitimely_core import __version__, storage
+from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.report.figures import COLOURS, format_tick
 from bitimely_core.report.numbers import csv_link, figure_data, table_data, to_array, to_parquet
 from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
-from bitimely_core.report.text import clean_text, format_number, make_slug, to_plain
+from bitimely_core.report.text import clean_text, format_number, is_numeric, make_slug, to_json
+from bitimely_core.schemas import ReportFile, ReportInfo, Summary
 
 LIMIT = 1_000_000  # bytes of report.html
-LONG = 24  # characters from which on a column of text may wrap, but not into a sliver
+LONG = 24  # characters from which on a column of text may wrap
 ROWS = 500  # rows of a table that are shown
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
+Context = dict[str, Any]  # of the template
+
+
 @dataclass
 class PageParts:
-    """What is written: the context of the template and the files beside it."""
+    """The blocks of the template and the files beside the page."""
 
-    blocks: list[dict[str, Any]] = field(default_factory=list)
-    headline: dict[str, Any] | None = None
+    blocks: list[Context] = field(default_factory=list)
+    headline: Context | None = None
     files: dict[str, bytes] = field(default_factory=dict)
     quoted: bool = False
 
 
-def _render_headline(figure: Figure) -> dict[str, Any]:
-    """The first figure of a page as rows on a common axis, positions in per cent."""
+def _render_headline(figure: Figure) -> Context:
+    """The headline figure as rows on a common axis, positions in per cent."""
     data = figure.data
     values = to_array(data["values"])
     ends = [to_array(data[k]) if data.get(k) is not None else np.full(len(values), np.nan) for k in ("lo", "hi")]
@@ -81,50 +81,44 @@ def _render_headline(figure: Figure) -> dict[str, Any]:
     return {"rows": rows, "ticks": [{"at": 25 * k, "text": format_tick(low + (high - low) * k / 4)} for k in range(5)]}
 
 
-def _render_cell(value: Any, digits: int | None) -> dict[str, Any]:
-    """A cell as the template shows it; `key` is what the column sorts by."""
+def _make_cell(text: object, key: str = "", *, numeric: bool = False, none: bool = False, interval: str = "") -> Context:
+    return {"text": clean_text(text), "key": key, "numeric": numeric, "none": none, "interval": interval}
+
+
+def _render_cell(value: Any, digits: int | None) -> Context:
+    """A cell for the template; columns are sorted by `key`."""
     interval = ""
     if isinstance(value, Mapping) and "text" in value:
-        known = value["value"]
-        return {
-            "text": clean_text(value["text"]),
-            "key": "" if known is None else repr(known),
-            "numeric": True,
-            "none": False,
-            "interval": clean_text(value["note"]),
-        }
+        key = "" if value["value"] is None else repr(value["value"])
+        return _make_cell(value["text"], key, numeric=True, interval=clean_text(value["note"]))
     if isinstance(value, Mapping):
         if value.get("lo") is not None and value.get("hi") is not None:
             joint = "–" if value["lo"] >= 0 else " to "
             interval = f"{format_number(value['lo'])}{joint}{format_number(value['hi'])}"
         value = value.get("value", value.get("difference"))
     if isinstance(value, bool | np.bool_):
-        return {"text": "yes" if value else "no", "key": "yes" if value else "no", "numeric": False, "none": False, "interval": ""}
+        return _make_cell("yes" if value else "no", "yes" if value else "no")
     if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):
-        return {"text": "–", "key": "", "numeric": True, "none": True, "interval": ""}
+        return _make_cell("–", numeric=True, none=True)
     if isinstance(value, int | float | np.number):
         plain = value.item() if isinstance(value, np.number) else value
-        return {"text": format_number(plain, digits), "key": repr(plain), "numeric": True, "none": False, "interval": interval}
-    return {"text": clean_text(value), "key": clean_text(value), "numeric": False, "none": False, "interval": ""}
+        return _make_cell(format_number(plain, digits), repr(plain), numeric=True, interval=interval)
+    return _make_cell(value, clean_text(value))
 
 
 def _choose_decimals(cells: list[Any]) -> int | None:
-    """Decimals for a whole column, so that points stand below each other; None: number by number."""
+    """Decimals of a column, to align its points; None: by number."""
     values = [cell.get("value") if isinstance(cell, Mapping) else cell for cell in cells]
     sizes = [abs(float(v)) for v in values if isinstance(v, float | np.floating) and math.isfinite(v) and v]
     return 3 if sizes and min(sizes) >= 1e-3 and max(sizes) < 10 else None
 
 
-def _render_table(table: Table) -> dict[str, Any]:
+def _render_table(table: Table) -> Context:
     if any(len(row) != len(table.columns) for row in table.rows):
         raise ValueError(f"table {table.name!r} has rows that do not have {len(table.columns)} cells")
     shown = table.rows[:ROWS]
     columns = [[row[k] for row in shown] for k in range(len(table.columns))]
-    numeric = [
-        bool(c)
-        and all(v is None or isinstance(v, Mapping) or (isinstance(v, int | float | np.number) and not isinstance(v, bool)) for v in c)
-        for c in columns
-    ]
+    numeric = [bool(c) and is_numeric([0, *(0 if isinstance(v, Mapping) else v for v in c)]) for c in columns]
     made = [[_render_cell(v, _choose_decimals(column)) for v in column] for column in columns]
     for cells, is_number in zip(made, numeric, strict=True):
         long = max((len(cell["text"]) for cell in cells), default=0) > LONG
@@ -140,7 +134,7 @@ def _render_table(table: Table) -> dict[str, Any]:
 
 
 def _render_parts(page: Page) -> PageParts:
-    """Draw and tabulate everything."""
+    """Draw the figures and tabulate the tables."""
     out, taken = PageParts(), {"report", "summary", "notices", "predictions", "scores"}
     counts = {"Figure": 0, "Table": 0}
     level = 2
@@ -181,13 +175,13 @@ def _render_parts(page: Page) -> PageParts:
     return out
 
 
-def render_html(page: Page, files: Mapping[str, str] | None = None, *, alone: bool = False) -> str:
-    """The page as one HTML text, with links to the files that `write` makes; `alone`: without, for a page that stands by itself."""
-    return _fill_template(page, _render_parts(page), files or {}, alone=alone)
+def render_html(page: Page, *, alone: bool = False) -> str:
+    """The page as one HTML text; `alone`: without links to files beside it."""
+    return _fill_template(page, _render_parts(page), {}, alone=alone)
 
 
 def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str], *, alone: bool = False) -> str:
-    """Fill the template; where the page would be too large, downloads give way first, then the largest drawings (both stand beside it)."""
+    """Fill the template; from a page that is too large, the largest downloads are removed first, then the largest drawings (both are files)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -218,13 +212,13 @@ def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str], *, al
     }
     template = environment.get_template("report.html.j2")
 
-    def filled() -> str:
+    def render() -> str:
         for b in blocks:
             if b["kind"] == "figure":
                 b["svg_inline"] = Markup(drawings[b["slug"]]) if b["slug"] in drawings else ""  # noqa: S704  # drawn here, text escaped
         return template.render(context) + "\n"
 
-    out = filled()
+    out = render()
     while len(out.encode()) > LIMIT:
         linked = [b for b in blocks if b.get("csv")]
         if linked:
@@ -233,27 +227,25 @@ def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str], *, al
             del drawings[max(drawings, key=lambda name: len(drawings[name]))]
         else:
             break
-        out = filled()
+        out = render()
     return out
 
 
 def _list_former_files(folder: Path) -> Iterator[str]:
-    """Files that a former report made in `folder`, by its own list."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        for name in json.loads((folder / "summary.json").read_bytes())["report"]["files"]:
-            if re.fullmatch(r"[a-z0-9-]+\.(parquet|svg)", name):
-                yield name
+    """Files of an earlier report in `folder`, by its own list."""
+    with suppress(UserError):
+        yield from (n for n in Summary.load(folder / "summary.json").report.files if re.fullmatch(r"[a-z0-9-]+\.(parquet|svg)", n))
 
 
 def write_report(folder: Path | str, page: Page, *, files: Mapping[str, str] | None = None) -> Path:
     """Write `report.html`, `summary.json`, and the data and drawing of every figure and table into `folder`.
 
-    A former report is taken away first and the new one comes last, so that a `report.html` always belongs to the files beside it.
+    An earlier report is removed first and the new one comes last, so that a `report.html` always belongs to the files beside it.
 
     Args:
         folder: made if it is missing; other files in it are left alone.
-        page: what to show.
-        files: further files of the folder to name at the end: name -> what it holds.
+        page: content.
+        files: further files of the folder to list: name -> content in words.
 
     Returns:
         The path of `report.html`.
@@ -271,13 +263,8 @@ def write_report(folder: Path | str, page: Page, *, files: Mapping[str, str] | N
         with suppress(FileNotFoundError):
             storage.os_unlink(folder / name)
     written = {name: storage.write_bytes(folder / name, data) for name, data in parts.files.items()}
-    about = {
-        "title": page.title,
-        "verdict": page.verdict,
-        "notices": page.notices,
-        "facts": page.facts,
-        "files": {name: {"sha256": sha, "size": size} for name, (sha, size) in written.items()},
-    }
-    storage.write_json(folder / "summary.json", to_plain({"format_version": 1, **page.summary, "report": about}))
+    files_of = {name: ReportFile(sha256=sha, size=size) for name, (sha, size) in written.items()}
+    info = ReportInfo(title=page.title, verdict=page.verdict, notices=page.notices, facts=page.facts, files=files_of)
+    storage.write_json(folder / "summary.json", to_json({"format_version": 1, **page.summary, "report": info.model_dump()}))
     storage.write_bytes(folder / "report.html", rendered.encode())
     return folder / "report.html"

@@ -1,4 +1,4 @@
-"""Drawings as SVG: small, the same bytes every time, in the page's colours or as a file of their own."""
+"""Figures as SVG: small, reproducible bytes, inline in the page's colours or as separate files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ XLINK = "http://www.w3.org/1999/xlink"
 
 
 def draw_figure(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
-    """The drawing of a figure as an SVG tree, and a note for its caption. No global state, no display, the same bytes every time.
+    """A figure as an SVG tree, and a note for its caption. No global state, no display, reproducible bytes.
 
-    `name` makes the ids inside unlike those of other figures of the page.
+    `name` makes the ids unique in the page.
     """
     import matplotlib
 
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # glyphs that the measuring font lacks are the reader's font's business
+        warnings.simplefilter("ignore")  # missing glyphs: the reader's font draws them
         drawn = DRAWERS[figure.kind](figure)
         canvas, note = drawn if isinstance(drawn, tuple) else (drawn, "")
         out = io.BytesIO()
@@ -37,7 +37,7 @@ def draw_figure(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
 
 
 def clean_svg(svg: ET.Element, name: str) -> ET.Element:
-    """The tree without what a page does not need: unused ids, style sheets, digits below a tenth of a point; pictures with a palette."""
+    """The tree without unused ids, style sheets and digits below a tenth of a point; images with a palette."""
     for parent in list(svg.iter()):
         for child in list(parent):
             tag = child.tag.rpartition("}")[2]
@@ -76,7 +76,7 @@ def clean_svg(svg: ET.Element, name: str) -> ET.Element:
 
 
 def _shrink_png(link: str) -> str:
-    """A PNG of few colours with a palette instead of four channels."""
+    """A PNG of at most 256 colours with a palette instead of four channels."""
     from PIL import Image
 
     picture = Image.open(io.BytesIO(base64.b64decode(link.partition(",")[2]))).convert("RGB")
@@ -93,7 +93,7 @@ def _shrink_png(link: str) -> str:
 
 
 def export_svg(svg: ET.Element) -> bytes:
-    """The drawing as a file of its own, in the light colours."""
+    """The figure as a separate file, in the light colours."""
     ET.register_namespace("", SVG)
     ET.register_namespace("xlink", XLINK)
     root = ET.fromstring(ET.tostring(svg))  # noqa: S314  # a copy
@@ -102,7 +102,7 @@ def export_svg(svg: ET.Element) -> bytes:
 
 
 def inline_svg(svg: ET.Element, label: str) -> str:
-    """The drawing as part of the page: colours are the page's variables, text is in its font."""
+    """The figure as part of the page, with its colour variables and font."""
     root = ET.fromstring(ET.tostring(svg))  # noqa: S314  # a copy
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]

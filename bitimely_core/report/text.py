@@ -1,4 +1,4 @@
-"""Text and numbers for people, names for files, values for JSON."""
+"""Displayed text and numbers, names of files, values for JSON."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bitimely_core.errors import clean
 
 
 def clean_text(value: object, limit: int = 2000) -> str:
-    """Foreign text on one line, without what XML, a terminal or a spreadsheet would act upon other than by showing it."""
+    """Foreign text on one line, without characters that XML, a terminal or a spreadsheet would interpret."""
     return clean(re.sub(r"[\n\r\t]+", " ", str(value)).replace("\ufffe", "?").replace("\uffff", "?"), limit)
 
 
 def format_number(value: float | None, digits: int | None = None) -> str:
-    """A number for people: three decimals where that says enough, a dash for what is not defined.
+    """A displayed number: three decimals where they suffice, a dash where it is not defined.
 
     >>> number(0.8421), number(12345), number(3.2e-7), number(None)
     ('0.842', '12,345', '3.2×10⁻⁷', '–')
@@ -35,33 +35,33 @@ def format_number(value: float | None, digits: int | None = None) -> str:
     return f"{value:,.{places}f}".replace("-", "−")
 
 
-def make_slug(name: str, taken: set[str]) -> str:
-    """`name` as the name of a file and an anchor, unlike those `taken`; it is added to them."""
+def make_slug(name: str, used: set[str]) -> str:
+    """`name` as a file name and anchor that is not in `used`, to which it is added."""
     base = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "figure"
     found, k = base, 2
-    while found in taken:
+    while found in used:
         found, k = f"{base}-{k}", k + 1
-    taken.add(found)
+    used.add(found)
     return found
 
 
-def to_plain(value: Any) -> Any:
-    """`value` as JSON knows it: arrays as lists, NaN and infinities as null, keys as text."""
+def to_json(value: Any) -> Any:
+    """`value` for JSON: arrays as lists, NaN and infinities as null, keys as text."""
     if isinstance(value, Mapping):
-        return {str(k): to_plain(v) for k, v in value.items()}
+        return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, np.ndarray):
-        return to_plain(value.tolist())
+        return to_json(value.tolist())
     if isinstance(value, list | tuple | set | frozenset):
-        return [to_plain(v) for v in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+        return [to_json(v) for v in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
     if isinstance(value, np.generic):
-        return to_plain(value.item())
+        return to_json(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
 def is_numeric(values: Sequence[Any]) -> bool:
-    """Whether a column holds numbers alone, and at least one."""
+    """Whether all values of a column are numbers or None, and at least one is a number."""
     return all(v is None or (isinstance(v, int | float | np.number) and not isinstance(v, bool)) for v in values) and any(
         v is not None for v in values
     )
