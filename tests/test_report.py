@@ -205,14 +205,7 @@ def test_verdict_score_notices_facts_come_first(tmp_path):
     said = Parsed(write_report(tmp_path, page()).read_text("utf-8")).said
     order = [
         said.index(w)
-        for w in (
-            "It knows more than the majority.",
-            "0.810",
-            "95 % CI 0.700 to 0.900",
-            "leak_free is false.",
-            "synthetic",
-            "A paragraph.",
-        )
+        for w in ("It knows more than the majority.", "0.810", "95 % CI 0.700 to 0.900", "leak_free is false.", "synthetic", "A paragraph.")
     ]
     assert order == sorted(order)
     for words in ("Figure 1", "Figure 9", "Table 1", "Loss.", "0.700–0.900", "–"):
