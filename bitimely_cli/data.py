@@ -238,11 +238,14 @@ def verify(
 
     with screen.progress() as progress:
         result = workflows.verify(path or common.workspace, deep=deep, progress=progress)
-    findings = result.pop("findings")
-    screen.findings(findings)
-    screen.table(["what", "kind", "files", "state"], [[c["path"], c["kind"], c["files"], c["state"]] for c in result["checked"]])
-    screen.result(result, [f"{len(result['checked'])} checked, {sum(c['state'] != 'good' for c in result['checked'])} with findings"])
-    return int(result["exit_code"])
+    checked = result["checked"]
+    screen.findings(result["findings"])
+    screen.table(["what", "kind", "files", "state"], [[c["path"], c["kind"], c["files"], c["state"]] for c in checked])
+    screen.result(
+        {key: value for key, value in result.items() if key != "findings"},
+        [f"{len(checked)} checked, {sum(c['state'] != 'good' for c in checked)} with findings"],
+    )
+    return result["exit_code"]
 
 
 @expand_options
@@ -256,10 +259,10 @@ def list_(
     """
     from bitimely_core.workflows import catalog
 
-    rows = catalog.rows(kind, common.workspace)
+    rows = catalog.list_rows(kind, common.workspace)
     for columns in (catalog.COLUMNS[kind], catalog.CLAIMED) if kind == "models" else (catalog.COLUMNS[kind],):
         screen.table(columns, [[row.get(column) for column in columns] for row in rows])
-    screen.result({kind: rows, "format_version": 1}, catalog.notes(kind))
+    screen.result({kind: rows, "format_version": 1}, catalog.list_notes(kind))
     return Exit.OK
 
 
@@ -271,7 +274,7 @@ def doctor(common: CommonOptions) -> int:
     """
     from bitimely_core.workflows import catalog
 
-    report = catalog.doctor(common.workspace)
+    report = catalog.check_installation(common.workspace)
     screen.table(["what", "found", "note"], [[row["what"], row["found"], row["note"]] for row in report["checks"]])
     screen.result(report)
     return Exit.OK if report["good"] else Exit.REFUSED

@@ -259,7 +259,7 @@ def report(
     """
     from bitimely_core import workflows
 
-    result: dict[str, Any] = workflows.report(run, out=out, **write.given())
+    result = workflows.report(run, out=out, **write.given())
     if write.dry_run:
         return _show_plan(result)
     screen.result(result, [result["verdict"], f"report: {result['report']}"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bitimely_core import models, workflows
-from bitimely_core.errors import UserError
+from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.types import Batch
 
 SMALL = {"model": {"tokenizer": "patch", "patch": 50, "layers": 2}, "train": {"steps": 3, "batch_size": 8}}
@@ -161,7 +161,7 @@ def test_a_hub_that_cannot_be_used_is_one_clear_line(home: Path, tmp_path: Path,
     weights = tmp_path / "remote" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     Hub(monkeypatch, tmp_path / "remote")
-    with pytest.raises(UserError, match=r"run\.json says") as caught:
+    with pytest.raises(UserError, match=r"as in run\.json") as caught:
         begun(home, "lab/tiny", "never")
     assert caught.value.exit_code == 5
     (tmp_path / "remote" / "run.json").unlink()
@@ -179,3 +179,15 @@ def test_a_hub_that_cannot_be_used_is_one_clear_line(home: Path, tmp_path: Path,
         begun(home, "a/b/c", "never")
     assert caught.value.exit_code == 2
     assert not (home / "runs" / "never").exists()
+
+
+def test_an_export_is_verified_and_damage_in_it_found(home: Path, tmp_path: Path) -> None:
+    workflows.export("tiny", out=tmp_path / "tiny", workspace=home)
+    result = workflows.verify(tmp_path / "tiny")
+    assert result["exit_code"] == Exit.OK
+    assert [one["state"] for one in result["checked"]] == ["good"]
+    path = tmp_path / "tiny" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    result = workflows.verify(tmp_path / "tiny")
+    assert result["exit_code"] == Exit.INTEGRITY
+    assert [(one.code, one.file) for one in result["findings"]] == [(Reason.INTEGRITY, str(path))]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def get_rank() -> int:
-    """Number of this process; process 0 alone writes and prints."""
+    """Rank of this process; process 0 alone writes and prints."""
     return int(os.environ.get("RANK", "0")) if get_world_size() > 1 else 0
 
 
@@ -26,7 +26,7 @@ def get_world_size() -> int:
 
 
 def is_resuming() -> bool:
-    """Whether torchrun has started this process again after a failure: then nothing may be started over."""
+    """Whether torchrun restarted this process after a failure; then --force-new must not apply again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
@@ -40,7 +40,7 @@ def join_group() -> None:
 
 
 def barrier() -> None:
-    """Wait until every process is here."""
+    """Wait for all processes."""
     join_group()
     all_reduce_sum([0.0])
 
@@ -90,21 +90,21 @@ def all_reduce_statistics(model: nn.Module) -> None:
 
 
 def first_error(own: Exception | None) -> Exception:
-    """The exception to raise when some process has a fault: its own where that is a bug, else the first UserError of any."""
-    told: list[Any] = [own]
+    """The exception to raise when any process failed: its own where that is a bug, else the first UserError of any."""
+    gathered: list[Any] = [own]
     if get_world_size() > 1:
-        told = [None] * get_world_size()
-        dist.all_gather_object(told, own if isinstance(own, UserError) else None)
+        gathered = [None] * get_world_size()
+        dist.all_gather_object(gathered, own if isinstance(own, UserError) else None)
     if own is None or isinstance(own, UserError):
         other = UserError(Reason.INTERNAL, "another process failed", hint="See its message", exit_code=Exit.INTERNAL_ERROR)
-        return next((error for error in told if error is not None), other)
+        return next((error for error in gathered if error is not None), other)
     return own
 
 
 def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> int | None:
     """Run `python -m bitimely_cli ARGV` in `devices` processes under torchrun; 0, or the exit code of the process that failed first.
 
-    None when this process is to go on itself: it is already one of those processes, or one device was asked for.
+    None for one device, and in a process that torchrun started: the caller goes on itself.
     """
     if devices <= 1 or "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         return None
@@ -113,7 +113,7 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     import uuid
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun's report of a failure: process 0 has said what happened
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun's own report of a failure; process 0 has printed the error
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

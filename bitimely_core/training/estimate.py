@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,18 @@ from torch import Tensor, nn
 from bitimely_core.training.devices import select_device
 from bitimely_core.training.loop import Objective, map_tensors
 from bitimely_core.types import Batch, Batches
+
+
+class Estimate(TypedDict):
+    """Result of `estimate`."""
+
+    parameters: int
+    trainable: int
+    device: str
+    steps: int
+    seconds_per_step: float
+    seconds: float
+    memory_bytes: dict[str, int]  # weights, gradients, moments, activations (what autograd keeps of one micro-batch), total
 
 
 def estimate(
@@ -23,21 +35,17 @@ def estimate(
     accumulate: int = 1,
     precision: str = "fp32",
     device_name: str = "auto",
-) -> dict[str, Any]:
-    """What `steps` steps would take: two micro-batches are state, the second is timed (the first, where that took long).
+) -> Estimate:
+    """Estimate time and memory of `steps` steps: two micro-batches are run and the second is timed (the first, if it took long).
 
-    The model stays as it is. On the CPU a few rows are state, and time and activations are scaled by the rows. The optimizer's own time,
-    reading, validation and checkpoints are not in it; nor are second passes of the objective where it is None (a mean of the output then
-    stands in for the loss).
-
-    Returns:
-        `parameters`, `trainable`, `device`, `steps`, `seconds_per_step`, `seconds`, and `memory_bytes`: `weights`, `gradients`, `moments`,
-        `activations` (what autograd keeps of one micro-batch), `total`.
+    The model is not changed. On the CPU a few rows are run; time and activations are scaled by the rows. The time of the optimizer, reading,
+    validation and checkpoints is not included, nor are second passes of the objective device it is None (the mean square of the output then
+    replaces the loss).
     """
-    where = select_device(device_name)
+    device = select_device(device_name)
     batch = batches if isinstance(batches, Batch) else next(iter(batches(0)))
     rows = max(1, batch.values.shape[0] // accumulate)
-    used = rows if where.type == "cuda" else min(rows, max(2, 8192 // batch.values.shape[1]))  # two: some objectives compare rows
+    used = rows if device.type == "cuda" else min(rows, max(2, 8192 // batch.values.shape[1]))  # two: some objectives compare rows
     before = {name: value.clone() for name, value in model.named_buffers()}
     kept: dict[int, int] = {}
 
@@ -46,22 +54,22 @@ def estimate(
         return tensor
 
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[where] if where.type == "cuda" else []))
+        stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
         stack.callback(model.train, model.training)
-        model.to(where).train()
-        small = map_tensors(batch, lambda x: x[:used].to(where))
+        model.to(device).train()
+        small = map_tensors(batch, lambda x: x[:used].to(device))
         seconds, activations = 0.0, 0
         for _ in range(2):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             generator = torch.Generator().manual_seed(0)
-            autocast = torch.autocast(where.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+            autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
             with autocast, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
                 loss = objective(model, small, generator=generator)["loss"] if objective else _stand_in_loss(model(small))
             loss.backward()
-            if where.type == "cuda":
-                torch.cuda.synchronize(where)
-            seconds = time.perf_counter() - begun
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds = time.perf_counter() - started
             own = {p.untyped_storage().data_ptr() for p in model.parameters()}
             activations = sum(size for at, size in kept.items() if at not in own)
             kept.clear()
@@ -82,7 +90,7 @@ def estimate(
     return {
         "parameters": sum(p.numel() for p in every),
         "trainable": sum(p.numel() for p in trainable),
-        "device": str(where),
+        "device": str(device),
         "steps": steps,
         "seconds_per_step": per_step,
         "seconds": per_step * steps,

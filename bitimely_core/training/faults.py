@@ -1,4 +1,4 @@
-"""Faults of a training: signals, memory, values that are not finite."""
+"""Errors of a training: signals, memory, non-finite values."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def handle_signals(state: TrainingState) -> Iterator[None]:
-    """SIGTERM and SIGINT set a flag that the loop looks at; SIGINT while that is under way stops at once. Only for runs with a folder."""
+    """SIGTERM and SIGINT set a flag that the loop reads after each step; a second SIGINT stops at once. Only for runs with a folder."""
     if state.home is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def asked(number: int, frame: FrameType | None) -> None:
+    def record_signal(number: int, frame: FrameType | None) -> None:
         if state.stop_signal and number == signal.SIGINT:
             raise KeyboardInterrupt
         state.stop_signal = state.stop_signal or number
 
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, record_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -43,20 +43,20 @@ def handle_signals(state: TrainingState) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def interrupted_error(state: TrainingState, number: int, when: str, what: str) -> UserError:
-    """The error for a training that a signal has stopped."""
+def interrupted_error(state: TrainingState, number: int, when: str, outcome: str) -> UserError:
+    """The error of a training that a signal stopped."""
     return UserError(
         Reason.INTERRUPTED,
         f"stopped by {signal.Signals(number).name} {when}",
-        what,
-        "Repeat the same command to continue",
+        outcome,
+        "Repeat the same command to resume",
         file=str(state.home),
         exit_code=Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED,
     )
 
 
 def is_divisible(model: nn.Module, objective: Objective) -> bool:
-    """Whether a batch in parts has the gradient of the whole: no row is compared with others, nor read by their statistics."""
+    """Whether gradient accumulation keeps the gradient of a batch: rows are neither compared nor normalised by common statistics."""
     own = getattr(getattr(objective, "config", None), "name", "")
     compared = bool(own) and registry.objectives[own].facts.rows > 1
     shared = (isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "per_sample", True) is False for part in model.modules())
@@ -64,13 +64,10 @@ def is_divisible(model: nn.Module, objective: Objective) -> bool:
 
 
 def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig, batch: int, *, divisible: bool) -> UserError | None:
-    """The UserError (resource_limit, exit 6) for an exception which says that memory is exhausted, else None.
-
-    `divisible`: a batch in parts has the gradient of the whole.
-    """
+    """The UserError (resource_limit, exit 6) of an out-of-memory exception, else None; `divisible` as `is_divisible`."""
     words = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
-    said = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
-    if not (said or isinstance(error, MemoryError)):
+    exhausted = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    if not (exhausted or isinstance(error, MemoryError)):
         return None
     return UserError(
         Reason.RESOURCE_LIMIT,
@@ -82,11 +79,11 @@ def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig,
     )
 
 
-def non_finite_error(state: TrainingState, what: str, value: float) -> UserError:
+def non_finite_error(state: TrainingState, quantity: str, value: float) -> UserError:
     """The UserError (non_finite_loss) of the step after `state.step`, with the rows of its global batch."""
     epoch, start = divmod(state.step, state.batches.steps)
     batch = next(iter(state.batches(epoch, start=start)), None)
-    rows = broken = ""
+    rows = non_finite = ""
     if batch is not None:
         index = torch.arange(batch.values.shape[0]) if batch.index is None else batch.index.cpu()
         rows = f", batch rows {list_some(index.tolist())}"
@@ -95,13 +92,13 @@ def non_finite_error(state: TrainingState, what: str, value: float) -> UserError
             if batch.mask is not None:
                 finite |= ~(batch.mask if batch.mask.ndim == finite.ndim else batch.mask[..., None])
             bad = index[~finite.flatten(1).all(1).cpu()].tolist()
-            broken = f"; values are not finite in rows {list_some(bad)}" if bad else ""
+            non_finite = f"; values are not finite in rows {list_some(bad)}" if bad else ""
     kept = [] if state.home is None else checkpoints.list_steps(state.home / "checkpoints")
     return input_error(
         Reason.NON_FINITE_LOSS,
-        f"non-finite {what} ({value:g}) at step {state.step + 1}{rows}{broken}",
+        f"non-finite {quantity} ({value:g}) at step {state.step + 1}{rows}{non_finite}",
         "expected a finite number",
-        "Look at these rows, or lower --lr" + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
+        "Check these rows, or lower --lr" + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
         file=None if state.home is None else str(state.home),
     )
 
@@ -123,7 +120,7 @@ def warn(finding: Finding, notice: Notice | None) -> None:
 
 
 def sync_step(state: TrainingState, numbers: list[float], fault: Exception | None, batch: int) -> tuple[list[float], int]:
-    """Sums of `numbers` over all processes and the signal that any of them got; a fault of one is raised in all: none waits for ever."""
+    """Sums of `numbers` over all processes, and the stop signal that any of them received; an error of one is raised in all of them."""
     flags = [float(fault is not None), float(state.stop_signal == signal.SIGINT), float(state.stop_signal == signal.SIGTERM)]
     *sums, faults, interrupts, terminations = all_reduce_sum([*numbers, *flags])
     if faults:

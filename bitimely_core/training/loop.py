@@ -154,8 +154,7 @@ def fit(
 
     AdamW (no decay on vectors, biases, norms), linear warm-up, then a cosine to 0 over all steps, gradients clipped by their global norm.
     The same call again resumes after a kill and ends with the weights of the uninterrupted run, bit for bit on the same kind of device
-    with the same numbers of processes and threads; a finished run is only loaded. The model returns in the mode and on the device that it
-    had.
+    with the same numbers of processes and threads; a finished run is only loaded. The model keeps its mode and device.
 
     Args:
         model: Starts from its weights; a `target_scale` that is NaN is measured before the first step.
@@ -176,14 +175,10 @@ def fit(
         UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss (4); integrity (5); resource_limit, disk_full
             (6); locked (7); interrupted (130, 143).
     """
-    overrides = {name: value for name, value in {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}.items() if value is not None}
-    configured = {**(config.model_dump() if config else {}), **({} if epochs is None else {"steps": None})}
-    settings = validate(TrainConfig, {**configured, **overrides})
+    settings = _override_config(config or TrainConfig(), epochs=epochs, steps=steps, lr=lr, seed=seed)
     total = settings.count_steps(batches.steps)
-    if not batches.steps and (settings.epochs if settings.steps is None else settings.steps):
-        raise input_error(
-            Reason.NO_INPUT, "no training batch", "expected at least one", "Look at the split: it may leave no subject for training"
-        )
+    if not batches.steps and settings.count_steps(1):
+        raise input_error(Reason.NO_INPUT, "no training batch", "expected at least one", "Check the split: it may have no training subject")
     join_group()
     device = select_device(settings.device)
     home = None if folder is None else Path(folder)
@@ -220,17 +215,23 @@ def fit(
             _resume(state, checkpoint)
         if checkpoint is None or not checkpoint.meta.finished:
             _train(state, stack)
-        return {
-            "steps": state.step,
-            "epochs": state.step / max(batches.steps, 1),
-            "finished": True,
-            "resumed": None if checkpoint is None else checkpoint.step,
-            "loss": state.last.get("loss"),
-            "rel": state.last.get("rel"),
-            "best": state.best,
-            "device": str(device),
-            "findings": findings,
-        }
+    return {
+        "steps": state.step,
+        "epochs": state.step / max(batches.steps, 1),
+        "finished": True,
+        "resumed": None if checkpoint is None else checkpoint.step,
+        "loss": state.last.get("loss"),
+        "rel": state.last.get("rel"),
+        "best": state.best,
+        "device": str(device),
+        "findings": findings,
+    }
+
+
+def _override_config(config: TrainConfig, **overrides: float | None) -> TrainConfig:
+    """`config` with the overrides that are given; epochs also replace its steps. Raises UserError (config, exit 2)."""
+    values = {**config.model_dump(), **({} if overrides["epochs"] is None else {"steps": None})}
+    return validate(TrainConfig, {**values, **{name: value for name, value in overrides.items() if value is not None}})
 
 
 def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, config: TrainConfig) -> None:

@@ -1,8 +1,7 @@
-"""What there is: the rows behind `bitimely list` and `bitimely doctor`. torch is imported only where models are counted."""
+"""Rows of `bitimely list` and checks of `bitimely doctor`. torch is imported only where models are counted."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -15,7 +14,9 @@ from typing import Any
 from bitimely_core import __version__, registry
 from bitimely_core.config import build_model_config, list_presets, load_preset, read_toml
 from bitimely_core.recipe import load_recipe
+from bitimely_core.schemas import RunRecord
 
+Row = dict[str, Any]  # of a listing, column -> value
 COLUMNS = {
     "datasets": ["name", "title", "views", "licence", "paper"],
     "views": ["name", "task", "channels", "rate", "window", "classes", "split"],
@@ -36,26 +37,26 @@ CLAIMED = [
 ]  # the second table of models: what the paper claims, what is known
 
 
-def rows(kind: str, workspace: Path) -> list[dict[str, Any]]:
+def list_rows(kind: str, workspace: Path) -> list[Row]:
     """The rows of `bitimely list KIND`. Raises UserError (unknown_name, exit 2)."""
     kinds = {
-        "datasets": _datasets,
-        "views": _views,
-        "models": _models,
-        "objectives": _objectives,
-        "presets": _presets,
-        "analyses": _analyses,
-        "pipelines": _pipelines,
+        "datasets": _list_datasets,
+        "views": _list_views,
+        "models": _list_models,
+        "objectives": _list_objectives,
+        "presets": _list_presets,
+        "analyses": _list_analyses,
+        "pipelines": _list_pipelines,
     }
     if kind == "runs":
-        return _runs(workspace)
+        return _list_runs(workspace)
     if kind not in kinds:
         raise registry.unknown("kind", kind, [*kinds, "runs"])
     return kinds[kind]()
 
 
-def notes(kind: str) -> list[str]:
-    """What a reader of `bitimely list KIND` must know of its columns."""
+def list_notes(kind: str) -> list[str]:
+    """Notes on the columns of `bitimely list KIND`."""
     if kind != "models":
         return []
     costs = read_toml(COSTS) if COSTS.is_file() else {}
@@ -68,7 +69,7 @@ def notes(kind: str) -> list[str]:
     ]
 
 
-def _datasets() -> list[dict[str, Any]]:
+def _list_datasets() -> list[Row]:
     registry.load_members("bitimely_core.datasets")
     return [
         {
@@ -79,7 +80,7 @@ def _datasets() -> list[dict[str, Any]]:
             "source": e.facts.url,
             "download": e.facts.download,
             "layout": e.facts.layout,
-            "paper": _paper(e.facts.paper),
+            "paper": _format_paper(e.facts.paper),
             "statistics": e.facts.paper,
             "rules": e.facts.rules,
         }
@@ -87,7 +88,7 @@ def _datasets() -> list[dict[str, Any]]:
     ]
 
 
-def _paper(statistics: dict[str, Any]) -> str:
+def _format_paper(statistics: Row) -> str:
     """The paper's sequences and their length by view, in words."""
     parts = [
         f"{view + ': ' if view else ''}{facts['sequences']:,} x {facts['length']}"
@@ -97,7 +98,7 @@ def _paper(statistics: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _views() -> list[dict[str, Any]]:
+def _list_views() -> list[Row]:
     registry.load_members("bitimely_core.datasets")
     return [
         {
@@ -131,21 +132,21 @@ KNOWN = {
 COSTS = Path(__file__).parents[1] / "models" / "costs.toml"
 
 
-def _models() -> list[dict[str, Any]]:
+def _list_models() -> list[Row]:
     """Every model, its true parameters in each preset, the paper's claims, and CPU seconds for 1,000 windows where they were measured."""
     from bitimely_core import objectives
 
     registry.load_members("bitimely_core.models")
     costs = read_toml(COSTS) if COSTS.is_file() else {}
     sizes: dict[str, dict[str, int]] = {name: {} for name in registry.models}
-    for preset in _presets():
+    for preset in _list_presets():
         for name, count in preset["models"].items():
             sizes[name][preset["name"]] = count
     return [
         {
             "name": name,
             "alias": [alias for alias, of in registry.models.aliases.items() if of == name],
-            **{preset: _size(sizes[name].get(preset)) for preset in ("18m", "7.5m", "3m", "tiny")},
+            **{preset: _format_parameters(sizes[name].get(preset)) for preset in ("18m", "7.5m", "3m", "tiny")},
             "parameters": sizes[name],
             "train s": costs.get("models", {}).get(name, {}).get("train"),  # CPU seconds for 1,000 windows
             "infer s": costs.get("models", {}).get(name, {}).get("infer"),
@@ -168,11 +169,11 @@ def _models() -> list[dict[str, Any]]:
     ]
 
 
-def _size(count: int | None) -> str | None:
+def _format_parameters(count: int | None) -> str | None:
     return None if count is None else f"{count / 1e6:.2f} M"
 
 
-def _objectives() -> list[dict[str, Any]]:
+def _list_objectives() -> list[Row]:
     import bitimely_core.objectives  # noqa: F401  registers them
 
     return [
@@ -180,7 +181,7 @@ def _objectives() -> list[dict[str, Any]]:
     ]
 
 
-def _presets() -> list[dict[str, Any]]:
+def _list_presets() -> list[Row]:
     """Every preset with the dimensions of BiTimelyGPT; parameters of every model that can be built with it are counted, not quoted."""
     from bitimely_core import models
 
@@ -210,7 +211,7 @@ def _presets() -> list[dict[str, Any]]:
     return out
 
 
-def _analyses() -> list[dict[str, Any]]:
+def _list_analyses() -> list[Row]:
     import inspect
 
     registry.load_members("bitimely_core.analyses")
@@ -226,7 +227,7 @@ def _analyses() -> list[dict[str, Any]]:
     return out
 
 
-def _pipelines() -> list[dict[str, Any]]:
+def _list_pipelines() -> list[Row]:
     out = []
     for path in sorted(registry.RECIPES.glob("*.toml")):
         recipe = load_recipe(path)
@@ -234,19 +235,19 @@ def _pipelines() -> list[dict[str, Any]]:
     return out
 
 
-def _runs(workspace: Path) -> list[dict[str, Any]]:
+def _list_runs(workspace: Path) -> list[Row]:
     out = []
     for path in sorted((workspace / "runs").glob("*/run.json")):
-        body = json.loads(path.read_bytes())
+        record = RunRecord.load(path)
         out.append(
             {
                 "name": path.parent.name,
-                "kind": body["kind"],
-                "model": body["model"],
-                "data": [d["name"] for d in body["data"]],
-                "finished": body["finished"],
-                "step": (body.get("final") or {}).get("step"),
-                "leak_free": body["leak_free"],
+                "kind": record.kind,
+                "model": record.model,
+                "data": [one.name for one in record.data],
+                "finished": record.finished,
+                "step": record.final.step if record.final else None,
+                "leak_free": record.leak_free,
             }
         )
     return out
@@ -279,22 +280,22 @@ NEEDED = (
 )
 
 
-def doctor(workspace: Path) -> dict[str, Any]:
+def check_installation(workspace: Path) -> Row:
     """Versions, devices, memory, disk, extras; `good` is false when something that is needed is missing."""
     import torch
 
-    checks: list[dict[str, Any]] = [
+    checks: list[Row] = [
         {"what": "bitimely", "found": __version__, "note": ""},
         {"what": "python", "found": platform.python_version(), "note": platform.platform()},
         {"what": "cores", "found": str(os.cpu_count()), "note": f"torch uses {torch.get_num_threads()} threads"},
-        {"what": "memory", "found": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), "note": ""},
+        {"what": "memory", "found": _format_gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), "note": ""},
     ]
     place = workspace if workspace.exists() else Path()
-    checks.append({"what": "disk", "found": f"{_gib(shutil.disk_usage(place).free)} free", "note": f"at {place.resolve()}"})
+    checks.append({"what": "disk", "found": f"{_format_gib(shutil.disk_usage(place).free)} free", "note": f"at {place.resolve()}"})
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(i)
-            checks.append({"what": f"cuda:{i}", "found": properties.name, "note": _gib(properties.total_memory)})
+            checks.append({"what": f"cuda:{i}", "found": properties.name, "note": _format_gib(properties.total_memory)})
     else:
         checks.append(
             {
@@ -322,5 +323,5 @@ def doctor(workspace: Path) -> dict[str, Any]:
     return {"format_version": 1, "checks": checks, "missing": missing, "good": not missing}
 
 
-def _gib(count: int) -> str:
+def _format_gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"

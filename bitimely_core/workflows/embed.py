@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -12,6 +12,19 @@ from bitimely_core.evaluate.predict import EVALUATION_BATCH
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
+
+
+class EmbedResult(TypedDict, total=False):
+    """Result of `embed`; a dry run does not know the width."""
+
+    format_version: int
+    run: str
+    data: str
+    readout: str
+    layers: str
+    out: str
+    n: int
+    width: int
 
 
 def embed(
@@ -28,10 +41,10 @@ def embed(
     verify: bool = True,
     dry_run: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> EmbedResult:
     """Write `embeddings-<data>.parquet` beside the run (or `out`): window, subject_id, recording_id, start, label, split, embedding.
 
-    The vector is what a head would read: `readout` over the last layer or the last two. Returns out, n, width.
+    The vector is the input of a head: `readout` over the last layer or the last two.
     """
     import polars as pl
     import torch
@@ -45,16 +58,16 @@ def embed(
     opened.adapter_for(windows)
     if split not in {"train", "validation", "test", "all"}:
         raise registry.unknown("split", split, ["train", "validation", "test", "all"])
-    chosen = windows if split == "all" else windows[split]
+    rows = windows if split == "all" else windows[split]
     kind = readout or opened.record.settings.finetune.readout or registry.models[opened.record.model].facts.readout
     if kind not in heads.POOLS:
         raise registry.unknown("readout", kind, list(heads.POOLS))
     target = out or opened.folder / f"embeddings-{windows.name}.parquet"
     if dry_run:
-        return {"out": str(target), "n": len(chosen), "readout": kind, "layers": layers}
+        return {"out": str(target), "n": len(rows), "readout": kind, "layers": layers}
     place = select_device(device)
     model = opened.model().to(place)
-    batches = loading.batches(chosen, batch_size or EVALUATION_BATCH, shuffle=False)
+    batches = loading.batches(rows, batch_size or EVALUATION_BATCH, shuffle=False)
     vectors: list[np.ndarray] = []
     with torch.inference_mode():
         for step, batch in enumerate(batches(0)):
@@ -62,7 +75,7 @@ def embed(
             if progress is not None:
                 progress(f"embed {windows.name}", step + 1, batches.steps)
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
-    frame = chosen.index.with_columns(embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1])))
+    frame = rows.index.with_columns(embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1])))
     storage.write_file(target, lambda stream: frame.write_parquet(stream, compression="zstd"))
     return {
         "format_version": FORMAT,
@@ -71,6 +84,6 @@ def embed(
         "readout": kind,
         "layers": layers,
         "out": str(target),
-        "n": len(chosen),
+        "n": len(rows),
         "width": int(matrix.shape[1]),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitimely_core import registry
 from bitimely_core.config import Settings, list_presets, load_preset, merge_layers
@@ -18,6 +18,7 @@ from bitimely_core.training import tuning
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import prepare_windows
 from bitimely_core.workflows.train import (
+    Flags,
     Say,
     TrainingJob,
     TrainingResult,
@@ -42,7 +43,7 @@ def finetune(
     data: str | None = None,
     config: Path | None = None,
     assignments: list[str] | None = None,
-    flags: dict[str, Any] | None = None,
+    flags: Flags | None = None,
     run: str | None = None,
     workspace: Path = Path("workspace"),
     force_new: bool = False,
@@ -131,7 +132,7 @@ def _require_view(data: str | None, recipe: Recipe | None) -> str:
     return str(names[0])
 
 
-def _default_settings(origin: RunRecord, name: str, workspace: Path) -> dict[str, Any]:
+def _default_settings(origin: RunRecord, name: str, workspace: Path) -> Flags:
     """Settings of the pre-training, and those of its preset for fine-tuning."""
     shipped = load_preset(origin.preset) if origin.preset in list_presets() else {}
     same = dataset_of(name, workspace) in {one.dataset for one in origin.data}
@@ -172,7 +173,7 @@ def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model
     at = parent.find_adapter(windows)
     model.settle(at or 0)
     shape = model_shape([windows], config)
-    size: dict[str, Any] = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
+    size: Flags = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
     return model, model.adapt(**size, renew=at is None)
 
 

@@ -1,4 +1,4 @@
-"""Models on a hub: the one place that speaks with it, through huggingface_hub (extra `hub`) and the credentials that are set up there."""
+"""Models on a hub, through huggingface_hub (extra `hub`) with its own credentials; no other module calls it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 from bitimely_core import storage
 from bitimely_core.errors import Reason, clean, input_error, integrity_error, safe_text, usage_error
 
-SAFE = ("*.safetensors", "*.json", "*.md")  # what is downloaded: weights that are no program, numbers and text
+SAFE = ("*.safetensors", "*.json", "*.md")  # downloaded files: weights without code, numbers and text
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 T = TypeVar("T")
 
 
-def library(field: str) -> Any:
+def load_client(field: str) -> Any:
     """huggingface_hub. Raises UserError (config, exit 2) naming `field` where the extra is missing."""
     try:
         import huggingface_hub  # type: ignore[import-not-found, unused-ignore]
@@ -32,11 +32,11 @@ def library(field: str) -> Any:
     return huggingface_hub
 
 
-def _reached(call: Callable[[], T], repo: str, field: str) -> T:
-    """What `call` returns. Raises UserError (not_found, exit 4) in one line for whatever the hub, its client or the network raises."""
+def _call_hub(call: Callable[[], T], repo: str, field: str) -> T:
+    """The result of `call`. Raises UserError (not_found, exit 4) for any error of the hub, its client or the network."""
     try:
         return call()
-    except Exception as error:  # of several libraries and of no common kind
+    except Exception as error:  # of several libraries, without a common class
         raise input_error(
             Reason.NOT_FOUND,
             f"{clean(repo, 100)}: {type(error).__name__}: {clean(str(error).strip().partition(chr(10))[0], 200)}",
@@ -46,19 +46,19 @@ def _reached(call: Callable[[], T], repo: str, field: str) -> T:
         ) from error
 
 
-def fetch(name: str, pinned: dict[str, str] | None = None) -> tuple[Path, dict[str, str]]:
+def fetch_model(name: str, pinned: dict[str, str] | None = None) -> tuple[Path, dict[str, str]]:
     """The folder of a model on the hub, in the cache of the hub's client, and where it is from: `repo` and the commit as `revision`.
 
     Args:
         name: `OWNER/NAME` or `OWNER/NAME@REVISION`.
-        pinned: where a run that is continued has started from: the same commit again, though the branch has moved on.
+        pinned: the origin of a resumed run: the same commit again, also when the branch has newer ones.
 
     Raises:
         UserError: config (exit 2) for another form of name or without the extra; not_found (exit 4) where the hub cannot be reached or has
-            no such model; integrity (exit 5) where the weights are not those that `run.json` speaks of.
+            no such model; integrity (exit 5) where the weights differ from the hash in `run.json`.
     """
-    found = NAME.fullmatch(name)
-    if found is None:
+    parts = NAME.fullmatch(name)
+    if parts is None:
         raise usage_error(
             "no model.safetensors there",
             "expected a run, a model folder or OWNER/NAME of a hub",
@@ -66,40 +66,40 @@ def fetch(name: str, pinned: dict[str, str] | None = None) -> tuple[Path, dict[s
             file=name,
             field="--init",
         )
-    hub = library("--init")
-    repo, revision = found["repo"], found["revision"]
+    hub = load_client("--init")
+    repo, revision = parts["repo"], parts["revision"]
     if revision is None and pinned and pinned.get("repo") == repo:
         revision = pinned["revision"]
     if revision is None or not COMMIT.fullmatch(revision):
-        revision = str(_reached(lambda: hub.HfApi().model_info(repo, revision=revision), repo, "--init").sha)
-    where = _reached(lambda: hub.snapshot_download(repo_id=repo, revision=revision, allow_patterns=list(SAFE)), repo, "--init")
-    folder = Path(where)
-    check(folder, f"{repo}@{revision}")
+        revision = str(_call_hub(lambda: hub.HfApi().model_info(repo, revision=revision), repo, "--init").sha)
+    path = _call_hub(lambda: hub.snapshot_download(repo_id=repo, revision=revision, allow_patterns=list(SAFE)), repo, "--init")
+    folder = Path(path)
+    check_weights(folder, f"{repo}@{revision}")
     return folder, {"repo": repo, "revision": revision}
 
 
-def check(folder: Path, name: str) -> None:
-    """Compare the weights of an exported run with what its run.json says. Raises UserError (integrity, exit 5)."""
+def check_weights(folder: Path, name: str) -> None:
+    """Compare the weights of an exported run with the hash in its run.json. Raises UserError (integrity, exit 5)."""
     try:
-        told = json.loads((folder / "run.json").read_bytes())["weights"]
-        true = storage.hash_file(folder / "model.safetensors")
+        expected = json.loads((folder / "run.json").read_bytes())["weights"]
+        actual = storage.hash_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        text, wanted = f"no weights with their hash ({type(error).__name__})", "expected model.safetensors and run.json of bitimely export"
-        raise integrity_error(name, text, wanted) from error
-    if told != true:
-        text, wanted = f"model.safetensors has the hash {true[:16]}", f"run.json says {safe_text(told)[:16]}"
-        raise integrity_error(name, text, wanted, "Do not use it")
+        problem = f"no weights with their hash ({type(error).__name__})"
+        raise integrity_error(name, problem, "expected model.safetensors and run.json of bitimely export") from error
+    if expected != actual:
+        problem = f"model.safetensors has the hash {actual[:16]}"
+        raise integrity_error(name, problem, f"expected {safe_text(expected)[:16]} as in run.json", "Do not use it")
 
 
-def push(folder: Path, repo: str, files: list[str]) -> str | None:
+def upload_folder(folder: Path, repo: str, files: list[str]) -> str | None:
     """Upload `files` of `folder` to `repo`, which is made private where there is none. Returns the commit.
 
     Raises UserError: config (exit 2) without the extra, not_found (exit 4) where it cannot be reached.
     """
-    hub = library("--push").HfApi()
+    hub = load_client("--push").HfApi()
 
     def upload() -> Any:
         hub.create_repo(repo_id=repo, repo_type="model", private=True, exist_ok=True)
         return hub.upload_folder(repo_id=repo, folder_path=str(folder), repo_type="model", allow_patterns=files)
 
-    return getattr(_reached(upload, repo, "--push"), "oid", None)
+    return getattr(_call_hub(upload, repo, "--push"), "oid", None)

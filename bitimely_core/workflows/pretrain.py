@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings, TuneConfig, load_preset, merge_layers, parse_assignments
@@ -16,7 +16,17 @@ from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.prepare import prepare_windows
-from bitimely_core.workflows.train import Say, TrainingJob, TrainingResult, model_shape, run_job, set_seeds, summarize_job, training_notices
+from bitimely_core.workflows.train import (
+    Flags,
+    Say,
+    TrainingJob,
+    TrainingResult,
+    model_shape,
+    run_job,
+    set_seeds,
+    summarize_job,
+    training_notices,
+)
 from bitimely_core.workspace import run_name
 
 if TYPE_CHECKING:
@@ -30,7 +40,7 @@ def pretrain(
     budget: str | None = None,
     config: Path | None = None,
     assignments: list[str] | None = None,
-    flags: dict[str, Any] | None = None,
+    flags: Flags | None = None,
     init: str | Path | None = None,
     run: str | None = None,
     workspace: Path = Path("workspace"),
@@ -51,12 +61,7 @@ def pretrain(
     shipped = load_preset(preset)
     given = merge_layers(recipe.overrides("pretrain") if recipe else {}, flags or {}, parse_assignments(assignments or []))
     entry = registry.models[given.get("model", {}).get("name", "bitimelygpt")]
-    base = {
-        "model": {**shipped.get(entry.facts.family, {}), "name": entry.name},
-        "objective": {"name": entry.facts.objective},
-        "data": {"names": shipped.get("data", ["synthetic"])},
-        "train": shipped.get("train", {}),
-    }
+    base = _default_settings(shipped, entry.name, entry.facts)
 
     def resolve() -> Settings:
         return resolve_settings("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
@@ -70,7 +75,7 @@ def pretrain(
     if vocabulary_digest(windows[0]) and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
         base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
         settings = resolve()
-    unused_search = supervised and settings.tune.rates is not None
+    notices = [f"{entry.name} has no pre-training: the learning-rate search is skipped."] if supervised and settings.tune.rates else []
     if supervised:  # the run holds the initial weights, for finetune
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 0}), "tune": TuneConfig()})
     budget = budget or (recipe.pretrain.budget if recipe else None) or "table"
@@ -83,9 +88,6 @@ def pretrain(
     folder = workspace / "runs" / name
     start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
     paper, parameters = shipped.get("paper_parameters"), models.parameters(model)
-    notices = [*training_notices(settings, windows, stamp), *_contrastive_batch_note(settings)]
-    if unused_search:
-        notices.append(f"{entry.name} has no pre-training: the learning-rate search is skipped.")
     record = RunRecord(
         run=name,
         kind="pretrain",
@@ -101,7 +103,7 @@ def pretrain(
         seed=settings.train.seed,
         versions=list_versions(),
         verified=verify,
-        notices=tuple(notices),
+        notices=(*training_notices(settings, windows, stamp), *_contrastive_batch_note(settings), *notices),
     )
     views = [tuning.without_test(one) for one in windows]
     batches, validation = _make_batches(settings, views)
@@ -119,6 +121,16 @@ def pretrain(
         search=tuning.plan_search(settings, batches, validation, views),
     )
     return summarize_job(job) if dry_run else run_job(job, force_new=force_new, progress=progress, say=say)
+
+
+def _default_settings(shipped: Flags, name: str, facts: registry.ModelFacts) -> Flags:
+    """Settings of the preset `shipped` for the model `name`."""
+    return {
+        "model": {**shipped.get(facts.family, {}), "name": name},
+        "objective": {"name": facts.objective},
+        "data": {"names": shipped.get("data", ["synthetic"])},
+        "train": shipped.get("train", {}),
+    }
 
 
 def _is_supervised(settings: Settings, facts: registry.ModelFacts) -> bool:
@@ -140,7 +152,7 @@ def _open_windows(settings: Settings, workspace: Path, verify: bool, progress: P
     return [data.limit_windows(one, settings.data.limit, settings.train.seed) for one in opened]
 
 
-def _adapt_to_events(model: dict[str, Any], given: dict[str, Any], facts: registry.ModelFacts) -> dict[str, Any]:
+def _adapt_to_events(model: Flags, given: Flags, facts: registry.ModelFacts) -> Flags:
     """The model settings of a preset for signals, changed for events; as many half-lives as heads, over the same span."""
     events = load_preset("3m").get(facts.family, {})
     out = {**model, **{key: events[key] for key in ("tokenizer", "decay") if key in events}}
@@ -156,7 +168,7 @@ def _build_model(settings: Settings, windows: list[Windows], matched_preset: str
     from bitimely_core import models
 
     config = settings.model
-    shape: dict[str, Any] = model_shape(windows, config)
+    shape: Flags = model_shape(windows, config)
     dimensions = config.model_dump(by_alias=True, exclude={"name", *shape})
     if matched_preset is not None:
         size = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
@@ -230,7 +242,7 @@ def _find_initial_weights(
             return path, {"run": path.parent.name} if path.parent.parent == workspace / "runs" else None
     if dry_run:
         return None, None
-    return hub.fetch(str(init), RunRecord.load(folder / "run.json").init_from if (folder / "run.json").is_file() else None)
+    return hub.fetch_model(str(init), RunRecord.load(folder / "run.json").init_from if (folder / "run.json").is_file() else None)
 
 
 def _load_initial_weights(model: Model, start: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from bitimely_core import storage
 from bitimely_core.report.comparison import comparison_page
@@ -12,16 +12,28 @@ from bitimely_core.workflows.analyze import LONGEST
 from bitimely_core.workspace import run_folder
 
 
-def report(names: list[str], *, out: Path | None = None, workspace: Path = Path("workspace"), dry_run: bool = False) -> dict[str, Any]:
-    """One comparison page of several evaluated runs. Returns report and verdict."""
+class ReportResult(TypedDict, total=False):
+    """Result of `report`; under dry_run the names of the runs and the file that would be written."""
+
+    format_version: int
+    report: str
+    verdict: str
+    summary: Any
+    runs: list[str]
+
+
+def report(names: list[str], *, out: Path | None = None, workspace: Path = Path("workspace"), dry_run: bool = False) -> ReportResult:
+    """Write one comparison page of several evaluated runs."""
     from bitimely_core import report as rendering
 
-    found = [run_folder(n, workspace) for n in names]
-    label = "compare-" + "-".join(p.name for p in found)
+    folders = [run_folder(name, workspace) for name in names]
+    label = "compare-" + "-".join(p.name for p in folders)
     if len(label) > LONGEST:
-        label = f"compare-{found[0].name[: LONGEST // 2]}-and-{len(found) - 1}-more-{storage.fingerprint([p.name for p in found])[:8]}"
+        label = (
+            f"compare-{folders[0].name[: LONGEST // 2]}-and-{len(folders) - 1}-more-{storage.fingerprint([p.name for p in folders])[:8]}"
+        )
     target = out or workspace / "reports" / label
     if dry_run:
-        return {"runs": [p.name for p in found], "report": str(target / "report.html")}
-    page = comparison_page(found)
+        return {"runs": [p.name for p in folders], "report": str(target / "report.html")}
+    page = comparison_page(folders)
     return {"format_version": FORMAT, "report": str(rendering.write_report(target, page)), "verdict": page.verdict, "summary": page.summary}

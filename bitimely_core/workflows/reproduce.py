@@ -1,9 +1,9 @@
-"""`reproduce`: a run once more from its record, or what differs."""
+"""`reproduce`: a run is trained again from its record and compared."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import usage_error
@@ -13,9 +13,23 @@ from bitimely_core.types import Progress
 from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.prepare import prepare_windows
 from bitimely_core.workflows.pretrain import pretrain
+from bitimely_core.workflows.train import Flags
 
 SHAPE = ("channels", "length", "codes", "others")  # settings of the model that the data decide
 LOSS = 1e-6  # relative difference of the last loss that counts as the same on another machine
+
+
+class ReproduceResult(TypedDict, total=False):
+    """Result of `reproduce`; a dry run has only the differences."""
+
+    format_version: int
+    run: str
+    again: str  # name of the new run
+    differences: list[str]  # data and versions that differ from those of the training
+    loss: list[float | None]  # of both runs
+    same_loss: bool
+    same_weights: bool
+    reproduced: bool
 
 
 def reproduce(
@@ -26,11 +40,8 @@ def reproduce(
     dry_run: bool = False,
     force_new: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> ReproduceResult:
     """Train a run again from its run.json, under `<run>-again`, and compare: weights bit for bit, last loss to rounding.
-
-    Returns:
-        `differences` (what is not as it was: data, versions, source weights), `same_weights`, `same_loss`, `loss` of both, `reproduced`.
 
     Raises:
         UserError: incomplete (exit 4), and those of the training.
@@ -38,12 +49,12 @@ def reproduce(
     record = Run.open(run, workspace).require_finished().record
     name = f"{record.run}-again"
     differences = _list_differences(record, workspace, verify)
-    result: dict[str, Any] = {"format_version": FORMAT, "run": record.run, "again": name, "differences": differences}
+    result: ReproduceResult = {"format_version": FORMAT, "run": record.run, "again": name, "differences": differences}
     if dry_run:
         return result
     stored = record.to_json()["settings"]
     sections = {key: stored[key] for key in ("model", "objective", "data", "train")}
-    common: dict[str, Any] = {"run": name, "workspace": workspace, "verify": verify, "force_new": force_new, "progress": progress}
+    common: Flags = {"run": name, "workspace": workspace, "verify": verify, "force_new": force_new, "progress": progress}
     if record.source is None:
         sections["model"] = {key: value for key, value in sections["model"].items() if key not in SHAPE}
         done = pretrain(preset=record.preset, flags=sections, init=_initial_run(record), **common)

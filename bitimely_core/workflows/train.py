@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bitimely_core.training.loop import LogLine, Objective
 
 Say = Callable[[str], None]
+Flags = dict[str, Any]  # nested settings by section, as a preset, a recipe or the command line gives them
 
 
 @dataclass(frozen=True, kw_only=True)

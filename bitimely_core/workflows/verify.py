@@ -1,10 +1,10 @@
-"""`verify`: everything stored, compared with its checksums."""
+"""`verify`: stored artefacts are compared with their checksums."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from bitimely_core import storage
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error
@@ -15,10 +15,28 @@ from bitimely_core.types import Progress
 KINDS = ("cache", "tokens", "run", "checkpoint", "model", "raw")
 
 
-def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+class CheckedFolder(TypedDict):
+    """One artefact that was checked."""
+
+    path: str
+    kind: str
+    files: int
+    state: str  # good, incomplete or damaged
+
+
+class VerifyResult(TypedDict):
+    """Result of `verify`."""
+
+    format_version: int
+    checked: list[CheckedFolder]
+    findings: list[Finding]
+    exit_code: int  # 0 good, 4 incomplete, 5 damaged
+
+
+def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) -> VerifyResult:
     """Check a workspace, a cache, a token set, a run, a checkpoint, a model folder or a raw folder with SHA256SUMS.txt.
 
-    Returns checked (path, kind, files, state), findings, exit_code: 0 good, 4 incomplete or nothing known there, 5 damaged.
+    Raises UserError (exit 4) where none of them is found.
     """
     path = Path(path)
     if path.is_file():
@@ -31,34 +49,34 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
         )
     if not path.is_dir():
         raise input_error(Reason.NOT_FOUND, "no such folder", "expected a workspace, cache, tokens, run or model folder", file=str(path))
-    found = list(_artefacts(path))
-    if not found:
+    artefacts = list(_list_artefacts(path))
+    if not artefacts:
         raise input_error(
             Reason.NO_INPUT,
-            "nothing known here",
+            "no artefact of bitimely here",
             "expected a workspace, cache, tokens, run, model or raw folder with SHA256SUMS.txt",
             file=str(path),
         )
-    checked: list[dict[str, Any]] = []
+    checked: list[CheckedFolder] = []
     findings: list[Finding] = []
-    for done, (kind, folder) in enumerate(found):
+    for done, (kind, folder) in enumerate(artefacts):
         if progress is not None:
-            progress("verify", done, len(found))
-        here, files = _check(kind, folder, deep)
-        findings += here
-        worst = [f for f in here if f.level == "error"]
+            progress("verify", done, len(artefacts))
+        problems, files = _check_folder(kind, folder, deep)
+        findings += problems
+        worst = [f for f in problems if f.level == "error"]
         state = "good" if not worst else "incomplete" if all(f.code == Reason.INCOMPLETE for f in worst) else "damaged"
         checked.append({"path": clean(str(folder), 400), "kind": kind, "files": files, "state": state})
     states = {c["state"] for c in checked}
     code = Exit.INTEGRITY if "damaged" in states else Exit.REFUSED if "incomplete" in states else Exit.OK
     if progress is not None:
-        progress("verify", len(found), len(found))
+        progress("verify", len(artefacts), len(artefacts))
     return {"format_version": FORMAT, "checked": checked, "findings": findings, "exit_code": int(code)}
 
 
-def _artefacts(path: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of everything known at `path`."""
-    kind = _kind(path)
+def _list_artefacts(path: Path) -> list[tuple[str, Path]]:
+    """(kind, folder) of every artefact at `path`."""
+    kind = _detect_kind(path)
     if kind is not None:
         return [
             (kind, path),
@@ -69,15 +87,15 @@ def _artefacts(path: Path) -> list[tuple[str, Path]]:
             ),
         ]
     out: list[tuple[str, Path]] = []
-    for room, inner in (("cache", "cache"), ("tokens", "tokens"), ("runs", "run")):
-        for folder in sorted(p for p in (path / room).glob("*") if p.is_dir()):
+    for name, inner in (("cache", "cache"), ("tokens", "tokens"), ("runs", "run")):
+        for folder in sorted(p for p in (path / name).glob("*") if p.is_dir()):
             out.append((inner, folder))
             if inner == "run":
                 out += [("checkpoint", p) for p in sorted((folder / "checkpoints").glob("step-*")) if not p.name.endswith(".tmp")]
     return out
 
 
-def _kind(path: Path) -> str | None:
+def _detect_kind(path: Path) -> str | None:
     if (path / "run.json").is_file():
         return "run"
     if (path / "meta.json").is_file() and (path / "model.safetensors").is_file():
@@ -93,7 +111,7 @@ def _kind(path: Path) -> str | None:
     return None
 
 
-def _check(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], int]:
+def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], int]:
     try:
         if kind == "cache":
             from bitimely_core import cache
@@ -108,66 +126,45 @@ def _check(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], int]:
 
             return [], len(checkpoints.verify_checkpoint(folder).files)
         if kind == "raw":
-            return _raw(folder)
-        return _run(folder) if kind == "run" else _model(folder, None)
+            return _check_raw(folder)
+        return _check_run(folder) if kind == "run" else _check_model(folder, None)
     except UserError as error:
         return [error.finding, *error.details], 0
 
 
-def _run(folder: Path) -> tuple[list[Finding], int]:
+def _check_run(folder: Path) -> tuple[list[Finding], int]:
     record = RunRecord.load(folder / "run.json")
     if not record.finished:
-        finding = Finding(
-            code=Reason.INCOMPLETE,
-            file=str(folder),
-            problem="the training has not ended",
-            requirement="expected a finished run",
-            hint="Repeat the command that started it: it continues where it stopped",
-        )
-        return [finding], 1
-    return _model(folder if (folder / "model.safetensors").is_file() else folder / "model", record.weights)  # an export is flat
+        hint = "Repeat the command that started it: it resumes where it stopped"
+        return [_finding(Reason.INCOMPLETE, folder, "the training has not ended", "expected a finished run", hint)], 1
+    is_export = (folder / "model.safetensors").is_file()
+    return _check_model(folder if is_export else folder / "model", record.weights)
 
 
-def _model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
+def _check_model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
     """A model folder: the weights against the hash in run.json (or in config.json), and the header of the safetensors file."""
     from safetensors import SafetensorError, safe_open
 
     path = folder / "model.safetensors"
     if not path.is_file():
-        return [
-            Finding(
-                code=Reason.INTEGRITY, file=str(path), problem="missing", requirement="expected the weights", hint="Repeat the training"
-            )
-        ], 0
+        return [_finding(Reason.INTEGRITY, path, "missing", "expected the weights", "Repeat the training")], 0
     try:
         config = json.loads((folder / "config.json").read_bytes())
         with safe_open(path, framework="numpy") as tensors:
             list(tensors.keys())
     except (OSError, ValueError, SafetensorError) as error:
-        return [
-            Finding(
-                code=Reason.INTEGRITY,
-                file=str(path),
-                problem=f"not readable ({type(error).__name__})",
-                requirement="expected safetensors and JSON",
-            )
-        ], 2
-    wanted = digest or config.get("sha256")
-    found = storage.hash_file(path)
-    if wanted is not None and found != wanted:
-        return [
-            Finding(
-                code=Reason.INTEGRITY,
-                file=str(path),
-                problem=f"sha256 is {found[:12]}",
-                requirement=f"expected {wanted[:12]}",
-                hint="Repeat the training",
-            )
-        ], 2
+        return [_finding(Reason.INTEGRITY, path, f"not readable ({type(error).__name__})", "expected safetensors and JSON")], 2
+    expected, actual = digest or config.get("sha256"), storage.hash_file(path)
+    if expected is not None and actual != expected:
+        return [_finding(Reason.INTEGRITY, path, f"sha256 is {actual[:12]}", f"expected {expected[:12]}", "Repeat the training")], 2
     return [], 2
 
 
-def _raw(folder: Path) -> tuple[list[Finding], int]:
+def _finding(code: Reason, path: Path, problem: str, requirement: str, hint: str = "") -> Finding:
+    return Finding(code=code, file=str(path), problem=problem, requirement=requirement, hint=hint)
+
+
+def _check_raw(folder: Path) -> tuple[list[Finding], int]:
     """A raw folder with SHA256SUMS.txt: listed and different, listed and absent."""
     findings: list[Finding] = []
     absent = files = 0
