@@ -147,10 +147,12 @@ class DataKind:
     """The operations of one kind of data. Verbs look them up here and never ask which kind it is."""
 
     pin_options: Callable[[dict[str, Any], Path], dict[str, Any]]  # options of an ingest, cache folder -> as the manifest keeps them
-    ingest: Callable[..., dict[str, Any]]  # (run, shard, wait, force_new=) -> ingest report
+    ingest: Callable[..., Any]  # (run, shard, wait, force_new=) -> `IngestReport` or `IngestPart`
+    open_tokens: Callable[[Path, bool], Any]  # folder, verify -> windows or sequences
     tokenize: Callable[..., Any]  # (cache, out=, verify=, force_new=, progress=, **choices) -> windows or sequences
 
 
+TOKEN_KINDS = {"windows": "recordings", "sequences": "events"}  # kind of a token set -> kind of its data
 DATA_KINDS = {"recordings": "bitimely_core.tokens.kind", "events": "bitimely_core.claims.kind"}  # modules, imported on use
 
 

@@ -195,7 +195,7 @@ def hash_subjects(windows: list[Windows], split: str) -> list[str]:
 
 def vocabulary_digest(windows: Windows | EventSequences) -> str:
     """SHA-256 of the names of the codes; "" for signals."""
-    names = getattr(windows, "vocabulary", ())
+    names = windows.vocabulary
     return hashlib.sha256("\n".join(names).encode()).hexdigest() if names else ""
 
 
@@ -210,7 +210,7 @@ def describe_data(windows: Windows) -> RunData:
         channel_names=windows.channel_names,
         length=windows.length,
         rate=windows.rate,
-        reading=ReadingOptions(**{key: windows.options.get(key) for key in ReadingOptions.model_fields}),
+        reading=ReadingOptions(**{key: getattr(windows.options, key, None) for key in ReadingOptions.model_fields}),
         split=windows.split,
         windows=len(windows.index),
         audit={split: SplitCount(windows=len(windows[split]), subjects=len(set(windows[split].subjects()))) for split in SPLITS},

@@ -8,6 +8,7 @@ so that nothing is lost when an older version writes a record again; keys of lat
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -26,7 +27,7 @@ from pydantic import (
 
 from bitimely_core import storage
 from bitimely_core.config import SECTIONS, Settings, SettingsLayer, parse_stored_settings, upgrade_settings
-from bitimely_core.errors import Exit, Level, Reason, input_error, integrity_error, safe_text
+from bitimely_core.errors import Exit, Finding, Level, Reason, input_error, integrity_error, safe_text
 from bitimely_core.registry import Task
 
 
@@ -143,6 +144,20 @@ class Manifest(StoredRecord):
         """The published manifest of `folder`, compared with its own hash. Raises UserError: as `storage.read_manifest` and `parse`."""
         return cls.parse(storage.read_manifest(folder), folder / storage.MANIFEST)
 
+    def publish(self, folder: Path, generation: int = 1) -> Self:
+        """Make this the manifest of `folder`; as it is published. Raises UserError: as `storage.publish`."""
+        body = self.to_json()
+        return self.parse(storage.publish(folder, body, body["files"], generation), folder / storage.MANIFEST)
+
+    def find_damage(self, folder: Path, names: Iterable[str] | None = None) -> list[Finding]:
+        """One finding for each file of `folder` that differs; `names`: these alone."""
+        return storage.find_damage(folder, {"files": {name: file.model_dump() for name, file in self.files.items()}}, names)
+
+    def check_files(self, folder: Path) -> None:
+        """Raises UserError: integrity (exit 5) naming the files of `folder` that differ."""
+        if found := self.find_damage(folder):
+            raise storage.damage_error(*found)
+
 
 # --- ingest report ----------------------------------------------------------------------------------------------------------------------
 
@@ -160,6 +175,11 @@ class FindingRecord(Part):
     expected: str | None
     count: int
     examples: list[str]
+
+    @classmethod
+    def of(cls, finding: Finding) -> Self:
+        """`finding` as it is stored."""
+        return cls(**finding.as_dict())
 
 
 class UnitReport(Part):
@@ -188,6 +208,9 @@ class TableReport(Part):
     warned_by_reason: dict[str, int]
 
 
+ChecksumStatus = Literal["verified", "mismatch", "absent", "skipped"]
+
+
 class SourceReport(Part):
     """The source of an ingest."""
 
@@ -196,7 +219,7 @@ class SourceReport(Part):
     files: int
     bytes: int
     sha256: str
-    sha256sums: Literal["verified", "mismatch", "absent", "skipped"]
+    sha256sums: ChecksumStatus
 
 
 class UnitCounts(Part):
@@ -250,6 +273,30 @@ class IngestReport(StoredRecord):
     tokens: dict[str, Any] | None = omit_none()  # of claims: the sequences that were built at once
 
 
+class IngestPart(StoredRecord):
+    """Result of part k of n of an ingest; nothing is published."""
+
+    schema_name: str = Field("bitimely.ingest_part/1", alias="schema")
+    status: Literal["part"] = "part"
+    dataset: str
+    shard: str  # k/n
+    exit_code: int = int(Exit.OK)
+    published: Literal[False] = False
+    parts_missing: int
+    units: list[UnitReport]
+    counts: UnitCounts
+    rows: list[TableReport]
+    reasons: list[FindingRecord]
+    reason_counts: dict[str, int]
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, report: IngestReport, shard: tuple[int, int], parts_missing: int) -> Self:
+        """The result of part k of n = `shard`, from the report so far."""
+        shared = {name: getattr(report, name) for name in ("dataset", "units", "counts", "rows", "reasons", "reason_counts", "options")}
+        return cls(**shared, shard=f"{shard[0]}/{shard[1]}", parts_missing=parts_missing)
+
+
 # --- cache ------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +309,13 @@ class CachedUnit(Part):
     rows: list[TableReport] = []
     recordings: list[tuple[str, str, dict[str, Any], int, int]] = []  # id, subject, attributes, signals, annotations
     shard: tuple[str | None, str | None] = (None, None)  # files of recordings and annotations
+
+
+class CachedPart(Part):
+    """Finished groups of units: a note of an unfinished ingest, or all that a cache holds."""
+
+    units: dict[str, CachedUnit]
+    files: dict[str, StoredFile] = {}
 
 
 class CacheSettings(Part):
@@ -354,6 +408,15 @@ class EventsManifest(CacheManifest):
 Number = int | float  # stored as given: 30 stays 30
 
 
+class LandmarkOptions(Part):
+    """Index day of sequences and the period of their labels, in days."""
+
+    landmark_days: int | None = None  # since the first row
+    day: int | None = None  # since 1970
+    gap_days: int
+    horizon_days: int
+
+
 class TokenOptions(Part):
     """The resolved choices that made a token set; those of one kind of data are added by the subclasses."""
 
@@ -366,24 +429,29 @@ class TokenOptions(Part):
 
 
 class WindowOptions(TokenOptions):
-    """Choices of windows (`tokens.cutting.WindowPlan`). Options that came later are stored only when they are used."""
+    """Choices of windows: a view with the options of the caller. Options that came later are stored only when they are used."""
 
-    channels: list[str]
+    channels: tuple[str, ...]
     rate: float  # Hz
-    window: int  # samples
-    stride: int
-    resample: bool
-    decimate: list[str]
-    hold: list[str]
-    classes: list[str]
+    window: int  # samples at `rate`
+    stride: int  # samples at `rate`; of sliding views
+    resample: bool  # `rate` was given: faster channels may be brought to it
+    decimate: tuple[str, ...]  # faster channels that the view itself brings to `rate`
+    hold: tuple[str, ...]
+    classes: tuple[str, ...]  # () with a classification task: those that occur
     labels: dict[str, str] | None
     epoch: Number | None  # seconds
     trim: tuple[str, Number] | None
     target: str | None
-    overlap: Number | None = omit_none()
-    bandpass: tuple[Number | None, Number | None] | None = omit_none()
-    notch: list[Number] | None = omit_none()
-    test_fold: int | None = omit_none()
+    overlap: Number | None = omit_none()  # of numeric annotations
+    bandpass: tuple[Number | None, Number | None] | None = omit_none()  # Hz
+    notch: tuple[Number, ...] | None = omit_none()  # Hz
+    test_fold: int | None = omit_none()  # of ten
+
+    @property
+    def length(self) -> float:
+        """Seconds a window."""
+        return self.window / self.rate
 
 
 class SequenceOptions(TokenOptions):
@@ -391,7 +459,7 @@ class SequenceOptions(TokenOptions):
 
     preset: str
     split_file: str | None  # SHA-256
-    landmark: str | int | None
+    landmark: LandmarkOptions | None
     leakage: str
     level: str
     asked: str | None = omit_none()  # of prediction times: hash of the labels
@@ -569,7 +637,7 @@ class ReadingOptions(Part):
     bandpass: tuple[Number | None, ...] | None = None  # Hz
     notch: tuple[Number, ...] | None = None  # Hz
     leakage: str | None = None  # of claims
-    landmark: str | int | None = None  # of claims
+    landmark: LandmarkOptions | None = None  # of claims
 
 
 class SplitCount(Part):

@@ -24,9 +24,13 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error, integrity_error, usage_error
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
@@ -303,6 +307,21 @@ def write_json(path: Path, obj: Any) -> tuple[str, int]:
     return write_bytes(path, encode_json(obj) + b"\n")
 
 
+def encode_parquet(data: pl.DataFrame | pa.Table, rows: int = 1 << 20) -> Callable[[BinaryIO], object]:
+    """What writes a frame or an Arrow table as Parquet to a stream, the same bytes for the same content; `rows`: of a row group of a table."""
+    import polars as pl
+    import pyarrow.parquet as pq
+
+    if isinstance(data, pl.DataFrame):
+        return lambda stream: data.write_parquet(stream, compression="zstd")
+    return lambda stream: pq.write_table(data, stream, compression="zstd", version="2.6", row_group_size=rows)
+
+
+def write_parquet(path: Path, data: pl.DataFrame | pa.Table, rows: int = 1 << 20) -> tuple[str, int]:
+    """`write_file` of a frame or an Arrow table as Parquet, see `encode_parquet`."""
+    return write_file(path, encode_parquet(data, rows))
+
+
 def write_secret(path: Path, size: int) -> None:
     """Random bytes for their owner alone, made once: a file that is there is left as it is. Raises UserError as `write_file`."""
     with _translate_errors(path):
@@ -467,6 +486,7 @@ def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]]
             and those of `write_file`.
     """
     whole = {**body, "files": files, "generation": generation}
+    whole.pop("manifest_sha256", None)
     whole["manifest_sha256"] = fingerprint(whole)
     for name, facts in files.items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != facts["size"]:

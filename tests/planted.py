@@ -47,13 +47,14 @@ class Windows:
     name, dataset, view, channels, rate, split = "planted", "planted", "staging", 1, 10.0, "subject"
     channel_names = ("C3",)
     fingerprint = "f"
+    vocabulary = ()
 
     def __init__(self, values, target, subjects, task="classification", class_names=("a", "b"), cuts=(0.6, 0.75), rows=None):
         self.values, self.target, self.of = np.asarray(values, np.float32), np.asarray(target), np.asarray(subjects)
         self.task, self.class_names, self.cuts = task, class_names, cuts
         self.rows = np.arange(len(self.target)) if rows is None else rows
         self.length = self.values.shape[1]
-        self.manifest = {"notices": []}
+        self.notices = []
 
     @property
     def classes(self):

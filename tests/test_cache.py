@@ -27,6 +27,7 @@ from bitimely_core import cache, registry, storage
 from bitimely_core.cache import quality, shards, units
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.formats.source import Source
+from bitimely_core.schemas import IngestReport
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, SourceRows
 
 HERE = Path(__file__).parent
@@ -220,7 +221,7 @@ def test_odd_shapes_survive(tmp_path: Path) -> None:
     wanted = [shards.validate_record(record, keep_dates=False) for record in records]
     names, files = shards.write_shard(tmp_path, wanted, "toy")
     assert names.annotations is None
-    assert [facts["rows"] for facts in files.values()] == [4]
+    assert [facts.rows for facts in files.values()] == [4]
     found = list(shards.read_shard(tmp_path, names, {record.recording_id: {} for record in records}))
     assert all(same(a, b) for a, b in zip(found, wanted, strict=True))
 
@@ -431,7 +432,7 @@ def test_report_has_every_field_and_no_clock(raw: Path, tmp_path: Path) -> None:
     ]
     assert report["units"][0]["samples"] == 400
     assert report["units"][0]["channels"] == 2
-    assert [f.line() for f in cache.list_findings(report)] == [
+    assert [f.line() for f in cache.list_findings(IngestReport(**report))] == [
         "warning[clipped] d1.json: 80 % at the rail.",
         "error[header_bytes] e1.json:header_bytes: found 1024, expected 2048.",
     ]
@@ -645,7 +646,7 @@ def test_files_that_cannot_be_read_are_named(raw: Path, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(storage, "hash_file", failing)
     report = ingest(raw, tmp_path / "out")
-    assert [f.line() for f in cache.list_findings(report)] == [
+    assert [f.line() for f in cache.list_findings(IngestReport(**report))] == [
         "error[io_error] b1.json: cannot be read (Input/output error).",
         "warning[file_name] notes.txt: belongs to no unit.",
         "warning[io_error] notes.txt: cannot be read (Input/output error).",
@@ -1013,7 +1014,7 @@ def test_readers_see_one_generation_while_the_next_is_published(raw: Path, tmp_p
             try:
                 opened = cache.open_cache(out)
                 found = shards.hash_lines(shards.hash_lines([shards.hash_record(record)]) for record in opened.records())
-                assert found == opened.manifest["content_sha256"]
+                assert found == opened.manifest.content_sha256
                 passes.append(found)
                 assert not [f for f in cache.verify(out) if f.level == "error"]
             except BaseException as error:
@@ -1319,7 +1320,7 @@ def test_a_verification_that_is_deep_decodes_the_content(raw: Path, tmp_path: Pa
     records = list(cache.open_cache(out).records())
     records[0].signals[0] = records[0].signals[0]._replace(samples=records[0].signals[0].samples[::-1].copy())
     names, files = shards.write_shard(out, records, "toy")
-    body["files"] |= files
+    body["files"] |= {name: file.model_dump() for name, file in files.items()}
     body["shards"] = [list(names)]
     body = {key: value for key, value in body.items() if key != "manifest_sha256"}
     storage.write_json(out / "manifest.json", body | {"manifest_sha256": storage.fingerprint(body)})

@@ -79,24 +79,24 @@ def some(n: int = 40, seed: int = 0) -> list[tuple[str, str, str]]:
 @real
 def test_desynpuf_gives_the_expected_figures(synpuf: Path) -> None:
     """Measured expectations of the builder's reference, section 14."""
-    manifest = cache.open_cache(synpuf / "cache" / "pophr").manifest
-    funnel = manifest["funnel"]
-    assert funnel["rows"] == 54_416
-    assert funnel["bad_code"] == {"missing": 29, "bad_format": 1, "ambiguous_short": 0}
-    assert funnel["mapped"] == {"exact": 49_237, "parent": 1_028, "trailing_zero": 165}
-    assert funnel["unmapped"] == 3_956
-    cells = {(c["rule"], c["cell"]): c["n"] for c in manifest["agreement"] if c["rule"] == c["flag"]}
+    manifest = cache.open_cache(synpuf / "cache" / "pophr").events_manifest
+    funnel = manifest.funnel
+    assert funnel.rows == 54_416
+    assert funnel.bad_code == {"missing": 29, "bad_format": 1, "ambiguous_short": 0}
+    assert funnel.mapped == {"exact": 49_237, "parent": 1_028, "trailing_zero": 165}
+    assert funnel.unmapped == 3_956
+    cells = {(c.rule, c.cell): c.n for c in manifest.agreement if c.rule == c.flag}
     told = {name: tuple(cells.get((name, cell), 0) for cell in ("tp", "fp", "fn")) for name in ("chf", "copd", "diabetes")}
     assert told == {"chf": (179, 0, 3), "copd": (87, 23, 1), "diabetes": (178, 22, 4)}
     one = built(synpuf, "all", select=False)
     statistics = one.statistics
-    assert (len(one), statistics["funnel"]["events"], statistics["sequences"]["median_length"]) == (265, 41_305, 129)
-    assert statistics["sequences"]["median_positive_gap"] == pytest.approx(0.263, abs=5e-4)
-    leaks = {name: statistics["leaks"][f"{name}_source"] for name in ("chf", "copd", "diabetes")}
-    assert [round(leak["prevalence"]["all"], 3) for leak in leaks.values()] == [0.672, 0.332, 0.679]
-    assert [round(leak["length"]["all"], 3) for leak in leaks.values()] == [0.932, 0.675, 0.936]
+    assert (len(one), statistics.funnel.events, statistics.sequences.median_length) == (265, 41_305, 129)
+    assert statistics.sequences.median_positive_gap == pytest.approx(0.263, abs=5e-4)
+    leaks = {name: statistics.leaks[f"{name}_source"] for name in ("chf", "copd", "diabetes")}
+    assert [round(leak.prevalence["all"], 3) for leak in leaks.values()] == [0.672, 0.332, 0.679]
+    assert [round(leak.length["all"], 3) for leak in leaks.values()] == [0.932, 0.675, 0.936]
     own = {"chf": "428", "copd": "496", "diabetes": "250"}
-    assert [round(leak["own"][own[name]]["all"], 3) for name, leak in leaks.items()] == [0.985, 0.881, 0.981]
+    assert [round(leak.own[own[name]]["all"], 3) for name, leak in leaks.items()] == [0.985, 0.881, 0.981]
 
 
 @real
@@ -190,9 +190,9 @@ def test_shards_and_engines_give_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     frames = []
     for home in ("whole", "parts"):
         one = built(tmp_path / home, select=False, min_codes=2, engine=engine)
-        frame = pl.concat([pl.read_parquet(one.folder / name) for name in one.manifest["shards"]]).sort("subject_id")
+        frame = pl.concat([pl.read_parquet(one.folder / name) for name in one.manifest.shards]).sort("subject_id")
         frames.append(frame.with_columns(pl.col("split").cast(pl.String)))
-        assert one.statistics["leaks"] == tokens.open_tokens(tmp_path / "whole" / "tokens" / "pophr").statistics["leaks"]
+        assert one.statistics.leaks == tokens.open_tokens(tmp_path / "whole" / "tokens" / "pophr").statistics.leaks
     assert frames[0].equals(frames[1])
 
 

@@ -254,7 +254,7 @@ def test_a_split_file_by_raw_ids_is_followed(raw: Path, small: None) -> None:
     wanted = {new[name]: ("train", "validation", "test")[i % 3] for i, name in enumerate(listed)}
     opened = cache.open_cache(out)
     assert dict(opened.cohort().select("subject_id", "split").iter_rows()) == wanted
-    assert opened.manifest["split"] == "official"
+    assert opened.events_manifest.split == "official"
     sequences = pl.concat([pl.read_parquet(path) for path in (raw.parent / "w" / "tokens" / "pophr").glob("sequences-*.parquet")])
     assert all(wanted[subject] == split for subject, split in sequences.select("subject_id", "split").iter_rows())
     stored = b"".join(path.read_bytes() for path in (raw.parent / "w").rglob("*") if path.is_file())

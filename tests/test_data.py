@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitimely_core import data
+from bitimely_core.schemas import WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.windows import encode_targets
 from bitimely_core.types import Batch
@@ -39,11 +40,11 @@ def windows(n: int, *, subjects: int = 5, task: str = "classification", missing:
             "split": pl.Series(["train" if r % subjects < train * subjects else "test" for r in range(n)], dtype=pl.String),
         }
     )
-    options = {"window": T, "channels": ["x", "y"], "normalise": "channel", "task": task, "split": "subject"}
+    options = WindowOptions.model_construct(window=T, channels=("x", "y"), normalise="channel", task=task, split="subject")
     return Windows(
         folder=Path("tokens/tiny"),
-        manifest={"options": options, "missing": missing, "class_names": ["a", "b"]},
-        statistics={},
+        manifest=WindowManifest.model_construct(options=options, missing=missing, class_names=["a", "b"]),
+        statistics=WindowStatistics.model_construct(),
         rows=np.arange(n),
         whole_index=index,
         target=encode_targets(index["label"], task, ["a", "b"]),

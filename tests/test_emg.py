@@ -128,6 +128,6 @@ def test_the_sample_gives_the_windows_of_the_paper_and_says_that_the_class_is_th
         }
         assert ends["train"][1] + 2 * 0.375 <= ends["validation"][0] + 1e-9
         assert ends["validation"][1] + 2 * 0.375 <= ends["test"][0] + 1e-9
-    notices = " ".join(windows.manifest["notices"])
+    notices = " ".join(windows.manifest.notices)
     assert "each class is one person" in notices
     assert "same subjects" in notices

@@ -57,9 +57,9 @@ def test_a_recording_becomes_what_scipy_makes_of_it_as_a_whole(tmp_path: Path) -
     for i, found in enumerate(held):
         wanted = oracle(physical(found, "eeg"), RATE, (0.5, 8.0), 2.0, 4.0)
         np.testing.assert_allclose(track(windows, i), wanted, rtol=2e-7, atol=1e-4)
-    assert windows.manifest["shards"][0]["dtype"] == "float32"
+    assert windows.manifest.shards[0].dtype == "float32"
     assert windows.mask() is None
-    assert (windows.options["bandpass"], windows.options["notch"]) == ([0.5, 8.0], [2.0, 4.0])
+    assert (windows.options.bandpass, windows.options.notch) == ((0.5, 8.0), (2.0, 4.0))
     assert "band-pass 0.5-8 Hz, notch 2, 4 Hz" in windows.notices[0]
 
 
@@ -110,9 +110,9 @@ def test_each_stretch_between_missing_values_is_filtered_on_its_own(tmp_path: Pa
     np.testing.assert_array_equal(mask.ravel(), seen)
     for part in (slice(1, 5000), slice(5021, 8000), slice(8100, 12_000)):
         np.testing.assert_allclose(track(windows)[part], oracle(x[part].astype(np.float64), FAST, (1.0, 40.0)), atol=1e-6)
-    told = next(f for f in windows.manifest["findings"] if f["code"] == Reason.LENGTH)
-    assert (told["count"], told["level"]) == (1, "warning")
-    assert windows.manifest["left_out"] == {"unfiltered": 1}
+    told = next(f for f in windows.manifest.findings if f.code == Reason.LENGTH)
+    assert (told.count, told.level) == (1, "warning")
+    assert windows.manifest.left_out == {"unfiltered": 1}
 
 
 def test_each_segment_is_filtered_on_its_own(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_frequencies_that_cannot_be_are_refused(tmp_path: Path, options: dict[st
 def test_another_filter_is_another_set(tmp_path: Path) -> None:
     held = records(3, seconds=60)
     plain = build(held, tmp_path, **WHOLE)
-    assert not {"bandpass", "notch"} & plain.options.keys()
+    assert not {"bandpass", "notch"} & plain.options.model_dump().keys()
     for options in ({"bandpass": (1.0, 5.0)}, {"notch": [5.0]}):
         with pytest.raises(UserError) as error:
             build(held, tmp_path, **WHOLE, **options)
@@ -216,9 +216,9 @@ def test_dry_run_counts_what_build_makes(tmp_path: Path) -> None:
     options = {**WHOLE, "bandpass": (1.0, None), "notch": [5.0], "split": "time"}
     windows, found = build(held, tmp_path, **options), planned(held, **options)
     assert (found["bandpass"], found["notch"]) == ([1.0, None], [5.0])
-    assert found["findings"] == windows.manifest["findings"]
+    assert found["findings"] == [finding.model_dump() for finding in windows.manifest.findings]
     assert found["bytes"] == sum(shard.nbytes for shard in windows.shards)
-    assert windows.manifest["left_out"]["unfiltered"] > 100
+    assert windows.manifest.left_out["unfiltered"] > 100
 
 
 def test_settings_take_numbers_and_text() -> None:

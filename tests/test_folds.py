@@ -99,7 +99,7 @@ def test_no_fold_was_trained_on_a_subject_that_it_is_tested_on(ran: Path) -> Non
         body = json.loads((ran / "runs" / name / "run.json").read_bytes())
         for data in (body["data"], body["pretraining_data"]):
             windows = tokens.open_tokens(ran / "tokens" / data[0]["name"])
-            assert windows.options["test_fold"] == k
+            assert windows.options.test_fold == k
             assert not subjects & set(windows["train"].subjects())
         assert json.loads((ran / "runs" / name / "scores.json").read_bytes())["subjects_shared_with_training"] == 0
 

@@ -295,7 +295,7 @@ def test_a_window_has_the_mean_of_the_numbers_over_it(tmp_path: Path) -> None:
     targets = made.targets()
     assert targets is not None
     np.testing.assert_allclose(targets, [60, 0.7 * 70 + 0.3 * 80.5, 90, (10 * 100 + 5 * 40) / 15], rtol=1e-6)
-    assert made.manifest["left_out"] == {"unmeasured_windows": 2}
+    assert made.manifest.left_out == {"unmeasured_windows": 2}
     fine = tokens.build(tmp_path / "cache", view="values", out=tmp_path / "fine", window=200, stride=37)
     notes = [(a.onset, a.onset + a.duration, float(a.label)) for a in recordings(tmp_path / "cache")["p0"].annotations]
     for start, label in fine.index.select("start", "label").iter_rows():
@@ -319,7 +319,7 @@ def test_numbers_without_durations_hold_until_the_next_row(tmp_path: Path) -> No
         *zip(["p0"] * 5, [0.0, 10.0, 20.0, 30.0, 50.0], [60.0, 70.0, 80.0, 80.0, 90.0], strict=True),
         *[("p1", 10.0 * i, 55.0) for i in range(6)],
     ]
-    assert made.manifest["left_out"] == {"unmatched_labels": 1, "unmeasured_windows": 1}
+    assert made.manifest.left_out == {"unmatched_labels": 1, "unmeasured_windows": 1}
     assert made.class_names == ()
 
 

@@ -104,7 +104,7 @@ def test_every_prediction_reads_what_was_coded_on_the_days_before_it(home: Path)
     old = raw_ids(home)
     split = dict(pl.read_parquet(home / "raw" / "metadata" / "subject_splits.parquet").iter_rows())
     names = {"train": "train", "validation": "tuning", "test": "held_out"}
-    stored = pl.concat([pl.read_parquet(made.folder / name) for name in made.manifest["shards"]])
+    stored = pl.concat([pl.read_parquet(made.folder / name) for name in made.manifest.shards])
     seen, silent = [], 0
     for row, (pseudonym, when, label, place) in enumerate(stored.select("subject_id", "prediction_time", "y_task", "split").iter_rows()):
         subject = old[pseudonym]

@@ -12,6 +12,7 @@ import torch
 
 from bitimely_core import data, models, objectives, storage, tokens, workflows
 from bitimely_core.errors import UserError
+from bitimely_core.schemas import PredictionStatistics, SequenceManifest, SequenceOptions
 from bitimely_core.tokens import sequences
 from bitimely_core.types import Batch
 
@@ -44,14 +45,18 @@ def cohort(out: Path, n: int = 60, seed: int = 0, names: list[str] | None = None
     frame = pl.DataFrame(rows, schema_overrides=schema)
     storage.make_folder(out)
     vocabulary = pl.DataFrame({"id": range(5, 5 + CODES), "code": names or [f"{100 + c}" for c in range(CODES)]})
+    task = {"dataset": "pophr", "view": "", "task": "multilabel", "split": "subject", "seed": 0, "normalise": "none"}
+    choices = {"preset": "paper", "split_file": None, "landmark": None, "leakage": "keep", "level": "integer"}
+    manifest = SequenceManifest(
+        cache="", base="base", options=SequenceOptions(**task, **choices), class_names=LABELS, notices=[], findings=[], shards=[], events=0
+    )
     sequences.publish_sequences(
         out,
+        manifest,
         shards=sequences.write_shard(out, 0, frame[:40]) | sequences.write_shard(out, 1, frame[40:]),
         vocabulary=vocabulary,
         ratios=pl.DataFrame({"target": ["chf"]}),
-        statistics={},
-        options={"dataset": "pophr", "view": "", "task": "multilabel", "split": "subject", "seed": 0, "normalise": "none"},
-        body={"class_names": LABELS, "notices": []},
+        statistics=PredictionStatistics(rows=len(frame), without_codes=0, not_in_cache=0, events=0),
     )
     return out
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from bitimely_core import cache, registry, storage, tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.registry import DatasetFacts, View
+from bitimely_core.schemas import CacheManifest, CacheSettings
 from bitimely_core.tokens import cutting, moments, splits
 from bitimely_core.types import Annotation, Record, Signal
 
@@ -43,7 +44,10 @@ class Memory:
 
     def __init__(self, records: list[Record], dataset: str = "tiny", generation: int = 1) -> None:
         self.held, self.dataset, self.folder = records, dataset, Path("cache") / dataset
-        self.manifest = {"manifest_sha256": hashlib.sha256(f"{generation}".encode()).hexdigest()}
+        settings = CacheSettings(dataset=dataset, version="0", options={})
+        self.manifest = CacheManifest.model_construct(
+            kind="recordings", settings=settings, manifest_sha256=hashlib.sha256(f"{generation}".encode()).hexdigest()
+        )
 
     def records(self, channels: list[str] | None = None) -> Iterator[Record]:
         for record in self.held:
@@ -179,7 +183,7 @@ def test_no_subject_in_two_splits_and_both_nights_together(tmp_path: Path) -> No
     whole = [set(windows[split].subjects()) for split in splits.SPLITS]
     assert all(whole)
     assert not whole[0] & whole[1] | whole[0] & whole[2] | whole[1] & whole[2]
-    assert windows.manifest["counts"]["test"]["recordings"] == 2 * len(whole[2])
+    assert windows.manifest.counts["test"].recordings == 2 * len(whole[2])
     assert sum(len(windows[split]) for split in splits.SPLITS) == len(windows) == 48 * 15
 
 
@@ -225,7 +229,7 @@ def test_splits_that_share_subjects_are_stamped(tmp_path: Path, split: str) -> N
     windows = build(records(3, seconds=60), tmp_path, split=split)
     assert len(windows.notices) == 1
     assert "train" in windows.notices[0]
-    assert windows.manifest["options"]["split"] == split
+    assert windows.manifest.options.split == split
     for part in splits.SPLITS:
         assert set(windows[part].subjects()) == {"s000", "s001", "s002"}
     if split == "time":
@@ -233,7 +237,7 @@ def test_splits_that_share_subjects_are_stamped(tmp_path: Path, split: str) -> N
             own = windows.index.filter(pl.col("recording_id") == name)
             assert own.height == 30 - 2
             assert own["split"].to_list() == ["train"] * 22 + ["validation"] * 3 + ["test"] * 3
-        assert windows.manifest["left_out"]["gap"] == 6
+        assert windows.manifest.left_out["gap"] == 6
     else:
         for recording, start, part in windows.index.select("recording_id", "start", "split").iter_rows():
             assert part == splits.split_by_share(u(0, f"{recording}|{start}"))
@@ -253,7 +257,7 @@ def test_values_are_the_recordings_own(tmp_path: Path) -> None:
     """eeg as stored; temp between its samples on a line, marker held; less the training mean, over the training deviation."""
     held = records(5)
     windows = build(held, tmp_path)
-    assert windows.manifest["shards"][0]["dtype"] == "int16"
+    assert windows.manifest.shards[0].dtype == "int16"
     by_id = {r.recording_id: r for r in held}
     raw = {}
     for name, found in by_id.items():
@@ -269,7 +273,7 @@ def test_values_are_the_recordings_own(tmp_path: Path) -> None:
         wanted = (raw[name][round(start * RATE) :][:40] - mean) / std
         np.testing.assert_allclose(windows.values([row])[0], wanted, atol=2e-5)
     assert windows.mask() is None
-    stored = [c["mean"] for c in windows.statistics["channels"]], [c["std"] for c in windows.statistics["channels"]]
+    stored = [c.mean for c in windows.statistics.channels], [c.std for c in windows.statistics.channels]
     np.testing.assert_allclose(stored, [mean, std], rtol=1e-12)
     assert (windows.channels, windows.length, windows.rate, windows.classes, windows.task) == (3, 40, RATE, 0, "none")
     assert windows.targets() is None
@@ -349,7 +353,7 @@ def test_one_window_a_scored_epoch_trimmed_to_4_seconds_of_wake(tmp_path: Path) 
     rows = own["window"].to_numpy()
     np.testing.assert_allclose(windows.values(rows)[2, :, 0], physical(held[1], "eeg")[360:400], rtol=1e-6)
     assert labels(windows, rows).tolist() == [0, 0, 1, 2, 0, 2, 0, 0]
-    left_out = windows.manifest["left_out"]
+    left_out = windows.manifest.left_out
     assert left_out == {"unlabelled_epochs": 3 * 2, "annotation_out_of_range": 3 * 3, "trimmed": 3 * 11}
     assert "Somebody" not in (tmp_path / "manifest.json").read_text()
     assert sum(len(windows[s]) for s in splits.SPLITS) + sum(left_out.values()) == 3 * (20 + 3 + 1)
@@ -359,7 +363,7 @@ def test_without_another_class_nothing_is_trimmed_but_said(tmp_path: Path) -> No
     held = [replace(r, annotations=[Annotation(0.0, 30.0, "Sleep stage W")]) for r in records(3)]
     windows = build(held, tmp_path, view="staging")
     assert len(windows) == 45
-    told = {f["code"] for f in windows.manifest["findings"] if f["level"] == "warning"}
+    told = {f.code for f in windows.manifest.findings if f.level == "warning"}
     assert Reason.CLASS_MISSING in told
 
 
@@ -389,8 +393,12 @@ def test_whole_recording_labels(tmp_path: Path) -> None:
     assert labels(age).tolist() == [20.0 + int(s[1:]) for s in age.subjects()]
     assert (age.classes, age.class_names, labels(age).dtype.name) == (1, (), "float32")
     ages = np.unique(labels(age["train"])).astype(float)
-    assert age.statistics["target"] == {"n": len(age["train"]), "mean": pytest.approx(ages.mean()), "std": pytest.approx(ages.std())}
-    assert age.manifest["left_out"] == {"unmatched_labels": 2}
+    assert age.statistics.target.model_dump() == {
+        "n": len(age["train"]),
+        "mean": pytest.approx(ages.mean()),
+        "std": pytest.approx(ages.std()),
+    }
+    assert age.manifest.left_out == {"unmatched_labels": 2}
     sex = build(held, tmp_path / "sex", view="sex")
     assert sex.class_names == ("f", "m")
     assert [sex.class_names[k] for k in labels(sex)] == ["mf"[int(s[1:]) % 2] for s in sex.subjects()]
@@ -398,7 +406,7 @@ def test_whole_recording_labels(tmp_path: Path) -> None:
     wanted = [[float(name in (["A", "C"][: int(s[1:]) % 3] if s < "s007" else ["A"])) for name in "ABC"] for s in finds.subjects()]
     assert labels(finds).tolist() == wanted
     assert (finds.classes, labels(finds).dtype.name) == (3, "float32")
-    assert finds.manifest["left_out"] == {"unmatched_labels": 1, "unknown_label": 1}
+    assert finds.manifest.left_out == {"unmatched_labels": 1, "unknown_label": 1}
 
 
 # ---- rates, units, missing values
@@ -440,7 +448,7 @@ def test_faster_channels_are_refused_unless_the_rate_was_asked_for(tmp_path: Pat
     assert (error.value.code, error.value.exit_code) == (Reason.SAMPLING_RATE, Exit.REFUSED)
     assert [p.name for p in tmp_path.iterdir()] == [storage.LOCK]
     windows = build(held, tmp_path, rate=20.0)
-    assert windows.manifest["shards"][0]["dtype"] == "float32"
+    assert windows.manifest.shards[0].dtype == "float32"
     assert len(windows) == 3 * 7
 
 
@@ -469,12 +477,12 @@ def test_units_of_volts_are_brought_together_and_others_left_out(tmp_path: Path)
         held[i].signals[0] = first._replace(unit=unit, scale=first.scale * scale, offset=first.offset * scale)
     windows = build(held, tmp_path, view="age", normalise="none")
     assert set(windows.subjects()) == {"s000", "s001", "s002"}
-    assert windows.manifest["units"] == ["uV"]
+    assert windows.manifest.units == ["uV"]
     for i in range(3):
         row = int(np.flatnonzero(windows.subjects() == f"s00{i}")[0])
         volts = physical(held[i], "eeg")[:100] * (1000 if i == 1 else 1)
         np.testing.assert_allclose(windows.values([row])[0, :, 0], volts, rtol=1e-5)
-    assert windows.manifest["left_out"] == {"unit": 1}
+    assert windows.manifest.left_out == {"unit": 1}
 
 
 def missing(held: list[Record]) -> list[Record]:
@@ -490,7 +498,7 @@ def missing(held: list[Record]) -> list[Record]:
 def test_missing_values_are_zero_and_masked(tmp_path: Path, normalise: str) -> None:
     held = missing(records(6))
     windows = build(held, tmp_path, normalise=normalise)
-    assert [s["dtype"] for s in windows.manifest["shards"]] == ["int16", "float32"]
+    assert [s.dtype for s in windows.manifest.shards] == ["int16", "float32"]
     values, mask = windows.values(), windows.mask()
     assert mask is not None
     assert np.isfinite(values).all()
@@ -501,7 +509,7 @@ def test_missing_values_are_zero_and_masked(tmp_path: Path, normalise: str) -> N
         np.testing.assert_array_equal(mask[row, :, 0], wanted)
         assert mask[row, :, 1:].all()
     n = sum(np.isfinite(physical(r, "eeg")).sum() for r in held if r.subject_id in set(windows["train"].subjects()))
-    assert windows.statistics["channels"][0]["n"] == n
+    assert windows.statistics.channels[0].n == n
 
 
 def test_constant_and_two_valued_channels_stay_finite(tmp_path: Path) -> None:
@@ -514,7 +522,7 @@ def test_constant_and_two_valued_channels_stay_finite(tmp_path: Path) -> None:
     values = windows.values()
     assert np.isfinite(values).all()
     np.testing.assert_allclose(values[..., 1], 0, atol=1e-5)
-    assert windows.statistics["channels"][1]["std"] == 0
+    assert windows.statistics.channels[1].std == 0
     np.testing.assert_allclose(values[np.isin(windows.subjects(), list(set(windows["train"].subjects())))][..., 2].std(), 1, rtol=1e-3)
 
 
@@ -614,7 +622,7 @@ def test_another_cache_makes_new_windows_and_no_leftovers(tmp_path: Path) -> Non
     assert first.values().tobytes() == old  # the map that is open lives on
     assert second.values().tobytes() != old
     names = {p.name for p in tmp_path.iterdir()} - {storage.LOCK, storage.MANIFEST}
-    assert names == set(second.manifest["files"])
+    assert names == set(second.manifest.files)
 
 
 def test_a_failed_attempt_leaves_the_former_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -663,8 +671,8 @@ def test_recordings_without_a_channel_are_left_out_and_said(tmp_path: Path) -> N
     held[2] = replace(held[2], signals=held[2].signals[:2])
     windows = build(held, tmp_path)
     assert set(windows.subjects()) == {"s000", "s001", "s003"}
-    finding = next(f for f in windows.manifest["findings"] if f["code"] == Reason.MISSING_CHANNEL)
-    assert (finding["count"], finding["level"]) == (1, "warning")
+    finding = next(f for f in windows.manifest.findings if f.code == Reason.MISSING_CHANNEL)
+    assert (finding.count, finding.level) == (1, "warning")
     with pytest.raises(UserError) as error:
         build(held[2:3], tmp_path / "none", channels=["eeg", "temp"], window=10_000)
     assert (error.value.code, error.value.exit_code) == (Reason.NO_INPUT, Exit.REFUSED)
@@ -685,8 +693,8 @@ def test_equal_recordings_in_two_splits_are_reported(tmp_path: Path) -> None:
     a = next(i for i, r in enumerate(held) if placed[r.subject_id] == "train")
     b = next(i for i, r in enumerate(held) if placed[r.subject_id] == "test")
     held[b] = replace(held[b], signals=held[a].signals)
-    told = [f for f in build(held, tmp_path).manifest["findings"] if f["code"] == Reason.DUPLICATE_ACROSS_SPLITS]
-    assert [f["count"] for f in told] == [1]
+    told = [f for f in build(held, tmp_path).manifest.findings if f.code == Reason.DUPLICATE_ACROSS_SPLITS]
+    assert [f.count for f in told] == [1]
 
 
 def test_dry_run_counts_what_build_makes(tmp_path: Path) -> None:
@@ -694,10 +702,10 @@ def test_dry_run_counts_what_build_makes(tmp_path: Path) -> None:
     windows = build(held, tmp_path, view="staging")
     memory: Any = Memory(held)
     planned = tokens.plan(memory, view="staging")
-    assert planned["audit"] == windows.manifest["counts"]
+    assert planned["audit"] == {split: counts.model_dump() for split, counts in windows.manifest.counts.items()}
     assert planned["windows"] == len(windows)
     assert planned["bytes"] == sum(shard.nbytes for shard in windows.shards)
-    assert planned["findings"] == windows.manifest["findings"]
+    assert planned["findings"] == [finding.model_dump() for finding in windows.manifest.findings]
 
 
 def damage(path: Path, how: str) -> None:
@@ -755,7 +763,7 @@ def test_a_moved_subject_is_refused_even_with_matching_hashes(tmp_path: Path) ->
     row = int(windows["test"].rows[0])
     moved = pl.when(pl.col("window") == row).then(pl.lit("train")).otherwise("split")
     index.with_columns(split=moved).write_parquet(tmp_path / "index.parquet")
-    body = {k: v for k, v in windows.manifest.items() if k != "manifest_sha256"}
+    body = windows.manifest.model_dump(mode="json", exclude={"manifest_sha256"})
     sha256, size = storage.hash_with_size(tmp_path / "index.parquet")
     body["files"] = {**body["files"], "index.parquet": {"sha256": sha256, "size": size}}
     storage.write_json(tmp_path / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)})
@@ -767,7 +775,7 @@ def test_a_moved_subject_is_refused_even_with_matching_hashes(tmp_path: Path) ->
 def test_without_verification_a_wrong_layout_is_still_noticed(tmp_path: Path) -> None:
     windows = build(records(4), tmp_path / "a")
     other = build(records(4), tmp_path / "b", view="staging")
-    name, foreign = (next(iter(w.manifest["shards"]))["name"] for w in (windows, other))
+    name, foreign = (next(iter(w.manifest.shards)).name for w in (windows, other))
     shutil.copyfile(tmp_path / "b" / foreign, tmp_path / "a" / name)
     with pytest.raises(UserError) as error:
         tokens.open_tokens(tmp_path / "a", verify=False)
@@ -779,7 +787,7 @@ def test_without_verification_a_wrong_layout_is_still_noticed(tmp_path: Path) ->
 
 def test_newer_formats_are_refused(tmp_path: Path) -> None:
     windows = build(records(3), tmp_path)
-    body = {k: v for k, v in windows.manifest.items() if k != "manifest_sha256"} | {"format_version": 99}
+    body = windows.manifest.model_dump(mode="json", exclude={"manifest_sha256"}) | {"format_version": 99}
     storage.write_json(tmp_path / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)})
     with pytest.raises(UserError, match="99") as error:
         tokens.open_tokens(tmp_path)
@@ -829,7 +837,7 @@ def test_sleep_edf_sample_gives_ten_epochs_of_wake(tmp_path: Path) -> None:
     staging = tokens.build(tmp_path / "cache", view="staging", out=tmp_path / "staging")
     assert staging.index["label"].to_list() == ["W"] * 10
     assert staging.index["split"].to_list() == ["train"] * 10
-    codes = {f["code"] for f in staging.manifest["findings"]}
+    codes = {f.code for f in staging.manifest.findings}
     assert {Reason.CLASS_MISSING, Reason.SPLIT_EMPTY} <= codes
     whole = tokens.build(tmp_path / "cache", out=tmp_path / "whole", normalise="none")
     assert whole.values().shape == (10, 3000, 7)

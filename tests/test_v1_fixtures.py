@@ -94,7 +94,7 @@ def test_the_fixture_is_small_and_names_no_path_of_a_machine() -> None:
 
 def test_the_cache_of_recordings_holds_the_source(home: Path) -> None:
     opened = cache.open_cache(home / "cache" / "generic")
-    assert opened.report["counts"] == {"units_seen": 30, "accepted": 30, "accepted_with_warning": 0, "quarantined": 0}
+    assert opened.report.counts.model_dump() == {"units_seen": 30, "accepted": 30, "accepted_with_warning": 0, "quarantined": 0}
     records = list(opened.records())
     assert [record.subject_id for record in records] == [f"p{subject:02d}" for subject in range(make_v1.SUBJECTS)]
     for record, expected in zip(records, SIGNALS, strict=True):

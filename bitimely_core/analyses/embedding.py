@@ -232,7 +232,7 @@ def embedding(
     page.fact("Vector", f"{choice.describe()}, {spaces['trained'].shape[1]} numbers")
     page.fact("Neighbours", neighbours)
     page.fact("t-SNE", f"perplexity {min(perplexity, (len(rows) - 1) / 3):.3g}, from {TSNE_COMPONENTS} principal components")
-    features_name = "counts of codes" if hasattr(windows, "vocabulary") else "means and spectra"
+    features_name = "counts of codes" if windows.vocabulary else "means and spectra"
     names = {"trained": run.name, "random": "random weights", "raw": features_name}
     _add_measures(page, found, names, neighbours, labels.name)
     subjects = _group_subjects(units, n_units) if n_units < len(rows) else None

@@ -165,7 +165,7 @@ def format_metric(metric: MetricValue | Difference) -> str:
 def start_scored_page(title: str, run: Run, split: str, n_subjects: int, seed: int) -> PageBuilder:
     """A page of scores of one run, with the caveats of its windows and of few subjects."""
     page = start_page(title, [run], [split], seed)
-    page.notice(*run.windows().manifest.get("notices", []))
+    page.notice(*run.windows().notices)
     shared = run.count_shared_subjects()
     if shared:
         page.notice(f"{shared} subjects of the test split were also in the training (split: {run.windows().split}).")

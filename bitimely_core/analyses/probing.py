@@ -293,7 +293,7 @@ def _describe_significance(difference: Difference | None) -> str | None:
 
 
 def _describe_features(windows: Windows) -> str:
-    return "counts of codes, no model" if hasattr(windows, "vocabulary") else "means and spectra, no model"
+    return "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""`ingest`: raw files to the cache of one data set. Bad units are left out and named, and a second run redoes only what has changed.
+"""`ingest`: raw files to the cache of one data set. Bad units are quarantined, and a second run reads only what has changed.
 
-The commit: shards first, each whole or not there, and for each finished part a note in `.progress/`; then, under the lock, one manifest
-that names everything. A kill anywhere leaves the former generation or none, and the same command goes on from the notes.
+First the shards, each in an atomic write, and for each finished part a note in `.progress/`; then, under the lock, one manifest that names
+everything. A kill leaves the previous generation or none, and the same command resumes from the notes.
 """
 
 from __future__ import annotations
@@ -13,24 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core import registry, storage
-from bitimely_core.cache import report as accounting
+from bitimely_core.cache import report as reporting
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, group_units
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
-from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats.source import Source, scan_folder
+from bitimely_core.schemas import (
+    CachedPart,
+    CachedUnit,
+    CacheManifest,
+    CacheSettings,
+    IngestPart,
+    IngestReport,
+    RecordingsManifest,
+    StoredFile,
+)
 from bitimely_core.types import Progress
 
-SCHEMA = "bitimely.cache/1"
 PROGRESS = ".progress"
-SUBJECTS_COPY = "subjects.parquet"  # for people; nothing reads it
+SUBJECTS_COPY = "subjects.parquet"  # for people, never read
 CACHE_RATIO = 0.75  # bytes of cache a byte of source: an estimate
 SOURCE_SPEED = 60e6  # bytes of source a second and core: an estimate
 PART_LOCK_WAIT = 60.0  # seconds that parts of one ingest wait for each other
-
-Part = dict[str, Any]
-"""A finished group of units: `units`: name -> entry, `files`: shard -> sha256, size, rows."""
 
 
 def ingest(
@@ -56,7 +62,7 @@ def ingest(
 
     Args:
         dataset: registered name.
-        source: raw folder; None for data sets that are made.
+        source: raw folder; None for generated data sets.
         out: folder of this data set's cache; made if missing.
         options: the data set's own.
         jobs: worker processes; 1 reads in this process. The result does not depend on it.
@@ -67,19 +73,18 @@ def ingest(
         keep_phi: keep identifying header fields, where the reader knows them.
         keep_dates: keep start times of recordings.
         verify: compare the source with its SHA256SUMS.txt.
-        force_new: read everything again, whatever is there.
+        force_new: read everything again.
         wait: seconds to wait for another process that works on this cache.
-        progress: called with what is being done, units done and units in all.
-        dry_run: say what would be read, and write nothing.
+        progress: called with the current step, units done and units in all.
+        dry_run: return what would be read, and write nothing.
 
     Returns:
-        The ingest report (schema `bitimely.ingest_report/1`), status published or partial; `findings` of it are the lines for the screen.
-        A part that is not the last: `{"schema": "bitimely.ingest_part/1", ...}`; a dry run: `{"schema": "bitimely.ingest_plan/1", ...}`.
+        The ingest report (`schemas.IngestReport`) as JSON, status published or partial. A part that is not the last: `{"schema": "bitimely.ingest_part/1", ...}`; a dry run: `{"schema": "bitimely.ingest_plan/1", ...}`.
 
     Raises:
         UserError: usage, and settings that differ from those of the cache (exit 2), refused (4), a damaged manifest (5), disk or memory
-            (6), locked (7), interrupted (130, 143). Once the source is being read, `report` is what was written to `ingest_report.json`,
-            and `details` are its findings.
+            (6), locked (7), interrupted (130, 143). Once the source is being read, its `report` is that of `ingest_report.json`, and
+            `details` are the findings.
     """
     folder = Path(out)
     entry, resolved = _resolve_options(dataset, options or {})
@@ -101,31 +106,29 @@ def ingest(
         )
         if dry_run:
             return _plan_ingest(run)
-        return kind.ingest(run, shard, wait, force_new=force_new)
+        return kind.ingest(run, shard, wait, force_new=force_new).to_json()
 
 
-def ingest_recordings(run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
+def ingest_recordings(run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> IngestReport | IngestPart:
     """Recordings: part k of n of the units, or all that is left to do."""
     folder = run.out
     if shard is not None and shard[1] > 1:
         with storage.lock(folder, wait, shared=True):
-            part = _ingest_part(
-                replace(run, units=[], reasons=[], rows=[], checksums={}, entries={}, hashes={}), shard, force_new=force_new
-            )
-        if part["parts_missing"]:
+            part = _ingest_part(run.restart(), shard, force_new=force_new)
+        if part.parts_missing:
             return part
-        try:  # the others may be just as far
+        try:  # other processes may have come as far
             with storage.lock(folder, max(wait, PART_LOCK_WAIT)):
                 return _ingest_all(run, force_new=force_new)
         except UserError as error:
-            if error.code == Reason.LOCKED:  # whoever holds it finds all parts done and publishes
+            if error.code == Reason.LOCKED:  # the process that holds the lock finds all parts finished and publishes
                 return part
             raise
     with storage.lock(folder, wait):
         return _ingest_all(run, force_new=force_new)
 
 
-# ---- what was asked for
+# ---- arguments
 
 
 def _resolve_options(dataset: str, given: dict[str, Any]) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
@@ -142,23 +145,23 @@ def _resolve_options(dataset: str, given: dict[str, Any]) -> tuple[registry.Entr
 def _check_arguments(
     entry: registry.Entry[registry.DatasetFacts], source: str | Path | None, jobs: int, max_bad: float, shard: tuple[int, int] | None
 ) -> None:
-    said = None
+    fault = None
     if entry.facts.needs_source and source is None:
-        said = (f"no source for {entry.name}", "expected a folder in the official layout")
+        fault = (f"no source for {entry.name}", "expected a folder in the official layout")
     elif not entry.facts.needs_source and source is not None:
-        said = (f"{entry.name} takes no source", "it is made, not read")
+        fault = (f"{entry.name} takes no source", "it is generated, not read")
     elif jobs < 1:
-        said = (f"jobs is {jobs}", "expected at least 1")
+        fault = (f"jobs is {jobs}", "expected at least 1")
     elif not 0 <= max_bad <= 1:
-        said = (f"max_bad is {max_bad}", "expected a share from 0 to 1")
+        fault = (f"max_bad is {max_bad}", "expected a share from 0 to 1")
     elif shard is not None and not 1 <= shard[0] <= shard[1]:
-        said = (f"shard is {shard[0]}/{shard[1]}", "expected k/n with k from 1 to n")
-    if said:
-        raise usage_error(said[0], said[1])
+        fault = (f"shard is {shard[0]}/{shard[1]}", "expected k/n with k from 1 to n")
+    if fault:
+        raise usage_error(*fault)
 
 
 def _exclude_cache(source: Source, out: Path) -> Source:
-    """The source without the cache, should that lie inside of it."""
+    """The source without the cache, in case the cache is inside of it."""
     root, inner = source.root.resolve(), out.resolve()
     if not inner.is_relative_to(root):
         return source
@@ -168,7 +171,7 @@ def _exclude_cache(source: Source, out: Path) -> Source:
 
 
 def _plan_ingest(run: IngestRun) -> dict[str, Any]:
-    """What an ingest would read, and about how long that takes."""
+    """What an ingest would read, and an estimate of its duration."""
     run.list_units()
     sizes = run.sizes
     bytes_of = {unit.name: sum(sizes.get(file, 0) for file in unit.files) for unit in run.units}
@@ -190,13 +193,13 @@ def _plan_ingest(run: IngestRun) -> dict[str, Any]:
     }
 
 
-# ---- the whole, under the lock
+# ---- all that is left to do, under the lock
 
 
-def _ingest_all(run: IngestRun, *, force_new: bool) -> dict[str, Any]:
+def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
     """Read what has changed, publish, report."""
     storage.remove_temporary_files(run.out)
-    former, parts = load_previous(run, force_new=force_new)
+    previous, parts = load_previous_parts(run, force_new=force_new)
     notes = _open_notes(run, force_new=force_new)
     storage.remove_temporary_files(notes)
     try:
@@ -206,12 +209,12 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> dict[str, Any]:
                 run.read_checksums()
                 done = _run_tasks(run, _make_tasks(run, parts + _read_finished_parts(notes)), workers)
             run.hash_remaining()
-            refused = run.find_refusal()
-            if refused is not None:
-                raise refused
-            manifest = _publish_cache(run, former, done)
-            report = run.report()
-            report = accounting.finish_report(report, accounting.derive_exit_code(report)) | {key: manifest[key] for key in RESULT}
+            refusal = run.find_refusal()
+            if refusal is not None:
+                raise refusal
+            manifest = _publish_cache(run, previous, done)
+            report = reporting.publish_report(run.report(), manifest.generation, manifest.content_sha256)
+            report = report.model_copy(update={"manifest_sha256": manifest.manifest_sha256})
             _clean_up(run.out, manifest, report)
     finally:
         with suppress(UserError):
@@ -219,39 +222,40 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> dict[str, Any]:
     return report
 
 
-RESULT = ("generation", "manifest_sha256", "content_sha256")
-
-
-def load_previous(run: IngestRun, *, force_new: bool) -> tuple[dict[str, Any] | None, list[Part]]:
-    """The published manifest and what it is made of, unless everything is to be read again.
-
-    Raises UserError: settings_differ (exit 2), integrity (exit 5).
-    """
+def load_previous(run: IngestRun, *, force_new: bool) -> CacheManifest | None:
+    """The published manifest of the folder; None without one. Raises UserError: settings_differ (exit 2), integrity (exit 5)."""
     path = run.out / storage.MANIFEST
     if not path.exists():
-        return None, []
+        return None
     try:
-        former = storage.read_manifest(run.out)
+        previous = CacheManifest.read(run.out)
     except UserError as error:
         if not force_new:
             error.hint = "Restore a copy, or give --force-new to read everything again"
             raise
         for old in run.out.glob("manifest*.json"):
             storage.os_unlink(old)
+        return None
+    if not force_new:
+        _compare_settings(previous.settings, run.settings, path)
+    return previous
+
+
+def load_previous_parts(run: IngestRun, *, force_new: bool) -> tuple[RecordingsManifest | None, list[CachedPart]]:
+    """As `load_previous`, and the units of the cache, unless everything is to be read again."""
+    previous = load_previous(run, force_new=force_new)
+    if previous is None:
         return None, []
-    if force_new:
-        return former, []
-    _compare_settings(former["settings"], run.settings, path)
-    if former["kind"] == "events":
-        return former, []
-    if storage.find_damage(run.out, former, [former["units"]]):  # then what is in the cache is read again
-        return former, []
-    return former, [{"files": former["files"], **json.loads((run.out / former["units"]).read_bytes())}]
+    assert isinstance(previous, RecordingsManifest)
+    if force_new or previous.find_damage(run.out, [previous.units]):
+        return previous, []
+    units = CachedPart.model_validate_json((run.out / previous.units).read_bytes())
+    return previous, [units.model_copy(update={"files": previous.files})]
 
 
-def _compare_settings(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+def _compare_settings(old: CacheSettings, new: CacheSettings, path: Path) -> None:
     """Raises UserError (settings_differ, exit 2) with one finding for each key that differs."""
-    before, now = ({**settings, **settings["options"], "options": None} for settings in (old, new))
+    before, now = ({"dataset": one.dataset, "version": one.version, **one.options} for one in (old, new))
     found = [
         Finding(
             code=Reason.SETTINGS_DIFFER,
@@ -270,17 +274,17 @@ def _compare_settings(old: dict[str, Any], new: dict[str, Any], path: Path) -> N
 
 
 def _open_notes(run: IngestRun, *, force_new: bool) -> Path:
-    """The folder of finished parts; emptied when everything is to be read again, unless an ingest for that reason is under way.
+    """The folder of finished parts; emptied when everything is to be read again, unless such an ingest is under way.
 
     Raises UserError (settings_differ, exit 2).
     """
     folder = storage.make_folder(run.out / PROGRESS)
     path = folder / "settings.json"
-    new = {"settings": run.settings, "force_new": force_new}
+    new = {"settings": run.settings.model_dump(mode="json"), "force_new": force_new}
     with storage.lock(folder, PART_LOCK_WAIT):
         found = _read_json(path)
         if found is not None and not force_new:
-            _compare_settings(found["settings"], run.settings, path)
+            _compare_settings(CacheSettings(**found["settings"]), run.settings, path)
         elif found != new:
             _remove_notes(folder)
             storage.write_json(path, new)
@@ -299,36 +303,37 @@ def _remove_notes(folder: Path) -> None:
         storage.os_unlink(path)
 
 
-def _read_finished_parts(notes: Path) -> list[Part]:
-    """The parts that were finished before; a note that does not agree with its own hash is passed over."""
+def _read_finished_parts(notes: Path) -> list[CachedPart]:
+    """The parts that were finished before; a note that differs from its own hash is ignored."""
     found = [_read_json(path) for path in sorted(notes.glob("*.json")) if path.name != "settings.json"]
-    return [part["body"] for part in found if isinstance(part, dict) and part.get("sha256") == storage.fingerprint(part.get("body"))]
+    bodies = [note["body"] for note in found if isinstance(note, dict) and note.get("sha256") == storage.fingerprint(note.get("body"))]
+    return [CachedPart(**body) for body in bodies]
 
 
-def _make_tasks(run: IngestRun, known: list[Part]) -> list[IngestTask]:
-    """The groups of units, each with what is known about them; of two parts the later one wins."""
-    units: dict[str, dict[str, Any]] = {}
-    files: dict[str, dict[str, Any]] = {}
+def _make_tasks(run: IngestRun, known: list[CachedPart]) -> list[IngestTask]:
+    """The groups of units, each with its previous results; of two parts the later one wins."""
+    units: dict[str, CachedUnit] = {}
+    files: dict[str, StoredFile] = {}
     for part in known:
-        units |= part["units"]
-        files |= part["files"]
+        units |= part.units
+        files |= part.files
+    identity = storage.fingerprint(run.settings.model_dump(mode="json"))
     tasks = []
     for group in group_units(run.units, run.sizes):
-        here = {file for unit in group for file in unit.files}
-        former = {unit.name: units[unit.name] for unit in group if unit.name in units}
-        held = {name for entry in former.values() for name in entry["shard"]}
+        sources = {file for unit in group for file in unit.files}
+        previous = {unit.name: units[unit.name] for unit in group if unit.name in units}
         tasks.append(
             IngestTask(
                 group=storage.fingerprint([unit.name for unit in group])[:16],
                 units=tuple(group),
                 dataset=run.dataset.name,
-                identity=storage.fingerprint(run.settings),
+                identity=identity,
                 root=None if run.source is None else run.source.root,
                 out=run.out,
-                sizes={file: run.sizes[file] for file in here if file in run.sizes},
-                sums={file: run.checksums[file] for file in here if file in run.checksums},
-                former=former,
-                files={name: files[name] for name in held if name in files},
+                sizes={file: run.sizes[file] for file in sources if file in run.sizes},
+                checksums={file: run.checksums[file] for file in sources if file in run.checksums},
+                previous=previous,
+                files={name: files[name] for entry in previous.values() for name in entry.shard if name in files},
                 keep_dates=run.options["keep_dates"],
             )
         )
@@ -336,127 +341,110 @@ def _make_tasks(run: IngestRun, known: list[Part]) -> list[IngestTask]:
 
 
 def _count_early_workers(run: IngestRun) -> int:
-    """How many worker processes will surely have something to do, by what lies in the source."""
+    """How many worker processes the size of the source needs at least."""
     expected = len(run.sizes) // (2 * MEAN_UNITS) + sum(run.sizes.values()) // MEAN_BYTES
     return min(run.jobs, expected) if run.jobs > 1 else 0
 
 
-def _run_tasks(run: IngestRun, tasks: list[IngestTask], workers: list[IngestWorker]) -> list[Part]:
-    """Work on `tasks`, in whatever order; each that is finished is noted at once. The parts in the order of the tasks."""
-    what, total = f"ingest {run.dataset.name}", sum(len(task.units) for task in tasks)
-    tell = run.progress or (lambda what, done, total: None)
+def _run_tasks(run: IngestRun, tasks: list[IngestTask], workers: list[IngestWorker]) -> list[CachedPart]:
+    """Run `tasks` in any order and note each that is finished. The parts in the order of the tasks."""
+    step, total = f"ingest {run.dataset.name}", sum(len(task.units) for task in tasks)
+    show = run.progress or (lambda step, done, total: None)
     seen: set[str] = set()
 
-    def taken(unit: str) -> None:
+    def count_unit(unit: str) -> None:
         if unit and unit not in seen:
-            tell(what, len(seen), total)
+            show(step, len(seen), total)
             seen.add(unit)
 
-    parts: dict[str, Part] = {}
-    with closing(run_tasks(tasks, run.jobs, run.stop, taken, workers)) as results:  # no worker outlives what goes wrong here
+    parts: dict[str, CachedPart] = {}
+    with closing(run_tasks(tasks, run.jobs, run.stop, count_unit, workers)) as results:  # an error here leaves no worker behind
         for task, part in results:
-            storage.write_json(run.out / PROGRESS / f"{task.group}.json", {"body": part, "sha256": storage.fingerprint(part)})
+            body = part.model_dump(mode="json")
+            storage.write_json(run.out / PROGRESS / f"{task.group}.json", {"body": body, "sha256": storage.fingerprint(body)})
             parts[task.group] = part
-            run.entries |= part["units"]
-            for entry in part["units"].values():
-                run.hashes |= entry["sources"]
-    tell(what, total, total)
+            run.entries |= part.units
+            for entry in part.units.values():
+                run.hashes |= entry.sources
+    show(step, total, total)
     return [parts[task.group] for task in tasks]
 
 
-def _publish_cache(run: IngestRun, former: dict[str, Any] | None, parts: list[Part]) -> dict[str, Any]:
-    """Name everything in a manifest; the former one is returned when nothing differs from it.
+def _publish_cache(run: IngestRun, previous: RecordingsManifest | None, parts: list[CachedPart]) -> RecordingsManifest:
+    """Name everything in a manifest; the previous one is returned when nothing has changed.
 
-    Raises UserError: duplicate_key (exit 4) when two units hold the same recording, and those of `store.publish`.
+    Raises UserError: duplicate_key (exit 4) when two units hold the same recording, and those of `storage.publish`.
     """
-    out = run.out
     subjects: dict[str, tuple[str, str, str]] = {}
+    files: dict[str, StoredFile] = {}
     for part in parts:
-        for name in sorted(part["units"]):
-            for recording, subject, attributes, *_ in part["units"][name]["recordings"]:
+        files |= part.files
+        for name in sorted(part.units):
+            for recording, subject, attributes, *_ in part.units[name].recordings:
                 if recording in subjects:
                     text = f"the unit {safe_text(name)} holds the recording {safe_text(recording)}, and another unit too"
-                    raise input_error(Reason.DUPLICATE_KEY, text, "expected a name of its own for each", file=run.source_path)
+                    raise input_error(Reason.DUPLICATE_KEY, text, "expected unique recording names", file=run.source_path)
                 subjects[recording] = (recording, subject, storage.encode_json(attributes).decode())
-    files: dict[str, dict[str, Any]] = {}
-    for part in parts:
-        files |= part["files"]
-    table, files_of_table = shards.write_subjects(out, list(subjects.values()))
-    known = storage.encode_json({"units": run.entries}) + b"\n"
-    units, digest, size = storage.write_hashed(out, "units", ".json", known)
-    files |= files_of_table | {units: {"sha256": digest, "size": size, "rows": len(run.entries)}}
-    report = run.report()
-    content = shards.hash_lines(unit["report"]["content_sha256"] for unit in run.entries.values() if unit["report"]["content_sha256"])
-    body = {
-        "schema": SCHEMA,
-        "format_version": 1,
-        "kind": "recordings",
-        "dataset": run.dataset.name,
-        "settings": run.settings,
-        "content_sha256": content,
-        "shards": [pair for part in parts if any(pair := _find_shard(part))],
-        "subjects": table,
-        "units": units,
-        "recordings": len(subjects),
-    }
-    if former is not None and _is_unchanged(former, body, files, report):
-        return former
-    generation = former["generation"] + 1 if former else 1
-    embedded = accounting.finish_report(report, accounting.derive_exit_code(report)) | {"generation": generation, "content_sha256": content}
-    return storage.publish(out, body | {"report": embedded}, files, generation)
-
-
-def _find_shard(part: Part) -> shards.CacheShard:
-    """The recordings and annotations of a part."""
-    return shards.CacheShard(
-        *(next((name for name in part["files"] if name.startswith(stem)), None) for stem in ("recordings-", "annotations-"))
+    table, files[table] = shards.write_subjects(run.out, list(subjects.values()))
+    entries = {"units": {name: entry.model_dump(mode="json") for name, entry in run.entries.items()}}
+    units, digest, size = storage.write_hashed(run.out, "units", ".json", storage.encode_json(entries) + b"\n")
+    reports = [entry.report for entry in run.entries.values() if entry.report is not None]
+    content = shards.hash_lines(report.content_sha256 for report in reports if report.content_sha256)
+    generation = previous.generation + 1 if previous else 1
+    manifest = RecordingsManifest(
+        dataset=run.dataset.name,
+        settings=run.settings,
+        content_sha256=content,
+        shards=[tuple(pair) for part in parts if any(pair := _find_shard(part))],
+        subjects=table,
+        units=units,
+        recordings=len(subjects),
+        files=files | {units: StoredFile(sha256=digest, size=size, rows=len(run.entries))},
+        report=reporting.publish_report(run.report(), generation, content),
     )
+    if previous is not None and _hash_content(previous) == _hash_content(manifest):
+        return previous
+    return manifest.publish(run.out, generation)
 
 
-def _is_unchanged(former: dict[str, Any], body: dict[str, Any], files: dict[str, Any], report: dict[str, Any]) -> bool:
-    """Whether a published manifest already says this; path of the source, versions of libraries and options of the run aside."""
-
-    def told(report: dict[str, Any]) -> str:
-        said = {key: report[key] for key in ("units", "counts", "rows", "reasons", "rules")}
-        return storage.fingerprint(said | {"source": report["source"] | {"path": None}})
-
-    new = {**body, "files": files}
-    return storage.fingerprint({key: former.get(key) for key in new}) == storage.fingerprint(new) and told(former["report"]) == told(report)
+def _find_shard(part: CachedPart) -> shards.CacheShard:
+    """The files of recordings and annotations of a part."""
+    recordings, annotations = (
+        next((name for name in part.files if name.startswith(stem)), None) for stem in ("recordings-", "annotations-")
+    )
+    return shards.CacheShard(recordings, annotations)
 
 
-def _clean_up(out: Path, manifest: dict[str, Any], report: dict[str, Any]) -> None:
-    """After the commit: the report, the copy of the subjects for people, and away with what nobody needs any more."""
-    storage.write_json(out / REPORT, report)
-    subjects = (out / manifest["subjects"]).read_bytes()
+def _hash_content(manifest: RecordingsManifest) -> str:
+    """Hash of a manifest without generation, path of the source, versions of libraries and options of the run."""
+    body = manifest.model_dump(mode="json", include=set(RecordingsManifest.model_fields) - {"report", "generation", "manifest_sha256"})
+    source = manifest.report.source.model_copy(update={"path": None})
+    report = manifest.report.model_dump(mode="json", include={"units", "counts", "rows", "reasons", "rules"})
+    return storage.fingerprint([body, report, source.model_dump(mode="json")])
+
+
+def _clean_up(out: Path, manifest: RecordingsManifest, report: IngestReport) -> None:
+    """After the commit: write the report and the copy of the subjects, remove old files and notes."""
+    report.save(out / REPORT)
+    subjects = (out / manifest.subjects).read_bytes()
     if not (out / SUBJECTS_COPY).is_file() or (out / SUBJECTS_COPY).read_bytes() != subjects:
         storage.write_bytes(out / SUBJECTS_COPY, subjects)
     storage.remove_old_files(out, shards.NAMES)
     _remove_notes(out / PROGRESS)
 
 
-# ---- parts, beside other parts
+# ---- one part of several
 
 
-def _ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> dict[str, Any]:
-    """Part k of n: the groups that fall to it by the hash of their names. It is noted, not published."""
+def _ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> IngestPart:
+    """Part k of n: the groups whose names have this hash. It is noted, not published."""
     k, n = shard
-    _, before = load_previous(run, force_new=force_new)
+    _, previous = load_previous_parts(run, force_new=force_new)
     notes = _open_notes(run, force_new=force_new)
     with run.record_failure(write=False):
         run.list_units()
         run.read_checksums()
-        tasks = _make_tasks(run, before + _read_finished_parts(notes))
+        tasks = _make_tasks(run, previous + _read_finished_parts(notes))
         _run_tasks(run, [task for task in tasks if int(task.group, 16) % n == k - 1], [])
     missing = {int(task.group, 16) % n for task in tasks if not (notes / f"{task.group}.json").is_file()}
-    report = run.report()
-    return {
-        "schema": "bitimely.ingest_part/1",
-        "format_version": 1,
-        "status": "part",
-        "dataset": run.dataset.name,
-        "shard": f"{k}/{n}",
-        "exit_code": int(Exit.OK),
-        "published": False,
-        "parts_missing": len(missing),
-        **{key: report[key] for key in ("units", "counts", "rows", "reasons", "reason_counts", "options")},
-    }
+    return IngestPart.of(run.report(), shard, len(missing))

@@ -1,9 +1,10 @@
-"""Reading a cache: only what its manifest names, and only after its hashes have been compared. No lock, no writing."""
+"""Reading a cache: only files that its manifest names, after a comparison of their hashes. No lock, no writing."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,16 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitimely_core import storage
 from bitimely_core.cache import shards
-from bitimely_core.cache.ingest import SCHEMA, SUBJECTS_COPY
+from bitimely_core.cache.ingest import SUBJECTS_COPY
 from bitimely_core.cache.ingest_run import PAGE, REPORT
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, integrity_error
+from bitimely_core.schemas import CachedPart, CacheManifest, EventsManifest, IngestReport, RecordingsManifest
 from bitimely_core.types import Record
 
 if TYPE_CHECKING:
     import polars as pl
 
 T = TypeVar("T")
-FORMAT = 1  # the highest format version that can be read
 
 
 @dataclass(frozen=True)
@@ -28,30 +29,42 @@ class Cache:
     """One generation of a data set's cache. It stays readable while the next one is made."""
 
     folder: Path
-    manifest: dict[str, Any]
+    manifest: CacheManifest
+
+    @property
+    def recordings_manifest(self) -> RecordingsManifest:
+        """The manifest of a cache of recordings."""
+        assert isinstance(self.manifest, RecordingsManifest)
+        return self.manifest
+
+    @property
+    def events_manifest(self) -> EventsManifest:
+        """The manifest of a cache of claims."""
+        assert isinstance(self.manifest, EventsManifest)
+        return self.manifest
 
     @property
     def dataset(self) -> str:
         """Name of the data set."""
-        return str(self.manifest["dataset"])
+        return self.manifest.dataset
 
     @property
-    def report(self) -> dict[str, Any]:
+    def report(self) -> IngestReport:
         """The report of the ingest that made it."""
-        return dict(self.manifest["report"])
+        return self.manifest.report
 
     def events(self) -> Iterator[pl.DataFrame]:
         """Of claims: the rows of one shard of subjects after another, in MEDS columns (`cache.claims`)."""
-        for name in self.manifest["shards"]:
+        for name in self.events_manifest.shards:
             yield self._read_frame(name)
 
     def cohort(self, columns: Collection[str] | None = None) -> pl.DataFrame:
         """Of claims: one row a subject, days on the subject's clock unless dates were kept; of `columns` those that are there."""
-        return self._read_frame(self.manifest["subjects"], columns)
+        return self._read_frame(self.manifest.subjects, columns)
 
     def labels(self, columns: Collection[str] | None = None) -> pl.DataFrame:
         """Of claims: subject_id, name, value, onset_day, one row a subject and label in this order; of `columns` those that are there."""
-        return self._read_frame(self.manifest["labels"], columns)
+        return self._read_frame(self.events_manifest.labels, columns)
 
     def records(self, channels: Collection[str] | None = None, only: Collection[str] | None = None) -> Iterator[Record]:
         """The recordings in a stable order, with one shard in memory at a time.
@@ -66,7 +79,7 @@ class Cache:
         attributes = {row["recording_id"]: json.loads(row["attributes"]) for row in self._read_subjects()}
         wanted = attributes if only is None else {recording: attributes[recording] for recording in attributes if recording in only}
         left = len(wanted)
-        for names in self.manifest["shards"]:
+        for names in self.recordings_manifest.shards:
             if not left:
                 return
             shard = shards.CacheShard(*names)
@@ -95,7 +108,7 @@ class Cache:
         """One row a recording, channel and segment, without the samples: rates, lengths, scales, quality figures."""
         import polars as pl
 
-        names = [pair[0] for pair in self.manifest["shards"] if pair[0]]
+        names = [name for name, _ in self.recordings_manifest.shards if name]
         return pl.concat([self._read_frame(name) for name in names]) if names else pl.DataFrame()
 
     def annotations(self) -> pl.DataFrame:
@@ -103,7 +116,7 @@ class Cache:
         import polars as pl
 
         schema = {"recording_id": pl.String, "onset": pl.Float64, "duration": pl.Float64, "label": pl.String}
-        return pl.concat([pl.DataFrame(schema=schema), *(self._read_frame(pair[1]) for pair in self.manifest["shards"] if pair[1])])
+        return pl.concat([pl.DataFrame(schema=schema), *(self._read_frame(name) for _, name in self.recordings_manifest.shards if name)])
 
     def _read_frame(self, name: str, columns: Collection[str] | None = None) -> pl.DataFrame:
         import polars as pl
@@ -113,18 +126,18 @@ class Cache:
         return found
 
     def _read_subjects(self) -> list[dict[str, Any]]:
-        name = self.manifest["subjects"]
+        name = self.manifest.subjects
         return list(self._translate_errors(name, lambda: iter(shards.read_table(self.folder / name).to_pylist())))
 
     def _translate_errors(self, name: str | None, read: Callable[[], Iterator[T]]) -> Iterator[T]:
-        """What `read` yields; what Parquet says about a damaged or vanished file becomes a UserError that names it."""
+        """Items of `read`; an error of a damaged or missing file becomes a UserError that names it."""
         try:
             yield from read()
         except OSError as error:  # pyarrow's errors are OSErrors too
             raise integrity_error(
                 str(self.folder / (name or "")),
                 f"cannot be read ({clean(str(error), 80)})",
-                "it was whole when the cache was opened",
+                "it could be read when the cache was opened",
                 "Open the cache again; when that fails, ingest again",
             ) from error
 
@@ -140,7 +153,7 @@ def open_cache(folder: str | Path, *, verify: bool = True) -> Cache:
         UserError: not_found or incomplete (exit 4) when nothing is published, unsupported_format (exit 4), integrity (exit 5).
     """
     folder = Path(folder)
-    manifest, found = _read_stable_manifest(folder, lambda manifest: storage.find_damage(folder, manifest) if verify else [])
+    manifest, found = _read_stable_manifest(folder, lambda manifest: manifest.find_damage(folder) if verify else [])
     if found:
         raise storage.damage_error(*found)
     return Cache(folder, manifest)
@@ -159,89 +172,70 @@ def verify(folder: str | Path, *, deep: bool = False) -> list[Finding]:
     """
     folder = Path(folder)
     try:
-        manifest, found = _read_stable_manifest(folder, lambda manifest: storage.find_damage(folder, manifest))
+        manifest, found = _read_stable_manifest(folder, lambda manifest: manifest.find_damage(folder))
     except UserError as error:
         return [error.finding]
-    if deep and not found:
+    if deep and not found and isinstance(manifest, RecordingsManifest):
         found = _check_content(Cache(folder, manifest))
     return [*found, *_find_foreign_files(folder, manifest)]
 
 
-def _read_stable_manifest(folder: Path, look: Callable[[dict[str, Any]], list[Finding]]) -> tuple[dict[str, Any], list[Finding]]:
-    """The manifest and what `look` finds; once more when another generation was published meanwhile."""
+def _read_stable_manifest(folder: Path, check: Callable[[CacheManifest], list[Finding]]) -> tuple[CacheManifest, list[Finding]]:
+    """The manifest and the findings of `check`; once more when another generation was published meanwhile."""
     while True:
-        manifest = storage.read_manifest(folder)
-        if not str(manifest.get("schema")).startswith(SCHEMA.partition("/")[0] + "/"):
-            text = f"is {clean(str(manifest.get('schema')), 80)}"
+        values = storage.read_manifest(folder)
+        if not str(values.get("schema")).startswith("bitimely.cache/"):
+            text = f"is {clean(str(values.get('schema')), 80)}"
             raise input_error(Reason.UNSUPPORTED_FORMAT, text, "expected a cache", "Give a folder made by ingest", file=str(folder))
-        if manifest.get("format_version", 0) > FORMAT:
-            text = f"has format version {manifest['format_version']}"
-            raise input_error(Reason.UNSUPPORTED_FORMAT, text, f"expected at most {FORMAT}", "Use a newer bitimely", file=str(folder))
-        found = look(manifest)
-        if not found or storage.read_manifest(folder)["generation"] == manifest["generation"]:
+        manifest = CacheManifest.parse(values, folder / storage.MANIFEST)
+        found = check(manifest)
+        if not found or storage.read_manifest(folder)["generation"] == manifest.generation:
             return manifest, found
 
 
 def _check_content(cache: Cache) -> list[Finding]:
     """Units whose content, as it is decoded, differs from their hash."""
-    if cache.manifest["kind"] != "recordings":
-        return []
-    units = json.loads((cache.folder / cache.manifest["units"]).read_bytes())["units"]
-    owner = {row[0]: name for name, entry in units.items() for row in entry["recordings"]}
+    manifest = cache.recordings_manifest
+    units = CachedPart.model_validate_json((cache.folder / manifest.units).read_bytes()).units
+    owner = {row[0]: name for name, entry in units.items() for row in entry.recordings}
     hashes: dict[str, list[str]] = {name: [] for name in units}
     try:
         for record in cache.records():
             hashes[owner[record.recording_id]].append(shards.hash_record(record))
     except UserError as error:
         return [error.finding]
-    said = {name: entry["report"]["content_sha256"] for name, entry in units.items() if entry["report"]["content_sha256"] is not None}
-    bad = [name for name, digest in said.items() if shards.hash_lines(hashes[name]) != digest]
-    found = [
-        Finding(
-            code=Reason.INTEGRITY,
-            problem=f"the content of the unit {clean(name, 80)} differs from its hash",
-            hint="Ingest again under --force-new",
-            file=str(cache.folder / (units[name]["shard"][0] or storage.MANIFEST)),
-        )
-        for name in bad
+    expected = {name: entry.report.content_sha256 for name, entry in units.items() if entry.report and entry.report.content_sha256}
+    faults = [
+        (f"the content of the unit {clean(name, 80)} differs from its hash", units[name].shard[0] or storage.MANIFEST)
+        for name, digest in expected.items()
+        if shards.hash_lines(hashes[name]) != digest
     ]
-    if shards.hash_lines(said.values()) != cache.manifest["content_sha256"]:
-        text, file = "the units do not add up to the content", str(cache.folder / storage.MANIFEST)
-        found.append(Finding(code=Reason.INTEGRITY, problem=text, hint="Ingest again under --force-new", file=file))
-    return found
+    if shards.hash_lines(expected.values()) != manifest.content_sha256:
+        faults.append(("the units do not add up to the content", storage.MANIFEST))
+    hint = "Ingest again under --force-new"
+    return [Finding(code=Reason.INTEGRITY, problem=text, hint=hint, file=str(cache.folder / file)) for text, file in faults]
 
 
-def _find_foreign_files(folder: Path, manifest: dict[str, Any]) -> list[Finding]:
-    """Files that neither this generation nor the one before names, and a copy of the subjects that is not theirs."""
-    named = {storage.MANIFEST, REPORT, PAGE, SUBJECTS_COPY, *manifest["files"]}
+def _find_foreign_files(folder: Path, manifest: CacheManifest) -> list[Finding]:
+    """Files that neither this generation nor the one before names, and a copy of the subjects that differs from the original."""
+    named = {storage.MANIFEST, REPORT, PAGE, SUBJECTS_COPY, *manifest.files}
     for path in folder.glob("manifest-*.json"):
         if storage.OLD_MANIFEST.fullmatch(path.name):
             named.add(path.name)
-            try:
+            with suppress(OSError, ValueError, KeyError, TypeError):
                 named |= set(json.loads(path.read_bytes())["files"])
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-    found = []
+    faults = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in named:
             continue
-        ours = storage.TEMPORARY_NAME.search(path.name) or shards.NAMES.fullmatch(path.name)
-        text = "was left by an ingest that did not end" if ours else "does not belong to this cache"
-        action = "The next ingest removes it" if ours else "Remove it"
-        found.append(
-            Finding(code=Reason.FILE_NAME, level="warning", problem=text, requirement="it is not read", hint=action, file=str(path))
-        )
-    copy, real = folder / SUBJECTS_COPY, manifest["files"].get(manifest.get("subjects"))
-    if copy.is_file() and real and storage.hash_file(copy) != real["sha256"]:
-        text = "differs from the subjects of this cache"
-        found.append(
-            Finding(
-                code=Reason.FILE_NAME,
-                level="warning",
-                problem=text,
-                requirement="it is not read",
-                hint="The next ingest mends it",
-                file=str(copy),
-            )
-        )
-    return found
+        if storage.TEMPORARY_NAME.search(path.name) or shards.NAMES.fullmatch(path.name):
+            faults.append((path, "was left by an ingest that did not end", "The next ingest removes it"))
+        else:
+            faults.append((path, "does not belong to this cache", "Remove it"))
+    copy, original = folder / SUBJECTS_COPY, manifest.files.get(manifest.subjects)
+    if copy.is_file() and original and storage.hash_file(copy) != original.sha256:
+        faults.append((copy, "differs from the subjects of this cache", "The next ingest replaces it"))
+    return [
+        Finding(code=Reason.FILE_NAME, level="warning", problem=text, requirement="it is not read", hint=hint, file=str(path))
+        for path, text, hint in faults
+    ]

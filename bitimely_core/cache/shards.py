@@ -20,6 +20,7 @@ import numpy as np
 from bitimely_core import storage
 from bitimely_core.cache.quality import measure_quality
 from bitimely_core.errors import Reason, input_error
+from bitimely_core.schemas import StoredFile
 from bitimely_core.types import Annotation, Record, Signal
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ DTYPES = {"int16": "<i2", "float32": "<f4"}
 DTYPE_NAMES = {np.dtype(f"{order}{dtype[1:]}"): name for name, dtype in DTYPES.items() for order in "<>"}
 ROW_GROUP = 8 << 20  # bytes of samples: a reader that wants one channel of a long recording decodes only that
 ROWS = 8192  # rows a row group at most
+COLUMNS = (  # of a shard of recordings
+    *("recording_id", "subject_id", "channel", "rate", "unit", "samples"),
+    *("dtype", "scale", "offset", "onset", "start_time", "n_samples", "qc"),
+)
 MAX_VALUE_BYTES = (1 << 31) - (1 << 20)  # bytes of one Parquet value
 
 
@@ -116,48 +121,44 @@ def hash_record(record: Record) -> str:
 
 
 def write_shard(
-    folder: Path, records: Sequence[Record], dataset: str, known: dict[tuple[str, str, float], str] | None = None
-) -> tuple[CacheShard, dict[str, dict[str, Any]]]:
-    """Write `records` (as `checked` returns them), in their order, as one shard.
+    folder: Path, records: Sequence[Record], dataset: str, figures: dict[tuple[str, str, float], str] | None = None
+) -> tuple[CacheShard, dict[str, StoredFile]]:
+    """Write `records` (as `validate_record` returns them), in their order, as one shard.
 
-    `known`: quality figures of those that come out of a shard, see `figures`. Returns its names and, for each, `{"sha256", "size", "rows"}`. Raises UserError (exit 6).
+    `figures`: quality figures of records that come out of a shard, see `read_figures`. Returns the names of the files, and what the
+    manifest says of each. Raises UserError (exit 6).
     """
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, StoredFile] = {}
 
-    def land(stem: str, schema: pa.Schema, tables: Iterable[pa.Table], rows: int, plain: list[str]) -> str | None:
+    def write(stem: str, schema: pa.Schema, tables: Iterable[pa.Table], rows: int, plain: list[str]) -> str | None:
         if not rows:
             return None
         data = _encode_parquet(schema, tables, plain)
         storage.require_space(folder, len(data))
         name, digest, size = storage.write_hashed(folder, stem, ".parquet", data)
-        files[name] = {"sha256": digest, "size": size, "rows": rows}
+        files[name] = StoredFile(sha256=digest, size=size, rows=rows)
         return name
 
     rows = [(record, signal) for record in records for signal in record.signals]
     channels = sorted({(signal.channel, signal.rate) for _, signal in rows})
     recordings, annotations = _make_schemas({"dataset": dataset, "channels": channels})
     notes = [(record.recording_id, *note) for record in records for note in record.annotations]
-    names = CacheShard(
-        land(
-            "recordings",
-            recordings,
-            _make_row_groups(rows, recordings, known or {}),
-            len(rows),
-            ["samples", "qc", "n_samples", "offset", "scale", "onset"],
-        ),
-        land("annotations", annotations, [_make_table(notes, annotations)] if notes else [], len(notes), ["onset", "duration"]),
+    plain = ["samples", "qc", "n_samples", "offset", "scale", "onset"]
+    shard = CacheShard(
+        write("recordings", recordings, _make_row_groups(rows, recordings, figures or {}), len(rows), plain),
+        write("annotations", annotations, [_make_table(notes, annotations)] if notes else [], len(notes), ["onset", "duration"]),
     )
-    return names, files
+    return shard, files
 
 
-def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[str, dict[str, dict[str, Any]]]:
-    """One row a recording: recording_id, subject_id, attributes as JSON text. Returns its name, and its facts under that name."""
+def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[str, StoredFile]:
+    """One row a recording: recording_id, subject_id, attributes as JSON text. Returns the name and what the manifest says of it."""
     import pyarrow as pa
 
     schema = pa.schema([("recording_id", pa.string()), ("subject_id", pa.string()), ("attributes", pa.string())])
     data = _encode_parquet(schema.with_metadata(_make_metadata("subjects", {})), [_make_table(rows, schema)], [])
     name, digest, size = storage.write_hashed(folder, "subjects", ".parquet", data)
-    return name, {name: {"sha256": digest, "size": size, "rows": len(rows)}}
+    return name, StoredFile(sha256=digest, size=size, rows=len(rows))
 
 
 def _make_metadata(kind: str, facts: dict[str, Any]) -> dict[bytes, bytes]:
@@ -168,25 +169,8 @@ def _make_schemas(facts: dict[str, Any]) -> tuple[pa.Schema, pa.Schema]:
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()
-    recordings = [
-        *(
-            ("recording_id", text),
-            ("subject_id", text),
-            ("channel", text),
-            ("rate", number),
-            ("unit", text),
-            ("samples", pa.large_binary()),
-        ),
-        *(
-            ("dtype", text),
-            ("scale", number),
-            ("offset", number),
-            ("onset", number),
-            ("start_time", text),
-            ("n_samples", pa.int64()),
-            ("qc", text),
-        ),
-    ]
+    kinds = {"rate": number, "scale": number, "offset": number, "onset": number, "n_samples": pa.int64(), "samples": pa.large_binary()}
+    recordings = [(name, kinds.get(name, text)) for name in COLUMNS]
     notes = [("recording_id", text), ("onset", number), ("duration", number), ("label", text)]
     return (
         pa.schema(recordings).with_metadata(_make_metadata("recordings", facts)),
@@ -202,7 +186,7 @@ def _make_table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
 
 
 def _make_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """What `pa.array` makes of texts or numbers (None: missing). That would import pandas, which takes every process half a second."""
+    """As `pa.array` of texts or numbers (None: missing), which would import pandas: half a second in every process."""
     import pyarrow as pa
 
     there = np.array([value is not None for value in values], bool)
@@ -219,9 +203,9 @@ def _make_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _make_row_groups(
-    rows: Sequence[tuple[Record, Signal]], schema: pa.Schema, known: dict[tuple[str, str, float], str]
+    rows: Sequence[tuple[Record, Signal]], schema: pa.Schema, figures: dict[tuple[str, str, float], str]
 ) -> Iterator[pa.Table]:
-    """Tables of whole rows with about ROW_GROUP bytes of samples each."""
+    """Tables of rows with about ROW_GROUP bytes of samples each."""
     import pyarrow as pa
 
     start = size = 0
@@ -230,27 +214,20 @@ def _make_row_groups(
         if size < ROW_GROUP and stop - start < ROWS and stop < len(rows):
             continue
         chosen = rows[start:stop]
-        told = [known.get((r.recording_id, s.channel, s.onset)) for r, s in chosen]
-        fresh = iter(measure_quality([s for (_, s), text in zip(chosen, told, strict=True) if text is None]))
-        columns = {
+        known = [figures.get((r.recording_id, s.channel, s.onset)) for r, s in chosen]
+        measured = iter(measure_quality([s for (_, s), text in zip(chosen, known, strict=True) if text is None]))
+        columns: dict[str, Sequence[Any]] = {
             "recording_id": [r.recording_id for r, _ in chosen],
             "subject_id": [r.subject_id for r, _ in chosen],
-            "channel": [s.channel for _, s in chosen],
-            "rate": [s.rate for _, s in chosen],
-            "unit": [s.unit for _, s in chosen],
-            "samples": _make_binary([s.samples for _, s in chosen]),
-            "dtype": [DTYPE_NAMES[s.samples.dtype] for _, s in chosen],
-            "scale": [s.scale for _, s in chosen],
-            "offset": [s.offset for _, s in chosen],
-            "onset": [s.onset for _, s in chosen],
             "start_time": [r.start_time for r, _ in chosen],
+            **{name: [getattr(s, name) for _, s in chosen] for name in ("channel", "rate", "unit", "scale", "offset", "onset")},
+            "dtype": [DTYPE_NAMES[s.samples.dtype] for _, s in chosen],
             "n_samples": [len(s.samples) for _, s in chosen],
-            "qc": [storage.encode_json(next(fresh)).decode() if text is None else text for text in told],
+            "qc": [storage.encode_json(next(measured)).decode() if text is None else text for text in known],
         }
-        made = [
-            column if isinstance(column, pa.Array) else _make_array(column, schema.field(name).type) for name, column in columns.items()
-        ]
-        yield pa.Table.from_arrays(made, schema=schema)
+        samples = _make_binary([s.samples for _, s in chosen])
+        arrays = [samples if field.name == "samples" else _make_array(columns[field.name], field.type) for field in schema]
+        yield pa.Table.from_arrays(arrays, schema=schema)
         start, size = stop, 0
 
 

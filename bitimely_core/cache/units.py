@@ -1,7 +1,7 @@
-"""What happens to one group of units, in this process or in a worker: hash, compare, read, quarantine, write.
+"""One group of units, in this process or in a worker: hash, compare, read, quarantine, write.
 
 Units are sorted by name and cut into groups, one shard each. Where a group ends depends on names and sizes near the cut alone, so a
-unit that is added, removed or mended changes its own shard and no other.
+unit that is added, removed or corrected changes its own shard and no other.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.cache import shards
-from bitimely_core.cache.report import rows_to_json, unit_to_json
+from bitimely_core.cache.report import report_rows, report_unit
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source
+from bitimely_core.schemas import CachedPart, CachedUnit, StoredFile
 from bitimely_core.types import IngestUnit, Record, Records
 
 LARGE_UNIT = 8 << 20  # bytes of source from which on a unit has a shard of its own
@@ -41,24 +42,24 @@ V1_NAMES = {  # names as they are in the keys of stored units, which would else 
 
 
 class IngestTask(NamedTuple):
-    """One group of units and all that is needed to work on it in another process."""
+    """One group of units and all that another process needs to ingest it."""
 
-    group: str  # stable name, of the names of its units
+    group: str  # stable name, from the names of its units
     units: tuple[IngestUnit, ...]  # sorted by name
     dataset: str
     identity: str  # hash of what decides the content besides the files: data set, options, version
     root: Path | None
     out: Path
-    sizes: dict[str, int]  # the files of its units that are there
-    sums: dict[str, str]  # what SHA256SUMS.txt says about them
-    former: dict[str, dict[str, Any]]  # unit -> what an earlier ingest found
-    files: dict[str, dict[str, Any]]  # the shards of `former`
+    sizes: dict[str, int]  # bytes of the files of its units
+    checksums: dict[str, str]  # of these files, from SHA256SUMS.txt
+    previous: dict[str, CachedUnit]  # results of an earlier ingest
+    files: dict[str, StoredFile]  # the shards of `previous`
     keep_dates: bool
     crashed: frozenset[str] = frozenset()  # units whose reader killed its process
 
 
 def group_units(units: Sequence[IngestUnit], sizes: dict[str, int]) -> Iterator[list[IngestUnit]]:
-    """`units`, sorted by name, in groups; a big unit, or one that is made and not read, is alone."""
+    """`units`, sorted by name, in groups; a large unit, or one without files, is alone."""
     group: list[IngestUnit] = []
     total = 0
     for unit in units:
@@ -79,83 +80,82 @@ def group_units(units: Sequence[IngestUnit], sizes: dict[str, int]) -> Iterator[
         yield group
 
 
-def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> dict[str, Any]:
+def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
     """Bring the units of `task` into the cache.
 
     Args:
         task: the group.
         alive: called with the name of a unit before it is hashed and before it is read, with "" before the shard is written; may raise.
 
-    Returns:
-        `units`: name -> entry (key, sources, report, rows, recordings, shard); `files`: shard name -> sha256, size, rows.
-
     Raises:
-        UserError: what is wrong with our own files (exit 5, 6) or with this machine; never what is wrong with a unit.
+        UserError: faults of our own files (exit 5, 6) or of this machine; never those of a unit.
     """
-    entries: dict[str, dict[str, Any]] = {}
-    fresh: set[str] = set()
+    entries: dict[str, CachedUnit] = {}
+    changed: set[str] = set()
     stamps: dict[str, tuple[int, int]] = {}
-    damaged: dict[str, bool] = {}
 
-    def whole(name: str | None) -> bool:
-        if name is not None and name not in damaged:
-            damaged[name] = name not in task.files or bool(storage.find_damage(task.out, {"files": task.files}, [name]))
-        return name is None or not damaged[name]
+    @functools.cache
+    def is_intact(name: str | None) -> bool:
+        if name is None:
+            return True
+        facts = task.files.get(name)
+        return facts is not None and not storage.find_damage(task.out, {"files": {name: facts.model_dump()}})
 
     for unit in task.units:
         alive(unit.name)
         entry = entries[unit.name] = _hash_unit(unit, task, stamps)
-        known = task.former.get(unit.name, {})
-        if entry["report"] is None:
-            if entry["key"] and entry["key"] == known.get("key") and all(whole(name) for name in known["shard"]):
-                entries[unit.name] = known
+        previous = task.previous.get(unit.name)
+        if entry.report is None:
+            if previous and entry.key and entry.key == previous.key and all(is_intact(name) for name in previous.shard):
+                entries[unit.name] = previous
             else:
-                fresh.add(unit.name)
-    files = None if fresh else _find_complete_shard(entries, task.files)
+                changed.add(unit.name)
+    files = None if changed else _find_complete_shard(entries, task.files)
     if files is not None:
-        return {"units": entries, "files": files}
-    kept, figures = _read_cached([entry for name, entry in entries.items() if name not in fresh], task.out)
+        return CachedPart(units=entries, files=files)
+    kept, figures = _read_cached([entry for name, entry in entries.items() if name not in changed], task.out)
     records: list[Record] = []
     for unit in task.units:
-        if unit.name in fresh:
+        if unit.name in changed:
             alive(unit.name)
             entries[unit.name], read = _read_unit(unit, task, entries[unit.name], stamps)
             records += read
         else:
-            records += [kept[row[0]] for row in entries[unit.name]["recordings"]]
+            records += [kept[row[0]] for row in entries[unit.name].recordings]
     alive("")
-    names, files = shards.write_shard(task.out, records, task.dataset, figures)
-    for name, entry in entries.items():
-        entries[name] = entry | {"shard": list(names) if entry["recordings"] else [None, None]}
-    return {"units": entries, "files": files}
+    shard, files = shards.write_shard(task.out, records, task.dataset, figures)
+    units = {
+        name: entry.model_copy(update={"shard": tuple(shard) if entry.recordings else (None, None)}) for name, entry in entries.items()
+    }
+    return CachedPart(units=units, files=files)
 
 
-def _find_complete_shard(entries: dict[str, dict[str, Any]], files: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+def _find_complete_shard(entries: dict[str, CachedUnit], files: dict[str, StoredFile]) -> dict[str, StoredFile] | None:
     """The files of the one shard that holds exactly `entries`; None when there is no such shard."""
-    names = {tuple(entry["shard"]) for entry in entries.values() if entry["recordings"]}
-    if len(names) > 1:
+    pairs = {entry.shard for entry in entries.values() if entry.recordings}
+    if len(pairs) > 1:
         return None
-    pair = next(iter(names), (None, None))
-    held = [sum(row[i] for entry in entries.values() for row in entry["recordings"]) for i in (3, 4)]
-    if any(name is not None and files[name]["rows"] != rows for name, rows in zip(pair, held, strict=True)):
+    pair = next(iter(pairs), (None, None))
+    rows = [row for entry in entries.values() for row in entry.recordings]
+    counts = sum(row[3] for row in rows), sum(row[4] for row in rows)
+    if any(name is not None and files[name].rows != count for name, count in zip(pair, counts, strict=True)):
         return None
     return {name: files[name] for name in pair if name is not None}
 
 
-def _read_cached(entries: list[dict[str, Any]], out: Path) -> tuple[dict[str, Record], dict[tuple[str, str, float], str]]:
+def _read_cached(entries: list[CachedUnit], out: Path) -> tuple[dict[str, Record], dict[tuple[str, str, float], str]]:
     """recording_id -> record, of units that are in the cache; and their quality figures."""
     found: dict[str, Record] = {}
-    known: dict[tuple[str, str, float], str] = {}
-    for pair in sorted({tuple(entry["shard"]) for entry in entries if entry["recordings"]}):
-        here = [entry for entry in entries if tuple(entry["shard"]) == pair]
-        subjects = {row[0]: row[2] for entry in here for row in entry["recordings"]}
+    figures: dict[tuple[str, str, float], str] = {}
+    for pair in sorted({entry.shard for entry in entries if entry.recordings}):
+        subjects = {row[0]: row[2] for entry in entries if entry.shard == pair for row in entry.recordings}
         found |= {record.recording_id: record for record in shards.read_shard(out, shards.CacheShard(*pair), subjects)}
-        known |= shards.read_figures(out, shards.CacheShard(*pair), subjects)
-    return found, known
+        figures |= shards.read_figures(out, shards.CacheShard(*pair), subjects)
+    return found, figures
 
 
-def _hash_unit(unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """The entry of a unit before it is read: hashes of its files, the key by which it is known again, its report where it is refused.
+def _hash_unit(unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, int]]) -> CachedUnit:
+    """A unit before it is read: hashes of its files, its key, and its report when it is quarantined already.
 
     Adds size and time of each file to `stamps`.
     """
@@ -171,18 +171,17 @@ def _hash_unit(unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, 
         except OSError as error:
             faults.append(_describe_unreadable(error, path, file))
             continue
-        listed = task.sums.get(file)
+        listed = task.checksums.get(file)
         if listed is not None and listed != sources[file]:
             faults.append(describe_mismatch(file, sources[file], listed))
-    entry: dict[str, Any] = {"key": None, "sources": sources, "report": None, "rows": [], "recordings": [], "shard": [None, None]}
     if faults or unit.read is None:
-        return entry | {"report": unit_to_json(unit, [*unit.findings, *faults])}
-    said = [finding.as_dict() for finding in unit.findings]
+        return CachedUnit(key=None, sources=sources, report=report_unit(unit, [*unit.findings, *faults]))
+    key = None
     with contextlib.suppress(TypeError):  # arguments that cannot be compared: the unit is read every time
-        entry["key"] = storage.fingerprint(
-            [task.identity, unit.name, list(unit.files), sources, said, describe_arguments(unit.read, task.root)]
-        )
-    return entry
+        findings = [finding.as_dict() for finding in unit.findings]
+        arguments = describe_arguments(unit.read, task.root)
+        key = storage.fingerprint([task.identity, unit.name, list(unit.files), sources, findings, arguments])
+    return CachedUnit(key=key, sources=sources, report=None)
 
 
 def _stat_file(path: Path) -> tuple[int, int]:
@@ -211,59 +210,57 @@ def _describe_crash() -> Finding:
 
 
 def _describe_unreadable(error: OSError, path: Path, file: str | None) -> Finding:
-    """A file of the source that cannot be read. Raises UserError (exit 6) when it is this machine that lacks something."""
+    """A file of the source that cannot be read. Raises UserError (exit 6) when this machine lacks resources."""
     if error.errno in storage.RESOURCE_ERRORS:
         raise storage.os_error(error, path) from error
     return Finding(code=Reason.IO_ERROR, problem=f"cannot be read ({error.strerror or type(error).__name__})", file=file)
 
 
 def _read_unit(
-    unit: IngestUnit, task: IngestTask, entry: dict[str, Any], stamps: dict[str, tuple[int, int]]
-) -> tuple[dict[str, Any], list[Record]]:
-    """Read a unit: its finished entry and its records, none when it is quarantined."""
+    unit: IngestUnit, task: IngestTask, entry: CachedUnit, stamps: dict[str, tuple[int, int]]
+) -> tuple[CachedUnit, list[Record]]:
+    """Read a unit: its result and its records, none when it is quarantined."""
     assert unit.read is not None
     file = unit.files[0] if unit.files else unit.name
     try:
-        content = unit.read()
-        held = content if isinstance(content, Records) else Records(records=[content])
-        records = [shards.validate_record(record, keep_dates=task.keep_dates) for record in held.records]
-        if not records and not held.rows:
+        read = unit.read()
+        content = read if isinstance(read, Records) else Records(records=[read])
+        records = [shards.validate_record(record, keep_dates=task.keep_dates) for record in content.records]
+        if not records and not content.rows:
             raise ValueError("a unit without records")
         digest = shards.hash_content(records)
-        for name in entry["sources"]:
+        for name in entry.sources:
             if task.root is not None and _stat_file(task.root / name) != stamps[name]:
                 raise input_error(Reason.IO_ERROR, "changed while it was read", hint="Repeat the command", file=name)
     except UserError as error:
         return _quarantine_unit(unit, entry, [_make_relative(finding, task.root) for finding in (error.finding, *error.details)]), []
     except MemoryError:
-        fault = Finding(
-            code=Reason.RESOURCE_LIMIT, problem="does not fit into memory", hint="Use fewer --jobs or a larger machine", file=file
-        )
-        return _quarantine_unit(unit, entry, [fault]), []
+        hint = "Use fewer --jobs or a larger machine"
+        return _quarantine_unit(
+            unit, entry, [Finding(code=Reason.RESOURCE_LIMIT, problem="does not fit into memory", hint=hint, file=file)]
+        ), []
     except OSError as error:
         return _quarantine_unit(unit, entry, [_describe_unreadable(error, Path(file), file)]), []
-    except Exception as error:  # a defect of a reader costs its unit, never the whole
-        fault = Finding(code=Reason.INTERNAL, problem=_locate_exception(error), hint="This is a defect of the reader: report it", file=file)
-        return _quarantine_unit(unit, entry, [fault]), []
-    findings = [*unit.findings, *held.findings, *(finding for record in held.records for finding in record.findings)]
+    except Exception as error:  # a defect of a reader costs its unit, not the ingest
+        hint = "This is a defect of the reader: report it"
+        return _quarantine_unit(unit, entry, [Finding(code=Reason.INTERNAL, problem=_locate_exception(error), hint=hint, file=file)]), []
+    findings = [*unit.findings, *content.findings, *(finding for record in content.records for finding in record.findings)]
     findings = [_make_relative(finding, task.root) for finding in findings]
-    tables = [rows_to_json(rows) for rows in held.rows]
-    lost = {
-        code: count for table in tables for kind in ("quarantined_by_reason", "dropped_by_reason") for code, count in table[kind].items()
-    }
+    tables = [report_rows(rows) for rows in content.rows]
+    lost = {code: count for table in tables for code, count in (*table.quarantined_by_reason.items(), *table.dropped_by_reason.items())}
     if lost and not any(finding.level != "info" for finding in findings):
         findings += [
             Finding(code=Reason(code), level="warning", problem=f"{count} rows", count=count, file=file) for code, count in lost.items()
         ]
-    report = unit_to_json(
+    report = report_unit(
         unit,
         findings,
         content=digest,
         samples=sum(_count_samples(record) for record in records),
         channels=len({signal.channel for record in records for signal in record.signals}),
     )
-    recordings = [[r.recording_id, r.subject_id, r.attributes, len(r.signals), len(r.annotations)] for r in records]
-    return entry | {"report": report, "rows": tables, "recordings": recordings}, records
+    recordings = [(r.recording_id, r.subject_id, r.attributes, len(r.signals), len(r.annotations)) for r in records]
+    return entry.model_copy(update={"report": report, "rows": tables, "recordings": recordings}), records
 
 
 def _count_samples(record: Record) -> int:
@@ -272,9 +269,10 @@ def _count_samples(record: Record) -> int:
     return sum(len(signal.samples) for signal in record.signals if signal.channel == fastest.channel)
 
 
-def _quarantine_unit(unit: IngestUnit, entry: dict[str, Any], faults: list[Finding]) -> dict[str, Any]:
-    passing = any(fault.code in TRANSIENT_FAULTS for fault in faults)
-    return entry | {"key": None if passing else entry["key"], "report": unit_to_json(unit, [*unit.findings, *faults])}
+def _quarantine_unit(unit: IngestUnit, entry: CachedUnit, faults: list[Finding]) -> CachedUnit:
+    transient = any(fault.code in TRANSIENT_FAULTS for fault in faults)
+    report = report_unit(unit, [*unit.findings, *faults])
+    return entry.model_copy(update={"key": None if transient else entry.key, "report": report})
 
 
 def _make_relative(finding: Finding, root: Path | None) -> Finding:
@@ -292,7 +290,7 @@ def _locate_exception(error: BaseException) -> str:
 
 
 def describe_arguments(value: Any, root: Path | None) -> Any:
-    """The arguments of a reader as JSON, with paths relative to the source: a change of them is seen, a moved folder is not.
+    """The arguments of a reader as JSON, with paths relative to the source: a moved folder changes nothing.
 
     Raises TypeError for what may hide a difference.
     """

@@ -18,6 +18,7 @@ from typing import Any
 
 from bitimely_core.cache.units import IngestTask, ingest_group
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.schemas import CachedPart
 
 MAX_TRIES = 2  # a unit during which a worker died is tried again so often in all: it may have been killed from outside
 POLL_SECONDS = 0.2  # seconds between two looks at the stop flag
@@ -60,7 +61,7 @@ def catch_signals() -> Iterator[StopFlag]:
 
 def run_tasks(
     tasks: Sequence[IngestTask], jobs: int, stop: StopFlag, seen: Callable[[str], None], ready: Sequence[IngestWorker] = ()
-) -> Generator[tuple[IngestTask, dict[str, Any]], None, None]:
+) -> Generator[tuple[IngestTask, CachedPart], None, None]:
     """The results of `tasks` in the order in which they are ready, which means nothing.
 
     Args:
@@ -136,7 +137,7 @@ class _IngestPool:
         self.jobs, self.stop, self.seen = min(jobs, len(tasks)), stop, seen
         self.deaths: dict[str, int] = {}
 
-    def collect_results(self) -> Generator[tuple[IngestTask, dict[str, Any]], None, None]:
+    def collect_results(self) -> Generator[tuple[IngestTask, CachedPart], None, None]:
         try:
             while self.waiting or any(worker.task for worker in self.workers):
                 self.stop.check()

@@ -33,9 +33,8 @@ from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.job import ClaimsJob, clear_folder
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.formats.source import scan_folder
-from bitimely_core.schemas import StoredFile
+from bitimely_core.schemas import AgreementCell, CacheManifest, CodeCount, EventsManifest, IngestPart, IngestReport, StoredFile
 
-SCHEMA = "bitimely.cache/1"
 NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
 RAW, PARTS = ".raw", ".parts"
 GENERATED = "made.json"  # in PARTS: the raw files of a generated data set are complete
@@ -47,49 +46,46 @@ WORK_FORMAT = 2  # of unfinished work
 RUN_ONLY = ("keep_ids", "engine", "id_key")  # options that do not change the cache, or only through the key
 
 
-def ingest_events(run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> dict[str, Any]:
+def ingest_events(run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> IngestReport | IngestPart:
     """Claims: part k of n of the first pass, or everything that is not done yet."""
     parts = 1 if shard is None else shard[1]
     if shard is not None and parts > 1:
         with storage.lock(run.out, wait, shared=True):
-            former = None if force_new else load_previous(run, force_new=force_new)[0]
-            fresh = replace(run, units=[], reasons=[], rows=[], checksums={}, entries={}, hashes={})
-            report = ingest_part(fresh, shard, former, force_new=force_new)
-        if report["parts_missing"]:
-            return report
+            previous = None if force_new else load_previous(run, force_new=force_new)
+            part = ingest_part(run.restart(), shard, previous, force_new=force_new)
+        if part is not None and part.parts_missing:
+            return part
     with storage.lock(run.out, wait if parts == 1 else max(wait, PART_LOCK_WAIT)):
         storage.remove_temporary_files(run.out)
-        former, _ = load_previous(run, force_new=force_new)
-        return build_cache(run, force_new=force_new, former=former, parts=parts)
+        return build_cache(run, force_new=force_new, previous=load_previous(run, force_new=force_new), parts=parts)
 
 
-def build_cache(run: IngestRun, *, force_new: bool, former: dict[str, Any] | None, parts: int = 1) -> dict[str, Any]:
-    """Read claims, publish, report. The caller holds the lock and has compared the settings of a former cache.
+def build_cache(run: IngestRun, *, force_new: bool, previous: CacheManifest | None, parts: int = 1) -> IngestReport:
+    """Read claims, publish, report. The caller holds the lock and has compared the settings of a previous cache.
 
     Args:
         run: the ingest.
         force_new: read everything again; unfinished work of an ingest with `force_new` is continued.
-        former: the published manifest.
+        previous: the published manifest.
         parts: number of finished parts (`ingest_part`) that hold the cleaned rows.
 
     Raises:
         UserError: as `cache.ingest`.
     """
     home = run.out / PARTS
-    with run.record_failure(), _generate_source(run, former if not force_new else None):
+    with run.record_failure(), _generate_source(run, previous if not force_new else None):
         run.read_checksums()
         run.hash_remaining()
-        if former is not None and not force_new and _is_unchanged(run, former):
-            kept = {key: former[key] for key in ("generation", "manifest_sha256", "content_sha256")}
-            report: dict[str, Any] = former["report"] | kept
-            storage.write_json(run.out / REPORT, report)
+        if previous is not None and not force_new and _is_unchanged(run, previous):
+            report = previous.report.model_copy(update={"manifest_sha256": previous.manifest_sha256})
+            report.save(run.out / REPORT)
             return report
         same = _name_work(run, force_new=force_new)
         clear_folder(home, same, GENERATED)
         storage.remove_temporary_files(storage.make_folder(home))
         try:
             job = _open_job(run, f"{same}-{parts}")
-            body, files = _write_cache(job, parts)
+            manifest = _write_cache(job, parts)
         except UserError as error:
             if error.exit_code not in {Exit.REFUSED, Exit.USAGE}:
                 raise
@@ -100,28 +96,22 @@ def build_cache(run: IngestRun, *, force_new: bool, former: dict[str, Any] | Non
             raise
         refused = run.find_refusal()
         if refused is not None:
-            for name in files:
+            for name in manifest.files:
                 storage.os_unlink(run.out / name)
             clear_folder(home)
             raise refused
-        generation = former["generation"] + 1 if former else 1
-        report = run.report()
-        report = accounting.finish_report(report, accounting.derive_exit_code(report)) | {
-            "generation": generation,
-            "content_sha256": body["content_sha256"],
-        }
-        manifest = storage.publish(
-            run.out, body | {"report": report}, {name: file.model_dump() for name, file in files.items()}, generation
-        )
-        report |= {"manifest_sha256": manifest["manifest_sha256"]}
-        storage.write_json(run.out / REPORT, report)
+        generation = previous.generation + 1 if previous else 1
+        report = accounting.publish_report(run.report(), generation, manifest.content_sha256)
+        published = manifest.model_copy(update={"report": report}).publish(run.out, generation)
+        report = report.model_copy(update={"manifest_sha256": published.manifest_sha256})
+        report.save(run.out / REPORT)
         storage.remove_old_files(run.out, NAMES)
         clear_folder(home)
     return report
 
 
-def ingest_part(run: IngestRun, shard: tuple[int, int], former: dict[str, Any] | None, *, force_new: bool = False) -> dict[str, Any]:
-    """Part k of n of the first pass: every n-th block of rows, cleaned and spilled, not published.
+def ingest_part(run: IngestRun, shard: tuple[int, int], previous: CacheManifest | None, *, force_new: bool = False) -> IngestPart | None:
+    """Part k of n of the first pass: every n-th block of rows, cleaned and spilled, not published; None for an unchanged source.
 
     A part that is finished for the same source and options is not read again.
     """
@@ -129,30 +119,28 @@ def ingest_part(run: IngestRun, shard: tuple[int, int], former: dict[str, Any] |
     if run.given_options.get("keep_ids"):
         raise usage_error("--keep-ids with --shard", "raw ids are in several processes", "Ingest without --shard")
     run.hash_remaining()
-    if former is not None and _is_unchanged(run, former):
-        return {"parts_missing": 0}
+    if previous is not None and _is_unchanged(run, previous):
+        return None
     home = storage.make_folder(run.out / PARTS)
     stem = f"{_name_work(run, force_new=force_new)}-{n}"
     if not pass1_clean.is_finished(home, stem, k):
         pass1_clean.clean_source(_open_job(run, stem), k, n)
     missing = sum(not pass1_clean.is_finished(home, stem, i) for i in range(1, n + 1))
-    return {
-        "schema": "bitimely.ingest_part/1",
-        "format_version": 1,
-        "status": "part",
-        "dataset": run.dataset.name,
-        "shard": f"{k}/{n}",
-        "exit_code": int(Exit.OK),
-        "published": False,
-        "parts_missing": missing,
-        **{key: run.report()[key] for key in ("units", "counts", "rows", "reasons", "reason_counts", "options")},
-    }
+    return IngestPart.of(run.report(), shard, missing)
 
 
 def _name_work(run: IngestRun, *, force_new: bool) -> str:
     """How the names of unfinished work begin: a fingerprint of source, options and key."""
     key = hashlib.sha256(load_key(run.given_options.get("id_key", ""), run.out)).hexdigest()
-    content = [WORK_FORMAT, run.settings, run.report()["source"]["sha256"], key, _count_source_shards(run), pl.__version__, force_new]
+    content = [
+        WORK_FORMAT,
+        run.settings.model_dump(mode="json"),
+        run.report().source.sha256,
+        key,
+        _count_source_shards(run),
+        pl.__version__,
+        force_new,
+    ]
     return storage.fingerprint(content)[:16]
 
 
@@ -221,14 +209,14 @@ def load_key(file: str, out: Path) -> bytes:
 
 
 @contextmanager
-def _generate_source(run: IngestRun, former: dict[str, Any] | None) -> Iterator[None]:
+def _generate_source(run: IngestRun, previous: CacheManifest | None) -> Iterator[None]:
     """The raw files of a generated data set, until they are ingested or refused; intact ones of the same options are used again."""
-    if run.source is not None or (former is not None and not storage.find_damage(run.out, former)):
+    if run.source is not None or (previous is not None and not previous.find_damage(run.out)):
         yield
         return
     folder, note = run.out / RAW, run.out / PARTS / GENERATED
     given = run.given_options
-    same = storage.fingerprint([run.settings, str(folder)])
+    same = storage.fingerprint([run.settings.model_dump(mode="json"), str(folder)])
     try:
         options = _load_generated(folder, note, same)
         if options is None:
@@ -264,10 +252,10 @@ def _hash_files(folder: Path) -> dict[str, list[Any]]:
     return {name: list(storage.hash_with_size(folder / name)) for name in scan_folder(folder).files}
 
 
-def _is_unchanged(run: IngestRun, former: dict[str, Any]) -> bool:
+def _is_unchanged(run: IngestRun, previous: CacheManifest) -> bool:
     """Whether an intact cache of the same files and options is published."""
-    same = run.source is None or former["report"]["source"]["sha256"] == run.report()["source"]["sha256"]
-    return same and not storage.find_damage(run.out, former)
+    same = run.source is None or previous.report.source.sha256 == run.report().source.sha256
+    return same and not previous.find_damage(run.out)
 
 
 def _open_job(run: IngestRun, stem: str) -> ClaimsJob:
@@ -306,8 +294,8 @@ def _open_job(run: IngestRun, stem: str) -> ClaimsJob:
     )
 
 
-def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, object], dict[str, StoredFile]]:
-    """Write all files of the cache; the manifest without its report, and the files."""
+def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
+    """Write all files of the cache; its manifest, with the report so far."""
     run = job.run
     if parts == 1:
         pass1_clean.clean_source(job)
@@ -326,38 +314,39 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[dict[str, object], dict[st
         for file, account in done.accounts.items():
             found.accounts[file] += account
     slices = -(-max(len(keys), 1) // spill.SLICE)
-    body: dict[str, object] = {}
+    tables: dict[str, str] = {}
     for kind, by in (("subjects", ("subject_id",)), ("labels", ("subject_id", "name"))):
         frames = spill.merge_sorted(pass2_write.list_shard_files(job, kind), "subject_id", len(keys), slices, by)
         name, files[name] = spill.write_table(run.out, kind, frames)
-        body[kind] = name
+        tables[kind] = name
     content = pass2_write.hash_content(job, found, slices)
     ingest_report.write_ingest_report(job, found, content)
     span = found.span
     without_phecode = ((found.codes[number], n) for number, n in found.code_counts.items() if not found.codes[number].phecodes)
     unmapped = sorted(without_phecode, key=lambda one: (-one[1], one[0].text))[:UNMAPPED_LISTED]
-    return body | {
-        "schema": SCHEMA,
-        "format_version": 1,
-        "kind": "events",
-        "dataset": run.dataset.name,
-        "settings": run.settings,
-        "content_sha256": content,
-        "shards": events,
-        "names": job.names,
-        "rules": job.rule_table,
-        "ruled": job.ruled,
-        "defining": label_rules.find_defining_phecodes(job.rules, job.codemap.tables),
-        "phenotypes": job.codemap.names,
-        "categories": job.codemap.categories,
-        "map": job.codemap.facts,
-        "clock": "calendar" if run.options["keep_dates"] else "subject",
-        "data_end": span[1] if span and run.options["keep_dates"] else None,
-        "days": span[1] - span[0] + 1 if span else 0,
-        "seed": job.options.seed,
-        "split": "official" if job.splits is not None else "subject",
-        "agreement": [{"rule": rule, "flag": flag, "cell": cell, "n": n} for (rule, flag, cell), n in sorted(agreement.items())],
-        "funnel": found.total.funnel().model_copy(update={"subjects": len(keys)}).model_dump(),
-        "unmapped": [{"code": code.text, "n": n} for code, n in unmapped],
-        "facts": {key: value for key, value in job.claims.facts.items() if key != "phecode_map"},
-    }, files
+    return EventsManifest(
+        dataset=run.dataset.name,
+        settings=run.settings,
+        content_sha256=content,
+        report=run.report(),
+        files=files,
+        subjects=tables["subjects"],
+        labels=tables["labels"],
+        shards=events,
+        names=job.names,
+        rules=job.rule_table,
+        ruled=job.ruled,
+        defining=label_rules.find_defining_phecodes(job.rules, job.codemap.tables),
+        phenotypes=job.codemap.names,
+        categories=job.codemap.categories,
+        map=job.codemap.facts,
+        clock="calendar" if run.options["keep_dates"] else "subject",
+        data_end=span[1] if span and run.options["keep_dates"] else None,
+        days=span[1] - span[0] + 1 if span else 0,
+        seed=job.options.seed,
+        split="official" if job.splits is not None else "subject",
+        agreement=[AgreementCell(rule=rule, flag=flag, cell=cell, n=n) for (rule, flag, cell), n in sorted(agreement.items())],
+        funnel=found.total.funnel().model_copy(update={"subjects": len(keys)}),
+        unmapped=[CodeCount(code=code.text, n=n) for code, n in unmapped],
+        facts={key: value for key, value in job.claims.facts.items() if key != "phecode_map"},
+    )

@@ -12,6 +12,7 @@ from bitimely_core.claims.clean import RowAccount
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Finding, Reason, safe_text
+from bitimely_core.schemas import CachedUnit
 from bitimely_core.types import IngestUnit, SourceRows
 
 REQUIREMENTS = {
@@ -46,7 +47,7 @@ def write_ingest_report(job: ClaimsJob, found: CleaningFindings, content: str) -
                 dropped=dict(Counter(table.dropped) + Counter(dropped)),
                 quarantined=dict(Counter(table.quarantined) + Counter(quarantined)),
             )
-        run.rows.append(report.rows_to_json(table))
+        run.rows.append(report.report_rows(table))
         digest = content if account is not None else run.hashes.get(table.file, content)
         add_unit(run, table.file, findings[table.file], digest)
 
@@ -90,4 +91,4 @@ def _find_unmet_rules(job: ClaimsJob, found: CleaningFindings) -> list[Finding]:
 def add_unit(run: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:
     """Enter a table into the report."""
     one = IngestUnit(name=file, files=(file,), read=None)
-    run.entries[file] = {"report": report.unit_to_json(one, reasons, content=content), "rows": []}
+    run.entries[file] = CachedUnit(key=None, sources={}, report=report.report_unit(one, reasons, content=content))

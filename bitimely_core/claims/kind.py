@@ -9,7 +9,7 @@ from bitimely_core.cache import Cache, open_cache
 from bitimely_core.claims import tokenize
 from bitimely_core.claims.ingest import ingest_events, pin_options
 from bitimely_core.registry import DataKind
-from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sequences import EventSequences, open_sequences
 from bitimely_core.types import Progress
 
 
@@ -22,4 +22,4 @@ def tokenize_events(
     return tokenize.open_built(plan, out, verify=verify, force_new=force_new, progress=progress)
 
 
-KIND = DataKind(pin_options=pin_options, ingest=ingest_events, tokenize=tokenize_events)
+KIND = DataKind(pin_options=pin_options, ingest=ingest_events, open_tokens=open_sequences, tokenize=tokenize_events)

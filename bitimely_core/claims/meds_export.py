@@ -9,7 +9,7 @@ import polars as pl
 
 from bitimely_core import __version__, storage
 from bitimely_core.cache import Cache
-from bitimely_core.tokens.sequences import EventSequences, parquet
+from bitimely_core.tokens.sequences import EventSequences, to_table
 
 DAY = 86_400_000_000  # microseconds
 SPLITS = {"train": "train", "validation": "tuning", "test": "held_out"}
@@ -39,13 +39,13 @@ def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
     named = pl.DataFrame({"subject_id": sequences.whole_index["subject_id"].cast(pl.Int64), "split": sequences.whole_index["split"]})
     splits = named.with_columns(pl.col("split").replace(SPLITS))
     metadata = storage.make_folder(storage.make_folder(out) / "metadata")
-    storage.write_file(storage.make_folder(out / "data") / "0.parquet", parquet(data))
-    storage.write_file(metadata / "codes.parquet", parquet(codes))
-    storage.write_file(metadata / "subject_splits.parquet", parquet(splits))
+    storage.write_parquet(storage.make_folder(out / "data") / "0.parquet", to_table(data))
+    storage.write_parquet(metadata / "codes.parquet", to_table(codes))
+    storage.write_parquet(metadata / "subject_splits.parquet", to_table(splits))
     facts = {"dataset_name": cache.dataset, "etl_name": "bitimely", "etl_version": __version__, "meds_version": "0.4.0"}
     storage.write_json(metadata / "dataset.json", facts)
     for name, frame in select_labels(cache, sequences).items():
-        storage.write_file(storage.make_folder(storage.make_folder(out / "labels") / name) / "0.parquet", parquet(frame))
+        storage.write_parquet(storage.make_folder(storage.make_folder(out / "labels") / name) / "0.parquet", to_table(frame))
 
 
 def _to_time(day: pl.Expr) -> pl.Expr:
@@ -57,13 +57,13 @@ def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataF
     last = pl.concat([frame.group_by("subject_id").agg(first=pl.col("time").min(), last=pl.col("time").max()) for frame in cache.events()])
     ids = sequences.whole_index["subject_id"].cast(pl.Int64)
     frame = pl.DataFrame({"subject_id": ids}).join(last, on="subject_id", how="left", maintain_order="left")
-    landmark = sequences.options["landmark"]
+    landmark = sequences.options.landmark
     if landmark is None:
         when = pl.col("last")
-    elif landmark["day"] is not None:
-        when = _to_time(pl.lit(landmark["day"]))
+    elif landmark.day is not None:
+        when = _to_time(pl.lit(landmark.day))
     else:
-        when = pl.col("first") + pl.duration(days=landmark["landmark_days"])
+        when = pl.col("first") + pl.duration(days=landmark.landmark_days)
     frame = frame.select("subject_id", prediction_time=when.cast(pl.Datetime("us")))
     assert sequences.target is not None
     found = {}

@@ -19,8 +19,9 @@ from bitimely_core.cache import Cache
 from bitimely_core.claims import engines, sequence_builder, steps, tokenize
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
-from bitimely_core.tokens.sequences import SPECIAL, EventSequences, StoredFiles, open_sequences, parquet, publish_sequences, write_shard
-from bitimely_core.tokens.sets import FORMAT, TokenSet
+from bitimely_core.schemas import FindingRecord, PredictionStatistics, SequenceManifest, SequenceOptions, StoredFile
+from bitimely_core.tokens.sequences import SPECIAL, EventSequences, open_sequences, publish_sequences, to_table, write_shard
+from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.types import Progress
 
 DAY = 86_400_000_000  # microseconds
@@ -86,15 +87,21 @@ def build_task_sequences(
     Raises:
         UserError: config, settings_differ (exit 2), no_input, schema (4), integrity (5).
     """
-    if cache.manifest["clock"] != "calendar":
+    if cache.events_manifest.clock != "calendar":
         raise _usage(
             "the cache has no true dates", "prediction times are dates", str(cache.folder), "--task", "Ingest again with --keep-dates"
         )
-    if base.manifest["cache"] != cache.manifest["manifest_sha256"] or base.options["split_file"]:
-        text = "was made with --split-file" if base.options["split_file"] else "was made from another cache"
+    if base.manifest.cache != cache.manifest.manifest_sha256 or base.options.split_file:
+        text = "was made with --split-file" if base.options.split_file else "was made from another cache"
         raise _usage(text, "expected sequences of this cache and its split", str(base.folder), "--task", "Tokenize again without --task")
     asked, known = read_task_labels(task), read_id_table(ids)
-    options = {**base.options, "task": "multilabel", "landmark": None, "min_codes": 0, "asked": _fingerprint_labels(asked)}
+    options = {
+        **base.options.model_dump(mode="json"),
+        "task": "multilabel",
+        "landmark": None,
+        "min_codes": 0,
+        "asked": _fingerprint_labels(asked),
+    }
     if (out / storage.MANIFEST).exists() and not force_new:
         old = storage.read_manifest(out)
         if old.get("options") == options and old.get("base") == base.fingerprint:
@@ -107,7 +114,7 @@ def build_task_sequences(
             file=str(out),
         )
     if verify:
-        storage.check_files(cache.folder, cache.manifest)
+        cache.manifest.check_files(cache.folder)
     if known is None:
         rows = asked.with_columns(new="subject_id")
     else:
@@ -138,13 +145,13 @@ def _write_task(
     """All files of the token set; `asked` has subject_id (of the cache), prediction_time, boolean_value."""
     names = {field.name for field in fields(steps.SequenceChoices)}
     choices = steps.SequenceChoices(**{name: value for name, value in options.items() if name in names})
-    plan = tokenize.SequencePlan(cache=cache, preset=base.options["preset"], choices=choices, split_file="", engine="polars")
+    plan = tokenize.SequencePlan(cache=cache, preset=base.options.preset, choices=choices, split_file="", engine="polars")
     selection = CodeSelection(phecodes=list(base.vocabulary[len(SPECIAL) :]), ratios={}, max_attainable={})
     day = pl.col("prediction_time").dt.epoch("us") // DAY - 1
     asked = asked.select("subject_id", "prediction_time", pl.col("boolean_value").cast(pl.Int8).alias(f"y_{out.name}"), index_day=day)
-    files: StoredFiles = {}
+    files: dict[str, StoredFile] = {}
     parts: list[pl.DataFrame] = []
-    done, total = 0, len(cache.manifest["shards"])
+    done, total = 0, len(cache.events_manifest.shards)
     with engines.open_engine("polars") as engine:
         for one in tokenize.iter_shards(plan, tokenize.load_subjects(plan), engine):  # no enumerate: it holds a shard until it has the next
             frame = _build_task_shard(one, asked, choices, selection, out.name, engine)
@@ -169,21 +176,23 @@ def _write_task(
         else []
     )
     events = int(whole["codes"].list.len().sum())
+    manifest = SequenceManifest(
+        cache=base.manifest.cache,
+        base=base.fingerprint,
+        options=SequenceOptions(**options),
+        class_names=[out.name],
+        notices=notices,
+        findings=[FindingRecord.of(one) for one in found],
+        shards=[],
+        events=events,
+    )
     publish_sequences(
         out,
+        manifest,
         shards=files,
         vocabulary=pl.read_parquet(base.folder / "vocab.parquet"),
         ratios=pl.read_parquet(base.folder / "ratios.parquet"),
-        statistics={"format_version": FORMAT, "rows": whole.height, "without_codes": silent, "not_in_cache": strangers, "events": events},
-        options=options,
-        body={
-            "cache": base.manifest["cache"],
-            "base": base.fingerprint,
-            "class_names": [out.name],
-            "notices": notices,
-            "findings": [one.as_dict() for one in found],
-            "events": events,
-        },
+        statistics=PredictionStatistics(rows=whole.height, without_codes=silent, not_in_cache=strangers, events=events),
     )
 
 
@@ -214,7 +223,7 @@ def _build_task_shard(one: Any, asked: pl.DataFrame, choices: Any, selection: An
 
 def check_task_run(windows: TokenSet, kind: str) -> None:
     """Raises UserError (config, exit 2) where `write_predictions` has nothing to write: other token sets, a run that is not fine-tuned."""
-    if kind != "finetune" or "asked" not in windows.options:
+    if kind != "finetune" or getattr(windows.options, "asked", None) is None:
         text = "has no prediction times" if kind == "finetune" else "is asked of a run without a head"
         raise _usage(text, "expected a fine-tuned run, and sequences of tokenize --task", str(windows.folder), "--predictions")
 
@@ -231,7 +240,8 @@ def write_predictions(path: str | Path, sequences: TokenSet, probabilities: np.n
     Raises:
         UserError: config (exit 2) for ids of another cache.
     """
-    shards = [sequences.folder / name for name in sequences.manifest["shards"]]
+    assert isinstance(sequences, EventSequences)
+    shards = [sequences.folder / name for name in sequences.manifest.shards]
     y = f"y_{sequences.class_names[0]}"
     frame = pl.concat([pl.read_parquet(shard, columns=["subject_id", "prediction_time", y]) for shard in shards])[sequences.rows]
     if (known := read_id_table(ids)) is not None:
@@ -246,5 +256,5 @@ def write_predictions(path: str | Path, sequences: TokenSet, probabilities: np.n
         predicted_boolean_value=chance > 0.5,
         predicted_boolean_probability=chance,
     )
-    storage.write_file(Path(path), parquet(frame))
+    storage.write_parquet(Path(path), to_table(frame))
     return frame.height

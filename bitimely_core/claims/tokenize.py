@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,17 @@ from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
 from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
 from bitimely_core.registry import unknown
-from bitimely_core.schemas import EventsManifest, SequenceFunnel, SequenceLengths, SequenceStatistics
-from bitimely_core.tokens.sequences import EventSequences, StoredFiles, open_sequences, publish_sequences, write_shard
+from bitimely_core.schemas import (
+    EventsManifest,
+    FindingRecord,
+    SequenceFunnel,
+    SequenceLengths,
+    SequenceManifest,
+    SequenceOptions,
+    SequenceStatistics,
+    StoredFile,
+)
+from bitimely_core.tokens.sequences import EventSequences, open_sequences, publish_sequences, write_shard
 from bitimely_core.types import Progress
 
 SAMPLED_SEQUENCES = 2000, 16_000  # at most so many sequences of a shard, and in total, give the median gap
@@ -47,10 +55,10 @@ class SequencePlan:
     split_file: str
     engine: str
 
-    @cached_property
+    @property
     def manifest(self) -> EventsManifest:
         """The manifest of the cache."""
-        return EventsManifest.model_validate(self.cache.manifest)
+        return self.cache.events_manifest
 
     @property
     def options(self) -> dict[str, object]:
@@ -163,7 +171,7 @@ def write_sequences(
     """Write the sequences of a plan in `out` without opening them, so that they need not fit into memory. Raises UserError: as `open_built`."""
     if force_new or not _is_current(plan, out):
         if verify:
-            storage.check_files(plan.cache.folder, plan.cache.manifest)
+            plan.manifest.check_files(plan.cache.folder)
         storage.make_folder(out)
         with storage.lock(out):
             if force_new or not _is_current(plan, out):
@@ -171,7 +179,7 @@ def write_sequences(
                 _write_plan(plan, out, progress)
                 return
     if verify:
-        storage.check_files(out, storage.read_manifest(out))
+        SequenceManifest.read(out).check_files(out)
 
 
 def _is_current(plan: SequencePlan, out: Path) -> bool:
@@ -226,7 +234,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
         after: list[Prevalence] = []
         lengths: list[np.ndarray] = []  # for the statistics: the events are on disk by then
         gaps: list[np.ndarray] = []
-        files: StoredFiles = {}
+        files: dict[str, StoredFile] = {}
         no_birth, none = 0, np.empty(0, np.float32)
         sampled = max(1, min(SAMPLED_SEQUENCES[0], SAMPLED_SEQUENCES[1] // max(1, total)))
         for shard in held or iter_shards(plan, cohort, engine):
@@ -273,18 +281,19 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
     )
     publish_sequences(
         out,
+        SequenceManifest(
+            cache=manifest.manifest_sha256,
+            options=SequenceOptions.model_validate(plan.options),
+            class_names=names,
+            notices=_list_notices(choices),
+            findings=[FindingRecord.of(finding) for finding in list_findings(statistics, choices)],
+            shards=[],
+            events=statistics.funnel.events,
+        ),
         shards=files,
         vocabulary=_make_vocabulary(manifest, selection, usage),
         ratios=_make_ratio_table(selection),
-        statistics=statistics.to_json(),
-        options=plan.options,
-        body={
-            "cache": manifest.manifest_sha256,
-            "class_names": names,
-            "notices": _list_notices(choices),
-            "findings": [finding.as_dict() for finding in list_findings(statistics, choices)],
-            "events": statistics.funnel.events,
-        },
+        statistics=statistics,
     )
 
 

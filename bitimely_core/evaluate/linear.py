@@ -34,7 +34,7 @@ def extract_simple_features(windows: Windows, rows: Array) -> Array:
         arrays = windows.arrays(rows[start : start + 256])
         values, mask = arrays["values"], arrays["mask"]
         assert values is not None
-        if hasattr(windows, "vocabulary"):
+        if windows.vocabulary:
             counts = np.zeros((len(values), len(windows.vocabulary)), np.float32)
             assert mask is not None
             np.add.at(counts, (np.nonzero(mask)[0], values[mask]), 1.0)

@@ -136,7 +136,7 @@ def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
             channels=windows.channels,
             length=windows.length,
             codes=getattr(windows, "codes", None),
-            events=float(windows.lengths().mean()) if hasattr(windows, "lengths") else None,
+            events=float(windows.lengths().mean()) if windows.vocabulary else None,
         )
     if facts.kind == "events":
         shape = models.typical("3m")
@@ -166,8 +166,8 @@ def _count_cached(folder: Path, seconds: float) -> int:
     if not (folder / storage.MANIFEST).is_file():
         return 0
     cached = open_cache(folder, verify=False)
-    if "funnel" in cached.manifest:
-        return int(cached.manifest["funnel"]["subjects"])
+    if cached.manifest.kind == "events":
+        return cached.events_manifest.funnel.subjects or 0
     lasting = cached.signals().group_by("recording_id", "channel").agg(seconds=(pl.col("n_samples") / pl.col("rate")).sum())
     lasting = lasting.group_by("recording_id").agg(pl.col("seconds").max())
     return lasting.height if seconds <= 0 else int((lasting["seconds"] / seconds + 1e-6).floor().sum())

@@ -42,7 +42,7 @@ def open_examples(out: Path) -> EventSequences:
     shards = 1
     while True:
         found = open_sequences(out, verify=False, shards=shards)
-        if len(found["train"]) >= DRAWN or shards >= len(found.manifest["shards"]):
+        if len(found["train"]) >= DRAWN or shards >= len(found.manifest.shards):
             return found
         shards *= 2
 
@@ -70,15 +70,15 @@ def claims_page(sequences: EventSequences) -> Page:
     """Shortcut baselines, funnel, selected and unmapped codes, agreement with source labels, and example sequences as timelines."""
     from bitimely_core.claims import shortcut_baselines
 
-    statistics, options = SequenceStatistics.model_validate(sequences.statistics), sequences.options
+    statistics, options = sequences.code_statistics, sequences.options
     lengths = statistics.sequences
     page = PageBuilder(f"Sequences {sequences.name}")
     page.notice(*sequences.notices)
-    if options["preset"] == "paper":
+    if options.preset == "paper":
         page.notice(CHOICES)
-    page.fact("Preset", options["preset"])
-    page.fact("Leakage policy", options["leakage"])
-    page.fact("Landmark", options["landmark"] or "none")
+    page.fact("Preset", options.preset)
+    page.fact("Leakage policy", options.leakage)
+    page.fact("Landmark", str(options.landmark.model_dump()) if options.landmark else "none")
     page.fact("Split", f"{sequences.split}, seed {sequences.seed}")
     page.fact("Sequences", f"{lengths.n:,}, median length {lengths.median_length:g}")
     page.fact("Events", f"{statistics.funnel.events:,}")
@@ -115,7 +115,7 @@ def claims_page(sequences: EventSequences) -> Page:
         _add_agreement(page, statistics.agreement)
     page.heading("Example sequences")
     _add_timelines(page, sequences, statistics)
-    return page.finish(_summarize(statistics), {"honesty": rows, "statistics": sequences.statistics})
+    return page.finish(_summarize(statistics), {"honesty": rows, "statistics": statistics.to_json()})
 
 
 def _summarize(statistics: SequenceStatistics) -> str:

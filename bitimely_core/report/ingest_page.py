@@ -101,7 +101,7 @@ def ingest_page(folder: str | Path, report: IngestReport) -> Page:
     page.heading("Status of the units")
     page.add(*_unit_tables(report))
     opened = cache.open_cache(folder, verify=False) if report.published else None  # pages of Parquet have checksums of their own
-    if opened is not None and opened.manifest["kind"] == "recordings":  # of claims: units and rows only
+    if opened is not None and opened.manifest.kind == "recordings":  # of claims: units and rows only
         _add_recordings(page, opened, report)
     if report.rules:
         page.heading("Rules")

@@ -7,20 +7,17 @@ before channel, int16 digital or float32 physical), `index.parquet` (window, sub
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bitimely_core import registry, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.tokens.building import plan
-from bitimely_core.tokens.sequences import EventSequences, open_sequences
+from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.tokens.splits import assign_splits
-from bitimely_core.tokens.windows import Windows, open_windows
+from bitimely_core.tokens.windows import Windows
 from bitimely_core.types import Progress
-
-OPEN: dict[str, Callable[..., TokenSet]] = {"windows": open_windows, "sequences": open_sequences}
 
 
 def build(
@@ -37,7 +34,7 @@ def build(
     Raises UserError: as these.
     """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
-    kind = registry.load_data_kind(opened.manifest.get("kind", "recordings"))
+    kind = registry.load_data_kind(opened.manifest.kind)
     return kind.tokenize(cache, out=Path(out), verify=verify, force_new=force_new, progress=progress, **choices)
 
 
@@ -47,8 +44,8 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Any:
     Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file, subject_leakage (exit 4)
     when a subject stands in two splits of a set that was split by subject.
     """
-    kind = storage.read_manifest(Path(folder)).get("kind")
-    return OPEN["sequences" if kind == "sequences" else "windows"](folder, verify)
+    kind = registry.TOKEN_KINDS.get(storage.read_manifest(Path(folder)).get("kind", ""), "recordings")
+    return registry.load_data_kind(kind).open_tokens(Path(folder), verify)
 
 
 __all__ = ["EventSequences", "TokenSet", "Windows", "assign_splits", "build", "open_tokens", "plan"]

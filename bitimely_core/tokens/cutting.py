@@ -1,4 +1,4 @@
-"""One recording to windows: which stretches, at which rate, with which label. Nothing here writes or knows of splits.
+"""One recording to windows: position, rate, label. Without writing and without splits.
 
 Legend: n windows, T samples a window at the view's rate, V channels.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bitimely_core.errors import Reason, input_error, safe_text
-from bitimely_core.registry import Task
+from bitimely_core.schemas import WindowOptions
 from bitimely_core.tokens import filters
 from bitimely_core.types import Annotation, Record, Signal
 
@@ -24,47 +23,8 @@ STEP_VALUES = 1 << 20  # values that are interpolated at once
 VOLTS = {"v": 1.0, "mv": 1e-3, "uv": 1e-6, "µv": 1e-6, "μv": 1e-6, "nv": 1e-9}  # both Greek letters are in use
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowPlan:
-    """A view with the caller's choices applied: all that decides the windows' values. Stored as `options` in the manifest."""
-
-    dataset: str
-    view: str
-    channels: tuple[str, ...]
-    rate: float  # Hz
-    window: int  # samples at `rate`
-    stride: int  # samples at `rate`; of sliding views
-    resample: bool  # the caller asked for `rate`: faster channels may be brought to it
-    decimate: tuple[str, ...]  # faster channels that the view itself brings to `rate`
-    hold: tuple[str, ...]
-    task: Task
-    classes: tuple[str, ...]  # () with a classification task: those that occur
-    labels: dict[str, str] | None
-    epoch: float | None  # seconds
-    trim: tuple[str, float] | None
-    target: str | None
-    normalise: str
-    split: str
-    seed: int
-    overlap: float | None = None  # of numeric annotations
-    bandpass: filters.Band | None = None
-    notch: tuple[float, ...] | None = None
-    test_fold: int | None = None  # of ten
-
-    def options(self) -> dict[str, Any]:
-        """As plain JSON values. What was added later stands there only when it is used: sets made before keep their identity."""
-        later = {"overlap", "bandpass", "notch", "test_fold"}
-        chosen = {key: value for key, value in asdict(self).items() if key not in later or value is not None}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
-
-    @property
-    def length(self) -> float:
-        """Seconds a window."""
-        return self.window / self.rate
-
-
 class WindowPlace(NamedTuple):
-    """Where a window lies."""
+    """Position of a window in its recording."""
 
     start: float  # seconds from the start of the recording
     segment: int
@@ -77,7 +37,7 @@ class RecordCut(NamedTuple):
 
     segments: list[list[Signal]]  # [segment][V]
     factors: list[list[float]]  # [segment][V] to the view's units
-    whole: bool  # int16
+    digital: bool  # int16
     scale: np.ndarray  # [V] float64: physical = value * scale + offset
     offset: np.ndarray  # [V] float64
     units: tuple[str, ...]
@@ -85,8 +45,8 @@ class RecordCut(NamedTuple):
     blocks: tuple[tuple[float, float], ...] = ()  # start and end, in seconds, of stretches that no filter goes into or out of
 
 
-def cut_record(record: Record, plan: WindowPlan, units: tuple[str, ...] | None, left_out: Counter[str]) -> RecordCut | None:
-    """The windows of `record` under `plan`, or None with the reason counted in `left_out` (one count a recording, epoch or segment).
+def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | None, left_out: Counter[str]) -> RecordCut | None:
+    """The windows of `record` under `options`, or None with the reason counted in `left_out` (one count a recording, epoch or segment).
 
     int16 when every channel is int16, has one scale over the recording and need not be filtered; else physical float32, NaN = missing.
     `units` are those of the view, None for the first recording: volts of another power are brought to them, others are left out.
@@ -96,15 +56,15 @@ def cut_record(record: Record, plan: WindowPlan, units: tuple[str, ...] | None, 
     by_onset: dict[float, dict[str, Signal]] = {}
     for signal in record.signals:
         by_onset.setdefault(signal.onset, {})[signal.channel] = signal
-    wanted = set(plan.channels)
-    found = {onset: [named[c] for c in plan.channels] for onset, named in sorted(by_onset.items()) if wanted <= named.keys()}
+    wanted = set(options.channels)
+    found = {onset: [named[c] for c in options.channels] for onset, named in sorted(by_onset.items()) if wanted <= named.keys()}
     if not found:
         left_out["missing_channel"] += 1
         return None
     left_out["segments_without_channel"] += len(by_onset) - len(found)
-    clock = [signal for signal in record.signals if signal.channel == plan.target]
-    label = read_recording_label(record, plan, left_out) if plan.target is not None and not clock else None
-    if plan.target is not None and label is None and not clock:
+    clock = [signal for signal in record.signals if signal.channel == options.target]
+    label = read_recording_label(record, options, left_out) if options.target is not None and not clock else None
+    if options.target is not None and label is None and not clock:
         return None
     segments, onsets = list(found.values()), list(found)
     units = units or tuple(signal.unit for signal in segments[0])
@@ -113,57 +73,61 @@ def cut_record(record: Record, plan: WindowPlan, units: tuple[str, ...] | None, 
     if known != factors:
         left_out["unit"] += 1
         return None
-    for signal in (signal for segment in segments for signal in segment if needs_filter(signal, plan)):
-        filters.check_rate(plan.bandpass, plan.notch, signal.rate, signal.channel, record.recording_id)
+    for signal in (signal for segment in segments for signal in segment if needs_filter(signal, options)):
+        filters.check_rate(options.bandpass, options.notch, signal.rate, signal.channel, record.recording_id)
 
-    lengths = [min(count_resampled(signal, plan, record.recording_id) for signal in segment) for segment in segments]
-    if plan.epoch is not None and plan.target is None:
-        places = trim_windows(cut_epochs(record.annotations, onsets, lengths, plan, left_out), plan, left_out)
+    lengths = [min(count_resampled(signal, options, record.recording_id) for signal in segment) for segment in segments]
+    if options.epoch is not None and options.target is None:
+        places = trim_windows(cut_epochs(record.annotations, onsets, lengths, options, left_out), options, left_out)
     else:
-        places = slide_windows(onsets, lengths, plan, label, left_out)
+        places = slide_windows(onsets, lengths, options, label, left_out)
         places = label_by_start(places, clock, left_out) if clock else places
-        places = average_labels(places, record.annotations, plan, left_out) if plan.overlap is not None else places
+        places = average_labels(places, record.annotations, options, left_out) if options.overlap is not None else places
     affine = [{(s[v].scale * f[v], s[v].offset * f[v]) for s, f in zip(segments, known, strict=True)} for v in range(len(units))]
-    stored = all(s.samples.dtype == np.int16 and not is_faster(s, plan) and not needs_filter(s, plan) for row in segments for s in row)
+    stored = all(
+        s.samples.dtype == np.int16 and not is_faster(s, options) and not needs_filter(s, options) for row in segments for s in row
+    )
     whole = stored and all(len(a) == 1 for a in affine)
     scale, offset = np.array([next(iter(a)) if whole else (1.0, 0.0) for a in affine], dtype=np.float64).T
     return RecordCut(segments, known, whole, scale, offset, units, sorted(places, key=lambda place: place[:3]))
 
 
-def make_windows(found: RecordCut, places: list[WindowPlace], plan: WindowPlan) -> Iterator[np.ndarray]:
+def make_windows(found: RecordCut, places: list[WindowPlace], options: WindowOptions) -> Iterator[np.ndarray]:
     """The windows at `places`, in pieces [n, T, V] of at most PIECE bytes (or one window)."""
-    dtype = np.dtype(np.int16 if found.whole else np.float32)
+    dtype = np.dtype(np.int16 if found.digital else np.float32)
     needed = {place.segment for place in places}
     tracks = {
-        i: [make_values(signal, factor, found, plan) for signal, factor in zip(segment, found.factors[i], strict=True)]
+        i: [make_values(signal, factor, found, options) for signal, factor in zip(segment, found.factors[i], strict=True)]
         for i, segment in enumerate(found.segments)
         if i in needed
     }
-    at_once = max(1, PIECE_BYTES // (plan.window * len(plan.channels) * dtype.itemsize))
+    at_once = max(1, PIECE_BYTES // (options.window * len(options.channels) * dtype.itemsize))
     for i in range(0, len(places), at_once):
         now = places[i : i + at_once]
-        piece = np.empty((len(now), plan.window, len(plan.channels)), dtype=dtype)
+        piece = np.empty((len(now), options.window, len(options.channels)), dtype=dtype)
         for segment in {place.segment for place in now}:
             rows = [row for row, place in enumerate(now) if place.segment == segment]
             firsts = [now[row].first for row in rows]
             for v, track in enumerate(tracks[segment]):
-                piece[rows, :, v] = np.lib.stride_tricks.sliding_window_view(track, plan.window)[firsts]
+                piece[rows, :, v] = np.lib.stride_tricks.sliding_window_view(track, options.window)[firsts]
         yield piece
 
 
-def make_values(signal: Signal, factor: float, found: RecordCut, plan: WindowPlan) -> np.ndarray:
-    """A channel at the view's rate: its digital int16 values when `found.whole`, else physical float32 in the view's unit."""
-    if needs_filter(signal, plan):
+def make_values(signal: Signal, factor: float, found: RecordCut, options: WindowOptions) -> np.ndarray:
+    """A channel at the view's rate: its digital int16 values when `found.digital`, else physical float32 in the view's unit."""
+    if needs_filter(signal, options):
         x = signal.samples.astype(np.float64) * signal.scale + signal.offset
-        x = filters.apply_filters(x, filters.design_filters(plan.bandpass, plan.notch, signal.rate), find_borders(signal, found.blocks))
+        x = filters.apply_filters(
+            x, filters.design_filters(options.bandpass, options.notch, signal.rate), find_borders(signal, found.blocks)
+        )
         signal = signal._replace(samples=x, scale=1.0, offset=0.0)
-    x = resample(signal, plan)
-    return x if found.whole else ((x.astype(np.float64) * signal.scale + signal.offset) * factor).astype(np.float32)
+    x = resample(signal, options)
+    return x if found.digital else ((x.astype(np.float64) * signal.scale + signal.offset) * factor).astype(np.float32)
 
 
-def needs_filter(signal: Signal, plan: WindowPlan) -> bool:
+def needs_filter(signal: Signal, options: WindowOptions) -> bool:
     """Whether the caller asked for a filter, and the channel is one of measurements: held ones are states and markers."""
-    return (plan.bandpass is not None or plan.notch is not None) and signal.channel not in plan.hold
+    return (options.bandpass is not None or options.notch is not None) and signal.channel not in options.hold
 
 
 def find_borders(signal: Signal, blocks: Sequence[tuple[float, float]]) -> list[int]:
@@ -172,52 +136,52 @@ def find_borders(signal: Signal, blocks: Sequence[tuple[float, float]]) -> list[
     return [sample for start, stop in at for sample in (math.floor(start + 1e-6), math.ceil(stop - 1e-6))]
 
 
-def count_unfiltered(found: RecordCut, places: list[WindowPlace], plan: WindowPlan) -> int:
+def count_unfiltered(found: RecordCut, places: list[WindowPlace], options: WindowOptions) -> int:
     """How many stretches of the segments with these `places` are too short for the filter."""
-    signals = [signal for i in {place.segment for place in places} for signal in found.segments[i] if needs_filter(signal, plan)]
-    chosen = ((s, filters.design_filters(plan.bandpass, plan.notch, s.rate)) for s in signals)
+    signals = [signal for i in {place.segment for place in places} for signal in found.segments[i] if needs_filter(signal, options)]
+    chosen = ((s, filters.design_filters(options.bandpass, options.notch, s.rate)) for s in signals)
     return sum(filters.count_too_short(s.samples, designed, find_borders(s, found.blocks)) for s, designed in chosen)
 
 
-def is_faster(signal: Signal, plan: WindowPlan) -> bool:
+def is_faster(signal: Signal, options: WindowOptions) -> bool:
     """Whether the channel must be filtered to come to the view's rate."""
-    return signal.rate > plan.rate and not has_same_rate(signal, plan)
+    return signal.rate > options.rate and not has_same_rate(signal, options)
 
 
-def has_same_rate(signal: Signal, plan: WindowPlan) -> bool:
+def has_same_rate(signal: Signal, options: WindowOptions) -> bool:
     """Whether the channel has the view's rate."""
-    return math.isclose(signal.rate, plan.rate, rel_tol=1e-9)
+    return math.isclose(signal.rate, options.rate, rel_tol=1e-9)
 
 
-def count_resampled(signal: Signal, plan: WindowPlan, recording: str) -> int:
+def count_resampled(signal: Signal, options: WindowOptions, recording: str) -> int:
     """floor(samples * rate / own rate). Raises UserError (sampling_rate) for a faster channel that nobody asked to resample."""
-    if is_faster(signal, plan) and not plan.resample and signal.channel not in plan.decimate:
+    if is_faster(signal, options) and not options.resample and signal.channel not in options.decimate:
         raise input_error(
             Reason.SAMPLING_RATE,
             f"{safe_text(signal.channel)} of recording {safe_text(recording)} has {signal.rate:g} Hz",
-            f"expected at most the {plan.rate:g} Hz of this view",
-            f"Give --rate {plan.rate:g} to resample with an anti-alias filter",
+            f"expected at most the {options.rate:g} Hz of this view",
+            f"Give --rate {options.rate:g} to resample with an anti-alias filter",
             field="rate",
             found=f"{signal.rate:g}",
-            expected=f"{plan.rate:g}",
+            expected=f"{options.rate:g}",
         )
     n = len(signal.samples)
-    return n if has_same_rate(signal, plan) else math.floor(n * plan.rate / signal.rate + 1e-6)
+    return n if has_same_rate(signal, options) else math.floor(n * options.rate / signal.rate + 1e-6)
 
 
-def resample(signal: Signal, plan: WindowPlan) -> np.ndarray:
+def resample(signal: Signal, options: WindowOptions) -> np.ndarray:
     """The channel at the view's rate, in its own (digital) values and dtype, but float64 when it had to be filtered.
 
-    Slower: linear interpolation (zero-order hold for `plan.hold`), after the last sample its value; int16 is rounded to the source's own
+    Slower: linear interpolation (zero-order hold for `options.hold`), after the last sample its value; int16 is rounded to the source's own
     digital step, so the error is at most half of it. Faster: one anti-alias filter over the whole segment, see `filtered`.
     """
     x = signal.samples
-    if has_same_rate(signal, plan):
+    if has_same_rate(signal, options):
         return x
-    length = count_resampled(signal, plan, "")
-    if is_faster(signal, plan):
-        return downsample(x, Fraction(plan.rate).limit_denominator(1000) / Fraction(signal.rate).limit_denominator(1000), length)
-    return upsample(x, signal.rate, plan.rate, length, hold=signal.channel in plan.hold)
+    length = count_resampled(signal, options, "")
+    if is_faster(signal, options):
+        return downsample(x, Fraction(options.rate).limit_denominator(1000) / Fraction(signal.rate).limit_denominator(1000), length)
+    return upsample(x, signal.rate, options.rate, length, hold=signal.channel in options.hold)
 
 
 def upsample(x: np.ndarray, rate: float, wanted: float, length: int, *, hold: bool) -> np.ndarray:
@@ -264,13 +228,14 @@ def find_unit_factor(unit: str, wanted: str) -> float | None:
     return VOLTS[here] / VOLTS[there] if here in VOLTS and there in VOLTS else None
 
 
-def slide_windows(onsets: list[float], lengths: list[int], plan: WindowPlan, label: Any, left_out: Counter[str]) -> list[WindowPlace]:
+def slide_windows(onsets: list[float], lengths: list[int], options: WindowOptions, label: Any, left_out: Counter[str]) -> list[WindowPlace]:
     """Windows every `stride` samples, never over the end of a segment. Segments that are too short are counted."""
     places = []
     for segment, (onset, length) in enumerate(zip(onsets, lengths, strict=True)):
-        left_out["too_short"] += length < plan.window
+        left_out["too_short"] += length < options.window
         places += [
-            WindowPlace(onset + first / plan.rate, segment, first, label) for first in range(0, length - plan.window + 1, plan.stride)
+            WindowPlace(onset + first / options.rate, segment, first, label)
+            for first in range(0, length - options.window + 1, options.stride)
         ]
     return places
 
@@ -294,11 +259,11 @@ def label_by_start(places: list[WindowPlace], clock: list[Signal], left_out: Cou
 
 
 def average_labels(
-    places: list[WindowPlace], annotations: Sequence[Annotation], plan: WindowPlan, left_out: Counter[str]
+    places: list[WindowPlace], annotations: Sequence[Annotation], options: WindowOptions, left_out: Counter[str]
 ) -> list[WindowPlace]:
     """Windows with the mean of the numeric annotations over them, each weighted by its overlap with the window.
 
-    Windows of which the annotations cover less than the share `plan.overlap` are counted. Texts that are no numbers are not looked at.
+    Windows of which the annotations cover less than the share `options.overlap` are counted. Texts that are no numbers are not looked at.
     Where several annotations last at once all count. All of it from three integrals over time that are lines between the annotations'
     ends: of the values, of the number of annotations, and of the time in which there is any.
     """
@@ -317,9 +282,9 @@ def average_labels(
     rates = np.stack([level[0], level[1], level[1] > 0.5])
     integrals = np.concatenate([np.zeros((3, 1)), np.cumsum(rates * np.diff(at), axis=1)], axis=1)
     starts = np.array([place.start for place in places])
-    total, weight, covered = (np.interp(starts + plan.length, at, line) - np.interp(starts, at, line) for line in integrals)
-    assert plan.overlap is not None
-    enough = (covered >= plan.overlap * plan.length * (1 - 1e-9)) & (weight > 0)
+    total, weight, covered = (np.interp(starts + options.length, at, line) - np.interp(starts, at, line) for line in integrals)
+    assert options.overlap is not None
+    enough = (covered >= options.overlap * options.length * (1 - 1e-9)) & (weight > 0)
     left_out["unmeasured_windows"] += int((~enough).sum())
     means = values[0] + total[enough] / weight[enough]
     kept = (place for place, keep in zip(places, enough, strict=True) if keep)
@@ -336,67 +301,67 @@ def parse_number(text: str) -> float | None:
 
 
 def cut_epochs(
-    annotations: list[Annotation], onsets: list[float], lengths: list[int], plan: WindowPlan, left_out: Counter[str]
+    annotations: list[Annotation], onsets: list[float], lengths: list[int], options: WindowOptions, left_out: Counter[str]
 ) -> list[WindowPlace]:
     """One window a labelled epoch: annotations are cut into whole epochs from their own onset, the window is centred on its epoch.
 
     Epochs of texts without a class are counted as `unlabelled_epochs`, those whose window does not lie in one segment as
     `annotation_out_of_range`.
     """
-    assert plan.epoch is not None
+    assert options.epoch is not None
     places = []
     for annotation in annotations:
-        count = int(annotation.duration / plan.epoch + 1e-6)
-        label = annotation.label if plan.labels is None else plan.labels.get(annotation.label)
+        count = int(annotation.duration / options.epoch + 1e-6)
+        label = annotation.label if options.labels is None else options.labels.get(annotation.label)
         if label is None:
             left_out["unlabelled_epochs"] += count
             continue
         for i in range(count):
-            start = annotation.onset + i * plan.epoch + (plan.epoch - plan.length) / 2
+            start = annotation.onset + i * options.epoch + (options.epoch - options.length) / 2
             for segment, (onset, length) in enumerate(zip(onsets, lengths, strict=True)):
-                first = round((start - onset) * plan.rate)
-                if 0 <= first <= length - plan.window:
-                    places.append(WindowPlace(onset + first / plan.rate, segment, first, label))
+                first = round((start - onset) * options.rate)
+                if 0 <= first <= length - options.window:
+                    places.append(WindowPlace(onset + first / options.rate, segment, first, label))
                     break
             else:
                 left_out["annotation_out_of_range"] += 1
     return places
 
 
-def trim_windows(places: list[WindowPlace], plan: WindowPlan, left_out: Counter[str]) -> list[WindowPlace]:
-    """Of class `plan.trim[0]`, only what lies within so many seconds of the first and last window of another class.
+def trim_windows(places: list[WindowPlace], options: WindowOptions, left_out: Counter[str]) -> list[WindowPlace]:
+    """Of class `options.trim[0]`, only what lies within so many seconds of the first and last window of another class.
 
     Without another class nothing is trimmed and `class_missing` is counted (method notes, section 12, row 21).
     """
-    if plan.trim is None or not places:
+    if options.trim is None or not places:
         return places
-    name, seconds = plan.trim
+    name, seconds = options.trim
     others = [place.start for place in places if place.label != name]
     if not others:
         left_out["class_missing"] += 1
         return places
-    slack = 0.5 / plan.rate  # rounding of the clock
+    slack = 0.5 / options.rate  # rounding of the clock
     earliest, latest = min(others) - seconds - slack, max(others) + seconds + slack
     kept = [place for place in places if earliest <= place.start <= latest]
     left_out["trimmed"] += len(places) - len(kept)
     return kept
 
 
-def read_recording_label(record: Record, plan: WindowPlan, left_out: Counter[str]) -> Any:
-    """The label of a whole recording, from its attribute `plan.target`; None (counted) where there is none that the view knows."""
-    assert plan.target is not None
-    value = record.attributes.get(plan.target)
-    if plan.task == "regression":
+def read_recording_label(record: Record, options: WindowOptions, left_out: Counter[str]) -> Any:
+    """The label of a whole recording, from its attribute `options.target`; None (counted) where there is none that the view knows."""
+    assert options.target is not None
+    value = record.attributes.get(options.target)
+    if options.task == "regression":
         number = float(value) if isinstance(value, int | float) else math.nan
         value = number if math.isfinite(number) else None
-    elif plan.task == "multilabel" and isinstance(value, list | tuple):
+    elif options.task == "multilabel" and isinstance(value, list | tuple):
         names = {str(name) for name in value}
-        known = [name for name in plan.classes if name in names] if plan.classes else sorted(names)
+        known = [name for name in options.classes if name in names] if options.classes else sorted(names)
         left_out["unknown_label"] += len(names) - len(known)
         return tuple(known)
     elif value is not None:
         value = str(value)
-        if plan.classes and value not in plan.classes:
+        if options.classes and value not in options.classes:
             left_out["unknown_label"] += 1
             return None
     if value is None:

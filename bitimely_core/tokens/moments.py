@@ -6,10 +6,12 @@ Legend: n windows, T samples a window, V channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+
+from bitimely_core.schemas import ChannelStatistics
 
 
 class Moments(NamedTuple):
@@ -54,10 +56,10 @@ def pool_moments(parts: Iterable[Moments]) -> Moments:
     return Moments(n, mean, math.fsum(x for part in parts for x in (part.deviations, part.n * (part.mean - mean) ** 2)))
 
 
-def compute_normalisation(channels: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+def compute_normalisation(channels: Sequence[ChannelStatistics]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation [V] float64 to normalise with, from the `channels` of statistics.json.
 
     The floor: a channel without spread (at most 1e-12 of its mean), or never observed, is only centred, its standard deviation read as 1.
     """
-    mean, std = (np.array([channel[name] for channel in channels], dtype=np.float64) for name in ("mean", "std"))
+    mean, std = (np.array([getattr(channel, name) for channel in channels], dtype=np.float64) for name in ("mean", "std"))
     return mean, np.where(std > 1e-12 * np.abs(mean), std, 1.0)

@@ -5,20 +5,21 @@ Legend: n sequences, N events of the longest of them, C labels.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.tokens.sets import FORMAT, TokenSet, check_subjects, damaged, open_manifest
+from bitimely_core.schemas import PredictionStatistics, SequenceManifest, SequenceOptions, SequenceStatistics, StoredFile
+from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow as pa
 
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4; codes follow
 SHARDS = re.compile(r"sequences-\d+-[0-9a-f]{16}\.parquet")
@@ -29,17 +30,28 @@ MAX_EVENTS = 254  # events that a model sees: 256 positions with [SOS] and [EOS]
 class EventSequences(TokenSet):
     """Code sequences of a claims view, see `TokenSet`. Only the last `limit` events of a subject are read, their clock restarted."""
 
+    manifest: SequenceManifest
+    statistics: SequenceStatistics | PredictionStatistics
     flat: np.ndarray  # int32: the codes of all subjects one after another
     clock: np.ndarray  # float32, months, beside `flat`
     firsts: np.ndarray  # [subjects + 1] int64: where each begins
     index_time: np.ndarray  # [subjects] float32 months of the index day on the sequence's clock; NaN: the last event ends it
-    vocabulary: tuple[str, ...]  # names of all ids, the special ones first
     limit: int = MAX_EVENTS
 
     channels = 1
     channel_names: tuple[str, ...] = ()
     rate = 0.0
-    normalise = "none"
+
+    @property
+    def options(self) -> SequenceOptions:
+        """The resolved choices that made the sequences."""
+        return self.manifest.options
+
+    @property
+    def code_statistics(self) -> SequenceStatistics:
+        """Statistics of a set without prediction times."""
+        assert isinstance(self.statistics, SequenceStatistics)
+        return self.statistics
 
     @property
     def length(self) -> int:
@@ -76,7 +88,7 @@ class EventSequences(TokenSet):
             values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first event that is read, mask [n, N] bool,
             end [n] float32: where [EOS] stands, the last event or the index day.
         """
-        rows = self._own(rows)
+        rows = self._check_rows(rows)
         stops = self.firsts[rows + 1]
         starts = np.maximum(self.firsts[rows], stops - self.limit)
         lengths = stops - starts
@@ -101,74 +113,65 @@ class EventSequences(TokenSet):
         }
 
 
-StoredFiles = dict[str, dict[str, Any]]
-"""Name -> sha256, size, rows."""
-
-
-def write_shard(out: Path, number: int, frame: pl.DataFrame) -> StoredFiles:
+def write_shard(out: Path, number: int, frame: pl.DataFrame) -> dict[str, StoredFile]:
     """Write the sequences of some subjects: subject_id, codes, times, split, age0_months, sex, y_<label> ..., t_index."""
-    name, sha256, size = storage.write_hashed(out, f"sequences-{number:05d}", ".parquet", parquet(frame))
-    return {name: {"sha256": sha256, "size": size, "rows": frame.height}}
+    name, sha256, size = storage.write_hashed(out, f"sequences-{number:05d}", ".parquet", storage.encode_parquet(to_table(frame)))
+    return {name: StoredFile(sha256=sha256, size=size, rows=frame.height)}
 
 
 def publish_sequences(
     out: Path,
+    manifest: SequenceManifest,
     *,
-    shards: StoredFiles,
+    shards: dict[str, StoredFile],
     vocabulary: pl.DataFrame,
     ratios: pl.DataFrame,
-    statistics: dict[str, Any],
-    options: dict[str, Any],
-    body: dict[str, Any],
+    statistics: SequenceStatistics | PredictionStatistics,
 ) -> None:
     """Write a set of sequences, the manifest last; the caller holds the lock.
 
     Args:
         out: the folder of the set.
-        shards: what `shard` wrote, in order.
+        manifest: without files and shards.
+        shards: files of `write_shard`, in order.
         vocabulary: id, code, name, category, n_subjects_train, n_events_train.
         ratios: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
-        statistics: funnel, prevalences, leak probe.
-        options: the resolved choices.
-        body: what else the manifest says: class_names, notices, findings ...
+        statistics: funnel, prevalences, shortcut baselines.
     """
     if (out / storage.MANIFEST).exists():
         storage.os_unlink(out / storage.MANIFEST)
-    files: StoredFiles = dict(shards)
+    files = dict(shards)
     for name, frame in (("vocab.parquet", vocabulary), ("ratios.parquet", ratios)):
-        sha256, size = storage.write_file(out / name, parquet(frame))
-        files[name] = {"sha256": sha256, "size": size, "rows": frame.height}
-    sha256, size = storage.write_json(out / "statistics.json", statistics)
-    files["statistics.json"] = {"sha256": sha256, "size": size}
-    storage.publish(out, {"format_version": FORMAT, "kind": "sequences", "options": options, "shards": list(shards), **body}, files, 1)
+        sha256, size = storage.write_parquet(out / name, to_table(frame))
+        files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
+    sha256, size = storage.write_json(out / "statistics.json", statistics.to_json())
+    files["statistics.json"] = StoredFile(sha256=sha256, size=size)
+    manifest.model_copy(update={"files": files, "shards": list(shards)}).publish(out)
     storage.remove_old_files(out, SHARDS)
 
 
-def parquet(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
-    """Writes a frame as Parquet, the same bytes for the same content."""
+def to_table(frame: pl.DataFrame) -> pa.Table:
+    """An Arrow table with 32-bit offsets, which every reader knows."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    def plain(kind: pa.DataType) -> pa.DataType:
-        """The type with 32-bit offsets, which every reader knows."""
+    def narrow(kind: pa.DataType) -> pa.DataType:
         if pa.types.is_large_list(kind):
-            return pa.list_(plain(kind.value_type))
+            return pa.list_(narrow(kind.value_type))
         return pa.string() if pa.types.is_large_string(kind) else kind
 
     table = frame.to_arrow()
-    table = table.cast(pa.schema([(field.name, plain(field.type)) for field in table.schema]))
-    return lambda stream: pq.write_table(table, stream, compression="zstd", version="2.6", row_group_size=1 << 20)
+    return table.cast(pa.schema([(field.name, narrow(field.type)) for field in table.schema]))
 
 
 def count_splits(folder: Path) -> dict[str, dict[str, Any]]:
     """Of each split subjects, windows and cases of each label, with a column of a shard in memory at a time. A subject is in one shard."""
     import polars as pl
 
-    manifest = storage.read_manifest(folder)
-    labels = [f"y_{name}" for name in manifest["class_names"]]
+    manifest = SequenceManifest.read(folder)
+    labels = [f"y_{name}" for name in manifest.class_names]
     sums = [pl.col("subject_id").n_unique().alias("subjects"), pl.len().alias("windows"), *(pl.col(label).sum() for label in labels)]
     parts = []
-    for name in manifest["shards"]:
+    for name in manifest.shards:
         part = pl.read_parquet(folder / name, columns=["subject_id", "split", *labels])
         parts.append(part.group_by(pl.col("split").cast(pl.String)).agg(one.cast(pl.Int64) for one in sums))
     found = {row["split"]: row for row in pl.concat(parts).group_by("split").sum().iter_rows(named=True)}
@@ -187,17 +190,17 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
     import polars as pl
 
     folder = Path(folder)
-    manifest = open_manifest(folder, "sequences", verify)
-    labels = manifest["class_names"]
+    manifest = open_manifest(folder, SequenceManifest, verify)
+    labels = manifest.class_names
     try:
-        parts = [pl.read_parquet(folder / name) for name in manifest["shards"][:shards]]
+        parts = [pl.read_parquet(folder / name) for name in manifest.shards[:shards]]
         frame = pl.concat(parts).with_columns(pl.col("split").cast(pl.String))
         vocabulary = pl.read_parquet(folder / "vocab.parquet").sort("id")
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise damaged(folder, "not readable", "expected sequences and their vocabulary in Parquet") from error
+        raise token_error(folder, "not readable", "expected sequences and their vocabulary in Parquet") from error
     ids = vocabulary["id"].to_list()
     if ids != list(range(len(SPECIAL), len(SPECIAL) + len(ids))):
-        raise damaged(folder / "vocab.parquet", "ids with gaps", f"expected {len(SPECIAL)} and on")
+        raise token_error(folder / "vocab.parquet", "ids with gaps", f"expected {len(SPECIAL)} and on")
     index = pl.DataFrame(
         {
             "window": pl.Series(range(frame.height), dtype=pl.Int64),
@@ -212,13 +215,13 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
             "split": frame["split"],
         }
     )
-    check_subjects(index, manifest["options"]["split"], folder)
+    check_subjects(index, manifest.options.split, folder)
     known = [frame[f"y_{name}"].cast(pl.Float32).to_numpy() for name in labels]
     lengths = frame["codes"].list.len().to_numpy()
     return EventSequences(
         folder=folder,
         manifest=manifest,
-        statistics=json.loads((folder / "statistics.json").read_bytes()),
+        statistics=(PredictionStatistics if manifest.base else SequenceStatistics).load(folder / "statistics.json"),
         rows=np.arange(frame.height),
         whole_index=index,
         target=np.stack(known, axis=1) if labels else None,

@@ -1,4 +1,4 @@
-"""What windows and event sequences have in common: a folder that was checked, an index, splits, labels.
+"""Common part of windows and event sequences: a verified folder, an index, splits, labels.
 
 Legend: n rows, C classes.
 """
@@ -9,19 +9,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text
 from bitimely_core.registry import Task, unknown
+from bitimely_core.schemas import TokenManifest, TokenOptions, TokenStatistics
 from bitimely_core.tokens.splits import SHARED, SPLITS
 
 if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = 1
+Manifest = TypeVar("Manifest", bound=TokenManifest)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,11 +35,12 @@ class TokenSet(ABC):
     """
 
     folder: Path
-    manifest: dict[str, Any]
-    statistics: dict[str, Any]  # statistics.json
+    manifest: TokenManifest
+    statistics: TokenStatistics
     rows: np.ndarray  # [n] int64, ascending
     whole_index: pl.DataFrame
     target: np.ndarray | None  # of all rows
+    vocabulary: tuple[str, ...] = ()  # of events: names of all ids, the special ones first
 
     @property
     def name(self) -> str:
@@ -45,29 +48,29 @@ class TokenSet(ABC):
         return self.folder.name
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> TokenOptions:
         """The resolved choices that made the windows."""
-        return self.manifest["options"]
+        return self.manifest.options
 
     @property
     def dataset(self) -> str:
         """The data set's name."""
-        return self.options["dataset"]
+        return self.options.dataset
 
     @property
     def view(self) -> str:
         """The view's name, "" for the data set's own."""
-        return self.options["view"]
+        return self.options.view
 
     @property
     def task(self) -> Task:
         """none, classification, multilabel or regression."""
-        return self.options["task"]
+        return self.options.task
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The C names, in the order of the ids; () without classes."""
-        return tuple(self.manifest["class_names"])
+        return tuple(self.manifest.class_names)
 
     @property
     def classes(self) -> int:
@@ -77,22 +80,27 @@ class TokenSet(ABC):
     @property
     def split(self) -> str:
         """How the splits were made: subject, official, time or random-window."""
-        return self.options["split"]
+        return self.options.split
 
     @property
     def seed(self) -> int:
         """The seed of the split."""
-        return self.options["seed"]
+        return self.options.seed
+
+    @property
+    def normalise(self) -> str:
+        """How values are read: channel (statistics of the training split), window or none."""
+        return self.options.normalise
 
     @property
     def notices(self) -> list[str]:
         """What must stand beside every score on these windows."""
-        return list(self.manifest["notices"])
+        return list(self.manifest.notices)
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the manifest, which holds those of all files: the name of this data in runs and reports."""
-        return self.manifest["manifest_sha256"]
+        return self.manifest.manifest_sha256
 
     @property
     def index(self) -> pl.DataFrame:
@@ -122,9 +130,9 @@ class TokenSet(ABC):
 
     def targets(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
         """Class ids [n] int64, indicators [n, C] float32, or numbers [n] float32; None without labels."""
-        return None if self.target is None else self.target[self._own(rows)]
+        return None if self.target is None else self.target[self._check_rows(rows)]
 
-    def _own(self, rows: Sequence[int] | np.ndarray | None) -> np.ndarray:
+    def _check_rows(self, rows: Sequence[int] | np.ndarray | None) -> np.ndarray:
         if rows is None:
             return self.rows
         wanted = np.asarray(rows, dtype=np.int64)
@@ -134,26 +142,23 @@ class TokenSet(ABC):
         return wanted
 
 
-def open_manifest(folder: Path, kind: str, verify: bool) -> dict[str, Any]:
-    """The manifest of tokens, checked. Raises UserError as `open_tokens`."""
-    manifest = storage.read_manifest(folder)
-    found, version = manifest.get("kind"), manifest.get("format_version", 0)
-    if found != kind or version > FORMAT:
+def open_manifest(folder: Path, record: type[Manifest], verify: bool) -> Manifest:
+    """The manifest of tokens as a `record`; with `verify`, its files are compared. Raises UserError as `open_tokens`."""
+    values, kind = storage.read_manifest(folder), record.model_fields["kind"].default
+    if values.get("kind") != kind:
+        found = safe_text(str(values.get("kind")))
         raise input_error(
-            Reason.UNSUPPORTED_FORMAT,
-            f"holds {safe_text(str(found))}, format version {safe_text(str(version))}",
-            f"expected {kind}, at most version {FORMAT}",
-            "Use a newer bitimely, or tokenize again",
-            file=str(folder),
+            Reason.UNSUPPORTED_FORMAT, f"holds {found}", f"expected {kind}", "Give a folder made by tokenize", file=str(folder)
         )
+    manifest = record.parse(values, folder / storage.MANIFEST)
     if verify:
-        storage.check_files(folder, manifest)
+        manifest.check_files(folder)
     return manifest
 
 
-def damaged(path: Path, text: str, wanted: str) -> UserError:
+def token_error(path: Path, problem: str, requirement: str) -> UserError:
     """The error (integrity, exit 5) for a file of a token set."""
-    return integrity_error(str(path), text, wanted, "Tokenize again")
+    return integrity_error(str(path), problem, requirement, "Tokenize again")
 
 
 def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:

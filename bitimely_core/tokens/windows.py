@@ -6,7 +6,6 @@ Legend: n windows, T samples a window, V channels, C classes.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import weakref
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.schemas import WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.tokens.moments import compute_normalisation
-from bitimely_core.tokens.sets import TokenSet, check_subjects, damaged, open_manifest
+from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 
 if TYPE_CHECKING:
     import polars as pl
@@ -45,16 +45,18 @@ class UnmappedWindows:
 
     def __getitem__(self, row: int) -> np.ndarray:
         """The window at `row` [T, V]. Raises UserError (integrity, exit 5) when the file has shrunk."""
-        held = np.empty(self.shape[1:], dtype=self.dtype)
-        if os.preadv(self.file, [held.data.cast("B")], self.start + row * held.nbytes) != held.nbytes:
-            raise damaged(self.path, f"ends before window {row}", f"expected {len(self)}")
-        return held
+        window = np.empty(self.shape[1:], dtype=self.dtype)
+        if os.preadv(self.file, [window.data.cast("B")], self.start + row * window.nbytes) != window.nbytes:
+            raise token_error(self.path, f"ends before window {row}", f"expected {len(self)}")
+        return window
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Windows(TokenSet):
     """Windows of a biosignal view, see `TokenSet`."""
 
+    manifest: WindowManifest
+    statistics: WindowStatistics
     shards: tuple[np.ndarray | UnmappedWindows, ...]  # memory maps [rows of the file, T, V] int16 or float32
     firsts: np.ndarray  # [shards + 1] int64: the first row of each, and the number of rows
     recording: np.ndarray  # [all rows] int32: position in the tables below
@@ -62,29 +64,29 @@ class Windows(TokenSet):
     factor: np.ndarray  # [recordings, V] float32
 
     @property
+    def options(self) -> WindowOptions:
+        """The resolved choices that made the windows."""
+        return self.manifest.options
+
+    @property
     def channel_names(self) -> tuple[str, ...]:
         """The V names, in the order of the values."""
-        return tuple(self.options["channels"])
+        return self.options.channels
 
     @property
     def channels(self) -> int:
         """V."""
-        return len(self.options["channels"])
+        return len(self.options.channels)
 
     @property
     def length(self) -> int:
         """T."""
-        return self.options["window"]
+        return self.options.window
 
     @property
     def rate(self) -> float:
         """Hz."""
-        return self.options["rate"]
-
-    @property
-    def normalise(self) -> str:
-        """How values are read: channel (statistics of the training split), window or none."""
-        return self.options["normalise"]
+        return self.options.rate
 
     def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
         """What a `Batch` of these rows holds besides labels: values [n, T, V] float32, mask [n, T, V] bool or None."""
@@ -101,15 +103,15 @@ class Windows(TokenSet):
 
     def read(self, rows: Sequence[int] | np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
         """`values` and `mask` at once."""
-        rows = self._own(rows)
+        rows = self._check_rows(rows)
         x = np.empty((len(rows), self.length, self.channels), dtype=np.float32)
         order = np.argsort(rows, kind="stable")  # pages of the map in the order of the disk
         shard = np.searchsorted(self.firsts, rows, side="right") - 1
         for i, k, row in zip(order.tolist(), shard[order].tolist(), (rows - self.firsts[shard])[order].tolist(), strict=True):
             x[i] = self.shards[k][row]
-        mask = np.isfinite(x) if self.manifest["missing"] else None
+        mask = np.isfinite(x) if self.manifest.missing else None
         scale_values(x, self.centre[self.recording[rows]], self.factor[self.recording[rows]])
-        if self.normalise == "window":
+        if self.options.normalise == "window":
             x = normalise_windows(x, mask)
         if mask is not None:
             x[~mask] = 0
@@ -146,27 +148,28 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     import polars as pl
 
     folder = Path(folder)
-    manifest = open_manifest(folder, "windows", verify)
+    manifest = open_manifest(folder, WindowManifest, verify)
+    options = manifest.options
     index = pl.read_parquet(folder / "index.parquet")
-    check_subjects(index, manifest["options"]["split"], folder)
-    statistics = json.loads((folder / "statistics.json").read_bytes())
-    shape = (manifest["options"]["window"], len(manifest["options"]["channels"]))
-    shards = tuple(map_windows(folder / shard["name"], np.dtype(shard["dtype"]), shape) for shard in manifest["shards"])
+    check_subjects(index, options.split, folder)
+    statistics = WindowStatistics.load(folder / "statistics.json")
+    shape = (options.window, len(options.channels))
+    shards = tuple(map_windows(folder / shard.name, np.dtype(shard.dtype), shape) for shard in manifest.shards)
     firsts = np.cumsum([0, *map(len, shards)])
     if firsts[-1] != index.height:
-        raise damaged(folder, f"{firsts[-1]} windows", f"the index has {index.height}")
+        raise token_error(folder, f"{firsts[-1]} windows", f"the index has {index.height}")
     affine = pl.read_parquet(folder / "recordings.parquet")
     recordings = affine["recording_id"].unique(maintain_order=True)
     numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
     scale, offset = (affine[name].to_numpy().reshape(len(recordings), shape[1]) for name in ("scale", "offset"))
-    mean, std = compute_normalisation(statistics["channels"]) if manifest["options"]["normalise"] == "channel" else (0.0, 1.0)
+    mean, std = compute_normalisation(statistics.channels) if options.normalise == "channel" else (0.0, 1.0)
     return Windows(
         folder=folder,
         manifest=manifest,
         statistics=statistics,
         rows=np.arange(index.height),
         whole_index=index,
-        target=encode_targets(index["label"], manifest["options"]["task"], manifest["class_names"]),
+        target=encode_targets(index["label"], options.task, manifest.class_names),
         shards=shards,
         firsts=firsts,
         recording=index["recording_id"].replace_strict(recordings, numbers, return_dtype=pl.Int32).to_numpy(),
@@ -213,9 +216,9 @@ def map_windows(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.
             text = "cannot be mapped: no address space left"
             action = "Raise the limit (ulimit -v)"
             raise UserError(Reason.RESOURCE_LIMIT, text, hint=action, file=str(path), exit_code=Exit.RESOURCES) from error
-        raise damaged(path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows") from error
+        raise token_error(path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows") from error
     if not whole:
-        raise damaged(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")
+        raise token_error(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return UnmappedWindows(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC), flat.dtype, buffer.address - begin, (len(array), *shape))
     return flat.reshape(len(array), *shape)

@@ -108,7 +108,7 @@ def evaluate(
 
 def _notices(record: RunRecord, windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
     out = list(record.notices)
-    out += [line for line in windows.manifest.get("notices", []) if line not in out]
+    out += [line for line in windows.notices if line not in out]
     now, before = describe_data(windows), record.data[0]
     for key, old, new in (("rate", before.rate, now.rate), ("reading", before.reading, now.reading)):
         if old != new:

@@ -180,7 +180,7 @@ def leak_stamp(settings: Settings, windows: list[Windows]) -> bool | str | None:
     """The leak stamp of a pre-training with these settings on these windows."""
     from bitimely_core import objectives
 
-    normalise = {one.manifest["options"]["normalise"] for one in windows}
+    normalise = {one.options.normalise for one in windows}
     return objectives.leak_free(settings, normalise="window" if "window" in normalise else "channel")
 
 

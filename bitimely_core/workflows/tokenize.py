@@ -56,11 +56,11 @@ def tokenize(
         "task": windows.task,
         "class_names": list(windows.class_names),
         "split": windows.split,
-        "bandpass": windows.options.get("bandpass"),
-        "notch": windows.options.get("notch"),
+        "bandpass": windows.options.bandpass,
+        "notch": windows.options.notch,
         "fingerprint": windows.fingerprint,
-        "notices": list(windows.manifest.get("notices", [])),
-        "findings": list(windows.manifest.get("findings", [])),
+        "notices": windows.notices,
+        "findings": [finding.model_dump() for finding in windows.manifest.findings],
         "audit": audit_splits(windows),
     }
 

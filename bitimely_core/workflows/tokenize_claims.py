@@ -9,7 +9,6 @@ from bitimely_core import cache, storage
 from bitimely_core.errors import usage_error
 from bitimely_core.report.claims_page import claims_page, open_examples, shortcut_table
 from bitimely_core.run import FORMAT
-from bitimely_core.schemas import SequenceStatistics
 from bitimely_core.types import Progress
 from bitimely_core.workspace import dataset_and_view, tokens_name
 
@@ -49,7 +48,7 @@ def tokenize_claims(
         return {"folder": str(out), "options": plan.options, "subjects": opened.cohort().height}
     tokenize.write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
     sequences = open_examples(out)
-    statistics = SequenceStatistics.model_validate(sequences.statistics)
+    statistics = sequences.code_statistics
     storage.write_bytes(out / "report.html", pages.render_html(claims_page(sequences), alone=True).encode())
     if plan.manifest.clock == "calendar":
         from bitimely_core.claims import meds_export
@@ -75,14 +74,14 @@ def _summarize(data: str, sequences: EventSequences) -> dict[str, Any]:
         "data": data,
         "folder": str(sequences.folder),
         "windows": sum(split["windows"] for split in audit.values()),
-        "events": int(sequences.manifest["events"]),
+        "events": sequences.manifest.events,
         "codes": sequences.codes - 5,
         "task": sequences.task,
         "class_names": list(sequences.class_names),
         "split": sequences.split,
         "fingerprint": sequences.fingerprint,
-        "notices": list(sequences.manifest["notices"]),
-        "findings": list(sequences.manifest["findings"]),
+        "notices": sequences.notices,
+        "findings": [finding.model_dump() for finding in sequences.manifest.findings],
         "audit": audit,
     }
 

@@ -231,7 +231,8 @@ def model_shape(windows: list[Windows], config: ModelConfig) -> dict[str, int | 
                 "Tokenize them together, or pre-train on one of them",
                 field="--data",
             )
-        return {**grid_shape(events[0].codes, config.horizon)} if config.events == "grid" else {**shape, "codes": events[0].codes}
+        codes = len(events[0].vocabulary)
+        return {**grid_shape(codes, config.horizon)} if config.events == "grid" else {**shape, "codes": codes}
     if config.tokenizer == "codes" or events:
         kinds = {one.name: "events" if isinstance(one, EventSequences) else "signals" for one in windows}
         raise usage_error(
@@ -254,7 +255,7 @@ def training_notices(settings: Settings, windows: list[Windows], stamp: bool | s
     elif isinstance(stamp, str):
         out.append(f"The objective is leak-free {stamp}.")
     for one in windows:
-        out += [line for line in one.manifest.get("notices", []) if line not in out]
+        out += [line for line in one.notices if line not in out]
         if not len(one["test"]):
             subjects = len(set(one["train"].subjects()))
             plural = "s" if subjects != 1 else ""
