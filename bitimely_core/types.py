@@ -1,11 +1,12 @@
-"""The plain types that both sides of the cache share. Imports neither torch nor pyarrow.
+"""Types of recordings, ingest units and batches, shared by ingest and training. Imports neither torch nor pyarrow.
 
 Legend: B batch, T timesteps, V channels, N tokens, P target width, D model width, H heads, L layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Progress = Callable[[str, int, int | None], None]
-"""`progress(what, done, total)`: core reports, the command line draws. What changes on the way (a loss) stands in `what` behind a tab."""
+"""`progress(what, done, total)`: the library reports, the command line draws. Changing values (a loss) follow in `what` behind a tab."""
 
 
 class Signal(NamedTuple):
@@ -40,6 +41,14 @@ class Annotation(NamedTuple):
     label: str
 
 
+AttributeValue = str | float | list[str] | None
+Attributes = Mapping[str, AttributeValue]
+"""Attributes of a subject or recording."""
+
+IngestOptions = Mapping[str, Any]
+"""Options of an ingest by name: those that a data set declares, and keep_dates and keep_phi."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One recording as read: what goes into the cache."""
@@ -48,26 +57,31 @@ class Record:
     subject_id: str
     signals: list[Signal]
     annotations: list[Annotation] = field(default_factory=list)
-    attributes: dict[str, Any] = field(default_factory=dict)  # of the subject or recording, allow-listed: age, sex, night ...
+    attributes: Attributes = field(default_factory=dict)  # allow-listed: age, sex, night ...
     start_time: str | None = None  # ISO; only with --keep-dates
     findings: list[Finding] = field(default_factory=list)  # warnings and infos of this unit
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRows:
-    """What became of the rows of one table: a row object of the ingest report. Accounting: seen = used + dropped + quarantined."""
+    """Status of the rows of one table, as in the ingest report. Accounting: seen = used + dropped + quarantined."""
 
     file: str  # relative to the source
     kind: str = "rows"  # rows, segments, cases ...
     seen: int  # data records in the file, counted independently of the parser
-    dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows left out by a documented rule
+    dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows excluded by a documented rule
     quarantined: dict[str, int] = field(default_factory=dict)  # reason -> faulty rows
     warned: dict[str, int] = field(default_factory=dict)  # reason -> rows used with a warning
 
 
+def count_reasons(findings: Iterable[Finding]) -> dict[str, int]:
+    """Reason -> findings with it, in the order of their first occurrence."""
+    return dict(Counter(str(finding.code) for finding in findings))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What a unit that is a whole table holds: many recordings, and the account of its rows."""
+    """Contents of a unit that is a table: many recordings, and the account of its rows."""
 
     records: list[Record]
     rows: list[SourceRows] = field(default_factory=list)
@@ -83,7 +97,7 @@ class IngestUnit:
 
     name: str
     files: tuple[str, ...]  # relative to the source
-    read: Callable[[], Record | Records] | None  # None: `findings` already say why it cannot be read
+    read: Callable[[], Record | Records] | None  # None: `findings` hold the reason why it cannot be read
     findings: tuple[Finding, ...] = ()
 
 
@@ -95,8 +109,8 @@ class Batch(NamedTuple):
     mask: Tensor | None = None  # [B, T], [B, T, V] or [B, N]
     target: Tensor | None = None  # [B] class ids or values, [B, C] multi-label
     index: Tensor | None = None  # type: ignore[assignment]  # [B] row in the tokens' index; hides the method of tuple
-    end: Tensor | None = None  # [B] months: where [EOS] stands, of events under a landmark the index day; None: at the last event
-    source: Tensor | None = None  # [B] all the same: which of the data sets of a mixed pre-training the rows are of; None: the first
+    end: Tensor | None = None  # [B] months: time of [EOS], for events under a landmark the index day; None: that of the last event
+    source: Tensor | None = None  # [B], all equal: data set of the rows in a mixed pre-training; None: the first
 
 
 class Encoded(NamedTuple):

@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "ptb-xl"
 COLUMNS = ("ecg_id", "patient_id", "age", "sex", "recording_date", "scp_codes", "strat_fold", "filename_lr", "filename_hr")
 
-real = pytest.mark.skipif(not (DATA / "ptbxl_database.csv").is_file(), reason="the PTB-XL sample is not there: set BITIMELY_TEST_DATA")
+real = pytest.mark.skipif(not (DATA / "ptbxl_database.csv").is_file(), reason="the PTB-XL sample is missing: set BITIMELY_TEST_DATA")
 
 
 def record(
@@ -297,7 +297,7 @@ def test_the_folder_may_be_nested_and_must_be_whole(tmp_path: Path) -> None:
     folder = layout(tmp_path / "ptb-xl" / "1.0.3", [row(1)])
     assert set(Found(tmp_path).records) == {"1"}
     (folder / "scp_statements.csv").unlink()
-    with pytest.raises(UserError, match=r"scp_statements\.csv: is not there"):
+    with pytest.raises(UserError, match=r"scp_statements\.csv: is missing"):
         Found(tmp_path)
     (folder / "ptbxl_database.csv").unlink()
     with pytest.raises(UserError, match=r"no ptbxl_database\.csv among"):

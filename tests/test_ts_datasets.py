@@ -316,9 +316,9 @@ def test_heart_rates_that_are_none_leave_their_windows_out(tmp_path: Path) -> No
 
 
 def test_the_split_of_the_subjects_is_fixed() -> None:
-    placed = tser.split_by_hash(ppg_dalia.SUBJECTS, held=(1, 2))
+    placed = tser.split_by_hash(ppg_dalia.SUBJECTS, sizes=(1, 2))
     assert sorted(placed.values()) == ["test"] * 2 + ["train"] * 12 + ["validation"]
-    assert placed == tser.split_by_hash(tuple(reversed(ppg_dalia.SUBJECTS)), held=(1, 2))
+    assert placed == tser.split_by_hash(tuple(reversed(ppg_dalia.SUBJECTS)), sizes=(1, 2))
 
 
 def test_ieee_ppg(tmp_path: Path) -> None:

@@ -1,18 +1,16 @@
 """BIDMC PPG and Respiration: 53 recordings of 8 minutes from intensive care, with respiratory rate, heart rate and oxygen saturation.
 
 Three forms: the regression archive's BIDMC32RR, BIDMC32HR and BIDMC32SpO2 (.ts: windows of 32 s), and PhysioNet's csv or WFDB files
-(whole recordings with the monitor's numbers once a second, and breaths marked by two people). All give the same channels and windows.
+(whole recordings with the monitor's numbers once a second, and breaths marked by two annotators). All give the same channels and windows.
 """
 
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +19,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import IngestUnit, Record, Signal
+from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
 
 RATE = 125.0  # Hz
 WINDOW, STEP = 32.0, 3.0  # s of a label, and from one to the next: 150 windows a recording, as in the archive
@@ -87,16 +85,16 @@ def _make_view(target: str, what: str) -> View:
         },
         rules={
             **tser.RULES,
-            "channels": "PLETH is the PPG, lead II the ECG, by name; a recording without lead II is kept and left out of the views. .ts files "
+            "channels": "PLETH is the PPG, lead II the ECG, by name; a recording without lead II is kept but excluded from the views. .ts files "
             "name no channels: the archive's order is PPG, ECG",
             "labels": "of csv and WFDB every 3 s for the 32 s that follow: hr and spo2 are means of the monitor's numbers (none where fewer than "
-            "half of the seconds have one), rr is that of the marked breaths, the mean of both people",
+            "half of the seconds have one), rr is that of the marked breaths, the mean of both annotators",
             "subjects": "one recording a subject, split once and for all by a hash of bidmc_01 ... bidmc_53; of .ts files the recordings found",
-            "forms": "where a recording is there as csv and as WFDB, csv is read: it has the breaths",
+            "forms": "where a recording exists as csv and as WFDB, csv is read: it has the breaths",
         },
     )
 )
-def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
+def bidmc(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """BIDMC (PhysioNet csv or WFDB, or .ts of the regression archive): RR, HR and SpO2 from PPG and ECG."""
     source = require_source(source)
     found = tser.find_problems(source)
@@ -129,7 +127,7 @@ def bidmc(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit
     for name, files in tables_of.items():
         if name not in names:
             rel = next(iter(files.values()))
-            fault = Finding(Reason.MISSING_SIGNAL_FILE, "there is no Signals file beside it", hint="Download it again", file=rel)
+            fault = Finding(Reason.MISSING_SIGNAL_FILE, "has no Signals file", hint="Download it again", file=rel)
             yield IngestUnit(name=name, files=tuple(files.values()), read=None, findings=(fault,))
 
 
@@ -144,7 +142,7 @@ def _list_problem_units(source: Source, found: dict[str, dict[str, str]]) -> Ite
         channels = tuple(tser.TserChannel(name, RATE, "", 4000) for name in NEEDED)
         layouts[problem] = tser.TserLayout(target=named[1].lower(), channels=channels, subject="bidmc", windows=True)
     if len({layout.target for layout in layouts.values()}) < len(layouts):
-        raise usage_error("one of the problems is there twice", hint="Give the folder of one copy")
+        raise usage_error("one of the problems occurs twice", hint="Give the folder of one copy")
     yield from tser.list_units(source, found, layouts)
 
 
@@ -167,7 +165,7 @@ def read_tables(name: str, files: dict[str, tuple[Path, str]], split: str) -> Re
     """One recording from Signals, Breaths and Numerics tables.
 
     Raises:
-        UserError: what is wrong with a table: schema, sampling_rate, row_width, not_numeric and so on.
+        UserError: faults of a table: schema, sampling_rate, row_width, not_numeric and so on.
     """
     path, rel = files["Signals"]
     with locate_errors(rel):
@@ -199,36 +197,24 @@ def _read_columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]
         wanted = f"expected {clocks[0]} and channels of different names"
         raise input_error(Reason.SCHEMA, f"has the columns {', '.join(map(safe_text, names[:12]))}", wanted, field=clocks[0])
     order = [clock, *(name for name in names if name and name != clock)]
-    cells: array[float] = array("d")
-    for row in tables.read_rows(path, order):
-        if isinstance(row, Finding):
-            raise input_error(row.code, row.problem, "a lost row would shift what follows", row=row.row)
-        for label, cell in zip(order, row.cells, strict=True):
-            try:
-                value = None if cell.strip().lower() == "nan" else tables.parse_number(cell)
-            except UserError as error:
-                raise input_error(
-                    error.code, f"the cell of row {row.row} {error.problem}", error.requirement, field=label, row=row.row
-                ) from None
-            cells.append(np.nan if value is None else value)
-    table = np.frombuffer(cells, np.float64).reshape(-1, len(order)) if len(cells) else np.zeros((0, len(order)))
+    table = tables.read_number_table(path, order, missing=("nan",))
     if not len(table) or np.isnan(table[:, 0]).any():
         raise input_error(Reason.TIMESTAMPS, "has rows without a time" if len(table) else "has no rows", field=clock)
     return order, list(np.ascontiguousarray(table.T))
 
 
 def _read_breaths(path: Path) -> list[np.ndarray]:
-    """Sample numbers of the breaths that each person marked, in seconds."""
+    """Sample numbers of the breaths that each annotator marked, in seconds."""
     names = tables.read_names(path)
-    people: list[list[float]] = [[] for _ in names]
+    annotators: list[list[float]] = [[] for _ in names]
     for row in tables.read_rows(path, names):
         if isinstance(row, Finding):
             raise input_error(row.code, row.problem, row.requirement, row=row.row)
-        for place, cell in zip(people, row.cells, strict=True):
+        for place, cell in zip(annotators, row.cells, strict=True):
             value = tables.parse_number(cell)
-            if value is not None:  # one person may have marked fewer
+            if value is not None:  # one annotator may have marked fewer
                 place.append(value / RATE)
-    return [np.sort(np.array(times)) for times in people]
+    return [np.sort(np.array(times)) for times in annotators]
 
 
 # --- PhysioNet: WFDB
@@ -236,19 +222,19 @@ def _read_breaths(path: Path) -> list[np.ndarray]:
 
 def _make_wfdb_unit(source: Source, name: str, files: dict[str, str], split: str) -> IngestUnit:
     """The recording `name` from its WFDB records."""
-    held: list[str] = []
+    names: list[str] = []
     try:
         for rel in files.values():
             with locate_errors(rel):
-                held += wfdb.read_header(rel, source, required=()).files
+                names += wfdb.read_header(rel, source, required=()).files
     except UserError as error:
         return IngestUnit(name=name, files=tuple(files.values()), read=None, findings=(error.finding,))
-    own = replace(source, files={rel: source.files[rel] for rel in held}, rejected={})
-    return IngestUnit(name=name, files=tuple(dict.fromkeys(held)), read=partial(read_records, name, own, files, split))
+    own = replace(source, files={rel: source.files[rel] for rel in names}, rejected={})
+    return IngestUnit(name=name, files=tuple(dict.fromkeys(names)), read=partial(read_records, name, own, files, split))
 
 
 def read_records(name: str, source: Source, files: dict[str, str], split: str) -> Record:
-    """One recording from its record of signals and, where it is there, that of the monitor's numbers."""
+    """One recording from its record of signals and, if present, that of the monitor's numbers."""
     rel = files["signals"]
     found = wfdb.read_recording(rel, source, required=())
     findings = [finding.at(rel) for finding in found.findings]
@@ -287,14 +273,14 @@ def _make_record(name: str, signals: list[Signal], labels: dict[str, np.ndarray]
     if len(set(channels)) < len(channels):
         raise input_error(Reason.DUPLICATE_CHANNEL, f"found {', '.join(map(safe_text, channels))}", "expected each once", file=rel)
     if missing := [channel for channel in NEEDED if channel not in channels]:
-        findings.append(input_warning(Reason.MISSING_CHANNEL, f"has no {' and no '.join(missing)}", "left out of the views", file=rel))
+        findings.append(input_warning(Reason.MISSING_CHANNEL, f"has no {' and no '.join(missing)}", "excluded from the views", file=rel))
     for signal in signals:
         if lost := int(np.count_nonzero(np.isnan(signal.samples))) if signal.samples.dtype.kind == "f" else 0:
             text = f"{lost} values of {safe_text(signal.channel)} are missing"
             findings.append(input_warning(Reason.MISSING_VALUES, text, count=lost, file=rel))
     absent = [key for key in PLAUSIBLE if key not in labels or not np.isfinite(labels[key]).any()]
     if absent:
-        text = f"there are no labels for {', '.join(absent)}"
+        text = f"has no labels for {', '.join(absent)}"
         findings.append(input_warning(Reason.UNMATCHED_LABELS, text, "rr comes from Breaths, hr and spo2 from Numerics", file=rel))
     clocks = [Signal(key, 1 / STEP, UNITS[key], values.astype(np.float32)) for key, values in labels.items() if key not in absent]
     return Record(recording_id=name, subject_id=name, signals=[*signals, *clocks], attributes={"split": split}, findings=findings)
@@ -324,13 +310,13 @@ def average_numbers(columns: dict[str, np.ndarray], clock: np.ndarray, seconds: 
     return out
 
 
-def compute_breathing_rates(people: Sequence[np.ndarray], seconds: float) -> np.ndarray:
-    """Respiratory rate of each window, a minute: from the first to the last breath in it, the mean of the people who marked two or more."""
+def compute_breathing_rates(annotators: Sequence[np.ndarray], seconds: float) -> np.ndarray:
+    """Respiratory rate of each window, a minute: from the first to the last breath in it, the mean over annotators who marked two or more."""
     low, high = PLAUSIBLE["rr"]
     out = []
     for t in window_starts(seconds):
         rates = []
-        for times in people:
+        for times in annotators:
             inside = times[(times >= t) & (times < t + WINDOW)]
             if len(inside) > 1 and inside[-1] > inside[0]:
                 rates.append(60.0 * (len(inside) - 1) / (inside[-1] - inside[0]))

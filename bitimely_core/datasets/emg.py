@@ -6,28 +6,26 @@ recording are split by time with a gap, and every score carries a notice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import wfdb
-from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.units import find_factor, require_rate, scale_signal
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import IngestUnit, Record
+from bitimely_core.types import IngestOptions, IngestUnit, Record
 
 RATE = 4000.0  # Hz
 CHANNEL = "EMG"
 CLASSES = ("healthy", "myopathy", "neuropathy")
 RECORDS = {f"emg_{name}": name for name in CLASSES}
-MILLIVOLTS = {"nv": 1e-6, "uv": 1e-3, "mv": 1.0, "v": 1e3}
 NOTICE = (
-    "EMG: each class is one person (three recordings in all). A model that knows the person, the electrode or the day is right too: "
-    "these scores say nothing about the disease in other people."
+    "EMG: each class is one person (three recordings in all). A model that recognises the person, the electrode or the day is right too: "
+    "these scores do not apply to the disease in other people."
 )
 
 
@@ -63,10 +61,9 @@ NOTICE = (
         },
     )
 )
-def emg(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
+def emg(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """EMG examples (PhysioNet emgdb): three recordings, one a class."""
-    if source is None:
-        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
+    source = require_source(source)
     headers = [rel for rel in sorted({*source.files, *source.rejected}) if rel.endswith(".hea")]
     found = [rel for rel in headers if PurePosixPath(rel).stem in RECORDS]
     if not found:
@@ -76,9 +73,9 @@ def emg(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit |
     for name in RECORDS:
         here = [rel for rel in found if PurePosixPath(rel).stem == name]
         if not here:
-            yield input_warning(Reason.CLASS_MISSING, f"{name}.hea is not there", "its class is missing", "Download it")
+            yield input_warning(Reason.CLASS_MISSING, f"{name}.hea is missing", "its class is missing", "Download it")
         elif len(here) > 1:
-            raise input_error(Reason.DUPLICATE_KEY, f"{name}.hea is there {len(here)} times", "expected one", file=here[1])
+            raise input_error(Reason.DUPLICATE_KEY, f"{name}.hea exists {len(here)} times", "expected one", file=here[1])
     for rel in headers:
         if rel not in found:
             yield input_warning(Reason.FILE_NAME, "is no record of this data set", "it is not read", file=rel)
@@ -88,13 +85,13 @@ def emg(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit |
 
 def _make_unit(source: Source, rel: str, *, keep_dates: bool, keep_phi: bool) -> IngestUnit:
     """The record whose header is `rel`."""
-    whole = rel.removesuffix(".hea")
-    files = tuple(name for name in (rel, f"{whole}.dat") if name in source.files or name in source.rejected)
-    faults = tuple(source.rejected[name] for name in files if name in source.rejected)
+    name = rel.removesuffix(".hea")
+    files = tuple(file for file in (rel, f"{name}.dat") if file in source.files or file in source.rejected)
+    faults = tuple(source.rejected[file] for file in files if file in source.rejected)
     if faults:
-        return IngestUnit(name=whole, files=files, read=None, findings=faults)
-    own = Source(source.root, {name: source.files[name] for name in files}, {})
-    return IngestUnit(name=whole, files=files, read=partial(read_record, own, rel, keep_dates=keep_dates, keep_phi=keep_phi))
+        return IngestUnit(name=name, files=files, read=None, findings=faults)
+    own = Source(source.root, {file: source.files[file] for file in files}, {})
+    return IngestUnit(name=name, files=files, read=partial(read_record, own, rel, keep_dates=keep_dates, keep_phi=keep_phi))
 
 
 def read_record(source: Source, rel: str, *, keep_dates: bool = False, keep_phi: bool = False) -> Record:
@@ -118,22 +115,17 @@ def read_record(source: Source, rel: str, *, keep_dates: bool = False, keep_phi:
             text, wanted = f"has no signal {CHANNEL}", f"found {', '.join(safe_text(signal.channel) for signal in found.signals[:12])}"
             raise input_error(Reason.MISSING_CHANNEL, text, wanted, field="description", expected=CHANNEL)
         first = signals[0]
-        if not math.isclose(first.rate, RATE, rel_tol=1e-6):
-            text, wanted = f"is sampled at {first.rate:g} Hz", f"expected {RATE:g} Hz"
-            raise input_error(Reason.SAMPLING_RATE, text, wanted, field="sampling_rate", found=f"{first.rate:g}", expected=f"{RATE:g}")
-        factor = MILLIVOLTS.get(first.unit.lower())
-        if factor is None:
-            shown = safe_text(first.unit)
-            raise input_error(Reason.UNIT, f"is in {shown}", "expected mV, uV or V", field="unit", found=shown, expected="mV")
+        require_rate(first, RATE)
+        factor = find_factor(first, "mV")
         if factor != 1.0:
-            findings.append(input_warning(Reason.UNIT, f"is in {first.unit}", "brought to mV by its scale", field="unit"))
+            findings.append(input_warning(Reason.UNIT, f"is in {first.unit}", "converted to mV by its scale", field="unit"))
         if not any(np.fmin.reduce(signal.samples) < np.fmax.reduce(signal.samples) for signal in signals):
             findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=CHANNEL))
     start, comments = found.header.start, found.header.comments
     return Record(
         recording_id=name,
         subject_id=name,
-        signals=[s._replace(channel=CHANNEL, unit="mV", scale=s.scale * factor, offset=s.offset * factor) for s in signals],
+        signals=[scale_signal(signal, factor, "mV")._replace(channel=CHANNEL) for signal in signals],
         attributes={"condition": RECORDS[name], **({"comments": list(comments)} if comments else {})},
         start_time=start.isoformat() if keep_dates and start is not None else None,
         findings=[finding.at(rel) for finding in findings],

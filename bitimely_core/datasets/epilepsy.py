@@ -7,21 +7,19 @@ are neighbours in time, and a split by rows would put them into training and tes
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning
 from bitimely_core.formats import tables
-from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import IngestUnit, Record, Records, Signal, SourceRows
+from bitimely_core.types import Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
 
 TABLE = "data.csv"
 SAMPLES = 178
@@ -39,9 +37,9 @@ RULES = {
     "columns": f"by name: {VALUES[0]} to {VALUES[-1]}, {LABEL}, and one more, which holds the id of the row",
     "subjects": "X<chunk>.V<a>.<b>: the segment V<a>.<b> is the subject, its 23 chunks stay together",
     "labels": f"{'; '.join(f'{number} {name}' for number, name in CONDITIONS.items())}; binary: 1 is seizure, the others are not",
-    "duplicates": "a row that repeats another one is used once; rows with one id that differ are all left out",
-    "rate": f"{RATE} Hz (4,097 samples in 23.6 s), amplitudes in {UNIT} by the publication: the table says neither",
-    "majority": "binary: four of five rows are no seizure, so an accuracy of 80 % means nothing",
+    "duplicates": "a row that repeats another one is used once; rows with one id that differ are all excluded",
+    "rate": f"{RATE} Hz (4,097 samples in 23.6 s), amplitudes in {UNIT} by the publication: the table states neither",
+    "majority": "binary: four of five rows are no seizure, so an accuracy of 80 % is that of a constant prediction",
 }
 
 
@@ -79,14 +77,13 @@ RULES = {
         rules=RULES,
     )
 )
-def epilepsy(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
+def epilepsy(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """Epileptic Seizure Recognition (UCI): 11,500 seconds of EEG in five conditions."""
-    if source is None:
-        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
+    source = require_source(source)
     found = sorted(rel for rel in {*source.files, *source.rejected} if PurePosixPath(rel).name.lower() == TABLE)
     if len(found) != 1:
         action = "Give the folder that holds it; tables in another form are read by `ingest generic` with --map"
-        text = f"{TABLE} is there {len(found)} times" if found else f"no {TABLE} among {len(source.files)} files"
+        text = f"{TABLE} exists {len(found)} times" if found else f"no {TABLE} among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, "expected one", action)
     for rel in source.files:
         if rel not in found and PurePosixPath(rel).suffix.lower() in {".csv", ".parquet", ".tsv", ".txt"} and not _is_official(rel):
@@ -103,14 +100,14 @@ def _is_official(rel: str) -> bool:
 
 
 def read_table(path: Path, rel: str) -> Records:
-    """All rows of the table that are whole: one record a row, `binary` and `condition` as its attributes.
+    """All valid rows of the table: one record a row, `binary` and `condition` as its attributes.
 
     Args:
         path: the table.
         rel: its name, for findings.
 
     Raises:
-        UserError: header or schema where columns are missing, identifier where the ids are no ids, label where no label is one, and as
+        UserError: header or schema where columns are missing, identifier where ids, label where labels are all invalid, and as
             `tables.rows`.
     """
     with locate_errors(rel):
@@ -125,29 +122,28 @@ def read_table(path: Path, rel: str) -> Records:
                 faults.append(replace(found, field=found.field or ("id" if found.field == "" else None)))
             else:
                 records.append(found)
-        counted = tables.count_rows(path)
-        if counted != seen:
+        if (counted := tables.count_rows(path)) != seen:
             raise input_error(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", "expected the same number")
         findings = tables.group_findings(faults)
         if not records:
             raise _no_rows_error(findings, seen)
-    quarantined = Counter(str(fault.code) for fault in faults if fault.level == "error")
-    dropped = Counter(str(fault.code) for fault in faults if fault.level != "error")
+    quarantined = count_reasons(fault for fault in faults if fault.level == "error")
+    dropped = count_reasons(fault for fault in faults if fault.level != "error")
     return Records(
         records=records,
-        rows=[SourceRows(file=rel, kind="segments", seen=seen, dropped=dict(dropped), quarantined=dict(quarantined))],
+        rows=[SourceRows(file=rel, kind="segments", seen=seen, dropped=dropped, quarantined=quarantined)],
         findings=[finding.at(rel) for finding in (*findings, *_report_mixed_segments(records))],
     )
 
 
 def _no_rows_error(findings: list[Finding], seen: int) -> UserError:
-    """Why a table without a usable row is refused."""
+    """The error for a table without a usable row, with the commonest fault."""
     worst = max(findings, key=lambda finding: finding.count, default=Finding(Reason.EMPTY_FILE, "has no rows"))
     return input_error(worst.code, f"no row of {seen} can be used: {worst.problem}", worst.requirement, field=worst.field, row=worst.row)
 
 
 def _find_id_column(names: tuple[str, ...]) -> str:
-    """The column that is no value and no label.
+    """The column that is neither value nor label.
 
     Raises:
         UserError: header.
@@ -164,17 +160,17 @@ def _find_id_column(names: tuple[str, ...]) -> str:
 
 
 def _parse_row(row: tables.TableRow, key: str) -> Record | Finding:
-    """One chunk, or why it is left out."""
+    """One chunk, or why it is dropped."""
     name, label, *cells = row.cells
-    place = ID.fullmatch(name.strip())
-    if place is None:
-        text = f"the one of row {row.row} is not of the form X21.V1.791"
-        return Finding(Reason.IDENTIFIER, text, "it says which rows belong together", field=key or "id", row=row.row)
+    identifier = ID.fullmatch(name.strip())
+    if identifier is None:
+        text = f"the id in row {row.row} is not of the form X21.V1.791"
+        return Finding(Reason.IDENTIFIER, text, "it states which rows belong together", field=key or "id", row=row.row)
     number = None
     with suppress(UserError):
         number = tables.parse_integer(label)
     if number not in CONDITIONS:
-        text, wanted = f"the one of row {row.row} is no class", f"expected {', '.join(map(str, CONDITIONS))}"
+        text, wanted = f"the label in row {row.row} is not a class", f"expected {', '.join(map(str, CONDITIONS))}"
         return Finding(Reason.LABEL, text, wanted, field=LABEL, row=row.row)
     values = tables.parse_numbers(tables.TableRow(row.row, tuple(cells)), VALUES)
     if isinstance(values, Finding):
@@ -182,17 +178,17 @@ def _parse_row(row: tables.TableRow, key: str) -> Record | Finding:
     largest = np.abs(values).max()
     if largest > np.finfo(np.float32).max:
         return Finding(Reason.NON_FINITE, f"row {row.row} has a value beyond 10^38", "expected microvolts", row=row.row)
-    whole = largest <= 32767 and np.array_equal(values, np.rint(values))
-    signal = Signal(CHANNEL, RATE, UNIT, values.astype(np.int16 if whole else np.float32))
-    attributes = {"binary": BINARY[number == 1], "condition": CONDITIONS[number], "chunk": int(place[1])}
-    return Record(recording_id=place[0], subject_id=place[2], signals=[signal], attributes=attributes)
+    is_integer = largest <= 32767 and np.array_equal(values, np.rint(values))
+    signal = Signal(CHANNEL, RATE, UNIT, values.astype(np.int16 if is_integer else np.float32))
+    attributes: Attributes = {"binary": BINARY[number == 1], "condition": CONDITIONS[number], "chunk": int(identifier[1])}
+    return Record(recording_id=identifier[0], subject_id=identifier[2], signals=[signal], attributes=attributes)
 
 
 def _report_mixed_segments(records: list[Record]) -> list[Finding]:
     """A warning for segments whose chunks have different classes: official ones have one."""
-    classes: dict[str, set[str]] = {}
+    classes: dict[str, set[AttributeValue]] = {}
     for record in records:
         classes.setdefault(record.subject_id, set()).add(record.attributes["condition"])
-    torn = sum(len(found) > 1 for found in classes.values())
-    text = f"segments whose chunks have different classes: {torn}"
-    return [input_warning(Reason.LABEL, text, "expected one class a segment", count=torn)] if torn else []
+    mixed = sum(len(found) > 1 for found in classes.values())
+    text = f"segments whose chunks have different classes: {mixed}"
+    return [input_warning(Reason.LABEL, text, "expected one class a segment", count=mixed)] if mixed else []

@@ -1,7 +1,7 @@
 """A user's own recordings: EDF, BDF, WFDB, csv, Parquet, npy, and through mne BrainVision, EEGLAB, GDF, FIF and CNT; a BIDS folder as it is.
 
-`edf` and `wfdb` are `generic` for files of that one format. What files do not say themselves (subjects, channels of a table, rates, labels)
-comes from a mapping file in TOML (`--map`), whose keys are those of `Map`.
+`edf` and `wfdb` are `generic` for files of that one format. What files do not state (subjects, channels of a table, rates, labels) comes from
+ a mapping file in TOML (`--map`), whose keys are those of `Map`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import math
 import os
 import re
 import warnings
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -32,8 +31,20 @@ from bitimely_core.formats import tables
 from bitimely_core.formats import wfdb as format_wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.text import sanitize_label
+from bitimely_core.formats.units import VOLTS, scale_signal
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, SourceRows
+from bitimely_core.types import (
+    Annotation,
+    Attributes,
+    AttributeValue,
+    IngestOptions,
+    IngestUnit,
+    Record,
+    Records,
+    Signal,
+    SourceRows,
+    count_reasons,
+)
 
 Format = Literal["edf", "wfdb", "table", "npy", "mne"]
 
@@ -57,7 +68,6 @@ LAYOUT = re.compile(
 )
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
-VOLTS = {"v": 1.0, "mv": 1e-3, "uv": 1e-6, "\u00b5v": 1e-6, "\u03bcv": 1e-6, "nv": 1e-9}
 ELECTRIC = {"eeg", "eog", "ecg", "emg", "seeg", "ecog", "dbs", "bio"}  # kinds of channel that mne gives in volts
 EMPTY_CELLS = {"", "n/a", "na", "nan"}
 EMPTY_NUMBER = "nan"  # of a row of numbers whose cell is empty
@@ -74,11 +84,11 @@ class ChannelRule(Section):
 
 
 class FileRule(Section):
-    """[[files]]: a group of files and what they do not say themselves."""
+    """[[files]]: a group of files, and the properties that they do not state."""
 
     pattern: str = "*"  # of the path relative to the source; * also stands for folders
     format: Format | None = None  # else by the ending
-    match: str = ""  # regular expression on the path, with groups called subject, label, value or recording
+    match: str = ""  # regular expression on the path, with groups named subject, label, value or recording
     subject: str = ""  # of all these files
     label: str = ""
     rate: float | None = Field(None, gt=0)  # Hz: of tables and npy; other formats are compared with it
@@ -115,7 +125,7 @@ class AnnotationRule(Section):
     onset: str = "onset"  # column: seconds
     duration: str = "duration"  # column: seconds; "": a row lasts until the next one of its recording, the last to the end
     label: str = "label"
-    value: str = ""  # column with a number, which is read in the place of the label
+    value: str = ""  # column with a number, read instead of the label
     delimiter: str = ","
 
 
@@ -125,18 +135,18 @@ class RecordingMap(Section):
     files: tuple[FileRule, ...] = (FileRule(),)
     table: TableRule | None = None
     annotations: AnnotationRule | None = None
-    labels: dict[str, str] | None = None  # text of an annotation -> class; other texts are counted and left out
+    labels: dict[str, str] | None = None  # text of an annotation -> class; other texts are counted and excluded
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingInfo:
-    """What is known of one recording beside its file. `channels`: name in the file -> name, unit."""
+    """Properties of one recording beyond its file. `channels`: name in the file -> name, unit."""
 
     recording_id: str
     subject_id: str
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, AttributeValue] = field(default_factory=dict)
     notes: tuple[Annotation, ...] = ()  # from tables
-    numbers: tuple[Annotation, ...] = ()  # from a table of numbers: their texts are numbers, and no labels
+    numbers: tuple[Annotation, ...] = ()  # from a table of numbers: their texts are numbers, not labels
     channels: dict[str, tuple[str, str]] = field(default_factory=dict)
     labels: dict[str, str] | None = None
     rate: float | None = None
@@ -160,32 +170,21 @@ RULES = {
     "channels": "by name; all of a file, or those of the map, and then each must be there; volts are converted to the unit asked for",
     "views": "channels and rate are those of the first recording; a window is 10 s, or the commonest annotation, unless --window says otherwise",
 }
+WINDOWS = View(channels=(), rate=0.0, window=0, seconds=10.0, help="all channels of the first recording, windows of 10 s, no labels")
 OPEN = {
-    "": View(channels=(), rate=0.0, window=0, seconds=10.0, help="all channels of the first recording, windows of 10 s, no labels"),
-    "annotations": View(
-        channels=(), rate=0.0, window=0, task="classification", epoch=0.0, help="one window an annotation, its text is the class"
-    ),
+    "": WINDOWS,
+    "annotations": replace(WINDOWS, seconds=0.0, task="classification", epoch=0.0, help="one window an annotation, its text is the class"),
 }
 LABELLED = {
-    "classification": View(
-        channels=(), rate=0.0, window=0, seconds=10.0, task="classification", target="label", help="the class of the whole recording"
-    ),
-    "regression": View(
-        channels=(), rate=0.0, window=0, seconds=10.0, task="regression", target="value", help="the number of the whole recording"
-    ),
-    "values": View(
-        channels=(),
-        rate=0.0,
-        window=0,
-        seconds=10.0,
-        task="regression",
-        overlap=0.5,
-        help="the mean of the numeric annotations over the window, where they cover half of it",
+    "classification": replace(WINDOWS, task="classification", target="label", help="the class of the recording"),
+    "regression": replace(WINDOWS, task="regression", target="value", help="the number of the recording"),
+    "values": replace(
+        WINDOWS, task="regression", overlap=0.5, help="the mean of the numeric annotations over the window, where they cover half of it"
     ),
 }
 
 
-def _make_facts(title: str, layout: str, views: dict[str, View], options: dict[str, Any] | None = None) -> DatasetFacts:
+def _make_facts(title: str, layout: str, views: dict[str, View], options: dict[str, None] | None = None) -> DatasetFacts:
     return DatasetFacts(
         title=title,
         views=views,
@@ -201,13 +200,13 @@ def _make_facts(title: str, layout: str, views: dict[str, View], options: dict[s
 
 @datasets(
     _make_facts(
-        "Your own recordings, with a mapping file where the files do not say enough",
-        "any folders of recordings, with --map FILE.toml where the files do not say who, how fast and what; a BIDS folder as it is",
+        "Your own recordings, with a mapping file for what the files do not state",
+        "any folders of recordings, with --map FILE.toml where the files do not state subjects, rates and labels; a BIDS folder as it is",
         OPEN | LABELLED,
         {"map": None},
     )
 )
-def generic(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding | SourceRows]:
+def generic(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding | SourceRows]:
     """Your own files: EDF, BDF, WFDB, csv, Parquet, npy (--map), BrainVision, EEGLAB, GDF, FIF, or a BIDS folder."""
     path = options.get("map")
     if path is None:
@@ -225,21 +224,21 @@ def generic(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUn
 
 
 @datasets(_make_facts("Recordings in EDF, EDF+ or BDF files", "any folders of .edf and .bdf files", OPEN))
-def edf(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding | SourceRows]:
+def edf(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding | SourceRows]:
     """All .edf and .bdf files of a folder, one recording each."""
     yield from _list_units(require_source(source), RecordingMap(), ("edf",), options)
 
 
 @datasets(_make_facts("Recordings in WFDB format", "any folders of .hea files with their signal files", OPEN))
-def wfdb(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding | SourceRows]:
+def wfdb(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding | SourceRows]:
     """All WFDB records of a folder, single and multi-segment, one recording each."""
     yield from _list_units(require_source(source), RecordingMap(), ("wfdb",), options)
 
 
 def _list_units(
-    source: Source, chosen: RecordingMap, formats: tuple[Format, ...], options: Mapping[str, Any]
+    source: Source, chosen: RecordingMap, formats: tuple[Format, ...], options: IngestOptions
 ) -> Iterator[IngestUnit | Finding | SourceRows]:
-    """The units of a folder, what is said about the whole, and the account of its tables."""
+    """The units of a folder, findings about the folder, and the account of its tables."""
     bids = any(name in source.files for name in ("participants.tsv", "dataset_description.json"))
     skipped = {table.path for table in (chosen.table, chosen.annotations) if table}
     derived = {rel for rel in source.files if bids and rel.startswith(DERIVED)}
@@ -254,41 +253,43 @@ def _list_units(
     segments = _find_segments(source, [rel for rel, (kind, _) in found.items() if kind == "wfdb"])
     found = {rel: what for rel, what in found.items() if rel not in segments}
     names = _name_units(list(found))
-    rows, tabled = _read_attributes(source, chosen.table) if chosen.table else _read_participants(source) if bids else ([], {})
+    rows, table_rows = _read_attributes(source, chosen.table) if chosen.table else _read_participants(source) if bids else ([], {})
     yield from rows
-    rows, events = _read_annotations(source, chosen.annotations) if chosen.annotations else ([], {})
+    rows, annotations = _read_annotations(source, chosen.annotations) if chosen.annotations else ([], {})
     yield from rows
     units: list[IngestUnit] = []
-    told: dict[str, RecordingInfo] = {}
+    infos: dict[str, RecordingInfo] = {}
     for rel, (kind, files) in found.items():
         if rel in source.rejected:
             units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(source.rejected[rel],)))
             continue
-        about = told[rel] = describe_recording(rel, names[rel], files, chosen, tabled, events, options)
+        info = infos[rel] = describe_recording(rel, names[rel], files, chosen, table_rows, annotations, options)
         try:
-            units.append(_make_unit(source, rel, kind, about, bids=bids))
+            units.append(_make_unit(source, rel, kind, info, bids=bids))
         except UserError as error:
             units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(error.finding.at(rel),)))
-    taken = {rel: rel for unit in units for rel in unit.files} | {rel: rel for rel in segments | skipped | derived}
-    yield from report_unclaimed(source, {"": taken}, LAYOUT)
-    yield from _report_unmatched(told, tabled, events)
+    claimed = {rel: rel for unit in units for rel in unit.files} | {rel: rel for rel in segments | skipped | derived}
+    yield from report_unclaimed(source, {"": claimed}, LAYOUT)
+    yield from _report_unmatched(infos, table_rows, annotations)
     yield from units
 
 
-def _report_unmatched(told: Mapping[str, RecordingInfo], tabled: Mapping[str, Any], events: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the recordings lack: subjects, rows of the tables."""
-    alone = [rel for rel, about in told.items() if about.subject_id == about.recording_id and not about.series]
-    if len(told) > 1 and alone:
-        text = f"{len(alone)} recordings whose subjects are not known, each is taken for another one"
-        action = "Give --map (generic) with a match or a table where some are of one person"
+def _report_unmatched(
+    infos: Mapping[str, RecordingInfo], table_rows: Mapping[str, Attributes], annotations: Mapping[str, list[Annotation]]
+) -> Iterator[Finding]:
+    """Warnings about recordings without a known subject, without a row in the table, and about rows without a recording."""
+    alone = [rel for rel, info in infos.items() if info.subject_id == info.recording_id and not info.series]
+    if len(infos) > 1 and alone:
+        text = f"{len(alone)} recordings with unknown subjects, each counted as a subject of its own"
+        action = "Give --map (generic) with a match or a table where several are of one person"
         wanted = "recordings of one person in two splits make scores optimistic"
         yield input_warning(Reason.IDENTIFIER, text, wanted, action, file=alone[0], count=len(alone))
-    keys = {key for rel, about in told.items() for key in (*_recording_keys(rel), about.subject_id)}
-    for what, table in (("the table", tabled), ("the table of annotations", events)):
+    keys = {key for rel, info in infos.items() for key in (*_recording_keys(rel), info.subject_id)}
+    for what, table in (("the table", table_rows), ("the table of annotations", annotations)):
         if extra := [key for key in table if key not in keys]:
             text = f"{len(extra)} recordings or subjects of {what} have no file here"
             yield input_warning(Reason.UNMATCHED_LABELS, text, "their rows are not used", count=len(extra))
-    lacking = [rel for rel, about in told.items() if tabled and not {*_recording_keys(rel), about.subject_id} & tabled.keys()]
+    lacking = [rel for rel, info in infos.items() if table_rows and not {*_recording_keys(rel), info.subject_id} & table_rows.keys()]
     if lacking:
         text = f"{len(lacking)} recordings have no row in the table"
         yield input_warning(Reason.UNMATCHED_LABELS, text, "they have no label", file=lacking[0], count=len(lacking))
@@ -304,7 +305,7 @@ def _strip_suffix(rel: str) -> str:
 
 
 def _recording_keys(rel: str) -> tuple[str, ...]:
-    """What a table may call a recording."""
+    """Names of a recording that a table may use."""
     return (_strip_suffix(rel), rel, PurePosixPath(_strip_suffix(rel)).name, PurePosixPath(rel).name)
 
 
@@ -319,25 +320,25 @@ def describe_recording(
     name: str,
     files: FileRule,
     chosen: RecordingMap,
-    tabled: Mapping[str, dict[str, Any]],
-    events: Mapping[str, list[Annotation]],
-    options: Mapping[str, Any],
+    table_rows: Mapping[str, Attributes],
+    annotations: Mapping[str, list[Annotation]],
+    options: IngestOptions,
 ) -> RecordingInfo:
-    """All that the map, its tables and the path say about a recording."""
+    """Properties of a recording by the map, its tables and the path."""
     matched = re.search(files.match, rel) if files.match else None
-    said = {key: value for key, value in (matched.groupdict() if matched else {}).items() if value is not None}
+    groups = {key: value for key, value in (matched.groupdict() if matched else {}).items() if value is not None}
     bids = BIDS.search(rel)
-    subject = said.get("subject") or files.subject or (bids[1] if bids else "")
-    row = next((tabled[key] for key in (*_recording_keys(rel), subject) if key in tabled), {})
+    subject = groups.get("subject") or files.subject or (bids[1] if bids else "")
+    row = next((table_rows[key] for key in (*_recording_keys(rel), subject) if key in table_rows), {})
     subject = str(row.get("subject") or subject or name)
     attributes = {key: value for key, value in row.items() if key != "subject"}
-    if label := said.get("label") or files.label:
+    if label := groups.get("label") or files.label:
         attributes.setdefault("label", label)
-    if "value" in said:
+    if "value" in groups:
         with locate_errors(rel):
-            attributes.setdefault("value", tables.parse_number(said["value"]))
+            attributes.setdefault("value", tables.parse_number(groups["value"]))
     channels = files.channels if isinstance(files.channels, dict) else {channel: channel for channel in files.channels}
-    noted = tuple(sorted(note for key in dict.fromkeys(_recording_keys(rel)) for note in events.get(key, ())))
+    noted = tuple(sorted(note for key in dict.fromkeys(_recording_keys(rel)) for note in annotations.get(key, ())))
     numeric = chosen.annotations is not None and bool(chosen.annotations.value)
     return RecordingInfo(
         recording_id=name,
@@ -366,7 +367,7 @@ def describe_recording(
     )
 
 
-def _make_unit(source: Source, rel: str, kind: Format, told: RecordingInfo, *, bids: bool) -> IngestUnit:
+def _make_unit(source: Source, rel: str, kind: Format, info: RecordingInfo, *, bids: bool) -> IngestUnit:
     """One recording. Raises UserError for what is wrong with its header or with its events."""
     path = source.path(rel)
     files = [rel]
@@ -374,13 +375,13 @@ def _make_unit(source: Source, rel: str, kind: Format, told: RecordingInfo, *, b
         events = f"{rel[: len(_strip_suffix(rel))].rpartition('_')[0]}_events.tsv"
         if events in source.files:
             files.append(events)
-            told = replace(told, notes=(*told.notes, *_read_bids_events(source.path(events), events)))
+            info = replace(info, notes=(*info.notes, *_read_bids_events(source.path(events), events)))
     if kind == "wfdb":
         with locate_errors(rel):
-            held = format_wfdb.read_header(rel, source, required=tuple(told.channels)).files
-        own = replace(source, files={name: source.files[name] for name in held}, rejected={})
-        return IngestUnit(name=told.recording_id, files=tuple(dict.fromkeys([*files, *held])), read=partial(read_wfdb, own, rel, told))
-    if kind == "npy" and told.rate is None:
+            names = format_wfdb.read_header(rel, source, required=tuple(info.channels)).files
+        own = replace(source, files={name: source.files[name] for name in names}, rejected={})
+        return IngestUnit(name=info.recording_id, files=tuple(dict.fromkeys([*files, *names])), read=partial(read_wfdb, own, rel, info))
+    if kind == "npy" and info.rate is None:
         raise usage_error("has no sampling rate", "expected `rate` in [[files]] of the map")
     if kind == "mne":
         files += [
@@ -388,15 +389,15 @@ def _make_unit(source: Source, rel: str, kind: Format, told: RecordingInfo, *, b
             for name in source.files
             if _strip_suffix(name) == _strip_suffix(rel) and _file_suffix(name) in COMPANIONS.get(_file_suffix(rel), ())
         ]
-    if told.series:
-        return IngestUnit(name=told.recording_id, files=tuple(files), read=partial(read_series, path, rel, told))
+    if info.series:
+        return IngestUnit(name=info.recording_id, files=tuple(files), read=partial(read_series, path, rel, info))
     readers: dict[Format, Callable[[Path, str, RecordingInfo], Record]] = {
         "edf": read_edf,
         "table": read_table,
         "npy": read_npy,
         "mne": read_mne,
     }
-    return IngestUnit(name=told.recording_id, files=tuple(files), read=partial(readers[kind], path, rel, told))
+    return IngestUnit(name=info.recording_id, files=tuple(files), read=partial(readers[kind], path, rel, info))
 
 
 def _find_segments(source: Source, headers: Iterable[str]) -> set[str]:
@@ -413,7 +414,7 @@ def _find_segments(source: Source, headers: Iterable[str]) -> set[str]:
                     continue
                 file.seek(0)
                 parsed = format_wfdb.parse_header(file.read(format_wfdb.MAX_HEADER + 1), PurePosixPath(rel).stem, required=())
-        except (OSError, UserError):  # its unit will say so
+        except (OSError, UserError):  # its unit reports that
             continue
         folder = PurePosixPath(rel).parent
         found |= {(folder / f"{name}.hea").as_posix() for name, _ in parsed.segments or () if name != "~"}
@@ -423,18 +424,18 @@ def _find_segments(source: Source, headers: Iterable[str]) -> set[str]:
 # --- tables beside the recordings
 
 
-def _read_attributes(source: Source, table: TableRule) -> tuple[list[SourceRows | Finding], dict[str, dict[str, Any]]]:
+def _read_attributes(source: Source, table: TableRule) -> tuple[list[SourceRows | Finding], dict[str, Attributes]]:
     """Recording or subject -> attributes (`subject`, `label`, `value`, others by their columns); the account of the rows.
 
     Raises:
-        UserError: schema, config, duplicate_key and what is wrong with the file.
+        UserError: schema, config, duplicate_key and the faults of the file.
     """
     key = table.file or table.subject
     if not key:
         raise usage_error("names no column of files or subjects", "expected `file` or `subject`", file=table.path, field="table")
     wanted = {"subject": table.subject, "label": table.label, "value": table.value, **{name: name for name in table.attributes}}
     columns = {name: column for name, column in wanted.items() if column}
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, Attributes] = {}
     faults: list[Finding] = []
     dropped: Counter[str] = Counter()
     with locate_errors(table.path):
@@ -453,14 +454,16 @@ def _read_attributes(source: Source, table: TableRule) -> tuple[list[SourceRows 
             except UserError as error:
                 faults.append(replace(error.finding, row=row.row, field=table.value, file=table.path, problem=f"the cell {error.problem}"))
                 continue
-            told: dict[str, Any] = {name: cell for name, cell in cells.items() if cell.lower() not in EMPTY_CELLS and name != "value"}
-            out[row.cells[names.index(key)].strip()] = told | ({} if value is None else {"value": value})
+            attributes: dict[str, AttributeValue] = {
+                name: cell for name, cell in cells.items() if cell.lower() not in EMPTY_CELLS and name != "value"
+            }
+            out[row.cells[names.index(key)].strip()] = attributes | ({} if value is None else {"value": value})
         seen = tables.count_rows(path, delimiter=table.delimiter)
-    account = SourceRows(file=table.path, seen=seen, dropped=dict(dropped), quarantined=dict(Counter(str(fault.code) for fault in faults)))
+    account = SourceRows(file=table.path, seen=seen, dropped=dict(dropped), quarantined=count_reasons(faults))
     return [account, *faults[:20]], out
 
 
-def _read_participants(source: Source) -> tuple[list[SourceRows | Finding], dict[str, dict[str, Any]]]:
+def _read_participants(source: Source) -> tuple[list[SourceRows | Finding], dict[str, Attributes]]:
     """Age and sex of a BIDS folder's participants.tsv, where it has them."""
     rel = "participants.tsv"
     if rel not in source.files:
@@ -470,7 +473,7 @@ def _read_participants(source: Source) -> tuple[list[SourceRows | Finding], dict
     known = tuple(name for name in ("age", "sex") if name in columns)
     table = TableRule(path=rel, subject="participant_id", attributes=known, delimiter="\t")
     rows, found = _read_attributes(source, table)
-    return rows, {key.removeprefix("sub-"): {**said, "subject": key.removeprefix("sub-")} for key, said in found.items()}
+    return rows, {key.removeprefix("sub-"): {**row, "subject": key.removeprefix("sub-")} for key, row in found.items()}
 
 
 def _read_annotations(source: Source, table: AnnotationRule) -> tuple[list[SourceRows | Finding], dict[str, list[Annotation]]]:
@@ -494,12 +497,12 @@ def _read_annotations(source: Source, table: AnnotationRule) -> tuple[list[Sourc
     if table.value:
         out = {key: [note for note in notes if note.label != EMPTY_NUMBER] for key, notes in out.items()}
     dropped = {str(Reason.MISSING_VALUES): empty} if empty else {}
-    account = SourceRows(file=table.path, seen=seen, dropped=dropped, quarantined=dict(Counter(str(fault.code) for fault in faults)))
+    account = SourceRows(file=table.path, seen=seen, dropped=dropped, quarantined=count_reasons(faults))
     return [account, *faults[:20]], out
 
 
 def _parse_annotation(row: tables.TableRow, table: AnnotationRule) -> Annotation | Finding:
-    """One row of the map's table. A number is kept as a text that reads back as the same; an empty one ends what held until there."""
+    """One row of the map's table. A number is kept as a text that reads back as the same; an empty one ends the value before it."""
     _, onset, text, *duration = row.cells
     if table.value and text.strip().lower() in EMPTY_CELLS:
         text = EMPTY_NUMBER
@@ -507,7 +510,7 @@ def _parse_annotation(row: tables.TableRow, table: AnnotationRule) -> Annotation
     if isinstance(note, Finding) or not table.value or text == EMPTY_NUMBER:
         return note
     if duration and not note.duration:
-        wanted = 'expected some seconds; with duration = "" in the map a number holds until the next row'
+        wanted = 'expected a duration in seconds; with duration = "" in the map a number holds until the next row'
         return Finding(Reason.ANNOTATION_SYNTAX, f"row {row.row} lasts 0 s", wanted, field=table.duration, row=row.row)
     try:
         return note._replace(label=repr(tables.parse_number(text)))
@@ -516,7 +519,7 @@ def _parse_annotation(row: tables.TableRow, table: AnnotationRule) -> Annotation
 
 
 def _extend_to_next(notes: list[Annotation]) -> list[Annotation]:
-    """Each lasts until the next one that begins later; the last ones have no end of their own."""
+    """Each lasts until the next one that begins later; the last ones have no end."""
     begins = sorted({note.onset for note in notes})
     ends = dict(zip(begins, [*begins[1:], math.inf], strict=True))
     return [note._replace(duration=ends[note.onset] - note.onset) for note in notes]
@@ -555,82 +558,70 @@ def _make_annotation(row: int, onset: str, duration: str, label: str) -> Annotat
 # --- one recording
 
 
-def read_edf(path: Path, rel: str, told: RecordingInfo) -> Record:
+def read_edf(path: Path, rel: str, info: RecordingInfo) -> Record:
     """A file in EDF, EDF+ or BDF. Raises UserError as `formats.edf.read`."""
     with locate_errors(rel):
-        found = format_edf.read_recording(path, required=tuple(told.channels))
-        if told.keep_phi:
-            found = replace(found, header=format_edf.read_header(path, required=tuple(told.channels), keep_phi=True))
+        found = format_edf.read_recording(path, required=tuple(info.channels))
+        if info.keep_phi:
+            found = replace(found, header=format_edf.read_header(path, required=tuple(info.channels), keep_phi=True))
     start = found.header.start
     begin = start + timedelta(seconds=found.origin) if start else None
-    return _make_record(rel, told, found.signals, found.annotations, found.findings, begin, found.header.phi)
+    return _make_record(rel, info, found.signals, found.annotations, found.findings, begin, found.header.phi)
 
 
-def read_wfdb(source: Source, rel: str, told: RecordingInfo) -> Record:
+def read_wfdb(source: Source, rel: str, info: RecordingInfo) -> Record:
     """A WFDB record with its segments. Raises UserError as `formats.wfdb.read`."""
-    found = format_wfdb.read_recording(rel, source, required=tuple(told.channels), keep_phi=told.keep_phi)
+    found = format_wfdb.read_recording(rel, source, required=tuple(info.channels), keep_phi=info.keep_phi)
     phi = {"comments": "\n".join(found.header.comments)} if found.header.comments else {}
-    return _make_record(rel, told, found.signals, [], found.findings, found.header.start, phi)
+    return _make_record(rel, info, found.signals, [], found.findings, found.header.start, phi)
 
 
-def read_table(path: Path, rel: str, told: RecordingInfo) -> Record:
+def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
     """A csv or Parquet table with a column a channel and a row a sample; empty cells are missing values."""
     with locate_errors(rel):
-        columns = tables.read_names(path, delimiter=told.delimiter)
-        wanted = list(told.channels) or [name for name in columns if name and name != told.time]
-        order = [*([told.time] if told.time else []), *wanted]
-        cells: array[float] = array("d")
-        for row in tables.read_rows(path, order, delimiter=told.delimiter):
-            if isinstance(row, Finding):
-                raise input_error(row.code, row.problem, "a lost row would shift what follows", row=row.row)
-            for name, cell in zip(order, row.cells, strict=True):
-                try:
-                    value = None if cell.strip().lower() in EMPTY_CELLS else tables.parse_number(cell)
-                except UserError as error:
-                    raise input_error(
-                        error.code, f"the cell of row {row.row} {error.problem}", error.requirement, field=name, row=row.row
-                    ) from None
-                cells.append(math.nan if value is None else value)
-        values = np.frombuffer(cells, np.float64).reshape(-1, len(order)) if len(cells) else np.zeros((0, len(order)))
+        columns = tables.read_names(path, delimiter=info.delimiter)
+        names = list(info.channels) or [name for name in columns if name and name != info.time]
+        order = [*([info.time] if info.time else []), *names]
+        values = tables.read_number_table(path, order, missing=EMPTY_CELLS, delimiter=info.delimiter)
         if not len(values):
             raise input_error(Reason.TRUNCATED, "has no rows below its header", hint="Download it again")
-        rate = _check_clock(values[:, 0], told) if told.time else told.rate
+        rate = _check_clock(values[:, 0], info) if info.time else info.rate
         if rate is None:
             raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "expected `rate` or `time` in [[files]] of the map")
-        own = values[:, 1:] if told.time else values
+        own = values[:, 1:] if info.time else values
         with np.errstate(over="ignore"):
-            signals = [Signal(name, rate, "", np.ascontiguousarray(own[:, i], np.float32)) for i, name in enumerate(wanted)]
-    return _make_record(rel, replace(told, rate=None), signals, [], [])
+            signals = [Signal(name, rate, "", np.ascontiguousarray(own[:, i], np.float32)) for i, name in enumerate(names)]
+    return _make_record(rel, replace(info, rate=None), signals, [], [])
 
 
-def read_series(path: Path, rel: str, told: RecordingInfo) -> Records:
-    """A table with a recording a row: the columns of `told.series` are its samples. Faulty rows are counted and left out."""
+def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
+    """A table with a recording a row: the columns of `info.series` are its samples. Faulty rows are counted and left out."""
     with locate_errors(rel):
-        if told.rate is None:
+        if info.rate is None:
             raise input_error(Reason.CONFIG, "has no sampling rate", "expected `rate` in [[files]] of the map")
-        columns = tables.read_names(path, delimiter=told.delimiter)
-        samples = [name for name in columns if fnmatch.fnmatchcase(name, told.series) and name not in told.columns.values()]
+        columns = tables.read_names(path, delimiter=info.delimiter)
+        samples = [name for name in columns if fnmatch.fnmatchcase(name, info.series) and name not in info.columns.values()]
         if not samples:
-            text = f"has no column that fits {safe_text(told.series)}"
+            text = f"has no column that matches {safe_text(info.series)}"
             raise input_error(Reason.SCHEMA, text, f"found {', '.join(map(safe_text, columns[:12]))}", field="series")
-        key = [told.columns["id"]] if "id" in told.columns else []
-        order = [*told.columns.values(), *samples]
+        key = [info.columns["id"]] if "id" in info.columns else []
+        order = [*info.columns.values(), *samples]
         records: list[Record] = []
         faults: list[Finding] = []
         dropped: Counter[str] = Counter()
-        for row in tables.read_rows(path, order, key=key, delimiter=told.delimiter):
+        for row in tables.read_rows(path, order, key=key, delimiter=info.delimiter):
             if isinstance(row, Finding) and row.level == "warning":
                 dropped[str(row.code)] += 1
                 continue
-            found = row if isinstance(row, Finding) else _make_series_record(row, samples, told)
+            found = row if isinstance(row, Finding) else _make_series_record(row, samples, info)
             if isinstance(found, Finding):
                 faults.append(found.at(rel))
             else:
                 records.append(found)
-        seen = tables.count_rows(path, delimiter=told.delimiter)
+        seen = tables.count_rows(path, delimiter=info.delimiter)
     findings = tser.report_faults(faults)
-    if len(records) > 1 and "subject" not in told.columns:
-        text = f"{len(records)} rows whose subjects are not known, each is taken for another one"
+    if len(records) > 1 and "subject" not in info.columns:
+        text = f"{len(records)} rows with unknown subjects, each counted as a subject of its own"
         wanted = "recordings of one person in two splits make scores optimistic"
         findings.append(input_warning(Reason.IDENTIFIER, text, wanted, "Give subject_column", file=rel))
     account = SourceRows(
@@ -639,50 +630,50 @@ def read_series(path: Path, rel: str, told: RecordingInfo) -> Records:
     return Records(records=records, rows=[account], findings=findings)
 
 
-def _make_series_record(row: tables.TableRow, samples: list[str], told: RecordingInfo) -> Record | Finding:
-    """One row as a recording, or what is wrong with it."""
-    said = {key: cell.strip() for key, cell in zip(told.columns, row.cells, strict=False)}
-    values = tables.parse_numbers(tables.TableRow(row.row, row.cells[len(told.columns) :]), samples)
+def _make_series_record(row: tables.TableRow, samples: list[str], info: RecordingInfo) -> Record | Finding:
+    """One row as a recording, or its fault."""
+    cells = {key: cell.strip() for key, cell in zip(info.columns, row.cells, strict=False)}
+    values = tables.parse_numbers(tables.TableRow(row.row, row.cells[len(info.columns) :]), samples)
     if isinstance(values, Finding):
         return values
-    attributes = dict(told.attributes)
-    if said.get("label", "").lower() not in EMPTY_CELLS:
-        attributes["label"] = said["label"]
+    attributes = dict(info.attributes)
+    if cells.get("label", "").lower() not in EMPTY_CELLS:
+        attributes["label"] = cells["label"]
     try:
-        value = tables.parse_number(said.get("value", ""))
+        value = tables.parse_number(cells.get("value", ""))
     except UserError as error:
-        return replace(error.finding, row=row.row, field=told.columns["value"], problem=f"the cell of row {row.row} {error.problem}")
+        return replace(error.finding, row=row.row, field=info.columns["value"], problem=f"the cell of row {row.row} {error.problem}")
     if value is not None:
         attributes["value"] = value
-    if "subject" in said and said["subject"].lower() in EMPTY_CELLS:
-        return Finding(Reason.IDENTIFIER, f"row {row.row} names no subject", "expected one", field=told.columns["subject"], row=row.row)
-    assert told.rate is not None
-    name, unit = next(iter(told.channels.values()), ("channel 1", ""))
+    if "subject" in cells and cells["subject"].lower() in EMPTY_CELLS:
+        return Finding(Reason.IDENTIFIER, f"row {row.row} has no subject", "expected one", field=info.columns["subject"], row=row.row)
+    assert info.rate is not None
+    name, unit = next(iter(info.channels.values()), ("channel 1", ""))
     with np.errstate(over="ignore"):
-        signal = Signal(name, told.rate, unit or told.unit, values.astype(np.float32))
-    recording = f"{told.recording_id}-{said.get('id') or f'{row.row:06d}'}"
-    return Record(recording_id=recording, subject_id=said.get("subject") or recording, signals=[signal], attributes=attributes)
+        signal = Signal(name, info.rate, unit or info.unit, values.astype(np.float32))
+    recording = f"{info.recording_id}-{cells.get('id') or f'{row.row:06d}'}"
+    return Record(recording_id=recording, subject_id=cells.get("subject") or recording, signals=[signal], attributes=attributes)
 
 
-def _check_clock(times: np.ndarray, told: RecordingInfo) -> float:
+def _check_clock(times: np.ndarray, info: RecordingInfo) -> float:
     """Sampling rate in Hz of a column of times in seconds.
 
     Raises:
-        UserError: timestamps for a clock that skips or stands still, sampling_rate where the map says another.
+        UserError: timestamps for gaps in time or repeated times, sampling_rate where the map states another rate.
     """
     if len(times) < 2 or np.isnan(times).any() or times[-1] <= times[0]:
-        raise input_error(Reason.TIMESTAMPS, "the times do not increase, or one is missing", field=told.time)
-    rate = told.rate or (len(times) - 1) / float(times[-1] - times[0])
+        raise input_error(Reason.TIMESTAMPS, "the times do not increase, or one is missing", field=info.time)
+    rate = info.rate or (len(times) - 1) / float(times[-1] - times[0])
     off = np.abs(times - times[0] - np.arange(len(times)) / rate) * rate
     if off.max() > 0.75:  # of a sample: times may be rounded
         row = int(np.argmax(off > 0.75))
-        code = Reason.SAMPLING_RATE if told.rate else Reason.TIMESTAMPS
+        code = Reason.SAMPLING_RATE if info.rate else Reason.TIMESTAMPS
         text = f"the time of sample {row + 1} is {off[row]:.3g} samples off a clock of {rate:.6g} Hz"
-        raise input_error(code, text, "expected a row for every sample", field=told.time)
+        raise input_error(code, text, "expected a row for every sample", field=info.time)
     return rate
 
 
-def read_npy(path: Path, rel: str, told: RecordingInfo) -> Record:
+def read_npy(path: Path, rel: str, info: RecordingInfo) -> Record:
     """An array [samples] or [samples, channels] of int16 (kept) or other numbers (float32)."""
     with locate_errors(rel):
         try:
@@ -690,7 +681,7 @@ def read_npy(path: Path, rel: str, told: RecordingInfo) -> Record:
         except ValueError as error:
             unsafe = "pickle" in str(error).lower() or "object" in str(error).lower()
             code = Reason.UNSAFE_PICKLE if unsafe else Reason.CORRUPT
-            raise input_error(code, "is no .npy file of numbers", "only arrays of numbers are read") from None
+            raise input_error(code, "is not a .npy file of numbers", "only arrays of numbers are read") from None
         except (OSError, EOFError, SyntaxError) as error:
             raise input_error(Reason.CORRUPT, f"does not read as .npy ({type(error).__name__})", hint="Save it again") from None
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2} or values.size == 0:
@@ -698,17 +689,17 @@ def read_npy(path: Path, rel: str, told: RecordingInfo) -> Record:
                 Reason.DIMENSIONS, f"is an array of {values.ndim} dimensions of {values.dtype}", "expected [samples, channels]"
             )
         table = np.asarray(values).reshape(len(values), -1)
-        names = list(told.channels) or [f"channel {i}" for i in range(1, table.shape[1] + 1)]
+        names = list(info.channels) or [f"channel {i}" for i in range(1, table.shape[1] + 1)]
         if len(names) != table.shape[1]:
             raise input_error(Reason.DIMENSIONS, f"has {table.shape[1]} columns", f"the map names {len(names)} channels")
         kind = np.int16 if table.dtype == np.int16 else np.float32
-        rate = told.rate or 1.0
+        rate = info.rate or 1.0
         with np.errstate(over="ignore"):
             signals = [Signal(name, rate, "", np.ascontiguousarray(table[:, i], kind)) for i, name in enumerate(names)]
-    return _make_record(rel, told, signals, [], [])
+    return _make_record(rel, info, signals, [], [])
 
 
-def read_mne(path: Path, rel: str, told: RecordingInfo) -> Record:
+def read_mne(path: Path, rel: str, info: RecordingInfo) -> Record:
     """Any other format, through mne; volts become uV."""
     import mne
 
@@ -729,7 +720,7 @@ def read_mne(path: Path, rel: str, told: RecordingInfo) -> Record:
             found = [Annotation(float(a["onset"]), float(a["duration"]), str(a["description"])) for a in raw.annotations]
         except (UserError, MemoryError):
             raise
-        except Exception as error:  # readers of many formats, and as many ways to fail
+        except Exception as error:  # each of mne's readers fails in ways of its own
             raise input_error(
                 Reason.CORRUPT, f"mne does not read it ({type(error).__name__})", hint="Open it with mne to see more"
             ) from None
@@ -739,52 +730,52 @@ def read_mne(path: Path, rel: str, told: RecordingInfo) -> Record:
             with np.errstate(over="ignore"):
                 samples = (channel * 1e6 if electric else channel).astype(np.float32)
             signals.append(Signal(sanitize_label(name) or f"channel {len(signals) + 1}", rate, "uV" if electric else "", samples))
-    return _make_record(rel, told, signals, found, [], start.replace(tzinfo=None) if start else None)
+    return _make_record(rel, info, signals, found, [], start.replace(tzinfo=None) if start else None)
 
 
 def _require_same_folder(names: Iterable[str]) -> None:
     """Raises UserError (path_escape) for a name that is more than that of a file in the same folder."""
     for name in names:
         if PurePosixPath(name).name != name or "\\" in name:
-            raise input_error(Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", "which must lie beside it")
+            raise input_error(Reason.PATH_ESCAPE, f"names the file {safe_text(name)}", "which must be in the same folder")
 
 
 def _make_record(
     rel: str,
-    told: RecordingInfo,
+    info: RecordingInfo,
     signals: list[Signal],
     notes: list[Annotation],
     findings: Iterable[Finding],
     start: datetime | None = None,
     phi: Mapping[str, str] | None = None,
 ) -> Record:
-    """The recording with the channels, units and labels that were asked for.
+    """The recording with the channels, units and labels of the map.
 
     Raises:
         UserError: no_input without signals, missing_channel, unit, sampling_rate.
     """
     out = [finding.at(rel) for finding in findings]
     with locate_errors(rel):
-        chosen = _select_channels(signals, told)
+        chosen = _select_channels(signals, info)
     end = max(signal.onset + len(signal.samples) / signal.rate for signal in chosen)
-    kept, said = _select_annotations(notes, told, end)
+    kept, remarks = _select_annotations(notes, info, end)
     return Record(
-        recording_id=told.recording_id,
-        subject_id=told.subject_id,
+        recording_id=info.recording_id,
+        subject_id=info.subject_id,
         signals=chosen,
         annotations=kept,
-        attributes={**told.attributes, **(phi or {})},
-        start_time=start.isoformat() if start and told.keep_dates else None,
-        findings=[*out, *(finding.at(rel) for finding in said)],
+        attributes={**info.attributes, **(phi or {})},
+        start_time=start.isoformat() if start and info.keep_dates else None,
+        findings=[*out, *(finding.at(rel) for finding in remarks)],
     )
 
 
-def _select_channels(signals: list[Signal], told: RecordingInfo) -> list[Signal]:
-    """The channels of the map under their names, else all; in the units asked for."""
+def _select_channels(signals: list[Signal], info: RecordingInfo) -> list[Signal]:
+    """The channels of the map under their names, else all; in the units of the map."""
     if not signals or not any(len(signal.samples) for signal in signals):
         raise input_error(Reason.NO_INPUT, "holds no signals", "files of annotations alone are no recordings")
     names = dict.fromkeys(signal.channel for signal in signals)
-    channels = told.channels or {name: (name, "") for name in names}
+    channels = info.channels or {name: (name, "") for name in names}
     missing = [name for name in channels if name not in names]
     if missing:
         text = f"has no channel {safe_text(missing[0])}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
@@ -793,44 +784,43 @@ def _select_channels(signals: list[Signal], told: RecordingInfo) -> list[Signal]
     out = []
     for name, (to, unit) in channels.items():
         for signal in (signal for signal in signals if signal.channel == name and len(signal.samples)):
-            if told.rate is not None and not math.isclose(signal.rate, told.rate, rel_tol=1e-6):
+            if info.rate is not None and not math.isclose(signal.rate, info.rate, rel_tol=1e-6):
                 text = f"{safe_text(name)} is sampled at {signal.rate:g} Hz"
-                raise input_error(Reason.SAMPLING_RATE, text, f"the map says {told.rate:g} Hz", field="rate")
-            out.append(_convert_unit(signal, unit or told.unit)._replace(channel=to))
+                raise input_error(Reason.SAMPLING_RATE, text, f"the map states {info.rate:g} Hz", field="rate")
+            out.append(_convert_unit(signal, unit or info.unit)._replace(channel=to))
     return out
 
 
 def _convert_unit(signal: Signal, unit: str) -> Signal:
-    """The signal in `unit`: a signal without one is taken to have it, volts are converted, others are refused."""
-    here, there = signal.unit.strip().casefold(), unit.strip().casefold()
-    if not there or here == there:
+    """The signal in `unit`: a signal without a unit is assumed to have it, volts are converted, others are refused."""
+    stored, wanted = signal.unit.strip().casefold(), unit.strip().casefold()
+    if not wanted or stored == wanted:
         return signal
-    if not here:
+    if not stored:
         return signal._replace(unit=unit)
-    if here not in VOLTS or there not in VOLTS:
+    if stored not in VOLTS or wanted not in VOLTS:
         text = f"{safe_text(signal.channel)} is in {safe_text(signal.unit)}"
-        raise input_error(Reason.UNIT, text, f"the map says {safe_text(unit)}", field="unit", found=safe_text(signal.unit))
-    factor = VOLTS[here] / VOLTS[there]
-    return signal._replace(unit=unit, scale=signal.scale * factor, offset=signal.offset * factor)
+        raise input_error(Reason.UNIT, text, f"the map states {safe_text(unit)}", field="unit", found=safe_text(signal.unit))
+    return scale_signal(signal, VOLTS[stored] / VOLTS[wanted], unit)
 
 
-def _select_annotations(notes: list[Annotation], told: RecordingInfo, end: float) -> tuple[list[Annotation], list[Finding]]:
-    """Annotations of the file and of tables, mapped, and clipped to the signal; what was left out."""
-    mapped = told.labels
+def _select_annotations(notes: list[Annotation], info: RecordingInfo, end: float) -> tuple[list[Annotation], list[Finding]]:
+    """Annotations of the file and of tables, mapped and clipped to the signal; findings on the excluded ones."""
+    mapped = info.labels
     inside = (
         [note._replace(label=mapped[note.label]) for note in notes if note.label in mapped]
         if mapped is not None
         else notes
-        if told.keep_phi
+        if info.keep_phi
         else []
     )
-    beside = [note._replace(label=mapped[note.label]) for note in told.notes if note.label in mapped] if mapped is not None else told.notes
+    outside = [note._replace(label=mapped[note.label]) for note in info.notes if note.label in mapped] if mapped is not None else info.notes
     findings = []
-    if left := len(notes) - len(inside) + len(told.notes) - len(beside):
+    if left := len(notes) - len(inside) + len(info.notes) - len(outside):
         text = f"annotations whose texts are no labels of the map: {left}"
         findings.append(Finding(Reason.UNKNOWN_LABEL, text, "counted, not kept: texts can hold names", level="info", count=left))
     kept, cut = [], 0
-    for note in sorted([*inside, *beside, *told.numbers]):
+    for note in sorted([*inside, *outside, *info.numbers]):
         begin, stop = max(note.onset, 0.0), min(note.onset + note.duration, end)
         cut += note.onset < 0 or note.onset > end or end + 1e-6 < note.onset + note.duration < math.inf
         if begin < end and stop >= begin:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from bitimely_core.datasets import tser
 from bitimely_core.errors import Finding, usage_error
 from bitimely_core.formats.source import Source, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import IngestUnit
+from bitimely_core.types import IngestOptions, IngestUnit
 
 RATE = 125.0  # Hz
 NAMES = ("PPG 1", "PPG 2", "ACC x", "ACC y", "ACC z")
@@ -42,7 +41,7 @@ CHANNELS = tuple(tser.TserChannel(name, RATE, "", 1000) for name in NAMES)
         },
     )
 )
-def ieee_ppg(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
+def ieee_ppg(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """IEEEPPG (.ts of the regression archive): heart rate of runners from 5 channels."""
     source = require_source(source)
     found = tser.find_problems(source)

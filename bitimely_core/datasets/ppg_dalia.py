@@ -1,7 +1,7 @@
 """PPG-DaLiA: wrist PPG and acceleration of 15 subjects in daily life, with the heart rate of every 8 seconds.
 
 Two forms: the regression archive's PPGDalia_TRAIN.ts and PPGDalia_TEST.ts (windows of 8 s without subjects), and the original archive's
-S1/S1.pkl ... S15/S15.pkl (whole recordings), which are read without running anything they say. Both give the same channels and windows.
+S1/S1.pkl ... S15/S15.pkl (whole recordings), which are read without running their code. Both give the same channels and windows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import pickles
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import IngestUnit, Record, Signal
+from bitimely_core.types import AttributeValue, IngestOptions, IngestUnit, Record, Signal
 
 PPG, ACC = 64.0, 32.0  # Hz
 WINDOW, STEP = 8.0, 2.0  # s of a label, and from one to the next
 SUBJECTS = tuple(f"S{i}" for i in range(1, 16))
 AXES = ("ACC x", "ACC y", "ACC z")
-SLACK = 4  # labels more or fewer than the signal has windows that are taken for rounding of the clocks
+SLACK = 4  # largest difference of numbers of labels and windows that counts as rounding of the clocks
 
 CHANNELS = (tser.TserChannel("PPG", PPG, "", 512), *(tser.TserChannel(axis, ACC, "g", 256) for axis in AXES))
 PICKLE = re.compile(r"(?:.*/)?(S\d{1,3})\.pkl", re.IGNORECASE)
@@ -40,7 +40,7 @@ VIEW = View(
     target="hr",
     split="official",
     decimate=("PPG",),
-    help="heart rate in beats a minute from 8 s of PPG and acceleration; the PPG is brought to 32 Hz with an anti-alias filter",
+    help="heart rate in beats a minute from 8 s of PPG and acceleration; the PPG is decimated to 32 Hz with an anti-alias filter",
 )
 
 
@@ -57,13 +57,13 @@ VIEW = View(
             **tser.RULES,
             "channels": "in .ts files the channel of 512 values is the PPG (64 Hz), those of 256 the acceleration (32 Hz) in x, y, z; in pickles "
             "wrist BVP and wrist ACC by name; chest signals are not kept",
-            "windows": "a label is the heart rate of 8 s, one every 2 s; of pickles, what has no label is left out of the view",
-            "pickles": "read by an allow-list of numpy's own names; nothing in them is run; age and sex are kept, other answers are not",
+            "windows": "a label is the heart rate of 8 s, one every 2 s; of pickles, windows without a label are excluded from the view",
+            "pickles": "read by an allow-list of numpy's own names; no code in them is run; age and sex are kept, other answers are not",
             "subjects": "of pickles S1 ... S15, split 12/1/2 once and for all by hash (two test, one validation); of .ts files the recordings found",
         },
     )
 )
-def ppg_dalia(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
+def ppg_dalia(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """PPG-DaLiA (.ts of the regression archive, or the original pickles): heart rate of 15 subjects."""
     source = require_source(source)
     found = tser.find_problems(source)
@@ -75,7 +75,7 @@ def ppg_dalia(source: Source | None, options: dict[str, Any]) -> Iterator[Ingest
     for files in found.values():
         layout = tser.TserLayout(target="hr", channels=CHANNELS, subject="ppg-dalia", windows=True)
         yield from tser.list_units(source, {"": files}, {"": layout})
-    placed = tser.split_by_hash(SUBJECTS, held=(1, 2))
+    placed = tser.split_by_hash(SUBJECTS, sizes=(1, 2))
     for rel, subject in pickled.items():
         if rel in source.rejected:
             yield IngestUnit(name=PurePosixPath(rel).stem, files=(rel,), read=None, findings=(source.rejected[rel],))
@@ -93,11 +93,11 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
     with locate_errors(rel):
         content = pickles.load_pickle(path)
         if not isinstance(content, dict):
-            raise _schema_error("content", "is no dictionary")
+            raise _schema_error("content", "is not a dictionary")
         wrist = _get_entry(_get_entry(content, "signal"), "wrist")
         if content.get("subject", subject) != subject:
             text = f"is of subject {safe_text(content['subject'])}"
-            raise input_error(Reason.RECORD_NAME, text, f"the name of the file says {subject}", field="subject")
+            raise input_error(Reason.RECORD_NAME, text, f"the name of the file states {subject}", field="subject")
         ppg = _to_numbers(_get_entry(wrist, "BVP", dict_=False), "BVP", 1)[:, 0]
         motion = _to_numbers(_get_entry(wrist, "ACC", dict_=False), "ACC", len(AXES))
         rates = _to_numbers(_get_entry(content, "label", dict_=False), "label", 1)[:, 0]
@@ -109,15 +109,17 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         findings = []
         if windows != len(rates):
             text = f"{len(rates)} labels for {windows} windows"
-            findings.append(input_warning(Reason.UNMATCHED_LABELS, text, "what has no counterpart is left out", field="label", file=rel))
+            findings.append(input_warning(Reason.UNMATCHED_LABELS, text, "what has no counterpart is dropped", field="label", file=rel))
         rates = rates[:windows].copy()
-        odd = ~np.isfinite(rates) | (rates <= 0)
-        if odd.all():
-            raise input_error(Reason.LABEL, "no heart rate is a positive number", "expected beats a minute", field="label")
-        if odd.any():
-            text = f"{int(odd.sum())} heart rates are no positive numbers"
-            findings.append(input_warning(Reason.LABEL, text, "their windows have no label", field="label", count=int(odd.sum()), file=rel))
-        rates[odd] = np.nan
+        invalid = ~np.isfinite(rates) | (rates <= 0)
+        if invalid.all():
+            raise input_error(Reason.LABEL, "no heart rate is positive", "expected beats a minute", field="label")
+        if invalid.any():
+            text = f"{int(invalid.sum())} heart rates are not positive"
+            findings.append(
+                input_warning(Reason.LABEL, text, "their windows have no label", field="label", count=int(invalid.sum()), file=rel)
+            )
+        rates[invalid] = np.nan
         signals = [
             Signal("PPG", PPG, "", _to_float32(ppg, "BVP")),
             *(Signal(axis, ACC, "g", _to_float32(motion[:, i], "ACC")) for i, axis in enumerate(AXES)),
@@ -134,9 +136,9 @@ def _schema_error(field: str, text: str) -> UserError:
 def _get_entry(content: dict[Any, Any], name: str, *, dict_: bool = True) -> Any:
     """An entry of a dictionary. Raises UserError (schema)."""
     if name not in content:
-        raise _schema_error(name, "is not there")
+        raise _schema_error(name, "is missing")
     if dict_ and not isinstance(content[name], dict):
-        raise _schema_error(name, "is no dictionary")
+        raise _schema_error(name, "is not a dictionary")
     return content[name]
 
 
@@ -144,7 +146,7 @@ def _to_numbers(values: Any, name: str, width: int) -> np.ndarray:
     """Values as float64 [n, width]. Raises UserError (schema)."""
     array = np.array(values) if isinstance(values, list) and all(isinstance(x, int | float) for x in values) else values
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf" or array.ndim > 2 or array.size == 0:
-        raise _schema_error(name, "is no array of numbers")
+        raise _schema_error(name, "is not an array of numbers")
     array = array.reshape(-1, 1) if array.ndim < 2 else array
     if array.shape[1] != width:
         raise _schema_error(name, f"has {array.shape[1]} columns, not {width}")
@@ -160,11 +162,11 @@ def _to_float32(values: np.ndarray, name: str) -> np.ndarray:
     return out
 
 
-def _parse_person(answers: Any) -> dict[str, Any]:
-    """Age and sex, of the questionnaire; the other answers are left."""
+def _parse_person(answers: Any) -> dict[str, AttributeValue]:
+    """Age and sex, of the questionnaire; other answers are not kept."""
     if not isinstance(answers, dict):
         return {}
-    out: dict[str, Any] = {}
+    out: dict[str, AttributeValue] = {}
     age, sex = answers.get("AGE"), str(answers.get("Gender", "")).strip().upper()
     if isinstance(age, int | float) and 0 < age < 120:
         out["age"] = int(age)

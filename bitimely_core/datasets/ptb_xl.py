@@ -1,12 +1,10 @@
 """PTB-XL 1.0.1 and 1.0.3: 10-second 12-lead ECGs with diagnostic statements, at 100 and at 500 Hz.
 
-What there is follows from the rows of ptbxl_database.csv, one a record; scp_statements.csv brings statements to the five diagnostic
-superclasses. The official folds are by patient: 1-8 train, 9 validation, 10 test.
+The records are the rows of ptbxl_database.csv; scp_statements.csv maps statements to the five diagnostic superclasses. The official folds are by patient: 1-8 train, 9 validation, 10 test.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb
-from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.units import find_factor, require_rate, scale_signal
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import IngestUnit, Record, Signal, SourceRows
+from bitimely_core.types import Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Signal, SourceRows
 
 TABLE, STATEMENTS = "ptbxl_database.csv", "scp_statements.csv"
 RECORD = {100: "filename_lr", 500: "filename_hr"}  # rate in Hz -> column that names the record
@@ -32,22 +30,21 @@ SECONDS = 10
 SUPERCLASSES = ("NORM", "MI", "STTC", "CD", "HYP")
 SPLIT_OF = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}
 SEX = {0: "M", 1: "F"}
-OVER_89 = 300  # how the table writes the age of whoever is older
-MILLIVOLTS = {"nv": 1e-6, "uv": 1e-3, "mv": 1.0, "v": 1e3}
+OVER_89 = 300  # the table's code for ages above 89
 MAX_CODES = 2000  # characters of a cell of statements
 
 STATEMENT = r"""\s*+(?:'([^'"\\]{1,32})'|"([^'"\\]{1,32})")\s*+:\s*+(\d{1,3}(?:\.\d{0,9})?)\s*+"""
 ONE = re.compile(STATEMENT, re.ASCII)
 ALL = re.compile(rf"\s*+\{{(?:{STATEMENT}(?:,{STATEMENT})*+,?+)?+\s*+\}}\s*+", re.ASCII)
-CODE = re.compile(r"[A-Z0-9_/()+-]{1,12}", re.ASCII)  # what may be shown; another text could be anything
+CODE = re.compile(r"[A-Z0-9_/()+-]{1,12}", re.ASCII)  # codes that are safe to show
 RECORDED = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d", re.ASCII)
 
 RULES = {
     "units": f"one record a row of {TABLE}; the file RECORDS is no inventory",
     "superclasses": f"a statement with diagnostic 1 in {STATEMENTS} counts for its diagnostic_class; rhythm and form statements do not",
     "scp_likelihood_0": "0 means that the likelihood is unknown: such a statement counts like any other, as in the official example; counted",
-    "superclass": "records with exactly one diagnostic superclass; the others are left out of this view",
-    "multilabel": "records with at least one diagnostic superclass; the others are left out of this view",
+    "superclass": "records with exactly one diagnostic superclass; the others are excluded from this view",
+    "multilabel": "records with at least one diagnostic superclass; the others are excluded from this view",
     "split": "official folds: 1-8 train, 9 validation, 10 test; a patient in folds of several splits refuses the data set",
     "subjects": "patient_id as a whole number ('1001.0' is '1001')",
     "leads": "the 12 leads by name, whatever their order and letter case, in mV; other signals are not kept",
@@ -65,13 +62,13 @@ BASE_VIEW = View(
 
 @dataclass(frozen=True, kw_only=True)
 class PtbXlEntry:
-    """A row of the table. `faults`: why its record cannot be used, by what the row says."""
+    """A row of the table. `faults`: why the row makes its record unusable."""
 
     row: int
     record: str = ""  # path without extension, relative to the table's folder
     subject: str = ""
     fold: int = 0
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: Attributes = field(default_factory=dict)
     recorded: str | None = None
     faults: tuple[Finding, ...] = ()
 
@@ -109,10 +106,9 @@ class PtbXlEntry:
         options={"rate": 100},
     )
 )
-def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | SourceRows | Finding]:
+def ptb_xl(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | SourceRows | Finding]:
     """PTB-XL (PhysioNet): 21,799 ECGs of 18,869 patients with diagnostic statements."""
-    if source is None:
-        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
+    source = require_source(source)
     rate = options.get("rate", 100)
     if rate not in RECORD:
         raise usage_error(f"the rate is {safe_text(rate)}", "the data set comes at 100 and at 500 Hz", field="--rate")
@@ -121,16 +117,16 @@ def ptb_xl(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUni
     statements = (folder / STATEMENTS).as_posix()
     with locate_errors(statements):
         if statements not in source.files:
-            raise input_error(Reason.NO_INPUT, "is not there", "it says which statements are diagnoses", "Download it")
-        known, odd = _read_superclasses(source, statements)
-    yield from odd
+            raise input_error(Reason.NO_INPUT, "is missing", "it states which statements are diagnoses", "Download it")
+        known, findings = _read_superclasses(source, statements)
+    yield from findings
     with locate_errors(table):
         entries, rows, findings = _read_entries(source, table, rate, known)
     yield rows
     yield from findings
-    for kind, path in ((check_official_split, table), (_report_missing_classes, table)):
-        with locate_errors(path):
-            yield from (finding.at(table) for finding in kind(entries))
+    with locate_errors(table):
+        check_official_split(entries)
+    yield from (finding.at(table) for finding in _report_missing_classes(entries))
     beside: dict[str, list[str]] = defaultdict(list)  # what a record's name begins with -> its files
     for rel in sorted({*source.files, *source.rejected}):
         beside[_record_stem(rel)].append(rel)
@@ -149,7 +145,7 @@ def _find_table(source: Source) -> str:
         action = "Give the folder that holds it, with records100, records500 and scp_statements.csv"
         raise input_error(Reason.NO_INPUT, f"no {TABLE} among {len(source.files)} files", hint=action)
     if len(found) > 1 and found[0][0] == found[1][0]:
-        text = f"{TABLE} is there {sum(depth == found[0][0] for depth, _ in found)} times"
+        text = f"{TABLE} exists {sum(depth == found[0][0] for depth, _ in found)} times"
         raise input_error(Reason.NO_INPUT, text, "expected one", "Give the folder of one of them", file=found[0][1])
     return found[0][1]
 
@@ -166,18 +162,18 @@ def _read_superclasses(source: Source, rel: str) -> tuple[dict[str, str | None],
     path = source.path(rel)
     columns = (tables.read_names(path)[0], "diagnostic", "diagnostic_class")
     known: dict[str, str | None] = {}
-    odd: list[Finding] = []
+    findings: list[Finding] = []
     for item in tables.read_rows(path, columns, key=columns[:1]):
         if isinstance(item, Finding):
-            odd.append(replace(item, level="warning", file=rel))
+            findings.append(replace(item, level="warning", file=rel))
             continue
         code, diagnostic, kind = (cell.strip() for cell in item.cells)
         named = diagnostic in {"1", "1.0"}
         if named and kind not in SUPERCLASSES:
             text = f"row {item.row} has no diagnostic superclass"
-            odd.append(replace(input_warning(Reason.METADATA, text, f"expected {', '.join(SUPERCLASSES)}"), row=item.row, file=rel))
+            findings.append(replace(input_warning(Reason.METADATA, text, f"expected {', '.join(SUPERCLASSES)}"), row=item.row, file=rel))
         known[code] = kind if named and kind in SUPERCLASSES else None
-    return known, tables.group_findings(odd)
+    return known, tables.group_findings(findings)
 
 
 def _read_entries(
@@ -193,26 +189,26 @@ def _read_entries(
     dated = "recording_date" in tables.read_names(path)
     entries: dict[str, PtbXlEntry] = {}
     cells_of: dict[str, tuple[str, ...]] = {}
-    lost: list[Finding] = []  # rows without a record
-    quarantined, dropped, notes = Counter[str](), Counter[str](), _RowRemarks()
+    rejected: list[Finding] = []  # rows without a record
+    quarantined, dropped, remarks = Counter[str](), Counter[str](), _RowRemarks()
     seen = 0
     for item in tables.read_rows(path, (*wanted, "recording_date") if dated else wanted):
         seen += 1
         if isinstance(item, Finding):
-            lost.append(replace(item, file=rel))
+            rejected.append(replace(item, file=rel))
             continue
         name = _parse_identifier(item.cells[0])
         if name is None:
-            text = f"the one of row {item.row} is no whole number"
-            lost.append(Finding(Reason.IDENTIFIER, text, "every row needs one", field="ecg_id", row=item.row, file=rel))
+            text = f"the id in row {item.row} is not a whole number"
+            rejected.append(Finding(Reason.IDENTIFIER, text, "every row needs one", field="ecg_id", row=item.row, file=rel))
         elif name not in entries:
-            entries[name] = replace(_parse_entry(item, known, notes), recorded=item.cells[-1].strip() if dated else None)
+            entries[name] = replace(_parse_entry(item, known, remarks), recorded=item.cells[-1].strip() if dated else None)
             cells_of[name] = item.cells[1:]
         elif cells_of[name] == item.cells[1:]:
             dropped[Reason.DUPLICATES] += 1
         else:
             text = f"rows {entries[name].row} and {item.row} have the same ecg_id and differ"
-            action = "Mend the table: nobody knows which row is right"
+            action = "Correct the table: the right row is unknown"
             raise input_error(Reason.DUPLICATE_KEY, text, "expected one row a record", action, field="ecg_id", row=item.row)
     if (counted := tables.count_rows(path)) != seen:
         raise input_error(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", "expected the same number")
@@ -226,8 +222,8 @@ def _read_entries(
             entries[name] = entry = replace(entry, faults=(fault,))
         quarantined.update(fault.code for fault in entry.faults[:1])
         entries[name] = replace(entry, faults=tuple(fault.at(rel) for fault in entry.faults))
-    quarantined.update(finding.code for finding in lost)
-    findings = tables.group_findings(lost)
+    quarantined.update(finding.code for finding in rejected)
+    findings = tables.group_findings(rejected)
     if repeated := dropped[Reason.DUPLICATES]:
         findings.append(input_warning(Reason.DUPLICATES, f"rows that repeat another one: {repeated}", "used once", count=repeated))
     rows = SourceRows(
@@ -235,13 +231,13 @@ def _read_entries(
         seen=seen,
         dropped={str(code): count for code, count in dropped.items()},
         quarantined={str(code): count for code, count in sorted(quarantined.items())},
-        warned={str(Reason.METADATA): len(notes.rows)} if notes.rows else {},
+        warned={str(Reason.METADATA): len(remarks.rows)} if remarks.rows else {},
     )
-    return entries, rows, [finding.at(rel) for finding in (*findings, *notes.findings())]
+    return entries, rows, [finding.at(rel) for finding in (*findings, *remarks.findings())]
 
 
 class _RowRemarks:
-    """What is told about rows that are used."""
+    """Remarks on rows that are used."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -250,8 +246,8 @@ class _RowRemarks:
 
     def findings(self) -> Iterator[Finding]:
         if self.rows:
-            said = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()) if what != "likelihood 0")
-            text = f"rows whose age or sex is not used as written: {len(self.rows)} ({said})"
+            counts = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()) if what != "likelihood 0")
+            text = f"rows whose age or sex is not used as written: {len(self.rows)} ({counts})"
             yield input_warning(
                 Reason.METADATA, text, "the signals are kept", count=len(self.rows), examples=tuple(map(str, self.rows[:5]))
             )
@@ -274,62 +270,64 @@ def _parse_identifier(cell: str) -> str | None:
     return None
 
 
-def _parse_entry(row: tables.TableRow, known: dict[str, str | None], notes: _RowRemarks) -> PtbXlEntry:
-    """What a row says about its record."""
+def _parse_entry(row: tables.TableRow, known: dict[str, str | None], remarks: _RowRemarks) -> PtbXlEntry:
+    """The record of a row, or the faults of the row."""
     _, patient, age, sex, codes, fold, record = row.cells[:7]
     faults: list[Finding] = []
 
     def fault(code: Reason, field: str, wanted: str, what: str = "is not usable") -> None:
         faults.append(Finding(code, f"the cell of row {row.row} {what}", wanted, field=field, row=row.row))
 
-    subject, place = _parse_identifier(patient), _parse_identifier(fold)
+    subject, fold_number = _parse_identifier(patient), _parse_identifier(fold)
     if subject is None:
         fault(Reason.IDENTIFIER, "patient_id", "expected a whole number")
-    if place is None or int(place) not in SPLIT_OF:
+    if fold_number is None or int(fold_number) not in SPLIT_OF:
         fault(Reason.METADATA, "strat_fold", "expected a fold from 1 to 10")
     if not record.strip():
         fault(Reason.METADATA, "filename", "expected the name of a record", "is empty")
-    said = parse_statements(codes)
-    if said is None:
+    likelihoods = parse_statements(codes)
+    if likelihoods is None:
         fault(Reason.METADATA_SYNTAX, "scp_codes", "expected statements with likelihoods from 0 to 100, such as {'NORM': 100.0}")
     if faults:
         return PtbXlEntry(row=row.row, record=record.strip(), faults=tuple(faults))
     assert subject is not None
-    assert place is not None
-    assert said is not None
-    attributes = {"fold": int(place), **_parse_person(row.row, age, sex, notes)}
-    classes = {known[code] for code in said if known.get(code) is not None}
-    if classes:
-        attributes["superclasses"] = [name for name in SUPERCLASSES if name in classes]
-    if len(classes) == 1:
-        attributes["superclass"] = attributes["superclasses"][0]
-    notes.unknown.update(code for code in said if code not in known)
-    notes.counts["likelihood 0"] += sum(known.get(code) is not None and likelihood == 0 for code, likelihood in said.items())
-    return PtbXlEntry(row=row.row, record=record.strip().removesuffix(".hea"), subject=subject, fold=int(place), attributes=attributes)
+    assert fold_number is not None
+    assert likelihoods is not None
+    attributes: dict[str, AttributeValue] = {"fold": int(fold_number), **_parse_person(row.row, age, sex, remarks)}
+    classes = {known[code] for code in likelihoods if known.get(code) is not None}
+    superclasses = [name for name in SUPERCLASSES if name in classes]
+    if superclasses:
+        attributes["superclasses"] = superclasses
+    if len(superclasses) == 1:
+        attributes["superclass"] = superclasses[0]
+    remarks.unknown.update(code for code in likelihoods if code not in known)
+    remarks.counts["likelihood 0"] += sum(known.get(code) is not None and likelihood == 0 for code, likelihood in likelihoods.items())
+    name = record.strip().removesuffix(".hea")
+    return PtbXlEntry(row=row.row, record=name, subject=subject, fold=int(fold_number), attributes=attributes)
 
 
-def _parse_person(row: int, age: str, sex: str, notes: _RowRemarks) -> dict[str, Any]:
+def _parse_person(row: int, age: str, sex: str, remarks: _RowRemarks) -> dict[str, AttributeValue]:
     """Age and sex as far as they are usable."""
-    out: dict[str, Any] = {}
-    odd = []
+    out: dict[str, AttributeValue] = {}
+    unused = []
     years = None
     with suppress(UserError):
         years = tables.parse_number(age)
     if years == OVER_89:
         out["age_over_89"] = True
-        odd.append("above 89")
+        unused.append("above 89")
     elif years is not None and 0 <= years < 120:
         out["age"] = years
     else:
-        odd.append("ages not known" if age.strip().lower() in {"", "nan"} else "ages not usable")
+        unused.append("ages unknown" if age.strip().lower() in {"", "nan"} else "ages unusable")
     kind = _parse_identifier(sex)
     if kind is not None and int(kind) in SEX:
         out["sex"] = SEX[int(kind)]
     else:
-        odd.append("sexes not known")
-    notes.counts.update(odd)
-    if odd:
-        notes.rows.append(row)
+        unused.append("sexes unknown")
+    remarks.counts.update(unused)
+    if unused:
+        remarks.rows.append(row)
     return out
 
 
@@ -341,8 +339,8 @@ def parse_statements(text: str) -> dict[str, float] | None:
     return found if all(likelihood <= 100 for likelihood in found.values()) else None
 
 
-def check_official_split(entries: dict[str, PtbXlEntry]) -> list[Finding]:
-    """Nothing, or why the official split must not be used.
+def check_official_split(entries: dict[str, PtbXlEntry]) -> None:
+    """Checks that no patient has records in several splits.
 
     Raises:
         UserError: subject_leakage.
@@ -353,24 +351,25 @@ def check_official_split(entries: dict[str, PtbXlEntry]) -> list[Finding]:
             splits[entry.subject].add(SPLIT_OF[entry.fold])
     leaking = {subject for subject, found in splits.items() if len(found) > 1}
     if not leaking:
-        return []
+        return
     rows = [str(entry.row) for entry in entries.values() if entry.subject in leaking]
     raise input_error(
         Reason.SUBJECT_LEAKAGE,
         f"{len(leaking)} patient{'s' * (len(leaking) > 1)} in folds of several splits (rows {', '.join(rows[:10])})",
         "folds 1-8, 9 and 10 must not share a patient",
-        "Mend strat_fold or patient_id in the table",
+        "Correct strat_fold or patient_id in the table",
         field="strat_fold",
     )
 
 
 def _report_missing_classes(entries: dict[str, PtbXlEntry]) -> Iterator[Finding]:
     """Superclasses that a split lacks: scores on it are undefined for them."""
-    there: dict[str, set[str]] = {split: set() for split in SPLIT_OF.values()}
+    present: dict[str, set[str]] = {split: set() for split in SPLIT_OF.values()}
     for entry in entries.values():
         if not entry.faults:
-            there[SPLIT_OF[entry.fold]].update(entry.attributes.get("superclasses", ()))
-    for split, found in there.items():
+            superclasses = entry.attributes.get("superclasses")
+            present[SPLIT_OF[entry.fold]].update(superclasses if isinstance(superclasses, list) else ())
+    for split, found in present.items():
         if lacking := [name for name in SUPERCLASSES if name not in found]:
             text = f"no record with {', '.join(lacking)} in {split}"
             yield input_warning(Reason.CLASS_MISSING, text, "scores of it are undefined there", count=len(lacking), examples=tuple(lacking))
@@ -386,9 +385,9 @@ def _record_stem(rel: str) -> str:
 
 
 def _make_unit(
-    source: Source, table: str, name: str, entry: PtbXlEntry, beside: dict[str, list[str]], options: dict[str, Any]
+    source: Source, table: str, name: str, entry: PtbXlEntry, beside: dict[str, list[str]], options: IngestOptions
 ) -> IngestUnit:
-    """The record of a row, or why there is none."""
+    """The record of a row, or why it cannot be read."""
     if entry.faults:
         return IngestUnit(name=name, files=(), read=None, findings=entry.faults)
     rate = options.get("rate", 100)
@@ -403,7 +402,7 @@ def _make_unit(
     files = tuple(beside.get(_record_stem(rel), ()))
     faults = tuple(source.rejected[file] for file in files if file in source.rejected)
     if not faults and rel not in source.files:
-        text, wanted = "is not there", f"row {entry.row} of {TABLE} names it"
+        text, wanted = "is missing", f"row {entry.row} of {TABLE} names it"
         faults = (Finding(Reason.MISSING_SIGNAL_FILE, text, wanted, "Download it again", file=rel),)
     if faults:
         return IngestUnit(name=name, files=files, read=None, findings=faults)
@@ -438,7 +437,7 @@ def read_record(
     *,
     recording_id: str,
     subject_id: str,
-    attributes: dict[str, Any],
+    attributes: Attributes,
     rate: int,
     recorded: str | None = None,
     keep_phi: bool = False,
@@ -477,14 +476,14 @@ def read_record(
 
 
 def _is_constant(samples: np.ndarray) -> bool:
-    """Whether no two samples differ, also where all are missing."""
+    """Whether all samples are equal, or all are missing."""
     if len(samples) and (samples[0] < samples[len(samples) // 2] or samples[0] > samples[len(samples) // 2]):
-        return False  # mostly two samples tell
+        return False  # usually two samples suffice
     return not np.fmin.reduce(samples) < np.fmax.reduce(samples)
 
 
 def select_leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Finding]]:
-    """The 12 leads by name, checked and brought to mV by their scale.
+    """The 12 leads by name, checked and converted to mV by their scale.
 
     Raises:
         UserError: duplicate_channel, missing_channel, sampling_rate, length, unit.
@@ -496,31 +495,27 @@ def select_leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], li
         text, wanted = f"has no lead {', '.join(missing)}", f"found {', '.join(safe_text(signal.channel) for signal in signals[:12])}"
         raise input_error(Reason.MISSING_CHANNEL, text, wanted, field="description", expected=missing[0])
     out: list[Signal] = []
-    odd: list[str] = []
+    converted: list[str] = []
     flat: list[str] = []
     for lead in LEADS:
         first, *others = named[lead]
         if any(other.onset == first.onset for other in others):
             raise input_error(Reason.DUPLICATE_CHANNEL, f"several signals are lead {lead}", "expected one", field="description", found=lead)
-        if not math.isclose(first.rate, rate, rel_tol=1e-6):
-            text, wanted = f"lead {lead} is sampled at {first.rate:g} Hz", f"expected {rate} Hz"
-            raise input_error(Reason.SAMPLING_RATE, text, wanted, field="sampling_rate", found=f"{first.rate:g}", expected=str(rate))
+        require_rate(first, rate, f"lead {lead}")
         if others or len(first.samples) != rate * SECONDS:
-            had = f"{len(others) + 1} stretches" if others else f"{len(first.samples) / rate:g} s"
-            text, wanted = f"lead {lead} has {had}", f"expected {SECONDS} s without a gap: nothing is padded or cut"
-            raise input_error(Reason.LENGTH, text, wanted, field="length", found=had, expected=f"{SECONDS} s")
-        factor = MILLIVOLTS.get(first.unit.lower())
-        if factor is None:
-            shown = safe_text(first.unit)
-            raise input_error(Reason.UNIT, f"lead {lead} is in {shown}", "expected mV, uV or V", field="unit", found=shown, expected="mV")
+            found = f"{len(others) + 1} segments" if others else f"{len(first.samples) / rate:g} s"
+            text, wanted = f"lead {lead} has {found}", f"expected {SECONDS} s without a gap: nothing is padded or cut"
+            raise input_error(Reason.LENGTH, text, wanted, field="length", found=found, expected=f"{SECONDS} s")
+        factor = find_factor(first, "mV", f"lead {lead}")
         if factor != 1.0:
-            odd.append(lead)
+            converted.append(lead)
         if _is_constant(first.samples):
             flat.append(lead)
-        out.append(first._replace(channel=lead, unit="mV", scale=first.scale * factor, offset=first.offset * factor))
+        out.append(scale_signal(first, factor, "mV")._replace(channel=lead))
     findings = []
-    if odd:
-        findings.append(input_warning(Reason.UNIT, f"not in mV: {', '.join(odd)}", "brought to mV by the scale", count=len(odd)))
+    if converted:
+        problem = f"not in mV: {', '.join(converted)}"
+        findings.append(input_warning(Reason.UNIT, problem, "converted to mV by the scale", count=len(converted)))
     if flat:
         findings.append(input_warning(Reason.FLAT_CHANNEL, f"constant: {', '.join(flat)}", count=len(flat)))
     return out, findings

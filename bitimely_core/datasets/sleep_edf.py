@@ -11,20 +11,20 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import edf
-from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.units import FACTORS, find_factor, require_rate, scale_signal
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import Annotation, IngestUnit, Record, Signal
+from bitimely_core.types import Annotation, Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Signal
 
 NEEDED = ("EEG Fpz-Cz", "EEG Pz-Oz", "EOG horizontal")
 SLOW = ("Resp oro-nasal", "EMG submental", "Temp rectal", "Event marker")
@@ -39,14 +39,13 @@ STAGES = {
     "Sleep stage R": "REM",
 }
 UNSCORED = ("Sleep stage ?", "Movement time")
-MICROVOLTS = {"nv": 1e-3, "uv": 1.0, "\u00b5v": 1.0, "\u03bcv": 1.0, "mv": 1e3, "v": 1e6}
 FLAT = 60.0  # s of one and the same value on a needed channel are reported
 BLOCK = 1 << 17  # samples looked at together: they stay in the processor's cache
 CLIPPED = 0.01  # share of the samples at the smallest or largest value that is reported
-MAX_LISTED = 50  # odd files named one by one
+MAX_LISTED = 50  # ignored files named one by one
 
-SubjectTable = dict[tuple[int, int], dict[str, Any]]
-"""(subject, night) -> what the subject table says."""
+SubjectTable = dict[tuple[int, int], Attributes]
+"""(subject, night) -> attributes by the subject table."""
 
 NAME = re.compile(r"(?:SC4|ST7)\d\d\d[A-Z0-9]{2}-(PSG|Hypnogram)\.edf", re.IGNORECASE | re.ASCII)
 LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|ANNOTATORS|index\.html).*|.*\.xls", re.IGNORECASE)
@@ -74,9 +73,9 @@ VIEWS = {
 RULES = {
     "sleep_stages": "W, 1 -> N1, 2 -> N2, 3+4 -> N3, R -> REM; ? and movement give no label; other texts are counted and never mapped",
     "pairs": "PSG and hypnogram by the first 6 characters of their names; start date and time are compared as far as both are valid",
-    "subjects": "SC4ssN and ST7ssN: subject ss, night N; both nights of a subject stay together, cassette and telemetry apart",
-    "channels": f"needed are {', '.join(NEEDED)} at 100 Hz; the others are kept at their own rates; volts are brought to uV by their scale",
-    "labels_beyond_signal": "stages are clipped to the signal; what lies beyond it, or in a gap, is dropped and counted",
+    "subjects": "SC4ssN and ST7ssN: subject ss, night N; both nights of a subject stay together, cassette and telemetry are different subjects",
+    "channels": f"needed are {', '.join(NEEDED)} at 100 Hz; the others are kept at their own rates; volts are converted to uV by their scale",
+    "labels_beyond_signal": "stages are clipped to the signal; the part beyond it, or in a gap, is dropped and counted",
     "quality": f"reported on needed channels: {FLAT:g} s of one value (flat_channel), {CLIPPED:.0%} of the samples at a rail (clipped)",
 }
 
@@ -98,10 +97,9 @@ RULES = {
         rules=RULES,
     )
 )
-def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
+def sleep_edf(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """Sleep-EDF Expanded (PhysioNet): 197 whole-night recordings with sleep stages."""
-    if source is None:
-        raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
+    source = require_source(source)
     pairs: dict[str, dict[str, list[str]]] = {}
     other: list[str] = []
     for rel in sorted({*source.files, *source.rejected}):
@@ -127,8 +125,8 @@ def sleep_edf(source: Source | None, options: dict[str, Any]) -> Iterator[Ingest
         yield _make_unit(source, unit, files, tables[unit[:2]], options)
 
 
-def _make_unit(source: Source, unit: str, files: dict[str, list[str]], table: SubjectTable, options: dict[str, Any]) -> IngestUnit:
-    """The recording `unit`, or why there is none."""
+def _make_unit(source: Source, unit: str, files: dict[str, list[str]], table: SubjectTable, options: IngestOptions) -> IngestUnit:
+    """The recording `unit`, or why it cannot be read."""
     names = (*files["PSG"], *files["Hypnogram"])
     faults = [source.rejected[rel] for rel in names if rel in source.rejected]
     for kind, found in files.items():
@@ -178,17 +176,17 @@ def read_recording(
     names: tuple[str, str],
     recording_id: str,
     subject_id: str,
-    attributes: Mapping[str, Any],
+    attributes: Attributes,
     keep_dates: bool = False,
     keep_phi: bool = False,
     marks: str | None = None,
 ) -> Record:
-    """Signals, sleep stages and what was odd about them.
+    """Signals, sleep stages and findings of one night.
 
     Args:
         psg: EDF or EDF+ file with the signals.
         hypnogram: EDF+ file whose annotations are the stages.
-        names: the two paths as they are told, relative to the source.
+        names: the two paths for messages, relative to the source.
         recording_id: name of the recording.
         subject_id: name of the subject.
         attributes: of the subject and the night, kept as they are.
@@ -230,7 +228,7 @@ def _format_start(start: datetime, origin: float) -> str:
 
 
 def _check_same_start(psg: edf.EdfHeader, hypnogram: edf.EdfHeader) -> None:
-    """Refuse a hypnogram that starts at another time, as far as date or time of day are valid in both. Only the difference is told."""
+    """Refuse a hypnogram that starts at another time, as far as date or time of day are valid in both. The message holds the difference alone."""
     if psg.start is not None and hypnogram.start is not None:
         seconds = (hypnogram.start - psg.start).total_seconds()
     elif psg.clock is not None and hypnogram.clock is not None:
@@ -264,20 +262,16 @@ def _check_signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
     converted: list[Signal] = []
     for name in labels:
         parts = [signal for signal in signals if signal.channel == name]
-        rate, unit = parts[0].rate, parts[0].unit
-        factor = MICROVOLTS.get(unit.lower())
-        if name in NEEDED and factor is None:
-            shown = safe_text(unit)
-            raise input_error(Reason.UNIT, f"{name} is in {shown}", "expected uV, mV or V", field="unit", found=shown, expected="uV")
-        if name in NEEDED and abs(rate - RATE) > 1e-6:
-            text, wanted = f"{name} is sampled at {rate:g} Hz", f"expected {RATE:g} Hz"
-            raise input_error(Reason.SAMPLING_RATE, text, wanted, field="samples_per_record", found=f"{rate:g}", expected=f"{RATE:g}")
+        unit = parts[0].unit
+        factor = FACTORS["uV"].get(unit.lower())
         if name in NEEDED:
+            factor = find_factor(parts[0], "uV", name)
+            require_rate(parts[0], RATE, name, field="samples_per_record")
             findings += _check_quality(name, parts)
         if factor not in {None, 1.0}:
-            findings.append(input_warning(Reason.UNIT, f"{safe_text(name)} is in {unit}", "brought to uV by its scale", field="unit"))
+            findings.append(input_warning(Reason.UNIT, f"{safe_text(name)} is in {unit}", "converted to uV by its scale", field="unit"))
         if factor is not None:
-            parts = [part._replace(unit="uV", scale=part.scale * factor, offset=part.offset * factor) for part in parts]
+            parts = [scale_signal(part, factor, "uV") for part in parts]
         converted += parts
     return converted, findings
 
@@ -295,7 +289,9 @@ def _check_quality(name: str, parts: list[Signal]) -> list[Finding]:
     longest = max((_longest_run(x) for x in arrays if _may_hold_run(x, int(FLAT * RATE))), default=0) / RATE
     if longest >= FLAT:
         findings.append(input_warning(Reason.FLAT_CHANNEL, f"does not change for {longest:g} s", field=name))
-    rail = max(sum(int(np.count_nonzero(x == edge)) for x, held in zip(blocks, ends, strict=True) if edge in held) for edge in (low, high))
+    rail = max(
+        sum(int(np.count_nonzero(x == edge)) for x, range_ in zip(blocks, ends, strict=True) if edge in range_) for edge in (low, high)
+    )
     if rail > max(CLIPPED * total, 100):
         text = f"{rail / total:.1%} of the samples are at one end of the range"
         findings.append(input_warning(Reason.CLIPPED, text, field=name, count=rail))
@@ -303,16 +299,16 @@ def _check_quality(name: str, parts: list[Signal]) -> list[Finding]:
 
 
 def _may_hold_run(x: np.ndarray, run: int) -> bool:
-    """Whether `run` equal values in a row are possible: then some of every sixteenth of it are equal in a row too. Cheap, and never wrong."""
+    """Whether `run` equal values in a row are possible: then some of every sixteenth of it are equal in a row too. Cheap, without false negatives."""
     step = max(run // 16, 1)
     few = x[::step]
-    held = run // step - 1  # equal neighbours that such a run leaves at least
+    fewest = run // step - 1  # equal neighbours that such a run leaves at least
     equal = few[1:] == few[:-1]
-    return len(equal) >= held and bool(np.lib.stride_tricks.sliding_window_view(equal, max(held, 1)).all(-1).any())
+    return len(equal) >= fewest and bool(np.lib.stride_tricks.sliding_window_view(equal, max(fewest, 1)).all(-1).any())
 
 
 def _longest_run(x: np.ndarray) -> int:
-    """Length of the longest run of equal values, block by block: the whole night at once would leave the processor's cache."""
+    """Length of the longest run of equal values, block by block: a night at once does not fit the processor's cache."""
     best, edge = 0, -1
     for at in range(0, len(x) - 1, BLOCK):
         part = x[at : at + BLOCK + 1]
@@ -330,7 +326,7 @@ def clip_stages(
 
     Args:
         notes: annotations of the hypnogram.
-        segments: (onset, end) in seconds of the stretches in which there is signal, in order.
+        segments: (onset, end) in seconds of the stretches with signal, in order.
         shift: seconds to add to the notes' onsets.
 
     Returns:
@@ -373,16 +369,16 @@ def clip_stages(
     if repeated:
         text = f"stages that repeat a part of the one before: {repeated}"
         findings.append(input_warning(Reason.ANNOTATION_OVERLAP, text, "that part is kept once", count=repeated))
-    bare = sum(end - begin for begin, end in segments) - sum(note.duration for note in single)
-    if bare > 1e-6:
-        epochs = math.ceil(bare / EPOCH - 1e-6)
+    unlabelled = sum(end - begin for begin, end in segments) - sum(note.duration for note in single)
+    if unlabelled > 1e-6:
+        epochs = math.ceil(unlabelled / EPOCH - 1e-6)
         text = f"epochs without a known annotation: {epochs}"
         findings.append(input_warning(Reason.UNLABELLED_EPOCHS, text, "they get no stage", count=epochs))
     return single, findings
 
 
 def _unknown_label_finding(label: str, count: int) -> Finding:
-    """What does not begin with 'Sleep stage' may hold a name: it is counted, never shown."""
+    """A text that does not begin with 'Sleep stage' may hold a name: it is counted, never shown."""
     text = f"annotations {safe_text(label) if label else 'with other texts than sleep stages'}: {count}"
     warning = input_warning(Reason.UNKNOWN_LABEL, text, "not mapped to a stage", count=count)
     return replace(warning, found=safe_text(label) if label else None)
@@ -415,13 +411,13 @@ def _load_subjects(source: Source, name: str) -> tuple[SubjectTable, list[Findin
     found = [rel for rel in source.files if PurePosixPath(rel).name == name]
     unknown = "age and sex stay unknown"
     if not found:
-        return {}, [Finding(Reason.METADATA, f"{name} is not there", unknown, level="info")]
+        return {}, [Finding(Reason.METADATA, f"{name} is missing", unknown, level="info")]
     try:
         table, bad = read_subjects(source.root / found[0])
     except UserError as error:
         return {}, [input_warning(error.code, error.problem, unknown).at(found[0])]
     text = f"cells for subject, night, age or sex that are not usable: {bad}"
-    return table, [input_warning(Reason.METADATA, text, "left out", count=bad).at(found[0])] if bad else []
+    return table, [input_warning(Reason.METADATA, text, "dropped", count=bad).at(found[0])] if bad else []
 
 
 def read_subjects(path: Path) -> tuple[SubjectTable, int]:
@@ -460,7 +456,7 @@ def read_subjects(path: Path) -> tuple[SubjectTable, int]:
         who, age = _to_integer(row[subject]), _to_integer(row[heads.index("age")])
         kind = code.get(_to_integer(row[sex]) or -1) if sex is not None else None
         bad += (who is None) + (age is None or not 0 < age < 120) + (kind is None)
-        known: dict[str, Any] = {"age": age} if age is not None and 0 < age < 120 else {}
+        known: dict[str, AttributeValue] = {"age": age} if age is not None and 0 < age < 120 else {}
         known |= {"sex": kind} if kind else {}
         for column, light in zip(nights, [*lights, *[-1] * len(nights)], strict=False):
             night = _to_integer(row[column])

@@ -1,9 +1,9 @@
-"""A cohort of made-up nights in the form of Sleep-EDF, for demonstrations and tests: nobody slept for it, anybody may have it.
+"""A synthetic cohort of nights in the form of Sleep-EDF, for demonstrations and tests, without data of persons.
 
 Every night is written as a real pair of EDF+ files and read back by the reader of Sleep-EDF. Stages follow a Markov chain; each stage has
-its own band powers; subjects differ in gain, alpha peak and 1/f slope, epochs jitter; known waveforms are planted at recorded places.
-Stages can be learned, and not trivially: logistic regression on the log band powers of Fpz-Cz is right for about three of four epochs of
-subjects that it has not seen.
+its own band powers; subjects differ in gain, alpha peak and 1/f slope, epochs jitter; known waveforms are planted at recorded positions.
+Stages can be learned, and not trivially: logistic regression on the log band powers of Fpz-Cz classifies about three of four epochs of
+new subjects correctly.
 
 Legend: E epochs of a night, T samples of a 100-Hz channel (3000 an epoch).
 """
@@ -17,7 +17,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -27,10 +26,10 @@ from bitimely_core.errors import Finding, Reason, safe_text, usage_error
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, datasets, unknown
-from bitimely_core.types import Annotation, IngestUnit, Record
+from bitimely_core.types import Annotation, IngestOptions, IngestUnit, Record
 
 # Subjects, epochs a night; two nights each. Forty: enough test subjects for an interval. "planted" is "small" in which nothing but the planted
-# waveforms tells the stages apart.
+# waveforms distinguishes the stages.
 SIZES = {"small": (40, 20), "large": (60, 240), "planted": (40, 20)}
 NIGHTS = 2
 PER_EPOCH = int(RATE * EPOCH)
@@ -87,7 +86,7 @@ SCORES = ("Sleep stage W", "Sleep stage 1", "Sleep stage 2", "Sleep stage 3", "S
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticNight:
-    """One made-up night. `stages` int [E], `values` physical values of each of `CHANNELS`, `planted` where waveforms lie."""
+    """One synthetic night. `stages` int [E], `values` physical values of each of `CHANNELS`, `planted` positions of waveforms."""
 
     stages: np.ndarray
     values: list[np.ndarray]
@@ -96,7 +95,7 @@ class SyntheticNight:
 
 @datasets(
     DatasetFacts(
-        title="Synthetic cohort in the form of Sleep-EDF, with waveforms planted at known places",
+        title="Synthetic cohort in the form of Sleep-EDF, with waveforms planted at known positions",
         views=VIEWS,
         licence="CC0 1.0",
         url="",
@@ -109,10 +108,10 @@ class SyntheticNight:
         needs_source=False,
     )
 )
-def synthetic(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
-    """Made-up nights of 40 (small: ten minutes each) or 60 (large: two hours) subjects, the same for the same seed.
+def synthetic(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
+    """Synthetic nights of 40 (small: ten minutes each) or 60 (large: two hours) subjects, the same for the same seed.
 
-    planted: as small, but all stages have one quiet background, so that the planted waveforms alone tell them apart.
+    planted: as small, but all stages have one quiet background, so that the planted waveforms alone distinguish them.
     """
     if source is not None:
         raise usage_error("takes no folder", "its data are made", "Leave SOURCE away", code=Reason.NO_INPUT)
@@ -193,10 +192,10 @@ def encode_night(size: str, seed: int, subject: int, night: int) -> tuple[bytes,
 
 def make_night(epochs: int, seed: int, subject: int, night: int, *, alike: bool = False) -> SyntheticNight:
     """Stages, signals and planted waveforms of one night; the same for the same arguments. `alike`: one quiet background for all stages."""
-    who, rng = np.random.default_rng([seed, subject, 0]), np.random.default_rng([seed, subject, night])
-    gain = np.exp(SUBJECT_SPREAD * who.standard_normal(len(BANDS)) + 0.5 * SUBJECT_SPREAD * who.standard_normal())
-    peak, slope, chin = who.uniform(8.5, 11.5), who.uniform(1.0, 1.6), np.exp(0.3 * who.standard_normal())
-    spindle_rate, breath = who.uniform(12.5, 14.5), who.uniform(0.2, 0.3)
+    subject_rng, rng = np.random.default_rng([seed, subject, 0]), np.random.default_rng([seed, subject, night])
+    gain = np.exp(SUBJECT_SPREAD * subject_rng.standard_normal(len(BANDS)) + 0.5 * SUBJECT_SPREAD * subject_rng.standard_normal())
+    peak, slope, chin = subject_rng.uniform(8.5, 11.5), subject_rng.uniform(1.0, 1.6), np.exp(0.3 * subject_rng.standard_normal())
+    spindle_rate, breath = subject_rng.uniform(12.5, 14.5), subject_rng.uniform(0.2, 0.3)
     stages = draw_stages(epochs, rng)
     total = epochs * PER_EPOCH
 
@@ -234,7 +233,7 @@ def make_night(epochs: int, seed: int, subject: int, night: int, *, alike: bool 
 
 
 def draw_stages(epochs: int, rng: np.random.Generator) -> np.ndarray:
-    """Stages from the Markov chain, int [E], drawn again until each stage is there twice; starts awake."""
+    """Stages from the Markov chain, int [E], drawn again until each stage occurs twice; starts awake."""
     steps = np.cumsum(CHAIN, axis=1)
     while True:
         draws = rng.random(epochs)

@@ -1,7 +1,7 @@
-"""Problems of the UEA, UCR and Monash archives in .ts files, and what PPG-DaLiA, IEEEPPG and BIDMC in that form share.
+"""Problems of the UEA, UCR and Monash archives in .ts files; the code is shared by PPG-DaLiA, IEEEPPG and BIDMC in that form.
 
-A problem is two files, `NAME_TRAIN.ts` and `NAME_TEST.ts`; a case is a recording of its own with one label. The archives keep no subjects:
-cases that were cut from one recording with overlap are found again by the samples they share, so that no recording stands in two splits.
+A problem is two files, `NAME_TRAIN.ts` and `NAME_TEST.ts`; a case is a recording of its own with one label. The archives hold no subjects:
+cases that were cut from one recording with overlap are identified by the samples they share, so that no recording is in two splits.
 Each case carries its split as an attribute: TEST is test, a part of TRAIN is validation (see RULES).
 """
 
@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import ts as format_ts
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import IngestUnit, Record, Records, Signal, SourceRows
+from bitimely_core.types import AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
 
 NAME = re.compile(r"(.+)_(TRAIN|TEST)\.ts", re.IGNORECASE | re.DOTALL)
 LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(txt|md|json|py)", re.IGNORECASE)
@@ -37,7 +36,7 @@ RULES = {
     "splits": "cases of TEST are test; a tenth of the recordings of TRAIN is validation. A recording whose cases stand in both files is "
     "train throughout; where most of them do, the files split inside recordings and all are split again, 80/10/10 by recording",
     "recordings": f"cases of at least {MIN_VALUES} values that share a stretch of a quarter of a case are of one recording, and so are equal cases",
-    "labels": "a case without a label, with one that is no class or not finite, or with another number of channels is left out and counted",
+    "labels": "a case without a label, with one that is no class or not finite, or with another number of channels is excluded and counted",
     "missing": "? and NaN are missing values (mask), never numbers",
 }
 LENGTHS = "cases that differ in length are filled up at their ends with missing values to the longest, so that one window is one case"
@@ -54,11 +53,11 @@ class TserChannel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TserLayout:
-    """What is known of a problem beyond its files, which name nothing."""
+    """Properties of a problem beyond its files, which name nothing."""
 
     target: str = ""  # attribute of a case that holds its label; "": label (classes) or value (numbers)
     channels: tuple[TserChannel, ...] = ()  # (): channel 1, 2, ... at 1 Hz
-    subject: str = ""  # what subjects are called; "": the problem's name
+    subject: str = ""  # prefix of the names of subjects; "": the problem's name
     windows: bool = False  # cases are cut from long recordings: neighbours in a file may be neighbours in time
 
 
@@ -74,12 +73,13 @@ class TserFile:
     length: int | None = None  # every channel is filled up with missing values to this many
 
 
+CASES = View(channels=(), rate=0.0, window=0, split="official", help="all channels of a case, no labels; one case is one window")
 OPEN = {
-    "": View(channels=(), rate=0.0, window=0, split="official", help="all channels of a case, no labels; one case is one window"),
+    "": CASES,
     "classification": View(
         channels=(), rate=0.0, window=0, task="classification", target="label", split="official", help="the class of a case"
     ),
-    "regression": View(channels=(), rate=0.0, window=0, task="regression", target="value", split="official", help="the number of a case"),
+    "regression": replace(CASES, task="regression", target="value", help="the number of a case"),
 }
 
 
@@ -96,12 +96,12 @@ OPEN = {
             **RULES,
             "rate": "the files name neither channels, nor units, nor rates: channel 1, 2, ... at 1 Hz; with timestamps, at their clock",
             "lengths": LENGTHS,
-            "subjects": "recordings that were found by their shared samples; other cases are taken as independent, as the archives do",
+            "subjects": "recordings that were found by their shared samples; other cases count as independent, as in the archives",
         },
         clinical=False,
     )
 )
-def ts(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding]:
+def ts(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """A problem in .ts files: NAME_TRAIN.ts and NAME_TEST.ts, one recording a case."""
     source = require_source(source)
     found = find_problems(source)
@@ -117,7 +117,7 @@ def ts(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | 
 
 
 def find_problems(source: Source) -> dict[str, dict[str, str]]:
-    """Problem (folder and name) -> TRAIN or TEST -> file. A .ts file that says neither is taken for TRAIN."""
+    """Problem (folder and name) -> TRAIN or TEST -> file. A .ts file whose name has neither counts as TRAIN."""
     found: dict[str, dict[str, str]] = {}
     for rel in [*source.files, *source.rejected]:
         if PurePosixPath(rel).suffix.lower() == ".ts":
@@ -128,15 +128,15 @@ def find_problems(source: Source) -> dict[str, dict[str, str]]:
 
 
 def report_unclaimed(source: Source, found: Mapping[str, Mapping[str, str]], layout: re.Pattern[str] = LAYOUT) -> Iterator[Finding]:
-    """Files that belong to no unit, by ending, and what is missing altogether."""
-    taken = {rel for files in found.values() for rel in files.values()}
+    """Warnings about files that belong to no unit, one for each suffix."""
+    claimed = {rel for files in found.values() for rel in files.values()}
     left: dict[str, list[str]] = {}
     for rel in source.files:
-        if rel not in taken and not layout.fullmatch(PurePosixPath(rel).name):
+        if rel not in claimed and not layout.fullmatch(PurePosixPath(rel).name):
             left.setdefault(PurePosixPath(rel).suffix.lower(), []).append(rel)
     for ending, files in sorted(left.items()):
         yield input_warning(
-            Reason.UNSUPPORTED_FORMAT if not taken else Reason.FILE_NAME,
+            Reason.UNSUPPORTED_FORMAT if not claimed else Reason.FILE_NAME,
             f"{len(files)} file{'s' * (len(files) > 1)} {f'ending in {safe_text(ending)}' if ending else 'without an ending'}",
             "not read",
             file=files[0],
@@ -154,10 +154,10 @@ def list_units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: 
     Args:
         source: the raw folder.
         found: problem -> TRAIN or TEST -> file.
-        layouts: problem -> what is known of it.
+        layouts: problem -> its layout.
 
     Raises:
-        UserError: what makes a file, and with it the problem, unusable: header_syntax, schema_mismatch, empty_file and so on.
+        UserError: faults that make a file, and so the problem, unusable: header_syntax, schema_mismatch, empty_file and so on.
     """
     heads: dict[str, format_ts.TsHeader] = {}
     notes: dict[str, list[Finding]] = {}
@@ -178,7 +178,7 @@ def list_units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: 
         else:
             ((kind, rel),) = files.items()
             missing = "TEST" if kind == "TRAIN" else "TRAIN"
-            text, wanted = f"there is no {missing} file beside it", "split 80/10/10 by recording"
+            text, wanted = f"has no {missing} file", "split 80/10/10 by recording"
             notes[rel].append(input_warning(Reason.MISSING_PAIR, text, wanted, file=rel))
     names = [(rel, kind) for files in found.values() for kind, rel in files.items()]
     windows = any(layout.windows for layout in layouts.values())
@@ -193,7 +193,7 @@ def list_units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: 
     if windows and not known:
         yield input_warning(
             Reason.IDENTIFIER,
-            "no two cases share samples, so their recordings cannot be told",
+            "no two cases share samples, so their recordings cannot be identified",
             "the archive's own split is kept; a split by subject would be one by random windows",
             file=names[0][0],
         )
@@ -224,7 +224,7 @@ def read_problem(path: Path, file: TserFile) -> Records:
                     faults.append(replace(error.finding, row=item.row, file=file.rel))
                 else:
                     group = int(file.groups[number])
-                    attributes: dict[str, Any] = {"split": SPLITS[file.splits[number]]}
+                    attributes: dict[str, AttributeValue] = {"split": SPLITS[file.splits[number]]}
                     if item.label is not None:
                         attributes[file.layout.target or ("label" if isinstance(item.label, str) else "value")] = item.label
                     subject = f"{file.layout.subject or problem_name(stem)}-{group + 1:05d}"
@@ -232,12 +232,11 @@ def read_problem(path: Path, file: TserFile) -> Records:
                     records.append(Record(recording_id=recording, subject_id=subject, signals=signals, attributes=attributes))
                     touched += any(bool(np.isnan(signal.samples).any()) for signal in signals)
             number += 1
-    quarantined = Counter(str(fault.code) for fault in faults)
     account = SourceRows(
         file=file.rel,
         kind="cases",
         seen=file.header.cases,
-        quarantined=dict(quarantined),
+        quarantined=count_reasons(faults),
         warned={str(Reason.MISSING_VALUES): touched} if touched else {},
     )
     return Records(records=records, rows=[account], findings=[*findings, *report_faults(faults)])
@@ -249,7 +248,7 @@ def problem_name(stem: str) -> str:
 
 
 def report_faults(faults: Sequence[Finding]) -> list[Finding]:
-    """Faulty lines, the first few of each reason one by one, the others by number."""
+    """Findings on faulty lines, the first few of each reason one by one, the others counted."""
     out: list[Finding] = []
     for code in dict.fromkeys(fault.code for fault in faults):
         same = [fault for fault in faults if fault.code == code]
@@ -261,7 +260,7 @@ def report_faults(faults: Sequence[Finding]) -> list[Finding]:
 
 
 def _make_signals(case: format_ts.TsCase, file: TserFile) -> list[Signal]:
-    """The channels of a case, named by their lengths where the layout says them, else in order.
+    """The channels of a case, named by their lengths where the layout states them, else in order.
 
     Raises:
         UserError: length, dimensions, timestamps.
@@ -315,7 +314,7 @@ def place_on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndar
         times: float64 [n], increasing, in seconds.
 
     Raises:
-        UserError: timestamps, for a clock that keeps to no grid.
+        UserError: timestamps, for times that do not fit a grid.
     """
     if times is None or len(times) < 2:
         return values, 1.0
@@ -323,7 +322,7 @@ def place_on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndar
     places = (times - times[0]) / step
     at = np.rint(places).astype(np.int64)
     if at[-1] + 1 > MAX_SPREAD * len(at) or np.abs(places - at).max() > 0.01:
-        raise input_error(Reason.TIMESTAMPS, "the times keep to no regular grid", "resample the case, or leave it out")
+        raise input_error(Reason.TIMESTAMPS, "the times do not fit a regular grid", "resample or remove the case")
     if at[-1] + 1 == len(at):
         return values, 1.0 / step
     grid = np.full(int(at[-1]) + 1, np.nan, np.float32)
@@ -341,7 +340,7 @@ def group_cases(files: Sequence[tuple[Path, format_ts.TsHeader]]) -> tuple[list[
     a common one wherever they begin; equal stretches join their cases, and so do equal cases.
 
     Returns:
-        int32 [cases] for each file, recordings numbered in the order of their first case; whether any were found (at most half as many
+        int32 [cases] for each file, recordings numbered in the order of their first case; whether they are credible (at most half as many
         recordings as cases).
     """
     marks: list[np.ndarray] = []
@@ -376,7 +375,7 @@ def group_cases(files: Sequence[tuple[Path, format_ts.TsHeader]]) -> tuple[list[
 
 
 def _hash_cases(path: Path, header: format_ts.TsHeader) -> Iterator[np.ndarray]:
-    """Hashes (uint64) of each case: of its whole text without the label, and of the chosen stretches of one that is long enough."""
+    """Hashes (uint64) of each case: of its text without the label, and of the chosen stretches of one that is long enough."""
     powers = _hash_powers(1024)
     for row, line, _ in format_ts.read_lines(path):
         if row <= header.data:
@@ -434,19 +433,19 @@ def _mix_hash(x: np.ndarray) -> np.ndarray:
 # --- splits
 
 
-def split_by_hash(names: Sequence[str], *, test: bool = True, held: tuple[int, int] | None = None) -> dict[str, str]:
+def split_by_hash(names: Sequence[str], *, test: bool = True, sizes: tuple[int, int] | None = None) -> dict[str, str]:
     """Name -> split: in the order of the names' hashes the last are test, those before them validation, the others train.
 
     Args:
         names: of recordings or subjects.
         test: whether there is to be a test split.
-        held: numbers of validation and test; None: a tenth each, at least one. Fewer than 3 names are all train.
+        sizes: numbers of validation and test; None: a tenth each, at least one. Fewer than 3 names are all train.
     """
     order = sorted(set(names), key=lambda name: hashlib.sha256(f"0|{name}".encode()).digest())
     if len(order) < 3:
         return dict.fromkeys(order, "train")
     tenth = max(1, round(len(order) / 10))
-    validation, tests = held or (tenth, tenth)
+    validation, tests = sizes or (tenth, tenth)
     held_out = ["validation"] * validation + ["test"] * (tests if test else 0)
     return dict(zip(order, ["train"] * (len(order) - len(held_out)) + held_out, strict=True))
 
@@ -489,8 +488,8 @@ def _split_groups_by_hash(groups: Sequence[int], *, test: bool) -> dict[int, str
 
 def _split_groups_in_order(groups: Sequence[int], *, test: bool) -> dict[int, str]:
     """The last tenth in the order of the file is test (with `test`), the tenth before it validation."""
-    held = math.ceil(len(groups) / 10) if len(groups) >= 3 else 0
-    held_out = ["validation"] * held + (["test"] * held if test else [])
+    tenth = math.ceil(len(groups) / 10) if len(groups) >= 3 else 0
+    held_out = ["validation"] * tenth + (["test"] * tenth if test else [])
     return dict(zip(groups, ["train"] * (len(groups) - len(held_out)) + held_out, strict=True))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from bitimely_core.errors import UserError, safe_text, usage_error
 from bitimely_core.registry import unknown
+from bitimely_core.types import Attributes
 
 SPLITS = ("train", "validation", "test")
 SCHEMES = ("subject", "official", "time", "random-window")
@@ -17,7 +17,7 @@ SHARED = {  # schemes in which a subject may stand in several splits, and what i
 }
 FOLDS = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}  # PTB-XL's recommendation
 
-Scheme = Callable[[str, str, dict[str, Any], Sequence[float]], list[str | None]]
+Scheme = Callable[[str, str, Attributes, Sequence[float]], list[str | None]]
 """`(subject_id, recording_id, attributes, starts in seconds) -> split of each window`, None = left out (the gap of `time`)."""
 
 
@@ -92,7 +92,7 @@ def _no_folds(text: str, wanted: str) -> UserError:
     return usage_error(text, wanted, action, field="--test-fold")
 
 
-def read_official_split(attributes: dict[str, Any], test_fold: int | None = None) -> str | None:
+def read_official_split(attributes: Attributes, test_fold: int | None = None) -> str | None:
     """The split that the data set itself gives: attribute `split` (train, validation, test) or `fold` (1-8, 9, 10); None without either.
 
     With `test_fold` only folds count.
@@ -117,10 +117,10 @@ def make_scheme(name: str, *, subjects: Iterable[str], seed: int, length: float,
         raise _no_folds(f"a split by {name} has no folds", "expected one by subject or the official one")
     placed = assign_splits(subjects, seed=seed, test_fold=test_fold) if name == "subject" else {}
 
-    def by_subject(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
+    def by_subject(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
         return [placed[subject]] * len(starts)
 
-    def by_official(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
+    def by_official(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
         found = read_official_split(attributes, test_fold)
         if found is None:
             named = "" if test_fold else "'split' or "
@@ -133,10 +133,10 @@ def make_scheme(name: str, *, subjects: Iterable[str], seed: int, length: float,
             )
         return [found] * len(starts)
 
-    def by_time(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
+    def by_time(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
         return split_by_time(starts, length)
 
-    def by_window(subject: str, recording: str, attributes: dict[str, Any], starts: Sequence[float]) -> list[str | None]:
+    def by_window(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
         return [split_by_share(hash_to_share(f"{seed}|{recording}|{float(start)!r}")) for start in starts]
 
     return {"subject": by_subject, "official": by_official, "time": by_time, "random-window": by_window}[name]
