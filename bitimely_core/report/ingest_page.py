@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,6 +35,7 @@ MAX_UNITS = 200  # listed
 MAX_BAR_PLOTS = 3  # units of measurement that get a figure
 ODD_SCALE = 30.0  # ratio to the channel's usual spread from which on a warning asks about the unit or gain
 LINE_NOISE = 0.2  # share of the power from which on there is a warning
+SignalRow = Mapping[str, Any]  # of `cache.Cache.signals`
 DEPTH = ("W", "R", "REM", "N1", "N2", "N3", "N4")  # stages from top to bottom, as hypnograms are drawn
 FAULTS = ("flat", "clipped", "missing", "out_of_range", "line_noise")
 STATES = {"accepted": "accepted", "accepted, with a warning": "accepted_with_warning", "quarantined": "quarantined"}
@@ -223,7 +224,7 @@ def _reason_text(row: TableReport) -> str:
 # ---- the channels
 
 
-def _collect_channels(rows: list[dict[str, Any]]) -> list[IngestChannel]:
+def _collect_channels(rows: Sequence[SignalRow]) -> list[IngestChannel]:
     """The channels of a cache in their order, one for each unit of measurement."""
     found: dict[tuple[str, str], IngestChannel] = {}
     figures = json.loads(f"[{','.join(row['qc'] for row in rows)}]")  # one call for many
@@ -239,7 +240,7 @@ def _collect_channels(rows: list[dict[str, Any]]) -> list[IngestChannel]:
     return list(found.values())
 
 
-def _recording_lengths(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _recording_lengths(rows: Sequence[SignalRow]) -> dict[str, float]:
     """Recording -> seconds from its start to the end of its longest channel."""
     ends: dict[str, float] = defaultdict(float)
     for row in rows:
