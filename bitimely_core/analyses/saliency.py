@@ -518,9 +518,9 @@ def _add_blocks(
     deep = {name: one for name, one in found.items() if len(one.by_layer) > 1}
     if deep:
         page.figure("layers", "Saliency by layer", LAYERS, LinePlot(list(_layer_lines(deep)), xlabel="layer", ylabel=YLABEL))
-    page.heading("An example")
+    page.section("An example")
     _add_example(page, found, example)
-    page.heading("Input of three kinds of pre-training")
+    page.section("Input of three kinds of pre-training")
     _add_kinds(page, example, max(8, next(iter(found.values())).step), seed)
 
 

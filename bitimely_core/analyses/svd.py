@@ -297,7 +297,7 @@ def svd(
         if len(group) > 1:
             _add_comparison(page, group, points)
     for name, one in found.items():
-        page.heading(name)
+        page.section(name)
         _add_curves(page, name, one)
         _add_tables(page, name, one)
     about = {name: {key: value for key, value in one._asdict().items() if key != "layers"} for name, one in found.items()}

@@ -410,7 +410,7 @@ def comparison_page(folders: list[Path]) -> Page:
     else:
         page.add(*curve_figures(table, root))
     if table.differences:
-        page.heading("Methods")
+        page.section("Methods")
         page.text(METHOD)
     objectives = {one.record.settings.objective.name for one in runs if one.data == scored[0].data}
     summary: dict[str, object] = {s.run: {m: v.value for m, v in s.metrics.items()} for s in scored}

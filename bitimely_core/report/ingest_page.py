@@ -99,13 +99,13 @@ def ingest_page(folder: str | Path, report: IngestReport) -> Page:
     page = PageBuilder(f"Ingest of {report.dataset}")
     page.notice(*_list_notices(report))
     page.add_facts(_list_facts(report))
-    page.heading("Status of the units")
+    page.section("Status of the units")
     page.add(*_unit_tables(report))
     opened = cache.open_cache(folder, verify=False) if report.published else None  # pages of Parquet have checksums of their own
     if opened is not None and opened.manifest.kind == "recordings":  # of claims: units and rows only
         _add_recordings(page, opened, report)
     if report.rules:
-        page.heading("Rules")
+        page.section("Rules")
         caption = "Decisions of the reader of this data set where its files are ambiguous."
         rows = [[key.replace("_", " "), text] for key, text in sorted(report.rules.items())]
         page.table("rules", "Rules that were applied", caption, ["about", "rule"], rows)
@@ -122,13 +122,13 @@ def _add_recordings(page: PageBuilder, opened: cache.Cache, report: IngestReport
     page.notice(*channel_warnings(channels))
     first = next(iter(opened.records(only=set(opened.recording_ids()[:1]))), None)
     if first is not None and first.signals:
-        page.heading("The first recording")
+        page.section("The first recording")
         page.add(*_draw_recording(first, report))
-    page.heading("Quality of the channels")
+    page.section("Quality of the channels")
     page.add(*_quality_blocks(channels))
     content = [*_duration_figures(lengths), *_label_blocks(opened, report)]
     if content:
-        page.heading("Lengths and labels")
+        page.section("Lengths and labels")
         page.add(*content)
 
 

@@ -420,13 +420,13 @@ def _build_page(
     page.add_facts(_list_facts(name, description, results))
     page.add(main_table(results), *_interval_figures(results))
     if table.differences:
-        page.heading("Differences")
+        page.section("Differences")
         page.add(*comparison.difference_figure(table), comparison.difference_table(table))
     page.add(*comparison.rank_blocks(table))
     if table.found:
-        page.heading("Baselines")
+        page.section("Baselines")
         page.add(_baseline_table(results))
-        page.heading("Further metrics and variation")
+        page.section("Further metrics and variation")
         page.add(*comparison.secondary_table(table), *comparison.variance_table(table))
     if results.missing:
         rows = [
@@ -439,14 +439,14 @@ def _build_page(
             ]
             for m in group_missing(results.missing)
         ]
-        page.heading("Missing cells")
+        page.section("Missing cells")
         caption = "Cells of the recipe without a score; this page supports no conclusion about them."
         page.table("missing", "Missing cells and reasons", caption, ["rows", "column", "seeds", "state", "reason"], rows)
     if table.found:
-        page.heading("Training")
+        page.section("Training")
         page.add(comparison.data_table(table), comparison.row_table(table), comparison.cost_table(table, workspace))
         page.add(*comparison.curve_figures(table, workspace))
-    page.heading("Methods")
+    page.section("Methods")
     page.add(*METHOD)
     return page.finish(verdict, summary)
 
