@@ -385,7 +385,7 @@ class EventsManifest(CacheManifest):
     shards: list[str]
     labels: str  # file: one row a subject and label
     names: list[str]  # of the labels
-    rules: list[dict[str, Any]]  # as `label_rules.parse` takes them
+    rules: list[dict[str, Any]]  # as `label_rules.parse_rules` takes them
     ruled: bool  # whether the rules make the labels
     defining: dict[str, list[str]]  # label -> PheCodes of its rule
     phenotypes: dict[str, str]  # PheCode -> name
@@ -455,7 +455,7 @@ class WindowOptions(TokenOptions):
 
 
 class SequenceOptions(TokenOptions):
-    """Choices of sequences (`claims.steps.Choices`)."""
+    """Choices of sequences (`claims.steps.SequenceChoices`)."""
 
     preset: str
     split_file: str | None  # SHA-256

@@ -156,7 +156,7 @@ def test_predictions_are_those_of_the_run_in_the_schema_of_meds_evaluation(home:
         assert said in capsys.readouterr().err
 
 
-def test_what_does_not_fit_is_told(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_task_options_that_do_not_fit_are_refused(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tokenized(home, "again") == 0
     before = (home / "w" / "tokens" / "again" / "manifest.json").stat().st_mtime_ns
     assert tokenized(home, "again") == 0
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_told(home: Path, tmp_path: Path, capsys: pytest.Ca
     empty.mkdir()
     ids, w = ["--ids", str(home / "ids.csv")], ["-w", str(home / "w")]
     for code, said, argv in (
-        (2, "made of other labels", ["--task", str(asked([one])), *ids, "--name", "again"]),
+        (2, "made from other labels", ["--task", str(asked([one])), *ids, "--name", "again"]),
         (2, "no --name", ["--task", str(asked([one])), *ids]),
         (2, "--leakage", ["--task", str(asked([one])), *ids, "--name", "x", "--leakage", "drop-icd"]),
         (2, "no such folder", ["--task", str(tmp_path / "nowhere"), *ids, "--name", "x"]),

@@ -169,7 +169,7 @@ def test_icd9_external_causes() -> None:
 
 def test_codebook_reads_each_spelling_once_and_merges_them() -> None:
     book = codes.Codebook({"icd9": {"250.00": ("250.2",)}}, strict=True)
-    places = [book.read("icd9", raw).place for raw in ("25000", "250.00", " 250.00")]
+    places = [book.read("icd9", raw).position for raw in ("25000", "250.00", " 250.00")]
     assert places == [0, 0, 0]
     assert book.codes == [codes.IcdCode("icd9", "250.00", ("250.2",), "exact")]
     assert book.codes[0].text == "ICD9//250.00"

@@ -141,3 +141,13 @@ def test_defining_phecodes_come_from_the_map() -> None:
 
     assert rolled("ccw") == {"chf": {"428", "401"}, "copd": {"496", "497"}, "diabetes": {"249", "250", "366"}}
     assert rolled("ccdss") == {"chf": {"428"}, "copd": {"496"}, "diabetes": {"250"}}
+
+
+def test_a_stored_landmark_is_read() -> None:
+    from dataclasses import asdict
+
+    from bitimely_core.claims.labels import Landmark
+    from bitimely_core.schemas import LandmarkOptions
+
+    stored = asdict(Landmark(landmark_days=365))
+    assert LandmarkOptions.model_validate(stored).model_dump() == stored

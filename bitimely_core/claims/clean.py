@@ -1,7 +1,7 @@
-"""Claims as text -> claims as integers, and an account of every row that did not get there (sections 2.1, 3.3).
+"""Claims as text to claims as integers, with an account of every excluded row (sections 2.1, 3.3).
 
-A row fails at the first check that it does not pass and is counted there; what passes all of them is a valid row, whether or not its code
-has a PheCode. Each distinct date and each distinct code is read once.
+A row is counted at the first check that it fails; a row that passes all checks is valid, whether or not its code has a PheCode. Each distinct
+date and each distinct code is read once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.schemas import ClaimsFunnel
 
-GRACE_DAYS = 90  # days after death in which bills still come
+GRACE_DAYS = 90  # days after death in which claims are still valid
 SILENT_DAYS = 3653  # days without a single row after which dates are in the future of the data
 STRAY_SHARE = 0.01  # at most this share of the rows may lie there
 EXAMPLES = 5
@@ -88,21 +88,21 @@ def clean_rows(
     """The valid rows of one frame as integers.
 
     Args:
-        frame: subject_id, date, code, and where there are any vocab, source, claim, position, row (its number in the file).
+        frame: subject_id, date, code, optional vocab, source, claim, position, row (its number in the file).
         book: reads the codes; grows.
-        vocab: of rows that name none.
-        source: of rows that name none.
-        life_dates: subject_id, birth_day, and where known death_day, index_day; Int32, nullable.
-        form: of the dates (`dates.read`).
+        vocab: of rows without one.
+        source: of rows without one.
+        life_dates: subject_id, birth_day, optional death_day, index_day; Int32, nullable.
+        form: of the dates (`dates.parse_day`).
         latest: days after this one are in the future of the data.
         copy_key: add the column that `pass2_write.resolve_duplicates` needs.
 
     Returns:
         Valid rows in the order of the frame: subject_id, day Int32, code Int32 (index in `book.codes`), source Int8 (index in SOURCES), row
-        Int64; `late` where index days are given: after the subject's index day, good for labels but not for the input. And the account.
+        Int64; `late` where index days are given: after the subject's index day, used for labels but not in the input. And the account.
 
     Raises:
-        ValueError: for a vocabulary that does not exist, or a column of another type than text.
+        ValueError: for an unknown vocabulary, or a column of another type than text.
     """
     everywhere = {"vocab": pl.lit(vocab), "source": pl.lit(source), "row": pl.int_range(1, pl.len() + 1, dtype=pl.Int64)}
     absent = [value.alias(name) for name, value in everywhere.items() if name not in frame.columns]
@@ -133,7 +133,7 @@ def clean_rows(
 
 def _read_codes(table: pl.DataFrame, book: Codebook) -> pl.DataFrame:
     """vocab, code -> index, code_fault, code_reason, for the distinct pairs of a table."""
-    pairs = table.select("vocab", "code").unique().sort("vocab", "code")  # sorted: the book grows in an order that means nothing
+    pairs = table.select("vocab", "code").unique().sort("vocab", "code")  # sorted, so that the order of the book is that of the codes
     if odd := [vocab for vocab in pairs["vocab"].unique() if vocab not in FAMILIES]:
         raise ValueError(f"vocab is one of {', '.join(FAMILIES)}, found {safe_text(odd[0])}")
     readings = [(vocab, code, *book.read(vocab, code)) for vocab, code in pairs.iter_rows()]
@@ -142,7 +142,7 @@ def _read_codes(table: pl.DataFrame, book: Codebook) -> pl.DataFrame:
 
 
 def _make_checks(columns: set[str], *, strict: bool, latest: int | None) -> dict[str, pl.Expr]:
-    """Fault -> test, in order. A test that is null, for instance because no birth is known, is passed."""
+    """Fault -> test, in order. A null test, for instance without a known birth, is passed."""
     day = pl.col("day")
     checks = {"bad_date": day.is_null()}
     if strict:
@@ -157,7 +157,7 @@ def _make_checks(columns: set[str], *, strict: bool, latest: int | None) -> dict
 
 
 def _make_copy_key(columns: list[str]) -> pl.Expr:
-    """Equal for two rows of one subject, day and code that are one: of one claim, or equal in everything that was written."""
+    """Equal for copies among the rows of one subject, day and code: rows of one claim, or with equal texts."""
     written = pl.struct(name for name in ("date", "code", "vocab", "source", "position") if name in columns).hash()
     if "claim" in columns:
         written = pl.when(pl.col("claim").is_null()).then(written).otherwise(pl.col("claim").hash(seed=1))
@@ -179,7 +179,7 @@ def _count_rows(table: pl.DataFrame, kept: pl.DataFrame, codes: list[IcdCode]) -
 
 
 def find_data_end(counts: Mapping[int, int]) -> int | None:
-    """The last day of the data when a few rows lie beyond: after ten years without any row, and 1 % of the rows at most. None: no such.
+    """The last day of the data if at most 1 % of the rows come after it and after ten years without any row; else None.
 
     Args:
         counts: day -> rows.

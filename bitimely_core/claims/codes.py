@@ -33,7 +33,7 @@ PhecodeTable = Mapping[str, tuple[str, ...]]
 
 
 class IcdCode(NamedTuple):
-    """One distinct code of the data: what every later step knows of it."""
+    """One distinct code of the data, with its PheCodes."""
 
     vocab: str
     code: str  # normalised
@@ -95,7 +95,7 @@ def _normalise_icd10(raw: str) -> tuple[str | None, str | None]:
 
 
 def classify_fault(raw: str | None, vocab: str, fault: str) -> Reason:
-    """The reason code under which the command quarantines what `normalise` refused with `fault` (section 3.3)."""
+    """The reason code under which the command quarantines a code with a `fault` of `normalise_code` (section 3.3)."""
     text = "".join((raw or "").split()).upper()
     if fault == "missing" or not any(c.isalnum() for c in text):
         return Reason.EMPTY_CODE
@@ -106,7 +106,7 @@ def classify_fault(raw: str | None, vocab: str, fault: str) -> Reason:
 
 
 def is_foreign_code(code: str, vocab: str) -> bool:
-    """Whether a normalised ICD-9 code is an E code that ICD-9 does not have: `E119` is diabetes in ICD-10."""
+    """Whether a normalised ICD-9 code is an E code outside ICD-9: `E119` is diabetes in ICD-10."""
     return FAMILIES[vocab] == "icd9" and code[0] == "E" and not ICD9_EXTERNAL.fullmatch(code)
 
 
@@ -135,7 +135,7 @@ def roll_up_phecode(phecode: str, level: str) -> str:
 
 
 def phecode_sort_key(phecode: str) -> tuple[str, float, str]:
-    """Sort key of PheCodes, (letters, number, text): 008 < 250 < 250.2 < 1000. What is no PheCode comes after those of its first letters."""
+    """Sort key of PheCodes, (letters, number, text): 008 < 250 < 250.2 < 1000. Other texts come after those of their first letters."""
     found = PHECODE.fullmatch(phecode)
     return (found[1], float(found[2]), phecode) if found else (phecode, math.inf, phecode)
 
@@ -143,7 +143,7 @@ def phecode_sort_key(phecode: str) -> tuple[str, float, str]:
 def choose_table(tables: Mapping[str, PhecodeTable], vocab: str) -> PhecodeTable:
     """The table for a vocabulary: its own where the map has one, else the one of its family; empty when there is none.
 
-    A map that has WHO and CM tables separately is asked by exact vocabulary, one that has a single table by family.
+    A map with separate WHO and CM tables is used by exact vocabulary, one with a single table by family.
     """
     if vocab in tables:
         return tables[vocab]
@@ -151,9 +151,9 @@ def choose_table(tables: Mapping[str, PhecodeTable], vocab: str) -> PhecodeTable
 
 
 class CodeReading(NamedTuple):
-    """What became of one distinct (vocabulary, text)."""
+    """The code of one distinct (vocabulary, text), or why it has none."""
 
-    place: int  # in `Codebook.codes`, -1 when it cannot be read
+    position: int  # in `Codebook.codes`, -1 when it cannot be read
     fault: str | None = None  # its column of the funnel
     reason: Reason | None = None  # its reason in the ingest report
 
@@ -162,7 +162,7 @@ class CodeReading(NamedTuple):
 class Codebook:
     """The distinct codes of a data set. Each spelling is read, and each code looked up, when it is first seen.
 
-    `strict` refuses what only the command refuses: ICD-9 E codes that do not exist (and in `cleaning.clean` empty subject ids).
+    `strict` refuses what only the command refuses: ICD-9 E codes that do not exist (and in `clean.clean_rows` empty subject ids).
     """
 
     tables: Mapping[str, PhecodeTable]
@@ -173,8 +173,8 @@ class Codebook:
     _spellings: dict[tuple[str, str | None], CodeReading] = field(default_factory=dict)
     _indices: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def recall(self, codes: Sequence[IcdCode]) -> None:
-        """Go on after these codes, which another book has read from the same tables."""
+    def resume(self, codes: Sequence[IcdCode]) -> None:
+        """Continue after these codes, which another book has read from the same tables."""
         self.codes = list(codes)
         self._indices = {(code.vocab, code.code): number for number, code in enumerate(codes)}
 

@@ -1,4 +1,4 @@
-"""Days as integers: 1970-01-01 is day 0 (int32), so that no engine ever does date arithmetic. Each distinct text is read once."""
+"""Days as integers: 1970-01-01 is day 0 (int32), so that no engine does date arithmetic. Each distinct text is read once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 EPOCH = date(1970, 1, 1).toordinal()
 MONTH = 30.4375  # days: 365.25 / 12 = 487 / 16
-AGE_MONTH = 30  # days of the released code's "age months"
+AGE_MONTH = 30  # days of the "age months" of the released code
 DATE_FORMS = re.compile(r"(\d{4})-(\d{1,2})(?:-(\d{1,2}))?|(\d{4})(\d{2})(\d{2})", re.ASCII)
 EARLIEST, LATEST = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # what a date can be
 
@@ -22,7 +22,7 @@ def to_day(when: date) -> int:
 
 
 def parse_day(text: str | None, form: str | None = None, near: int | None = None) -> int | None:
-    """The day that a text means, None when it means none.
+    """The day of a text, None where it is not a date.
 
     Args:
         text: the first 10 characters after trimming are `YYYY-MM-DD` or `YYYY-MM` (day 1; month and day may have one digit), or `YYYYMMDD`.
@@ -50,7 +50,7 @@ def parse_days(texts: pl.Series, form: str | None = None) -> pl.Series:
     """The days of a column of texts or dates, Int32; null where there is none.
 
     Raises:
-        ValueError: for a column of another type, because a number is no date.
+        ValueError: for a column of another type: numbers are not read as dates.
     """
     if texts.dtype not in (pl.String, pl.Date, pl.Null):
         raise ValueError(f"column {texts.name!r} is {texts.dtype}, expected text or dates")
@@ -69,7 +69,7 @@ def format_day(day: int) -> str:
 
 
 def find_birthday(birth: int, years: int) -> int:
-    """The day on which somebody born on day `birth` has completed `years` years; 29 February has it on 1 March of common years."""
+    """The day on which a subject born on day `birth` has completed `years` years; 1 March in common years for 29 February."""
     born = date.fromordinal(birth + EPOCH)
     if born.year + years > date.max.year:
         return LATEST

@@ -1,6 +1,6 @@
-"""What is known of each subject: onsets and labels of the rules, and under a landmark the index day with the labels it leaves (6, 7).
+"""Onsets and labels of subjects by the rules; under a landmark, index days and the labels at them (sections 6, 7).
 
-`cohort` is a frame with one row a subject; `subject` in the rows of claims is the number of that row. Labels stand in the columns
+`cohort` is a frame with one row per subject; `subject` in the rows of claims is the number of that row. Labels are in the columns
 `y_<name>` (Int8: 1, 0, null) and `onset_<name>` (Int32 days, null: none).
 """
 
@@ -23,7 +23,7 @@ from bitimely_core.claims.label_rules import SOURCES, LabelRule, find_completion
 
 @dataclass(frozen=True, kw_only=True)
 class Landmark:
-    """Index day: so many days after the subject's first valid row, or a calendar day. Labels look `horizon_days` ahead, after a gap."""
+    """Index day: days after the subject's first valid row, or a calendar day. Labels cover `horizon_days` after a gap."""
 
     landmark_days: int | None = 1095
     day: int | None = None
@@ -32,7 +32,7 @@ class Landmark:
 
 
 def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame, engine: Engine) -> pl.DataFrame:
-    """`cohort` with `first_day`: that of the subject's first valid row, mapped or not; null without any."""
+    """`cohort` with `first_day`, the day of the subject's first valid row, mapped or not; null without any."""
     found = collect_rows(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min().alias("first_day")))
     return _add_column(cohort, "first_day", pl.Int32, found["subject"].to_numpy(), found["first_day"].to_numpy())
 
@@ -42,15 +42,14 @@ def add_onsets(
 ) -> pl.DataFrame:
     """`cohort` with the onset and the label of every rule, from all valid rows.
 
-    Where no birth is known and the rule has an age limit, its onset without the limit tells whether the age decides: if there is one, label
-    and onset are null, else the label is 0.
+    Without a known birth, a rule with an age limit gives null label and onset where it has an onset without the limit, else label 0.
 
     Args:
         rows: subject, day, code, source.
-        codes: what `rows.code` points at.
+        codes: that `rows.code` indexes.
         rules: in the order of their columns.
         cohort: with `birth_day`.
-        engine: does the filtering; the few matching rows are judged in numpy.
+        engine: filters the rows; the few matching ones are evaluated in numpy.
     """
     found, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes], engine)
     subject, day, source, pattern = (found[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
@@ -64,8 +63,8 @@ def add_onsets(
         for clause in rule.clauses:
             named = np.array([name in clause.sources for name in SOURCES])
             of_clause = mine & named[source]
-            who, when = find_completion_days(subject[of_clause], day[of_clause], clause)
-            onset[who] = np.minimum(onset[who], when)
+            subjects, when = find_completion_days(subject[of_clause], day[of_clause], clause)
+            onset[subjects] = np.minimum(onset[subjects], when)
         case = onset <= dates.LATEST
         doubtful = case & unknown & bool(rule.min_age_years)
         cohort = cohort.with_columns(
@@ -76,7 +75,7 @@ def add_onsets(
 
 
 def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], engine: Engine) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
-    """The distinct subject, day, source, pattern of the rows whose code bears a mark; `pattern` is an index into the list of mark sets."""
+    """The distinct subject, day, source, pattern of the rows with a marked code; `pattern` indexes the list of sets of marks."""
     patterns = sorted({own for own in marks if own})
     index = {own: i for i, own in enumerate(patterns)}
     pairs = [(code, index[own]) for code, own in enumerate(marks) if own]
@@ -86,19 +85,19 @@ def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], en
 
 
 def exclude_controls(
-    rows: pl.DataFrame, codes: Sequence[IcdCode], near: Mapping[str, frozenset[str]], cohort: pl.DataFrame, engine: Engine
+    rows: pl.DataFrame, codes: Sequence[IcdCode], related: Mapping[str, frozenset[str]], cohort: pl.DataFrame, engine: Engine
 ) -> pl.DataFrame:
-    """`cohort` with null in the place of 0 for subjects who are no case but have a code near the label's.
+    """`cohort` with label null instead of 0 for non-cases with a PheCode related to the label.
 
     Args:
         rows: subject, day, code, source.
-        codes: what `rows.code` points at.
-        near: label -> PheCodes, as the map gives them, that no control may have (`maps.near`).
+        codes: that `rows.code` indexes.
+        related: label -> PheCodes that exclude controls (`phecode_maps.related_phecodes`).
         cohort: with the labels.
         engine: takes the frames.
     """
-    names = list(near)
-    marks = [tuple(i for i, name in enumerate(names) if not near[name].isdisjoint(code.phecodes)) for code in codes]
+    names = list(related)
+    marks = [tuple(i for i, name in enumerate(names) if not related[name].isdisjoint(code.phecodes)) for code in codes]
     found, patterns = _select_marked_rows(rows, marks, engine)
     for i, name in enumerate(names):
         bears = found["subject"].filter(pl.Series([i in own for own in patterns], dtype=pl.Boolean).gather(found["pattern"]))
@@ -108,7 +107,7 @@ def exclude_controls(
 
 
 def _find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
-    """The day on which each subject has completed `years` years; that of the age from day 0 where no birth is known [S] int64."""
+    """The day on which each subject has completed `years` years, counted from day 0 where no birth is known, [S] int64."""
     distinct, place = np.unique(births.fill_null(0).to_numpy(), return_inverse=True)
     return np.array([dates.find_birthday(int(birth), years) for birth in distinct], np.int64)[place]
 
@@ -120,13 +119,13 @@ def _add_column(cohort: pl.DataFrame, name: str, dtype: Any, subject: NDArray[An
 
 
 def apply_landmark(cohort: pl.DataFrame, names: Sequence[str], landmark: Landmark | None, data_end: int | None = None) -> pl.DataFrame:
-    """`cohort` with `index_day` and with the labels that hold at it: the table of section 7.
+    """`cohort` with `index_day` and the labels at it: the table of section 7.
 
     Args:
         cohort: with first_day, obs_end, and y_ and onset_ of each name.
         names: labels that have onsets; others stay as they are.
-        landmark: None leaves everything as it is.
-        data_end: the last valid day of the data set, the end of observation where none is known.
+        landmark: None changes nothing.
+        data_end: the last valid day of the data set, used where the end of observation is unknown.
     """
     if landmark is None:
         return cohort
@@ -150,7 +149,7 @@ def apply_landmark(cohort: pl.DataFrame, names: Sequence[str], landmark: Landmar
 
 
 def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """The labels as the cache keeps them: subject_id, name, value Int8, onset_day Int32, one row a subject and label."""
+    """The labels in the form of the cache: subject_id, name, value Int8, onset_day Int32, one row per subject and label."""
     parts = [
         cohort.select(
             "subject_id",
@@ -166,7 +165,7 @@ def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 
 def join_labels(cohort: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """`cohort` with the columns of `long`'s table."""
+    """`cohort` with the columns of a table of `to_long_labels`."""
     for (name,), own in table.group_by("name", maintain_order=True):
         columns = own.select("subject_id", pl.col("value").alias(f"y_{name}"), pl.col("onset_day").alias(f"onset_{name}"))
         cohort = cohort.join(columns, on="subject_id", how="left", maintain_order="left")

@@ -1,6 +1,6 @@
-"""What may enter the input: leakage policy, index cut, roll-up (section 2, step 5). One row gives one record for each distinct PheCode.
+"""Records that may enter the input: leakage policy, index cut, roll-up (section 2, step 5). One row gives one record per distinct PheCode.
 
-rows     subject, day, code, source (and `row`, the order of the input, where the dedupe asks for it)
+rows     subject, day, code, source (and `row`, the order of the input, where the dedupe needs it)
 records  subject, day, phecode (and `row`)
 """
 
@@ -23,23 +23,23 @@ LEAKAGE_POLICIES = ("keep", "drop_icd", "drop_phecode")
 def list_input_phecodes(
     found: Sequence[IcdCode], *, level: str, leakage: str = "keep", rules: Sequence[LabelRule] = (), defining: Collection[str] = ()
 ) -> list[tuple[str, ...]]:
-    """The PheCodes that each code speaks as in the input.
+    """The PheCodes of each code in the input.
 
     Args:
         found: the codes of the data.
         level: integer, first_decimal or full.
-        leakage: keep; drop_icd: codes in the code set of any rule are silent; drop_phecode: the PheCodes in `defining` are.
+        leakage: keep; drop_icd: without codes in the code set of any rule; drop_phecode: without the PheCodes in `defining`.
         rules: of the labels.
-        defining: PheCodes that the map gives to the code sets of the rules (`rules.defining`), at any level.
+        defining: PheCodes that the map gives to the code sets of the rules (`label_rules.find_defining_phecodes`), at any level.
 
     Returns:
         For each code its rolled-up PheCodes, distinct, in numeric order.
     """
-    silent = {codes.roll_up_phecode(phecode, level) for phecode in defining} if leakage == "drop_phecode" else set()
+    dropped = {codes.roll_up_phecode(phecode, level) for phecode in defining} if leakage == "drop_phecode" else set()
     return [
         ()
         if leakage == "drop_icd" and match_rules(rules, code)
-        else tuple(sorted({codes.roll_up_phecode(phecode, level) for phecode in code.phecodes} - silent, key=codes.phecode_sort_key))
+        else tuple(sorted({codes.roll_up_phecode(phecode, level) for phecode in code.phecodes} - dropped, key=codes.phecode_sort_key))
         for code in found
     ]
 
@@ -51,9 +51,9 @@ def select_records(
 
     Args:
         rows: subject, day, code, and `row` where it is needed.
-        phecodes_of_code: of each code (`spoken`).
-        cohort: with `index_day` where the input ends there.
-        engine: takes the frames.
+        phecodes_of_code: of each code (`list_input_phecodes`).
+        cohort: with `index_day` if the input ends on it.
+        engine: of the frames.
     """
     phecodes = sorted({phecode for own in phecodes_of_code for phecode in own}, key=codes.phecode_sort_key)
     index = {phecode: i for i, phecode in enumerate(phecodes)}

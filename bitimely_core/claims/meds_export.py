@@ -1,4 +1,4 @@
-"""Sequences' cohort as a MEDS 0.4 data set: events, code metadata, splits, and a folder of labels for each label."""
+"""The cohort of sequences as a MEDS 0.4 data set: events, code metadata, splits, and a label folder for each label."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
     """Write `data/`, `metadata/` and `labels/<label>/` below `out`. The cache must have been made with --keep-dates.
 
-    A label is asked for at the index day, without a landmark at the last event that is in the sequence's input.
+    The prediction time of a label is the index day; without a landmark, the last event of the input.
     """
     cohort = cache.cohort()
     events = pl.concat([frame.select("subject_id", "time", "code", "numeric_value") for frame in cache.events()])

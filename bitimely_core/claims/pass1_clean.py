@@ -38,7 +38,7 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindi
     found = CleaningFindings.load(findings_path(job.home, job.stem, part))
     if found.done:
         return found
-    job.book.recall(found.codes)
+    job.book.resume(found.codes)
     found.codes = job.book.codes
     life_dates, seen = _select_life_dates(claims.subjects, claims.labels), PseudonymCache()
     rows: list[pl.DataFrame] = []

@@ -1,7 +1,7 @@
 """Selected records -> sequences: dedupe, order, minimum codes, truncation, times, gaps (section 2, step 8; section 9).
 
-The engine filters and dedupes; each record that is left becomes one integer, (subject, day, id) packed in this order, so that sorting integers
-is sorting records, in every engine alike. Lists are made at the very end, from run boundaries.
+The engine filters and dedupes; each remaining record becomes one integer, (subject, day, id) packed in this order, so that records are sorted
+as integers, alike in every engine. Lists are made last, from run boundaries.
 
 Legend: S sequences, E events of all of them together.
 """
@@ -36,13 +36,13 @@ class CodeSequences:
     offsets: NDArray[np.int64]  # [S + 1]
     ids: NDArray[np.int32]  # [E] of the vocabulary
     days: NDArray[np.int32]  # [E]
-    times: NDArray[np.float64]  # [E] on the clock that was asked for, in months
+    times: NDArray[np.float64]  # [E] on the chosen clock, in months
     ends: NDArray[np.float64]  # [S] time of [EOS]
     indexed: bool = False  # whether the ends are index days
-    no_birth: int = 0  # subjects with a record that were left out because the clock needs a birth date
+    no_birth: int = 0  # subjects excluded because the clock needs a birth date
 
     def gaps(self, i: int) -> NDArray[np.float64]:
-        """Time since the position before, for [SOS], the events and [EOS] of sequence i [n + 2]. [SOS] stands at the first event."""
+        """Time since the previous position, for [SOS], the events and [EOS] of sequence i [n + 2]. [SOS] has the time of the first event."""
         times = self.times[self.offsets[i] : self.offsets[i + 1]]
         return np.diff(times, prepend=[times[0], times[0]], append=self.ends[i])
 
@@ -72,12 +72,12 @@ def build_code_sequences(
         phecodes: names of the PheCodes.
         vocab: the selected ones -> id.
         cohort: with `birth_day`, and `index_day` under a landmark.
-        engine: takes the frames.
+        engine: of the frames.
         dedupe: day: one event a day and PheCode; month: the earliest day a calendar month and PheCode; none; first_per_age30: one event an
             age month, the first in input order.
-        min_codes: subjects with fewer are left out, and those without any.
+        min_codes: subjects with fewer, or without any, are excluded.
         min_codes_unit: events after dedupe, records before it, unique PheCodes after it.
-        max_events: only the last so many stay, after the test; the clock restarts.
+        max_events: only the last ones are kept, after the test; the clock restarts.
         time: months since the first event, calendar_month likewise, age30 since birth.
     """
     ids = pl.DataFrame(
@@ -87,9 +87,9 @@ def build_code_sequences(
     )
     chosen = records.join(engine(ids), on="phecode").drop("phecode")
     births = cohort.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), birth="birth_day").drop_nulls()
-    unborn = 0
+    no_birth = 0
     if "age30" in f"{time} {dedupe}":
-        unborn = collect_rows(chosen.select("subject").unique()).join(births, on="subject", how="anti").height
+        no_birth = collect_rows(chosen.select("subject").unique()).join(births, on="subject", how="anti").height
         chosen = chosen.join(engine(births), on="subject")
     size = len(SPECIAL) + len(vocab)
     kept = _deduplicate(chosen, dedupe, size, engine)
@@ -120,12 +120,12 @@ def build_code_sequences(
         times=times,
         ends=ends,
         indexed=time == "months" and "index_day" in cohort.columns,
-        no_birth=unborn,
+        no_birth=no_birth,
     )
 
 
 def _deduplicate(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engine) -> nw.LazyFrame[Any]:
-    """The records that the dedupe keeps; equal (subject, day, id) may still stand there several times."""
+    """The records that the dedupe keeps; equal (subject, day, id) may still occur several times."""
     if dedupe == "month":
         binned = chosen.join(engine(_make_bins(chosen, nw.col("day"), "day", dates.to_calendar_months)), on="day")
         return binned.filter(nw.col("day") == nw.col("day").min().over("subject", "bin", "id"))
@@ -138,7 +138,7 @@ def _deduplicate(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engi
 
 
 def _make_bins(lazy: nw.LazyFrame[Any], column: nw.Expr, name: str, function: Any) -> pl.DataFrame:
-    """`name` -> `bin`, for every value between the least and the greatest of a column: date arithmetic without an engine's dates."""
+    """`name` -> `bin` for every value from the least to the greatest of a column, so that no engine does date arithmetic."""
     ends = collect_rows(lazy.select(column.min().alias("low"), column.max().alias("high"))).row(0)
     values = np.arange(ends[0], ends[1] + 1, dtype=np.int32) if ends[0] is not None else np.empty(0, np.int32)
     return pl.DataFrame({name: values, "bin": function(values).astype(np.int32)})
@@ -159,7 +159,7 @@ def _sort_records(kept: nw.LazyFrame[Any], size: int, *, repeats: bool) -> tuple
 def _compute_times(
     time: str, subjects: NDArray[np.int64], offsets: NDArray[np.int64], day: NDArray[np.int64], cohort: pl.DataFrame
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Times of the events and of [EOS]. Under a landmark and with months, [EOS] stands at the index day."""
+    """Times of the events and of [EOS], which is the index day under a landmark with months."""
     lengths = np.diff(offsets)
     first = day[offsets[:-1]]
     if time == "months":

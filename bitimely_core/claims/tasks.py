@@ -1,8 +1,8 @@
-"""Sequences up to the prediction times of a task: labels in the form of MEDS and the codes of a token set become another token set.
+"""Sequences up to the prediction times of a task: a token set from MEDS labels and the codes of another token set.
 
-One sequence a row of the labels: a subject has as many as it has prediction times. The cache knows days, so the input is what happened on the
-days before the day of the prediction: nothing of that day, which may be later than the time. A row without any known code before it has the
-one code [UNK]: every row that is asked for can be predicted. Codes, roll-up, dedupe, clock and leakage policy are those of the token set.
+One sequence per row of the labels, so one per prediction time of a subject. The cache stores days, so the input ends on the day before the
+prediction time. A row without any known code before it has the single code [UNK], so that every row gets a prediction. Codes, roll-up, dedupe,
+clock and leakage policy are those of the other token set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bitimely_core import storage
 from bitimely_core.cache import Cache
 from bitimely_core.claims import engines, sequence_builder, steps, tokenize
 from bitimely_core.claims.prevalence import CodeSelection
-from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
+from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.schemas import FindingRecord, PredictionStatistics, SequenceManifest, SequenceOptions, StoredFile
 from bitimely_core.tokens.sequences import SPECIAL, EventSequences, open_sequences, publish_sequences, to_table, write_shard
 from bitimely_core.tokens.sets import TokenSet
@@ -35,7 +35,7 @@ def read_task_labels(folder: str | Path) -> pl.DataFrame:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise _usage("no such folder", "expected one with label files of MEDS", str(folder), "--task")
+        raise usage_error("no such folder", "expected a folder with label files of MEDS", file=str(folder), field="--task")
     found = sorted(folder.rglob("*.parquet"))
     if not found:
         raise input_error(Reason.NO_INPUT, "no .parquet in it", "expected label files of MEDS", file=str(folder), field="--task")
@@ -57,8 +57,8 @@ def read_id_table(path: str | Path | None) -> pl.DataFrame | None:
     try:
         return pl.read_csv(path, infer_schema=False).select(raw=pl.col("subject_id").cast(pl.Int64), new=pl.col("new").cast(pl.Int64))
     except (OSError, pl.exceptions.PolarsError) as error:
-        text, wanted = type(error).__name__, "expected the file of ingest --keep-ids, with whole numbers as MEDS has them"
-        raise _usage(text, wanted, str(path), "--ids") from error
+        expected = "expected the file of ingest --keep-ids, with integer ids as in MEDS"
+        raise usage_error(f"cannot be read ({type(error).__name__})", expected, file=str(path), field="--ids") from error
 
 
 def build_task_sequences(
@@ -72,42 +72,42 @@ def build_task_sequences(
     force_new: bool = False,
     progress: Progress | None = None,
 ) -> EventSequences:
-    """The sequences of the labels in `task`, with one label that is called as `out` is.
+    """The sequences of the labels in `task`, with one label named after `out`.
 
     Args:
         cache: of claims, with true dates.
         base: the token set of the pre-training, made from `cache`.
         task: folder of MEDS labels.
-        out: folder of the new token set; what is there already for the same labels stays.
-        ids: table of raw and new subject_id; None: the labels speak of the cache's own.
+        out: folder of the new token set; an existing one of the same labels stays.
+        ids: table of raw and new subject_id; None: the labels have those of the cache.
         verify: compare the cache with its checksums.
-        force_new: replace what is there for other labels.
-        progress: told shard by shard.
+        force_new: replace a token set of other labels.
+        progress: called after each shard.
 
     Raises:
         UserError: config, settings_differ (exit 2), no_input, schema (4), integrity (5).
     """
     if cache.events_manifest.clock != "calendar":
-        raise _usage(
-            "the cache has no true dates", "prediction times are dates", str(cache.folder), "--task", "Ingest again with --keep-dates"
-        )
+        hint = "Ingest again with --keep-dates"
+        raise usage_error("the cache has no true dates", "prediction times are dates", hint, file=str(cache.folder), field="--task")
     if base.manifest.cache != cache.manifest.manifest_sha256 or base.options.split_file:
         text = "was made with --split-file" if base.options.split_file else "was made from another cache"
-        raise _usage(text, "expected sequences of this cache and its split", str(base.folder), "--task", "Tokenize again without --task")
-    asked, known = read_task_labels(task), read_id_table(ids)
+        expected, hint = "expected sequences of this cache and its split", "Tokenize again without --task"
+        raise usage_error(text, expected, hint, file=str(base.folder), field="--task")
+    requested, known = read_task_labels(task), read_id_table(ids)
     options = {
         **base.options.model_dump(mode="json"),
         "task": "multilabel",
         "landmark": None,
         "min_codes": 0,
-        "asked": _fingerprint_labels(asked),
+        "asked": _fingerprint_labels(requested),
     }
     if (out / storage.MANIFEST).exists() and not force_new:
         old = storage.read_manifest(out)
         if old.get("options") == options and old.get("base") == base.fingerprint:
             return open_sequences(out, verify=verify)
         raise usage_error(
-            "was made of other labels or codes",
+            "was made from other labels or codes",
             "expected the same",
             "Give another --name, or --force-new",
             code=Reason.SETTINGS_DIFFER,
@@ -116,45 +116,45 @@ def build_task_sequences(
     if verify:
         cache.manifest.check_files(cache.folder)
     if known is None:
-        rows = asked.with_columns(new="subject_id")
+        rows = requested.with_columns(new="subject_id")
     else:
-        rows = asked.join(known, left_on="subject_id", right_on="raw", how="left", maintain_order="left")
+        rows = requested.join(known, left_on="subject_id", right_on="raw", how="left", maintain_order="left")
     cohort = cache.cohort()["subject_id"].implode()
-    strangers = rows.filter(pl.col("new").is_null() | ~pl.col("new").is_in(cohort))["subject_id"].n_unique()
+    absent = rows.filter(pl.col("new").is_null() | ~pl.col("new").is_in(cohort))["subject_id"].n_unique()
     storage.make_folder(out)
     with storage.lock(out):
         storage.remove_temporary_files(out)
-        _write_task(cache, base, rows.drop("subject_id").rename({"new": "subject_id"}), out, options, strangers, progress)
+        _write_task(cache, base, rows.drop("subject_id").rename({"new": "subject_id"}), out, options, absent, progress)
     return open_sequences(out, verify=False)
 
 
-def _fingerprint_labels(asked: pl.DataFrame) -> str:
-    """What is asked for, in short."""
+def _fingerprint_labels(requested: pl.DataFrame) -> str:
+    """Fingerprint of the rows."""
     return storage.fingerprint(
-        [asked["subject_id"].to_list(), asked["prediction_time"].to_physical().to_list(), asked["boolean_value"].to_list()]
+        [requested["subject_id"].to_list(), requested["prediction_time"].to_physical().to_list(), requested["boolean_value"].to_list()]
     )
 
 
-def _usage(text: str, wanted: str, file: str, field: str, action: str = "") -> UserError:
-    return usage_error(text, wanted, action, file=file, field=field)
-
-
 def _write_task(
-    cache: Cache, base: EventSequences, asked: pl.DataFrame, out: Path, options: dict[str, Any], strangers: int, progress: Progress | None
+    cache: Cache, base: EventSequences, requested: pl.DataFrame, out: Path, options: dict[str, Any], absent: int, progress: Progress | None
 ) -> None:
-    """All files of the token set; `asked` has subject_id (of the cache), prediction_time, boolean_value."""
+    """All files of the token set; `requested` has subject_id (of the cache), prediction_time, boolean_value."""
     names = {field.name for field in fields(steps.SequenceChoices)}
     choices = steps.SequenceChoices(**{name: value for name, value in options.items() if name in names})
     plan = tokenize.SequencePlan(cache=cache, preset=base.options.preset, choices=choices, split_file="", engine="polars")
     selection = CodeSelection(phecodes=list(base.vocabulary[len(SPECIAL) :]), ratios={}, max_attainable={})
     day = pl.col("prediction_time").dt.epoch("us") // DAY - 1
-    asked = asked.select("subject_id", "prediction_time", pl.col("boolean_value").cast(pl.Int8).alias(f"y_{out.name}"), index_day=day)
+    requested = requested.select(
+        "subject_id", "prediction_time", pl.col("boolean_value").cast(pl.Int8).alias(f"y_{out.name}"), index_day=day
+    )
     files: dict[str, StoredFile] = {}
     parts: list[pl.DataFrame] = []
     done, total = 0, len(cache.events_manifest.shards)
     with engines.open_engine("polars") as engine:
-        for one in tokenize.iter_shards(plan, tokenize.load_subjects(plan), engine):  # no enumerate: it holds a shard until it has the next
-            frame = _build_task_shard(one, asked, choices, selection, out.name, engine)
+        for one in tokenize.iter_shards(
+            plan, tokenize.load_subjects(plan), engine
+        ):  # no enumerate: it would keep a shard in memory until the next is made
+            frame = _build_task_shard(one, requested, choices, selection, out.name, engine)
             if frame.height:
                 files |= write_shard(out, len(files), frame)
                 parts.append(frame.select("subject_id", "prediction_time", "split", "codes"))
@@ -164,18 +164,18 @@ def _write_task(
             del one, frame
     if not parts:
         raise input_error(Reason.NO_INPUT, "no subject of the labels is in the cache", "expected some", "Give --ids of the ingest")
-    whole = pl.concat(parts)
-    silent = whole.filter(pl.col("codes").list.first() == UNKNOWN).height
+    rows = pl.concat(parts)
+    silent = rows.filter(pl.col("codes").list.first() == UNKNOWN).height
     notices = (
-        [f"{silent:,} of {whole.height:,} rows have no known code before their prediction time: their input is [UNK]."] if silent else []
+        [f"{silent:,} of {rows.height:,} rows have no known code before their prediction time: their input is [UNK]."] if silent else []
     )
-    text = f"{strangers} subjects of the labels are not in the cache"
+    text = f"{absent} subjects of the labels are not in the cache"
     found = (
-        [Finding(code=Reason.IDENTIFIER, level="warning", problem=text, requirement="they get no prediction", count=strangers)]
-        if strangers
+        [Finding(code=Reason.IDENTIFIER, level="warning", problem=text, requirement="they get no prediction", count=absent)]
+        if absent
         else []
     )
-    events = int(whole["codes"].list.len().sum())
+    events = int(rows["codes"].list.len().sum())
     manifest = SequenceManifest(
         cache=base.manifest.cache,
         base=base.fingerprint,
@@ -192,14 +192,23 @@ def _write_task(
         shards=files,
         vocabulary=pl.read_parquet(base.folder / "vocab.parquet"),
         ratios=pl.read_parquet(base.folder / "ratios.parquet"),
-        statistics=PredictionStatistics(rows=whole.height, without_codes=silent, not_in_cache=strangers, events=events),
+        statistics=PredictionStatistics(rows=rows.height, without_codes=silent, not_in_cache=absent, events=events),
     )
 
 
-def _build_task_shard(one: Any, asked: pl.DataFrame, choices: Any, selection: Any, name: str, engine: Any) -> pl.DataFrame:
-    """The sequences of the prediction times that are asked of the subjects of one shard, as they are stored."""
+def _build_task_shard(
+    one: steps.ClaimsShard,
+    requested: pl.DataFrame,
+    choices: steps.SequenceChoices,
+    selection: CodeSelection,
+    name: str,
+    engine: engines.Engine,
+) -> pl.DataFrame:
+    """The stored form of the sequences of one shard, one per requested prediction time."""
     cohort = (
-        one.cohort.drop("index_day", strict=False).with_row_index("before").join(asked, on="subject_id", how="inner", maintain_order="left")
+        one.cohort.drop("index_day", strict=False)
+        .with_row_index("before")
+        .join(requested, on="subject_id", how="inner", maintain_order="left")
     )
     cohort = cohort.with_columns(pl.col("before").cast(pl.Int32))
     numbers = cohort.select("before", number=pl.int_range(pl.len(), dtype=pl.Int32))
@@ -222,10 +231,11 @@ def _build_task_shard(one: Any, asked: pl.DataFrame, choices: Any, selection: An
 
 
 def check_task_run(windows: TokenSet, kind: str) -> None:
-    """Raises UserError (config, exit 2) where `write_predictions` has nothing to write: other token sets, a run that is not fine-tuned."""
+    """Raises UserError (config, exit 2) where `write_predictions` cannot apply: other token sets, a run that is not fine-tuned."""
     if kind != "finetune" or getattr(windows.options, "asked", None) is None:
-        text = "has no prediction times" if kind == "finetune" else "is asked of a run without a head"
-        raise _usage(text, "expected a fine-tuned run, and sequences of tokenize --task", str(windows.folder), "--predictions")
+        problem = "no prediction times" if kind == "finetune" else "a run without a head"
+        expected = "expected a fine-tuned run and sequences of tokenize --task"
+        raise usage_error(problem, expected, file=str(windows.folder), field="--predictions")
 
 
 def write_predictions(path: str | Path, sequences: TokenSet, probabilities: np.ndarray, ids: str | Path | None = None) -> int:
@@ -247,7 +257,7 @@ def write_predictions(path: str | Path, sequences: TokenSet, probabilities: np.n
     if (known := read_id_table(ids)) is not None:
         frame = frame.join(known, left_on="subject_id", right_on="new", how="left", maintain_order="left").with_columns(subject_id="raw")
         if frame["subject_id"].null_count():
-            raise _usage("misses subjects of these sequences", "expected the table of their ingest", str(ids), "--ids")
+            raise usage_error("misses subjects of these sequences", "expected the table of their ingest", file=str(ids), field="--ids")
     chance = pl.Series(np.asarray(probabilities, dtype=np.float64).reshape(-1))
     frame = frame.select(
         "subject_id",
