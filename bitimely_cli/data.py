@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
-from bitimely_cli.options import BuildOptions, CommonOptions, expand_options, is_set, parse_shard
+from bitimely_cli.options import BuildOptions, CommonOptions, expand_options, is_set, parse_shard, setting
 from bitimely_cli.screen import screen
 from bitimely_core import registry
+from bitimely_core.config import DataConfig, validate
 from bitimely_core.errors import Exit, Finding
 
 UNITS_SHOWN = 30
@@ -132,25 +133,16 @@ def _next_steps(dataset: str, report: dict[str, Any], where: Path, *, has_page: 
 def tokenize(
     data: Annotated[str, typer.Argument(help="Data set or view, for example sleep-edf/staging.", metavar="DATA")],
     *,
-    window: Annotated[int | None, typer.Option("--window", min=1, help="Samples a window.")] = None,
-    stride: Annotated[int | None, typer.Option("--stride", min=1, help="Samples between windows.")] = None,
-    rate: Annotated[float | None, typer.Option("--rate", min=0.0, help="Hz; other rates are resampled with an anti-alias filter.")] = None,
-    channels: Annotated[str | None, typer.Option("--channels", help="Names, separated by commas.")] = None,
-    bandpass: Annotated[
-        str | None, typer.Option("--bandpass", metavar="LOW,HIGH", help="Filter in Hz, forward and backward; one side may be empty.")
-    ] = None,
-    notch: Annotated[
-        str | None, typer.Option("--notch", metavar="FREQ[,FREQ...]", help="Hz to take out, for example 50 of the mains.")
-    ] = None,
-    normalise: Annotated[str, typer.Option("--normalise", help="channel (statistics of the training split), window or none.")] = "channel",
-    split: Annotated[
-        str | None, typer.Option("--split", help="subject, official, time or random-window (default: the data set's own).")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the split.")] = 0,
-    test_fold: Annotated[
-        int | None,
-        typer.Option("--test-fold", min=1, max=10, help="Of the ten official folds, or tenths of the subjects, the one to test on."),
-    ] = None,
+    window: Annotated[int | None, setting(DataConfig, "window")] = None,
+    stride: Annotated[int | None, setting(DataConfig, "stride")] = None,
+    rate: Annotated[float | None, setting(DataConfig, "rate")] = None,
+    channels: Annotated[str | None, setting(DataConfig, "channels")] = None,
+    bandpass: Annotated[str | None, setting(DataConfig, "bandpass", "LOW,HIGH")] = None,
+    notch: Annotated[str | None, setting(DataConfig, "notch", "FREQ[,FREQ...]")] = None,
+    normalise: Annotated[str, setting(DataConfig, "normalise")] = "channel",
+    split: Annotated[str | None, setting(DataConfig, "split")] = None,
+    seed: Annotated[int, setting(DataConfig, "seed")] = 0,
+    test_fold: Annotated[int | None, setting(DataConfig, "test_fold")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")] = None,
     build: BuildOptions,
     claims_build: ClaimsBuildOptions,
@@ -161,7 +153,6 @@ def tokenize(
     Example: bitimely tokenize sleep-edf/staging
     """
     from bitimely_core import workflows
-    from bitimely_core.config import DataConfig, validate
 
     texts = {name: text for name, text in {"bandpass": bandpass, "notch": notch}.items() if text is not None}
     filters = validate(DataConfig, texts)

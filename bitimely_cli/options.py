@@ -7,11 +7,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from bitimely_cli.screen import screen
+from bitimely_core.config import Section, TrainConfig
 from bitimely_core.errors import safe_text, usage_error
 
 
@@ -23,6 +24,23 @@ def _json(value: bool) -> bool:
 def _debug(value: bool) -> bool:
     screen.debug = screen.debug or value
     return value
+
+
+def setting(section: type[Section], key: str, metavar: str | None = None, more: str = "") -> Any:
+    """An option with the name, the help, the choices and the bounds of a field of the settings; `more` is added to the help."""
+    field = section.model_fields[key]
+    choices = [choice for choice in _choices(field.annotation) if choice is not None]
+    listed = f"{', '.join(choices[:-1])} or {choices[-1]}. " if choices else ""
+    least = next((bound for item in field.metadata if (bound := getattr(item, "ge", getattr(item, "gt", None))) is not None), None)
+    most = next((bound for item in field.metadata if (bound := getattr(item, "le", None)) is not None), None)
+    return typer.Option(f"--{key.replace('_', '-')}", help=f"{listed}{field.description}{more}", metavar=metavar, min=least, max=most)
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The values of the first Literal in an annotation."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return next((found for part in get_args(annotation) if (found := _choices(part))), [])
 
 
 Workspace = Annotated[
@@ -41,11 +59,9 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, for example model.tokenizer=patch; may be repeated."),
 ]
-Epochs = Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")]
-Steps = Annotated[int | None, typer.Option("--steps", help="Stop after so many optimizer steps.")]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Windows per step, over all processes.")]
-Accumulate = Annotated[int | None, typer.Option("--accumulate", help="Micro-batches a batch is split into, to save memory.")]
-Lr = Annotated[float | None, typer.Option("--lr", help="Largest learning rate.")]
+Device = Annotated[str | None, setting(TrainConfig, "device")]
+Devices = Annotated[int | None, setting(TrainConfig, "devices")]
+Seed = Annotated[int | None, setting(TrainConfig, "seed")]
 Tune = Annotated[
     str | None,
     typer.Option(
@@ -54,11 +70,6 @@ Tune = Annotated[
         help="Try N learning rates around the preset's, or these, in short trainings; the best on the validation split is used.",
     ),
 ]
-Precision = Annotated[str | None, typer.Option("--precision", help="fp32 or bf16.")]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or mps.")]
-Devices = Annotated[int | None, typer.Option("--devices", help="Number of processes (one per device).")]
-Compile = Annotated[bool, typer.Option("--compile", help="Use torch.compile.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of weights, batches and masks.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue an unfinished run (also without this option when the settings are the same).")
 ]
@@ -107,7 +118,7 @@ class ReadOptions(WriteOptions):
 class ScoreOptions(ReadOptions):
     """Options of verbs that run a trained model."""
 
-    batch_size: BatchSize = None
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Windows that the model reads at a time.")] = None
     device: Device = None
 
 
@@ -122,16 +133,16 @@ class BuildOptions(ReadOptions):
 class TrainOptions(OptionGroup):
     """Options of a training."""
 
-    epochs: Epochs = None
-    steps: Steps = None
-    batch_size: BatchSize = None
-    accumulate: Accumulate = None
-    lr: Lr = None
+    epochs: Annotated[int | None, setting(TrainConfig, "epochs")] = None
+    steps: Annotated[int | None, setting(TrainConfig, "steps")] = None
+    batch_size: Annotated[int | None, setting(TrainConfig, "batch_size")] = None
+    accumulate: Annotated[int | None, setting(TrainConfig, "accumulate")] = None
+    lr: Annotated[float | None, setting(TrainConfig, "lr")] = None
     tune: Tune = None
-    precision: Precision = None
+    precision: Annotated[str | None, setting(TrainConfig, "precision")] = None
     device: Device = None
     devices: Devices = None
-    compile: Compile = False
+    compile: Annotated[bool, setting(TrainConfig, "compile")] = False
     seed: Seed = None
 
     def sections(self) -> dict[str, dict[str, Any]]:

@@ -22,9 +22,11 @@ from bitimely_cli.options import (
     TrainOptions,
     WriteOptions,
     expand_options,
+    setting,
     settings_of,
 )
 from bitimely_cli.screen import screen
+from bitimely_core.config import DataConfig, FinetuneConfig
 from bitimely_core.errors import Exit
 
 
@@ -77,15 +79,12 @@ def finetune(
     source: Run,
     *,
     data: OneData = None,
-    readout: Annotated[
-        str | None, typer.Option("--readout", help="sos, eos, sos+eos, mean, last, max, flatten or native (default: the model's own).")
-    ] = None,
-    layers: Annotated[str | None, typer.Option("--layers", help="last or last-two.")] = None,
-    freeze: Annotated[bool, typer.Option("--freeze", help="Train the head alone.")] = False,
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Fresh weights of the same architecture: the control.")] = False,
+    readout: Annotated[str | None, setting(FinetuneConfig, "readout")] = None,
+    layers: Annotated[str | None, setting(FinetuneConfig, "layers")] = None,
+    freeze: Annotated[bool, setting(FinetuneConfig, "freeze")] = False,
+    from_scratch: Annotated[bool, setting(FinetuneConfig, "from_scratch")] = False,
     fraction: Annotated[
-        float | None,
-        typer.Option("--fraction", help="Share of the training subjects (default: 0.2 on the data set of the pre-training, else 1)."),
+        float | None, setting(DataConfig, "fraction", more=" Default: 0.2 on the data set of the pre-training, else 1.")
     ] = None,
     training: TrainOptions,
     start: StartOptions,

@@ -71,23 +71,23 @@ class ObjectiveConfig(Section):
 class TrainConfig(Section):
     """One training run. The paper gives epochs; the optimiser is method.md 6 (the paper is silent)."""
 
-    epochs: int = Field(20, ge=0)
-    steps: int | None = Field(None, ge=0)  # stop after so many optimizer steps, whatever the epochs
-    batch_size: int = Field(64, ge=1)  # global
-    accumulate: int = Field(1, ge=1)
-    lr: float = Field(3e-4, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
-    warmup: float = Field(0.05, ge=0, lt=1)  # share of all steps
-    clip: float = Field(1.0, gt=0)
-    precision: Literal["fp32", "bf16"] = "fp32"
-    core_precision: Literal["fp32", "bf16"] = "fp32"  # of the retention core under precision bf16
-    device: str = "auto"
-    devices: int = Field(1, ge=1)
-    compile: bool = False
-    seed: int = Field(0, ge=0)
-    log_every: int = Field(10, ge=1)  # steps
-    checkpoint_every: int | None = Field(None, ge=1)  # steps; None = every epoch
-    keep: int = Field(2, ge=2)  # checkpoints
+    epochs: int = Field(20, ge=0, description="Passes over the training split.")
+    steps: int | None = Field(None, ge=0, description="Stop after so many optimizer steps, whatever the epochs.")
+    batch_size: int = Field(64, ge=1, description="Windows per step, over all processes.")
+    accumulate: int = Field(1, ge=1, description="Micro-batches a batch is split into, to save memory.")
+    lr: float = Field(3e-4, gt=0, description="Largest learning rate.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay of AdamW.")
+    warmup: float = Field(0.05, ge=0, lt=1, description="Share of all steps with a rising learning rate.")
+    clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the training.")
+    core_precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the retention core under precision bf16.")
+    device: str = Field("auto", description="auto, cpu, cuda or mps.")
+    devices: int = Field(1, ge=1, description="Number of processes (one per device).")
+    compile: bool = Field(False, description="Use torch.compile.")
+    seed: int = Field(0, ge=0, description="Seed of weights, batches and masks.")
+    log_every: int = Field(10, ge=1, description="Steps between lines of the log.")
+    checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints (default: an epoch).")
+    keep: int = Field(2, ge=2, description="Checkpoints to keep.")
 
     def count_steps(self, per_epoch: int) -> int:
         """Optimizer steps of the training, with `per_epoch` of them in an epoch."""
@@ -107,29 +107,42 @@ def parse_frequencies(value: Any) -> Any:
 class DataConfig(Section):
     """Which tokens, and how they are made when they are missing."""
 
-    names: tuple[str, ...] = ()
-    fraction: float = Field(1.0, gt=0, le=1)  # of the training subjects
-    limit: int | None = Field(None, ge=1)  # windows of each split that a training sees, drawn by its seed
-    window: int | None = Field(None, ge=1)
-    stride: int | None = Field(None, ge=1)
-    rate: float | None = Field(None, gt=0)
-    channels: tuple[str, ...] | None = None
-    normalise: Literal["channel", "window", "none"] = "channel"
-    split: Literal["subject", "official", "time", "random-window"] | None = None
-    seed: int = Field(0, ge=0)  # of the split
-    test_fold: int | None = Field(None, ge=1, le=10)  # tested in the place of the tenth; the one before it validates
-    bandpass: Annotated[tuple[float | None, float | None] | None, BeforeValidator(parse_frequencies)] = None  # Hz, also as text "LOW,HIGH"
-    notch: Annotated[tuple[float, ...] | None, BeforeValidator(parse_frequencies)] = None  # Hz, also as text "FREQ,FREQ"
+    names: tuple[str, ...] = Field((), description="Data set or view, for example sleep-edf/staging.")
+    fraction: float = Field(1.0, gt=0, le=1, description="Share of the training subjects.")
+    limit: int | None = Field(None, ge=1, description="Largest number of windows of each split, drawn by the seed.")
+    window: int | None = Field(None, ge=1, description="Samples per window.")
+    stride: int | None = Field(None, ge=1, description="Samples between the starts of windows.")
+    rate: float | None = Field(None, gt=0, description="Sampling rate in Hz; others are resampled with an anti-alias filter.")
+    channels: tuple[str, ...] | None = Field(None, description="Names of channels, separated by commas.")
+    normalise: Literal["channel", "window", "none"] = Field("channel", description="channel: statistics of the training split.")
+    split: Literal["subject", "official", "time", "random-window"] | None = Field(None, description="Default: the data set's own.")
+    seed: int = Field(0, ge=0, description="Seed of the split.")
+    test_fold: int | None = Field(
+        None,
+        ge=1,
+        le=10,
+        description="Test on this one of the ten official folds, or tenths of the subjects; the fold before it validates.",
+    )
+    bandpass: Annotated[tuple[float | None, float | None] | None, BeforeValidator(parse_frequencies)] = Field(
+        None, description="Band-pass filter in Hz, without phase shift; one side may be empty."
+    )
+    notch: Annotated[tuple[float, ...] | None, BeforeValidator(parse_frequencies)] = Field(
+        None, description="Frequencies in Hz to remove, for example 50 for line noise."
+    )
 
 
 class FinetuneConfig(Section):
     """What a supervised head reads. None = the model's own readout."""
 
-    readout: Literal["sos", "eos", "sos+eos", "mean", "last", "max", "flatten", "native"] | None = None
-    layers: Literal["last", "last-two"] = "last"
-    layer_merge: Literal["concat", "mean"] = "concat"
-    freeze: bool = False
-    from_scratch: bool = False
+    readout: Literal["sos", "eos", "sos+eos", "mean", "last", "max", "flatten", "native"] | None = Field(
+        None, description="Vector that the head reads (default: the model's own)."
+    )
+    layers: Literal["last", "last-two"] = Field("last", description="Layers that the head reads.")
+    layer_merge: Literal["concat", "mean"] = Field("concat", description="How two layers are joined.")
+    freeze: bool = Field(False, description="Train the head alone.")
+    from_scratch: bool = Field(
+        False, description="Randomly initialised weights of the same architecture: the control without pre-training."
+    )
 
 
 def parse_learning_rates(value: Any) -> Any:

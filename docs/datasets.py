@@ -165,8 +165,8 @@ def document(tables: str) -> str:
     from bitimely_core import registry
     from bitimely_core.workflows import catalog
 
-    views = catalog.rows("views", Path())
-    found = [facts for facts in catalog.rows("datasets", Path()) if registry.datasets[facts["name"]].facts.kind == "recordings"]
+    views = catalog.list_rows("views", Path())
+    found = [facts for facts in catalog.list_rows("datasets", Path()) if registry.datasets[facts["name"]].facts.kind == "recordings"]
     head = [
         "# Data sets of recordings",
         "",
