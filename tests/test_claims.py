@@ -370,7 +370,10 @@ def test_a_named_subject_stays_out_of_every_message(tmp_path: Path, capsys: pyte
     assert main(["ingest", "pophr", str(raw), "--no-select", "--min-codes", "1", "-w", str(tmp_path / "w")]) == 3
     out, err = capsys.readouterr()
     assert "SECRET" not in out + err
-    assert "SECRET" not in (tmp_path / "w" / "cache" / "pophr" / "ingest_report.json").read_text()
+    report = (tmp_path / "w" / "cache" / "pophr" / "ingest_report.json").read_text()
+    assert "SECRET" not in report
+    (table,) = json.loads(report)["units"]
+    assert [reason["code"] for reason in table["reasons"]] == ["bad_code", "date", "unmapped_code"], "reasons of a table are sorted"
     assert "SECRET" not in (tmp_path / "w" / "tokens" / "pophr" / "report.html").read_text()
     assert storage.read_manifest(tmp_path / "w" / "cache" / "pophr")["kind"] == "events"
 

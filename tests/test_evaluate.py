@@ -275,6 +275,19 @@ def test_few_positives_give_a_value_without_an_interval():
         assert scores.metrics["accuracy"].lo is not None
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_the_rarest_class_decides_whether_there_is_an_interval(order):
+    sizes = np.array([3, 10, 17])[list(order)]
+    y = np.repeat(np.arange(3), sizes)
+    p = softmax(np.random.default_rng(0).normal(size=(30, 3)))
+    found = score("classification", y, p, np.arange(30), class_names=("a", "b", "c"), bootstrap=200)
+    m = found.metrics["auroc"]
+    assert m.value is not None
+    assert (m.lo, m.hi, m.se) == (None, None, None)
+    assert f"3 rows of class {'abc'[sizes.argmin()]}" in m.undefined_reason
+    assert found.metrics["accuracy"].lo is not None
+
+
 def test_replicates_that_lack_a_class_are_dropped_and_counted():
     """All positives in one of ten subjects: a replicate misses that subject with probability 0.9^10."""
     g = np.repeat(np.arange(10), 20)

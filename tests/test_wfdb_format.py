@@ -201,6 +201,21 @@ def test_flac_with_several_samples_a_frame_reads_as_wfdb_reads_it(tmp_path: Path
         assert np.array_equal(signal.samples, values)
 
 
+@pytest.mark.parametrize("bits", [8, 16, 24])
+def test_the_least_value_of_flac_samples_marks_a_missing_one(tmp_path: Path, bits: int) -> None:
+    least = -(1 << (bits - 1))
+    digital = np.arange(80).reshape(40, 2) - 40
+    digital[[3, 17, 18], 1] = least
+    digital[5, 0] = least + 1
+    fields = {"sig_name": ["a", "b"], "units": ["mV"] * 2, "fmt": [str(500 + bits)] * 2, "adc_gain": [200.0] * 2, "baseline": [0, 0]}
+    path = written_by_wfdb(tmp_path, fs=250, d_signal=digital, **fields)
+    same_as_wfdb(path)
+    recording = own.read_recording(path)
+    assert [(str(finding.code), finding.count) for finding in recording.findings] == [("missing_samples", 3)]
+    assert np.array_equal(recording.signals[0].samples, digital[:, 0])
+    assert np.flatnonzero(np.isnan(recording.signals[1].samples)).tolist() == [3, 17, 18]
+
+
 def test_skewed_signals_line_up_as_in_wfdb(tmp_path: Path) -> None:
     path = write(tmp_path, lines={1: "r.dat 16:3 1000/mV 16 0"})
     same_as_wfdb(path)

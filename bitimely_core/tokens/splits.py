@@ -37,12 +37,12 @@ def split_by_fold(fold: int, test_fold: int) -> str:
 
 
 def find_tenth(u: float) -> int:
-    """The fold of u in [0, 1), 1 to 10: `by_share(u)` is `FOLDS[tenth(u)]`."""
+    """The fold of u in [0, 1), 1 to 10: `split_by_share(u)` is `FOLDS[find_tenth(u)]`."""
     return 1 + sum(u >= t / 10 for t in range(1, 10))
 
 
 def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20, test_fold: int | None = None) -> dict[str, str]:
-    """Subject -> split, by u = `share("{seed}|{subject_id}")` (method notes, section 12, row 15).
+    """Subject -> split, by u = `hash_to_share("{seed}|{subject_id}")` (method notes, section 12, row 15).
 
     From `small` subjects on each is placed by its own u, so adding subjects moves no other. Fewer than `small` (n of them) are ranked by
     u: the last max(1, round(n / 10)) are test, as many before them validation, the rest train (halves round to even: n = 15 gives 2).
