@@ -56,10 +56,10 @@ def _list_reasons(table: SourceRows, account: RowAccount, dropped: Mapping[str, 
     """A finding for each reason for which rows of a table were left out."""
     return [
         Finding(
-            code=reason,
+            reason,
+            f"{n} {table.kind}",
+            REQUIREMENTS.get(reason, ""),
             level="warning" if str(reason) in dropped else "error",
-            problem=f"{n} {table.kind}",
-            requirement=REQUIREMENTS.get(reason, ""),
             file=table.file,
             count=n,
             examples=tuple(account.examples.get(reason, ())),
@@ -77,11 +77,11 @@ def _find_unmet_rules(job: ClaimsJob, found: CleaningFindings) -> list[Finding]:
     wanted = {rule.name: {kind for clause in rule.clauses for kind in clause.sources} for rule in job.rules}
     return [
         Finding(
-            code=Reason.CLASS_MISSING,
+            Reason.CLASS_MISSING,
+            f"rule {safe_text(name)} needs {' or '.join(sorted(kinds))} rows, found only {' and '.join(sorted(present))} rows",
+            "no subject can have this label",
+            "Give the kind of claims with --default-source, or --col source=COLUMN",
             level="warning",
-            problem=f"rule {safe_text(name)} needs {' or '.join(sorted(kinds))} rows, found only {' and '.join(sorted(present))} rows",
-            requirement="no subject can have this label",
-            hint="Give the kind of claims with --default-source, or --col source=COLUMN",
         )
         for name, kinds in wanted.items()
         if not kinds & present

@@ -296,9 +296,7 @@ def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab
     if layout.name == "plain" and 5 in failed:
         shown = tuple(failed.pop(5))
         text = f"holds numbers as a spreadsheet writes them ({', '.join(shown)})"
-        findings.append(
-            Finding(code=Reason.MAP_DAMAGED, level="warning", problem=text, hint="Check the map", file=sheet.name, examples=shown)
-        )
+        findings.append(Finding(Reason.MAP_DAMAGED, text, level="warning", hint="Check the map", file=sheet.name, examples=shown))
     repaired = 0
     if set(failed) == {3} and repair == "phecode-zeros":
         repaired_rows = [(own, code, _pad_zeros(phecode)) for own, code, phecode in kept]

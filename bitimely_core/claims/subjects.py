@@ -100,14 +100,7 @@ def _check_split_file(job: ClaimsJob, subjects: int, listed: int) -> None:
         )
     if unmatched := job.splits.height - listed:
         text = f"{unmatched} of {job.splits.height} subjects of the split file are not in the data"
-        found = Finding(
-            code=Reason.UNMATCHED_LABELS,
-            level="warning",
-            problem=text,
-            requirement="they are ignored",
-            field="--split-file",
-            count=unmatched,
-        )
+        found = Finding(Reason.UNMATCHED_LABELS, text, "they are ignored", level="warning", field="--split-file", count=unmatched)
         job.run.reasons.append(found)
 
 

@@ -170,11 +170,7 @@ def _write_task(
         [f"{silent:,} of {rows.height:,} rows have no known code before their prediction time: their input is [UNK]."] if silent else []
     )
     text = f"{absent} subjects of the labels are not in the cache"
-    found = (
-        [Finding(code=Reason.IDENTIFIER, level="warning", problem=text, requirement="they get no prediction", count=absent)]
-        if absent
-        else []
-    )
+    found = [Finding(Reason.IDENTIFIER, text, "they get no prediction", level="warning", count=absent)] if absent else []
     events = int(rows["codes"].list.len().sum())
     manifest = SequenceManifest(
         cache=base.manifest.cache,

@@ -57,9 +57,7 @@ def ingest_claims(
     except UserError as error:
         if error.exit_code != Exit.REFUSED:
             raise
-        found = [
-            Finding(code=Reason.MIN_CODES, level="warning", problem=error.problem, requirement=error.requirement, hint=error.hint).as_dict()
-        ]
+        found = [Finding(Reason.MIN_CODES, error.problem, error.requirement, error.hint, level="warning").as_dict()]
         if said is not None:
             said(error.finding)
     report["reasons"] = [*report["reasons"], *found]

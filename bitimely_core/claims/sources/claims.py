@@ -1,4 +1,4 @@
-"""Claims as plain tables: claims, and beside them patients, labels and a map of codes where they are there.
+"""Claims as plain tables, with optional tables of patients and labels and an optional map of codes.
 
 `claims.{csv,csv.gz,parquet}`: patient_id, date, icd9 (or icd, code, icd10; or wide: dx1 .. dxN), optional vocab, source, claim.
 `patients`: patient_id, birth_date or month_of_birth, death_date, sex, obs_start, obs_end. `labels`: patient_id, a column of 0 and 1 for each
@@ -80,7 +80,7 @@ class _EventLayout(NamedTuple):
 
 
 def _shape_block(frame: pl.DataFrame, *, layout: _EventLayout) -> EventBlock:
-    """Columns under the names of `Claims.events`, one row a code."""
+    """Columns under the names of `ClaimsSource.events`, one row per code."""
     spelled = {"subject": "subject_id"}
     named = frame.select("row", *(pl.col(name).alias(spelled.get(key, key)) for key, name in layout.columns.items()), *layout.wide)
     if layout.form is not None:
@@ -97,7 +97,7 @@ def _shape_block(frame: pl.DataFrame, *, layout: _EventLayout) -> EventBlock:
 
 
 def _translate_words(column: pl.Series, words: Mapping[str, str], noise: str = r"^\s+|\s+$") -> pl.Series:
-    """Known words in one spelling; unknown ones as they are, for the survey to name; null where there is none."""
+    """Known words in one spelling; unknown ones unchanged, for the survey to report; null where empty."""
     distinct = column.drop_nulls().unique()
     plain = [re.sub(noise, "", text.lower()) for text in distinct]
     known = [words.get(word, text) if text.strip() else None for word, text in zip(plain, distinct, strict=True)]
@@ -118,7 +118,7 @@ def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
     form = options.date_format or None
     file = find_table(source, "claims")
     table, vocab, stated = _open_table(source.path(file), file, renamed, options, form)
-    labels, labelled, told = _read_labels(source, renamed, options, form)
+    labels, labelled, label_findings = _read_labels(source, renamed, options, form)
     found = survey_tables([table], vocab=vocab, stated=stated, listed=labels is not None)
     patients, registered, more = _read_patients(source, renamed, form)
     facts: dict[str, Any] = {"tables": [row.file for row in (*found.rows, *registered, *labelled)]}
@@ -133,13 +133,13 @@ def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
         vocab=vocab,
         source=kind,
         rows=[*found.rows, *registered, *labelled],
-        findings=[*found.findings, *more, *told, *_find_unmatched_labels(labels, found.subjects, labelled)],
+        findings=[*found.findings, *more, *label_findings, *_find_unmatched_labels(labels, found.subjects, labelled)],
         facts=facts,
     )
 
 
 def _find_map(source: Source) -> str | None:
-    """The map of codes that lies in the folder."""
+    """The map of codes in the folder."""
     return next((rel for rel in source.files if PurePosixPath(rel).name.lower() == MAP_FILE), None)
 
 
@@ -149,7 +149,7 @@ def _find_map(source: Source) -> str | None:
 def _open_table(
     path: Path, file: str, renamed: Mapping[str, str], options: ClaimsOptions, form: str | None
 ) -> tuple[SourceTable, str, Stated]:
-    """The table of claims, the vocabulary of rows that carry none, and who says so."""
+    """The table of claims, the vocabulary of rows without one, and where it is stated."""
     mark = detect_delimiter(path)
     every = tables.read_names(path, delimiter=mark)
     constant = (
@@ -186,7 +186,7 @@ def _open_table(
 
 
 def _find_wide_columns(every: tuple[str, ...], pattern: str | None) -> tuple[str, ...]:
-    """The columns of codes, in the order of their numbers, where there are several."""
+    """The columns of codes, ordered by number, of a table with several."""
     if pattern is None:
         if any(name.lower() in EVENT_COLUMNS["code"] for name in every):
             return ()
@@ -201,7 +201,7 @@ def _find_wide_columns(every: tuple[str, ...], pattern: str | None) -> tuple[str
 
 
 def _read_source_words(options: ClaimsOptions) -> dict[str, str]:
-    """Words of the column `source`, in lower case, and the kind of claims that each means."""
+    """Words of the column `source`, in lower case -> kind of claims."""
     given = parse_pairs(options, "source_value")
     for kind in given.values():
         if kind not in KINDS:
@@ -215,7 +215,7 @@ def _read_source_words(options: ClaimsOptions) -> dict[str, str]:
 def _read_patients(
     source: Source, renamed: Mapping[str, str], form: str | None
 ) -> tuple[pl.DataFrame | None, list[SourceRows], list[Finding]]:
-    """The registered subjects, where there is a table of them."""
+    """The registered subjects, if there is a table of them."""
     if not (file := find_table(source, "patients", needed=False)):
         return None, [], []
     path = source.path(file)
@@ -237,11 +237,11 @@ def _read_patients(
 def _read_labels(
     source: Source, renamed: Mapping[str, str], options: ClaimsOptions, form: str | None
 ) -> tuple[pl.DataFrame | None, list[SourceRows], list[Finding]]:
-    """The table of labels, where there is one: all its columns, or those of `--label-column`."""
+    """The table of labels, if there is one: all its columns, or those of `--label-column`."""
     chosen = parse_label_columns(options)
     file = find_table(source, "labels", needed=False)
     if chosen and not file:
-        raise usage_error("--label-column is given", "but there is no table of labels")
+        raise usage_error("--label-column is given", "but the folder has no table of labels")
     if any(one.year for one in chosen):
         raise usage_error("--label-column with a year has no meaning with --source claims")
     if not file:
@@ -280,20 +280,18 @@ def _read_labels(
 
 
 def _drop_unread_index_dates(labels: pl.DataFrame, file: str) -> tuple[pl.DataFrame, list[Finding]]:
-    """Without the rows whose index date cannot be read: what comes after it could not be told from what comes before."""
+    """Without rows whose index date cannot be read, because rows after it could not be excluded."""
     odd = labels[INDEX_DATE].is_not_null() & dates.parse_days(labels[INDEX_DATE]).is_null()
     rows = labels.filter(odd)["row"]
     if not rows.len():
         return labels, []
     text, examples = f"{rows.len()} rows have an index date that cannot be read", tuple(map(str, rows.head(5)))
-    fault = Finding(
-        code=Reason.DATE, problem=text, requirement="they are left out", file=file, field=INDEX_DATE, count=rows.len(), examples=examples
-    )
+    fault = Finding(Reason.DATE, text, "they are excluded", file=file, field=INDEX_DATE, count=rows.len(), examples=examples)
     return labels.filter(~odd), [fault]
 
 
 def _find_unmatched_labels(labels: pl.DataFrame | None, seen: np.ndarray, rows: list[SourceRows]) -> list[Finding]:
-    """Labels of nobody, and subjects without labels; `seen` are the subjects of the claims, hashed."""
+    """A warning of labels without claims and of claims without labels; `seen` are the hashed subjects of the claims."""
     if labels is None:
         return []
     labelled = hash_ids(labels["subject_id"])
@@ -302,5 +300,5 @@ def _find_unmatched_labels(labels: pl.DataFrame | None, seen: np.ndarray, rows: 
     if not without and not unlabelled:
         return []
     text = f"{without} subjects with labels have no claims, {unlabelled} subjects with claims have no labels"
-    finding = Finding(code=Reason.UNMATCHED_LABELS, level="warning", problem=text, file=rows[0].file, count=without + unlabelled)
+    finding = Finding(Reason.UNMATCHED_LABELS, text, level="warning", file=rows[0].file, count=without + unlabelled)
     return [finding]

@@ -18,10 +18,7 @@ Stated = Literal["surely", "by name", "nowhere"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsSource:
-    """A source's rows before any cleaning: every value is text as written.
-
-    Dates alone may have been written anew: what `--date-format` reads stands here as YYYY-MM-DD, so that nobody else needs the format.
-    """
+    """Rows of a source before cleaning: every value is text as written, but for dates in the form `--date-format`, which are YYYY-MM-DD."""
 
     events: Callable[[], Iterator[pl.DataFrame]]
     """Frames of at most about a million rows, in file order: subject_id, date, code, vocab, source (String, nullable), claim (String,

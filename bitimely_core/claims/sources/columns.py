@@ -30,7 +30,7 @@ def find_table(source: Source, *stems: str, needed: bool = True) -> str:
     names = {stem + ending for stem in stems for ending in ENDINGS}
     found = sorted(rel for rel in {*source.files, *source.rejected} if PurePosixPath(rel).name.lower() in names)
     if len(found) > 1:
-        text = f"{stems[0]} is there {len(found)} times ({', '.join(map(safe_text, found[:5]))})"
+        text = f"{stems[0]} occurs {len(found)} times ({', '.join(map(safe_text, found[:5]))})"
         raise input_error(Reason.NO_INPUT, text, "expected once", "Keep one of them in the folder")
     if needed and not found:
         text = f"no {stems[0]}{{{','.join(ENDINGS)}}} among {len(source.files)} files"
@@ -44,16 +44,17 @@ def detect_delimiter(path: Path) -> str:
 
 
 def match_columns(path: Path, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = (), mark: str = ",") -> dict[str, str]:
-    """Which column holds what: key -> name in the file. Names are compared without case and blanks around them.
+    """Key -> name of its column in the file. Names are compared without case and surrounding blanks.
 
     Args:
         path: table.
-        wanted: key -> the names that it may have, the first that is there is taken.
+        wanted: key -> accepted names; the first present one is used.
         optional: keys that may be absent.
         mark: delimiter.
 
     Raises:
-        UserError: header (a name twice, none of those wanted), schema (columns missing: found and expected names), and as `tables.names`.
+        UserError: header (duplicate names, none of the accepted), schema (columns missing: found and expected names), and as
+            `tables.read_names`.
     """
     every = tables.read_names(path, delimiter=mark)
     chosen = {}
@@ -65,8 +66,8 @@ def match_columns(path: Path, wanted: Mapping[str, Sequence[str]], optional: Col
         elif key not in optional:
             missing.append(" or ".join(accepted))
     if missing and not set(chosen) - set(optional):
-        text = f"the first line names none of the columns wanted ({', '.join(missing)})"
-        raise input_error(Reason.HEADER, text, "is the header line absent, or the separator another?", file=str(path))
+        text = f"the first line has none of the expected columns ({', '.join(missing)})"
+        raise input_error(Reason.HEADER, text, "expected a header line with these names and a known separator", file=str(path))
     if missing:
         text = f"the column{'s' * (len(missing) > 1)} {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
         found = ", ".join(map(safe_text, every[:60]))
@@ -75,7 +76,7 @@ def match_columns(path: Path, wanted: Mapping[str, Sequence[str]], optional: Col
 
 
 def check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collection[str] = ("code",)) -> None:
-    """Refuses columns whose stored type has lost what was written: codes that are no text, subjects and dates with a fraction.
+    """Refuse columns whose stored type has lost information: codes that are not text, subjects and dates with a fraction.
 
     Args:
         path: table.
@@ -97,7 +98,7 @@ def check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collec
 
 
 def refuse_faults(block: tables.TableBlock, file: str) -> None:
-    """A table with a record that is none is refused: what the others hold cannot be trusted either.
+    """Refuse a table with a malformed record: its other records cannot be trusted either.
 
     Raises:
         UserError: csv_syntax, row_width, truncated.
@@ -105,12 +106,12 @@ def refuse_faults(block: tables.TableBlock, file: str) -> None:
     if block.faults:
         first, *others = (finding.at(file) for finding in tables.group_findings(block.faults))
         wanted = first.requirement if first.code == Reason.ROW_WIDTH else "expected a record"
-        action = "Nothing of the table is used: mend it"
+        action = "Correct the table; none of it is used"
         raise input_error(first.code, first.problem, wanted, action, file=file, row=first.row, details=others)
 
 
 def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",", *, quotes: bool = True) -> pl.DataFrame:
-    """A table that is small enough to be held: `row` and the columns under their keys, text without blanks around it, null where empty.
+    """A table that fits in memory: `row` and the columns by key, text without surrounding blanks, null where empty.
 
     Raises:
         UserError: as `refuse_faults` and `tables.frames`.
@@ -123,13 +124,13 @@ def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",
 
 
 def strip_blanks(column: pl.Expr) -> pl.Expr:
-    """Without blanks around it; null where nothing is left."""
+    """Text without surrounding blanks; null where empty."""
     text = column.str.strip_chars()
     return pl.when(text != "").then(text)
 
 
 def reformat_dates(column: pl.Series, form: str | None) -> pl.Series:
-    """Dates that a `strptime` format reads, written anew as YYYY-MM-DD; all others as they are. Each distinct text is read once."""
+    """Dates in a `strptime` format as YYYY-MM-DD; other texts unchanged. Each distinct text is read once."""
     if form is None:
         return column
     distinct = column.drop_nulls().unique()
@@ -145,7 +146,7 @@ def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) ->
 
 
 def count_unread_dates(column: pl.Series) -> tuple[int, Counter[str]]:
-    """How many dates of a column can be read, and the beginnings of the others. Each distinct text is looked at once."""
+    """Number of readable dates of a column, and the beginnings of the others. Each distinct text is read once."""
     distinct = column.drop_nulls().unique()
     heads = distinct.str.strip_chars().str.head(DATE_CHARACTERS)
     odd = distinct.filter(heads.is_in([head for head in heads.unique() if dates.parse_day(head) is None]))
@@ -154,7 +155,7 @@ def count_unread_dates(column: pl.Series) -> tuple[int, Counter[str]]:
 
 
 def refuse_unread_dates(good: int, odd: Counter[str], file: str, name: str) -> None:
-    """Refuses a column of dates most of which have another form than those that are read: 02/03/04 may be six days.
+    """Refuse a column of dates most of which are in an unknown form: 02/03/04 may be six days.
 
     Raises:
         UserError: date.
@@ -163,6 +164,6 @@ def refuse_unread_dates(good: int, odd: Counter[str], file: str, name: str) -> N
     if bad <= good:
         return
     shape = re.sub(r"[^\W\d_]", "x", re.sub(r"\d", "9", next(iter(odd))))  # no date of a patient is shown
-    text = f"{bad} of {good + bad} dates are not in a form that is read (they look like {safe_text(shape)})"
-    action = "Say how they are written with --date-format, as in --date-format '%d/%m/%Y'"
+    text = f"{bad} of {good + bad} dates are in an unknown form (they look like {safe_text(shape)})"
+    action = "Give their form with --date-format, as in --date-format '%d/%m/%Y'"
     raise input_error(Reason.DATE, text, "expected YYYY-MM-DD or YYYYMMDD", action, file=file, field=name)

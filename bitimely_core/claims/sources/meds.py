@@ -1,7 +1,7 @@
-"""MEDS 0.4: data/**/*.parquet with subject_id, time, code. What a code string means differs by the tool that wrote it.
+"""MEDS 0.4: data/**/*.parquet with subject_id, time, code. Code strings differ by the tool that wrote them.
 
 A list of regular expressions with the groups `vocab` and `code` says which strings are ICD codes; `--code-pattern` adds more, tried first.
-Where a string fits none, those of its parents in metadata/codes.parquet are tried. Strings that fit none are counted, not faults.
+Where a string fits none, those of its parents in metadata/codes.parquet are tried. Strings without a match are counted, they are not faults.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SPLITS = {"train": "train", "tuning": "validation", "held_out": "test"}
 
 @dataclass
 class CodeMeanings:
-    """What the distinct code strings mean, found once for each."""
+    """ICD codes of the distinct code strings, found once for each."""
 
     patterns: tuple[re.Pattern[str], ...]
     parents: Mapping[str, Sequence[str]]
@@ -93,15 +93,15 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
         columns = match_columns(path, COLUMNS)
         check_types(path, file, columns)
         found.append(SourceTable(file=file, path=path, columns=("subject_id", "time", "code"), shape=meaning, dated=(file, "time")))
-    hint = "Say which code strings are ICD codes with --code-pattern, a regular expression with the groups vocab and code"
+    hint = "Identify ICD codes with --code-pattern, a regular expression with the groups vocab and code"
     seen = survey_tables(found, vocab="icd9cm", hint=hint)
-    persons, torn = _read_persons(found)
+    persons, n_split = _read_persons(found)
     splits = _read_splits(source)
     dropped = sum(row.dropped.get(str(Reason.WRONG_VOCABULARY), 0) for row in seen.rows)
     findings = list(seen.findings)
-    if torn:
-        text = f"{torn} subjects lie in several files"
-        findings.append(Finding(code=Reason.METADATA, level="warning", problem=text, requirement="MEDS wants each in one", count=torn))
+    if n_split:
+        text = f"{n_split} subjects are in several files"
+        findings.append(Finding(Reason.METADATA, text, "expected each in one file", level="warning", count=n_split))
     unmatched = sorted(text for text, (vocab, _) in meaning.known.items() if vocab is None)
     facts = {
         "tables": files,
@@ -176,7 +176,7 @@ def _read_splits(source: Source) -> dict[str, str] | None:
 
 
 def _read_persons(found: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
-    """Subjects of all files with birth, death and sex, and how many lie in several files."""
+    """Subjects of all files with birth, death and sex, and the number of subjects in several files."""
     sexes = pl.DataFrame(schema={"subject_id": pl.String, "sex": pl.String})
     times = {name: pl.DataFrame(schema={"subject_id": pl.String, name: pl.String}) for name in ("birth", "death")}
     cohort = []
@@ -192,8 +192,8 @@ def _read_persons(found: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
                 )
             words = {text: match[1] for text in frame["code"].drop_nulls().unique() if (match := SEX.fullmatch(text))}
             rows = frame.filter(pl.col("code").is_in(list(words)))
-            told = rows.select("subject_id", pl.col("code").replace_strict(words, return_dtype=pl.String).alias("sex"))
-            sexes = pl.concat([sexes, told]).unique("subject_id", maintain_order=True)
+            found_sexes = rows.select("subject_id", pl.col("code").replace_strict(words, return_dtype=pl.String).alias("sex"))
+            sexes = pl.concat([sexes, found_sexes]).unique("subject_id", maintain_order=True)
         cohort.append(own)
     listed = pl.concat(cohort)
     persons = listed.unique().sort().to_frame()

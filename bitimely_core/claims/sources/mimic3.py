@@ -1,4 +1,4 @@
-"""MIMIC-III: diagnoses of stays. Their table has no date: they are coded at discharge, so the time of discharge is theirs."""
+"""MIMIC-III: diagnoses of stays. Their table has no dates: they are coded at discharge, so they get its time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
     stays, cohort, diagnoses = (find_table(source, stem) for stem in ("admissions", "patients", "diagnoses_icd"))
     dated = match_columns(source.path(stays), STAY)
     check_types(source.path(stays), stays, dated)
-    discharged, account, told = keep_unique_rows(read_table(source.path(stays), stays, dated), stays, "claim")
+    discharged, account, stay_findings = keep_unique_rows(read_table(source.path(stays), stays, dated), stays, "claim")
     person = match_columns(source.path(cohort), PERSON)
     check_types(source.path(cohort), cohort, person)
     persons, registered, more = keep_unique_rows(read_table(source.path(cohort), cohort, person), cohort)
@@ -56,13 +56,13 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
         vocab="icd9cm",
         source="inpatient",
         rows=[*found.rows, account, registered],
-        findings=[*found.findings, *told, *more],
+        findings=[*found.findings, *stay_findings, *more],
         facts={"tables": [diagnoses, stays, cohort], "dates": "time of discharge"},
     )
 
 
 def date_at_discharge(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame) -> EventBlock:
-    """Diagnoses with the date of their stay; none where there is no such stay.
+    """Diagnoses with the date of their stay; null without such a stay.
 
     Args:
         frame: a block.

@@ -1,4 +1,4 @@
-"""MIMIC-IV: diagnoses of stays at discharge and, where the module is there, of visits to the emergency department.
+"""MIMIC-IV: diagnoses of stays at discharge and, if the module is present, of visits to the emergency department.
 
 Dates are shifted by subject: intervals are right, calendar years are not. Copies that went through a spreadsheet have two-digit years, which
 take the century nearest to the year that the subject is anchored to.
@@ -57,10 +57,10 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
         if not file:
             absent.append(diagnoses)
             continue
-        table, account, told = _open_module(source, file, find_table(source, stays), (kind, key, dated), persons, form)
+        table, account, stay_findings = _open_module(source, file, find_table(source, stays), (kind, key, dated), persons, form)
         found.append(table)
         rows.append(account)
-        findings += told
+        findings += stay_findings
     seen = survey_tables(found, vocab="icd9cm")
     return ClaimsSource(
         events=bind_events(found),
@@ -84,11 +84,11 @@ def _add_births(persons: pl.DataFrame) -> pl.DataFrame:
 def _open_module(
     source: Source, file: str, stays: str, names: tuple[str, str, str], persons: pl.DataFrame, form: str | None
 ) -> tuple[SourceTable, SourceRows, list[Finding]]:
-    """A table of diagnoses, and the account of the stays that date it."""
+    """A table of diagnoses, and the account of the stays that give its dates."""
     kind, key, dated = names
     columns = match_columns(source.path(stays), {"subject_id": ("subject_id",), "claim": (key,), "date": (dated,)})
     check_types(source.path(stays), stays, columns)
-    ended, account, told = keep_unique_rows(read_table(source.path(stays), stays, columns), stays, "claim")
+    ended, account, stay_findings = keep_unique_rows(read_table(source.path(stays), stays, columns), stays, "claim")
     ended = ended.join(persons.select("subject_id", "year"), on="subject_id", how="left", maintain_order="left")
     ended = ended.with_columns(_reformat_near_dates(ended, "date", form))
     path = source.path(file)
@@ -96,7 +96,7 @@ def _open_module(
     check_types(path, file, coded)
     shape = partial(_shape_block, columns=coded, stays=ended.select("claim", "date"), kind=kind)
     table = SourceTable(file=file, path=path, columns=tuple(coded.values()), shape=shape, dated=(stays, columns["date"]))
-    return table, account, told
+    return table, account, stay_findings
 
 
 def _shape_block(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame, kind: str) -> EventBlock:

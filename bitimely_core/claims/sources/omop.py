@@ -1,7 +1,7 @@
 """OMOP CDM 5.2 to 5.4: the source concepts of conditions, and the V, E and Z codes that its rules of domains put into three other tables.
 
-Standard concepts (SNOMED) are not read. Where there is no table of concepts, or a row has none, the source value is read as a code. The other
-three tables hold procedure codes too, so that there a value counts only where it can be nothing else than an ICD code.
+Standard concepts (SNOMED) are not read. Without a table of concepts, or without a concept, the source value is read as a code. The other three
+tables hold procedure codes too, so that a value of theirs is used only if it can only be an ICD code.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
         else:
             absent.append(name)
     if not found:
-        raise input_error(Reason.NO_INPUT, f"none of {', '.join(EVENTS)} is there", hint="Give the folder that holds the tables")
+        raise input_error(Reason.NO_INPUT, f"found none of {', '.join(EVENTS)}", hint="Give the folder that holds the tables")
     seen = survey_tables(found, vocab="icd9cm", stated="surely" if since is not None else "nowhere")
     persons, rows, findings = _read_persons(source, form)
     if absent:
-        text = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there"
+        text = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
         wanted = "V, E and Z codes (insulin use, status after) may be missing: OMOP routes them by domain"
-        findings.append(Finding(code=Reason.MISSING_PAIR, level="warning", problem=text, requirement=wanted, count=len(absent)))
+        findings.append(Finding(Reason.MISSING_PAIR, text, wanted, level="warning", count=len(absent)))
     facts = {
         "tables": [table.file for table in found] + [row.file for row in rows],
         "absent": absent,
@@ -169,19 +169,19 @@ def _shape_block(
     if "claim" in columns and visits is not None:
         rows = rows.join(visits, on="claim", how="left", maintain_order="left")
     text = pl.col("code").str.to_uppercase()
-    written, told = pl.lit(value=True), pl.lit(None, pl.String)
+    written, stated = pl.lit(value=True), pl.lit(None, pl.String)
     if only_lettered:
         written = text.str.contains(LETTERED) & ~text.str.contains(PROCEDURE)
-        told = pl.when(text.str.starts_with("Z")).then(pl.lit("icd10cm")).otherwise(told)
+        stated = pl.when(text.str.starts_with("Z")).then(pl.lit("icd10cm")).otherwise(stated)
     if since is not None:
-        told = pl.coalesce(told, assign_vocabulary(rows["date"], since, "icd9cm", "icd10cm"))
+        stated = pl.coalesce(stated, assign_vocabulary(rows["date"], since, "icd9cm", "icd10cm"))
     written, known = written.fill_null(value=False), pl.col("known")
     if concepts is None or "concept" not in columns:
-        rows = rows.with_columns(pl.lit(None, pl.String).alias("known"), told.alias("vocab"))
+        rows = rows.with_columns(pl.lit(None, pl.String).alias("known"), stated.alias("vocab"))
     else:
         rows = rows.join(concepts, on="concept", how="left", maintain_order="left")
         written &= pl.col("concept").is_null() | (pl.col("concept") == "0")
-        rows = rows.with_columns(pl.when(known.is_null()).then(told).otherwise(pl.col("vocab")).alias("vocab"))
+        rows = rows.with_columns(pl.when(known.is_null()).then(stated).otherwise(pl.col("vocab")).alias("vocab"))
     kept = rows.filter(known.is_not_null() | written).with_columns(pl.coalesce(known, "code").alias("code"))
     left = rows.height - kept.height
     return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
@@ -219,7 +219,7 @@ def _read_persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[
 
 
 def _read_person_dates(source: Source, name: str, wanted: tuple[str, ...], form: str | None) -> tuple[pl.DataFrame, SourceRows] | None:
-    """Dates of persons, as many rows a person as there are."""
+    """Dates of persons, any number of rows per person."""
     if not (file := find_table(source, name, needed=False)):
         return None
     path = source.path(file)

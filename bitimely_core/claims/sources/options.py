@@ -22,12 +22,12 @@ def parse_switch_day(options: ClaimsOptions) -> int | None:
     if not (text := options.icd10_from):
         return None
     if (day := dates.parse_day(str(text))) is None:
-        raise usage_error(f"--icd10-from {safe_text(text)} is no date", "expected YYYY-MM-DD")
+        raise usage_error(f"--icd10-from {safe_text(text)} is not a date", "expected YYYY-MM-DD")
     return day
 
 
 def parse_default_source(options: ClaimsOptions) -> str:
-    """`--default-source`, the kind of claims that do not say theirs."""
+    """`--default-source`, the kind of claims without one."""
     kind = options.default_source or "outpatient"
     if kind not in KINDS:
         raise unknown("kind of claims", kind, list(KINDS))
@@ -35,7 +35,7 @@ def parse_default_source(options: ClaimsOptions) -> str:
 
 
 def parse_pairs(options: ClaimsOptions, name: str, known: Collection[str] | None = None) -> dict[str, str]:
-    """An option that is given as KEY=VALUE, any number of times; keys in lower case.
+    """An option KEY=VALUE that may be repeated; keys in lower case.
 
     Raises:
         UserError: config, unknown_name (exit 2).
@@ -44,7 +44,7 @@ def parse_pairs(options: ClaimsOptions, name: str, known: Collection[str] | None
     for text in getattr(options, name):
         key, equals, value = (part.strip() for part in str(text).partition("="))
         if not (key and equals and value):
-            raise usage_error(f"--{name.replace('_', '-')} {safe_text(text)} has no = between two words", "expected KEY=VALUE")
+            raise usage_error(f"--{name.replace('_', '-')} {safe_text(text)} has another form", "expected KEY=VALUE")
         if known is not None and key.lower() not in known:
             raise unknown(f"key of --{name.replace('_', '-')}", key, list(known))
         found[key.lower()] = value
@@ -70,7 +70,7 @@ def parse_label_columns(options: ClaimsOptions) -> list[LabelColumn]:
     for text in options.label_column:
         parts = re.fullmatch(r"([^:]+):([A-Za-z]\w*):([^:@]+)(?:@(\d{4}))?", str(text), re.ASCII)
         if parts is None:
-            raise usage_error(f"--label-column {safe_text(text)} is not understood", "expected COLUMN:NAME:VALUE or COLUMN:NAME:VALUE@YEAR")
+            raise usage_error(f"--label-column {safe_text(text)} has another form", "expected COLUMN:NAME:VALUE or COLUMN:NAME:VALUE@YEAR")
         column, name, value, year = parts.groups()
         found.append(LabelColumn(column.strip(), name.lower(), value.strip(), year))
     if len({one.name for one in found}) < len(found):
@@ -79,7 +79,7 @@ def parse_label_columns(options: ClaimsOptions) -> list[LabelColumn]:
 
 
 def refuse_options(kind: str, options: ClaimsOptions, *names: str) -> None:
-    """Refuses options that this source cannot follow.
+    """Refuse options that do not apply to this source.
 
     Raises:
         UserError: config (exit 2).

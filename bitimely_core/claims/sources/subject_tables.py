@@ -14,51 +14,42 @@ SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other te
 
 
 def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") -> tuple[pl.DataFrame, SourceRows, list[Finding]]:
-    """The table with one row for each subject: rows without a subject are left out, repeated ones used once.
+    """The table with one row per subject: rows without a subject are excluded, repeated ones are used once.
 
     Raises:
         UserError: duplicate_key when two rows of one subject differ.
     """
     known = frame.filter(pl.col(key).is_not_null())
     single = known.unique([name for name in frame.columns if name != "row"], keep="first", maintain_order=True)
-    torn = single.filter(pl.col(key).is_duplicated())
-    if torn.height:
-        text = f"rows {', '.join(map(str, torn.filter(pl.col(key) == torn[key][0])['row'].head(5)))} are of one subject and differ"
-        many = torn[key].n_unique()
+    conflicting = single.filter(pl.col(key).is_duplicated())
+    if conflicting.height:
+        text = f"rows {', '.join(map(str, conflicting.filter(pl.col(key) == conflicting[key][0])['row'].head(5)))} are of one subject and differ"
+        many = conflicting[key].n_unique()
         more = f", so do those of {many - 1} other subjects" if many > 1 else ""
-        action = "Keep the right one: nobody else knows which that is"
-        raise input_error(Reason.DUPLICATE_KEY, text + more, "expected one row a subject", action, file=file, row=int(torn["row"][0]))
+        action = "Keep only the correct row of each subject"
+        raise input_error(
+            Reason.DUPLICATE_KEY, text + more, "expected one row a subject", action, file=file, row=int(conflicting["row"][0])
+        )
     empty, repeated = frame.height - known.height, known.height - single.height
     findings = []
     if empty:
         text, rows = f"{empty} rows have no subject", frame.filter(pl.col(key).is_null())["row"].head(5)
-        findings.append(
-            Finding(
-                code=Reason.IDENTIFIER,
-                problem=text,
-                requirement="they are left out",
-                file=file,
-                count=empty,
-                examples=tuple(map(str, rows)),
-            )
-        )
+        findings.append(Finding(Reason.IDENTIFIER, text, "they are excluded", file=file, count=empty, examples=tuple(map(str, rows))))
     if repeated:
         text = f"{repeated} rows repeat others"
-        findings.append(
-            Finding(code=Reason.DUPLICATES, level="warning", problem=text, requirement="they are used once", file=file, count=repeated)
-        )
+        findings.append(Finding(Reason.DUPLICATES, text, "they are used once", level="warning", file=file, count=repeated))
     dropped = {str(Reason.DUPLICATES): repeated} if repeated else {}
     quarantined = {str(Reason.IDENTIFIER): empty} if empty else {}
     return single, SourceRows(file=file, seen=frame.height, dropped=dropped, quarantined=quarantined), findings
 
 
 def make_subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.DataFrame:
-    """`Claims.subjects`.
+    """`ClaimsSource.subjects`.
 
     Args:
         frame: any of its columns, `sex` as text or as the number it shall be.
-        file: that the dates come from.
-        found: gets a warning for each column of dates some of which cannot be read; they count as unknown.
+        file: of the dates.
+        found: a warning is added for each column with unreadable dates, which count as unknown.
 
     Raises:
         UserError: date, where most of a column cannot be read.
@@ -68,17 +59,7 @@ def make_subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.Da
         refuse_unread_dates(good, odd, file, name)
         if bad := odd.total():
             text = f"{bad} of {good + bad} dates cannot be read"
-            found.append(
-                Finding(
-                    code=Reason.METADATA,
-                    level="warning",
-                    problem=text,
-                    requirement="they count as unknown",
-                    file=file,
-                    field=name,
-                    count=bad,
-                )
-            )
+            found.append(Finding(Reason.METADATA, text, "they count as unknown", level="warning", file=file, field=name, count=bad))
     columns = [
         pl.col(name) if name in frame.columns else pl.lit(None, pl.String).alias(name) for name in ("subject_id", *SUBJECT_DATE_COLUMNS)
     ]
@@ -91,7 +72,7 @@ def make_subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.Da
 def parse_labels(
     frame: pl.DataFrame, columns: Mapping[str, str], names: Sequence[str], file: str
 ) -> tuple[pl.DataFrame, int, list[Finding]]:
-    """Columns of 0 and 1 as Int8; a row with anything else in one of them is left out.
+    """Columns of 0 and 1 as Int8; rows with other values are excluded.
 
     Args:
         frame: text.
@@ -100,10 +81,10 @@ def parse_labels(
         file: for messages.
 
     Returns:
-        The frame, the number of rows left out, and what to say of them.
+        The frame, the number of excluded rows, and the findings on them.
 
     Raises:
-        UserError: label, for a column that holds other words in most rows.
+        UserError: label, for a column with other values in most rows.
     """
     words = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
     odd = pl.lit(value=False)
@@ -111,7 +92,7 @@ def parse_labels(
         wrong = frame.filter(pl.col(name).is_not_null() & ~pl.col(name).is_in(list(words)))
         if 2 * wrong.height > frame[name].count():
             text = f"{wrong.height} of {frame[name].count()} rows hold neither 0 nor 1"
-            action = "Take the column out of the table, or name the labels with --label-column COLUMN:NAME:VALUE"
+            action = "Remove the column, or name the labels with --label-column COLUMN:NAME:VALUE"
             raise input_error(Reason.LABEL, text, "expected a label", action, file=file, field=columns[name])
         odd |= pl.col(name).is_not_null() & ~pl.col(name).is_in(list(words))
     left = frame.filter(odd)
@@ -119,8 +100,4 @@ def parse_labels(
     if not left.height:
         return kept, 0, []
     text, examples = f"{left.height} rows hold neither 0 nor 1 as a label", tuple(map(str, left["row"].head(5)))
-    return (
-        kept,
-        left.height,
-        [Finding(code=Reason.LABEL, problem=text, requirement="they are left out", file=file, count=left.height, examples=examples)],
-    )
+    return (kept, left.height, [Finding(Reason.LABEL, text, "they are excluded", file=file, count=left.height, examples=examples)])

@@ -32,20 +32,20 @@ SHARED_CODES = {
 
 @dataclass(kw_only=True)
 class SourceSurvey:
-    """What one reading of all tables of diagnoses found."""
+    """Findings of one pass over all tables of diagnoses."""
 
     rows: list[SourceRows] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     records: dict[str, int] = field(default_factory=dict)  # file -> records
-    subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # hashes of those with a row, sorted, where asked for
+    subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # hashes of those with a row, sorted, where requested
 
 
 def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str], positions: Sequence[int] | None = None) -> pl.DataFrame:
-    """One row for each code of a wide table: its other columns, `code` and `position`, in the order of the rows and then of the columns.
+    """One row per code of a wide table: its other columns, `code` and `position`, ordered by row and column.
 
     Args:
         frame: a block.
-        columns: those that hold codes; empty cells are none.
+        columns: of codes; empty cells hold none.
         positions: on the claim; default 1, 2, ...
     """
     places = dict(zip(columns, positions or range(1, len(columns) + 1), strict=True))
@@ -62,7 +62,7 @@ def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str], positions: Sequen
 
 
 def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.DataFrame, Mapping[str, int]]]:
-    """Blocks of a table, their events with all columns of `Claims.events`, and what was left out.
+    """Blocks of a table, their events with all columns of `ClaimsSource.events`, and rows left out by reason.
 
     Raises:
         UserError: as `refuse_faults` and `tables.frames`.
@@ -80,7 +80,7 @@ def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.Dat
 
 
 def iter_events(found: Sequence[SourceTable]) -> Iterator[pl.DataFrame]:
-    """`Claims.events` of tables that `survey` has accepted."""
+    """`ClaimsSource.events` of tables that `survey_tables` has accepted."""
     for table in found:
         for _, frame, _ in _iter_blocks(table):
             if frame.height:
@@ -88,35 +88,34 @@ def iter_events(found: Sequence[SourceTable]) -> Iterator[pl.DataFrame]:
 
 
 def bind_events(found: Sequence[SourceTable]) -> Callable[[], Iterator[pl.DataFrame]]:
-    """`events` of these tables, to be called as often as needed."""
+    """`iter_events` of these tables, to be called any number of times."""
     return partial(iter_events, tuple(found))
 
 
 def survey_tables(
     found: Sequence[SourceTable], *, vocab: str = "icd9", stated: Stated = "surely", listed: bool = False, hint: str = ""
 ) -> SourceSurvey:
-    """Reads all tables of diagnoses once, and refuses what no check of a single row can find.
+    """Read all tables of diagnoses once and refuse faults that no check of a single row can find.
 
     Args:
         found: the tables.
         vocab: of rows that carry none.
-        stated: whether that is sure, or by the name of a column, or nobody says so.
-        listed: also gather the subjects.
-        hint: what to do where there is no diagnosis at all.
+        stated: where the vocabulary is stated.
+        listed: also collect the subjects.
+        hint: of the error for tables without any diagnosis.
 
     Raises:
-        UserError: no_input (no rows at all), date (a column in another form), ambiguous_code (lost zeros; codes that both vocabularies
-            have), wrong_vocabulary and schema (unknown words in the columns of vocabularies and of kinds of claims), and as `_shaped`.
+        UserError: no_input (no rows at all), date (a column in another form), ambiguous_code (lost zeros; codes of both vocabularies), wrong_vocabulary and schema (unknown words in the columns of vocabularies and of kinds of claims), and as `_shaped`.
     """
-    told, met = SourceSurvey(), []
+    survey, seen_ids = SourceSurvey(), []
     for table in found:
         records = kept = foreign = 0
         dropped: Counter[str] = Counter()
         seen: set[tuple[str | None, str]] = set()
         readable = 0
         unread: Counter[str] = Counter()
-        odd: list[int] = []
-        strange = 0
+        odd_rows: list[int] = []
+        odd_ids = 0
         for block, frame, left in _iter_blocks(table):
             records += block.seen
             kept += frame.height
@@ -131,48 +130,38 @@ def survey_tables(
             readable += good
             unread.update(other)
             marked = frame.filter(pl.col("subject_id").str.contains(ODD_ID))["row"]
-            strange += marked.len()
-            odd += marked.head(5 - len(odd)).to_list()
+            odd_ids += marked.len()
+            odd_rows += marked.head(5 - len(odd_rows)).to_list()
             if listed:
-                met.append(hash_ids(frame["subject_id"]))
-                if sum(map(len, met)) > max(len(told.subjects), MERGED_SUBJECTS):
-                    told.subjects, met = np.unique(np.concatenate([told.subjects, *met])), []
+                seen_ids.append(hash_ids(frame["subject_id"]))
+                if sum(map(len, seen_ids)) > max(len(survey.subjects), MERGED_SUBJECTS):
+                    survey.subjects, seen_ids = np.unique(np.concatenate([survey.subjects, *seen_ids])), []
         refuse_unread_dates(readable, unread, *table.dated)
         _refuse_lost_zeros({code for named, code in seen if codes.FAMILIES[named or vocab] == "icd9"}, table.file)
         if any(named is None for named, _ in seen):
             _refuse_ambiguous_codes({code for named, code in seen if named is None}, table.file, vocab, stated)
-        told.records[table.file] = records
-        told.rows.append(SourceRows(file=table.file, kind=table.kind, seen=kept + sum(dropped.values()), dropped=dict(dropped)))
+        survey.records[table.file] = records
+        survey.rows.append(SourceRows(file=table.file, kind=table.kind, seen=kept + sum(dropped.values()), dropped=dict(dropped)))
         if foreign:
             text, wanted = f"{foreign} lines are not valid UTF-8", "they are read as latin-1"
-            told.findings.append(
-                Finding(code=Reason.ENCODING, level="warning", problem=text, requirement=wanted, file=table.file, count=foreign)
-            )
-        if strange:
+            survey.findings.append(Finding(Reason.ENCODING, text, wanted, level="warning", file=table.file, count=foreign))
+        if odd_ids:
             text, wanted = (
-                f"{strange} rows have a subject that looks like a formula or holds control characters",
+                f"{odd_ids} rows have a subject that looks like a formula or holds control characters",
                 "ids are never written as they are",
             )
-            examples = tuple(map(str, odd))
-            finding = Finding(
-                code=Reason.LABEL_CHARS,
-                level="warning",
-                problem=text,
-                requirement=wanted,
-                file=table.file,
-                count=strange,
-                examples=examples,
-            )
-            told.findings.append(finding)
-    told.subjects = np.unique(np.concatenate([told.subjects, *met]))
-    if not any(row.seen - sum(row.dropped.values()) for row in told.rows):
-        text = f"none of {sum(told.records.values())} records holds a diagnosis"
+            examples = tuple(map(str, odd_rows))
+            finding = Finding(Reason.LABEL_CHARS, text, wanted, level="warning", file=table.file, count=odd_ids, examples=examples)
+            survey.findings.append(finding)
+    survey.subjects = np.unique(np.concatenate([survey.subjects, *seen_ids]))
+    if not any(row.seen - sum(row.dropped.values()) for row in survey.rows):
+        text = f"none of {sum(survey.records.values())} records holds a diagnosis"
         raise input_error(Reason.NO_INPUT, text, hint=hint, file=found[0].file if len(found) == 1 else None)
-    return told
+    return survey
 
 
 def hash_ids(ids: pl.Series) -> np.ndarray:
-    """The distinct ids as numbers, sorted [n] uint64: good for counting, as two of a million share one with a chance of 3e-8."""
+    """Hashes of the distinct ids, sorted [n] uint64, for counting: the chance that two of a million are equal is 3e-8."""
     return np.unique(ids.drop_nulls().hash().to_numpy())
 
 
@@ -181,12 +170,12 @@ def _refuse_unknown_words(frame: pl.DataFrame, file: str) -> None:
         words = set(frame[name].drop_nulls().unique()) - set(known)
         if words:
             text = f"holds {', '.join(map(safe_text, sorted(words)[:5]))}"
-            action = "" if name == "vocab" else "Say what they mean with --source-value WORD=KIND"
+            action = "" if name == "vocab" else "Map them with --source-value WORD=KIND"
             raise input_error(code, text, f"known are {', '.join(known)}", action, file=file, field=name)
 
 
 def _refuse_lost_zeros(texts: Collection[str], file: str) -> None:
-    """Refuses ICD-9 codes that have lost their zeros: 38.9 for 038.9, and not one that begins with 0."""
+    """Refuse ICD-9 codes without their leading zeros: 38.9 for 038.9, and none that begins with 0."""
     short = sorted(text.strip() for text in texts if SHORT_CODE.fullmatch(text))
     if short and not any(text.lstrip(" '\"").startswith("0") for text in texts):
         text = f"codes have lost their leading zeros ({', '.join(map(safe_text, short[:5]))}), no code begins with 0"
@@ -195,16 +184,16 @@ def _refuse_lost_zeros(texts: Collection[str], file: str) -> None:
 
 
 def _refuse_ambiguous_codes(texts: Collection[str], file: str, vocab: str, stated: Stated) -> None:
-    """Refuses codes that ICD-9 and ICD-10 both have, where nothing says which of them the rows are in, or some rows belie it."""
+    """Refuse codes of both ICD-9 and ICD-10 where the vocabulary is not stated, or stated by name and contradicted by other rows."""
     both = sorted({text.strip().upper() for text in texts} & SHARED_CODES)
     if both and (stated == "nowhere" or (stated == "by name" and any(_is_other_vocabulary(text, vocab) for text in texts))):
-        text = f"{', '.join(both)} exist in ICD-9 and in ICD-10, and nothing says which is meant"
+        text = f"{', '.join(both)} exist in ICD-9 and in ICD-10, and the vocabulary is not stated"
         action = "Give --icd10-from DATE; or for plain claims --col vocab=COLUMN, or --col vocab=icd9"
         raise input_error(Reason.AMBIGUOUS_CODE, text, "expected a vocabulary", action, file=file)
 
 
 def _is_other_vocabulary(text: str, vocab: str) -> bool:
-    """Whether a code cannot be in its vocabulary, and can be in the other one."""
+    """Whether a code is not valid in its vocabulary, but in the other one."""
     other = "icd10" if codes.FAMILIES[vocab] == "icd9" else "icd9"
     code, _ = codes.normalise_code(text, vocab)
     return (code is None or codes.is_foreign_code(code, vocab)) and codes.normalise_code(text, other)[0] is not None

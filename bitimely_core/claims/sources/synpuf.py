@@ -1,7 +1,7 @@
 """CMS DE-SynPUF: beneficiaries of a year each, claims of three kinds, any number of the 20 samples, unpacked or as downloaded.
 
 A claim is a set of codes: the lines of a carrier claim repeat those of its header, and a long claim goes on in a second segment, whose dates
-are empty and stand on the first. The site's archives do not all bear the name of what they hold: an archive is known by the table inside.
+are empty, given only on the first. Some archives of the site have wrong names: an archive is identified by the table inside.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _SynpufFile(NamedTuple):
 
 @dataclass(frozen=True)
 class _ClaimSegments:
-    """What the rows of a claim in several segments take from each other."""
+    """Dates and repeated codes of claims in several segments."""
 
     dates: pl.DataFrame  # claim, first: the date of its first segment
     repeats: pl.DataFrame  # row, code: stands on an earlier segment
@@ -77,13 +77,13 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
         table, segments = _open_table(source.path(one.rel), one, admitting=options.admitting)
         parts.append(table)
         filled, undated = filled + segments.filled, undated + segments.undated
-    told = survey_tables(parts, vocab="icd9cm")
+    surveyed = survey_tables(parts, vocab="icd9cm")
     cohort = _find_files(source, BENEFICIARIES)
     persons, labels, registered, more = _read_beneficiaries(source, cohort, parse_label_columns(options))
     absent = _list_absent(found, cohort)
     facts = {
-        "records": told.records,
-        "tables": [*told.records, *(row.file for row in registered)],
+        "records": surveyed.records,
+        "tables": [*surveyed.records, *(row.file for row in registered)],
         "absent": absent,
         "segments": {"dates_filled": filled, "without_date": undated},
     }
@@ -93,8 +93,8 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
         labels=labels,
         vocab="icd9cm",
         source="outpatient",
-        rows=[*told.rows, *registered],
-        findings=[*told.findings, *more, *_warn_absent(absent)],
+        rows=[*surveyed.rows, *registered],
+        findings=[*surveyed.findings, *more, *_warn_absent(absent)],
         facts=facts,
     )
 
@@ -129,7 +129,7 @@ def _find_member(path: Path, rel: str) -> str:
 
 
 def _list_absent(claims: Sequence[_SynpufFile], cohort: Sequence[_SynpufFile]) -> list[str]:
-    """What a sample usually has and this folder does not."""
+    """Usual tables of a sample that this folder does not have."""
     there = {(one.about["sample"], one.about[key]) for one, key in [*((c, "what") for c in claims), *((p, "year") for p in cohort)]}
     samples = sorted({one.about["sample"] for one in claims}, key=int)
     return [f"sample {sample}: {name}" for sample in samples for name in (*KIND, "2008", "2009", "2010") if (sample, name) not in there]
@@ -138,9 +138,9 @@ def _list_absent(claims: Sequence[_SynpufFile], cohort: Sequence[_SynpufFile]) -
 def _warn_absent(absent: Sequence[str]) -> list[Finding]:
     if not absent:
         return []
-    text = f"{len(absent)} tables are not there ({'; '.join(absent[:6])})"
+    text = f"{len(absent)} tables are missing ({'; '.join(absent[:6])})"
     action = "Subjects and labels are incomplete without them"
-    return [Finding(code=Reason.MISSING_PAIR, level="warning", problem=text, hint=action, count=len(absent), examples=tuple(absent[:5]))]
+    return [Finding(Reason.MISSING_PAIR, text, level="warning", hint=action, count=len(absent), examples=tuple(absent[:5]))]
 
 
 # --- claims
@@ -154,9 +154,7 @@ def _open_table(path: Path, one: _SynpufFile, *, admitting: bool) -> tuple[Sourc
     wide = [name for _, _, name in sorted(numbered)]
     wide += [name for name in every if admitting and name.upper() == ADMITTING]
     if not wide:
-        raise input_error(
-            Reason.SCHEMA, "no column ICD9_DGNS_CD_1 .. is there", f"found {', '.join(map(safe_text, every[:60]))}", file=one.rel
-        )
+        raise input_error(Reason.SCHEMA, "no column ICD9_DGNS_CD_1 ..", f"found {', '.join(map(safe_text, every[:60]))}", file=one.rel)
     check_types(path, one.rel, {**columns, **{name: name for name in wide}}, wide)
     segments = _read_segments(path, one.rel, columns, wide)
     table = SourceTable(
@@ -187,7 +185,7 @@ def _shape_block(
 
 
 def _read_segments(path: Path, file: str, columns: Mapping[str, str], wide: Sequence[str]) -> _ClaimSegments:
-    """Reads a table of segments twice: which claims have several, and what these say. Only their rows are held."""
+    """Read a table of segments twice: which claims have several, then their rows. Only these are in memory."""
     empty = pl.DataFrame(schema={"claim": pl.String, "first": pl.String}), pl.DataFrame(schema={"row": pl.Int64, "code": pl.String})
     if "segment" not in columns:
         return _ClaimSegments(*empty, 0, 0)
@@ -210,9 +208,9 @@ def _read_segments(path: Path, file: str, columns: Mapping[str, str], wide: Sequ
         .unique(["row", "code"], maintain_order=True)
     )
     repeats = listed.filter(~pl.struct("claim", "code").is_first_distinct()).select("row", "code")
-    bare_rows = rows.filter(pl.col("date").is_null())
-    undated = bare_rows.join(found, on="claim", how="anti").height
-    return _ClaimSegments(found, repeats, bare_rows.height - undated, undated)
+    undated_rows = rows.filter(pl.col("date").is_null())
+    undated = undated_rows.join(found, on="claim", how="anti").height
+    return _ClaimSegments(found, repeats, undated_rows.height - undated, undated)
 
 
 # --- beneficiaries
@@ -235,19 +233,17 @@ def _read_beneficiaries(
         path = source.path(file.rel)
         columns = match_columns(path, PERSON | {one.column: (one.column,) for one in wanted})
         check_types(path, file.rel, columns, ())
-        frame, account, told = keep_unique_rows(read_table(path, file.rel, columns), file.rel)
+        frame, account, year_findings = keep_unique_rows(read_table(path, file.rel, columns), file.rel)
         years.append(frame.with_columns(pl.lit(file.about["year"]).alias("year")))
         rows.append(account)
-        findings += told
+        findings += year_findings
     cohort = pl.concat(years).sort("year", maintain_order=True)
     known = [pl.col(name).drop_nulls().first() for name in ("birth", "sex")]
     persons = cohort.group_by("subject_id", maintain_order=True).agg(*known, pl.col("death").drop_nulls().last())
-    torn = cohort.group_by("subject_id").agg(pl.col("birth").drop_nulls().n_unique()).filter(pl.col("birth") > 1).height
-    if torn:
-        text = f"{torn} beneficiaries have another date of birth in another year"
-        findings.append(
-            Finding(code=Reason.METADATA, level="warning", problem=text, requirement="the first is used", file=files[0].rel, count=torn)
-        )
+    conflicting = cohort.group_by("subject_id").agg(pl.col("birth").drop_nulls().n_unique()).filter(pl.col("birth") > 1).height
+    if conflicting:
+        text = f"{conflicting} beneficiaries have different dates of birth in different years"
+        findings.append(Finding(Reason.METADATA, text, "the first is used", level="warning", file=files[0].rel, count=conflicting))
     labels = None
     if wanted:
         labels = cohort.group_by("subject_id", maintain_order=True).agg(_flag_value(one) for one in wanted)
