@@ -79,7 +79,7 @@ def child(name: str, preset: str, rows: int, rounds: int) -> dict[str, Any]:
     seconds = {key: statistics.median(values) * 1000 / rows for key, values in costs.items()}
     return {
         "name": name,
-        "parameters": models.parameters(model),
+        "parameters": models.count_parameters(model),
         "train": seconds["step"],
         "infer": seconds["forward"],
         "mib": peak,

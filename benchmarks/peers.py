@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from bitimely_core import models, objectives
-from bitimely_core.models.adapters import Rows
-from bitimely_core.models.gru_d import carried, gaps
-from bitimely_core.objectives.ts2vec import hierarchical
+from bitimely_core.models.adapters import TimedRows
+from bitimely_core.models.gru_d import carry_forward, compute_gaps
+from bitimely_core.objectives.ts2vec import compute_hierarchical_loss
 from bitimely_core.types import Batch
 
 CHANNELS, BOUND = 7, 1.0  # the least ratio
@@ -105,7 +105,7 @@ def ts2vec(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
 
     def loss() -> Tensor:
         first, second = (ours(batch, hide=torch.rand(x.shape[:2]) < 0.5).hidden[-1] for _ in range(2))
-        return sum(hierarchical(first, second)[:2], start=torch.zeros(()))
+        return sum(compute_hierarchical_loss(first, second)[:2], start=torch.zeros(()))
 
     return (
         (ours, loss, lambda: ours(batch).hidden[-1]),
@@ -122,9 +122,9 @@ def gru_d(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     mask = torch.rand(x.shape) < 0.5
     batch = Batch(torch.where(mask, x, 0.0), mask=mask)
     times = torch.arange(x.shape[1]).expand(len(x), -1).float()
-    rows = Rows(batch.values, mask, times, torch.ones(x.shape[:2], dtype=torch.bool))
+    rows = TimedRows(batch.values, mask, times, torch.ones(x.shape[:2], dtype=torch.bool))
     mean = torch.zeros(CHANNELS)
-    given = (rows.values, mask.float(), gaps(rows) / asked.length, mean, carried(rows, mean))
+    given = (rows.values, mask.float(), compute_gaps(rows) / asked.length, mean, carry_forward(rows, mean))
     theirs = BackboneGRUD(x.shape[1], CHANNELS, hidden)
     return (
         (ours, lambda: ours(batch).pooled.square().mean(), lambda: ours(batch).pooled),
@@ -143,7 +143,7 @@ def _encoders(name: str, asked: argparse.Namespace, x: Tensor, theirs: Callable[
         return found[0] if isinstance(found, tuple) else found
 
     return (
-        (ours, lambda: ours.climb(given)[-1].square().mean(), lambda: ours.climb(given)[-1]),
+        (ours, lambda: ours.encode_rows(given)[-1].square().mean(), lambda: ours.encode_rows(given)[-1]),
         (other, lambda: said().square().mean(), said),
     )
 

@@ -8,12 +8,12 @@ from bitimely_core.models.heads import (
     Regressor,
     binary_cross_entropy,
     build,
+    compute_vectors,
     cross_entropy,
     load,
     losses,
     mean_squared_error,
     pool,
-    vectors,
 )
 
 __all__ = [
@@ -24,10 +24,10 @@ __all__ = [
     "Regressor",
     "binary_cross_entropy",
     "build",
+    "compute_vectors",
     "cross_entropy",
     "load",
     "losses",
     "mean_squared_error",
     "pool",
-    "vectors",
 ]

@@ -24,7 +24,7 @@ from bitimely_core.config import (
 from bitimely_core.errors import usage_error
 
 
-class Stage(Section):
+class RecipeStage(Section):
     """A section of a recipe that is a training verb: its keys are the flags' names."""
 
     preset: str | None = None
@@ -58,12 +58,12 @@ class Stage(Section):
         for name, value in self.model_dump(exclude_none=True).items():
             if name in {"preset", "budget"}:
                 continue
-            section, key = WHERE.get(name, ("train", name))
+            section, key = FLAG_FIELDS.get(name, ("train", name))
             out.setdefault(section, {})[key] = (value,) if (section, key) == ("data", "names") and isinstance(value, str) else value
         return out
 
 
-WHERE = {
+FLAG_FIELDS = {
     "data": ("data", "names"),
     "model": ("model", "name"),
     "objective": ("objective", "name"),
@@ -108,17 +108,17 @@ class AnalyzeStage(Section):
     options: SettingsLayer = {}
 
 
-class Block(Section):
+class RecipeBlock(Section):
     """One `[[block]]`: a pre-training and the columns of the table that come out of it. What it leaves open is the recipe's own."""
 
     name: str = ""
     tokenize: DataConfig = DataConfig()
     build: SettingsLayer = {}
-    pretrain: Stage = Stage()
-    finetune: Stage = Stage()
+    pretrain: RecipeStage = RecipeStage()
+    finetune: RecipeStage = RecipeStage()
 
 
-class Arm(Stage):
+class RecipeArm(RecipeStage):
     """One `[[arm]]`: a row that is no point of a product. `set` holds settings that have no flag, by section."""
 
     name: str
@@ -126,7 +126,7 @@ class Arm(Stage):
 
     def settings(self) -> SettingsLayer:
         """The flags and `set` as nested settings."""
-        flags = Stage.model_validate(self.model_dump(exclude_none=True, exclude={"name", "set"})).flags()
+        flags = RecipeStage.model_validate(self.model_dump(exclude_none=True, exclude={"name", "set"})).flags()
         return merge_layers(flags, self.set)
 
 
@@ -145,13 +145,13 @@ class Recipe(Section):
     ingest: IngestStage = IngestStage()
     tokenize: DataConfig = DataConfig()
     build: SettingsLayer = {}  # choices of the sequences of claims, named as the options of `tokenize pophr`
-    pretrain: Stage = Stage()
-    finetune: Stage = Stage()
+    pretrain: RecipeStage = RecipeStage()
+    finetune: RecipeStage = RecipeStage()
     evaluate: EvaluateStage = EvaluateStage()
     analyze: tuple[AnalyzeStage, ...] = ()
     matrix: dict[str, tuple[Any, ...]] = {}
-    block: tuple[Block, ...] = ()
-    arm: tuple[Arm, ...] = ()
+    block: tuple[RecipeBlock, ...] = ()
+    arm: tuple[RecipeArm, ...] = ()
     leave_out: tuple[LeaveOut, ...] = ()
     paper: dict[str, Any] = {}  # row -> column -> value, or [value, standard error], in the paper's units
     folds: tuple[Annotated[int, Field(ge=1, le=10)], ...] = ()  # test folds: everything once for each, the test sets scored together

@@ -176,7 +176,9 @@ class ModelFacts:
     known: str = ""  # what is known about the paper's claims
     config: type[Any] | None = None  # class of its settings; None: `config.ModelConfig`
     capabilities: tuple[str, ...] | None = None  # which requirements of objectives it meets; None: those of its own objective
-    matched: Callable[[Any], dict[str, Any]] = lambda config: {}  # what `--budget matched` changes in a configuration before the width
+    budget_changes: Callable[[Any], dict[str, Any]] = (
+        lambda config: {}
+    )  # what `--budget matched` changes in a configuration before the width
     step: int | None = None  # widths that it tries are multiples of this; None: of 2 x heads
 
 

@@ -104,7 +104,7 @@ class Run:
 
         at = self.adapter_for(self.windows())
         model = models.load(self.verified_weights())
-        model.settle(at)
+        model.select_adapter(at)
         return model.eval()
 
     @cached_property

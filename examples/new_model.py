@@ -21,7 +21,7 @@ class Neighbours(Model):
 
     def forward(self, batch, *, directions=None, hide=None, attention=False):
         """Tokens, targets and states of a batch."""
-        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens) * real[..., None]
         x = x + torch.relu(self.mix(x.transpose(1, 2))).transpose(1, 2)

@@ -11,7 +11,7 @@ from bitimely_core import models, objectives
 from bitimely_core.config import Settings, build_model_config
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
-from bitimely_core.models.autoformer import AutoCorrelation, Decomposition, each_length
+from bitimely_core.models.autoformer import AutoCorrelation, SeriesDecomposition, apply_by_length
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -129,7 +129,7 @@ def test_the_lags_of_a_sine_are_its_periods():
 @pytest.mark.parametrize("window", [1, 2, 5, 24, 25, 60])
 def test_the_trend_is_a_moving_average_with_repeated_ends(window):
     x = torch.randn(2, 40, 3, dtype=torch.float64)
-    seasonal, trend = Decomposition((window,))(x)
+    seasonal, trend = SeriesDecomposition((window,))(x)
     for row in range(2):
         torch.testing.assert_close(trend[row], average(x[row], window))
     torch.testing.assert_close(seasonal + trend, x)
@@ -137,7 +137,7 @@ def test_the_trend_is_a_moving_average_with_repeated_ends(window):
 
 def test_several_windows_are_mixed_value_by_value():
     torch.manual_seed(0)
-    split, x = Decomposition((3, 8)).double().requires_grad_(False), torch.randn(1, 20, 2, dtype=torch.float64)
+    split, x = SeriesDecomposition((3, 8)).double().requires_grad_(False), torch.randn(1, 20, 2, dtype=torch.float64)
     _, trend = split(x)
     means = [average(x[0], 3), average(x[0], 8)]
     for t in range(20):
@@ -234,7 +234,7 @@ def test_rows_of_each_length_come_back_in_their_places():
         seen.append(tuple(rows.shape))
         return 2 * rows, rows.sum(-1)
 
-    out, flat = each_length(x, lengths, doubled)
+    out, flat = apply_by_length(x, lengths, doubled)
     keep = torch.arange(6) < lengths[:, None]
     assert torch.equal(out, torch.where(keep[..., None], 2 * x, 0.0))
     assert torch.equal(flat, torch.where(keep, x[..., 0], 0.0))
@@ -323,7 +323,7 @@ def test_heads_read_every_row_and_never_its_padding(name, layers, readout):
 def test_other_channels_and_lengths_renew_exactly_the_adapter(name, tmp_path):
     model = tiny(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    renewed = model.adapt(channels=5, length=80)
+    renewed = model.reset_adapter(channels=5, length=80)
     assert set(renewed) == {key for key in before if key.startswith("adapter.")}
     trunk = {key for key in before if not key.startswith("adapter.") and key not in {"target_scale", "fourier.modes"}}
     assert all(torch.equal(before[key], model.state_dict()[key]) for key in trunk)
@@ -388,17 +388,17 @@ def test_memory_grows_with_the_window_and_not_with_its_square(name):
 
 @pytest.mark.parametrize(("preset", "count"), [("18m", 21_263_623), ("7.5m", 7_986_252)])
 def test_parameters_of_the_presets(preset, count):
-    data = models.typical(preset)
+    data = models.default_shape(preset)
     config = build_model_config("autoformer", preset, **data)
     d, ff, v = config.dim, config.ffn_dim, config.channels
-    assert models.count(config) == config.layers * (4 * (d * d + d) + 2 * d * ff) + 3 * v * d + 2 * d + d * v + v == count
+    assert models.count_configured(config) == config.layers * (4 * (d * d + d) + 2 * d * ff) + 3 * v * d + 2 * d + d * v + v == count
 
 
 @pytest.mark.parametrize("preset", ["18m", "7.5m", "tiny"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_matched_budget_is_within_five_percent(name, preset):
-    data = models.typical(preset)
-    goal = models.count(build_model_config("bitimelygpt", preset, **data))
+    data = models.default_shape(preset)
+    goal = models.count_configured(build_model_config("bitimelygpt", preset, **data))
     base = build_model_config(name, preset, **data)
-    found = models.count(base.model_copy(update=models.matched(name, preset, **data)))
+    found = models.count_configured(base.model_copy(update=models.match_parameters(name, preset, **data)))
     assert found == pytest.approx(goal, rel=0.05)

@@ -14,8 +14,8 @@ from bitimely_core import models, objectives
 from bitimely_core.config import ObjectiveConfig, Settings, TrainConfig, build_model_config
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
-from bitimely_core.models.crt import Views, resnet
-from bitimely_core.objectives.crt import chosen, constraint
+from bitimely_core.models.crt import CRTTokenizer, build_resnet
+from bitimely_core.objectives.crt import compute_constraint, draw_dropped
 from bitimely_core.training import loop
 from bitimely_core.types import Batch
 
@@ -37,7 +37,7 @@ def spectrum(series, count):
 
 @pytest.mark.parametrize("length", [64, 50, 8])
 def test_tokens_are_patches_of_time_magnitude_and_phase(length):
-    views, size = Views(2, 8), 16 * math.ceil(length / 16)
+    views, size = CRTTokenizer(2, 8), 16 * math.ceil(length / 16)
     x = torch.randn(2, length, 2, dtype=torch.float64, generator=seeded())
     tokens, targets, real = views(Batch(x))
     assert tokens.shape == (2, views.count(length), 16) == (2, size // 4, 16)
@@ -50,12 +50,12 @@ def test_tokens_are_patches_of_time_magnitude_and_phase(length):
             magnitude, phase = spectrum(series, size // 2)
             wanted = torch.tensor(series + magnitude + phase, dtype=torch.float64)
             torch.testing.assert_close(tokens[row].unflatten(-1, (8, 2))[..., channel].flatten(), wanted, rtol=1e-9, atol=1e-9)
-    seen = views.observed(Batch(x)).unflatten(-1, (8, 2))[..., 0].flatten(1)
+    seen = views.find_targets(Batch(x)).unflatten(-1, (8, 2))[..., 0].flatten(1)
     assert seen[0].tolist() == [t < length or t >= size for t in range(2 * size)]
 
 
 def test_a_bin_without_magnitude_has_no_phase_and_no_broken_derivative():
-    views = Views(1, 8)
+    views = CRTTokenizer(1, 8)
     x = torch.stack([torch.zeros(64), torch.full((64,), -3.0), torch.sin(2 * math.pi * 5 * torch.arange(64) / 64)])[..., None]
     x.requires_grad_()
     tokens, _, _ = views(Batch(x))
@@ -70,7 +70,7 @@ def test_a_bin_without_magnitude_has_no_phase_and_no_broken_derivative():
 
 
 def test_each_row_has_the_spectrum_of_its_own_length():
-    views = Views(2, 8)
+    views = CRTTokenizer(2, 8)
     x, lengths = torch.randn(4, 64, 2, dtype=torch.float64, generator=seeded()), [64, 37, 9, 0]
     mask = torch.arange(64) < torch.tensor(lengths)[:, None]
     tokens, _, real = views(Batch(torch.where(mask[..., None], x, torch.nan), mask=mask))
@@ -129,7 +129,7 @@ def placed(model, blocks, positions, views):
     return torch.stack(rows)
 
 
-def embedded(model, tokens):
+def embed_patches(model, tokens):
     """Each patch through the net of its view, [B, 4K, D]."""
     blocks, out = tokens.shape[1] // 4, []
     for n in range(4 * blocks):
@@ -145,7 +145,7 @@ def test_states_vector_and_maps_equal_their_formulas():
     model = lively(tiny(layers=4))
     x = torch.randn(2, 50, 3, dtype=torch.float64, generator=seeded())
     tokens, _, _ = model.adapter.tokenizer(Batch(x))
-    inner = embedded(model, tokens) + placed(model, 4, model.positions, model.views)
+    inner = embed_patches(model, tokens) + placed(model, 4, model.positions, model.views)
     wanted, maps = transformed(model.layers, torch.cat(((model.classes + model.views).expand(2, -1, -1), inner), 1))
     encoded = model(Batch(x), attention=True)
     assert len(encoded.hidden) == 2  # two of four layers decode
@@ -163,10 +163,10 @@ def test_reconstruction_equals_its_formulas():
     model = lively(tiny())
     x = torch.randn(1, 50, 3, dtype=torch.float64, generator=seeded())
     tokens, _, real = model.adapter.tokenizer(Batch(x))
-    dropped = chosen(real[0], 0.5, seeded())
+    dropped = draw_dropped(real[0], 0.5, seeded())
     keep = (~dropped).nonzero().flatten()
     gone = dropped.nonzero().flatten()
-    before = embedded(model, tokens)[:, keep]
+    before = embed_patches(model, tokens)[:, keep]
     inner = before + placed(model, 4, model.positions, model.views)[keep]
     states, _ = transformed(model.layers, torch.cat(((model.classes + model.views)[None], inner), 1))
     blank = placed(model, 4, model.decoder_positions, model.masks)[gone]
@@ -239,7 +239,7 @@ def test_a_window_without_any_sample_is_finite():
 def test_so_many_patches_are_dropped_and_phases_with_their_magnitudes(ratio, time, bins):
     """floor(rho N / 2) of time, floor(rho N / 4) of magnitude and the same of phase, N = 40."""
     real = torch.ones(40, dtype=torch.bool)
-    found = [chosen(real, ratio, seeded(seed)) for seed in range(20)]
+    found = [draw_dropped(real, ratio, seeded(seed)) for seed in range(20)]
     for row in found:
         assert int(row[:20].sum()) == time
         assert int(row[20:30].sum()) == bins
@@ -252,7 +252,7 @@ def test_short_rows_drop_their_own_patches():
     model = tiny()
     mask = torch.arange(50) < torch.tensor([50, 20])[:, None]
     real = model.adapter.tokenizer(Batch(torch.randn(2, 50, 3), mask=mask))[2]
-    row = chosen(real[1], 0.7, seeded())
+    row = draw_dropped(real[1], 0.7, seeded())
     assert (row[:8].sum(), row[8:12].sum(), row[12:].sum()) == (2, 1, 1)  # of 4, 2 and 2
     assert not (row & ~real[1]).any()
 
@@ -260,7 +260,7 @@ def test_short_rows_drop_their_own_patches():
 def test_the_share_rises_with_the_training():
     model = tiny().train()
     batch = Batch(torch.randn(2, 160, 3))
-    model.adapt(channels=3, length=160)
+    model.reset_adapter(channels=3, length=160)
 
     def kept(progress, training=True):
         model.train(training).progress = progress
@@ -327,9 +327,9 @@ def test_the_constraint_equals_its_formula():
                 if i != j:
                     total += math.exp(float(F.cosine_similarity(a[row, i], b[row, j], dim=0)))
         rows.append(math.log(total))
-    assert float(constraint(a, b, kept)) == pytest.approx(sum(rows) / 2, rel=1e-5)
+    assert float(compute_constraint(a, b, kept)) == pytest.approx(sum(rows) / 2, rel=1e-5)
     alone = torch.tensor([[True, False, False, False]] * 2)
-    assert float(constraint(a, b, alone)) == 0
+    assert float(compute_constraint(a, b, alone)) == 0
 
 
 def test_sines_are_reconstructed():
@@ -356,33 +356,33 @@ def test_sines_are_reconstructed():
 def test_its_own_sizes():
     """Three ResNets at the width of the table hold 6.5 M; the paper's encoder and decoder about 25.8 M and 12.4 M."""
     with torch.device("meta"):
-        assert 3 * models.parameters(resnet(384)) + 3 * 48 * 7 * 3 == 6_494_256
+        assert 3 * models.count_parameters(build_resnet(384)) + 3 * 48 * 7 * 3 == 6_494_256
     for preset, wanted in (("18m", 25.8e6), ("7.5m", 12.4e6)):
-        config = build_model_config("crt", preset, **models.typical(preset))
-        assert models.count(config) == pytest.approx(wanted, rel=0.03)
+        config = build_model_config("crt", preset, **models.default_shape(preset))
+        assert models.count_configured(config) == pytest.approx(wanted, rel=0.03)
     own = build_model_config("crt", "18m", channels=12, length=5000, patch=20, dim=128, ffn_dim=128, layers=8, decoder_layers=2)
-    assert models.count(own) == pytest.approx(3.35e6, rel=0.03)
+    assert models.count_configured(own) == pytest.approx(3.35e6, rel=0.03)
 
 
 @pytest.mark.parametrize("preset", ["18m", "7.5m"])
 def test_a_matched_budget_is_within_five_percent(preset):
-    data = models.typical(preset)
-    goal = models.count(build_model_config("bitimelygpt", preset, **data))
-    config = build_model_config("crt", preset, **data).model_copy(update=models.matched("crt", preset, **data))
-    assert models.count(config) == pytest.approx(goal, rel=0.05)
+    data = models.default_shape(preset)
+    goal = models.count_configured(build_model_config("bitimelygpt", preset, **data))
+    config = build_model_config("crt", preset, **data).model_copy(update=models.match_parameters("crt", preset, **data))
+    assert models.count_configured(config) == pytest.approx(goal, rel=0.05)
 
 
 def test_other_channels_keep_the_resnets_and_longer_windows_the_positions():
     model = tiny()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    renewed = model.adapt(channels=5, length=50)
+    renewed = model.reset_adapter(channels=5, length=50)
     assert set(renewed) == {name for name, _ in model.named_parameters() if name.startswith("adapter.")}
     same = {name for name in before if not name.startswith("adapter.") and name != "target_scale"}
     assert any(name.startswith("nets.") for name in same)
     assert all(torch.equal(before[name], model.state_dict()[name]) for name in same)
     with pytest.raises(UserError, match="positions"):
         model(Batch(torch.randn(1, 80, 5)))
-    fresh = model.adapt(channels=5, length=80)
+    fresh = model.reset_adapter(channels=5, length=80)
     assert fresh == [f"{name}.{view}" for name in ("positions", "decoder_positions") for view in ("time", "magnitude", "phase")]
     assert torch.equal(model.positions["phase"][:4], before["positions.phase"])
     assert model(Batch(torch.randn(1, 80, 5))).hidden[-1].shape == (1, 20, 64)

@@ -42,7 +42,7 @@ class Mine(Model):
 
     def forward(self, batch, *, directions=None, hide=None, attention=False):
         """Tokens, targets and states of a batch."""
-        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens).transpose(1, 2)
         for conv in self.mix:
@@ -61,7 +61,7 @@ OBJECTIVE = '''
 from pydantic import Field
 
 from bitimely_core.config import ObjectiveConfig
-from bitimely_core.objectives import Part, result
+from bitimely_core.objectives import LossPart, make_result
 from bitimely_core.registry import ObjectiveFacts, objectives
 
 
@@ -76,7 +76,7 @@ def mine_objective(model, batch, generator=None, *, config):
     """Autoencoder of scaled tokens."""
     encoded = model(batch)
     target, valid = model.targets(batch)
-    return result(model, batch, [Part("copy", model.output(encoded.hidden[-1], batch=batch), config.factor * target, valid)])
+    return make_result(model, batch, [LossPart("copy", model.output(encoded.hidden[-1], batch=batch), config.factor * target, valid)])
 '''
 
 DATASET = '''

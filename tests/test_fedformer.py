@@ -13,8 +13,8 @@ from bitimely_core import models
 from bitimely_core.config import build_model_config
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
-from bitimely_core.models.autoformer import Decomposition
-from bitimely_core.models.fedformer import Fourier
+from bitimely_core.models.autoformer import SeriesDecomposition
+from bitimely_core.models.fedformer import FourierMixer
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ def config(**options):
 
 def block(**options):
     torch.manual_seed(0)
-    made = Fourier(config(**options)).double()
+    made = FourierMixer(config(**options)).double()
     nn.init.normal_(made.weight)
     return made.requires_grad_(False)
 
@@ -87,7 +87,7 @@ def test_modes_are_a_random_subset_or_the_lowest():
     found = set()
     for seed in range(40):
         torch.manual_seed(seed)
-        modes = Fourier(config()).modes.tolist()
+        modes = FourierMixer(config()).modes.tolist()
         assert len(modes) == 6 == len(set(modes))
         assert modes == sorted(modes)
         found |= set(modes)
@@ -144,7 +144,7 @@ def test_windows_of_another_length_see_what_padded_rows_of_that_length_saw(lengt
     model = tiny(length=200).double()
     x = torch.randn(2, length, 3, dtype=torch.float64)
     before = model(Batch(x)).hidden[-1]
-    model.adapt(channels=3, length=length)
+    model.reset_adapter(channels=3, length=length)
     assert model.config.modes == len(model.fourier.modes) == model.fourier.weight.shape[-1] == min(64, length // 2)
     torch.testing.assert_close(model(Batch(x)).hidden[-1], before, rtol=1e-10, atol=1e-10)
 
@@ -160,7 +160,7 @@ def by_hand(model, row):
             angle = t / 10_000 ** (i / d)
             x[t, i] += math.sin(angle)
             x[t, i + 1] += math.cos(angle)
-    split, states = Decomposition((24,)), []
+    split, states = SeriesDecomposition((24,)), []
     for query, out, layer in zip(model.queries, model.outs, model.layers, strict=True):
         mixed = model.fourier((x @ query.weight.T + query.bias)[None], n)[0] @ out.weight.T + out.bias
         x = split((x + mixed)[None])[0][0]
@@ -194,12 +194,12 @@ def test_several_windows_of_the_trend():
 
 @pytest.mark.parametrize("preset", ["18m", "7.5m"])
 def test_parameters_of_the_presets(preset):
-    data = models.typical(preset)
+    data = models.default_shape(preset)
     made = build_model_config("fedformer", preset, **data)
     d, ff, v, h = made.dim, made.ffn_dim, made.channels, made.heads
     fourier = 2 * h * (d // h) ** 2 * 64
     assert fourier == {"18m": 2 * 1_179_648, "7.5m": 2 * 663_552}[preset]
-    assert models.count(made) == made.layers * (2 * (d * d + d) + 2 * d * ff) + fourier + 3 * v * d + 2 * d + d * v + v
+    assert models.count_configured(made) == made.layers * (2 * (d * d + d) + 2 * d * ff) + fourier + 3 * v * d + 2 * d + d * v + v
 
 
 def test_a_width_that_the_heads_do_not_divide_is_refused():

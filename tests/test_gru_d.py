@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bitimely_core import models
-from bitimely_core.models.adapters import Rows
-from bitimely_core.models.gru_d import carried, gaps
+from bitimely_core.models.adapters import TimedRows
+from bitimely_core.models.gru_d import carry_forward, compute_gaps
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -32,9 +32,9 @@ def sampled(seed=0):
 def test_gaps_and_last_values_by_hand():
     mask = torch.tensor([[[1, 0], [0, 0], [1, 1], [0, 0]]], dtype=torch.bool)
     values = torch.tensor([[[4.0, 0], [0, 0], [5, 7], [0, 0]]])
-    rows = Rows(values, mask, torch.tensor([[0.0, 2, 5, 9]]), torch.ones(1, 4, dtype=torch.bool))
-    assert gaps(rows).tolist() == [[[0, 0], [2, 2], [5, 5], [4, 4]]]
-    assert carried(rows, torch.tensor([-1.0, -2.0])).tolist() == [[[4, -2], [4, -2], [5, 7], [5, 7]]]
+    rows = TimedRows(values, mask, torch.tensor([[0.0, 2, 5, 9]]), torch.ones(1, 4, dtype=torch.bool))
+    assert compute_gaps(rows).tolist() == [[[0, 0], [2, 2], [5, 5], [4, 4]]]
+    assert carry_forward(rows, torch.tensor([-1.0, -2.0])).tolist() == [[[4, -2], [4, -2], [5, 7], [5, 7]]]
 
 
 def by_steps(model, batch):
@@ -91,9 +91,9 @@ def test_months_are_the_unit_of_codes():
     for codes in ([5, 6, 6], [6, 6, 6]):
         found = model(Batch(torch.tensor([codes]), months))
         rows = model.adapter.tokenizer.rows(Batch(torch.tensor([codes]), months))
-        delta = gaps(rows)[0, :, 0] / 100
+        delta = compute_gaps(rows)[0, :, 0] / 100
         assert delta.tolist() == pytest.approx([0.0, 0.1, 0.4])
-        states[codes[0]] = torch.exp(-torch.relu(model.adapter.state(gaps(rows) / 100)))[0, :, 0].tolist()
+        states[codes[0]] = torch.exp(-torch.relu(model.adapter.state(compute_gaps(rows) / 100)))[0, :, 0].tolist()
         assert torch.isfinite(found.pooled).all()
     assert states[5] == pytest.approx([1.0, 0.606531, 0.135335], rel=1e-5)
 
@@ -144,8 +144,8 @@ def test_states_equal_those_of_pypots():
     theirs_last = theirs(
         rows.values,
         rows.mask.double(),
-        gaps(rows) / 20,
+        compute_gaps(rows) / 20,
         torch.zeros(3, dtype=torch.float64),
-        carried(rows, torch.zeros(3, dtype=torch.float64)),
+        carry_forward(rows, torch.zeros(3, dtype=torch.float64)),
     )[1]
     torch.testing.assert_close(model(batch).pooled, theirs_last, rtol=1e-6, atol=1e-6)  # it starts from a float32 state

@@ -211,7 +211,7 @@ def test_fit_can_measure_a_head_from_batches(task, target):
 def test_frozen_models_do_not_change():
     head = Classifier(tiny("gpt", dropout=0.5), outputs=2, freeze=True).train()
     assert not head.model.training
-    assert models.parameters(head) == head.linear.weight.numel() + 2
+    assert models.count_parameters(head) == head.linear.weight.numel() + 2
     batch = labelled(torch.tensor([0, 1, 0, 1]))
     assert torch.equal(head(batch), head(batch))
     heads.cross_entropy(head, batch)["loss"].backward()
@@ -256,7 +256,7 @@ def test_a_saved_head_comes_back_and_so_does_its_model(kind, tmp_path):
 def test_fine_tuning_elsewhere_renews_the_adapter_and_the_head_alone():
     model = tiny()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    renewed = model.adapt(channels=1, length=40)
+    renewed = model.reset_adapter(channels=1, length=40)
     head = Head(model, task="classification", outputs=4)
     assert head(Batch(torch.randn(2, 40, 1))).shape == (2, 4)
     changed = {key for key, value in head.model.state_dict().items() if key in before and not torch.equal(before[key], value)}

@@ -13,8 +13,8 @@ from bitimely_core import models, objectives, registry, workflows
 from bitimely_core.config import ModelConfig, build_model_config
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
-from bitimely_core.models.adapters import Table, grid
-from bitimely_core.models.supervised import clock
+from bitimely_core.models.adapters import RowTokenizer, make_grid
+from bitimely_core.models.supervised import encode_times
 from bitimely_core.models.tokenizers import FIRST, UNK
 from bitimely_core.types import Batch
 
@@ -52,12 +52,12 @@ def test_codes_of_one_month_share_a_row():
     times = torch.tensor([[0.0, 0.2, 0.9, 3.1, 4.0, 7.9], [0.0, 1.0, 9.0, 9.0, 9.0, 9.0]])
     batch = Batch(codes, times, torch.tensor([[True] * 6, [True, True] + [False] * 4]))
     config = ModelConfig(tokenizer="codes", codes=9)
-    rows = Table(config).rows(batch)
+    rows = RowTokenizer(config).rows(batch)
     assert rows.values.tolist() == [[[2, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]], [[0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]]]
     assert rows.times.tolist() == [[0, 3, 7], [0, 1, 1]]
     assert rows.real.tolist() == [[True] * 3, [True, True, False]]
     assert torch.equal(rows.mask, rows.values > 0)
-    absent = Table(config, absent=True).rows(batch)
+    absent = RowTokenizer(config, absent=True).rows(batch)
     assert torch.equal(absent.mask, rows.real[..., None].expand(2, 3, 4))
     assert torch.equal(absent.values, rows.values)
 
@@ -66,21 +66,21 @@ def test_signals_as_rows_keep_their_timesteps():
     x = torch.randn(2, 6, 3)
     mask = torch.rand(2, 6, 3, generator=torch.Generator().manual_seed(0)) > 0.5
     mask[:, -1] = torch.tensor([[True], [False]])
-    rows = Table(ModelConfig(channels=3, tokenizer="steps")).rows(Batch(torch.where(mask, x, torch.nan), mask=mask))
+    rows = RowTokenizer(ModelConfig(channels=3, tokenizer="steps")).rows(Batch(torch.where(mask, x, torch.nan), mask=mask))
     assert torch.equal(rows.values, torch.where(mask, x, 0.0))
     assert torch.equal(rows.mask, mask)
     assert rows.times[0].tolist() == [0, 1, 2, 3, 4, 5]
     assert rows.real[0].all()
     assert rows.real[1].sum() == 1 + int(mask[1].any(1).nonzero().max())
     at = torch.tensor([[0.0, 0.5, 2.0, 2.5, 7.0, 9.0]]).expand(2, -1)
-    assert torch.equal(Table(ModelConfig(channels=3, tokenizer="steps")).rows(Batch(x, times=at)).times, at)
+    assert torch.equal(RowTokenizer(ModelConfig(channels=3, tokenizer="steps")).rows(Batch(x, times=at)).times, at)
 
 
 def test_the_grid_has_a_row_for_each_month_up_to_the_end():
     codes = torch.tensor([[5, 7, 5, 6], [8, UNK, 0, 0], [5, 6, 7, 8]])
     times = torch.tensor([[0.0, 0.2, 0.9, 2.1], [0.0, 1.0, 0.0, 0.0], [0.0, 5.5, 8.0, 9.9]])
     mask = torch.tensor([[True] * 4, [True, True, False, False], [True] * 4])
-    found = grid(Batch(codes, times, mask, end=torch.tensor([3.5, 1.0, 9.9]), index=torch.arange(3)), 9, 5)
+    found = make_grid(Batch(codes, times, mask, end=torch.tensor([3.5, 1.0, 9.9]), index=torch.arange(3)), 9, 5)
     wanted = torch.zeros(3, 5, 4)
     wanted[0, 0, [0, 2]] = 1  # two codes of one month; the second occurrence of 5 adds nothing
     wanted[0, 2, 1] = 1
@@ -90,14 +90,14 @@ def test_the_grid_has_a_row_for_each_month_up_to_the_end():
     assert found.mask.tolist() == [[True] * 4 + [False], [True, True, False, False, False], [True] * 5]
     assert found.times is None
     assert found.index.tolist() == [0, 1, 2]
-    without = grid(Batch(codes, times, torch.zeros_like(mask)), 9, 5)
+    without = make_grid(Batch(codes, times, torch.zeros_like(mask)), 9, 5)
     assert not without.mask.any()
     assert not without.values.any()
 
 
 def test_padding_is_not_on_the_grid():
     batch = histories()
-    found, alone = grid(batch, 12, 24), grid(Batch(batch.values[1:2, :6], batch.times[1:2, :6]), 12, 24)
+    found, alone = make_grid(batch, 12, 24), make_grid(Batch(batch.values[1:2, :6], batch.times[1:2, :6]), 12, 24)
     assert torch.equal(found.values[1:2], alone.values)
     assert torch.equal(found.mask[1:2], alone.mask)
 
@@ -109,11 +109,11 @@ def test_a_model_of_signals_reads_events_on_the_grid(name, objective):
     model = tiny(name, codes=12, events="grid", horizon=24).double()
     assert (model.config.channels, model.config.length, model.config.tokenizer) == (7, 24, "conv")
     batch = histories()
-    plain = grid(batch, 12, 24)
+    plain = make_grid(batch, 12, 24)
     signals = tiny(name, channels=7, length=24).double()
     signals.load_state_dict(model.state_dict())
     assert torch.equal(model(batch).hidden[-1], signals(plain).hidden[-1])
-    assert torch.equal(heads.vectors(model, batch, "sos"), heads.vectors(signals, plain, "sos"))
+    assert torch.equal(heads.compute_vectors(model, batch, "sos"), heads.compute_vectors(signals, plain, "sos"))
     losses = [objectives.get(objective)(one, of, torch.Generator().manual_seed(0)) for one, of in ((model, batch), (signals, plain))]
     assert torch.equal(losses[0]["loss"], losses[1]["loss"])
     assert losses[0]["rel"] == losses[1]["rel"]
@@ -124,7 +124,7 @@ def test_channels_one_by_one_are_codes_on_the_grid():
     model = tiny("bitimelygpt", codes=12, events="grid", horizon=24, channel_independent=True).double()
     batch = histories()
     assert model(batch).hidden[-1].shape[0] == 3 * 7
-    assert heads.vectors(model, batch, "sos").shape == (3, 64)
+    assert heads.compute_vectors(model, batch, "sos").shape == (3, 64)
 
 
 def test_the_grid_is_part_of_the_saved_model(tmp_path):
@@ -133,18 +133,18 @@ def test_the_grid_is_part_of_the_saved_model(tmp_path):
     loaded = models.load(tmp_path / "model").double()
     assert torch.equal(model(histories()).hidden[-1], loaded(histories()).hidden[-1])
     assert loaded.config == model.config
-    assert loaded.adapt(channels=7, length=24, codes=12) == []
-    assert loaded.adapt(channels=9, length=24, codes=14)
+    assert loaded.reset_adapter(channels=7, length=24, codes=12) == []
+    assert loaded.reset_adapter(channels=9, length=24, codes=14)
     assert loaded(histories()).tokens.shape[-1] == 9
 
 
 def test_the_waves_of_the_clock():
     """[sin(t / s_j), cos(t / s_j)], from one unit to the whole span."""
-    found = clock(torch.tensor([[0.0, 3.0]], dtype=torch.float64), 100.0, 6)
+    found = encode_times(torch.tensor([[0.0, 3.0]], dtype=torch.float64), 100.0, 6)
     for at, time in enumerate((0.0, 3.0)):
         angles = torch.tensor([time, time / 10, time / 100], dtype=torch.float64)
         torch.testing.assert_close(found[0, at], torch.cat((angles.sin(), angles.cos())))
-    assert clock(torch.ones(1, 1), 100.0, 2).tolist() == [[[pytest.approx(0.841471), pytest.approx(0.540302)]]]
+    assert encode_times(torch.ones(1, 1), 100.0, 2).tolist() == [[[pytest.approx(0.841471), pytest.approx(0.540302)]]]
 
 
 # -------------------------------------------------------------------------------------------------------------- every model of irregular times
@@ -153,10 +153,10 @@ def test_the_waves_of_the_clock():
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_and_company_change_nothing(name):
     model, batch = eventful(name), histories()
-    together = heads.vectors(model, batch, "native")
+    together = heads.compute_vectors(model, batch, "native")
     assert together.shape == (3, model.pooled_width)
     for row, length in enumerate((9, 6, 3)):
-        alone = heads.vectors(model, Batch(batch.values[row : row + 1, :length], batch.times[row : row + 1, :length]), "native")
+        alone = heads.compute_vectors(model, Batch(batch.values[row : row + 1, :length], batch.times[row : row + 1, :length]), "native")
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-10, atol=1e-12)
 
 
@@ -167,12 +167,12 @@ def test_values_that_were_not_observed_are_never_read(name):
     mask = torch.rand(3, 50, 3, generator=torch.Generator().manual_seed(0)) > 0.4
     mask[1, 30:] = False
     shown = torch.where(mask, x, torch.nan).requires_grad_()
-    together = heads.vectors(model, Batch(shown, mask=mask), "native")
+    together = heads.compute_vectors(model, Batch(shown, mask=mask), "native")
     assert torch.isfinite(together).all()
     (slope,) = torch.autograd.grad(together.square().sum(), shown)
     assert (slope[~mask] == 0).all()
     assert (slope[mask] != 0).any()
-    alone = heads.vectors(model, Batch(x[1:2, :30], mask=mask[1:2, :30]), "native")
+    alone = heads.compute_vectors(model, Batch(x[1:2, :30], mask=mask[1:2, :30]), "native")
     torch.testing.assert_close(together[1:2], alone, rtol=1e-10, atol=1e-12)
 
 
@@ -181,14 +181,14 @@ def test_a_sample_without_anything_is_finite(name):
     model, batch = eventful(name), histories()
     batch = batch._replace(mask=batch.mask & torch.tensor([[True], [False], [True]]))
     model.train()
-    found = heads.vectors(model, batch, "native")
+    found = heads.compute_vectors(model, batch, "native")
     found.square().sum().backward()
     assert torch.isfinite(found).all()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     signals = tiny(name)
     mask = torch.ones(2, 50, 3, dtype=torch.bool)
     mask[1] = False
-    assert torch.isfinite(heads.vectors(signals, Batch(torch.randn(2, 50, 3), mask=mask), "native")).all()
+    assert torch.isfinite(heads.compute_vectors(signals, Batch(torch.randn(2, 50, 3), mask=mask), "native")).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -196,10 +196,10 @@ def test_when_things_happened_matters_and_where_the_clock_began_does_not(name):
     model, batch = eventful(name), histories()
     for weight in model.parameters():  # queries and decays that start at nothing must count
         torch.nn.init.normal_(weight, std=0.3)
-    before = heads.vectors(model, batch, "native")
-    later = heads.vectors(model, batch._replace(times=batch.times * 7), "native")
+    before = heads.compute_vectors(model, batch, "native")
+    later = heads.compute_vectors(model, batch._replace(times=batch.times * 7), "native")
     assert (before - later).abs().amax(1).min() > 1e-6
-    far = heads.vectors(model, batch._replace(times=batch.times + 10_000), "native")
+    far = heads.compute_vectors(model, batch._replace(times=batch.times + 10_000), "native")
     assert torch.isfinite(far).all()
 
 
@@ -207,7 +207,7 @@ def test_when_things_happened_matters_and_where_the_clock_began_does_not(name):
 def test_codes_of_one_day_have_no_order(name):
     model = eventful(name)
     times = torch.tensor([[0.0, 2.0, 2.0, 5.0]], dtype=torch.float64)
-    a, b = (heads.vectors(model, Batch(torch.tensor([ids]), times), "native") for ids in ([5, 6, 7, 8], [5, 7, 6, 8]))
+    a, b = (heads.compute_vectors(model, Batch(torch.tensor([ids]), times), "native") for ids in ([5, 6, 7, 8], [5, 7, 6, 8]))
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
@@ -223,17 +223,19 @@ def test_saved_with_events_it_gives_the_same_vectors(name, tmp_path):
     model = eventful(name, horizon=60)
     model.save(tmp_path / "model")
     loaded = models.load(tmp_path / "model").double()
-    assert torch.equal(heads.vectors(model, histories(), "native"), heads.vectors(loaded, histories(), "native"))
+    assert torch.equal(heads.compute_vectors(model, histories(), "native"), heads.compute_vectors(loaded, histories(), "native"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_another_length_or_other_channels(name, tmp_path):
     """Another length keeps all weights and moves the clock; other channels renew what depends on them. Both can be saved and loaded."""
     model = tiny(name).double()
-    assert model.adapt(channels=3, length=80) == []
+    assert model.reset_adapter(channels=3, length=80) == []
     x = torch.randn(2, 80, 3, dtype=torch.float64)
-    torch.testing.assert_close(heads.vectors(model, Batch(x), "native"), heads.vectors(_copied(model, tmp_path), Batch(x), "native"))
-    fresh = model.adapt(channels=4, length=80)
+    torch.testing.assert_close(
+        heads.compute_vectors(model, Batch(x), "native"), heads.compute_vectors(_copied(model, tmp_path), Batch(x), "native")
+    )
+    fresh = model.reset_adapter(channels=4, length=80)
     wholly = (
         {key for key, _ in model.named_parameters()}
         if name == "raindrop"
@@ -241,12 +243,17 @@ def test_another_length_or_other_channels(name, tmp_path):
     )
     assert set(fresh) == wholly
     x = torch.randn(2, 80, 4, dtype=torch.float64)
-    torch.testing.assert_close(heads.vectors(model, Batch(x), "native"), heads.vectors(_copied(model, tmp_path), Batch(x), "native"))
+    torch.testing.assert_close(
+        heads.compute_vectors(model, Batch(x), "native"), heads.compute_vectors(_copied(model, tmp_path), Batch(x), "native")
+    )
     events = eventful(name, channels=1)
-    assert events.adapt(channels=1, length=254, codes=12) == []
-    assert events.adapt(channels=1, length=254, codes=12, renew=True)
-    assert events.adapt(channels=1, length=254, codes=10)
-    assert heads.vectors(events, Batch(torch.tensor([[5, 9]]), torch.tensor([[0.0, 1.0]], dtype=torch.float64)), "native").shape[0] == 1
+    assert events.reset_adapter(channels=1, length=254, codes=12) == []
+    assert events.reset_adapter(channels=1, length=254, codes=12, renew=True)
+    assert events.reset_adapter(channels=1, length=254, codes=10)
+    assert (
+        heads.compute_vectors(events, Batch(torch.tensor([[5, 9]]), torch.tensor([[0.0, 1.0]], dtype=torch.float64)), "native").shape[0]
+        == 1
+    )
 
 
 def _copied(model, folder):
@@ -266,10 +273,10 @@ def test_no_objective_is_invented(name):
 @pytest.mark.parametrize("preset", ["tiny", "3m", "7.5m", "18m"])
 @pytest.mark.parametrize("name", NAMES)
 def test_matched_comes_within_five_percent(name, preset):
-    data = models.typical(preset)
-    goal = models.count(build_model_config("bitimelygpt", preset, **data))
-    config = build_model_config(name, preset, **data).model_copy(update=models.matched(name, preset, **data))
-    assert models.count(config) == pytest.approx(goal, rel=0.05)
+    data = models.default_shape(preset)
+    goal = models.count_configured(build_model_config("bitimelygpt", preset, **data))
+    config = build_model_config(name, preset, **data).model_copy(update=models.match_parameters(name, preset, **data))
+    assert models.count_configured(config) == pytest.approx(goal, rel=0.05)
 
 
 COUNTS = {"gru-d": 110_254, "mtand": 1_160_725, "mtand-enc": 452_352, "raindrop": 671_632, "seft": 35_168}  # 47 codes
@@ -277,8 +284,8 @@ COUNTS = {"gru-d": 110_254, "mtand": 1_160_725, "mtand-enc": 452_352, "raindrop"
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_of_the_preset_of_events(name):
-    config = build_model_config(name, "3m", **models.typical("3m"))
-    assert models.count(config) == COUNTS[name]
+    config = build_model_config(name, "3m", **models.default_shape("3m"))
+    assert models.count_configured(config) == COUNTS[name]
 
 
 @pytest.mark.parametrize("name", ["gru-d", "seft", "raindrop", "mtand-enc"])

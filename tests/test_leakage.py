@@ -174,7 +174,7 @@ def run_of(model, settings, stamp, kind="pretrain"):
 def test_a_run_that_contradicts_its_stamp_is_told():
     config = config_of("bitimelygpt")
     settings = Settings(model=config, objective=ObjectiveConfig(name="next-previous"))
-    model = models.made(config)
+    model = models.from_config(config)
     honest = leakage([run_of(model, settings, False)], steps=0)
     assert (honest.summary["leak_free"], honest.summary["contradiction"]) == (False, False)
     lying = leakage([run_of(model, settings, True)], steps=0)
@@ -188,7 +188,7 @@ def test_a_run_that_contradicts_its_stamp_is_told():
 def test_a_condition_is_no_contradiction():
     config = config_of("timelygpt", temporal_conv="causal")
     settings = Settings(model=config, objective=ObjectiveConfig(name="next"))
-    page = leakage([run_of(models.made(config), settings, "up to batch statistics")], steps=0)
+    page = leakage([run_of(models.from_config(config), settings, "up to batch statistics")], steps=0)
     assert page.summary["jacobian"]["eval"]["own"] == 0 < page.summary["jacobian"]["train"]["own"]
     assert (page.summary["leak_free"], page.summary["contradiction"]) == (False, False)
 

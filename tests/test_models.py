@@ -11,7 +11,7 @@ from bitimely_core import models, objectives, registry
 from bitimely_core.config import build_model_config, find_model_config, list_presets
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads, stack
-from bitimely_core.models.tokenizers import FIRST, Codes, Conv, Patch, row_ends
+from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer, PatchTokenizer, find_row_ends
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -117,7 +117,7 @@ def test_directions_that_its_layers_cannot_take_are_refused(name):
 @pytest.mark.parametrize("name", REGULAR)
 def test_counted_without_memory(name):
     model = tiny(name)
-    assert models.count(model.config) == models.parameters(model) > 0
+    assert models.count_configured(model.config) == models.count_parameters(model) > 0
 
 
 # -------------------------------------------------------------------------------------------------------------- padding and missing samples
@@ -200,7 +200,7 @@ def test_a_row_without_any_sample_is_finite(name):
 
 @pytest.mark.parametrize(("length", "tokens"), [(3000, 750), (178, 45), (375, 94), (1, 1), (5, 2)])
 def test_conv_tokens_are_a_quarter(length, tokens):
-    conv = Conv(2)
+    conv = ConvTokenizer(2)
     out, targets, real = conv(Batch(torch.randn(1, length, 2)))
     assert out.shape == targets.shape == (1, tokens, 2)
     assert real.shape == (1, tokens)
@@ -208,7 +208,7 @@ def test_conv_tokens_are_a_quarter(length, tokens):
 
 
 def test_a_conv_token_sees_seven_samples_and_its_target_is_the_centre():
-    conv = Conv(1).double()
+    conv = ConvTokenizer(1).double()
     x = torch.randn(1, 40, 1, dtype=torch.float64, requires_grad=True)
     tokens, targets, _ = conv(Batch(x))
     for n in (0, 4, 9):
@@ -221,7 +221,7 @@ def test_a_conv_token_sees_seven_samples_and_its_target_is_the_centre():
 @pytest.mark.parametrize("crop", ["pad", "start"])
 @pytest.mark.parametrize("length", [16, 17, 23])
 def test_patches_are_the_samples(length, crop):
-    patch = Patch(2, 8, crop=crop)
+    patch = PatchTokenizer(2, 8, crop=crop)
     x = torch.arange(length * 2, dtype=torch.float32).reshape(1, length, 2)
     tokens, targets, real = patch(Batch(x))
     assert torch.equal(tokens, targets)
@@ -229,20 +229,20 @@ def test_patches_are_the_samples(length, crop):
     wanted = x[0, length % 8 :] if crop == "start" else torch.cat((x[0], x[0, -1:].expand(-length % 8, 2)))
     assert torch.equal(flat, wanted)
     assert real.all()
-    observed = patch.observed(Batch(x)).reshape(-1, 2)
+    observed = patch.find_targets(Batch(x)).reshape(-1, 2)
     assert observed.all(1).tolist() == ([True] * len(wanted) if crop == "start" else [True] * length + [False] * (-length % 8))
 
 
 def test_patch_stride_and_too_short_windows():
-    patch = Patch(1, 8, stride=4)
+    patch = PatchTokenizer(1, 8, stride=4)
     tokens, _, _ = patch(Batch(torch.arange(20.0)[None, :, None]))
     assert tokens[0, :, 0].tolist() == [0, 4, 8, 12]
     with pytest.raises(UserError, match="at least one patch"):
-        Patch(1, 8, crop="start").count(7)
+        PatchTokenizer(1, 8, crop="start").count(7)
 
 
 def test_codes_map_to_classes_without_specials():
-    codes = Codes(10)
+    codes = CodeTokenizer(10)
     ids = torch.tensor([[5, 9, 4, 3, 2, 1, 0]])
     tokens, targets, real = codes(Batch(ids, mask=ids > 0))
     assert tokens.tolist() == ids.tolist()
@@ -254,7 +254,7 @@ def test_codes_map_to_classes_without_specials():
 
 @pytest.mark.parametrize("name", ["conv", "patch", "patch-start"])
 def test_erase_takes_exactly_the_chosen_samples(name):
-    tokenizer = {"conv": Conv(2), "patch": Patch(2, 8), "patch-start": Patch(2, 8, crop="start")}[name]
+    tokenizer = {"conv": ConvTokenizer(2), "patch": PatchTokenizer(2, 8), "patch-start": PatchTokenizer(2, 8, crop="start")}[name]
     x = torch.randn(2, 35, 2)
     count = tokenizer.count(35)
     chosen = torch.zeros(2, count, dtype=torch.bool)
@@ -267,8 +267,8 @@ def test_erase_takes_exactly_the_chosen_samples(name):
 
 def test_row_ends_are_the_last_observed_sample():
     mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
-    assert row_ends(Batch(torch.zeros(3, 4, 1), mask=mask)).tolist() == [3, 0, 4]
-    assert row_ends(Batch(torch.zeros(3, 4, 2), mask=mask[..., None].expand(-1, -1, 2))).tolist() == [3, 0, 4]
+    assert find_row_ends(Batch(torch.zeros(3, 4, 1), mask=mask)).tolist() == [3, 0, 4]
+    assert find_row_ends(Batch(torch.zeros(3, 4, 2), mask=mask[..., None].expand(-1, -1, 2))).tolist() == [3, 0, 4]
 
 
 # -------------------------------------------------------------------------------------------------------------- directions
@@ -482,7 +482,7 @@ def convolution(norm="layer"):
 def test_the_temporal_convolution_is_mirrored_with_its_layer():
     """The same kernel looks 30 positions back in a forward layer and 30 ahead in a backward one; half of them each way in a two-sided one."""
     module, x = convolution(), torch.randn(1, 80, 8, dtype=torch.float64)
-    places = stack.Places(torch.arange(80), None, None, None)
+    places = stack.Positions(torch.arange(80), None, None, None)
     torch.testing.assert_close(module(x, places, "backward"), module(x.flip(1), places, "forward").flip(1))
     reach = {}
     for direction in ("forward", "backward", "both"):
@@ -496,7 +496,7 @@ def test_the_temporal_convolution_is_mirrored_with_its_layer():
 def test_batch_statistics_leave_the_padding_out():
     module, x = convolution("batch").train(), torch.randn(2, 20, 8, dtype=torch.float64)
     real = torch.arange(20) < torch.tensor([[20], [12]])
-    places = stack.Places(torch.arange(20), None, real, real)
+    places = stack.Positions(torch.arange(20), None, real, real)
     torch.manual_seed(1)
     a = module(x, places, "forward")
     torch.manual_seed(1)
@@ -564,7 +564,7 @@ def test_decay_kinds():
 def test_learnable_decays_start_as_the_others_and_learn():
     fixed, learnt = tiny("bitimelygpt"), tiny("bitimelygpt", decay={"kind": "learnable"})
     torch.testing.assert_close(learnt.layers[0].mix.decays, fixed.layers[0].mix.decays, rtol=1e-4, atol=1e-6)
-    assert models.parameters(learnt) == models.parameters(fixed) + 4 * 4
+    assert models.count_parameters(learnt) == models.count_parameters(fixed) + 4 * 4
     learnt(Batch(torch.randn(2, 50, 3))).hidden[-1].square().sum().backward()
     assert all((layer.mix.logit.grad != 0).any() for layer in learnt.layers)
 
@@ -672,15 +672,15 @@ def test_parameter_counts_of_the_presets(preset, options, count):
         conv=config.temporal_conv == "causal",
         separate=config.output_heads == "separate",
     )
-    assert models.count(config) == wanted
+    assert models.count_configured(config) == wanted
     assert count is None or wanted == count
 
 
 def test_gpt_blocks_have_the_counts_of_standard_layers():
     for preset, blocks in (("18m", 12 * 1_774_464), ("7.5m", 8 * 999_072), ("3m", 8 * 250_704)):
-        config = build_model_config("gpt", preset, **models.typical(preset))
+        config = build_model_config("gpt", preset, **models.default_shape(preset))
         with torch.device("meta"):
-            assert models.parameters(models.made(config).layers) == blocks
+            assert models.count_parameters(models.from_config(config).layers) == blocks
 
 
 @pytest.mark.parametrize("name", ["gpt", "timelygpt"])
@@ -689,10 +689,10 @@ def test_matched_widths_come_as_near_as_whole_heads_allow(name, preset):
     def off(dim):
         scaled = {key: widths[key] * dim // widths["dim"] for key in widths}
         config = build_model_config(name, preset, channels=12, length=500, **scaled)
-        return abs(models.count(config) / goal - 1)
+        return abs(models.count_configured(config) / goal - 1)
 
-    goal = models.count(build_model_config("bitimelygpt", preset, channels=12, length=500))
-    widths = models.matched(name, preset, channels=12, length=500)
+    goal = models.count_configured(build_model_config("bitimelygpt", preset, channels=12, length=500))
+    widths = models.match_parameters(name, preset, channels=12, length=500)
     step = 2 * (4 if preset == "tiny" else 8)
     assert widths["dim"] % step == 0
     assert off(widths["dim"]) <= min(off(widths["dim"] - step), off(widths["dim"] + step))
@@ -700,7 +700,7 @@ def test_matched_widths_come_as_near_as_whole_heads_allow(name, preset):
 
 
 def test_every_preset_has_typical_data():
-    assert set(list_presets()) <= set(models.TYPICAL)
+    assert set(list_presets()) <= set(models.DEFAULT_SHAPES)
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -708,9 +708,9 @@ def test_other_channels_renew_exactly_the_adapter(name):
     model = tiny(name)
     model.target_scale.fill_(1.0)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    assert model.adapt(channels=3, length=50) == []
+    assert model.reset_adapter(channels=3, length=50) == []
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-    renewed = model.adapt(channels=1, length=30)
+    renewed = model.reset_adapter(channels=1, length=30)
     after = model.state_dict()
     assert set(renewed) == {key for key, _ in model.named_parameters() if key.startswith("adapter.")}
     kept = {key for key in before if not key.startswith("adapter.") and key not in {"target_scale", "positions"}}
@@ -733,7 +733,7 @@ def test_a_mixed_pre_training_has_one_adapter_a_data_set_and_one_trunk(name, tmp
         assert any(key.startswith("layers.") for key in touched)
     model.save(tmp_path)
     again = models.load(tmp_path)
-    again.settle(1)
+    again.select_adapter(1)
     model.eval()
     assert torch.equal(again(second._replace(source=None)).hidden[-1], model(second).hidden[-1])
     assert again.config.channels == 2
@@ -757,15 +757,15 @@ def test_channel_independent_reads_each_channel_alone(name):
     whole = model(Batch(x)).hidden[-1]
     alone = [model(Batch(x[:, :, channel : channel + 1])).hidden[-1] for channel in range(3)]
     torch.testing.assert_close(whole.reshape(2, 3, *whole.shape[1:]), torch.stack(alone, 1), rtol=1e-4, atol=1e-5)
-    pooled = heads.vectors(model, Batch(x), "mean")
-    torch.testing.assert_close(pooled, heads.vectors(model, Batch(x[:, :, [2, 0, 1]]), "mean"), rtol=1e-4, atol=1e-5)
+    pooled = heads.compute_vectors(model, Batch(x), "mean")
+    torch.testing.assert_close(pooled, heads.compute_vectors(model, Batch(x[:, :, [2, 0, 1]]), "mean"), rtol=1e-4, atol=1e-5)
     seen = torch.ones(2, 50, 3, dtype=torch.bool)
     seen[:, :, 2] = False
-    wanted = heads.vectors(model, Batch(x[:, :, :2]), "mean")
-    torch.testing.assert_close(heads.vectors(model, Batch(x, mask=seen), "mean"), wanted, rtol=1e-4, atol=1e-5)
+    wanted = heads.compute_vectors(model, Batch(x[:, :, :2]), "mean")
+    torch.testing.assert_close(heads.compute_vectors(model, Batch(x, mask=seen), "mean"), wanted, rtol=1e-4, atol=1e-5)
     result = objectives.get()(model, Batch(x), torch.Generator().manual_seed(0))
     assert result["target"].shape[0] == 6
-    assert model.adapt(channels=7, length=50) == []  # one adapter serves any number of channels
+    assert model.reset_adapter(channels=7, length=50) == []  # one adapter serves any number of channels
 
 
 def test_channels_of_codes_are_refused():
@@ -776,14 +776,14 @@ def test_channels_of_codes_are_refused():
 def test_longer_windows_continue_learned_positions():
     model = tiny("gpt")
     before = model.positions.detach().clone()
-    assert model.adapt(channels=3, length=100) == ["positions"]
+    assert model.reset_adapter(channels=3, length=100) == ["positions"]
     assert torch.equal(model.positions[: len(before)], before)
     assert model(Batch(torch.randn(1, 100, 3))).hidden[-1].shape[1] == 27
 
 
 def test_other_vocabularies_renew_the_adapter():
     model = tiny("bitimelygpt", tokenizer="codes", codes=52)
-    assert model.adapt(channels=3, length=50, codes=20)
+    assert model.reset_adapter(channels=3, length=50, codes=20)
     assert model(Batch(torch.randint(FIRST, 20, (1, 6)))).hidden[-1].shape[1] == 8
 
 

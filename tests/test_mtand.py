@@ -7,8 +7,8 @@ import torch
 
 from bitimely_core import models, objectives
 from bitimely_core.errors import UserError
-from bitimely_core.models.mtand import TimeAttention, TimeCode
-from bitimely_core.objectives.vae import divergence, log_likelihood, weight
+from bitimely_core.models.mtand import TimeAttention, TimeEmbedding
+from bitimely_core.objectives.vae import compute_divergence_weight, divergence, log_likelihood
 from bitimely_core.training.loop import fit
 from bitimely_core.types import Batch
 
@@ -34,7 +34,7 @@ def sampled():
 
 def test_the_code_of_a_time():
     torch.manual_seed(0)
-    code = TimeCode().double()
+    code = TimeEmbedding().double()
     found = code(torch.tensor([0.3], dtype=torch.float64))[0]
     assert found.shape == (128,)
     found = found.detach()
@@ -46,7 +46,7 @@ def test_the_code_of_a_time():
 @pytest.mark.parametrize("heads", [1, 4])
 def test_attention_equals_a_softmax_of_each_channel(heads):
     torch.manual_seed(0)
-    attend, code = TimeAttention(heads).double(), TimeCode().double()
+    attend, code = TimeAttention(heads).double(), TimeEmbedding().double()
     batch = sampled()
     points, times = torch.linspace(0, 1, 5, dtype=torch.float64), torch.rand(2, 20, dtype=torch.float64).sort(1).values
     found, maps = attend(code(points)[None], code(times), batch.values, batch.mask, attention=True)
@@ -192,9 +192,9 @@ def test_terms_against_torchs_distributions():
 
 
 def test_the_weight_of_the_divergence_follows_the_training():
-    assert weight(0.0) == weight(10 / 300) == 0
-    assert weight(11 / 300) == pytest.approx(0.01)
-    assert weight(1.0) == pytest.approx(1 - 0.99**290)
+    assert compute_divergence_weight(0.0) == compute_divergence_weight(10 / 300) == 0
+    assert compute_divergence_weight(11 / 300) == pytest.approx(0.01)
+    assert compute_divergence_weight(1.0) == pytest.approx(1 - 0.99**290)
     model, batch = tiny(), sampled()
     model.train()
     model.progress = 0.0

@@ -137,8 +137,8 @@ class Oracle(torch.nn.Module):
     def targets(self, batch):
         return self.inner.targets(batch)
 
-    def spread(self, batch):
-        return self.inner.spread(batch)
+    def expand_channels(self, batch):
+        return self.inner.expand_channels(batch)
 
     def adapter_of(self, batch):
         return self.inner.adapter_of(batch)

@@ -290,7 +290,7 @@ def test_table_of_configurations(preset):
     assert (shipped["recurrent"]["layers"], shipped["recurrent"]["dim"]) == recurrent
     assert shipped["train"]["epochs"] == 20
     assert shipped["finetune"]["epochs"] == 5
-    count = models.count(build_model_config("bitimelygpt", preset, **models.typical(preset)))
+    count = models.count_configured(build_model_config("bitimelygpt", preset, **models.default_shape(preset)))
     assert count == TRUE_SIZES[preset] < shipped["paper_parameters"]
 
 
@@ -314,7 +314,7 @@ def test_table_of_the_probing_study():
 def test_table_of_the_ablation_pairs_architecture_and_objective(row, name, objective):
     """The same stack in each row: only the directions differ."""
     assert registry.models[name].facts.objective == objective
-    assert models.parameters(tiny(name)) == models.parameters(tiny("bitimelygpt"))
+    assert models.count_parameters(tiny(name)) == models.count_parameters(tiny("bitimelygpt"))
 
 
 def test_masking_hides_forty_percent_of_the_timesteps():

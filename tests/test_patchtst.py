@@ -17,7 +17,7 @@ from bitimely_core.analyses import leakage as leaking
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
-from bitimely_core.models.patchtst import TokenNorm, sinusoid
+from bitimely_core.models.patchtst import TokenNorm, encode_sinusoid
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.types import Batch
 
@@ -30,7 +30,7 @@ tiny = partial(planted.tiny, "patchtst")
 # -------------------------------------------------------------------------------------------------------------- formulas
 
 
-def standardised(series):
+def standardise(series):
     """RevIN by hand."""
     mean = sum(series) / len(series)
     variance = sum((v - mean) ** 2 for v in series) / len(series)
@@ -42,7 +42,7 @@ def by_hand(model, series):
     """One channel of one window through the formulas, eval mode: list of T numbers -> states of each layer [N, D]."""
     size, length = model.config.patch, len(series)
     count = (max(length, size) - size) // size + 1
-    series = standardised(series)[length - size * count :]  # the first samples are cropped
+    series = standardise(series)[length - size * count :]  # the first samples are cropped
     linear = model.adapter.embedding
     patches = torch.tensor([series[n * size : (n + 1) * size] for n in range(count)], dtype=torch.float64)
     x = patches @ linear.weight.T + linear.bias + model.positions[:count]
@@ -134,13 +134,13 @@ def test_revin_leaves_missing_samples_out():
     x, mask = torch.randn(2, 50, 3) * 4 + 2, torch.rand(2, 50, 3) > 0.3
     mask[0, :, 1] = False  # a channel that was never observed
     mask[:, -1, [0, 2]] = True
-    found = model.standardised(model.spread(Batch(torch.where(mask, x, torch.nan), mask=mask))).values
+    found = model.standardise(model.expand_channels(Batch(torch.where(mask, x, torch.nan), mask=mask))).values
     for row in range(2):
         for channel in range(3):
             seen = mask[row, :, channel]
             wanted = torch.zeros(50)
             if seen.any():
-                wanted[seen] = torch.tensor(standardised(x[row, seen, channel].tolist()))
+                wanted[seen] = torch.tensor(standardise(x[row, seen, channel].tolist()))
             torch.testing.assert_close(found[3 * row + channel, :, 0], wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -219,7 +219,7 @@ def test_the_loss_is_the_mean_over_masked_patches_of_standardised_samples():
     result = objectives.get()(model, Batch(x), seeded())
     errors = []
     for row in range(6):
-        series = standardised(x[row // 3, :, row % 3].tolist())[2:]
+        series = standardise(x[row // 3, :, row % 3].tolist())[2:]
         for n in range(6):
             if result["valid"][row, n].all():
                 wanted = torch.tensor(series[8 * n : 8 * n + 8])
@@ -230,9 +230,9 @@ def test_the_loss_is_the_mean_over_masked_patches_of_standardised_samples():
 
 def test_what_is_masked_is_read_as_zero_behind_revin():
     model = tiny()
-    batch = model.spread(Batch(torch.randn(2, 50, 3)))
+    batch = model.expand_channels(Batch(torch.randn(2, 50, 3)))
     chosen = torch.rand(6, 6) < 0.5
-    normed = model.standardised(batch).values[:, 2:].clone()
+    normed = model.standardise(batch).values[:, 2:].clone()
     normed[chosen.repeat_interleave(8, 1)] = 0.0
     plain = tiny(revin=False, length=48)
     torch.testing.assert_close(model(batch, hide=chosen).hidden[-1], plain(Batch(normed)).hidden[-1], rtol=1e-5, atol=1e-6)
@@ -286,7 +286,7 @@ def test_its_vector_is_the_mean_of_each_channel_side_by_side():
     head = heads.Classifier(model, outputs=5).eval()
     assert head.readout == "native"
     torch.testing.assert_close(head(Batch(x)), wanted @ head.linear.weight.T + head.linear.bias)
-    over = heads.vectors(model, Batch(x), "mean")
+    over = heads.compute_vectors(model, Batch(x), "mean")
     torch.testing.assert_close(over, wanted.reshape(2, 3, 64).mean(1))
     mask = torch.ones(2, 50, 3, dtype=torch.bool)
     mask[0, :, 1] = False
@@ -297,15 +297,15 @@ def test_other_channels_and_longer_windows():
     model = tiny()
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     before = model.positions.detach().clone()
-    assert model.adapt(channels=7, length=50) == []  # one adapter serves any number of channels
+    assert model.reset_adapter(channels=7, length=50) == []  # one adapter serves any number of channels
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items() if name != "target_scale")
     assert heads.Classifier(model, outputs=2).linear.in_features == model.pooled_width == 7 * 64
     with pytest.raises(UserError, match="positions"):
         model(Batch(torch.randn(1, 80, 7)))
-    assert model.adapt(channels=7, length=80) == ["positions"]
+    assert model.reset_adapter(channels=7, length=80) == ["positions"]
     assert torch.equal(model.positions[:6], before)
     assert model(Batch(torch.randn(1, 80, 7))).hidden[-1].shape == (7, 10, 64)
-    assert model.adapt(channels=7, length=24) == []
+    assert model.reset_adapter(channels=7, length=24) == []
     assert len(model.positions) == 3
 
 
@@ -314,8 +314,8 @@ def test_computed_positions_have_no_longest_window():
     assert model.positions is None
     assert model(Batch(torch.randn(1, 400, 3))).hidden[-1].shape == (3, 50, 64)
     wanted = [[math.sin(7.0), math.cos(7.0), math.sin(7 / 10000**0.5), math.cos(7 / 10000**0.5)]]
-    torch.testing.assert_close(sinusoid(torch.tensor([7.0]), 4), torch.tensor(wanted))
-    assert sinusoid(torch.zeros(2, 3), 5).shape == (2, 3, 5)
+    torch.testing.assert_close(encode_sinusoid(torch.tensor([7.0]), 4), torch.tensor(wanted))
+    assert encode_sinusoid(torch.zeros(2, 3), 5).shape == (2, 3, 5)
 
 
 def test_a_mixed_pre_training_shares_everything():
@@ -344,17 +344,17 @@ def test_events_stand_at_their_months():
 
 def test_layers_are_standard_ones():
     for preset, blocks in (("18m", 12 * 1_774_464), ("7.5m", 8 * 999_072), ("3m", 8 * 250_704)):
-        config = build_model_config("patchtst", preset, **models.typical(preset))
+        config = build_model_config("patchtst", preset, **models.default_shape(preset))
         with torch.device("meta"):
-            assert models.parameters(models.made(config).layers) == blocks
+            assert models.count_parameters(models.from_config(config).layers) == blocks
 
 
 @pytest.mark.parametrize("preset", ["18m", "7.5m", "3m"])
 def test_a_matched_budget_is_within_five_percent(preset):
-    data = models.typical(preset)
-    goal = models.count(build_model_config("bitimelygpt", preset, **data))
-    config = build_model_config("patchtst", preset, **data).model_copy(update=models.matched("patchtst", preset, **data))
-    assert models.count(config) == pytest.approx(goal, rel=0.05)
+    data = models.default_shape(preset)
+    goal = models.count_configured(build_model_config("bitimelygpt", preset, **data))
+    config = build_model_config("patchtst", preset, **data).model_copy(update=models.match_parameters("patchtst", preset, **data))
+    assert models.count_configured(config) == pytest.approx(goal, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -447,12 +447,12 @@ def test_predictions_and_loss_equal_those_of_transformers():
     torch.manual_seed(3)
     hide = theirs.model(past_values=x).mask.flatten(0, 1).bool()
     assert hide.sum(1).tolist() == [3] * 6  # both keep floor(6 * 0.6)
-    batch = ours.spread(Batch(x))
+    batch = ours.expand_channels(Batch(x))
     target, valid = ours.targets(batch)
     prediction = ours.output(ours(batch, hide=hide).hidden[-1])
     torch.testing.assert_close(prediction, found.prediction_output.flatten(0, 1), rtol=1e-10, atol=1e-10)
-    part = objectives.Part("masked", prediction, target, valid & hide[..., None])
-    torch.testing.assert_close(objectives.result(ours, batch, [part])["loss"], found.loss, rtol=1e-9, atol=1e-9)
+    part = objectives.LossPart("masked", prediction, target, valid & hide[..., None])
+    torch.testing.assert_close(objectives.make_result(ours, batch, [part])["loss"], found.loss, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parity

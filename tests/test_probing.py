@@ -109,7 +109,7 @@ def test_every_cell_of_a_real_model_is_what_a_head_would_read(name):
     found = extract_vectors(model, windows, np.arange(3), cells)
     for cell in cells:
         if cell.layers in {"last", "last-two"}:
-            wanted = heads.vectors(model, data.collate(windows, np.arange(3)), cell.readout, cell.layers).detach().numpy()
+            wanted = heads.compute_vectors(model, data.collate(windows, np.arange(3)), cell.readout, cell.layers).detach().numpy()
             assert found[cell] == pytest.approx(wanted, abs=1e-5)
 
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from bitimely_core import models
 from bitimely_core.config import build_model_config
-from bitimely_core.models.autoformer import Decomposition
-from bitimely_core.models.fedformer import Fourier
+from bitimely_core.models.autoformer import SeriesDecomposition
+from bitimely_core.models.fedformer import FourierMixer
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.parity
@@ -86,15 +86,15 @@ def test_autoformer_states_equal_those_of_pypots(theirs):
         weights[f"encoder.attn_layers.{at}.conv2.weight"] = layer.second.weight[..., None]
     weights |= {f"encoder.norm.layer_norm.{key}": value for key, value in model.centred.state_dict().items()}
     found = theirs("autoformer", {"x": x, **weights})
-    torch.testing.assert_close(model.climb(x)[-1], found["states"], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(Decomposition((25,))(x)[1], found["trend"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.encode_rows(x)[-1], found["states"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(SeriesDecomposition((25,))(x)[1], found["trend"], rtol=1e-5, atol=1e-6)
 
 
 def test_the_fourier_block_equals_that_of_pypots(theirs):
     """In the layout of the reference, which it needs to be compared at all."""
     torch.manual_seed(0)
     config = build_model_config("fedformer", "tiny", dim=16, heads=8, length=40, modes=7, reference_layout=True)
-    block = Fourier(config)
+    block = FourierMixer(config)
     nn.init.normal_(block.weight)
     q = torch.randn(3, 40, 16)
     found = theirs("fedformer", {"x": q.unflatten(-1, (8, 2)), "modes": block.modes, "weight": block.weight})

@@ -8,8 +8,8 @@ import torch
 from bitimely_core import models
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
-from bitimely_core.models.raindrop import Message, apart, pruned
-from bitimely_core.models.supervised import clock
+from bitimely_core.models.raindrop import MessagePass, compute_graph_distance, prune_edges
+from bitimely_core.models.supervised import encode_times
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -49,8 +49,8 @@ def test_messages_equal_the_formulas():
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.7)
     rows = model.adapter.tokenizer.rows(batch)
-    code = clock(rows.times, 20.0, 16)
-    found, edges = model.exchanged(rows, code)
+    code = encode_times(rows.times, 20.0, 16)
+    found, edges = model.pass_messages(rows, code)
     for row in range(2):
         h = torch.relu(rows.values[row, ..., None] * model.observation)
         wanted = torch.ones(3, 3, dtype=torch.float64)
@@ -66,14 +66,14 @@ def test_messages_equal_the_formulas():
 
 def test_half_of_the_edges_stay():
     edges = torch.tensor([[[4.0, 1.0], [3.0, 2.0]], [[1.0, 1.0], [1.0, 0.0]]])
-    assert pruned(edges).tolist() == [[[4, 0], [3, 0]], [[1, 1], [1, 0]]]
+    assert prune_edges(edges).tolist() == [[[4, 0], [3, 0]], [[1, 1], [1, 0]]]
 
 
 def test_sensors_have_no_order():
     """Their own vectors follow them, and so do what they say and the edges."""
     torch.manual_seed(0)
-    message, order = Message(5, 4).double(), torch.tensor([3, 0, 4, 1, 2])
-    turned = Message(5, 4).double()
+    message, order = MessagePass(5, 4).double(), torch.tensor([3, 0, 4, 1, 2])
+    turned = MessagePass(5, 4).double()
     turned.load_state_dict(message.state_dict())
     with torch.no_grad():
         turned.send.copy_(message.send[order])
@@ -94,7 +94,7 @@ def test_a_sensor_hears_of_the_others_unless_messages_stay_at_home():
             torch.nn.init.uniform_(weight, 0.1, 1.0)
         values = batch.values.abs().requires_grad_()
         rows = model.adapter.tokenizer.rows(batch._replace(values=values))
-        found, _ = model.exchanged(rows, clock(rows.times, 20.0, 16))
+        found, _ = model.pass_messages(rows, encode_times(rows.times, 20.0, 16))
         (slope,) = torch.autograd.grad(found[:, :, 0].sum(), values)
         assert bool((slope[..., 0][batch.mask[..., 0]] != 0).any())
         assert bool((slope[..., 1:] != 0).any()) is heard
@@ -118,8 +118,8 @@ def test_the_transformer_equals_torchs():
     model, batch = tiny(), sampled()
     batch.mask[1, 12:] = False
     rows = model.adapter.tokenizer.rows(batch)
-    code = clock(rows.times, 20.0, 16)
-    x = torch.cat((model.exchanged(rows, code)[0].flatten(2), code), -1)
+    code = encode_times(rows.times, 20.0, 16)
+    x = torch.cat((model.pass_messages(rows, code)[0].flatten(2), code), -1)
     for layer in model.layers:
         theirs = torch.nn.TransformerEncoderLayer(28, 2, 56, batch_first=True).double().train()
         for dropout in (theirs.dropout, theirs.dropout1, theirs.dropout2):
@@ -162,8 +162,8 @@ def test_graphs_of_a_batch_are_drawn_together_in_training_alone():
     """graph_distance times the mean over pairs of samples of the distance between their edges."""
     edges = torch.randn(4, 3, 3, dtype=torch.float64)
     pairs = [math.dist(edges[i].flatten(), edges[j].flatten()) for i in range(4) for j in range(i)]
-    assert float(apart(edges)) == pytest.approx(sum(pairs) / 6)
-    assert float(apart(edges[:1])) == 0
+    assert float(compute_graph_distance(edges)) == pytest.approx(sum(pairs) / 6)
+    assert float(compute_graph_distance(edges[:1])) == 0
     batch = sampled()._replace(target=torch.tensor([0, 1]))
     for options, weight in (
         ({"dropout": 0.0, "graph_distance": 0.02}, 0.02),
@@ -173,10 +173,10 @@ def test_graphs_of_a_batch_are_drawn_together_in_training_alone():
         torch.manual_seed(3)
         head = heads.Classifier(tiny(**options), outputs=2).double()
         rows = head.model.adapter.tokenizer.rows(batch)
-        _, found = head.model.exchanged(rows, clock(rows.times, 20.0, 16).double())
+        _, found = head.model.pass_messages(rows, encode_times(rows.times, 20.0, 16).double())
         plain = heads.cross_entropy(head.eval(), batch)["loss"]
         trained = heads.cross_entropy(head.train(), batch)
-        assert float((trained["loss"] - plain).detach()) == pytest.approx(weight * float(apart(found).detach()), abs=1e-12)
+        assert float((trained["loss"] - plain).detach()) == pytest.approx(weight * float(compute_graph_distance(found).detach()), abs=1e-12)
         assert ("penalty" in trained["parts"]) == (weight > 0)
         trained["loss"].backward()
         slopes = [p.grad for p in head.parameters() if p.grad is not None]

@@ -14,7 +14,7 @@ from bitimely_core.analyses import leakage
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config, load_preset
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
-from bitimely_core.models.recurrent import turned
+from bitimely_core.models.recurrent import reverse_rows
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.types import Batch
 
@@ -114,11 +114,11 @@ def test_plain_stacks_are_those_of_torch_on_padded_rows_too(name, options):
 
 def test_a_row_is_turned_without_its_padding():
     x = torch.tensor([[1, 2, 3, 4], [1, 2, 0, 9]])[..., None]
-    assert turned(x, torch.tensor([4, 2]))[..., 0].tolist() == [[4, 3, 2, 1], [2, 1, 0, 9]]
-    assert turned(x, None)[..., 0].tolist() == [[4, 3, 2, 1], [9, 0, 2, 1]]
+    assert reverse_rows(x, torch.tensor([4, 2]))[..., 0].tolist() == [[4, 3, 2, 1], [2, 1, 0, 9]]
+    assert reverse_rows(x, None)[..., 0].tolist() == [[4, 3, 2, 1], [9, 0, 2, 1]]
     draw = torch.randn(3, 7, 2)
     ends = torch.tensor([7, 3, 0])
-    assert torch.equal(turned(turned(draw, ends), ends), draw)
+    assert torch.equal(reverse_rows(reverse_rows(draw, ends), ends), draw)
 
 
 # -------------------------------------------------------------------------------------------------------------- padding, missing values, times
@@ -166,7 +166,7 @@ def test_a_row_without_any_sample_is_finite(name):
     encoded = model(Batch(torch.randn(2, 50, 3), mask=mask))
     assert encoded.eos.tolist() == [14, 1]
     assert torch.isfinite(encoded.hidden[-1]).all()
-    assert torch.isfinite(heads.vectors(model, Batch(torch.randn(2, 50, 3), mask=mask), registry.models[name].facts.readout)).all()
+    assert torch.isfinite(heads.compute_vectors(model, Batch(torch.randn(2, 50, 3), mask=mask), registry.models[name].facts.readout)).all()
 
 
 def test_events_are_read_in_their_order_and_their_times_are_not():
@@ -293,8 +293,8 @@ def test_default_vectors_have_read_the_whole_row_and_no_padding():
     batch = ragged()
     lstm, baar = tiny("lstm"), tiny("lstm-baar")
     last = lstm(batch).hidden[-1][torch.arange(3), torch.tensor([13, 10, 6])]
-    torch.testing.assert_close(heads.vectors(lstm, batch, "last"), lstm.norm(last))
-    torch.testing.assert_close(heads.vectors(baar, batch, "sos"), baar.norm(baar(batch).hidden[-1][:, 0]))
+    torch.testing.assert_close(heads.compute_vectors(lstm, batch, "last"), lstm.norm(last))
+    torch.testing.assert_close(heads.compute_vectors(baar, batch, "sos"), baar.norm(baar(batch).hidden[-1][:, 0]))
     assert [registry.models[name].facts.readout for name in NAMES] == ["last", "sos", "native", "native"]
 
 
@@ -304,7 +304,7 @@ def test_native_is_the_last_forward_beside_the_first_backward_state(name, option
     states = model.norm(model(batch).hidden[-1])
     half = states.shape[-1] // 2
     wanted = torch.cat((states[torch.arange(3), torch.tensor([13, 10, 6]), :half], states[:, 1, half:]), -1)
-    torch.testing.assert_close(heads.vectors(model, batch, "native"), wanted)
+    torch.testing.assert_close(heads.compute_vectors(model, batch, "native"), wanted)
 
 
 def test_elmo_mixes_its_layers_and_the_tokens():
@@ -357,7 +357,7 @@ def test_counts_of_the_layers_at_the_table_s_dimensions(name, options, millions)
         config = build_model_config(name, preset, codes=52, tokenizer="codes", length=254)
         more = {"layers": config.layers // 2} if "layers" in options else options
         with torch.device("meta"):
-            model = models.made(config.model_copy(update=more))
+            model = models.from_config(config.model_copy(update=more))
         found = sum(weight.numel() for key, weight in model.named_parameters() if "layers." in key)
         assert round(found / 1e6, 2) == pytest.approx(wanted, abs=0.006)
 
@@ -366,16 +366,16 @@ def test_a_whole_count_by_hand():
     """12 LSTM layers of 4 gates with two biases, conv tokenizer, projection, [SOS] and [EOS], final norm, output."""
     layers = 12 * (4 * 384 * (384 + 384) + 8 * 384)
     rest = 2 * (3 * 49 + 7) + 7 * 384 + 384 + 2 * 384 + 2 * 384 + 384 * 7 + 7
-    assert models.count(build_model_config("lstm", "18m", channels=7)) == layers + rest
+    assert models.count_configured(build_model_config("lstm", "18m", channels=7)) == layers + rest
 
 
 @pytest.mark.parametrize(("name", "preset"), [*itertools.product(NAMES, ["18m", "7.5m", "tiny"]), ("lstm", "3m")])
 def test_matched_budgets_come_within_five_percent(name, preset):
-    data = models.typical(preset)
-    goal = models.count(build_model_config("bitimelygpt", preset, **data))
-    found = models.matched(name, preset, **data)
+    data = models.default_shape(preset)
+    goal = models.count_configured(build_model_config("bitimelygpt", preset, **data))
+    found = models.match_parameters(name, preset, **data)
     config = build_model_config(name, preset, **data, **found)
-    assert abs(models.count(config) / goal - 1) < 0.05
+    assert abs(models.count_configured(config) / goal - 1) < 0.05
     shipped = load_preset(preset)["recurrent"]["layers"]
     assert config.layers == (shipped // 2 if name == "elmo" else shipped)
     assert ("direction_width" in found) == (name == "bilstm")
@@ -401,7 +401,7 @@ def test_saved_and_loaded_they_are_the_same(name, options, tmp_path):
 def test_other_channels_renew_exactly_the_adapter(name):
     model = tiny(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    renewed = model.adapt(channels=1, length=30)
+    renewed = model.reset_adapter(channels=1, length=30)
     assert set(renewed) == {key for key, _ in model.named_parameters() if key.startswith("adapter.")}
     kept = {key for key in before if not key.startswith("adapter.") and key != "target_scale"}
     assert all(torch.equal(before[key], model.state_dict()[key]) for key in kept)

@@ -473,7 +473,7 @@ def test_a_weight_below_e_minus_87_is_exactly_zero(direction: str) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS[:2])
 def test_the_guard_decides_between_folded_and_masked(direction: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exponents just below 60 are folded, just above they are not, and both are accurate; far above the folded form would be inf."""
-    calls = watched(monkeypatch, "_masked")
+    calls = watched(monkeypatch, "_chunkwise_with_masks")
     core = "bf16" if dtype == torch.bfloat16 else "fp32"
     options = {"direction": direction, "form": "chunkwise", "chunk": 16, "core_precision": core}
     for span, falls_back in ((59.9, False), (60.1, True), (1000.0, True)):

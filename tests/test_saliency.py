@@ -167,9 +167,9 @@ def test_two_passes_are_added():
     both = []
     for direction, which in (("forward", "next"), ("backward", "previous")):
         encoded = one.model()(batch, directions=(direction,) * 2)
-        from bitimely_core.objectives.tokens import _part
+        from bitimely_core.objectives.tokens import _make_part
 
-        part = _part(one.model(), batch, encoded, encoded.hidden[-1], which)
+        part = _make_part(one.model(), batch, encoded, encoded.hidden[-1], which)
         loss = (part.prediction - part.target).square().sum() / part.valid.sum()
         both.append(torch.autograd.grad(loss, encoded.hidden[0])[0].abs()[:, 1:-1])
     assert found.layers[0].numpy() == pytest.approx((both[0] + both[1]).numpy(), rel=1e-4, abs=1e-8)

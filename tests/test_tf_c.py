@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from bitimely_core import models, objectives, registry
 from bitimely_core.errors import UserError
 from bitimely_core.objectives import tf_c as own
-from bitimely_core.objectives.contrast import banked, perturbed
+from bitimely_core.objectives.contrast import augment_rows, perturb_spectrum
 from bitimely_core.types import Batch
 from bitimely_core.workflows import catalog
 
@@ -77,7 +77,7 @@ def test_the_projectors_know_the_length():
         model(Batch(torch.randn(2, 90, 3)))
     assert caught.value.exit_code == 2
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    renewed = model.adapt(channels=3, length=90)
+    renewed = model.reset_adapter(channels=3, length=90)
     assert set(renewed) == {f"projectors.{name}.0.{part}" for name in ("time", "frequency") for part in ("weight", "bias")}
     after = model.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before if key not in {*renewed, "target_scale"})
@@ -99,7 +99,7 @@ def test_rows_do_not_see_each_other_while_training_but_for_batch_statistics():
 def test_a_tenth_of_the_components_is_removed_and_to_a_tenth_is_added():
     bins = 1.0 + torch.rand(20, 400, 2, generator=seeded(5))
     bins[:, :, 1] *= 100
-    other = perturbed(Batch(bins), seeded()).values
+    other = perturb_spectrum(Batch(bins), seeded()).values
     removed, raised = (other < bins).float(), (other > bins).float()
     assert float(removed.mean()) == pytest.approx(0.1, abs=0.012)
     assert float(raised.mean()) == pytest.approx(0.09, abs=0.012)  # a tenth of those that were not removed
@@ -108,14 +108,14 @@ def test_a_tenth_of_the_components_is_removed_and_to_a_tenth_is_added():
     assert float(share.max()) <= 1.0 + 1e-4
     assert float(share.mean()) == pytest.approx(0.5, abs=0.03)  # uniform
     assert float(share.var()) == pytest.approx(1 / 12, abs=0.01)
-    twice = perturbed(Batch(bins), seeded(), twice=True).values
+    twice = perturb_spectrum(Batch(bins), seeded(), twice=True).values
     torch.testing.assert_close(twice, other + bins)
 
 
 def test_the_bank_takes_one_augmentation_a_row():
     x = torch.randn(400, 60, 2, generator=seeded(9))
     x = x + 10 * x.sign()  # far from 0
-    out = banked(
+    out = augment_rows(
         Batch(x, mask=torch.ones(400, 60, dtype=torch.bool)), own.TFCObjectiveConfig(jitter=0.3, scaling=0.5, segments=6), seeded()
     )
     kinds = []
@@ -146,8 +146,8 @@ def distance(a, b):
 def test_both_objectives_equal_their_formulas(bank, monkeypatch):
     model, batch = tiny().double(), Batch(torch.randn(5, 50, 3, dtype=torch.float64))
     seen = {}
-    plain = own._views
-    monkeypatch.setattr(own, "_views", lambda *args: seen.setdefault(args[0], plain(*args)))
+    plain = own._encode_views
+    monkeypatch.setattr(own, "_encode_views", lambda *args: seen.setdefault(args[0], plain(*args)))
     results = {name: objectives.get(name, bank=bank)(model, batch, seeded()) for name in ("tf-c", "tf-c-code")}
     for name, result in results.items():
         t, t_other, f, f_other = seen[name]
@@ -172,8 +172,8 @@ def test_one_vector_for_everything_has_rel_1(name):
 
 def test_the_code_doubles_the_augmented_spectrum(monkeypatch):
     asked = []
-    plain = own.perturbed
-    monkeypatch.setattr(own, "perturbed", lambda bins, generator, twice: asked.append(twice) or plain(bins, generator, twice=twice))
+    plain = own.perturb_spectrum
+    monkeypatch.setattr(own, "perturb_spectrum", lambda bins, generator, twice: asked.append(twice) or plain(bins, generator, twice=twice))
     for name in ("tf-c", "tf-c-code"):
         objectives.get(name)(tiny(), Batch(torch.randn(3, 50, 3)), seeded())
     assert asked == [False, True]

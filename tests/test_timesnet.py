@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from bitimely_core import models
 from bitimely_core.config import build_model_config, load_preset
 from bitimely_core.errors import UserError
-from bitimely_core.models.timesnet import Block, Inception, TimesNetConfig, size, strongest
+from bitimely_core.models.timesnet import InceptionBlock, TimesBlock, TimesNetConfig, count_block_parameters, find_frequencies
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -38,7 +38,7 @@ def test_planted_periods_are_found_for_each_row():
     planted = [(5, 24), (30, 8), (7, 2)]
     rows = [100 + 2 * torch.sin(2 * math.pi * a * t / 120) + torch.sin(2 * math.pi * b * t / 120 + 1) for a, b in planted]
     x = torch.stack(rows)[..., None].expand(-1, -1, 4)
-    frequencies, weights = strongest(x, 2)
+    frequencies, weights = find_frequencies(x, 2)
     assert frequencies.tolist() == [list(pair) for pair in planted]
     # amplitudes of sines are half of their heights times the length
     torch.testing.assert_close(weights, torch.tensor([120.0, 60.0], dtype=torch.float64).softmax(0).expand(3, 2), rtol=1e-6, atol=1e-30)
@@ -58,7 +58,7 @@ def amplitude(x):
 def test_frequencies_are_the_strongest_by_definition(n, per_sample):
     torch.manual_seed(0)
     x = torch.randn(3, n, 2, dtype=torch.float64) * 0.2
-    frequencies, weights = strongest(x, 3, per_sample=per_sample)
+    frequencies, weights = find_frequencies(x, 3, per_sample=per_sample)
     of_row = [amplitude(row) for row in x]
     for row in range(3):
         ranked = of_row[row] if per_sample else [sum(of) / 3 for of in zip(*of_row, strict=True)]
@@ -78,9 +78,9 @@ def inception(module, image):
 
 
 def test_one_convolution_is_the_mean_of_all():
-    module = lively(Inception(3, 5, 6))
+    module = lively(InceptionBlock(3, 5, 6))
     image = torch.randn(2, 3, 7, 4, dtype=torch.float64)
-    torch.testing.assert_close(F.conv2d(image, *module.merged(), padding="same"), inception(module, image))
+    torch.testing.assert_close(F.conv2d(image, *module.merge_kernels(), padding="same"), inception(module, image))
     assert [tuple(w.shape[2:]) for w in module.weights] == [(1, 1), (3, 3), (5, 5), (7, 7), (9, 9), (11, 11)]
 
 
@@ -103,9 +103,9 @@ def by_hand(block, x, frequencies, weights):
 @pytest.mark.parametrize("n", [50, 47, 6, 1])
 def test_the_block_equals_its_definition(n, per_sample):
     config = build_model_config("timesnet", "tiny", dim=4, ffn_dim=6, kernels=3, top_periods=5, per_sample=per_sample)
-    block = lively(Block(config))
+    block = lively(TimesBlock(config))
     x = 0.3 * torch.randn(3, n, 4, dtype=torch.float64)
-    frequencies, weights = strongest(x, 5, per_sample=per_sample)
+    frequencies, weights = find_frequencies(x, 5, per_sample=per_sample)
     out = block(x)
     for row in range(3):
         torch.testing.assert_close(out[row], by_hand(block, x[row], frequencies[row], weights[row]), rtol=1e-9, atol=1e-9)
@@ -113,7 +113,7 @@ def test_the_block_equals_its_definition(n, per_sample):
 
 def test_the_weights_of_the_periods_learn():
     """The choice of periods has no slope, their weights have."""
-    block = lively(Block(build_model_config("timesnet", "tiny", dim=4, ffn_dim=4, kernels=2)))
+    block = lively(TimesBlock(build_model_config("timesnet", "tiny", dim=4, ffn_dim=4, kernels=2)))
     x = 0.1 * torch.randn(1, 20, 4, dtype=torch.float64)
     assert torch.autograd.gradcheck(block, x.requires_grad_(), atol=1e-6)
 
@@ -130,7 +130,7 @@ def test_the_model_is_blocks_with_one_norm():
                 y[t, i] += math.sin(t / 10_000 ** (i / 16))
                 y[t, i + 1] += math.cos(t / 10_000 ** (i / 16))
         for block, ours in zip(model.layers, hidden, strict=True):
-            frequencies, weights = strongest(y[None], 3)
+            frequencies, weights = find_frequencies(y[None], 3)
             y = by_hand(block, y, frequencies[0], weights[0])
             y = (y - y.mean(-1, keepdim=True)) / (y.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
             y = y * model.layer_norm.weight + model.layer_norm.bias
@@ -151,17 +151,17 @@ def test_periods_of_a_batch_make_rows_depend_on_each_other():
 
 @pytest.mark.parametrize(("name", "count"), [("18m", 18_751_367), ("7.5m", 7_327_452), ("7.5m-regression", 7_327_452)])
 def test_parameters_of_the_presets(name, count):
-    config = build_model_config("timesnet", name, **models.typical(name))
+    config = build_model_config("timesnet", name, **models.default_shape(name))
     d, ff, v = config.dim, config.ffn_dim, config.channels
     blocks = config.layers * (2 * 286 * d * ff + 6 * (d + ff))
-    assert size(config) == blocks
-    assert models.count(config) == blocks + 3 * v * d + 2 * d + d * v + v == count
+    assert count_block_parameters(config) == blocks
+    assert models.count_configured(config) == blocks + 3 * v * d + 2 * d + d * v + v == count
 
 
 @pytest.mark.parametrize(("name", "millions"), [("18m", 4049), ("7.5m", 1518)])
 def test_the_widths_of_the_table_are_refused_with_their_size(name, millions):
     table = {key: load_preset(name)["attention"][key] for key in ("layers", "dim", "ffn_dim")}
-    assert round(size(TimesNetConfig(name="timesnet", **table)) / 1e6) == millions
+    assert round(count_block_parameters(TimesNetConfig(name="timesnet", **table)) / 1e6) == millions
     with pytest.raises(UserError, match=f"{millions:,} million parameters") as caught:
         models.build("timesnet", preset=name, **table)
     assert caught.value.exit_code == 2

@@ -19,7 +19,7 @@ from bitimely_core.config import Settings, TrainConfig, build_model_config, list
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
 from bitimely_core.objectives import contrast as comparing
-from bitimely_core.objectives.ts2vec import cropped, hierarchical
+from bitimely_core.objectives.ts2vec import compute_hierarchical_loss, draw_crops
 from bitimely_core.training import loop
 from bitimely_core.types import Batch
 
@@ -77,16 +77,16 @@ def test_it_equals_its_formulas():
 @pytest.mark.parametrize(("channels", "count"), [(1, 637_248), (7, 637_632), (12, 637_952)])
 def test_the_size_is_that_of_the_paper(channels, count):
     for preset in ("18m", "7.5m", "7.5m-regression"):
-        assert models.count(build_model_config("ts2vec", preset, channels=channels)) == count
+        assert models.count_configured(build_model_config("ts2vec", preset, channels=channels)) == count
 
 
 @pytest.mark.parametrize(("preset", "tolerance"), [("18m", 0.05), ("7.5m", 0.05), ("tiny", 0.05)])
 @pytest.mark.parametrize("name", ["ts2vec", "ts-tcc", "tf-c"])
 def test_matched_sizes_of_the_contrastive_models(name, preset, tolerance):
-    data_of = models.typical(preset)
-    goal = models.count(build_model_config("bitimelygpt", preset, **data_of))
-    widths = models.matched(name, preset, **data_of)
-    assert abs(models.count(build_model_config(name, preset, **data_of, **widths)) / goal - 1) < tolerance
+    data_of = models.default_shape(preset)
+    goal = models.count_configured(build_model_config("bitimelygpt", preset, **data_of))
+    widths = models.match_parameters(name, preset, **data_of)
+    assert abs(models.count_configured(build_model_config(name, preset, **data_of, **widths)) / goal - 1) < tolerance
 
 
 # -------------------------------------------------------------------------------------------------------------- padding, missing values
@@ -158,7 +158,7 @@ def test_crops_meet_at_the_same_timesteps():
     draw, ramp = seeded(), torch.arange(40)
     moved, lengths = set(), set()
     for _ in range(300):
-        crops = cropped(torch.tensor([40, 40, 31]), 1, draw)
+        crops = draw_crops(torch.tensor([40, 40, 31]), 1, draw)
         first = [ramp[start : start + crops.lengths[0]] for start in crops.first.tolist()]
         second = [ramp[start : start + crops.lengths[1]] for start in crops.second.tolist()]
         for a, b in zip(first, second, strict=True):
@@ -174,14 +174,14 @@ def test_crops_meet_at_the_same_timesteps():
 def test_crops_of_short_rows_stay_within_them_where_they_can():
     draw = seeded(1)
     for _ in range(300):
-        crops = cropped(torch.tensor([40, 31]), 0, draw)
+        crops = draw_crops(torch.tensor([40, 31]), 0, draw)
         whole = crops.lengths[0] + crops.lengths[1] - crops.shared
         start = int(crops.first[1])
         assert start + whole <= 31 or start == 0
 
 
 def test_crops_of_one_timestep():
-    crops = cropped(torch.tensor([1, 1]), 3, seeded())
+    crops = draw_crops(torch.tensor([1, 1]), 3, seeded())
     assert (crops.shared, crops.lengths, crops.first.tolist()) == (1, (1, 1), [0, 0])
 
 
@@ -235,13 +235,13 @@ def slow(first, second, unit):
 def test_the_hierarchical_loss_equals_its_formula_in_blocks_of_any_size(times, unit, block, monkeypatch):
     monkeypatch.setattr(comparing, "BLOCK", block)
     first, second = (torch.randn(3, times, 4, dtype=torch.float64, generator=seeded(s), requires_grad=True) for s in (0, 1))
-    instance, temporal, _ = hierarchical(first, second, None, unit)
+    instance, temporal, _ = compute_hierarchical_loss(first, second, None, unit)
     assert float((instance + temporal).detach()) == pytest.approx(slow(first.tolist(), second.tolist(), unit), rel=1e-12)
     (slope,) = torch.autograd.grad(instance + temporal, first)
     step = torch.zeros_like(first)
     step[1, 0, 2] = 1e-6
     with torch.no_grad():
-        ahead, behind = (sum(hierarchical(first + sign * step, second, None, unit)[:2]) for sign in (1, -1))
+        ahead, behind = (sum(compute_hierarchical_loss(first + sign * step, second, None, unit)[:2]) for sign in (1, -1))
     assert float(slope[1, 0, 2]) == pytest.approx(float(ahead - behind) / 2e-6, rel=1e-5, abs=1e-9)
 
 
@@ -251,10 +251,10 @@ def test_padded_times_have_no_part_in_the_loss(block, monkeypatch):
     monkeypatch.setattr(comparing, "BLOCK", block)
     first, second = (torch.randn(2, 8, 4, dtype=torch.float64, generator=seeded(s)) for s in (0, 1))
     valid = torch.arange(8) < torch.tensor([[8], [5]])
-    own = hierarchical(first, second, valid)
+    own = compute_hierarchical_loss(first, second, valid)
     for filling in (0.0, 100.0):
         filled = [view.masked_fill(~valid[..., None], filling) for view in (first, second)]
-        torch.testing.assert_close(hierarchical(*filled, valid), own, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(compute_hierarchical_loss(*filled, valid), own, rtol=1e-12, atol=1e-12)
     # the finest scale by hand
     terms = []
     for t in range(8):
@@ -268,7 +268,7 @@ def test_padded_times_have_no_part_in_the_loss(block, monkeypatch):
 
 def test_everything_the_same_has_rel_1():
     same = torch.ones(4, 12, 3, dtype=torch.float64)
-    instance, temporal, blind = hierarchical(same, same)
+    instance, temporal, blind = compute_hierarchical_loss(same, same)
     wanted = sum(0.5 * math.log(7) + 0.5 * math.log(2 * n - 1) for n in (12, 6, 3, 1)) / 4
     assert float(instance + temporal) == pytest.approx(wanted)
     assert float(blind) == pytest.approx(wanted)
@@ -285,12 +285,12 @@ def test_a_long_window_stays_within_memory():
 import resource, torch
 from bitimely_core import models
 from bitimely_core.types import Batch
-from bitimely_core.objectives.ts2vec import hierarchical
+from bitimely_core.objectives.ts2vec import compute_hierarchical_loss
 torch.set_num_threads(1)
 model = models.build("ts2vec", preset="tiny", length=3000, layers=2, dim=16, ffn_dim=8).train()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 views = [model(Batch(torch.randn(8, 3000, 1))).hidden[-1] for _ in range(2)]
-sum(hierarchical(*views)[:2]).backward()
+sum(compute_hierarchical_loss(*views)[:2]).backward()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -347,8 +347,8 @@ def test_other_channels_renew_exactly_the_adapter(name):
     torch.manual_seed(0)
     model = models.build(name, preset="tiny", channels=3, length=50).eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    assert model.adapt(channels=3, length=50) == []
-    renewed = model.adapt(channels=1, length=50)
+    assert model.reset_adapter(channels=3, length=50) == []
+    renewed = model.reset_adapter(channels=1, length=50)
     assert set(renewed) == {key for key, _ in model.named_parameters() if key.startswith("adapter.")}
     after = model.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before if not key.startswith("adapter.") and key != "target_scale")

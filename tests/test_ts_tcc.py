@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from bitimely_core import models, objectives
-from bitimely_core.models.contrast import mapped
+from bitimely_core.models.contrast import count_map_steps
 from bitimely_core.objectives import contrast as comparing
-from bitimely_core.objectives.contrast import AugmentationConfig, jittered, nt_xent, permuted, scaled
-from bitimely_core.objectives.ts_tcc import foretold
+from bitimely_core.objectives.contrast import AugmentationConfig, add_jitter, nt_xent, permute_segments, scale_timesteps
+from bitimely_core.objectives.ts_tcc import contrast_future
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -55,7 +55,7 @@ def test_it_equals_its_formulas(kernel, stride, length):
     encoded = model(Batch(x))
     for row in range(2):
         wanted = by_hand(model.trunk, model.adapter.first["time"], x[row].T)
-        assert wanted.shape[1] == mapped(length, kernel, stride)
+        assert wanted.shape[1] == count_map_steps(length, kernel, stride)
         torch.testing.assert_close(encoded.hidden[-1][row], wanted.T, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(encoded.pooled[row], wanted.T.flatten(), rtol=1e-10, atol=1e-10)
 
@@ -75,12 +75,12 @@ def test_the_parameters_are_counted_by_hand():
     layer = 4 * 64 + 3 * 64 * 64 + 64 * 64 + 64 + 2 * (64 * 64 + 64)
     context = 128 * 64 + 64 + 64 + 4 * layer
     ahead, projection = 50 * (64 * 128 + 128), 64 * 64 + 64 + 2 * 64 + 64 * 32 + 32
-    assert models.parameters(models.build("ts-tcc", preset="18m")) == encoder + context + ahead + projection
+    assert models.count_parameters(models.build("ts-tcc", preset="18m")) == encoder + context + ahead + projection
 
 
 def test_other_lengths_give_other_vectors_and_survive_saving(tmp_path):
     model = tiny(length=300)
-    assert model.adapt(channels=3, length=20) == []
+    assert model.reset_adapter(channels=3, length=20) == []
     assert model(Batch(torch.randn(2, 20, 3))).pooled.shape == (2, model.pooled_width)
     model.save(tmp_path)
     assert models.load(tmp_path).pooled_width == model.pooled_width  # though fewer steps are left than it predicts
@@ -115,16 +115,16 @@ def test_attention_of_the_context_is_divided_by_the_whole_width():
 
 def test_noise_has_its_size_and_every_value_its_own():
     x = torch.randn(8, 500, 3)
-    added = jittered(Batch(x), 0.7, seeded()).values - x
+    added = add_jitter(Batch(x), 0.7, seeded()).values - x
     assert float(added.std()) == pytest.approx(0.7, rel=0.03)
     assert float(added.mean()) == pytest.approx(0.0, abs=0.03)
     assert abs(float(torch.corrcoef(added.flatten(0, 1).T)[0, 1])) < 0.05
-    assert torch.equal(jittered(Batch(x), 0.0).values, x)
+    assert torch.equal(add_jitter(Batch(x), 0.0).values, x)
 
 
 def test_scaling_is_around_two_and_the_same_for_all_channels():
     x = torch.randn(8, 500, 3)
-    factor = scaled(Batch(x), 1.1, seeded()).values / x
+    factor = scale_timesteps(Batch(x), 1.1, seeded()).values / x
     torch.testing.assert_close(factor, factor[..., :1].expand_as(factor), rtol=1e-3, atol=1e-3)
     assert float(factor[..., 0].mean()) == pytest.approx(2.0, abs=0.07)
     assert float(factor[..., 0].std()) == pytest.approx(1.1, rel=0.04)
@@ -135,7 +135,7 @@ def test_permutation_moves_whole_pieces_and_keeps_channels_aligned():
     pieces = []
     for seed in range(400):
         before = x.clone()
-        moved = permuted(Batch(x), 8, seeded(seed)).values[0]
+        moved = permute_segments(Batch(x), 8, seeded(seed)).values[0]
         assert torch.equal(x, before)
         torch.testing.assert_close((moved[:, 1] - 1) / 1000, moved[:, 0] - 1)
         assert sorted(moved[:, 0].tolist()) == x[0, :, 0].tolist()
@@ -150,19 +150,19 @@ def test_padding_stays_where_it_is_and_missing_samples_go_with_their_values():
     mask = torch.ones(2, 30, 1, dtype=torch.bool)
     mask[0, 3:6] = False
     mask[1, 12:] = False
-    out = permuted(Batch(x, mask=mask), 8, seeded(3))
+    out = permute_segments(Batch(x, mask=mask), 8, seeded(3))
     assert set(out.values[0, ~out.mask[0, :, 0], 0].tolist()) == {4.0, 5.0, 6.0}
     assert out.mask[1, :12].all()
     assert not out.mask[1, 12:].any()
     assert sorted(out.values[1, :12, 0].tolist()) == list(range(1, 13))
     for length in (1, 2):  # fewer samples than pieces
-        short = permuted(Batch(x[:, :length]), 8, seeded(0)).values
+        short = permute_segments(Batch(x[:, :length]), 8, seeded(0)).values
         assert sorted(short[0, :, 0].tolist()) == list(range(1, length + 1))
 
 
 def test_rows_are_drawn_one_by_one():
     x = torch.randn(4, 40, 2)
-    assert torch.equal(permuted(Batch(x), 8, seeded()).values[0], permuted(Batch(x[:1]), 8, seeded()).values[0])
+    assert torch.equal(permute_segments(Batch(x), 8, seeded()).values[0], permute_segments(Batch(x[:1]), 8, seeded()).values[0])
 
 
 # -------------------------------------------------------------------------------------------------------------- contrasts
@@ -201,7 +201,7 @@ def test_the_future_is_found_among_the_rows():
                 if mask is None or mask[i, k]:
                     scores = [float(future[i, k] @ predicted[j, k]) for j in range(4)]
                     terms.append(math.log(sum(math.exp(s) for s in scores)) - scores[i])
-        assert float(foretold(future, predicted, mask)) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
+        assert float(contrast_future(future, predicted, mask)) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
 
 
 def test_the_loss_has_its_weights_and_reads_past_and_future_of_different_views(monkeypatch):
@@ -209,7 +209,9 @@ def test_the_loss_has_its_weights_and_reads_past_and_future_of_different_views(m
     from bitimely_core.objectives import ts_tcc as own
 
     asked = []
-    monkeypatch.setattr(own, "foretold", lambda future, predicted, there=None: asked.append((future, predicted)) or torch.tensor(2.0))
+    monkeypatch.setattr(
+        own, "contrast_future", lambda future, predicted, there=None: asked.append((future, predicted)) or torch.tensor(2.0)
+    )
     monkeypatch.setattr(own, "nt_xent", lambda a, b: torch.tensor(3.0))
     model = tiny(length=200, ahead=5)
     seen, maps = [], []
@@ -237,14 +239,14 @@ def test_the_numbers_are_those_of_the_settings(monkeypatch):
     from bitimely_core.objectives import ts_tcc as own
 
     asked = {}
-    for name in ("scaled", "permuted", "jittered"):
+    for name in ("scale_timesteps", "permute_segments", "add_jitter"):
         plain = getattr(own, name)
 
-        def heard(batch, number, generator, name=name, plain=plain):
+        def record(batch, number, generator, name=name, plain=plain):
             asked[name] = number
             return plain(batch, number, generator)
 
-        monkeypatch.setattr(own, name, heard)
+        monkeypatch.setattr(own, name, record)
     ask = objectives.get(AugmentationConfig(name="ts-tcc", jitter=2.0, scaling=1.5, segments=12))
     ask(tiny(), Batch(torch.randn(3, 50, 3)), seeded())
-    assert asked == {"scaled": 1.5, "permuted": 12, "jittered": 2.0}
+    assert asked == {"scale_timesteps": 1.5, "permute_segments": 12, "add_jitter": 2.0}

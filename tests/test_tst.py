@@ -17,7 +17,7 @@ from bitimely_core.config import Settings, build_model_config
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
 from bitimely_core.models.tokenizers import FIRST
-from bitimely_core.objectives.tst import MaskedRunsConfig, runs
+from bitimely_core.objectives.tst import MaskedRunsConfig, draw_runs
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -147,7 +147,7 @@ def lengths_of(rows):
 @pytest.mark.parametrize("ratio", [0.15, 0.4, 0.75])
 def test_runs_are_those_of_the_two_state_machine(ratio):
     count, draw = 20_000, seeded(3)
-    ours = runs(count, 8, MaskedRunsConfig(ratio=ratio), seeded()).T.tolist()
+    ours = draw_runs(count, 8, MaskedRunsConfig(ratio=ratio), seeded()).T.tolist()
     slow = [machine(count, ratio, 3.0, lambda: float(torch.rand((), generator=draw))) for _ in range(1)]
     assert sum(map(sum, ours)) / count / 8 == pytest.approx(ratio, abs=0.01)
     for mine, theirs, mean in zip(lengths_of(ours), lengths_of(slow), (3.0, 3.0 * (1 - ratio) / ratio), strict=True):
@@ -159,12 +159,12 @@ def test_runs_are_those_of_the_two_state_machine(ratio):
 
 def test_every_place_is_masked_as_often():
     config = MaskedRunsConfig(ratio=0.4)
-    share = torch.stack([runs(12, 40, config, seeded(seed)) for seed in range(100)]).double().mean((0, 2))
+    share = torch.stack([draw_runs(12, 40, config, seeded(seed)) for seed in range(100)]).double().mean((0, 2))
     assert share.tolist() == pytest.approx([0.4] * 12, abs=0.03)
 
 
 def test_a_share_beyond_three_quarters_takes_longer_runs():
-    found = runs(20_000, 4, MaskedRunsConfig(ratio=0.9), seeded())
+    found = draw_runs(20_000, 4, MaskedRunsConfig(ratio=0.9), seeded())
     assert float(found.double().mean()) == pytest.approx(0.9, abs=0.01)
     masked, kept = lengths_of(found.T.tolist())
     assert set(kept) == {1}
@@ -172,14 +172,14 @@ def test_a_share_beyond_three_quarters_takes_longer_runs():
 
 
 def test_options_of_the_runs():
-    alone = runs(20_000, 3, MaskedRunsConfig(ratio=0.4, bernoulli=True), seeded())
+    alone = draw_runs(20_000, 3, MaskedRunsConfig(ratio=0.4, bernoulli=True), seeded())
     masked, _ = lengths_of(alone.T.tolist())
     assert sum(masked) / len(masked) == pytest.approx(1 / 0.6, rel=0.03)
     together = objectives.get(concurrent=True)(tiny(), Batch(torch.randn(2, 20, 3)), seeded())["valid"]
     apart = objectives.get()(tiny(), Batch(torch.randn(2, 20, 3)), seeded())["valid"]
     assert (together.any(-1) == together.all(-1)).all()
     assert not (apart.any(-1) == apart.all(-1)).all()
-    assert runs(0, 3, MaskedRunsConfig(), seeded()).shape == (0, 3)
+    assert draw_runs(0, 3, MaskedRunsConfig(), seeded()).shape == (0, 3)
 
 
 def test_masked_values_are_zero_and_the_loss_is_the_mean_over_them():
@@ -247,8 +247,8 @@ def test_events_are_masked_in_runs():
 
 def test_longer_windows_and_other_channels():
     model = tiny()
-    assert all(name.startswith("adapter.") for name in model.adapt(channels=5, length=20))
-    assert model.adapt(channels=5, length=30) == ["positions"]
+    assert all(name.startswith("adapter.") for name in model.reset_adapter(channels=5, length=20))
+    assert model.reset_adapter(channels=5, length=30) == ["positions"]
     assert model(Batch(torch.randn(1, 30, 5))).hidden[-1].shape == (1, 30, 64)
     with pytest.raises(UserError, match="positions"):
         model(Batch(torch.randn(1, 31, 5)))
@@ -262,14 +262,14 @@ def test_timesteps_are_asked_of_models_that_read_them():
 
 def test_layers_are_standard_ones():
     for preset, blocks in (("18m", 12 * 1_774_464), ("7.5m", 8 * 999_072), ("3m", 8 * 250_704)):
-        config = build_model_config("tst", preset, **models.typical(preset))
+        config = build_model_config("tst", preset, **models.default_shape(preset))
         with torch.device("meta"):
-            assert models.parameters(models.made(config).layers) == blocks
+            assert models.count_parameters(models.from_config(config).layers) == blocks
 
 
 @pytest.mark.parametrize("preset", ["18m", "7.5m", "3m"])
 def test_a_matched_budget_is_within_five_percent(preset):
-    data = models.typical(preset)
-    goal = models.count(build_model_config("bitimelygpt", preset, **data))
-    config = build_model_config("tst", preset, **data).model_copy(update=models.matched("tst", preset, **data))
-    assert models.count(config) == pytest.approx(goal, rel=0.05)
+    data = models.default_shape(preset)
+    goal = models.count_configured(build_model_config("bitimelygpt", preset, **data))
+    config = build_model_config("tst", preset, **data).model_copy(update=models.match_parameters("tst", preset, **data))
+    assert models.count_configured(config) == pytest.approx(goal, rel=0.05)

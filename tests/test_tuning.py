@@ -17,7 +17,7 @@ from bitimely_core import data, tokens, workflows
 from bitimely_core.config import merge_layers
 from bitimely_core.errors import Reason, UserError
 from bitimely_core.evaluate import LOWER_IS_BETTER
-from bitimely_core.recipe import Stage
+from bitimely_core.recipe import RecipeStage
 from bitimely_core.schemas import TuningRecord, TuningTrial
 from bitimely_core.training import loop, tuning
 from bitimely_core.workflows.prepare import prepare_windows
@@ -221,7 +221,7 @@ def test_the_command_line_and_recipes(home: Path, tmp_path: Path, capsys: pytest
     tuned = ["finetune", "base", "--data", "synthetic/staging", "--batch-size", "8", "--config", str(recipe), "--dry-run", "--json", *w]
     assert main(tuned) == 0
     assert np.diff(np.log10(json.loads(capsys.readouterr().out)["tuning"]["rates"])) == pytest.approx([0.5, 0.5], abs=1e-2)
-    cell = Stage.model_validate({"model": "gpt", "tune": 4}).flags()
+    cell = RecipeStage.model_validate({"model": "gpt", "tune": 4}).flags()
     assert cell["tune"] == {"rates": 4}
 
 

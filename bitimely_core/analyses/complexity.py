@@ -193,7 +193,7 @@ def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = building.made(sized).train()
+        model = building.from_config(sized).train()
     draw = torch.Generator().manual_seed(seed)
     batch = (
         Batch(torch.randint(FIRST, FIRST + CODES, (1, n), generator=draw), torch.arange(n, dtype=torch.float32)[None])
@@ -307,7 +307,7 @@ def _choose_config(runs: list[Run] | None, model: str, preset: str) -> tuple[Mod
     if config.tokenizer == "codes" and config.codes is None:
         config = config.model_copy(update={"codes": FIRST + CODES})
     with torch.device("meta"):
-        config = building.made(config).config  # as the model reads it
+        config = building.from_config(config).config  # as the model reads it
     return config, preset
 
 

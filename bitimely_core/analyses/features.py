@@ -15,7 +15,7 @@ import torch
 from bitimely_core import data, evaluate
 from bitimely_core.analyses import start_page
 from bitimely_core.errors import UserError, usage_error
-from bitimely_core.models.heads import POOLS, over_channels, pool
+from bitimely_core.models.heads import POOLS, average_channels, pool
 from bitimely_core.page import PageBuilder
 from bitimely_core.registry import models, unknown
 from bitimely_core.schemas import Difference, MetricValue
@@ -127,7 +127,7 @@ def extract_vectors(
             for choice in choices:
                 below = encoded._replace(hidden=encoded.hidden[: int(choice.layers)]) if choice.layers.isdigit() else encoded
                 found = pool(below, model, choice.readout, "last-two" if choice.layers == "last-two" else "last", merge)
-                out[choice].append(over_channels(found, batch).float().numpy())
+                out[choice].append(average_channels(found, batch).float().numpy())
             if progress is not None:
                 progress(label, min(start + BATCH_ROWS, len(rows)), len(rows))
     return {choice: np.concatenate(parts) if parts else np.zeros((0, 1), np.float32) for choice, parts in out.items()}

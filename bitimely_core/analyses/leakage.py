@@ -118,9 +118,9 @@ def _choose_settings(runs: list[Run] | None, model: str, objective: str | None, 
         name = run.name
     else:
         entry = models[model]
-        config = build_model_config(entry.name, preset, channels=CHANNELS, codes=building.typical(preset).get("codes"))
+        config = build_model_config(entry.name, preset, channels=CHANNELS, codes=building.default_shape(preset).get("codes"))
         with torch.device("meta"):
-            config = building.made(config).config  # as the model reads it
+            config = building.from_config(config).config  # as the model reads it
         settings = Settings(model=config, objective=ObjectiveConfig(name=objective or ""))
         name = preset
     if not settings.objective.name:
@@ -172,7 +172,7 @@ def measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, tr
     row to row counts too.
     """
     torch.manual_seed(seed)
-    model = building.made(config).double().train(training)
+    model = building.from_config(config).double().train(training)
     draw = Generator().manual_seed(seed)
     x = torch.randn(2, config.length, config.channels, generator=draw, dtype=torch.float64).requires_grad_()
     result = objective(model, Batch(x), Generator().manual_seed(seed))
@@ -195,7 +195,7 @@ def _find_own_samples(model: Model, x: Tensor, result: Result) -> Tensor:
     """Which samples the target of each prediction is made of, bool [B, M, T, V]."""
     if model.config.target == "raw":  # targets are samples, and no two samples are equal
         target = torch.where(result["valid"], result["target"].detach(), torch.nan)
-        samples = getattr(model, "prepared", model.spread)(Batch(x.detach())).values  # PatchTST standardises them first
+        samples = getattr(model, "prepare", model.expand_channels)(Batch(x.detach())).values  # PatchTST standardises them first
         return (target[:, :, None, None, :] == samples[:, None, :, :, None]).any(-1)
     tokens = model.adapter.tokenizer(Batch(x))[0]
     fields = [torch.autograd.grad(tokens[:, n].sum(), x, retain_graph=True)[0] != 0 for n in range(tokens.shape[1])]
@@ -215,7 +215,7 @@ def _forbidden_samples(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
 def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> Dependence:
     """Largest change of a prediction when one code is replaced, for the three kinds of `_jacobian`."""
     torch.manual_seed(seed)
-    model = building.made(config).double().train(training)
+    model = building.from_config(config).double().train(training)
     draw = Generator().manual_seed(seed)
     codes = torch.randint(FIRST, FIRST + VOCABULARY, (2, config.length), generator=draw)
     times = torch.rand(codes.shape, generator=draw, dtype=torch.float64).cumsum(1)
@@ -269,7 +269,7 @@ def train_on_noise(config: ModelConfig, objective: Objective, steps: int, seed: 
     """Train on independent noise, which cannot be predicted."""
     config = _resize_config(config, TOKENS, config.channels, ragged=False)
     torch.manual_seed(seed)
-    model = building.made(config)
+    model = building.from_config(config)
     if config.tokenizer != "codes":
         model.target_scale.fill_(1.0)
     batches = _draw_noise(config, Generator().manual_seed(seed))

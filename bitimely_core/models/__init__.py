@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from bitimely_core import registry
 from bitimely_core.config import ModelConfig, build_model_config, find_model_config, load_preset, upgrade_settings, validate
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
-from bitimely_core.models.adapters import on_grid
+from bitimely_core.models.adapters import configure_grid
 from bitimely_core.models.stack import FORMAT, Model
 
-__all__ = ["Model", "build", "count", "load", "matched", "parameters", "typical"]
+__all__ = ["Model", "build", "count_configured", "count_parameters", "default_shape", "load", "match_parameters"]
 
-TYPICAL: dict[str, dict[str, Any]] = {  # the windows that the paper pre-trains each preset on; PopHR: 47 PheCodes and 5 special ids
+DEFAULT_SHAPES: dict[str, dict[str, Any]] = {  # the windows that the paper pre-trains each preset on; PopHR: 47 PheCodes and 5 special ids
     "18m": {"channels": 7, "length": 3000},
     "7.5m": {"channels": 12, "length": 5000},
     "7.5m-regression": {"channels": 12, "length": 5000},
@@ -44,34 +44,34 @@ def build(name: str, *, preset: str | None = None, channels: int = 1, length: in
         UserError: unknown name or preset, or settings that do not fit together (exit 2).
     """
     entry = registry.models[name]
-    return made(build_model_config(entry.name, preset, channels=channels, length=length, **overrides))
+    return from_config(build_model_config(entry.name, preset, channels=channels, length=length, **overrides))
 
 
-def made(config: ModelConfig) -> Model:
+def from_config(config: ModelConfig) -> Model:
     """The model of a configuration, with random weights. Raises UserError (config, exit 2) for settings that the model does not have."""
     kind = find_model_config(config.name)
     own = config if isinstance(config, kind) else validate(kind, config.model_dump(by_alias=True))
-    model: Model = registry.models[config.name](on_grid(own))
+    model: Model = registry.models[config.name](configure_grid(own))
     return model
 
 
-def parameters(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     """Trainable parameters, counted."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def count(config: ModelConfig) -> int:
+def count_configured(config: ModelConfig) -> int:
     """Trainable parameters of a configuration, without memory for them."""
     with torch.device("meta"):
-        return parameters(made(config))
+        return count_parameters(from_config(config))
 
 
-def typical(preset: str) -> dict[str, Any]:
+def default_shape(preset: str) -> dict[str, Any]:
     """Channels and length (events: size of the vocabulary) of the data that a preset is meant for, to count parameters before any data."""
-    return dict(TYPICAL.get(preset, {}))
+    return dict(DEFAULT_SHAPES.get(preset, {}))
 
 
-def matched(
+def match_parameters(
     name: str, preset: str, *, channels: int = 1, length: int = 3000, codes: int | None = None, events: str = "code-embed"
 ) -> dict[str, Any]:
     """The widths with which model `name` comes nearest to the parameters of BiTimelyGPT at `preset` (`--budget matched`).
@@ -81,16 +81,16 @@ def matched(
     """
     entry = registry.models[name]
     data = {"channels": channels, "length": length, "codes": codes, **({"tokenizer": "codes"} if codes else {})}
-    goal = count(build_model_config("bitimelygpt", preset, **data))
+    goal = count_configured(build_model_config("bitimelygpt", preset, **data))
     base = build_model_config(entry.name, preset, **data, events=events)
-    first = entry.facts.matched(base)
+    first = entry.facts.budget_changes(base)
     base = base.model_copy(update=first)
 
     def widths(dim: int) -> dict[str, int]:
         return {"dim": dim, "value_dim": base.value_dim * dim // base.dim, "ffn_dim": base.ffn_dim * dim // base.dim}
 
     def size(dim: int) -> int:
-        return count(base.model_copy(update=widths(dim)))
+        return count_configured(base.model_copy(update=widths(dim)))
 
     step = entry.facts.step or 2 * (base.heads if "heads" in load_preset(preset).get(entry.facts.family, {}) else 1)
     low, high = 1, 2
@@ -100,9 +100,9 @@ def matched(
         middle = (low + high) // 2
         low, high = (middle, high) if size(middle * step) < goal else (low, middle)
     chosen = widths(min((low * step, high * step), key=lambda dim: abs(size(dim) - goal)))
-    now = count(base.model_copy(update=chosen))
+    now = count_configured(base.model_copy(update=chosen))
     if abs(now / goal - 1) > 0.05:  # the width goes in steps too large (raindrop: a width for each of many channels)
-        one = count(base.model_copy(update={**chosen, "ffn_dim": chosen["ffn_dim"] + 1})) - now
+        one = count_configured(base.model_copy(update={**chosen, "ffn_dim": chosen["ffn_dim"] + 1})) - now
         chosen["ffn_dim"] = max(1, chosen["ffn_dim"] + (round((goal - now) / one) if one else 0))
     return {**first, **chosen}
 
@@ -113,15 +113,15 @@ def load(folder: str | Path) -> Model:
     Raises:
         UserError: a file is missing (exit 2), damaged (exit 5), or does not hold the weights of its own config.json (exit 5).
     """
-    stored, weights = read(folder)
+    stored, weights = read_model(folder)
     if "head" in stored:
         weights = {key.removeprefix("model."): weight for key, weight in weights.items() if key.startswith("model.")}
-    model = made(read_config(stored, folder))
-    put(model, weights, Path(folder) / "model.safetensors")
+    model = from_config(read_config(stored, folder))
+    load_weights(model, weights, Path(folder) / "model.safetensors")
     return model.eval()
 
 
-def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_model(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """`config.json` and the tensors of a saved model. Raises UserError as `load`."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -158,7 +158,7 @@ def read_config(stored: dict[str, Any], folder: str | Path) -> ModelConfig:
     return validate(find_model_config(str(stored["model"].get("name"))), stored["model"], str(Path(folder) / "config.json"))
 
 
-def put(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
+def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
     """Load weights, all of them: whatever is missing, unexpected or of another shape is named (UserError shapes_differ, exit 5)."""
     own = module.state_dict()
     wrong = [f"{key} is missing" for key in own.keys() - weights.keys()] + [f"{key} is unexpected" for key in weights.keys() - own.keys()]

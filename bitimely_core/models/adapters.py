@@ -1,7 +1,7 @@
 """Events for models that read signals, and rows for models that read irregular times.
 
 * `grid`: months in a row, a channel a code, 1 where the code was there. Any model of signals reads it (`model.events = "grid"`):
-  `Model.spread` turns events into it before anything else looks at them.
+  `Model.expand_channels` turns events into it before anything else looks at them.
 * `rows`: only the months (signals: timesteps) that hold something, with their times and with what was observed; for models that know gaps.
 
 Codes of one month share one row. A month is 1 / 12 year, counted from the first event that is read: month(t) = floor(t).
@@ -19,11 +19,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import usage_error
-from bitimely_core.models.tokenizers import FIRST, Steps
+from bitimely_core.models.tokenizers import FIRST, StepTokenizer
 from bitimely_core.types import Batch
 
 
-def on_grid(config: ModelConfig) -> ModelConfig:
+def configure_grid(config: ModelConfig) -> ModelConfig:
     """The configuration of a model that reads events as a grid: a channel a code, `horizon` months long; others as they are."""
     if config.events != "grid" or config.codes is None:
         return config
@@ -37,7 +37,7 @@ def grid_shape(codes: int, horizon: int) -> dict[str, int]:
     return {"channels": codes - FIRST, "length": horizon, "codes": codes}
 
 
-def _counted(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _read_events(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes from 0 on int64, which events have one, which are no padding (bool), and months of all (0 for padding), each [B, N]."""
     ids = batch.values.long()
     real = torch.ones_like(ids, dtype=torch.bool) if batch.mask is None else batch.mask.bool()
@@ -47,7 +47,7 @@ def _counted(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return ids - FIRST, real & (ids >= FIRST), real, torch.where(real, times, 0.0)
 
 
-def grid(batch: Batch, codes: int, months: int) -> Batch:
+def make_grid(batch: Batch, codes: int, months: int) -> Batch:
     """Events on a grid of months: 1 where a code was there, else 0.
 
     The last month is that of the end (under a landmark the index day), else of the last event. Of longer rows the last `months` are kept.
@@ -60,7 +60,7 @@ def grid(batch: Batch, codes: int, months: int) -> Batch:
     Returns:
         values [B, M, V] in the dtype of the times, mask [B, M]: the months of the row, the earliest first; a row without events has none.
     """
-    code, counted, real, times = _counted(batch)
+    code, counted, real, times = _read_events(batch)
     last = times.amax(1) if batch.end is None else torch.maximum(times.amax(1), batch.end.to(times))
     shift = (last.floor().long() + 1 - months).clamp(min=0)
     month = times.floor().long() - shift[:, None]
@@ -72,12 +72,12 @@ def grid(batch: Batch, codes: int, months: int) -> Batch:
     return batch._replace(values=values, times=None, mask=inside & real.any(1, keepdim=True), end=None)
 
 
-def span(config: ModelConfig) -> float:
+def get_time_span(config: ModelConfig) -> float:
     """The time that models of irregular times take for 1: `horizon` months, of signals the length of a window in samples."""
     return float(config.horizon if config.tokenizer == "codes" else config.length)
 
 
-class Rows(NamedTuple):
+class TimedRows(NamedTuple):
     """A batch as rows that stand at their own times."""
 
     values: Tensor  # [B, T, V] float, 0 where nothing was observed
@@ -86,7 +86,7 @@ class Rows(NamedTuple):
     real: Tensor  # [B, T] bool, the rows of the sample; padding is on the right
 
 
-class Table(Steps):
+class RowTokenizer(StepTokenizer):
     """Rows as tokens: of events the months that hold any, with the count of each code; of signals the timesteps.
 
     A code is observed where it occurs; with `absent` all codes are observed in each of these months, those that do not occur as 0.
@@ -102,7 +102,7 @@ class Table(Steps):
         super().__init__((config.codes or 0) - FIRST if self.events else 1 if config.channel_independent else config.channels)
         self.absent = absent
 
-    def rows(self, batch: Batch) -> Rows:
+    def rows(self, batch: Batch) -> TimedRows:
         """The batch as rows."""
         return self._months(batch) if self.events else self._timesteps(batch)
 
@@ -111,18 +111,18 @@ class Table(Steps):
         found = self.rows(batch)
         return found.values, found.values.detach(), found.real
 
-    def observed(self, batch: Batch) -> Tensor:
+    def find_targets(self, batch: Batch) -> Tensor:
         """Which values were observed, bool [B, T, V]."""
         return self.rows(batch).mask
 
-    def _timesteps(self, batch: Batch) -> Rows:
+    def _timesteps(self, batch: Batch) -> TimedRows:
         values, _, real = super().forward(batch)
         times = torch.arange(values.shape[1], device=values.device, dtype=values.dtype).expand(len(values), -1)
         times = times if batch.times is None else torch.where(real, batch.times, 0.0).to(values).cummax(1).values
-        return Rows(values, super().observed(batch) & real[..., None], times, real)
+        return TimedRows(values, super().find_targets(batch) & real[..., None], times, real)
 
-    def _months(self, batch: Batch) -> Rows:
-        code, counted, _, times = _counted(batch)
+    def _months(self, batch: Batch) -> TimedRows:
+        code, counted, _, times = _read_events(batch)
         month = times.floor()
         latest = torch.where(counted, month, -1.0).cummax(1).values
         new = counted & (month > F.pad(latest, (1, 0), value=-1.0)[:, :-1])  # the first event of each month
@@ -136,4 +136,4 @@ class Table(Steps):
         at[row[new], group[new]] = month[new]
         real = torch.arange(most, device=code.device) < counts[:, None]
         mask = real[..., None].expand_as(values) if self.absent else values > 0
-        return Rows(values, mask, at.cummax(1).values, real)
+        return TimedRows(values, mask, at.cummax(1).values, real)

@@ -6,7 +6,7 @@ lags get the weights w = softmax(R), and out[t] = sum_i w_i v[t + tau_i], all ar
 LN(x) - mean over time of LN(x).
 
 The method asks for the whole window at once (Fourier transforms, edges of moving averages, circular convolutions), where no mask of
-timesteps can be put in. So rows go through the layers without their padding, those of one length together: `Timesteps`, which FEDformer and
+timesteps can be put in. So rows go through the layers without their padding, those of one length together: `TimestepModel`, which FEDformer and
 TimesNet share.
 
 Legend: B batch, R rows of one length, V channels, N timesteps (n of a shorter row), D width, L layers.
@@ -26,8 +26,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.patchtst import refuse_directions
-from bitimely_core.models.stack import Adapter, Direction, Model, Which, wrong
-from bitimely_core.models.tokenizers import Steps
+from bitimely_core.models.stack import Adapter, Direction, Model, Which, config_error
+from bitimely_core.models.tokenizers import StepTokenizer
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -47,37 +47,37 @@ class AutoformerConfig(ModelConfig):
 # ---------------------------------------------------------------------------------------------------------------- models of timesteps
 
 
-class Circular(Adapter):
+class CircularAdapter(Adapter):
     """Timesteps through a convolution of three, around the window's end, without bias; and the output projection."""
 
-    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
         channels = 1 if config.channel_independent else config.channels
-        self.tokenizer = Steps(channels)
+        self.tokenizer = StepTokenizer(channels)
         self.steps = nn.Conv1d(channels, config.dim, 3, padding=1, padding_mode="circular", bias=False)
         nn.init.kaiming_normal_(self.steps.weight, nonlinearity="leaky_relu")
-        self.output = nn.ModuleDict({"next": nn.Linear(reads or config.dim, self.tokenizer.target_width)})
+        self.output = nn.ModuleDict({"next": nn.Linear(norm_width or config.dim, self.tokenizer.target_width)})
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Whole rows [R, n, V] -> [R, n, D]; each timestep sees its neighbours, the first one the last."""
         return self.steps(tokens.transpose(1, 2)).transpose(1, 2)
 
 
-class Timesteps(Model, ABC):
+class TimestepModel(Model, ABC):
     """A model that reads whole rows of timesteps: rows of one length go through it together, and padding never does.
 
-    A subclass adds `climb`. Heads read Drop(GELU(state)), the output projection the state itself. States are behind the model's norm, which
+    A subclass adds `encode_rows`. Heads read Drop(GELU(state)), the output projection the state itself. States are behind the model's norm, which
     may need to know where a row ends; those of padding are 0.
     """
 
-    adapter_type = Circular
+    adapter_type = CircularAdapter
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.norms = nn.ModuleDict({"next": nn.Sequential(nn.GELU(), nn.Dropout(config.dropout))})
 
     @abstractmethod
-    def climb(self, x: Tensor) -> tuple[Tensor, ...]:
+    def encode_rows(self, x: Tensor) -> tuple[Tensor, ...]:
         """States [R, n, D] of each layer, behind the norm, from embedded rows [R, n, D]."""
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
@@ -99,15 +99,17 @@ class Timesteps(Model, ABC):
             UserError: directions (exit 2).
         """
         refuse_directions(self, directions)
-        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
         if hide is not None:
             tokens = tokens.masked_fill(hide[..., None], 0.0)
-        states = each_length(tokens, None if batch.mask is None else real.sum(1), lambda x: self.climb(full(adapter.embed(x))))
+        states = apply_by_length(
+            tokens, None if batch.mask is None else real.sum(1), lambda x: self.encode_rows(to_float32(adapter.embed(x)))
+        )
         return Encoded(tokens, targets, real, states)
 
 
-def each_length(x: Tensor, lengths: Tensor | None, function: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def apply_by_length(x: Tensor, lengths: Tensor | None, function: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """What `function` makes of the rows of `x` [B, N, F], without their padding and those of one length together.
 
     Args:
@@ -131,16 +133,16 @@ def each_length(x: Tensor, lengths: Tensor | None, function: Callable[[Tensor], 
     return tuple(torch.cat(parts)[back] for parts in zip(*groups, strict=True))
 
 
-def full(x: Tensor) -> Tensor:
+def to_float32(x: Tensor) -> Tensor:
     """In float32 at least: Fourier transforms know no shorter numbers, and residual sums lose what is small."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def steps_only(config: Config) -> Config:
+def configure_timesteps(config: Config) -> Config:
     """The configuration as models of timesteps read it. Raises UserError (config, exit 2) for events."""
     if config.codes is not None:
         said = f"expected signals: {config.name} reads samples of a regular clock"
-        raise wrong("events", said, "model.name", "Use a model that reads events: bitimely list models")
+        raise config_error("events", said, "model.name", "Use a model that reads events: bitimely list models")
     own = {"tokenizer": "steps", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "ffn": "plain"}
     return config.model_copy(update=own)
 
@@ -148,7 +150,7 @@ def steps_only(config: Config) -> Config:
 # ---------------------------------------------------------------------------------------------------------------- layers
 
 
-class Decomposition(nn.Module):
+class SeriesDecomposition(nn.Module):
     """Seasonal part and trend: x - trend, and moving averages over windows w of which each end is repeated.
 
     (w - 1) / 2 values stand in front, for an even window w / 2, and the rest of w - 1 behind. Several windows are mixed for each value by
@@ -190,7 +192,7 @@ class AutoCorrelation(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[R, n, D] -> [R, n, D] and the scores R(tau) of the lags 0 .. n - 1, [R, n]."""
         n = x.shape[1]
-        q, k, v = (torch.fft.rfft(full(linear(x)), dim=1) for linear in (self.query, self.key, self.value))
+        q, k, v = (torch.fft.rfft(to_float32(linear(x)), dim=1) for linear in (self.query, self.key, self.value))
         scores = torch.fft.irfft((q * k.conj()).mean(-1), n=n, dim=1)
         common = self.training and not self.per_sample
         ranked = scores.mean(0, keepdim=True).expand_as(scores) if common else scores
@@ -200,14 +202,14 @@ class AutoCorrelation(nn.Module):
         return self.out(rolled), scores
 
 
-class Layer(nn.Module):
+class DecompositionLayer(nn.Module):
     """What a layer does around its mixing: s = seasonal(x + Drop(mixed)), seasonal(s + FF(s))."""
 
     def __init__(self, config: AutoformerConfig) -> None:
         super().__init__()
         self.first = nn.Linear(config.dim, config.ffn_dim, bias=False)
         self.second = nn.Linear(config.ffn_dim, config.dim, bias=False)
-        self.split_mix, self.split_ffn = Decomposition(config.moving_average), Decomposition(config.moving_average)
+        self.split_mix, self.split_ffn = SeriesDecomposition(config.moving_average), SeriesDecomposition(config.moving_average)
         self.dropout = nn.Dropout(config.dropout)
         self.act = F.silu if config.ffn_act == "silu" else F.gelu
 
@@ -218,7 +220,7 @@ class Layer(nn.Module):
         return self.split_ffn(x + inner)[0]
 
 
-class Centred(nn.LayerNorm):
+class CentredLayerNorm(nn.LayerNorm):
     """LN(x) - mean over time of LN(x): a seasonal part has no level."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the name that torch gives it
@@ -230,26 +232,26 @@ class Centred(nn.LayerNorm):
 # ---------------------------------------------------------------------------------------------------------------- the model
 
 
-class Autoformer(Timesteps):
+class Autoformer(TimestepModel):
     """The encoder; without positions, which lags do not need."""
 
     def __init__(self, config: AutoformerConfig) -> None:
         super().__init__(config)
         self.mixers = nn.ModuleList(AutoCorrelation(config) for _ in range(config.layers))
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
-        self.centred = Centred(config.dim)
+        self.layers = nn.ModuleList(DecompositionLayer(config) for _ in range(config.layers))
+        self.centred = CentredLayerNorm(config.dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def climb(self, x: Tensor) -> tuple[Tensor, ...]:
-        """As `Timesteps.climb`."""
+    def encode_rows(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `TimestepModel.encode_rows`."""
         return tuple(self.centred(state) for state, _ in self._layers(x))
 
     @torch.no_grad()
     def lags(self, batch: Batch) -> tuple[Tensor, ...]:
         """The scores of all lags in each layer, R(tau) [B, T], 0 from a row's length on: what this model has in place of attention maps."""
-        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         tokens, _, real = adapter.tokenizer(batch)
-        return each_length(tokens, real.sum(1), lambda x: tuple(scores for _, scores in self._layers(full(adapter.embed(x)))))
+        return apply_by_length(tokens, real.sum(1), lambda x: tuple(scores for _, scores in self._layers(to_float32(adapter.embed(x)))))
 
     def _layers(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """State [R, n, D] and scores of the lags [R, n] of each layer."""
@@ -275,4 +277,4 @@ class Autoformer(Timesteps):
 )
 def autoformer(config: AutoformerConfig) -> Autoformer:
     """Autoformer: trends are taken away layer by layer, time is mixed by lags; 40 % of the timesteps are masked and reconstructed."""
-    return Autoformer(steps_only(config))
+    return Autoformer(configure_timesteps(config))

@@ -16,8 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.patchtst import BatchNorm
-from bitimely_core.models.stack import Adapter, Model, Which, wrong
-from bitimely_core.models.tokenizers import Steps, row_ends
+from bitimely_core.models.stack import Adapter, Model, Which, config_error
+from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends
 from bitimely_core.registry import models
 from bitimely_core.types import Batch
 
@@ -34,19 +34,19 @@ class ConvolutionConfig(ModelConfig):
     first_stride: int = Field(1, ge=1, description="Stride of the first convolution.")
 
 
-class Contrastive(Model):
+class ContrastiveModel(Model):
     """A model that is pre-trained by telling windows apart: it predicts no tokens, so it has no output projection and no final norm."""
 
     def __init__(self, config: ModelConfig) -> None:
         if config.tokenizer == "codes":
-            raise wrong(f"codes for {config.name}", "expected signals", "model.tokenizer", "Choose another model")
+            raise config_error(f"codes for {config.name}", "expected signals", "model.tokenizer", "Choose another model")
         super().__init__(config)
         self.norms = nn.ModuleDict({"next": nn.Identity()})
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
         """Raises UserError (config, exit 2): there are no predictions."""
         own = models[self.config.name].facts.objective
-        raise wrong(f"predicted tokens of {self.config.name}", "it predicts none", "objective.name", f"Use the objective {own}")
+        raise config_error(f"predicted tokens of {self.config.name}", "it predicts none", "objective.name", f"Use the objective {own}")
 
     def measure(self, batches: Iterable[Batch]) -> float:
         """1: nothing is compared with a target."""
@@ -56,25 +56,25 @@ class Contrastive(Model):
 # ---------------------------------------------------------------------------------------------------------------- convolutions
 
 
-def behind_convolution(count: Count, kernel: int, stride: int) -> Count:
+def count_convolved(count: Count, kernel: int, stride: int) -> Count:
     """Steps behind a convolution of `count` samples, padded by half its kernel on both sides."""
     return (count + 2 * (kernel // 2) - kernel) // stride + 1
 
 
-def mapped(count: Count, kernel: int, stride: int) -> Count:
+def count_map_steps(count: Count, kernel: int, stride: int) -> Count:
     """F of `count` samples: three convolutions, each with a pooling of two behind it."""
     for of, step in ((kernel, stride), (KERNEL, 1), (KERNEL, 1)):
-        count = behind_convolution(count, of, step) // 2 + 1
+        count = count_convolved(count, of, step) // 2 + 1
     return count
 
 
-def filters(dim: int) -> tuple[int, int, int]:
+def list_filters(dim: int) -> tuple[int, int, int]:
     """Of the three convolutions: D / 4, D / 2 and D."""
     return max(1, dim // 4), max(1, dim // 2), dim
 
 
-class Maps(Steps):
-    """The samples, as `Steps`; behind the convolutions F steps are left of them."""
+class MapTokenizer(StepTokenizer):
+    """The samples, as `StepTokenizer`; behind the convolutions F steps are left of them."""
 
     def __init__(self, channels: int, kernel: int, stride: int) -> None:
         super().__init__(channels)
@@ -82,26 +82,26 @@ class Maps(Steps):
 
     def count(self, length: int) -> int:
         """F of windows of `length` samples."""
-        return mapped(length, self.kernel, self.stride)
+        return count_map_steps(length, self.kernel, self.stride)
 
 
 class ConvolutionAdapter(Adapter):
     """What knows the channels: the first convolution of the model's encoder, or of each of its encoders."""
 
-    tokenizer: Maps
+    tokenizer: MapTokenizer
     encoders: tuple[str, ...] = ("time",)
 
-    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
         assert isinstance(config, ConvolutionConfig)
         kernel, stride = config.first_kernel, config.first_stride
-        self.tokenizer = Maps(1 if config.channel_independent else config.channels, kernel, stride)
-        first, channels = filters(config.dim)[0], self.tokenizer.width
+        self.tokenizer = MapTokenizer(1 if config.channel_independent else config.channels, kernel, stride)
+        first, channels = list_filters(config.dim)[0], self.tokenizer.width
         self.first = nn.ModuleDict({name: nn.Conv1d(channels, first, kernel, stride, kernel // 2, bias=False) for name in self.encoders})
         self.output = nn.ModuleDict()
 
 
-class Trunk(nn.Module):
+class ConvolutionTrunk(nn.Module):
     """Batch norm, ReLU and pooling behind each of three convolutions of D / 4, D / 2 and D filters; the first is the adapter's.
 
     Batch statistics run over the rows and their own steps; behind its end a row is 0, as if it stood alone.
@@ -109,7 +109,7 @@ class Trunk(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        widths = filters(config.dim)
+        widths = list_filters(config.dim)
         self.convs = nn.ModuleList(nn.Conv1d(a, b, KERNEL, padding=KERNEL // 2, bias=False) for a, b in itertools.pairwise(widths))
         self.norms = nn.ModuleList(BatchNorm(width) for width in widths)
         self.dropout = nn.Dropout(config.dropout)
@@ -121,29 +121,29 @@ class Trunk(nn.Module):
         for at, (conv, norm) in enumerate(zip([first, *self.convs], self.norms, strict=True)):
             y = conv(y)
             if counts is not None:
-                counts = behind_convolution(counts, conv.kernel_size[0], conv.stride[0])
-            y = F.max_pool1d(F.relu(_normed(norm, y, counts)), 2, 2, padding=1)
+                counts = count_convolved(counts, conv.kernel_size[0], conv.stride[0])
+            y = F.max_pool1d(F.relu(_normalise(norm, y, counts)), 2, 2, padding=1)
             counts = None if counts is None else counts // 2 + 1
             y = self.dropout(y) if at == 0 else y
         return y.transpose(1, 2)
 
 
-def mapped_rows(trunk: nn.Module, adapter: Adapter, encoder: str, batch: Batch) -> tuple[Tensor, Tensor]:
+def compute_map(trunk: nn.Module, adapter: Adapter, encoder: str, batch: Batch) -> tuple[Tensor, Tensor]:
     """The map [B, F, D] that `trunk` makes of a batch behind the first convolution of `encoder`, and each row's own steps of it [B, F]."""
     assert isinstance(adapter, ConvolutionAdapter)
-    tokenizer, ends = adapter.tokenizer, row_ends(batch)
+    tokenizer, ends = adapter.tokenizer, find_row_ends(batch)
     z: Tensor = trunk(tokenizer(batch)[0], adapter.first[encoder], None if batch.mask is None else ends)
-    counts = torch.where(ends > 0, mapped(ends, tokenizer.kernel, tokenizer.stride), 0)
+    counts = torch.where(ends > 0, count_map_steps(ends, tokenizer.kernel, tokenizer.stride), 0)
     return z, torch.arange(z.shape[1], device=z.device) < counts[:, None]
 
 
-def of_signals(config: Config) -> Config:
+def configure_signals(config: Config) -> Config:
     """The configuration as a contrastive model reads it; codes are left to be refused."""
     own = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
     return config if config.tokenizer == "codes" else config.model_copy(update=own)
 
 
-def _normed(norm: nn.Module, y: Tensor, counts: Tensor | None) -> Tensor:
+def _normalise(norm: nn.Module, y: Tensor, counts: Tensor | None) -> Tensor:
     """[B, C, n] -> [B, C, n], 0 from `counts` [B] on."""
     if counts is None:
         return norm(y)
@@ -158,4 +158,4 @@ def refuse_hidden(model: Model, hide: Tensor | None) -> None:
     """Hidden tokens asked of a model without tokens. Raises UserError (config, exit 2)."""
     if hide is not None:
         own = models[model.config.name].facts.objective
-        raise wrong(f"hidden tokens for {model.config.name}", "it has none to hide", "objective.name", f"Use the objective {own}")
+        raise config_error(f"hidden tokens for {model.config.name}", "it has none to hide", "objective.name", f"Use the objective {own}")

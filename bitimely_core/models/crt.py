@@ -23,8 +23,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
-from bitimely_core.models.stack import Adapter, Direction, Model, Which, continued, refuse_longer, wrong
-from bitimely_core.models.tokenizers import Patch, row_ends
+from bitimely_core.models.stack import Adapter, Direction, Model, Which, config_error, extend_positions, require_learned_positions
+from bitimely_core.models.tokenizers import PatchTokenizer, find_row_ends
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -42,7 +42,7 @@ class CRTConfig(ModelConfig):
 # ---------------------------------------------------------------------------------------------------------------- tokens
 
 
-class Views(Patch):
+class CRTTokenizer(PatchTokenizer):
     """Patches of a window, of its magnitudes and of its phases, [B, 4K, P * V]; they are the targets, too.
 
     The last sample is repeated up to a multiple of 2P, and each row has the spectrum of its own length: padding has no part in it.
@@ -61,8 +61,8 @@ class Views(Patch):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, 4K, P * V] (time 2K, magnitude K, phase K), targets (the same values), mask of real tokens [B, 4K]."""
-        seen = self._seen(batch)
-        ends = row_ends(batch)
+        seen = self._get_observed(batch)
+        ends = find_row_ends(batch)
         blocks = -(-ends // (2 * self.patch))
         most = self.blocks(batch.values.shape[1])
         index = torch.arange(2 * self.patch * most, device=ends.device).expand(len(ends), -1)
@@ -70,7 +70,7 @@ class Views(Patch):
         x = torch.where(seen, batch.values, 0.0).gather(1, index[..., None].expand(-1, -1, seen.shape[2]))
         parts = [x, *self._spectrum(x, blocks)]
         tokens = torch.cat([part.unflatten(1, (-1, self.patch)).flatten(2) for part in parts], 1)
-        return tokens, tokens.detach(), _among(blocks, most)
+        return tokens, tokens.detach(), _mask_views(blocks, most)
 
     def _spectrum(self, x: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Magnitudes and phases [B, T / 2, V] of the rows [B, T, V], each of its own 2P * blocks samples; 0 behind them."""
@@ -88,39 +88,39 @@ class Views(Patch):
             phase[rows, :half] = torch.atan2(imaginary + 0.0, real)  # -0 + 0 = 0: a negative mean has the angle pi
         return magnitude, phase
 
-    def _seen(self, batch: Batch) -> Tensor:
+    def _get_observed(self, batch: Batch) -> Tensor:
         if batch.mask is None:
             return torch.ones_like(batch.values, dtype=torch.bool)
         return (batch.mask if batch.mask.dim() == 3 else batch.mask[..., None]).expand_as(batch.values)
 
-    def observed(self, batch: Batch) -> Tensor:
+    def find_targets(self, batch: Batch) -> Tensor:
         """Which target values count, bool [B, 4K, P * V]: observed samples, and all bins."""
-        ends, seen = row_ends(batch), self._seen(batch)
+        ends, seen = find_row_ends(batch), self._get_observed(batch)
         most = self.blocks(seen.shape[1])
         long = F.pad(seen, (0, 0, 0, 2 * self.patch * most - seen.shape[1]))
         time = long.unflatten(1, (-1, self.patch)).flatten(2)
-        bins = _among(-(-ends // (2 * self.patch)), most)[:, 2 * most :]
+        bins = _mask_views(-(-ends // (2 * self.patch)), most)[:, 2 * most :]
         return torch.cat((time, bins[..., None].expand(-1, -1, self.width)), 1)
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """Raises UserError (config, exit 2): of a window without some patches the spectrum is another one."""
-        raise wrong("masked patches for crt", "its patches are dropped", "objective.name", "Use the objective drop")
+        raise config_error("masked patches for crt", "its patches are dropped", "objective.name", "Use the objective drop")
 
 
-def _among(blocks: Tensor, most: int) -> Tensor:
+def _mask_views(blocks: Tensor, most: int) -> Tensor:
     """The real ones of 4K tokens of rows with `blocks` [B] of K, bool [B, 4K]."""
     parts = [torch.arange(times * most, device=blocks.device) < times * blocks[:, None] for times in VIEWS.values()]
     return torch.cat(parts, 1)
 
 
-class CrossAdapter(Adapter):
+class CRTAdapter(Adapter):
     """What knows the channels: the patches, the first convolution and the output projection of each view."""
 
-    tokenizer: Views
+    tokenizer: CRTTokenizer
 
-    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
-        self.tokenizer = Views(1 if config.channel_independent else config.channels, config.patch)
+        self.tokenizer = CRTTokenizer(1 if config.channel_independent else config.channels, config.patch)
         channels = self.tokenizer.width // config.patch
         stem = config.dim // 8
         self.stems = nn.ModuleDict({view: nn.Conv1d(channels, stem, 3, stride=2, padding=1, bias=False) for view in VIEWS})
@@ -130,7 +130,7 @@ class CrossAdapter(Adapter):
 # ---------------------------------------------------------------------------------------------------------------- layers
 
 
-class Block(nn.Module):
+class CRTBlock(nn.Module):
     """Two convolutions of width 3 with batch norm, and what they read added to what they say."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -151,14 +151,16 @@ class Block(nn.Module):
         return F.relu(self.body(x) + self.shortcut(x))
 
 
-def resnet(dim: int) -> nn.Sequential:
+def build_resnet(dim: int) -> nn.Sequential:
     """ResNet-18 in one dimension behind its first convolution: widths D / 8, D / 4, D / 2, D of two blocks each."""
     widths = [dim // 8, dim // 4, dim // 2, dim]
-    blocks = [nn.Sequential(Block(a, b, 1 if a == b else 2), Block(b, b, 1)) for a, b in zip([widths[0], *widths], widths, strict=False)]
+    blocks = [
+        nn.Sequential(CRTBlock(a, b, 1 if a == b else 2), CRTBlock(b, b, 1)) for a, b in zip([widths[0], *widths], widths, strict=False)
+    ]
     return nn.Sequential(BatchNorm(widths[0]), nn.ReLU(), nn.MaxPool1d(3, stride=2, padding=1), *blocks)
 
 
-class Layer(nn.Module):
+class CRTLayer(nn.Module):
     """Pre-norm residual: attention with heads of width 64 whatever D (no biases but that of the output), then an MLP with GELU."""
 
     def __init__(self, config: ModelConfig, hidden: int) -> None:
@@ -188,7 +190,7 @@ class Layer(nn.Module):
 # ---------------------------------------------------------------------------------------------------------------- model
 
 
-class Reconstruction(NamedTuple):
+class CRTReconstruction(NamedTuple):
     """What the model says of a batch of which it has not seen the dropped patches."""
 
     prediction: Tensor  # [B, 4K, P * V], of all patches
@@ -203,22 +205,22 @@ class CRT(Model):
     Of `model.layers` the decoder has half, or `model.decoder_layers`; its MLPs are as wide as the model, those of the encoder `ffn_dim`.
     """
 
-    adapter_type = CrossAdapter
-    adapter: CrossAdapter
+    adapter_type = CRTAdapter
+    adapter: CRTAdapter
 
     def __init__(self, config: CRTConfig) -> None:
         decoders = config.layers // 2 if config.decoder_layers is None else config.decoder_layers
-        _fitting(config, decoders)
+        _validate_config(config, decoders)
         super().__init__(config)
         dim, blocks = config.dim, self.adapter.tokenizer.blocks(config.length)
         self.norms = nn.ModuleDict({"next": nn.Identity()})
-        self.nets = nn.ModuleDict({view: resnet(dim) for view in VIEWS})
+        self.nets = nn.ModuleDict({view: build_resnet(dim) for view in VIEWS})
         self.classes, self.views = nn.Parameter(torch.randn(3, dim) * 0.02), nn.Parameter(torch.randn(3, dim) * 0.02)
-        self.positions = nn.ParameterDict({view: _learned(times * blocks, dim) for view, times in VIEWS.items()})
-        self.layers = nn.ModuleList(Layer(config, config.ffn_dim) for _ in range(config.layers - decoders))
+        self.positions = nn.ParameterDict({view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()})
+        self.layers = nn.ModuleList(CRTLayer(config, config.ffn_dim) for _ in range(config.layers - decoders))
         self.masks = nn.Parameter(torch.randn(3, dim) * 0.02)
-        self.decoder_positions = nn.ParameterDict({view: _learned(times * blocks, dim) for view, times in VIEWS.items()})
-        self.decoder = nn.ModuleList(Layer(config, dim) for _ in range(decoders))
+        self.decoder_positions = nn.ParameterDict({view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()})
+        self.decoder = nn.ModuleList(CRTLayer(config, dim) for _ in range(decoders))
         self.project_before, self.project_after = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.pooled_width = dim
 
@@ -238,28 +240,28 @@ class CRT(Model):
         """
         refuse_directions(self, directions)
         if hide is not None:
-            raise wrong("hidden tokens for crt", "its patches are dropped", "objective.name", "Use the objective drop")
-        batch, adapter = self.spread(batch), self._adapter_of(batch)
+            raise config_error("hidden tokens for crt", "its patches are dropped", "objective.name", "Use the objective drop")
+        batch, adapter = self.expand_channels(batch), self._adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
-        placed = self.embedded(adapter, tokens, real) + self._placed(self.positions, self.views, real)
+        placed = self.embed_patches(adapter, tokens, real) + self._encode_positions(self.positions, self.views, real)
         x = F.dropout(placed, self.config.dropout, self.training)
-        states, maps = self._encoded(x, None if batch.mask is None else real, attention=attention)
+        states, maps = self._encode(x, None if batch.mask is None else real, attention=attention)
         hidden = tuple(state[:, 3:] for state in states)
         return Encoded(tokens, targets, real, hidden, tuple(maps) if attention else None, states[-1][:, :3].mean(1))
 
-    def reconstruct(self, batch: Batch, dropped: Tensor) -> Reconstruction:
+    def reconstruct(self, batch: Batch, dropped: Tensor) -> CRTReconstruction:
         """Predict all patches from those that are not `dropped`, bool [B, 4K]: the dropped ones from the decoder, the others from the encoder.
 
         Nothing of a dropped patch is computed, batch statistics included.
         """
-        batch, adapter = self.spread(batch), self._adapter_of(batch)
+        batch, adapter = self.expand_channels(batch), self._adapter_of(batch)
         tokens, _, real = adapter.tokenizer(batch)
         keep, gone = real & ~dropped, real & dropped
-        embedded = self.embedded(adapter, tokens, keep)
-        placed = F.dropout(embedded + self._placed(self.positions, self.views, real), self.config.dropout, self.training)
-        masks = self._placed(self.decoder_positions, self.masks, real).expand_as(embedded)
-        (before, _), (x, kept), (blank, filled) = _gathered(embedded, keep), _gathered(placed, keep), _gathered(masks, gone)
-        states, _ = self._encoded(x, kept)
+        embedded = self.embed_patches(adapter, tokens, keep)
+        placed = F.dropout(embedded + self._encode_positions(self.positions, self.views, real), self.config.dropout, self.training)
+        masks = self._encode_positions(self.decoder_positions, self.masks, real).expand_as(embedded)
+        (before, _), (x, kept), (blank, filled) = _gather(embedded, keep), _gather(placed, keep), _gather(masks, gone)
+        states, _ = self._encode(x, kept)
         decoded = torch.cat((states[-1], blank), 1)
         keys = torch.cat((F.pad(kept, (3, 0), value=True), filled), 1)
         for layer in self.decoder:
@@ -267,14 +269,14 @@ class CRT(Model):
         after = states[-1][:, 3:]
         full = torch.zeros_like(embedded, dtype=decoded.dtype)
         full[keep], full[gone] = after[kept], decoded[:, states[-1].shape[1] :][filled]
-        return Reconstruction(self.output(full, batch=batch), self.project_before(before), self.project_after(after), kept)
+        return CRTReconstruction(self.output(full, batch=batch), self.project_before(before), self.project_after(after), kept)
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
         """States of all 4K patches [B, 4K, D] -> patches [B, 4K, P * V]; each view has a projection of its own."""
         parts = self._split(self.norm(hidden), 1)
         return torch.cat([self._adapter_of(batch).output[view](part) for view, part in parts.items()], 1)
 
-    def embedded(self, adapter: CrossAdapter, tokens: Tensor, keep: Tensor) -> Tensor:
+    def embed_patches(self, adapter: CRTAdapter, tokens: Tensor, keep: Tensor) -> Tensor:
         """The patches [B, 4K, P * V] that are kept, each through the ResNet of its view; 0 for the others, [B, 4K, D].
 
         In float32 on the CPU: there the weights' gradient of a bf16 convolution over a single sample is not finite (oneDNN).
@@ -292,7 +294,7 @@ class CRT(Model):
             out.append(states)
         return torch.cat(out, 1)
 
-    def _encoded(self, x: Tensor, real: Tensor | None, *, attention: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+    def _encode(self, x: Tensor, real: Tensor | None, *, attention: bool = False) -> tuple[list[Tensor], list[Tensor]]:
         """States [B, 3 + n, D] of the encoder's layers, and their maps on request; `real` [B, n] says which patches are."""
         keys = None if real is None else F.pad(real, (3, 0), value=True)
         starts = F.dropout(self.classes + self.views, self.config.dropout, self.training)
@@ -304,10 +306,10 @@ class CRT(Model):
             maps += [] if of_layer is None else [of_layer]
         return states, maps
 
-    def _placed(self, positions: nn.ParameterDict, views: Tensor, real: Tensor) -> Tensor:
+    def _encode_positions(self, positions: nn.ParameterDict, views: Tensor, real: Tensor) -> Tensor:
         """Position and view of each patch [4K, D]; of shorter windows the first positions of each view."""
         blocks = real.shape[1] // 4
-        refuse_longer(4 * blocks, sum(len(learned) for learned in positions.values()))
+        require_learned_positions(4 * blocks, sum(len(learned) for learned in positions.values()))
         return torch.cat([positions[view][: times * blocks] + views[at] for at, (view, times) in enumerate(VIEWS.items())])
 
     def _split(self, x: Tensor, dim: int) -> dict[str, Tensor]:
@@ -315,44 +317,44 @@ class CRT(Model):
         blocks = x.shape[dim] // 4
         return dict(zip(VIEWS, x.split([times * blocks for times in VIEWS.values()], dim), strict=True))
 
-    def _adapter_of(self, batch: Batch | None) -> CrossAdapter:
+    def _adapter_of(self, batch: Batch | None) -> CRTAdapter:
         adapter = self.adapter_of(batch)
-        assert isinstance(adapter, CrossAdapter)
+        assert isinstance(adapter, CRTAdapter)
         return adapter
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.adapt`; learned positions are cut, or continued by random ones (then they are among the names)."""
-        fresh = super().adapt(channels, length, codes, renew=renew)
+    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.reset_adapter`; learned positions are cut, or continued by random ones (then they are among the names)."""
+        fresh = super().reset_adapter(channels, length, codes, renew=renew)
         blocks = self.adapter.tokenizer.blocks(length)
         for name in ("positions", "decoder_positions"):
             held: nn.ParameterDict = getattr(self, name)
             for view, times in VIEWS.items():
                 before = held[view]
-                held[view] = continued(before, times * blocks, _learned)
+                held[view] = extend_positions(before, times * blocks, _draw_positions)
                 fresh += [f"{name}.{view}"] if len(held[view]) > len(before) else []
         return fresh
 
 
-def _gathered(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _gather(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """The chosen ones of [B, N, D] in their order, [B, n, D] with n the most of any row, and which of these are (bool [B, n])."""
     most = int(chosen.sum(1).max()) if len(chosen) else 0
     order = (~chosen).to(torch.int8).argsort(stable=True, dim=1)[:, :most]
     return x.gather(1, order[..., None].expand(-1, -1, x.shape[2])), chosen.gather(1, order)
 
 
-def _learned(count: int, dim: int) -> nn.Parameter:
+def _draw_positions(count: int, dim: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(count, dim) * 0.02)
 
 
-def _fitting(config: ModelConfig, decoders: int) -> None:
+def _validate_config(config: ModelConfig, decoders: int) -> None:
     """Raises UserError (config, exit 2) where the numbers do not fit together."""
     if config.tokenizer == "codes":
-        raise wrong("codes for crt", "expected signals: events have no spectrum", "model.tokenizer", "Choose another model")
+        raise config_error("codes for crt", "expected signals: events have no spectrum", "model.tokenizer", "Choose another model")
     if config.dim % 8:
-        raise wrong(f"width {config.dim}", "expected a multiple of 8, its ResNets start with an eighth of it", "model.dim")
+        raise config_error(f"width {config.dim}", "expected a multiple of 8, its ResNets start with an eighth of it", "model.dim")
     if not 0 < decoders < config.layers:
-        raise wrong(
+        raise config_error(
             f"{decoders} of {config.layers} layers decode", "expected at least one layer to encode and one to decode", "model.layers"
         )
 

@@ -5,7 +5,7 @@ and back. The matrices are the same in all layers, W_q and the output map are ea
 
 A frequency is f / T of the sampling rate, T the length of the windows that the model is made for. Rows of n timesteps use the bins
 floor(f n / T), the same physical frequencies up to the resolution of the row, or the next free ones where two would meet; of more than
-n / 2 modes every so many are used. So rows may have any length, and `adapt` keeps the frequencies for windows of another length.
+n / 2 modes every so many are used. So rows may have any length, and `reset_adapter` keeps the frequencies for windows of another length.
 
 Legend: R rows of one length, n timesteps, D width, H heads, E = D / H, M modes.
 """
@@ -18,8 +18,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bitimely_core.models.autoformer import AutoformerConfig, Centred, Layer, Timesteps, full, steps_only
-from bitimely_core.models.patchtst import refuse_heads, sinusoid
+from bitimely_core.models.autoformer import (
+    AutoformerConfig,
+    CentredLayerNorm,
+    DecompositionLayer,
+    TimestepModel,
+    configure_timesteps,
+    to_float32,
+)
+from bitimely_core.models.patchtst import encode_sinusoid, require_divisible_width
 from bitimely_core.registry import ModelFacts, models
 
 
@@ -34,7 +41,7 @@ class FEDformerConfig(AutoformerConfig):
     reference_layout: bool = Field(False, description="Frequencies and memory layout of the reference, both mistaken, to compare with it.")
 
 
-class Fourier(nn.Module):
+class FourierMixer(nn.Module):
     """FEB-f behind its projection: the chosen frequencies of each head times a complex matrix, all others 0.
 
     Attributes:
@@ -65,8 +72,8 @@ class Fourier(nn.Module):
         """Projected rows [R, n, D] -> [R, n, D]."""
         n = q.shape[1]
         bins, kept = self.bins(n, length)
-        spectrum = torch.fft.rfft(full(q), dim=1).unflatten(-1, (self.heads, -1))  # [R, n // 2 + 1, H, E]
-        matrices = torch.view_as_complex(full(self.weight[..., kept]).movedim(0, -1).contiguous())
+        spectrum = torch.fft.rfft(to_float32(q), dim=1).unflatten(-1, (self.heads, -1))  # [R, n // 2 + 1, H, E]
+        matrices = torch.view_as_complex(to_float32(self.weight[..., kept]).movedim(0, -1).contiguous())
         mixed = torch.einsum("rmhi,hiom->rmho", spectrum[:, bins], matrices)
         places = torch.arange(len(bins), device=bins.device) if self.wrong else bins
         out = torch.fft.irfft(torch.zeros_like(spectrum).index_copy(1, places, mixed), n=n, dim=1)
@@ -80,35 +87,35 @@ class Fourier(nn.Module):
             self.weight = nn.Parameter(self.weight[..., kept].clone())
 
 
-class FEDformer(Timesteps):
+class FEDformer(TimestepModel):
     """The encoder."""
 
     config: FEDformerConfig
 
     def __init__(self, config: FEDformerConfig) -> None:
-        refuse_heads(config)
+        require_divisible_width(config)
         super().__init__(config)
-        self.fourier = Fourier(config)
+        self.fourier = FourierMixer(config)
         self.queries = nn.ModuleList(nn.Linear(config.dim, config.dim) for _ in range(config.layers))
         self.outs = nn.ModuleList(nn.Linear(config.dim, config.dim) for _ in range(config.layers))
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
-        self.centred = Centred(config.dim)
+        self.layers = nn.ModuleList(DecompositionLayer(config) for _ in range(config.layers))
+        self.centred = CentredLayerNorm(config.dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def climb(self, x: Tensor) -> tuple[Tensor, ...]:
-        """As `Timesteps.climb`."""
+    def encode_rows(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `TimestepModel.encode_rows`."""
         at = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
-        states, x = [], self.dropout(x + sinusoid(at, self.config.dim))
+        states, x = [], self.dropout(x + encode_sinusoid(at, self.config.dim))
         for query, out, layer in zip(self.queries, self.outs, self.layers, strict=True):
             x = layer(x, out(self.fourier(query(x), self.config.length)))
             states.append(self.centred(x))
         return tuple(states)
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.adapt`; the frequencies stay, as bins of the other length; short windows may have fewer bins than modes."""
+    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.reset_adapter`; the frequencies stay, as bins of the other length; short windows may have fewer bins than modes."""
         self.fourier.fit(self.config.length, length)
-        fresh = super().adapt(channels, length, codes, renew=renew)
+        fresh = super().reset_adapter(channels, length, codes, renew=renew)
         self.config = self.config.model_copy(update={"modes": len(self.fourier.modes)})
         return fresh
 
@@ -126,4 +133,4 @@ class FEDformer(Timesteps):
 )
 def fedformer(config: FEDformerConfig) -> FEDformer:
     """FEDformer: Autoformer's layers, mixed in a few frequencies; 40 % of the timesteps are masked and reconstructed."""
-    return FEDformer(steps_only(config).model_copy(update={"modes": min(config.modes, max(config.length // 2, 1))}))
+    return FEDformer(configure_timesteps(config).model_copy(update={"modes": min(config.modes, max(config.length // 2, 1))}))

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.adapters import Rows, span
+from bitimely_core.models.adapters import TimedRows, get_time_span
 from bitimely_core.models.stack import Direction
-from bitimely_core.models.supervised import Supervised, TableAdapter
+from bitimely_core.models.supervised import RowAdapter, SupervisedModel
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -38,26 +38,26 @@ class GRUDConfig(ModelConfig):
     cell: Literal["paper", "concat"] = Field("paper", description="concat: the inputs also hold the state, in torch's cell.")
 
 
-def gaps(rows: Rows) -> Tensor:
+def compute_gaps(rows: TimedRows) -> Tensor:
     """Delta, [B, T, V]: the time since each channel was last observed before the row, or since the first row where it never was."""
     before = torch.where(rows.mask, rows.times[..., None], rows.times[:, :1, None]).cummax(1).values
     before = torch.cat((rows.times[:, :1, None].expand_as(before[:, :1]), before[:, :-1]), 1)
     return rows.times[..., None] - before
 
 
-def carried(rows: Rows, mean: Tensor) -> Tensor:
+def carry_forward(rows: TimedRows, mean: Tensor) -> Tensor:
     """The last value that each channel showed up to the row, `mean` [V] before its first: x' [B, T, V]."""
     index = torch.arange(rows.mask.shape[1], device=rows.mask.device)[:, None]
     last = torch.where(rows.mask, index, -1).cummax(1).values
     return torch.where(last >= 0, rows.values.gather(1, last.clamp(min=0)), mean)
 
 
-class DecayAdapter(TableAdapter):
+class GRUDAdapter(RowAdapter):
     """What knows the channels: both decays, and the weights of [x^; m] in the gates."""
 
     mean: Tensor
 
-    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         super().__init__(config)
         channels, hidden = self.tokenizer.width, config.dim
         bound = 1 / math.sqrt(channels)
@@ -66,16 +66,16 @@ class DecayAdapter(TableAdapter):
         self.read = nn.Linear(2 * channels, 3 * hidden)
         self.register_buffer("mean", torch.zeros(channels))
 
-    def imputed(self, rows: Rows, delta: Tensor) -> Tensor:
+    def impute(self, rows: TimedRows, delta: Tensor) -> Tensor:
         """x^ [B, T, V]."""
         gamma = torch.exp(-F.relu(self.value_weight * delta + self.value_bias))
-        return torch.where(rows.mask, rows.values, gamma * carried(rows, self.mean) + (1 - gamma) * self.mean)
+        return torch.where(rows.mask, rows.values, gamma * carry_forward(rows, self.mean) + (1 - gamma) * self.mean)
 
 
-class GRUD(Supervised):
+class GRUD(SupervisedModel):
     """One recurrent layer with decays; its vector is the state at the last row."""
 
-    adapter_type = DecayAdapter
+    adapter_type = GRUDAdapter
 
     def __init__(self, config: GRUDConfig) -> None:
         super().__init__(config)
@@ -99,11 +99,11 @@ class GRUD(Supervised):
         Raises:
             UserError: directions or hidden tokens (exit 2).
         """
-        batch = self.begun(batch, directions, hide)
-        adapter = cast(DecayAdapter, self.adapter_of(batch))
+        batch = self.prepare_batch(batch, directions, hide)
+        adapter = cast(GRUDAdapter, self.adapter_of(batch))
         rows = adapter.tokenizer.rows(batch)
-        delta = gaps(rows) / span(self.config)
-        read = adapter.read(torch.cat((adapter.imputed(rows, delta), rows.mask.to(delta)), -1))
+        delta = compute_gaps(rows) / get_time_span(self.config)
+        read = adapter.read(torch.cat((adapter.impute(rows, delta), rows.mask.to(delta)), -1))
         states = self.recur(read, torch.exp(-F.relu(adapter.state(delta))), rows.real)
         pooled = F.dropout(states[:, -1], self.config.dropout, self.training)
         return Encoded(rows.values, None, rows.real, (states,), None, pooled)

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core import models
 from bitimely_core.errors import Reason, usage_error
-from bitimely_core.models.stack import Model, bernoulli_entropy, write
+from bitimely_core.models.stack import Model, bernoulli_entropy, write_model
 from bitimely_core.registry import models as known
 from bitimely_core.types import Batch, Encoded
 
@@ -30,7 +30,7 @@ Task = Literal["classification", "multilabel", "regression"]
 # ---------------------------------------------------------------------------------------------------------------- readouts
 
 
-def _special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
+def _select_special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
     if encoded.eos is None:
         raise usage_error(
             f"readout {name}", "this model has no [SOS] and [EOS]", "Use mean, last, max or flatten", field="finetune.readout"
@@ -46,11 +46,11 @@ def _tokens(states: Tensor, encoded: Encoded) -> tuple[Tensor, Tensor]:
 
 
 def _sos(states: Tensor, encoded: Encoded) -> Tensor:
-    return _special(states, encoded, "sos")
+    return _select_special(states, encoded, "sos")
 
 
 def _eos(states: Tensor, encoded: Encoded) -> Tensor:
-    return _special(states, encoded, "eos")
+    return _select_special(states, encoded, "eos")
 
 
 def _mean(states: Tensor, encoded: Encoded) -> Tensor:
@@ -129,12 +129,12 @@ def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", mer
     return torch.cat(vectors, -1) if merge == "concat" else torch.stack(vectors).mean(0)
 
 
-def vectors(model: Model, batch: Batch, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
-    """One vector a row of the batch, as `pool`; where the model reads channels one by one their mean (`over_channels`)."""
-    return over_channels(pool(model(batch), model, readout, layers, merge), batch)
+def compute_vectors(model: Model, batch: Batch, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
+    """One vector a row of the batch, as `pool`; where the model reads channels one by one their mean (`average_channels`)."""
+    return average_channels(pool(model(batch), model, readout, layers, merge), batch)
 
 
-def over_channels(found: Tensor, batch: Batch) -> Tensor:
+def average_channels(found: Tensor, batch: Batch) -> Tensor:
     """One vector a row of the batch from one a row, or from one a row and channel (their mean over the channels that were observed)."""
     rows = len(batch.values)
     if len(found) == rows:
@@ -146,7 +146,7 @@ def over_channels(found: Tensor, batch: Batch) -> Tensor:
     return (found * seen).sum(1) / seen.sum(1).clamp(min=1)
 
 
-def _width(model: Model, readout: str, layers: str, merge: str) -> int:
+def _vector_width(model: Model, readout: str, layers: str, merge: str) -> int:
     if readout == "native":
         if model.pooled_width is None:
             raise usage_error(
@@ -199,7 +199,7 @@ class Head(nn.Module):
                 field="finetune.readout",
             )
         self.model = model.requires_grad_(not freeze)
-        self.linear = nn.Linear(_width(model, self.readout, layers, layer_merge), outputs)
+        self.linear = nn.Linear(_vector_width(model, self.readout, layers, layer_merge), outputs)
         self.register_buffer("target_scale", torch.tensor(torch.nan))
         self.register_buffer("target_mean", torch.zeros(outputs))
         self.register_buffer("target_std", torch.ones(outputs))
@@ -213,7 +213,7 @@ class Head(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, for regression standardised values, [B, K]."""
-        return self.linear(vectors(self.model, batch, self.readout, self.layers, self.layer_merge))
+        return self.linear(compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge))
 
     def predict(self, batch: Batch) -> Tensor:
         """Probabilities [B, K], or values in the target's own unit: [B] for one output, else [B, K]."""
@@ -249,14 +249,14 @@ class Head(nn.Module):
         self.target_scale.fill_(scale)
         return scale
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What `config.json` holds."""
         head = {name: getattr(self, name) for name in ("task", "outputs", "readout", "layers", "layer_merge", "freeze")}
-        return {**self.model.described(), "head": head}
+        return {**self.model.describe(), "head": head}
 
     def save(self, folder: str | Path) -> None:
         """`model.safetensors` and `config.json` in `folder`; read them with `heads.load`, the part below with `models.load`."""
-        write(folder, self, self.described())
+        write_model(folder, self, self.describe())
 
 
 class Classifier(Head):
@@ -305,12 +305,12 @@ def standardise(head: Head, targets: np.ndarray) -> None:
 
 def load(folder: str | Path) -> Head:
     """The head, with its model, that `Head.save` wrote, in eval mode. Raises UserError as `models.load`."""
-    stored, weights = models.read(folder)
+    stored, weights = models.read_model(folder)
     where = Path(folder) / "config.json"
     if "head" not in stored:
         raise usage_error("a model without a head", "expected a fine-tuned model", "Use models.load", file=str(where))
-    head = Head(models.made(models.read_config(stored, folder)), **stored["head"])
-    models.put(head, weights, where.with_name("model.safetensors"))
+    head = Head(models.from_config(models.read_config(stored, folder)), **stored["head"])
+    models.load_weights(head, weights, where.with_name("model.safetensors"))
     return head.eval()
 
 
@@ -323,33 +323,33 @@ def cross_entropy(head: Head, batch: Batch, generator: Generator | None = None) 
     target = batch.target.long()
     logits = head(batch).float()
     accuracy = (logits.argmax(-1) == target).float().mean()
-    return _supervised(
+    return _make_result(
         head, F.cross_entropy(logits, target), {"accuracy": accuracy}, logits, target, torch.ones_like(target, dtype=torch.bool)
     )
 
 
 def binary_cross_entropy(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
     """Binary cross-entropy of labels [B, K] in {0, 1, NaN = unknown} in the objective form."""
-    logits, target, valid = _with_labels(head, batch)
+    logits, target, valid = _align_labels(head, batch)
     each = F.binary_cross_entropy_with_logits(logits, torch.where(valid, target, 0.0), reduction="none")
-    return _supervised(head, torch.where(valid, each, 0.0).sum() / valid.sum().clamp(min=1), {}, logits, target, valid)
+    return _make_result(head, torch.where(valid, each, 0.0).sum() / valid.sum().clamp(min=1), {}, logits, target, valid)
 
 
 def mean_squared_error(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
     """Squared error on standardised targets [B] or [B, K] (NaN = unknown) in the objective form; parts: absolute error in their unit."""
-    prediction, target, valid = _with_labels(head, batch)
+    prediction, target, valid = _align_labels(head, batch)
     target = (target - head.target_mean) / head.target_std
     error = torch.where(valid, prediction - torch.where(valid, target, 0.0), 0.0)
     count = valid.sum().clamp(min=1)
     absolute = (error.detach().abs() * head.target_std).sum() / count
-    return _supervised(head, error.square().sum() / count, {"mae": absolute}, prediction, target, valid)
+    return _make_result(head, error.square().sum() / count, {"mae": absolute}, prediction, target, valid)
 
 
 losses = {"classification": cross_entropy, "multilabel": binary_cross_entropy, "regression": mean_squared_error}
 """Task -> its loss."""
 
 
-def _with_labels(head: Head, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def _align_labels(head: Head, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, labels and which of them are known, all [B, K]."""
     assert batch.target is not None
     out = head(batch)
@@ -358,7 +358,7 @@ def _with_labels(head: Head, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return out, target, ~torch.isnan(target)
 
 
-def _supervised(head: Head, loss: Tensor, parts: dict[str, Tensor], prediction: Tensor, target: Tensor, valid: Tensor) -> dict[str, Any]:
+def _make_result(head: Head, loss: Tensor, parts: dict[str, Tensor], prediction: Tensor, target: Tensor, valid: Tensor) -> dict[str, Any]:
     penalty, head.model.penalty = head.model.penalty, None
     return {
         "loss": loss if penalty is None else loss + penalty,

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.adapters import Rows, Table, span
-from bitimely_core.models.stack import Direction, Model, wrong
-from bitimely_core.models.supervised import Supervised, TableAdapter
+from bitimely_core.models.adapters import RowTokenizer, TimedRows, get_time_span
+from bitimely_core.models.stack import Direction, Model, config_error
+from bitimely_core.models.supervised import RowAdapter, SupervisedModel
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -49,7 +49,7 @@ class MTANDConfig(MTANDEncConfig):
     latent: int = Field(20, ge=1, description="Width of the latent at each reference point.")
 
 
-class TimeCode(nn.Module):
+class TimeEmbedding(nn.Module):
     """phi: one linear and 127 periodic functions of a time."""
 
     def __init__(self) -> None:
@@ -106,52 +106,52 @@ class TimeAttention(nn.Module):
         return mean.transpose(1, 2).flatten(2), maps
 
 
-class TimeAdapter(TableAdapter):
+class MTANDAdapter(RowAdapter):
     """What knows the channels: the map behind the encoder's attention, and the last one of the decoder."""
 
-    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         super().__init__(config)
-        self.tokenizer = Table(config, absent=True)
+        self.tokenizer = RowTokenizer(config, absent=True)
         self.enter = nn.Linear(config.heads * 2 * self.tokenizer.width, config.dim)
         if config.name == "mtand":
             self.output = nn.ModuleDict({"next": nn.Linear(INNER, self.tokenizer.width)})
 
 
-class Posterior(NamedTuple):
+class MTANDPosterior(NamedTuple):
     """What the encoder says of a batch."""
 
-    rows: Rows
+    rows: TimedRows
     entered: Tensor  # [B, R, D], behind mTAN
     mean: Tensor  # [B, R, Z]
     log_variance: Tensor  # [B, R, Z]
     attention: Tensor | None  # [B, H, R, T]
 
 
-class Encoder(Supervised):
+class MTANDEncoder(SupervisedModel):
     """mTAN at the reference points, and a GRU whose last state is the vector: mTAND-Enc."""
 
-    adapter_type = TimeAdapter
+    adapter_type = MTANDAdapter
     points: Tensor
 
     def __init__(self, config: MTANDEncConfig) -> None:
         if CODE % config.heads:
-            raise wrong(f"{config.heads} heads", f"expected a divisor of {CODE}", "model.heads")
+            raise config_error(f"{config.heads} heads", f"expected a divisor of {CODE}", "model.heads")
         super().__init__(config)
         self.register_buffer("points", torch.linspace(0, 1, config.reference))
-        self.code, self.attend = TimeCode(), TimeAttention(config.heads)
-        self._made()
+        self.code, self.attend = TimeEmbedding(), TimeAttention(config.heads)
+        self._build_layers()
 
-    def _made(self) -> None:
+    def _build_layers(self) -> None:
         self.reader = nn.GRU(self.config.dim, self.config.dim, batch_first=True)
         self.pooled_width = self.config.dim
 
-    def entered(self, batch: Batch, *, attention: bool = False) -> tuple[Rows, Tensor, Tensor | None]:
+    def attend_references(self, batch: Batch, *, attention: bool = False) -> tuple[TimedRows, Tensor, Tensor | None]:
         """The rows of a batch and what mTAN says of them at the reference points, [B, R, D]; with its weights [B, H, R, T] on request."""
-        adapter = cast(TimeAdapter, self.adapter_of(batch))
+        adapter = cast(MTANDAdapter, self.adapter_of(batch))
         rows = adapter.tokenizer.rows(batch)
         mask = torch.cat((rows.mask, rows.mask), -1)
         values = torch.cat((rows.values, rows.mask.to(rows.values)), -1).to(self.points.dtype)
-        keys = self.code(rows.times / span(self.config))
+        keys = self.code(rows.times / get_time_span(self.config))
         found, maps = self.attend(self.code(self.points)[None], keys, values, mask, attention=attention)
         return rows, adapter.enter(found), maps
 
@@ -169,8 +169,8 @@ class Encoder(Supervised):
         Raises:
             UserError: directions or hidden tokens (exit 2).
         """
-        batch = self.begun(batch, directions, hide)
-        _, entered, maps = self.entered(batch, attention=attention)
+        batch = self.prepare_batch(batch, directions, hide)
+        _, entered, maps = self.attend_references(batch, attention=attention)
         return self._read(entered, entered, maps)
 
     def _read(self, entered: Tensor, inputs: Tensor, maps: Tensor | None) -> Encoded:
@@ -179,47 +179,47 @@ class Encoder(Supervised):
         return Encoded(None, None, None, (entered, states), None if maps is None else (maps,), pooled)
 
 
-class Full(Encoder):
+class MTANDFull(MTANDEncoder):
     """mTAND-Full: a variational autoencoder over the reference points."""
 
     config: MTANDConfig
 
-    def _made(self) -> None:
+    def _build_layers(self) -> None:
         config = self.config
         self.encoder = nn.GRU(config.dim, config.dim, batch_first=True, bidirectional=True)
         self.to_latent = nn.Sequential(nn.Linear(2 * config.dim, INNER), nn.ReLU(), nn.Linear(INNER, 2 * config.latent))
         self.reader = nn.GRU(config.latent, config.dim, batch_first=True)
         self.decoder = nn.GRU(config.latent, GENERATOR, batch_first=True, bidirectional=True)
-        self.code_back, self.attend_back = TimeCode(), TimeAttention(config.heads)
+        self.code_back, self.attend_back = TimeEmbedding(), TimeAttention(config.heads)
         self.out = nn.Sequential(nn.Linear(config.heads * 2 * GENERATOR, 2 * GENERATOR), nn.Linear(2 * GENERATOR, INNER), nn.ReLU())
         self.pooled_width = config.dim
 
-    def posterior(self, batch: Batch, *, attention: bool = False) -> Posterior:
+    def posterior(self, batch: Batch, *, attention: bool = False) -> MTANDPosterior:
         """q(z | x), a diagonal Gaussian at each reference point."""
-        rows, entered, maps = self.entered(batch, attention=attention)
+        rows, entered, maps = self.attend_references(batch, attention=attention)
         mean, log_variance = self.to_latent(self.encoder(entered)[0]).chunk(2, -1)
-        return Posterior(rows, entered, mean, log_variance, maps)
+        return MTANDPosterior(rows, entered, mean, log_variance, maps)
 
-    def decode(self, z: Tensor, rows: Rows, batch: Batch) -> Tensor:
+    def decode(self, z: Tensor, rows: TimedRows, batch: Batch) -> Tensor:
         """x^ [B, T, V] at the times of the rows, from latents [B, R, Z]."""
-        adapter = cast(TimeAdapter, self.adapter_of(batch))
+        adapter = cast(MTANDAdapter, self.adapter_of(batch))
         states, _ = self.decoder(z)
-        found, _ = self.attend_back(self.code_back(rows.times / span(self.config)), self.code_back(self.points)[None], states)
+        found, _ = self.attend_back(self.code_back(rows.times / get_time_span(self.config)), self.code_back(self.points)[None], states)
         said: Tensor = adapter.output["next"](self.out(found))
         return said
 
     def forward(
         self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
     ) -> Encoded:
-        """As `Encoder.forward`; the GRU reads the means of the latents, nothing is drawn."""
-        batch = self.begun(batch, directions, hide)
+        """As `MTANDEncoder.forward`; the GRU reads the means of the latents, nothing is drawn."""
+        batch = self.prepare_batch(batch, directions, hide)
         found = self.posterior(batch, attention=attention)
         return self._read(found.entered, found.mean, found.attention)
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The observations themselves and which there are, [B, T, V]."""
-        rows = cast(TimeAdapter, self.adapter_of(batch)).tokenizer.rows(self.spread(batch))
+        rows = cast(MTANDAdapter, self.adapter_of(batch)).tokenizer.rows(self.expand_channels(batch))
         return rows.values, rows.mask
 
     def measure(self, batches: Iterable[Batch]) -> float:
@@ -243,9 +243,9 @@ SOURCE = "Shukla and Marlin 2021, Multi-Time Attention Networks for Irregularly 
         known="An autoencoder: its loss says how well a sample is kept, not what follows; fine-tuning leaves its decoder aside",
     )
 )
-def mtand(config: MTANDConfig) -> Full:
+def mtand(config: MTANDConfig) -> MTANDFull:
     """mTAND-Full: attention from reference points to irregular times, a variational autoencoder."""
-    return Full(config)
+    return MTANDFull(config)
 
 
 @models(
@@ -261,6 +261,6 @@ def mtand(config: MTANDConfig) -> Full:
         known="Supervised only",
     )
 )
-def mtand_enc(config: MTANDEncConfig) -> Encoder:
+def mtand_enc(config: MTANDEncConfig) -> MTANDEncoder:
     """mTAND-Enc: attention from reference points to irregular times, then a GRU; trained with its head alone."""
-    return Encoder(config)
+    return MTANDEncoder(config)

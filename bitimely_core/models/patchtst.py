@@ -4,7 +4,7 @@ Each channel of a window is a sequence of its own and all share the weights. Rev
 mean and variance over its observed samples. Then patches, a linear map, learned positions, L layers
 z = BN(z + Drop(MHA(z))), z = BN(z + Drop(FF(z))). The batch statistics of a feature run over the rows and the real tokens together.
 
-`Encoder` is what TST shares: there a token is a timestep of all channels.
+`MTANDEncoder` is what TST shares: there a token is a timestep of all channels.
 
 Legend: B batch, R rows of the encoder (B * V where channels are independent), T timesteps, V channels, N tokens, P patch, D width, H heads.
 """
@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.stack import Adapter, Attention, Direction, Model, Places, continued, refuse_longer, wrong
+from bitimely_core.models.stack import (
+    Adapter,
+    Attention,
+    Direction,
+    Model,
+    Positions,
+    config_error,
+    extend_positions,
+    require_learned_positions,
+)
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -28,7 +37,7 @@ BOUND = 0.02  # of learned positions at the start, uniform
 EPSILON = 1e-5  # of RevIN
 
 
-class EncoderConfig(ModelConfig):
+class TokenEncoderConfig(ModelConfig):
     """Settings of encoders of tokens (PatchTST, TST)."""
 
     positions: Literal["learned", "sinusoid"] = Field(
@@ -36,7 +45,7 @@ class EncoderConfig(ModelConfig):
     )
 
 
-class PatchTSTConfig(EncoderConfig):
+class PatchTSTConfig(TokenEncoderConfig):
     """Settings of PatchTST."""
 
     revin: bool = Field(True, description="Standardise each channel of each window by its own mean and variance.")
@@ -76,7 +85,7 @@ class TokenNorm(nn.Module):
         return normed
 
 
-class Layer(nn.Module):
+class PatchTSTLayer(nn.Module):
     """Post-norm residual: z = BN(x + Drop(MHA(x))); BN(z + Drop(FF(z))) with FF = Linear, activation, dropout, Linear."""
 
     def __init__(self, config: ModelConfig, attention_dropout: float) -> None:
@@ -87,7 +96,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.act = F.silu if config.ffn_act == "silu" else F.gelu
 
-    def forward(self, x: Tensor, places: Places, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, places: Positions, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
         """[R, N, D] -> [R, N, D] and the map [R, H, N, N] on request."""
         mixed, maps = self.mix(x, places, "both", attention=attention)
         x = self.norm_mix(x + self.dropout(mixed), places.real)
@@ -95,7 +104,7 @@ class Layer(nn.Module):
         return self.norm_ffn(x + self.dropout(self.out(inner)), places.real), maps
 
 
-def sinusoid(at: Tensor, dim: int) -> Tensor:
+def encode_sinusoid(at: Tensor, dim: int) -> Tensor:
     """Fixed encoding of places or times [..., N] -> [..., N, D]: sin(t / 10000^(2i / D)) beside cos of the same, in turns."""
     rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=at.device, dtype=at.dtype) / dim)
     angle = at[..., None] * rates
@@ -105,16 +114,16 @@ def sinusoid(at: Tensor, dim: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- models
 
 
-class PlainAdapter(Adapter):
+class PostNormAdapter(Adapter):
     """The adapter with torch's own initial weights: post-norm layers undo the scale of an embedding, so it must not start below the positions."""
 
-    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
-        super().__init__(config, reads)
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
+        super().__init__(config, norm_width)
         for part in (self.embedding, *self.output.values()):
             part.reset_parameters()  # type: ignore[operator]
 
 
-class Encoder(Model):
+class TokenEncoder(Model):
     """Tokens, positions, post-norm layers in both directions; no [SOS] and [EOS].
 
     Attributes:
@@ -123,21 +132,21 @@ class Encoder(Model):
         positions: learned [N, D], None where they are computed (`model.positions = sinusoid`, and events: of their months).
     """
 
-    adapter_type = PlainAdapter
+    adapter_type = PostNormAdapter
     scale = 1.0
     attention_dropout = 0.0
 
-    def __init__(self, config: EncoderConfig) -> None:
-        refuse_heads(config)
+    def __init__(self, config: TokenEncoderConfig) -> None:
+        require_divisible_width(config)
         super().__init__(config)
         self.positions: nn.Parameter | None = None
         if config.positions == "learned" and config.tokenizer != "codes":
-            self.positions = nn.Parameter(uniform(self.adapter.tokenizer.count(config.length), config.dim))
-        self.layers = nn.ModuleList(Layer(config, self.attention_dropout) for _ in range(config.layers))
+            self.positions = nn.Parameter(draw_uniform(self.adapter.tokenizer.count(config.length), config.dim))
+        self.layers = nn.ModuleList(PatchTSTLayer(config, self.attention_dropout) for _ in range(config.layers))
 
-    def prepared(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch) -> Batch:
         """What the tokenizer reads of a batch."""
-        return self.spread(batch)
+        return self.expand_channels(batch)
 
     def forward(
         self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
@@ -155,45 +164,45 @@ class Encoder(Model):
         """
         refuse_directions(self, directions)
         adapter, rows = self.adapter_of(batch), len(batch.values)
-        batch = self.prepared(batch)
+        batch = self.prepare(batch)
         tokens, targets, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens)
         if hide is not None:
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
         inside = None if batch.mask is None else real
         index = torch.arange(x.shape[1], device=x.device)
-        x = F.dropout(x * self.scale + self._placed(batch, index, real).to(x.dtype), self.config.dropout, self.training)
+        x = F.dropout(x * self.scale + self._encode_positions(batch, index, real).to(x.dtype), self.config.dropout, self.training)
         states, maps = [], []
         for layer in self.layers:
-            x, of_layer = layer(x, Places(index, None, inside, inside), attention=attention)
+            x, of_layer = layer(x, Positions(index, None, inside, inside), attention=attention)
             states.append(x)
             maps.append(of_layer)
-        return Encoded(tokens, targets, real, tuple(states), tuple(maps) if attention else None, self.pooled(x, real, rows))
+        return Encoded(tokens, targets, real, tuple(states), tuple(maps) if attention else None, self.pool_tokens(x, real, rows))
 
-    def pooled(self, x: Tensor, real: Tensor, rows: int) -> Tensor | None:
+    def pool_tokens(self, x: Tensor, real: Tensor, rows: int) -> Tensor | None:
         """The method's own vector of each of the `rows` windows, from the last states [R, N, D]."""
         return None
 
-    def _placed(self, batch: Batch, index: Tensor, real: Tensor) -> Tensor:
+    def _encode_positions(self, batch: Batch, index: Tensor, real: Tensor) -> Tensor:
         """Encodings of the places [N, D], of events those of their months [B, N, D]."""
         if self.positions is not None:
-            refuse_longer(len(index), len(self.positions))
+            require_learned_positions(len(index), len(self.positions))
             return self.positions[: len(index)]
         at = index if batch.times is None else torch.where(real, batch.times, 0.0)
-        return sinusoid(at.to(next(self.parameters()).dtype), self.config.dim)
+        return encode_sinusoid(at.to(next(self.parameters()).dtype), self.config.dim)
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.adapt`; learned positions are cut, or continued by random ones (then `positions` is among the names)."""
-        fresh = super().adapt(channels, length, codes, renew=renew)
+    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.reset_adapter`; learned positions are cut, or continued by random ones (then `positions` is among the names)."""
+        fresh = super().reset_adapter(channels, length, codes, renew=renew)
         if self.positions is not None:
             before = len(self.positions)
-            self.positions = continued(self.positions, self.adapter.tokenizer.count(length), uniform)
+            self.positions = extend_positions(self.positions, self.adapter.tokenizer.count(length), draw_uniform)
             fresh += ["positions"] if len(self.positions) > before else []
         return fresh
 
 
-class PatchTST(Encoder):
+class PatchTST(TokenEncoder):
     """The patches of each channel by itself, standardised a window; its own vector: the mean over the tokens, channels side by side."""
 
     def __init__(self, config: PatchTSTConfig) -> None:
@@ -204,12 +213,12 @@ class PatchTST(Encoder):
     def _pooled_width(self) -> int:
         return self.config.dim * (self.config.channels if self.config.channel_independent else 1)
 
-    def prepared(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch) -> Batch:
         """Rows of one channel each, by RevIN unless it is off."""
-        return self.standardised(self.spread(batch))
+        return self.standardise(self.expand_channels(batch))
 
-    def standardised(self, batch: Batch) -> Batch:
-        """RevIN: each row by its own mean and biased variance over what was observed. `batch` as `spread` returns it."""
+    def standardise(self, batch: Batch) -> Batch:
+        """RevIN: each row by its own mean and biased variance over what was observed. `batch` as `expand_channels` returns it."""
         if not self.config.normalises_windows:
             return batch
         seen = torch.ones_like(batch.values, dtype=torch.bool) if batch.mask is None else batch.mask.reshape(batch.values.shape)
@@ -221,22 +230,22 @@ class PatchTST(Encoder):
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """As `Model.targets`, of the standardised window: nothing is put back to the former scale."""
-        return super().targets(self.prepared(batch))
+        return super().targets(self.prepare(batch))
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """As `Model.erase`. Raises UserError (config, exit 2) under RevIN: what is erased before it would change the statistics."""
         refuse_normalisation(self.config)
         return super().erase(batch, chosen)
 
-    def pooled(self, x: Tensor, real: Tensor, rows: int) -> Tensor:
+    def pool_tokens(self, x: Tensor, real: Tensor, rows: int) -> Tensor:
         """[R, N, D] -> [B, V * D]: mean over the real tokens of each channel, 0 for a channel that was never observed."""
         mean = torch.where(real[..., None], x, 0.0).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
         return F.dropout(mean.reshape(rows, -1), self.config.dropout, self.training)
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Encoder.adapt`; one adapter serves any number of channels, the vector becomes as wide as they are many."""
-        fresh = super().adapt(channels, length, codes, renew=renew)
+    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `MTANDEncoder.reset_adapter`; one adapter serves any number of channels, the vector becomes as wide as they are many."""
+        fresh = super().reset_adapter(channels, length, codes, renew=renew)
         self.pooled_width = self._pooled_width()
         return fresh
 
@@ -244,22 +253,22 @@ class PatchTST(Encoder):
 # ---------------------------------------------------------------------------------------------------------------- shared with other encoders
 
 
-def uniform(*shape: int) -> Tensor:
+def draw_uniform(*shape: int) -> Tensor:
     """Learned positions at the start, U(-0.02, 0.02)."""
     return torch.empty(shape).uniform_(-BOUND, BOUND)
 
 
-def refuse_heads(config: ModelConfig) -> None:
+def require_divisible_width(config: ModelConfig) -> None:
     """A width that the heads do not divide. Raises UserError (config, exit 2)."""
     if config.dim % config.heads:
-        raise wrong(f"{config.dim} for {config.heads} heads", "expected a multiple of the heads", "model.dim")
+        raise config_error(f"{config.dim} for {config.heads} heads", "expected a multiple of the heads", "model.dim")
 
 
 def refuse_normalisation(config: ModelConfig) -> None:
     """Masks in front of a model's own normalisation would change its statistics. Raises UserError (config, exit 2)."""
     if config.normalises_windows:
         said = "expected masked-patches, which masks behind it"
-        raise wrong("masked before RevIN", said, "objective.name", "Use masked-patches, or model.revin=false")
+        raise config_error("masked before RevIN", said, "objective.name", "Use masked-patches, or model.revin=false")
 
 
 def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> None:
@@ -267,7 +276,7 @@ def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> N
     if directions is not None:
         own = models[model.config.name].facts.objective
         said = f"its layers look both ways, the next token is no question for {model.config.name}"
-        raise wrong("layers of one direction", said, "objective.name", f"Use the objective {own}")
+        raise config_error("layers of one direction", said, "objective.name", f"Use the objective {own}")
 
 
 @models(

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.adapters import Rows, span
-from bitimely_core.models.stack import Attention, Direction, Places, wrong
-from bitimely_core.models.supervised import Supervised, TableAdapter, clock
+from bitimely_core.models.adapters import TimedRows, get_time_span
+from bitimely_core.models.stack import Attention, Direction, Positions, config_error
+from bitimely_core.models.supervised import RowAdapter, SupervisedModel, encode_times
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -47,7 +47,7 @@ class RaindropConfig(ModelConfig):
     message: Literal["paper", "self"] = Field("paper", description="self: no messages between channels, as in the authors' code.")
 
 
-class Message(nn.Module):
+class MessagePass(nn.Module):
     """One pass of messages between channels."""
 
     def __init__(self, channels: int, width: int) -> None:
@@ -74,20 +74,20 @@ class Message(nn.Module):
         return F.relu(got[..., None] * self.receive), edges * mean
 
 
-def pruned(edges: Tensor) -> Tensor:
+def prune_edges(edges: Tensor) -> Tensor:
     """Edges [B, V, V] without the lower half of each sample's; what ties with the last one that stays, stays."""
     flat = edges.flatten(1)
     kept = math.ceil(KEPT * flat.shape[1])
     return torch.where(edges >= flat.topk(kept, dim=1).values[:, -1, None, None], edges, 0.0)
 
 
-def apart(edges: Tensor) -> Tensor:
+def compute_graph_distance(edges: Tensor) -> Tensor:
     """Mean Euclidean distance between the edges [B, V, V] of two samples, a scalar; 0 for one sample."""
     flat = edges.flatten(1) if edges.dtype == torch.float64 else edges.flatten(1).float()
     return torch.pdist(flat).mean() if len(flat) > 1 else flat.sum() * 0.0
 
 
-class Layer(nn.Module):
+class RaindropLayer(nn.Module):
     """Post-norm residual: y = norm(x + attention(x)); norm(y + W_2 max(0, y W_1))."""
 
     def __init__(self, config: ModelConfig, hidden: int) -> None:
@@ -97,14 +97,14 @@ class Layer(nn.Module):
         self.first, self.out = nn.Linear(config.dim, hidden), nn.Linear(hidden, config.dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, places: Places, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, places: Positions, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
         """[B, T, D] -> [B, T, D] and the map [B, H, T, T] on request."""
         mixed, maps = self.mix(x, places, "both", attention=attention)
         x = self.norm_mix(x + self.dropout(mixed))
         return self.norm_ffn(x + self.dropout(self.out(self.dropout(F.relu(self.first(x)))))), maps
 
 
-class Raindrop(Supervised):
+class Raindrop(SupervisedModel):
     """Messages between channels, then a transformer over the rows. All of it depends on the channels.
 
     Attributes:
@@ -117,13 +117,13 @@ class Raindrop(Supervised):
 
     def __init__(self, config: RaindropConfig) -> None:
         super().__init__(config)
-        self._made()
+        self._build_layers()
 
-    def _made(self) -> None:
+    def _build_layers(self) -> None:
         config, width = self.config, self.width
         channels = self.adapter.tokenizer.width
         if width % config.heads:
-            raise wrong(
+            raise config_error(
                 f"{channels} channels of {config.dim} and {CODE} are {width} for {config.heads} heads",
                 "expected a multiple of the heads",
                 "model.dim",
@@ -133,9 +133,9 @@ class Raindrop(Supervised):
         if config.message == "self":
             self.messages = nn.ModuleList(nn.Linear(config.dim, config.dim, bias=False) for _ in range(PASSES))
         else:
-            self.messages = nn.ModuleList(Message(channels, config.dim) for _ in range(PASSES))
+            self.messages = nn.ModuleList(MessagePass(channels, config.dim) for _ in range(PASSES))
         inner = config.model_copy(update={"dim": width})
-        self.layers = nn.ModuleList(Layer(inner, width * config.ffn_dim // config.dim) for _ in range(config.layers))
+        self.layers = nn.ModuleList(RaindropLayer(inner, width * config.ffn_dim // config.dim) for _ in range(config.layers))
         self.pooled_width = width
 
     @property
@@ -149,7 +149,7 @@ class Raindrop(Supervised):
         return self.adapter.tokenizer.width * self.config.dim + CODE
 
     @property
-    def reads(self) -> int:
+    def norm_width(self) -> int:
         """Nothing reads the states but the readouts."""
         return CODE
 
@@ -167,13 +167,13 @@ class Raindrop(Supervised):
         Raises:
             UserError: directions or hidden tokens (exit 2).
         """
-        batch = self.begun(batch, directions, hide)
-        rows = cast(TableAdapter, self.adapter).tokenizer.rows(batch)
-        code = clock(rows.times, span(self.config), CODE).to(self.nodes.dtype)
-        h, edges = self.exchanged(rows, code)
-        self.penalty = self.config.graph_distance * apart(edges) if self.training and not self.per_sample else None
+        batch = self.prepare_batch(batch, directions, hide)
+        rows = cast(RowAdapter, self.adapter).tokenizer.rows(batch)
+        code = encode_times(rows.times, get_time_span(self.config), CODE).to(self.nodes.dtype)
+        h, edges = self.pass_messages(rows, code)
+        self.penalty = self.config.graph_distance * compute_graph_distance(edges) if self.training and not self.per_sample else None
         x = torch.cat((h.flatten(2), code), -1)
-        places = Places(torch.arange(x.shape[1], device=x.device), None, rows.real, rows.real)
+        places = Positions(torch.arange(x.shape[1], device=x.device), None, rows.real, rows.real)
         states, maps = [], []
         for layer in self.layers:
             x, of_layer = layer(x, places, attention=attention)
@@ -183,7 +183,7 @@ class Raindrop(Supervised):
         pooled = torch.where(real, x, 0.0).sum(1) / real.sum(1).clamp(min=1)
         return Encoded(rows.values, None, rows.real, tuple(states), tuple(maps) if attention else None, pooled)
 
-    def exchanged(self, rows: Rows, code: Tensor) -> tuple[Tensor, Tensor]:
+    def pass_messages(self, rows: TimedRows, code: Tensor) -> tuple[Tensor, Tensor]:
         """Observations [B, T, V, d] behind both passes, and the edges of each sample [B, V, V] (1 where no messages are passed)."""
         h = F.relu(rows.values[..., None].to(self.nodes.dtype) * self.observation)
         edges = h.new_ones(len(h), h.shape[2], h.shape[2])
@@ -192,21 +192,21 @@ class Raindrop(Supervised):
                 h = F.relu(message(h))
                 continue
             h, edges = message(h, self.nodes, code, edges, rows.mask)
-            edges = pruned(edges) if at == 0 else edges
+            edges = prune_edges(edges) if at == 0 else edges
         return h, edges
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.adapt`; other channels make the whole model random."""
-        if not (self._other(channels, codes) or (renew and self.config.codes)):
-            return super().adapt(channels, length, codes, renew=renew)
+    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.reset_adapter`; other channels make the whole model random."""
+        if not (self._has_other_channels(channels, codes) or (renew and self.config.codes)):
+            return super().reset_adapter(channels, length, codes, renew=renew)
         like = self.nodes
-        super().adapt(channels, length, codes, renew=True)
-        self._made()
+        super().reset_adapter(channels, length, codes, renew=True)
+        self._build_layers()
         self.to(like.device, like.dtype).train(self.training)
         return [name for name, _ in self.named_parameters()]
 
-    def _other(self, channels: int, codes: int | None) -> bool:
+    def _has_other_channels(self, channels: int, codes: int | None) -> bool:
         return self.config.channels != channels or (codes is not None and codes != self.config.codes)
 
 

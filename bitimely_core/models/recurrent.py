@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from bitimely_core.models.stack import (
     ALTERNATING,
-    ANY,
+    DIRECTED_CAPABILITIES,
     PAPER,
     BidirectionalConfig,
-    Directed,
+    BidirectionalModel,
     Direction,
-    Plan,
+    LayerDirections,
     Which,
-    climb,
-    refuse_odd,
-    wrong,
+    config_error,
+    require_even_layers,
+    run_layers,
 )
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch
@@ -55,7 +55,7 @@ class ELMoConfig(RecurrentConfig):
 # ---------------------------------------------------------------------------------------------------------------- layers
 
 
-def turned(x: Tensor, ends: Tensor | None) -> Tensor:
+def reverse_rows(x: Tensor, ends: Tensor | None) -> Tensor:
     """The first `ends` [B] positions of each row in reverse order, [B, M, ...]; what stands behind them stays. Its own inverse."""
     if ends is None:
         return x.flip(1)
@@ -64,7 +64,7 @@ def turned(x: Tensor, ends: Tensor | None) -> Tensor:
     return x.gather(1, torch.where(mirrored >= 0, mirrored, index)[..., None].expand_as(x))
 
 
-class Layer(nn.Module):
+class LSTMLayer(nn.Module):
     """One LSTM that reads either way, or one a direction side by side; from the second layer on with what `connections` says.
 
     i, f, o = sigmoid(W x_t + U h_(t-1) + b), g = tanh(W x_t + U h_(t-1) + b), c_t = f * c_(t-1) + i * g, h_t = o * tanh(c_t).
@@ -94,11 +94,11 @@ class Layer(nn.Module):
 
     @staticmethod
     def _read(lstm: nn.Module, x: Tensor, way: str, ends: Tensor | None) -> Tensor:
-        out: Tensor = turned(lstm(turned(x, ends))[0], ends) if way == "backward" else lstm(x)[0]
+        out: Tensor = reverse_rows(lstm(reverse_rows(x, ends))[0], ends) if way == "backward" else lstm(x)[0]
         return out
 
 
-def outer(states: Tensor, lengths: Tensor) -> Tensor:
+def join_ends(states: Tensor, lengths: Tensor) -> Tensor:
     """Of states [forward ; backward] the forward one at a row's last token beside the backward one at its first, [B, M, W] -> [B, W]."""
     forward, backward = states.chunk(2, -1)
     last = forward.gather(1, lengths[:, None, None].expand(-1, 1, forward.shape[2]))[:, 0]
@@ -108,34 +108,34 @@ def outer(states: Tensor, lengths: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- models
 
 
-class Recurrent(Directed):
+class RecurrentModel(BidirectionalModel):
     """A stack of LSTM layers between [SOS] and [EOS]; each layer has one LSTM, which reads the way that it is told."""
 
     takes: tuple[Direction, ...] = ("forward", "backward")
     config: RecurrentConfig
 
     def __init__(self, config: RecurrentConfig) -> None:
-        refuse_odd(config)
+        require_even_layers(config)
         super().__init__(config)
-        self.layers = self._made()
+        self.layers = self._build_layers()
 
-    def _made(self) -> nn.ModuleList:
+    def _build_layers(self) -> nn.ModuleList:
         dim = self.config.dim
-        return nn.ModuleList(Layer(self.config, depth, dim, dim) for depth in range(self.config.layers))
+        return nn.ModuleList(LSTMLayer(self.config, depth, dim, dim) for depth in range(self.config.layers))
 
     def read(
-        self, x: Tensor, batch: Batch, real: Tensor, plan: Plan, *, hide: Tensor | None, attention: bool
+        self, x: Tensor, batch: Batch, real: Tensor, plan: LayerDirections, *, hide: Tensor | None, attention: bool
     ) -> tuple[list[Tensor], None, Tensor | None]:
-        """As `Directed.read`; there are no maps."""
+        """As `BidirectionalModel.read`; there are no maps."""
         lengths = real.sum(1)
         return self._states(x, plan, lengths, None if batch.mask is None else lengths + 2)
 
-    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
+    def _states(self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
         """States of each layer and the model's own vector, from positions of which `ends` [B] are no padding (None: all)."""
-        return climb(self.layers, x, plan, ends)[0], None, None
+        return run_layers(self.layers, x, plan, ends)[0], None, None
 
 
-class BiLSTM(Recurrent):
+class BiLSTM(RecurrentModel):
     """Both ways in each layer: a layer reads what the one below says in both directions, so no position is blind to anything.
 
     Each direction is as wide as the model, states 2 D (`direction_width` = half: half as wide, states D).
@@ -146,7 +146,7 @@ class BiLSTM(Recurrent):
 
     def __init__(self, config: BiLSTMConfig) -> None:
         if config.direction_width == "half" and config.dim % 2:
-            raise wrong(f"{config.dim} in two halves", "expected an even number", "model.dim")
+            raise config_error(f"{config.dim} in two halves", "expected an even number", "model.dim")
         super().__init__(config)
         self.pooled_width = self.width
 
@@ -155,17 +155,17 @@ class BiLSTM(Recurrent):
         """Both directions side by side."""
         return self.config.dim * (1 if self.config.direction_width == "half" else 2)
 
-    def _made(self) -> nn.ModuleList:
+    def _build_layers(self) -> nn.ModuleList:
         hidden = self.width // 2
         inputs = [self.config.dim] + [self.width] * (self.config.layers - 1)
-        return nn.ModuleList(Layer(self.config, depth, size, hidden, hidden) for depth, size in enumerate(inputs))
+        return nn.ModuleList(LSTMLayer(self.config, depth, size, hidden, hidden) for depth, size in enumerate(inputs))
 
-    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
-        states, _ = climb(self.layers, x, plan, ends)
-        return states, None, outer(self.norm(states[-1]), lengths)
+    def _states(self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
+        states, _ = run_layers(self.layers, x, plan, ends)
+        return states, None, join_ends(self.norm(states[-1]), lengths)
 
 
-class ELMo(Recurrent):
+class ELMo(RecurrentModel):
     """Two stacks that never meet, one forward, one backward, with one embedding and one output projection.
 
     One direction in all layers runs that stack alone (states D); `both` puts the two side by side (states 2 D), and what they predict
@@ -180,7 +180,7 @@ class ELMo(Recurrent):
 
     def __init__(self, config: ELMoConfig) -> None:
         super().__init__(config)
-        self.backward_layers = self._made()
+        self.backward_layers = self._build_layers()
         self.pooled_width = self.width
         if config.elmo_mix == "all":
             self.weights, self.scale = nn.Parameter(torch.zeros(config.layers + 1)), nn.Parameter(torch.ones(()))  # s, gamma
@@ -191,38 +191,38 @@ class ELMo(Recurrent):
         return 2 * self.config.dim
 
     @property
-    def reads(self) -> int:
+    def norm_width(self) -> int:
         """One stack."""
         return self.config.dim
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self, plan: LayerDirections) -> None:
         super()._check(plan)
         if len(set(plan)) > 1:
             said = "layers of different directions"
-            raise wrong(said, "the two stacks of elmo never meet", "objective.name", "Use the objective next-previous-strict")
+            raise config_error(said, "the two stacks of elmo never meet", "objective.name", "Use the objective next-previous-strict")
 
-    def _states(self, x: Tensor, plan: Plan, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
-        forward = [] if plan[0] == "backward" else climb(self.layers, x, ["forward"] * len(plan), ends)[0]
-        backward = [] if plan[0] == "forward" else climb(self.backward_layers, x, ["backward"] * len(plan), ends)[0]
+    def _states(self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
+        forward = [] if plan[0] == "backward" else run_layers(self.layers, x, ["forward"] * len(plan), ends)[0]
+        backward = [] if plan[0] == "forward" else run_layers(self.backward_layers, x, ["backward"] * len(plan), ends)[0]
         if not (forward and backward):
             return forward or backward, None, None
         pairs = list(zip(forward, backward, strict=True))
         states = [torch.cat(pair, -1) for pair in pairs]
         if self.config.elmo_mix == "last":
-            return states, None, outer(self.norm(states[-1]), lengths)
-        layers = torch.stack([outer(torch.cat(pair, -1), lengths) for pair in [(x, x), *pairs]], -1)
+            return states, None, join_ends(self.norm(states[-1]), lengths)
+        layers = torch.stack([join_ends(torch.cat(pair, -1), lengths) for pair in [(x, x), *pairs]], -1)
         return states, None, self.scale * (layers * self.weights.softmax(0)).sum(-1)
 
     def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
         """The final norm of one stack's states, or of each half where the two stand side by side."""
-        if hidden.shape[-1] == self.reads:
+        if hidden.shape[-1] == self.norm_width:
             return super().norm(hidden, which)
         forward, backward = hidden.chunk(2, -1)
         return torch.cat((super().norm(forward, "next"), super().norm(backward, "previous")), -1)
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
         """What one stack predicts, or the mean of what both do."""
-        if hidden.shape[-1] == self.reads:
+        if hidden.shape[-1] == self.norm_width:
             return super().output(hidden, which, batch)
         forward, backward = hidden.chunk(2, -1)
         return (super().output(forward, "next", batch) + super().output(backward, "previous", batch)) / 2
@@ -238,7 +238,7 @@ LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"
         config=RecurrentConfig,
         family="recurrent",
         objective="next",
-        capabilities=ANY,
+        capabilities=DIRECTED_CAPABILITIES,
         readout="last",
         directions=("forward",),
         input=("regular", "events"),
@@ -246,9 +246,9 @@ LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"
         known="At the paper's depth of 8 to 12 layers plain stacks train badly: model.connections=residual-norm",
     )
 )
-def lstm(config: RecurrentConfig) -> Recurrent:
+def lstm(config: RecurrentConfig) -> RecurrentModel:
     """LSTM: every layer forward."""
-    return Recurrent(config)
+    return RecurrentModel(config)
 
 
 @models(
@@ -256,16 +256,16 @@ def lstm(config: RecurrentConfig) -> Recurrent:
         config=RecurrentConfig,
         family="recurrent",
         objective="next-previous",
-        capabilities=ANY,
+        capabilities=DIRECTED_CAPABILITIES,
         readout="sos",
         directions=ALTERNATING,
         source=PAPER,
         known="Its objective shows the targets to the model, as BiTimelyGPT's does",
     )
 )
-def lstm_baar(config: RecurrentConfig) -> Recurrent:
+def lstm_baar(config: RecurrentConfig) -> RecurrentModel:
     """LSTM layers that read forward and backward in turns."""
-    return Recurrent(config)
+    return RecurrentModel(config)
 
 
 @models(
@@ -278,7 +278,7 @@ def lstm_baar(config: RecurrentConfig) -> Recurrent:
         directions=("both",),
         source="Graves and Schmidhuber 2005, Framewise Phoneme Classification with Bidirectional LSTM",
         known="Next tokens cannot be asked of it: every layer above the first has seen them",
-        matched=lambda config: {"direction_width": "half"},
+        budget_changes=lambda config: {"direction_width": "half"},
     )
 )
 def bilstm(config: BiLSTMConfig) -> BiLSTM:
@@ -296,7 +296,7 @@ def bilstm(config: BiLSTMConfig) -> BiLSTM:
         directions=("both",),
         source="Peters et al. 2018, Deep Contextualized Word Representations",
         known="The original has residual connections and projections of 512 from cells of 4096",
-        matched=lambda config: {"layers": max(config.layers // 2, 1)},
+        budget_changes=lambda config: {"layers": max(config.layers // 2, 1)},
     )
 )
 def elmo(config: ELMoConfig) -> ELMo:

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.adapters import Table, span
+from bitimely_core.models.adapters import RowTokenizer, get_time_span
 from bitimely_core.models.stack import Direction
-from bitimely_core.models.supervised import Supervised, TableAdapter, clock
+from bitimely_core.models.supervised import RowAdapter, SupervisedModel, encode_times
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
@@ -35,7 +35,7 @@ POSITIONS = 4  # n_pos, width of p(t)
 DROPPED = 0.1  # share of the elements that training hides from the attention
 
 
-class Elements(NamedTuple):
+class SetElements(NamedTuple):
     """The set of each sample; the order says nothing."""
 
     times: Tensor  # [B, N] months; signals: number of the sample
@@ -44,28 +44,28 @@ class Elements(NamedTuple):
     real: Tensor  # [B, N] bool
 
 
-class Sets(Table):
+class SetTokenizer(RowTokenizer):
     """Observations as tokens: every event, or every observed value of a signal."""
 
     def count(self, length: int) -> int:
         """N of windows of `length` samples without gaps (events: sequences of `length` events)."""
         return length if self.events else length * self.width
 
-    def elements(self, batch: Batch) -> Elements:
+    def elements(self, batch: Batch) -> SetElements:
         """The observations of each sample, those of signals packed to the left."""
         if self.events:
             ids = batch.values.long()
             real = ids >= FIRST if batch.mask is None else batch.mask.bool() & (ids >= FIRST)
             times = torch.zeros_like(ids).float() if batch.times is None else batch.times
-            return Elements(torch.where(real, times, 0.0), real.to(times), (ids - FIRST).clamp(min=0), real)
+            return SetElements(torch.where(real, times, 0.0), real.to(times), (ids - FIRST).clamp(min=0), real)
         rows = self.rows(batch)
         real = rows.mask.flatten(1)
         order = (~real).to(torch.int8).argsort(stable=True, dim=1)[:, : max(int(real.sum(1).max()), 1) if len(real) else 1]
         times = rows.times[..., None].expand_as(rows.values).flatten(1).gather(1, order)
-        return Elements(times, rows.values.flatten(1).gather(1, order), order % self.width, real.gather(1, order))
+        return SetElements(times, rows.values.flatten(1).gather(1, order), order % self.width, real.gather(1, order))
 
 
-class First(nn.Module):
+class ElementLinear(nn.Module):
     """A linear map of [p(t), value, one-hot of the channel], without the one-hot."""
 
     def __init__(self, channels: int, out: int) -> None:
@@ -80,22 +80,22 @@ class First(nn.Module):
         return plain @ self.weight + self.channel[channels] + self.bias
 
 
-class SetAdapter(TableAdapter):
+class SeFTAdapter(RowAdapter):
     """What knows the channels: the first layer of phi, and the keys W [5 + V, H, D]."""
 
-    tokenizer: Sets
+    tokenizer: SetTokenizer
 
-    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         super().__init__(config)
-        self.tokenizer = Sets(config)
+        self.tokenizer = SetTokenizer(config)
         channels = self.tokenizer.width
-        self.phi = First(channels, config.ffn_dim)
+        self.phi = ElementLinear(channels, config.ffn_dim)
         size = (POSITIONS + 1 + channels, config.heads, config.dim)
         bound = math.sqrt(6 / (size[0] + config.dim))  # the fan-in counts the part that is left out
         self.key = nn.Parameter(torch.empty(size).uniform_(-bound, bound))
 
 
-def dense(*widths: int, dropout: float = 0.0) -> nn.Sequential:
+def build_dense(*widths: int, dropout: float = 0.0) -> nn.Sequential:
     """Linear, ReLU (and dropout) for each pair of widths, He-uniform weights, biases 0."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
@@ -106,16 +106,16 @@ def dense(*widths: int, dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class SeFT(Supervised):
+class SeFT(SupervisedModel):
     """A set of observations under H learned queries."""
 
-    adapter_type = SetAdapter
+    adapter_type = SeFTAdapter
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         dim = config.dim
         hidden = config.ffn_dim
-        self.phi = nn.Sequential(dense(hidden, hidden, hidden, dropout=config.dropout), dense(hidden, dim))
+        self.phi = nn.Sequential(build_dense(hidden, hidden, hidden, dropout=config.dropout), build_dense(hidden, dim))
         self.queries = nn.Parameter(torch.zeros(config.heads, dim))
         self.pooled_width = config.heads * dim
 
@@ -133,16 +133,18 @@ class SeFT(Supervised):
         Raises:
             UserError: directions or hidden tokens (exit 2).
         """
-        batch = self.begun(batch, directions, hide)
-        adapter = cast(SetAdapter, self.adapter_of(batch))
+        batch = self.prepare_batch(batch, directions, hide)
+        adapter = cast(SeFTAdapter, self.adapter_of(batch))
         found = adapter.tokenizer.elements(batch)
-        plain = torch.cat((clock(found.times, span(self.config), POSITIONS), found.values[..., None]), -1).to(self.queries.dtype)
+        plain = torch.cat((encode_times(found.times, get_time_span(self.config), POSITIONS), found.values[..., None]), -1).to(
+            self.queries.dtype
+        )
         said = self.phi(F.dropout(F.relu(adapter.phi(plain, found.channels)), self.config.dropout, self.training))
         weights = self._weights(adapter, plain, found)
         pooled = (weights @ torch.where(found.real[..., None], said, 0.0)).flatten(1)
         return Encoded(found.values, None, found.real, (said,), (weights[:, :, None],) if attention else None, pooled)
 
-    def _weights(self, adapter: SetAdapter, plain: Tensor, found: Elements) -> Tensor:
+    def _weights(self, adapter: SeFTAdapter, plain: Tensor, found: SetElements) -> Tensor:
         """[B, H, N], each row sums to 1; 0 for an empty set."""
         folded = (adapter.key * self.queries).sum(-1)  # k . q = s (W q), [5 + V, H]: no key is ever built
         scores = (plain @ folded[: POSITIONS + 1] + folded[POSITIONS + 1 :][found.channels]).transpose(1, 2)

@@ -22,8 +22,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig, Section
 from bitimely_core.errors import Reason, UserError, usage_error
-from bitimely_core.models.adapters import grid
-from bitimely_core.models.tokenizers import FIRST, Codes, Conv, Patch, Steps
+from bitimely_core.models.adapters import make_grid
+from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer, PatchTokenizer, StepTokenizer
 from bitimely_core.ops.retention import retention, retention_matrix
 from bitimely_core.ops.rotary import rotate, xpos
 from bitimely_core.registry import ModelFacts, models
@@ -36,7 +36,7 @@ FORMAT = 2  # of config.json; 1 held the settings of all models
 GROUP_GAP = 2.0**-6  # months; days are the finest clock of events
 Direction = Literal["forward", "backward", "both"]
 Which = Literal["next", "previous"]
-Plan = tuple[Direction, ...]  # one a layer
+LayerDirections = tuple[Direction, ...]  # one a layer
 
 
 class BidirectionalConfig(ModelConfig):
@@ -74,7 +74,7 @@ class StackConfig(BidirectionalConfig):
         return (*super().leak_conditions(), *(("up to batch statistics",) if mixes else ()))
 
 
-class Places(NamedTuple):
+class Positions(NamedTuple):
     """Where the positions of a batch stand; the same for all layers."""
 
     positions: Tensor  # [M] or [B, M], what the rotation goes by
@@ -83,7 +83,7 @@ class Places(NamedTuple):
     real: Tensor | None  # [B, M] not padding, None = all
 
 
-def wrong(text: str, wanted: str, field: str, action: str = "") -> UserError:
+def config_error(text: str, wanted: str, field: str, action: str = "") -> UserError:
     """Settings that do not fit together (config, exit 2)."""
     return usage_error(text, wanted, action, field=field)
 
@@ -96,7 +96,7 @@ def log_decays(config: StackConfig) -> Tensor:
     decay, heads = config.decay, config.heads
     if decay.kind == "half-life":
         if len(decay.months) != heads:
-            raise wrong(f"{len(decay.months)} half-lives", f"expected one a head, {heads}", "model.decay.months")
+            raise config_error(f"{len(decay.months)} half-lives", f"expected one a head, {heads}", "model.decay.months")
         return -math.log(2) / torch.tensor(decay.months, dtype=torch.float64)
     if decay.kind == "retnet":
         return torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads, dtype=torch.float64))))
@@ -129,7 +129,7 @@ class Retention(nn.Module):
         """Logarithm of gamma [H]."""
         return F.logsigmoid(self.logit) if self.config.decay.kind == "learnable" else self.log_decay
 
-    def forward(self, x: Tensor, places: Places, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
         """[B, M, D] -> [B, M, D] and the map R [B, H, M, M] on request."""
         config = self.config
         q, k, v = (linear(x).unflatten(-1, (config.heads, -1)) for linear in (self.query, self.key, self.value))
@@ -174,11 +174,11 @@ class Attention(nn.Module):
         self.heads, self.dropout = config.heads, config.dropout
         self.qkv, self.out = nn.Linear(config.dim, 3 * config.dim), nn.Linear(config.dim, config.dim)
 
-    def forward(self, x: Tensor, places: Places, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
         """[B, M, D] -> [B, M, D] and the map A [B, H, M, M] on request; its rows sum to 1."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        allowed = self._allowed(places, x.shape[1], direction, x.device)
+        allowed = self._allowed_pairs(places, x.shape[1], direction, x.device)
         maps = None
         if attention:
             logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
@@ -191,7 +191,7 @@ class Attention(nn.Module):
         return self.out(o.transpose(1, 2).flatten(-2)), maps
 
     @staticmethod
-    def _allowed(places: Places, count: int, direction: Direction, device: torch.device) -> Tensor | None:
+    def _allowed_pairs(places: Positions, count: int, direction: Direction, device: torch.device) -> Tensor | None:
         """Pairs (query, key) that may meet, bool [M, M], [B, 1, M, M] or (for all queries) [B, 1, 1, M]; None = all."""
         if direction == "both" and places.keep is not None:  # one row of keys for all queries; a row without any key would be NaN
             return (places.keep | ~places.keep.any(1, keepdim=True))[:, None, None]
@@ -207,7 +207,7 @@ class Attention(nn.Module):
 # ---------------------------------------------------------------------------------------------------------------- layers
 
 
-class Gated(nn.Module):
+class GLU(nn.Module):
     """W_O( act(x W_1) * (x W_2) ), no biases."""
 
     def __init__(self, dim: int, hidden: int, act: str) -> None:
@@ -221,7 +221,7 @@ class Gated(nn.Module):
         return self.out(self.act(self.first(x)) * self.second(x))
 
 
-class Plain(nn.Module):
+class MLP(nn.Module):
     """Linear, activation, Linear, with biases."""
 
     def __init__(self, dim: int, hidden: int, act: str) -> None:
@@ -251,7 +251,7 @@ class TemporalConv(nn.Module):
         self.inner: nn.BatchNorm1d | nn.LayerNorm = nn.BatchNorm1d(dim) if norm == "batch" else nn.LayerNorm(dim)
         self.out = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, places: Places, direction: Direction) -> Tensor:
+    def forward(self, x: Tensor, places: Positions, direction: Direction) -> Tensor:
         """[B, M, D] -> [B, M, D]."""
         y = F.glu(self.widen(self.norm(x)), -1)
         if places.real is not None:  # right of [EOS] there is nothing, whatever the padding
@@ -259,9 +259,9 @@ class TemporalConv(nn.Module):
         past = {"forward": (self.width - 1, 0), "backward": (0, self.width - 1), "both": (self.width // 2, self.width // 2)}[direction]
         weight = self.depthwise.weight.flip(-1) if direction == "backward" else self.depthwise.weight
         y = F.conv1d(F.pad(y.transpose(1, 2), past), weight, groups=y.shape[-1]).transpose(1, 2)
-        return F.dropout(self.out(F.silu(self._normed(y, places.real))), 0.1 if self.training else 0.0)
+        return F.dropout(self.out(F.silu(self._normalise(y, places.real))), 0.1 if self.training else 0.0)
 
-    def _normed(self, y: Tensor, real: Tensor | None) -> Tensor:
+    def _normalise(self, y: Tensor, real: Tensor | None) -> Tensor:
         if isinstance(self.inner, nn.LayerNorm):
             return self.inner(y)
         if real is None:
@@ -271,7 +271,7 @@ class TemporalConv(nn.Module):
         return normed
 
 
-class Layer(nn.Module):
+class StackLayer(nn.Module):
     """Pre-norm residual: y = x + mix(norm(x)); y = y + conv(y) where there is one; z = y + ffn(norm(y))."""
 
     def __init__(self, config: BidirectionalConfig) -> None:
@@ -282,10 +282,10 @@ class Layer(nn.Module):
         if isinstance(config, StackConfig) and config.temporal_conv == "causal":
             self.conv = TemporalConv(config.dim, config.temporal_norm)
         act = config.ffn_act if isinstance(config, StackConfig) else "tanh"
-        self.ffn = Gated(config.dim, config.ffn_dim, act) if config.ffn == "glu" else Plain(config.dim, config.ffn_dim, act)
+        self.ffn = GLU(config.dim, config.ffn_dim, act) if config.ffn == "glu" else MLP(config.dim, config.ffn_dim, act)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, places: Places, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
         """[B, M, D] -> [B, M, D] and the mixer's map on request."""
         mixed, maps = self.mix(self.norm_mix(x), places, direction, attention=attention)
         x = x + self.dropout(mixed)
@@ -298,39 +298,41 @@ class Layer(nn.Module):
 
 
 class Adapter(nn.Module):
-    """What belongs to a data set: tokenizer, input projection and output projections. `Model.adapt` replaces it as one part.
+    """What belongs to a data set: tokenizer, input projection and output projections. `Model.reset_adapter` replaces it as one part.
 
-    `reads` is the width of the states that the output projections read, None = D.
+    `norm_width` is the width of the states that the output projections read, None = D.
     """
 
-    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         super().__init__()
-        self.tokenizer: Conv | Patch | Steps | Codes
+        self.tokenizer: ConvTokenizer | PatchTokenizer | StepTokenizer | CodeTokenizer
         self.embedding: nn.Linear | nn.Embedding
         if config.tokenizer == "codes":
             if config.channel_independent:
-                raise wrong("true for codes", "expected signals: events have no channels", "model.channel_independent", "Leave it out")
+                raise config_error(
+                    "true for codes", "expected signals: events have no channels", "model.channel_independent", "Leave it out"
+                )
             if config.codes is None or config.codes <= FIRST:
-                raise wrong(f"{config.codes} codes", f"expected the size of the input vocabulary, above {FIRST}", "model.codes")
-            self.tokenizer = Codes(config.codes)
+                raise config_error(f"{config.codes} codes", f"expected the size of the input vocabulary, above {FIRST}", "model.codes")
+            self.tokenizer = CodeTokenizer(config.codes)
             self.embedding = nn.Embedding(self.tokenizer.width, config.dim)
         else:
             channels = 1 if config.channel_independent else config.channels
             if config.tokenizer == "patch":
-                self.tokenizer = Patch(channels, config.patch, stride=config.stride, crop=config.crop)
+                self.tokenizer = PatchTokenizer(channels, config.patch, stride=config.stride, crop=config.crop)
             else:
-                self.tokenizer = Steps(channels) if config.tokenizer == "steps" else Conv(channels)
+                self.tokenizer = StepTokenizer(channels) if config.tokenizer == "steps" else ConvTokenizer(channels)
             self.embedding = nn.Linear(self.tokenizer.width, config.dim)
             nn.init.normal_(self.embedding.bias, std=0.02)  # like [SOS] and [EOS]: hidden tokens hold it alone
         names = ("next", "previous") if config.output_heads == "separate" else ("next",)
-        self.output = nn.ModuleDict({name: nn.Linear(reads or config.dim, self.tokenizer.target_width) for name in names})
+        self.output = nn.ModuleDict({name: nn.Linear(norm_width or config.dim, self.tokenizer.target_width) for name in names})
         if models[config.name].facts.family == "attention":
             for module in (self.embedding, *self.output.values()):
                 nn.init.normal_(cast(Tensor, module.weight), std=0.02)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens [B, N, F] or ids [B, N] -> [B, N, D]; pointwise, nothing is mixed over time."""
-        return self.embedding((tokens - FIRST + 1).clamp(min=0)) if isinstance(self.tokenizer, Codes) else self.embedding(tokens)
+        return self.embedding((tokens - FIRST + 1).clamp(min=0)) if isinstance(self.tokenizer, CodeTokenizer) else self.embedding(tokens)
 
     @property
     def blank(self) -> Tensor:
@@ -361,11 +363,11 @@ class Model(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.adapter = self.adapter_type(config, self.reads)
+        self.adapter = self.adapter_type(config, self.norm_width)
         self.others = nn.ModuleList(
-            self.adapter_type(config.model_copy(update={"channels": channels}), self.reads) for channels in config.others
+            self.adapter_type(config.model_copy(update={"channels": channels}), self.norm_width) for channels in config.others
         )
-        self.norms = nn.ModuleDict({name: nn.LayerNorm(self.reads) for name in self.adapter.output})
+        self.norms = nn.ModuleDict({name: nn.LayerNorm(self.norm_width) for name in self.adapter.output})
         self.register_buffer("target_scale", torch.tensor(torch.nan))
 
     @property
@@ -374,7 +376,7 @@ class Model(nn.Module):
         return self.config.dim
 
     @property
-    def reads(self) -> int:
+    def norm_width(self) -> int:
         """Width that the final norm and the output projection read."""
         return self.width
 
@@ -393,10 +395,10 @@ class Model(nn.Module):
         at = 0 if batch is None or batch.source is None or not self.others else int(batch.source[0])
         return cast(Adapter, self.others[at - 1]) if at else self.adapter
 
-    def spread(self, batch: Batch) -> Batch:
+    def expand_channels(self, batch: Batch) -> Batch:
         """Events on a grid where the model reads them so; one row a channel, [B, T, V] -> [B * V, T, 1], where it reads channels one by one."""
         if self.config.events == "grid" and self.config.codes is not None and batch.values.dim() == 2:
-            batch = grid(batch, self.config.codes, self.config.horizon)
+            batch = make_grid(batch, self.config.codes, self.config.horizon)
         if not self.config.channel_independent or batch.values.shape[-1] == 1:
             return batch
         rows, steps, channels = batch.values.shape
@@ -417,16 +419,16 @@ class Model(nn.Module):
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The targets of a batch and which of them count, both [B, N, P] (codes: [B, N])."""
-        batch, tokenizer = self.spread(batch), self.adapter_of(batch).tokenizer
+        batch, tokenizer = self.expand_channels(batch), self.adapter_of(batch).tokenizer
         tokens, targets, real = tokenizer(batch)
         if self.config.target == "tokens" and self.config.tokenizer != "codes":
-            return standardised(tokens, real), real[..., None].expand_as(tokens)
-        seen = tokenizer.observed(batch)
+            return standardise_tokens(tokens, real), real[..., None].expand_as(tokens)
+        seen = tokenizer.find_targets(batch)
         return targets, seen & (real if seen.dim() == 2 else real[..., None])
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch without the contents of the `chosen` [B, N] tokens."""
-        return self.adapter_of(batch).tokenizer.erase(self.spread(batch), chosen)
+        return self.adapter_of(batch).tokenizer.erase(self.expand_channels(batch), chosen)
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> float:
@@ -440,7 +442,7 @@ class Model(nn.Module):
         tokenizer = self.adapter.tokenizer
         for batch in batches:
             target, valid = self.targets(batch)
-            if isinstance(tokenizer, Codes):
+            if isinstance(tokenizer, CodeTokenizer):
                 if self.config.ties == "group":
                     sets, _ = tokenizer.sets(batch)
                     count, total = count + sets.any(-1).sum(), total + sets.sum((0, 1)).double()
@@ -451,14 +453,14 @@ class Model(nn.Module):
             at = 0 if batch.source is None else int(batch.source[0])
             found = (valid.flatten(0, 1).sum(0), target.sum(0), target.square().sum(0))
             sums[at] = cast(tuple[Tensor, Tensor, Tensor], tuple(a + b for a, b in zip(sums.get(at, (zero,) * 3), found, strict=True)))
-        if isinstance(tokenizer, Codes) and self.config.ties == "group":
+        if isinstance(tokenizer, CodeTokenizer) and self.config.ties == "group":
             return float(bernoulli_entropy(total / count).mean())
-        if isinstance(tokenizer, Codes):
+        if isinstance(tokenizer, CodeTokenizer):
             return float(torch.special.entr(total / total.sum()).sum())
         within = torch.stack([(square - total.square() / count.clamp(min=1)).sum() for count, total, square in sums.values()])
         return float(within.sum() / torch.stack([count.sum() for count, _, _ in sums.values()]).sum())
 
-    def settle(self, source: int) -> None:
+    def select_adapter(self, source: int) -> None:
         """After a mixed pre-training: keep the adapter of data set `source` alone."""
         if source:
             self.adapter = cast(Adapter, self.others[source - 1])
@@ -467,7 +469,7 @@ class Model(nn.Module):
         self.config = self.config.model_copy(update={"others": ()})
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
         """Fit another data set: a new adapter where the channels (or codes) differ in number; trunk, [SOS], [EOS] and final norm stay.
 
         Args:
@@ -486,21 +488,21 @@ class Model(nn.Module):
         if (old.channels == channels or old.channel_independent) and old.codes == self.config.codes and not (renew and old.codes):
             return []
         like = next(self.parameters())
-        self.adapter = self.adapter_type(self.config, self.reads).to(like.device, like.dtype)
+        self.adapter = self.adapter_type(self.config, self.norm_width).to(like.device, like.dtype)
         self.target_scale.fill_(torch.nan)
         return [f"adapter.{name}" for name, _ in self.adapter.named_parameters()]
 
     def save(self, folder: str | Path) -> None:
         """`model.safetensors` and `config.json` in `folder`; read them with `models.load`."""
-        write(folder, self, self.described())
+        write_model(folder, self, self.describe())
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What `config.json` holds: the configuration as plain values, and what a reader of the weights must know."""
         model = self.config.model_dump(mode="json", by_alias=True)
         return {"format_version": FORMAT, "model": model, "rotary_convention": "absolute-forward"}
 
 
-def write(folder: str | Path, module: nn.Module, described: dict[str, Any]) -> None:
+def write_model(folder: str | Path, module: nn.Module, values: dict[str, Any]) -> None:
     """`model.safetensors` with all weights and buffers, then `config.json`."""
     from safetensors.torch import save
 
@@ -514,7 +516,7 @@ def write(folder: str | Path, module: nn.Module, described: dict[str, Any]) -> N
         file.write(data)
 
     storage.write_file(folder / "model.safetensors", fill)
-    storage.write_json(folder / "config.json", described)
+    storage.write_json(folder / "config.json", values)
 
 
 def bernoulli_entropy(share: Tensor) -> Tensor:
@@ -522,7 +524,9 @@ def bernoulli_entropy(share: Tensor) -> Tensor:
     return torch.special.entr(share) + torch.special.entr(1 - share)
 
 
-def climb(layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], given: Any, **options: Any) -> tuple[list[Tensor], list[Any]]:
+def run_layers(
+    layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], given: Any, **options: Any
+) -> tuple[list[Tensor], list[Any]]:
     """The states of each layer, L times [B, M, ..], and its map or None: every layer reads the way that `plan` says."""
     states, maps = [], []
     for layer, direction in zip(layers, plan, strict=True):
@@ -532,7 +536,7 @@ def climb(layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], giv
     return states, maps
 
 
-class Directed(Model, ABC):
+class BidirectionalModel(Model, ABC):
     """[SOS], tokens and [EOS] through layers that each read one way, or both; a subclass says in `read` how.
 
     Attributes:
@@ -562,30 +566,30 @@ class Directed(Model, ABC):
         """
         plan = self.directions if directions is None else tuple(directions)
         self._check(plan)
-        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         if self.config.clock == "index":
             batch = batch._replace(times=None, end=None)
         tokens, targets, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens)
         if hide is not None:
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
-        x = surrounded(x, self.special, None if batch.mask is None else real.sum(1))
+        x = add_special_tokens(x, self.special, None if batch.mask is None else real.sum(1))
         states, maps, pooled = self.read(x, batch, real, plan, hide=hide, attention=attention)
         if self.config.target == "tokens" and self.config.tokenizer != "codes":
-            targets = standardised(tokens, real)
+            targets = standardise_tokens(tokens, real)
         return Encoded(tokens, targets, real, tuple(states), maps, pooled, real.sum(1) + 1)
 
     @abstractmethod
     def read(
-        self, x: Tensor, batch: Batch, real: Tensor, plan: Plan, *, hide: Tensor | None, attention: bool
+        self, x: Tensor, batch: Batch, real: Tensor, plan: LayerDirections, *, hide: Tensor | None, attention: bool
     ) -> tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]:
         """States of each layer, their maps on request, and the model's own vector, from embedded positions [B, M, D]; `real` [B, N]."""
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self, plan: LayerDirections) -> None:
         if len(plan) != self.config.layers:
-            raise wrong(f"{len(plan)} directions", f"expected one a layer, {self.config.layers}", "directions")
+            raise config_error(f"{len(plan)} directions", f"expected one a layer, {self.config.layers}", "directions")
         if not set(plan) <= set(self.takes):
-            raise wrong(
+            raise config_error(
                 f"{', '.join(sorted(set(plan)))} layers of {self.config.name}",
                 f"its layers read {' or '.join(self.takes)}",
                 "objective.name",
@@ -593,18 +597,18 @@ class Directed(Model, ABC):
             )
 
 
-class Stack(Directed):
+class Stack(BidirectionalModel):
     """Layers between [SOS] and [EOS]: of retention under a `StackConfig`, else of softmax attention as in GPT-2."""
 
     config: BidirectionalConfig
 
     def __init__(self, config: BidirectionalConfig) -> None:
-        config = _fitting(config)
+        config = _validate_config(config)
         super().__init__(config)
         self.positions: nn.Parameter | None = None
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(StackLayer(config) for _ in range(config.layers))
         if not isinstance(config, StackConfig):
-            self.positions = nn.Parameter(_normal(self.adapter.tokenizer.count(config.length) + 2, config.dim))
+            self.positions = nn.Parameter(_draw_normal(self.adapter.tokenizer.count(config.length) + 2, config.dim))
             self._start_like_gpt2()
 
     def _start_like_gpt2(self) -> None:
@@ -616,17 +620,17 @@ class Stack(Directed):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * len(self.layers)) if ".out." in name else 0.02)
 
     def read(
-        self, x: Tensor, batch: Batch, real: Tensor, plan: Plan, *, hide: Tensor | None, attention: bool
+        self, x: Tensor, batch: Batch, real: Tensor, plan: LayerDirections, *, hide: Tensor | None, attention: bool
     ) -> tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]:
-        """As `Directed.read`; it has no vector of its own."""
+        """As `BidirectionalModel.read`; it has no vector of its own."""
         places = self._places(batch, real, real.sum(1), hide)
         if self.positions is not None:
-            refuse_longer(x.shape[1], len(self.positions))
+            require_learned_positions(x.shape[1], len(self.positions))
             x = F.dropout(x + self.positions[: x.shape[1]], self.config.dropout, self.training)
-        states, maps = climb(self.layers, x, plan, places, attention=attention)
+        states, maps = run_layers(self.layers, x, plan, places, attention=attention)
         return states, tuple(maps) if attention else None, None
 
-    def _places(self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None) -> Places:
+    def _places(self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None) -> Positions:
         """Positions, times and masks of N + 2 positions: t_SOS = t_first, t_EOS = t_last; pads stand at t_EOS so that gaps stay finite."""
         index = torch.arange(real.shape[1] + 2, device=real.device)
         inside = None if batch.mask is None and hide is None else index <= lengths[:, None] + 1
@@ -634,7 +638,7 @@ class Stack(Directed):
         if hide is not None and inside is not None:
             keep = inside & ~F.pad(hide, (1, 1))
         if batch.times is None:
-            return Places(index, None, keep, inside)
+            return Positions(index, None, keep, inside)
         known = torch.where(real, batch.times, 0.0)
         first, last = known[:, :1], known.gather(1, (lengths - 1).clamp(min=0)[:, None])
         last = last if batch.end is None else batch.end[:, None].to(last)  # under a landmark the index day
@@ -643,30 +647,30 @@ class Stack(Directed):
         inner = torch.where(index[1:-1] <= lengths[:, None], known, last + apart)
         times = torch.cat((first - apart, inner, last + apart), 1)
         rotates = isinstance(self.config, StackConfig) and self.config.rotary == "time"
-        return Places(times - times[:, :1] if rotates else index, times, keep, inside)
+        return Positions(times - times[:, :1] if rotates else index, times, keep, inside)
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.adapt`; learned positions are cut, or continued by random ones (then `positions` is among the names)."""
-        fresh = super().adapt(channels, length, codes, renew=renew)
+    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.reset_adapter`; learned positions are cut, or continued by random ones (then `positions` is among the names)."""
+        fresh = super().reset_adapter(channels, length, codes, renew=renew)
         if self.positions is not None:
             before = len(self.positions)
-            self.positions = continued(self.positions, self.adapter.tokenizer.count(length) + 2, _normal)
+            self.positions = extend_positions(self.positions, self.adapter.tokenizer.count(length) + 2, _draw_normal)
             fresh += ["positions"] if len(self.positions) > before else []
         return fresh
 
 
-def _normal(*shape: int) -> Tensor:
+def _draw_normal(*shape: int) -> Tensor:
     return torch.randn(shape) * 0.02
 
 
-def continued(positions: Tensor, count: int, draw: Callable[[int, int], Tensor]) -> nn.Parameter:
+def extend_positions(positions: Tensor, count: int, draw: Callable[[int, int], Tensor]) -> nn.Parameter:
     """Learned positions [N, D] for `count` places: the first ones, continued by random ones of `draw` where there are more."""
     more = draw(max(0, count - len(positions)), positions.shape[1]).to(positions)
     return nn.Parameter(torch.cat((positions.detach(), more))[:count])
 
 
-def refuse_longer(count: int, learned: int, what: str = "positions") -> None:
+def require_learned_positions(count: int, learned: int, what: str = "positions") -> None:
     """More places than were learned. Raises UserError (shapes_differ, exit 2)."""
     if count > learned:
         raise usage_error(
@@ -677,7 +681,7 @@ def refuse_longer(count: int, learned: int, what: str = "positions") -> None:
         )
 
 
-def surrounded(x: Tensor, special: Tensor, lengths: Tensor | None) -> Tensor:
+def add_special_tokens(x: Tensor, special: Tensor, lengths: Tensor | None) -> Tensor:
     """[SOS] before and [EOS] right behind the real tokens of each row, [B, N, D] -> [B, N + 2, D]; `special` [2, D] holds the two."""
     sos, eos = special[:, None, None].expand(-1, len(x), 1, -1)
     x = torch.cat((sos, x, eos), 1)
@@ -687,25 +691,29 @@ def surrounded(x: Tensor, special: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.where(at_eos[..., None], special[1].to(x.dtype), x)
 
 
-def _fitting(config: BidirectionalConfig) -> BidirectionalConfig:
+def _validate_config(config: BidirectionalConfig) -> BidirectionalConfig:
     """The configuration as the stack reads it. Raises UserError (config, exit 2) where its numbers do not fit together."""
     if not isinstance(config, StackConfig):  # GPT-2 has one width for keys and values, and a plain FFN
         config = config.model_copy(update={"value_dim": config.dim, "ffn": "plain", "ties": "canonical"})
     for name, width in (("dim", config.dim), ("value_dim", config.value_dim)):
         if width % config.heads:
-            raise wrong(f"{width} for {config.heads} heads", "expected a multiple of the heads", f"model.{name}")
+            raise config_error(f"{width} for {config.heads} heads", "expected a multiple of the heads", f"model.{name}")
     if config.dim // config.heads % 2:
-        raise wrong(f"{config.dim // config.heads} key dimensions a head", "expected an even number, rotation works in pairs", "model.dim")
-    refuse_odd(config)
+        raise config_error(
+            f"{config.dim // config.heads} key dimensions a head", "expected an even number, rotation works in pairs", "model.dim"
+        )
+    require_even_layers(config)
     if isinstance(config, StackConfig) and config.xpos_scale and "both" in models[config.name].facts.directions:
-        raise wrong("xpos_scale in two-sided layers", "expected forward or backward layers", "model.xpos_scale", "Leave xpos_scale off")
+        raise config_error(
+            "xpos_scale in two-sided layers", "expected forward or backward layers", "model.xpos_scale", "Leave xpos_scale off"
+        )
     return config
 
 
-def refuse_odd(config: ModelConfig) -> None:
+def require_even_layers(config: ModelConfig) -> None:
     """Directions that alternate need an even number of layers. Raises UserError (config, exit 2)."""
     if config.layers % len(models[config.name].facts.directions):
-        raise wrong(
+        raise config_error(
             f"{config.layers} layers",
             "expected an even number: forward and backward layers alternate",
             "model.layers",
@@ -713,7 +721,7 @@ def refuse_odd(config: ModelConfig) -> None:
         )
 
 
-def standardised(tokens: Tensor, real: Tensor) -> Tensor:
+def standardise_tokens(tokens: Tensor, real: Tensor) -> Tensor:
     """Tokens as targets: no gradient, each channel standardised over the real tokens of the batch, else the loss has no scale."""
     tokens = tokens.detach()
     weight = real[..., None] / real.sum().clamp(min=1)
@@ -724,7 +732,7 @@ def standardised(tokens: Tensor, real: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- the rows of the grid
 
 ALTERNATING = ("forward", "backward")
-ANY = ("alternating", "one-way", "hidden")  # what a stack answers whose layers read either way
+DIRECTED_CAPABILITIES = ("alternating", "one-way", "hidden")  # what a stack answers whose layers read either way
 PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving Healthcare Time-series Representation Learning"
 
 
@@ -733,7 +741,7 @@ PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving H
         config=StackConfig,
         family="retention",
         objective="next-previous",
-        capabilities=ANY,
+        capabilities=DIRECTED_CAPABILITIES,
         readout="sos",
         directions=ALTERNATING,
         attention=True,
@@ -752,7 +760,7 @@ def bitimelygpt(config: StackConfig) -> Stack:
         config=StackConfig,
         family="retention",
         objective="next",
-        capabilities=ANY,
+        capabilities=DIRECTED_CAPABILITIES,
         readout="eos",
         directions=("forward",),
         attention=True,
@@ -771,7 +779,7 @@ def timelygpt(config: StackConfig) -> Stack:
         config=StackConfig,
         family="retention",
         objective="masked",
-        capabilities=ANY,
+        capabilities=DIRECTED_CAPABILITIES,
         readout="sos",
         directions=("both",),
         attention=True,
@@ -790,7 +798,7 @@ def timelybert(config: StackConfig) -> Stack:
         config=BidirectionalConfig,
         family="attention",
         objective="next",
-        capabilities=ANY,
+        capabilities=DIRECTED_CAPABILITIES,
         readout="eos",
         directions=("forward",),
         attention=True,
@@ -808,7 +816,7 @@ def gpt(config: BidirectionalConfig) -> Stack:
         config=BidirectionalConfig,
         family="attention",
         objective="next-previous",
-        capabilities=ANY,
+        capabilities=DIRECTED_CAPABILITIES,
         readout="sos",
         directions=ALTERNATING,
         attention=True,

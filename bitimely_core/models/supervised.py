@@ -10,58 +10,58 @@ from torch import Tensor, nn
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import UserError
-from bitimely_core.models.adapters import Table
-from bitimely_core.models.stack import Adapter, Direction, Model, wrong
+from bitimely_core.models.adapters import RowTokenizer
+from bitimely_core.models.stack import Adapter, Direction, Model, config_error
 from bitimely_core.registry import models
 from bitimely_core.types import Batch
 
 
-class TableAdapter(Adapter):
+class RowAdapter(Adapter):
     """The adapter of a model that reads rows; what else depends on the channels its subclasses add."""
 
-    tokenizer: Table
+    tokenizer: RowTokenizer
 
-    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
-        self.tokenizer = Table(config)
+        self.tokenizer = RowTokenizer(config)
         self.output = nn.ModuleDict()
 
 
-class Supervised(Model):
+class SupervisedModel(Model):
     """A model that is trained with its head alone: every objective of pre-training is refused."""
 
-    adapter_type: type[Adapter] = TableAdapter
+    adapter_type: type[Adapter] = RowAdapter
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.norms = nn.ModuleDict({"next": nn.Identity()})
 
-    def refused(self) -> UserError:
+    def make_refusal(self) -> UserError:
         """The answer to an objective that asks for tokens."""
         name = self.config.name
         own = models[name].facts.objective
-        return wrong(f"pre-training of {name}", f"its own objective is {own}", "objective.name", f"Use the objective {own}")
+        return config_error(f"pre-training of {name}", f"its own objective is {own}", "objective.name", f"Use the objective {own}")
 
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Raises UserError (config, exit 2)."""
-        raise self.refused()
+        raise self.make_refusal()
 
     def erase(self, batch: Batch, chosen: Tensor) -> NoReturn:
         """Raises UserError (config, exit 2)."""
-        raise self.refused()
+        raise self.make_refusal()
 
     def measure(self, batches: Iterable[Batch]) -> float:
         """NaN: there are no targets."""
         return float("nan")
 
-    def begun(self, batch: Batch, directions: Iterable[Direction] | None, hide: Tensor | None) -> Batch:
+    def prepare_batch(self, batch: Batch, directions: Iterable[Direction] | None, hide: Tensor | None) -> Batch:
         """The batch that `forward` reads. Raises UserError (config, exit 2) for directions and hidden tokens, which these models do not know."""
         if directions is not None or hide is not None:
-            raise self.refused()
-        return self.spread(batch)
+            raise self.make_refusal()
+        return self.expand_channels(batch)
 
 
-def clock(times: Tensor, span: float, width: int) -> Tensor:
+def encode_times(times: Tensor, span: float, width: int) -> Tensor:
     """[sin(t / s_j), cos(t / s_j)] of times [B, T] -> [B, T, width], s_j = span^(j / (width / 2 - 1)) for j = 0 .. width / 2 - 1."""
     half = width // 2
     scales = torch.tensor([span ** (j / max(half - 1, 1)) for j in range(half)], dtype=times.dtype, device=times.device)

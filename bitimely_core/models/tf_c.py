@@ -15,17 +15,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.models.contrast import Contrastive, ConvolutionAdapter, ConvolutionConfig, Trunk, mapped_rows, of_signals, refuse_hidden
+from bitimely_core.models.contrast import (
+    ContrastiveModel,
+    ConvolutionAdapter,
+    ConvolutionConfig,
+    ConvolutionTrunk,
+    compute_map,
+    configure_signals,
+    refuse_hidden,
+)
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
-from bitimely_core.models.stack import Direction, refuse_longer
-from bitimely_core.models.tokenizers import row_ends
+from bitimely_core.models.stack import Direction, require_learned_positions
+from bitimely_core.models.tokenizers import find_row_ends
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
 ENCODERS = ("time", "frequency")
 
 
-class View(NamedTuple):
+class TFCView(NamedTuple):
     """What one encoder says."""
 
     map: Tensor  # [B, F, D]
@@ -34,21 +42,21 @@ class View(NamedTuple):
     vector: Tensor  # [B, D], z
 
 
-class PairAdapter(ConvolutionAdapter):
+class TFCAdapter(ConvolutionAdapter):
     """The first convolution of both encoders."""
 
     encoders = ENCODERS
 
 
-class TFC(Contrastive):
+class TFC(ContrastiveModel):
     """Two encoders and two projectors."""
 
-    adapter_type = PairAdapter
-    adapter: PairAdapter
+    adapter_type = TFCAdapter
+    adapter: TFCAdapter
 
     def __init__(self, config: ConvolutionConfig) -> None:
         super().__init__(config)
-        self.trunks = nn.ModuleDict({name: Trunk(config) for name in ENCODERS})
+        self.trunks = nn.ModuleDict({name: ConvolutionTrunk(config) for name in ENCODERS})
         self.projectors = nn.ModuleDict({name: self._projector() for name in ENCODERS})
         self.pooled_width = 2 * config.dim
 
@@ -77,25 +85,25 @@ class TFC(Contrastive):
         """
         refuse_directions(self, directions)
         refuse_hidden(self, hide)
-        batch = self.spread(batch)
+        batch = self.expand_channels(batch)
         time, frequency = self.view("time", batch), self.view("frequency", self.spectrum(batch))
         return Encoded(None, None, time.real, (time.map,), None, torch.cat((time.vector, frequency.vector), -1), None)
 
-    def view(self, encoder: str, batch: Batch) -> View:
-        """What the encoder `time` says of samples, or `frequency` of a spectrum. `batch` as `spread` or `spectrum` returns it."""
-        z, real = mapped_rows(self.trunks[encoder], self.adapter_of(batch), encoder, batch)
+    def view(self, encoder: str, batch: Batch) -> TFCView:
+        """What the encoder `time` says of samples, or `frequency` of a spectrum. `batch` as `expand_channels` or `spectrum` returns it."""
+        z, real = compute_map(self.trunks[encoder], self.adapter_of(batch), encoder, batch)
         missing = self.steps - z.shape[1]
         if missing < 0:
-            refuse_longer(batch.values.shape[1], self.config.length, "samples")
+            require_learned_positions(batch.values.shape[1], self.config.length, "samples")
         flat = F.pad(z * real[..., None], (0, 0, 0, missing)).flatten(1)
-        return View(z, real, flat, self.projectors[encoder](flat))
+        return TFCView(z, real, flat, self.projectors[encoder](flat))
 
     def spectrum(self, batch: Batch) -> Batch:
         """|FFT(x)| / sqrt(n) over the n samples of each row, as a batch of n bins. Missing samples count as 0."""
         x, _, _ = self.adapter_of(batch).tokenizer(batch)
         if batch.mask is None:
             return Batch(torch.fft.fft(x, dim=1, norm="ortho").abs(), source=batch.source)
-        ends, bins = row_ends(batch), torch.zeros_like(x)
+        ends, bins = find_row_ends(batch), torch.zeros_like(x)
         for length in ends.unique().tolist():
             if length:
                 rows = ends == length
@@ -103,10 +111,10 @@ class TFC(Contrastive):
         return Batch(bins, mask=torch.arange(x.shape[1], device=x.device) < ends[:, None], source=batch.source)
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.adapt`; of windows of another length the projectors' first maps are random, too."""
+    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.reset_adapter`; of windows of another length the projectors' first maps are random, too."""
         before = self.steps
-        fresh = super().adapt(channels, length, codes, renew=renew)
+        fresh = super().reset_adapter(channels, length, codes, renew=renew)
         if self.steps != before:
             for name, projector in self.projectors.items():
                 assert isinstance(projector, nn.Sequential)
@@ -130,7 +138,7 @@ class TFC(Contrastive):
 )
 def tf_c(config: ConvolutionConfig) -> TFC:
     """TF-C, alias ts-t: a window and its spectrum, encoded side by side; their vectors are to agree."""
-    return TFC(of_signals(config))
+    return TFC(configure_signals(config))
 
 
 models.aliases["ts-t"] = "tf-c"

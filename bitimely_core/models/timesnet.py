@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.autoformer import Timesteps, full, steps_only
-from bitimely_core.models.patchtst import sinusoid
-from bitimely_core.models.stack import wrong
+from bitimely_core.models.autoformer import TimestepModel, configure_timesteps, to_float32
+from bitimely_core.models.patchtst import encode_sinusoid
+from bitimely_core.models.stack import config_error
 from bitimely_core.registry import ModelFacts, models
 
 
@@ -33,10 +33,10 @@ class TimesNetConfig(ModelConfig):
     per_sample: bool = Field(True, description="Periods of each window; false: common to the batch, as in the reference.")
 
 
-LARGEST = 10**9  # parameters; the paper's widths of transformers make four times as many
+MAX_PARAMETERS = 10**9  # parameters; the paper's widths of transformers make four times as many
 
 
-class Inception(nn.Module):
+class InceptionBlock(nn.Module):
     """Mean of K convolutions with kernels of 1, 3, 5 ..: as they are linear, one convolution with the mean of the kernels."""
 
     def __init__(self, inputs: int, outputs: int, kernels: int) -> None:
@@ -46,29 +46,29 @@ class Inception(nn.Module):
         for weight in self.weights:
             nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
 
-    def merged(self) -> tuple[Tensor, Tensor]:
+    def merge_kernels(self) -> tuple[Tensor, Tensor]:
         """Mean kernel [outputs, inputs, 2 K - 1, 2 K - 1] and mean bias [outputs]."""
         most = len(self.weights) - 1
         wide = [F.pad(weight, [most - i] * 4) for i, weight in enumerate(self.weights)]
         return torch.stack(wide).mean(0), self.biases.mean(0)
 
 
-class Block(nn.Module):
+class TimesBlock(nn.Module):
     """One TimesBlock with its residual."""
 
     def __init__(self, config: TimesNetConfig) -> None:
         super().__init__()
         self.top, self.per_sample = config.top_periods, config.per_sample
-        self.widen = Inception(config.dim, config.ffn_dim, config.kernels)
-        self.narrow = Inception(config.ffn_dim, config.dim, config.kernels)
+        self.widen = InceptionBlock(config.dim, config.ffn_dim, config.kernels)
+        self.narrow = InceptionBlock(config.ffn_dim, config.dim, config.kernels)
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, n, D] -> [R, n, D]."""
         n = x.shape[1]
-        frequencies, weights = strongest(x, self.top, per_sample=self.per_sample)
+        frequencies, weights = find_frequencies(x, self.top, per_sample=self.per_sample)
         periods = n // frequencies
         share = torch.zeros(len(x), n + 1, device=x.device, dtype=x.dtype).scatter_add(1, periods, weights)  # of equal periods the sum
-        widen, narrow = self.widen.merged(), self.narrow.merged()
+        widen, narrow = self.widen.merge_kernels(), self.narrow.merge_kernels()
         out = x.clone()
         for period in periods.unique().tolist():
             rows = (share[:, period] > 0).nonzero().squeeze(1)  # a weight may round to 0
@@ -79,7 +79,7 @@ class Block(nn.Module):
         return out
 
 
-def strongest(x: Tensor, top: int, *, per_sample: bool = True) -> tuple[Tensor, Tensor]:
+def find_frequencies(x: Tensor, top: int, *, per_sample: bool = True) -> tuple[Tensor, Tensor]:
     """The strongest frequencies of rows [R, n, D], as cycles a row, int64 [R, k], and softmax over their amplitudes, [R, k].
 
     Amplitudes are means over the width. `per_sample`: of each row its own frequencies; else those of the mean over the rows. Rows of fewer
@@ -94,27 +94,27 @@ def strongest(x: Tensor, top: int, *, per_sample: bool = True) -> tuple[Tensor, 
     return chosen + 1, beyond.gather(1, chosen).softmax(1)
 
 
-def size(config: TimesNetConfig) -> int:
+def count_block_parameters(config: TimesNetConfig) -> int:
     """Parameters of the blocks: 2 inceptions a layer of sum (2 i + 1)^2 weights for each pair of features, and K biases a feature."""
     taps = sum((2 * i + 1) ** 2 for i in range(config.kernels))
     return config.layers * (2 * taps * config.dim * config.ffn_dim + config.kernels * (config.dim + config.ffn_dim))
 
 
-class TimesNet(Timesteps):
+class TimesNet(TimestepModel):
     """Blocks with one layer norm for all."""
 
     def __init__(self, config: TimesNetConfig) -> None:
         super().__init__(config)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(TimesBlock(config) for _ in range(config.layers))
         self.layer_norm = nn.LayerNorm(config.dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def climb(self, x: Tensor) -> tuple[Tensor, ...]:
-        """As `Timesteps.climb`."""
+    def encode_rows(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `TimestepModel.encode_rows`."""
         at = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
-        states, x = [], self.dropout(x + sinusoid(at, self.config.dim))
+        states, x = [], self.dropout(x + encode_sinusoid(at, self.config.dim))
         for layer in self.layers:
-            x = full(self.layer_norm(layer(x)))
+            x = to_float32(self.layer_norm(layer(x)))
             states.append(x)
         return tuple(states)
 
@@ -132,11 +132,11 @@ class TimesNet(Timesteps):
 )
 def timesnet(config: TimesNetConfig) -> TimesNet:
     """TimesNet: windows folded by their strongest periods and convolved in two dimensions; 40 % of the timesteps are masked and reconstructed."""
-    if size(config) > LARGEST:
-        raise wrong(
-            f"{config.layers} layers of {config.dim} and {config.ffn_dim} have {size(config) / 1e6:,.0f} million parameters",
-            f"expected at most {LARGEST / 1e6:,.0f} million",
+    if count_block_parameters(config) > MAX_PARAMETERS:
+        raise config_error(
+            f"{config.layers} layers of {config.dim} and {config.ffn_dim} have {count_block_parameters(config) / 1e6:,.0f} million parameters",
+            f"expected at most {MAX_PARAMETERS / 1e6:,.0f} million",
             "model.dim",
             "Leave the preset's widths, or use --budget matched",
         )
-    return TimesNet(steps_only(config))
+    return TimesNet(configure_timesteps(config))

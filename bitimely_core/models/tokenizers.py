@@ -19,7 +19,7 @@ PAD, SOS, EOS, MASK, UNK, FIRST = range(6)  # ids of the input vocabulary; codes
 IGNORE = -100  # class of a target that nobody predicts
 
 
-def row_ends(batch: Batch) -> Tensor:
+def find_row_ends(batch: Batch) -> Tensor:
     """The true length of each row, int64 [B]: one past its last sample or event that any channel observed."""
     if batch.mask is None:
         return torch.full(batch.values.shape[:1], batch.values.shape[1], device=batch.values.device)
@@ -27,7 +27,7 @@ def row_ends(batch: Batch) -> Tensor:
     return (seen * torch.arange(1, seen.shape[1] + 1, device=seen.device)).amax(1)
 
 
-def _observed(batch: Batch) -> Tensor:
+def _get_observed(batch: Batch) -> Tensor:
     """Which samples were observed, bool [B, T, V]."""
     if batch.mask is None:
         return torch.ones_like(batch.values, dtype=torch.bool)
@@ -35,12 +35,12 @@ def _observed(batch: Batch) -> Tensor:
     return mask if mask.dim() == 3 else mask.unsqueeze(-1).expand_as(batch.values)
 
 
-def _values(batch: Batch) -> Tensor:
+def _fill_missing(batch: Batch) -> Tensor:
     """The samples with 0 where nothing was observed, [B, T, V]."""
-    return batch.values if batch.mask is None else batch.values.masked_fill(~_observed(batch), 0.0)
+    return batch.values if batch.mask is None else batch.values.masked_fill(~_get_observed(batch), 0.0)
 
 
-class Conv(nn.Module):
+class ConvTokenizer(nn.Module):
     """Two convolutions V -> V (kernel 3, stride 2, padding 1) with GELU: N = ceil(T / 4).
 
     Token n sees the samples 4n-3 .. 4n+3. Its target is the raw centre sample x[4n], which token n-1 (up to 4n-1) and token n+1
@@ -68,17 +68,17 @@ class Conv(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, N, V], targets [B, N, V], mask of real tokens [B, N]."""
-        x = _values(batch)
-        ends = row_ends(batch)
+        x = _fill_missing(batch)
+        ends = find_row_ends(batch)
         y = F.gelu(self.first(x.transpose(1, 2)))
         if batch.mask is not None:  # behind its end a row must look as if it were alone
-            y = y * _before(-(-ends // 2), y.shape[-1]).unsqueeze(1)
+            y = y * _mask_before(-(-ends // 2), y.shape[-1]).unsqueeze(1)
         tokens = F.gelu(self.second(y)).transpose(1, 2)
-        return tokens, x[:, ::4].detach(), _before(-(-ends // 4), tokens.shape[1])
+        return tokens, x[:, ::4].detach(), _mask_before(-(-ends // 4), tokens.shape[1])
 
-    def observed(self, batch: Batch) -> Tensor:
+    def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed, bool [B, N, V]."""
-        return _observed(batch)[:, ::4]
+        return _get_observed(batch)[:, ::4]
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch with the samples 4n .. 4n+3 of the `chosen` [B, N] tokens set to 0, all channels together."""
@@ -86,7 +86,7 @@ class Conv(nn.Module):
         return batch._replace(values=batch.values.masked_fill(gone.unsqueeze(-1), 0.0))
 
 
-class Steps(nn.Module):
+class StepTokenizer(nn.Module):
     """Every timestep is a token; its target is its own raw sample. N = T.
 
     Attributes:
@@ -104,19 +104,19 @@ class Steps(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, T, V], targets (the same values), mask of real tokens [B, T]."""
-        x = _values(batch)
-        return x, x.detach(), _before(row_ends(batch), x.shape[1])
+        x = _fill_missing(batch)
+        return x, x.detach(), _mask_before(find_row_ends(batch), x.shape[1])
 
-    def observed(self, batch: Batch) -> Tensor:
+    def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed, bool [B, T, V]."""
-        return _observed(batch)
+        return _get_observed(batch)
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch with the `chosen` [B, T] timesteps set to 0, all channels together."""
         return batch._replace(values=batch.values.masked_fill(chosen.unsqueeze(-1), 0.0))
 
 
-class Patch(nn.Module):
+class PatchTokenizer(nn.Module):
     """Patches of P samples, flattened over time and channels; the target of a token is its raw patch (the paper's figures: 3000 -> 375).
 
     A row whose length is no multiple repeats its last sample up to the end of the last patch (`crop="pad"`, the repeated samples are
@@ -158,9 +158,9 @@ class Patch(nn.Module):
         """The sample behind each entry of each patch, before repetition, [B, N * P]."""
         count, device = self.count(batch.values.shape[1]), batch.values.device
         steps = torch.arange(count, device=device)[:, None] * self.stride + torch.arange(self.patch, device=device)
-        return self._starts(row_ends(batch))[:, None] + steps.flatten()
+        return self._starts(find_row_ends(batch))[:, None] + steps.flatten()
 
-    def _whole(self, batch: Batch) -> bool:
+    def _is_view(self, batch: Batch) -> bool:
         """Whether patches are just a view of the window."""
         return batch.mask is None and self.stride == self.patch and batch.values.shape[1] % self.patch == 0
 
@@ -171,31 +171,31 @@ class Patch(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, N, P * V], targets (the same values), mask of real tokens [B, N]."""
-        x, ends = _values(batch), row_ends(batch)
-        if self._whole(batch):
+        x, ends = _fill_missing(batch), find_row_ends(batch)
+        if self._is_view(batch):
             tokens = x.reshape(len(x), -1, self.width)
         else:
             tokens = self._cut(x, torch.minimum(self._index(batch), (ends - 1).clamp(min=0)[:, None]))
-        return tokens, tokens.detach(), _before(self._counts(ends), tokens.shape[1])
+        return tokens, tokens.detach(), _mask_before(self._counts(ends), tokens.shape[1])
 
-    def observed(self, batch: Batch) -> Tensor:
+    def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed (repeated samples were not), bool [B, N, P * V]."""
-        if self._whole(batch):
+        if self._is_view(batch):
             return torch.ones_like(batch.values, dtype=torch.bool).reshape(len(batch.values), -1, self.width)
-        index, ends = self._index(batch), row_ends(batch)[:, None]
+        index, ends = self._index(batch), find_row_ends(batch)[:, None]
         inside = (index < ends).unsqueeze(-1).expand(-1, -1, batch.values.shape[2]).reshape(len(index), -1, self.width)
-        return inside & self._cut(_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0)))
+        return inside & self._cut(_get_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0)))
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch with the patches of the `chosen` [B, N] tokens set to 0, all channels together (patches that do not overlap)."""
-        samples = torch.arange(batch.values.shape[1], device=chosen.device) - self._starts(row_ends(batch))[:, None]
+        samples = torch.arange(batch.values.shape[1], device=chosen.device) - self._starts(find_row_ends(batch))[:, None]
         token, within = samples // self.stride, samples % self.stride
         inside = (samples >= 0) & (token < chosen.shape[1]) & (within < self.patch)
         gone = chosen.gather(1, token.clamp(0, chosen.shape[1] - 1)) & inside
         return batch._replace(values=batch.values.masked_fill(gone.unsqueeze(-1), 0.0))
 
 
-class Codes(nn.Module):
+class CodeTokenizer(nn.Module):
     """Events: a token is the id of a code; its target is the output class. Classes: the codes in the order of their ids, one for [EOS].
 
     [PAD], [SOS], [EOS], [MASK] and [UNK] are ids of the input only; `classes` holds the map, `IGNORE` where an id has no class.
@@ -229,9 +229,9 @@ class Codes(nn.Module):
         ids = batch.values.long()
         if batch.mask is not None:
             ids = ids.masked_fill(~batch.mask.bool(), PAD)
-        return ids, torch.where(ids < FIRST, IGNORE, self.classes[ids]), _before(row_ends(batch), ids.shape[1])
+        return ids, torch.where(ids < FIRST, IGNORE, self.classes[ids]), _mask_before(find_row_ends(batch), ids.shape[1])
 
-    def observed(self, batch: Batch) -> Tensor:
+    def find_targets(self, batch: Batch) -> Tensor:
         """Which targets have a class, bool [B, N]."""
         return self(batch)[1] != IGNORE
 
@@ -257,6 +257,6 @@ class Codes(nn.Module):
         return sets, group
 
 
-def _before(ends: Tensor, count: int) -> Tensor:
+def _mask_before(ends: Tensor, count: int) -> Tensor:
     """Positions before each row's end, bool [B, count]."""
     return torch.arange(count, device=ends.device) < ends[:, None]

@@ -16,30 +16,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.contrast import Contrastive, of_signals
+from bitimely_core.models.contrast import ContrastiveModel, configure_signals
 from bitimely_core.models.patchtst import refuse_directions
 from bitimely_core.models.stack import Adapter, Direction
-from bitimely_core.models.tokenizers import Steps
+from bitimely_core.models.tokenizers import StepTokenizer
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
 KERNEL = 3
 
 
-class StepAdapter(Adapter):
+class TS2VecAdapter(Adapter):
     """What knows the channels: the linear map of each timestep."""
 
-    tokenizer: Steps
+    tokenizer: StepTokenizer
     embedding: nn.Linear
 
-    def __init__(self, config: ModelConfig, reads: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
-        self.tokenizer = Steps(1 if config.channel_independent else config.channels)
+        self.tokenizer = StepTokenizer(1 if config.channel_independent else config.channels)
         self.embedding = nn.Linear(self.tokenizer.width, config.ffn_dim)
         self.output = nn.ModuleDict()
 
 
-class Block(nn.Module):
+class DilatedBlock(nn.Module):
     """Two convolutions of one dilation, and what they read (through a convolution of width 1 where `widen`) added to what they say."""
 
     def __init__(self, inputs: int, outputs: int, dilation: int, *, widen: bool) -> None:
@@ -54,11 +54,11 @@ class Block(nn.Module):
         def own(y: Tensor) -> Tensor:
             return y if real is None else y * real
 
-        y = _convolved(self.second, own(F.gelu(_convolved(self.first, own(F.gelu(x))))))
-        return y + (_convolved(self.shortcut, x) if isinstance(self.shortcut, nn.Conv1d) else x)
+        y = _convolve(self.second, own(F.gelu(_convolve(self.first, own(F.gelu(x))))))
+        return y + (_convolve(self.shortcut, x) if isinstance(self.shortcut, nn.Conv1d) else x)
 
 
-def _convolved(conv: nn.Conv1d, x: Tensor) -> Tensor:
+def _convolve(conv: nn.Conv1d, x: Tensor) -> Tensor:
     """`conv(x)`, of x [B, C, T] whose channels lie beside each other, as they come from the adapter, and so do those of the result.
 
     As an image one pixel high: only those are convolved without being copied into another order, a fifth of the time. Where the outer
@@ -71,18 +71,18 @@ def _convolved(conv: nn.Conv1d, x: Tensor) -> Tensor:
     return F.conv2d(x.unsqueeze(2), ordered, conv.bias, padding=(0, padding), dilation=(1, conv.dilation[0])).squeeze(2)
 
 
-class TS2Vec(Contrastive):
+class TS2Vec(ContrastiveModel):
     """Residual blocks of dilated convolutions over every timestep."""
 
-    adapter_type = StepAdapter
-    adapter: StepAdapter
+    adapter_type = TS2VecAdapter
+    adapter: TS2VecAdapter
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         widths = [config.ffn_dim] * config.layers + [config.dim]
         inputs = [config.ffn_dim, *widths]
         last = len(widths) - 1
-        self.blocks = nn.ModuleList(Block(inputs[at], width, 2**at, widen=at == last) for at, width in enumerate(widths))
+        self.blocks = nn.ModuleList(DilatedBlock(inputs[at], width, 2**at, widen=at == last) for at, width in enumerate(widths))
         self.dropout = nn.Dropout(config.dropout)
         self.pooled_width = config.dim
 
@@ -101,7 +101,7 @@ class TS2Vec(Contrastive):
             UserError: directions (exit 2).
         """
         refuse_directions(self, directions)
-        batch, adapter = self.spread(batch), self.adapter_of(batch)
+        batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         tokens, _, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens)
         if batch.mask is not None:  # any missing channel makes a timestep missing
@@ -132,4 +132,4 @@ class TS2Vec(Contrastive):
 )
 def ts2vec(config: ModelConfig) -> TS2Vec:
     """TS2Vec: dilated convolutions; windows and times are told apart at all scales."""
-    return TS2Vec(of_signals(config.model_copy(update={"value_dim": config.dim})))
+    return TS2Vec(configure_signals(config.model_copy(update={"value_dim": config.dim})))

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.models.contrast import (
-    Contrastive,
+    ContrastiveModel,
     ConvolutionAdapter,
     ConvolutionConfig,
-    Trunk,
-    filters,
-    mapped,
-    mapped_rows,
-    of_signals,
+    ConvolutionTrunk,
+    compute_map,
+    configure_signals,
+    count_map_steps,
+    list_filters,
     refuse_hidden,
 )
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
-from bitimely_core.models.stack import Direction, wrong
+from bitimely_core.models.stack import Direction, config_error
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -39,7 +39,7 @@ class TSTCCConfig(ConvolutionConfig):
     ahead: int | None = Field(None, ge=1, description="Steps of the map that are predicted; none: two fifths of the map.")
 
 
-class Layer(nn.Module):
+class ContextLayer(nn.Module):
     """Pre-norm residual: attention (logits divided by sqrt(C), no biases but that of the output), then an MLP with ReLU."""
 
     def __init__(self, config: TSTCCConfig) -> None:
@@ -60,14 +60,14 @@ class Layer(nn.Module):
         return x + self.dropout(self.out(self.dropout(F.relu(self.first(self.norm_ffn(x))))))
 
 
-class Context(nn.Module):
+class ContextTransformer(nn.Module):
     """A learned [CLS] before the steps of the map, layers without positions; the context is the state of [CLS]."""
 
     def __init__(self, config: TSTCCConfig) -> None:
         super().__init__()
         self.embedding = nn.Linear(config.dim, config.value_dim)
         self.start = nn.Parameter(torch.randn(config.value_dim))
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(ContextLayer(config) for _ in range(config.layers))
 
     def forward(self, z: Tensor, real: Tensor | None = None) -> Tensor:
         """Steps [B, n, D], of which `real` [B, n] are no padding (None: all) -> [B, C]."""
@@ -79,7 +79,7 @@ class Context(nn.Module):
         return x[:, 0]
 
 
-class TSTCC(Contrastive):
+class TSTCC(ContrastiveModel):
     """The convolutions, and what the objective asks: `context`, `predict` (the maps W_k side by side) and `project`."""
 
     adapter_type = ConvolutionAdapter
@@ -88,14 +88,14 @@ class TSTCC(Contrastive):
 
     def __init__(self, config: TSTCCConfig) -> None:
         if config.value_dim % config.heads:
-            raise wrong(f"{config.value_dim} for {config.heads} heads", "expected a multiple of the heads", "model.value_dim")
+            raise config_error(f"{config.value_dim} for {config.heads} heads", "expected a multiple of the heads", "model.value_dim")
         if config.ahead is None:
-            ahead = max(1, 2 * mapped(config.length, config.first_kernel, config.first_stride) // 5)
+            ahead = max(1, 2 * count_map_steps(config.length, config.first_kernel, config.first_stride) // 5)
             config = config.model_copy(update={"ahead": ahead})
         super().__init__(config)
-        dim, width, (quarter, half, _) = config.dim, config.value_dim, filters(config.dim)
+        dim, width, (quarter, half, _) = config.dim, config.value_dim, list_filters(config.dim)
         assert config.ahead is not None
-        self.trunk, self.context = Trunk(config), Context(config)
+        self.trunk, self.context = ConvolutionTrunk(config), ContextTransformer(config)
         self.predict = nn.Linear(width, config.ahead * dim)
         self.project = nn.Sequential(nn.Linear(width, half), BatchNorm(half), nn.ReLU(), nn.Linear(half, quarter))
         self.pooled_width = self._pooled_width()
@@ -119,15 +119,15 @@ class TSTCC(Contrastive):
         """
         refuse_directions(self, directions)
         refuse_hidden(self, hide)
-        batch = self.spread(batch)
-        z, real = mapped_rows(self.trunk, self.adapter_of(batch), "time", batch)
+        batch = self.expand_channels(batch)
+        z, real = compute_map(self.trunk, self.adapter_of(batch), "time", batch)
         pooled = (z * real[..., None]).flatten(1)
         return Encoded(None, None, real, (z,), None, pooled, None)
 
     @torch.no_grad()
-    def adapt(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.adapt`; the vector is as long as the map of the new windows."""
-        fresh = super().adapt(channels, length, codes, renew=renew)
+    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
+        """As `Model.reset_adapter`; the vector is as long as the map of the new windows."""
+        fresh = super().reset_adapter(channels, length, codes, renew=renew)
         self.pooled_width = self._pooled_width()
         return fresh
 
@@ -146,4 +146,4 @@ class TSTCC(Contrastive):
 )
 def ts_tcc(config: TSTCCConfig) -> TSTCC:
     """TS-TCC: convolutions; two augmented views tell each other's future, and windows are told apart."""
-    return TSTCC(of_signals(config))
+    return TSTCC(configure_signals(config))

@@ -10,14 +10,14 @@ import math
 
 from torch import nn
 
-from bitimely_core.models.patchtst import Encoder, EncoderConfig
+from bitimely_core.models.patchtst import TokenEncoder, TokenEncoderConfig
 from bitimely_core.registry import ModelFacts, models
 
 
-class TST(Encoder):
+class TST(TokenEncoder):
     """Timesteps of all channels; what heads and output projection read is Drop(GELU(state))."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: TokenEncoderConfig) -> None:
         self.attention_dropout = config.dropout
         self.scale = 1.0 if config.tokenizer == "codes" else math.sqrt(config.dim)  # embeddings of codes start as large as that makes them
         super().__init__(config)
@@ -26,7 +26,7 @@ class TST(Encoder):
 
 @models(
     ModelFacts(
-        config=EncoderConfig,
+        config=TokenEncoderConfig,
         family="attention",
         objective="masked-runs",
         capabilities=("hidden",),
@@ -37,7 +37,7 @@ class TST(Encoder):
         known="A token a timestep: memory and time grow with the square of the window; its own masks are 15 %, the comparison's 40 %",
     )
 )
-def tst(config: EncoderConfig) -> TST:
+def tst(config: TokenEncoderConfig) -> TST:
     """TST: every timestep a token; runs of single channels are masked and reconstructed."""
     own = {"ffn": "plain", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "ties": "canonical"}
     if config.tokenizer != "codes":

@@ -23,22 +23,22 @@ from bitimely_core.config import (
     validate,
     validate_settings,
 )
-from bitimely_core.models.stack import Model, wrong
-from bitimely_core.objectives.tokens import Part, Result, refuse_overlap, result
+from bitimely_core.models.stack import Model, config_error
+from bitimely_core.objectives.tokens import LossPart, Result, make_result, refuse_overlap
 from bitimely_core.registry import models, objectives
 from bitimely_core.types import Batch, Batches
 
 __all__ = [
+    "LossPart",
     "Objective",
-    "Part",
     "Result",
     "check_compatible",
     "check_name",
     "compatible_objectives",
     "get",
     "leak_free",
+    "make_result",
     "measure_scale",
-    "result",
 ]
 
 
@@ -54,7 +54,7 @@ class Objective:
         check_compatible(model.config, name)
         kind = find_objective_config(name)
         config = self.config if type(self.config) is kind else validate(kind, self.config.model_dump())
-        found: Result = objectives[name](model, model.spread(batch), generator, config=config)
+        found: Result = objectives[name](model, model.expand_channels(batch), generator, config=config)
         return found
 
 
@@ -109,7 +109,7 @@ def check_name(model: str, objective: str) -> None:
         owners = [name for name, entry in models.items() if requires in (entry.facts.capabilities or ())]
         why = REASONS.get(requires, f"that is the objective of {' and '.join(owners)}")
     expected = f"{', '.join(others)} or {last}" if others else last
-    raise wrong(f"{objective} for {model}", f"{why}; expected {expected}", "objective.name", hint)
+    raise config_error(f"{objective} for {model}", f"{why}; expected {expected}", "objective.name", hint)
 
 
 def check_compatible(config: ModelConfig, objective: str) -> None:
@@ -118,7 +118,7 @@ def check_compatible(config: ModelConfig, objective: str) -> None:
     facts = objectives[objective].facts
     if facts.requires == "alternating" and config.layers % 2:
         said = "expected an even number: the objective alternates directions"
-        raise wrong(f"{config.layers} layers", said, "model.layers", f"Use {config.layers + 1} layers")
+        raise config_error(f"{config.layers} layers", said, "model.layers", f"Use {config.layers + 1} layers")
     facts.check(config)
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import usage_error
-from bitimely_core.models.tokenizers import row_ends
+from bitimely_core.models.tokenizers import find_row_ends
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.types import Batch
 
@@ -40,7 +40,7 @@ class AugmentationConfig(ObjectiveConfig):
 def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Cross-entropy of finding the partner among the 2K - 1 others of the group, by dot products.
 
-    Never more than `BLOCK` scores are held: their part of the gradient is made with them (`_Asked`).
+    Never more than `BLOCK` scores are held: their part of the gradient is made with them (`_ContrastiveLoss`).
 
     Args:
         first: one view of each thing [G, K, D].
@@ -56,11 +56,11 @@ def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tupl
     counts = z.new_full((groups,), views) if there is None else there.sum(1).to(z.dtype)
     blind = (counts * (counts - 1).clamp(min=1).log()).sum()
     asked = counts.sum().clamp(min=1)
-    total: Tensor = _Asked.apply(z, there)  # type: ignore[no-untyped-call]
+    total: Tensor = _ContrastiveLoss.apply(z, there)  # type: ignore[no-untyped-call]
     return total / asked, blind / asked
 
 
-class _Asked(torch.autograd.Function):
+class _ContrastiveLoss(torch.autograd.Function):
     """Summed cross-entropy of all views z [G, 2K, D], `there` bool [G, 2K] (None: all).
 
     With p the softmax of a view's scores and z' its partner, the slope of its term is sum_j p_j z_j - z' in itself, p_j z in each other and
@@ -114,7 +114,7 @@ def nt_xent(first: Tensor, second: Tensor) -> Tensor:
     return contrast(a[None], b[None])[0]
 
 
-def compared(parts: dict[str, Tensor], blind: float | Tensor, rows: int) -> Result:
+def make_contrastive_result(parts: dict[str, Tensor], blind: float | Tensor, rows: int) -> Result:
     """The result of a contrastive objective: its loss is the sum of `parts`, `blind` that of one and the same vector for everything."""
     loss = torch.stack(list(parts.values())).sum()
     return {
@@ -129,7 +129,7 @@ def compared(parts: dict[str, Tensor], blind: float | Tensor, rows: int) -> Resu
     }
 
 
-def refuse_alone(name: str, batch: Batch) -> None:
+def require_rows(name: str, batch: Batch) -> None:
     """One row has nothing to be told from. Raises UserError (config, exit 2)."""
     if len(batch.values) < 2:
         raise usage_error(
@@ -143,26 +143,26 @@ def refuse_alone(name: str, batch: Batch) -> None:
 # ---------------------------------------------------------------------------------------------------------------- augmentations
 
 
-def drawn(like: Tensor, generator: Generator | None, *, normal: bool = False) -> Tensor:
+def draw_noise(like: Tensor, generator: Generator | None, *, normal: bool = False) -> Tensor:
     """Random numbers in the shape of `like`: U(0, 1), or N(0, 1)."""
     draw = torch.randn if normal else torch.rand
     return draw(like.shape, generator=generator).to(like)
 
 
-def jittered(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
+def add_jitter(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
     """Noise: x + N(0, sigma^2), every value by itself."""
-    return batch._replace(values=batch.values + sigma * drawn(batch.values, generator, normal=True))
+    return batch._replace(values=batch.values + sigma * draw_noise(batch.values, generator, normal=True))
 
 
-def scaled(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
+def scale_timesteps(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
     """Another size: x * N(2, sigma^2), one factor a row and timestep, the same for all channels."""
-    return batch._replace(values=batch.values * (2 + sigma * drawn(batch.values[..., :1], generator, normal=True)))
+    return batch._replace(values=batch.values * (2 + sigma * draw_noise(batch.values[..., :1], generator, normal=True)))
 
 
-def permuted(batch: Batch, segments: int, generator: Generator | None = None) -> Batch:
+def permute_segments(batch: Batch, segments: int, generator: Generator | None = None) -> Batch:
     """Each row cut into 1 .. `segments` - 1 pieces at random places, in a new order; all channels together, padding stays where it is."""
     order = torch.arange(batch.values.shape[1]).repeat(len(batch.values), 1)
-    for row, end in zip(order, row_ends(batch).tolist(), strict=True):
+    for row, end in zip(order, find_row_ends(batch).tolist(), strict=True):
         pieces = min(int(torch.randint(1, segments, (), generator=generator)), max(end, 1))
         cuts = (torch.randperm(max(end, 1) - 1, generator=generator)[: pieces - 1] + 1).sort().values
         parts = row[:end].tensor_split(cuts)
@@ -174,18 +174,18 @@ def permuted(batch: Batch, segments: int, generator: Generator | None = None) ->
     return batch._replace(values=batch.values.gather(1, order[..., None].expand_as(batch.values)), mask=mask)
 
 
-def blanked(batch: Batch, kept: float, generator: Generator | None = None) -> Batch:
+def mask_values(batch: Batch, kept: float, generator: Generator | None = None) -> Batch:
     """Every value 0 unless drawn with probability `kept`."""
-    return batch._replace(values=batch.values * (drawn(batch.values, generator) < kept))
+    return batch._replace(values=batch.values * (draw_noise(batch.values, generator) < kept))
 
 
-def banked(batch: Batch, config: AugmentationConfig, generator: Generator | None = None) -> Batch:
+def augment_rows(batch: Batch, config: AugmentationConfig, generator: Generator | None = None) -> Batch:
     """One augmentation a row, of jitter, scaling, permutation and masking (nine tenths are kept)."""
     views = [
-        jittered(batch, config.jitter, generator),
-        scaled(batch, config.scaling, generator),
-        permuted(batch, config.segments, generator),
-        blanked(batch, 0.9, generator),
+        add_jitter(batch, config.jitter, generator),
+        scale_timesteps(batch, config.scaling, generator),
+        permute_segments(batch, config.segments, generator),
+        mask_values(batch, 0.9, generator),
     ]
     rows = torch.arange(len(batch.values), device=batch.values.device)
     chosen = torch.randint(len(views), (len(rows),), generator=generator).to(rows.device)
@@ -194,18 +194,18 @@ def banked(batch: Batch, config: AugmentationConfig, generator: Generator | None
     return batch._replace(values=values, mask=mask)
 
 
-def perturbed(spectrum: Batch, generator: Generator | None = None, *, twice: bool = False) -> Batch:
+def perturb_spectrum(spectrum: Batch, generator: Generator | None = None, *, twice: bool = False) -> Batch:
     """Amplitudes of which a tenth is removed, and to a tenth U(0, 0.1 * the largest of the row and channel) is added.
 
     `twice`: the spectrum with bins removed plus the one with bins added, as the reference code sums them.
     """
     bins = spectrum.values
     least = bins.amax(1, keepdim=True) * 0.1
-    removed = bins * (drawn(bins, generator) > 0.1)
-    added = (drawn(bins, generator) < 0.1) * drawn(bins, generator) * least
+    removed = bins * (draw_noise(bins, generator) > 0.1)
+    added = (draw_noise(bins, generator) < 0.1) * draw_noise(bins, generator) * least
     return spectrum._replace(values=removed + added + (bins if twice else 0.0))
 
 
-def told_apart(rows: int) -> float:
+def uniform_loss(rows: int) -> float:
     """NT-Xent of the same vector for all `rows`: log(2B - 1)."""
     return math.log(2 * rows - 1)

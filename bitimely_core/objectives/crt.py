@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.crt import CRT
 from bitimely_core.models.stack import Model
-from bitimely_core.objectives.tokens import Part, Result, result, share
+from bitimely_core.objectives.tokens import LossPart, Result, count_share, make_result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
@@ -37,28 +37,28 @@ def drop(model: Model, batch: Batch, generator: Generator | None = None, *, conf
     with torch.no_grad():
         real = model.adapter_of(batch).tokenizer(batch)[2].cpu()
     ratio = min(max(model.progress if model.training else 1.0, LEAST), config.dropped)
-    dropped = torch.stack([chosen(row, ratio, generator) for row in real]).to(target.device)
+    dropped = torch.stack([draw_dropped(row, ratio, generator) for row in real]).to(target.device)
     said = model.reconstruct(batch, dropped)
-    out = result(model, batch, [Part("reconstruction", said.prediction, target, valid)])
-    apart = WEIGHT * constraint(said.before, said.after, said.kept)
+    out = make_result(model, batch, [LossPart("reconstruction", said.prediction, target, valid)])
+    apart = WEIGHT * compute_constraint(said.before, said.after, said.kept)
     return {**out, "loss": out["loss"] + apart, "parts": {**out["parts"], "constraint": apart.detach()}}
 
 
-def chosen(real: Tensor, ratio: float, generator: Generator | None = None) -> Tensor:
+def draw_dropped(real: Tensor, ratio: float, generator: Generator | None = None) -> Tensor:
     """Dropped patches of a row, bool [4K]: floor(ratio * 2k) of time, and floor(ratio * k) of magnitude and phase at the same places.
 
     `real` [4K] marks the row's own 2k, k and k patches.
     """
     most = len(real) // 4
     blocks = int(real[2 * most : 3 * most].sum())
-    time, bins = (torch.randperm(count, generator=generator)[: share(ratio, count)] for count in (2 * blocks, blocks))
+    time, bins = (torch.randperm(count, generator=generator)[: count_share(ratio, count)] for count in (2 * blocks, blocks))
     out = torch.zeros_like(real)
     for start, places in zip((0, 2 * most, 3 * most), (time, bins, bins), strict=True):
         out[start + places] = True
     return out
 
 
-def constraint(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
+def compute_constraint(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
     """Instance discrimination: mean over the rows of log sum_(i != j) exp(a_i . b_j), with a, b = [B, n, D] scaled to length 1.
 
     i and j are kept patches of one row; rows with fewer than two are left out.

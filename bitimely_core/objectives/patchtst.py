@@ -6,7 +6,7 @@ import torch
 from torch import Generator
 
 from bitimely_core.models.stack import Model
-from bitimely_core.objectives.tokens import MaskedConfig, Result, each_row, hidden_part, refuse_overlap, result, share
+from bitimely_core.objectives.tokens import MaskedConfig, Result, choose_tokens, count_share, make_hidden_part, make_result, refuse_overlap
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
@@ -20,6 +20,8 @@ def masked_patches(model: Model, batch: Batch, generator: Generator | None = Non
     refuse_overlap(model.config)
     target, valid = model.targets(batch)
     kept = 1 - config.ratio
-    chosen = each_row(model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[share(kept, count) :])
+    chosen = choose_tokens(
+        model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[count_share(kept, count) :]
+    )
     encoded = model(batch, hide=chosen)
-    return result(model, batch, [hidden_part(model, batch, encoded, target, valid, chosen, "masked")])
+    return make_result(model, batch, [make_hidden_part(model, batch, encoded, target, valid, chosen, "masked")])

@@ -11,8 +11,17 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from bitimely_core.models.stack import Model
-from bitimely_core.models.tf_c import TFC, View
-from bitimely_core.objectives.contrast import AugmentationConfig, banked, compared, jittered, nt_xent, perturbed, refuse_alone, told_apart
+from bitimely_core.models.tf_c import TFC, TFCView
+from bitimely_core.objectives.contrast import (
+    AugmentationConfig,
+    add_jitter,
+    augment_rows,
+    make_contrastive_result,
+    nt_xent,
+    perturb_spectrum,
+    require_rows,
+    uniform_loss,
+)
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
@@ -29,13 +38,13 @@ class TFCObjectiveConfig(AugmentationConfig):
     bank: bool = Field(False, description="For each window one of jitter, scaling, permutation and masking, instead of jitter.")
 
 
-class Four(NamedTuple):
+class TFCViews(NamedTuple):
     """A window and its spectrum, each as it is and augmented."""
 
-    time: View
-    time_other: View
-    frequency: View
-    frequency_other: View
+    time: TFCView
+    time_other: TFCView
+    frequency: TFCView
+    frequency_other: TFCView
 
 
 @objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, rows=2))
@@ -48,14 +57,14 @@ def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, conf
     Raises:
         UserError: one row alone (config, exit 2).
     """
-    four = _views("tf-c", model, batch, generator, config)
+    four = _encode_views("tf-c", model, batch, generator, config)
     a, b, c, d = (view.vector for view in four)
     closest = nt_xent(a, c)
     consistency = sum((closest - nt_xent(x, y) + MARGIN for x, y in ((a, d), (b, c), (b, d))), start=closest.new_zeros(()))
-    own = _own(four)
+    own = _encoder_losses(four)
     parts = {name: BALANCE * value for name, value in own.items()} | {"consistency": (1 - BALANCE) * consistency}
     rows = len(batch.values)
-    return compared(parts, 2 * BALANCE * told_apart(rows) + (1 - BALANCE) * 3 * MARGIN, rows)
+    return make_contrastive_result(parts, 2 * BALANCE * uniform_loss(rows) + (1 - BALANCE) * 3 * MARGIN, rows)
 
 
 @objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, rows=2))
@@ -65,23 +74,25 @@ def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *,
     Raises:
         UserError: one row alone (config, exit 2).
     """
-    four = _views("tf-c-code", model, batch, generator, config)
-    parts = {name: CODE * value for name, value in _own(four).items()} | {"cross": nt_xent(four.time.vector, four.frequency.vector)}
+    four = _encode_views("tf-c-code", model, batch, generator, config)
+    parts = {name: CODE * value for name, value in _encoder_losses(four).items()} | {
+        "cross": nt_xent(four.time.vector, four.frequency.vector)
+    }
     rows = len(batch.values)
-    return compared(parts, (2 * CODE + 1) * told_apart(rows), rows)
+    return make_contrastive_result(parts, (2 * CODE + 1) * uniform_loss(rows), rows)
 
 
-def _views(name: str, model: Model, batch: Batch, generator: Generator | None, config: TFCObjectiveConfig) -> Four:
+def _encode_views(name: str, model: Model, batch: Batch, generator: Generator | None, config: TFCObjectiveConfig) -> TFCViews:
     assert isinstance(model, TFC)
-    refuse_alone(name, batch)
-    other = banked(batch, config, generator) if config.bank else jittered(batch, config.jitter, generator)
+    require_rows(name, batch)
+    other = augment_rows(batch, config, generator) if config.bank else add_jitter(batch, config.jitter, generator)
     spectrum = model.spectrum(batch)
-    spectrum_other = perturbed(spectrum, generator, twice=name == "tf-c-code")
-    return Four(
+    spectrum_other = perturb_spectrum(spectrum, generator, twice=name == "tf-c-code")
+    return TFCViews(
         model.view("time", batch), model.view("time", other), model.view("frequency", spectrum), model.view("frequency", spectrum_other)
     )
 
 
-def _own(four: Four) -> dict[str, Tensor]:
+def _encoder_losses(four: TFCViews) -> dict[str, Tensor]:
     """L_T and L_F."""
     return {"time": nt_xent(four.time.flat, four.time_other.flat), "frequency": nt_xent(four.frequency.flat, four.frequency_other.flat)}

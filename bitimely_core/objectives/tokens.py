@@ -23,14 +23,14 @@ from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.patchtst import refuse_normalisation
 from bitimely_core.models.stack import Direction, Model, Which
-from bitimely_core.models.tokenizers import IGNORE, Codes
+from bitimely_core.models.tokenizers import IGNORE, CodeTokenizer
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch, Encoded
 
 Result = dict[str, Any]
 
 
-class Part(NamedTuple):
+class LossPart(NamedTuple):
     """One term of a loss: predictions, what they are compared with, and which of them count."""
 
     name: str
@@ -69,9 +69,11 @@ NOTICE = (
 @objectives(ObjectiveFacts(leak_free=False, requires="alternating", notice=NOTICE))
 def next_previous(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """The paper's: one alternating pass, next token read at layer L - 1, previous token at layer L (Eq. 9). It can see its targets."""
-    encoded = model(batch, directions=_plan(model, "forward", "backward"))
+    encoded = model(batch, directions=_cycle_directions(model, "forward", "backward"))
     hidden = encoded.hidden
-    return result(model, batch, [_part(model, batch, encoded, hidden[-2], "next"), _part(model, batch, encoded, hidden[-1], "previous")])
+    return make_result(
+        model, batch, [_make_part(model, batch, encoded, hidden[-2], "next"), _make_part(model, batch, encoded, hidden[-1], "previous")]
+    )
 
 
 @objectives(ObjectiveFacts(leak_free=True, requires="one-way", config=StrictConfig))
@@ -83,17 +85,17 @@ def next_previous_strict(model: Model, batch: Batch, generator: Generator | None
         chosen = [chosen[int(torch.randint(2, (), generator=generator))]]
     parts = []
     for direction, which in chosen:
-        encoded = model(batch, directions=_plan(model, direction))
-        parts.append(_part(model, batch, encoded, encoded.hidden[-1], which))
-    return result(model, batch, parts)
+        encoded = model(batch, directions=_cycle_directions(model, direction))
+        parts.append(_make_part(model, batch, encoded, encoded.hidden[-1], which))
+    return make_result(model, batch, parts)
 
 
 @objectives(ObjectiveFacts(leak_free=True, requires="one-way"), name="next")
 def next_token(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """All layers forward, next token read at layer L."""
     refuse_overlap(model.config)
-    encoded = model(batch, directions=_plan(model, "forward"))
-    return result(model, batch, [_part(model, batch, encoded, encoded.hidden[-1], "next")])
+    encoded = model(batch, directions=_cycle_directions(model, "forward"))
+    return make_result(model, batch, [_make_part(model, batch, encoded, encoded.hidden[-1], "next")])
 
 
 @objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedConfig, check=refuse_normalisation))
@@ -101,9 +103,11 @@ def masked(model: Model, batch: Batch, generator: Generator | None = None, *, co
     """40 % of the tokens set to zero after normalisation, all channels together (codes: [MASK]); reconstruct them."""
     refuse_overlap(model.config)
     target, valid = model.targets(batch)
-    chosen = each_row(model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[: share(config.ratio, count)])
+    chosen = choose_tokens(
+        model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[: count_share(config.ratio, count)]
+    )
     encoded = model(model.erase(batch, chosen))
-    return result(model, batch, [hidden_part(model, batch, encoded, target, valid, chosen, "masked")])
+    return make_result(model, batch, [make_hidden_part(model, batch, encoded, target, valid, chosen, "masked")])
 
 
 @objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=GapConfig))
@@ -111,13 +115,13 @@ def gap(model: Model, batch: Batch, generator: Generator | None = None, *, confi
     """40 % of the tokens hidden in spans: a learned vector in their place, and no key in any layer; fill them in."""
     refuse_overlap(model.config)
     target, valid = model.targets(batch)
-    chosen = each_row(model, batch, generator, lambda count: _spans(count, config, generator))
+    chosen = choose_tokens(model, batch, generator, lambda count: _draw_spans(count, config, generator))
     encoded = model(batch, hide=chosen)
-    return result(model, batch, [hidden_part(model, batch, encoded, target, valid, chosen, "gap")])
+    return make_result(model, batch, [make_hidden_part(model, batch, encoded, target, valid, chosen, "gap")])
 
 
 @objectives(ObjectiveFacts(leak_free=None, notice="none: no pre-training; the model is trained with its head alone."), name="none")
-def nothing(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
+def no_pretraining(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """No pre-training."""
     raise usage_error(
         "objective none", "expected an objective that trains", "Skip pretrain, and fine-tune from scratch", field="objective.name"
@@ -127,28 +131,28 @@ def nothing(model: Model, batch: Batch, generator: Generator | None = None, *, c
 # ---------------------------------------------------------------------------------------------------------------- parts of a loss
 
 
-def _plan(model: Model, *cycle: Direction) -> tuple[Direction, ...]:
+def _cycle_directions(model: Model, *cycle: Direction) -> tuple[Direction, ...]:
     """Directions of the layers, cycled."""
     return tuple(itertools.islice(itertools.cycle(cycle), model.config.layers))
 
 
-def _part(model: Model, batch: Batch, encoded: Encoded, hidden: Tensor, which: Which) -> Part:
+def _make_part(model: Model, batch: Batch, encoded: Encoded, hidden: Tensor, which: Which) -> LossPart:
     """Read the next or previous token from states [B, N + 2, D] by the index map."""
     assert encoded.mask is not None
     tokenizer = model.adapter.tokenizer
-    if isinstance(tokenizer, Codes) and model.config.ties == "group":
-        return _set_part(model, tokenizer, batch, encoded.mask, hidden, which)
+    if isinstance(tokenizer, CodeTokenizer) and model.config.ties == "group":
+        return _make_set_part(model, tokenizer, batch, encoded.mask, hidden, which)
     target, valid = model.targets(batch)
     if which == "previous":
-        return Part(which, model.output(hidden[:, 2:], which, batch), target, valid)
-    if not isinstance(tokenizer, Codes):
-        return Part(which, model.output(hidden[:, :-2], which, batch), target, valid)
+        return LossPart(which, model.output(hidden[:, 2:], which, batch), target, valid)
+    if not isinstance(tokenizer, CodeTokenizer):
+        return LossPart(which, model.output(hidden[:, :-2], which, batch), target, valid)
     target = F.pad(target, (0, 1), value=IGNORE)  # behind the last code stands [EOS]
     at_end = torch.arange(target.shape[1], device=target.device) == encoded.mask.sum(1, keepdim=True)
-    return Part(which, model.output(hidden[:, :-1], which), target.masked_fill(at_end, tokenizer.eos), F.pad(valid, (0, 1)) | at_end)
+    return LossPart(which, model.output(hidden[:, :-1], which), target.masked_fill(at_end, tokenizer.eos), F.pad(valid, (0, 1)) | at_end)
 
 
-def _set_part(model: Model, tokenizer: Codes, batch: Batch, real: Tensor, hidden: Tensor, which: Which) -> Part:
+def _make_set_part(model: Model, tokenizer: CodeTokenizer, batch: Batch, real: Tensor, hidden: Tensor, which: Which) -> LossPart:
     """All codes of the next or the former distinct time, asked of every event, of [SOS] (next) and of [EOS] (previous)."""
     sets, group = tokenizer.sets(batch)
     ends = real.sum(1, keepdim=True)
@@ -162,18 +166,18 @@ def _set_part(model: Model, tokenizer: Codes, batch: Batch, real: Tensor, hidden
         hidden = hidden[:, 1:]
     valid = asks & (wanted >= 0)
     target = sets.gather(1, wanted.clamp(min=0)[..., None].expand(-1, -1, sets.shape[2]))
-    return Part(which, model.output(hidden, which), target, valid[..., None].expand_as(target), sets=True)
+    return LossPart(which, model.output(hidden, which), target, valid[..., None].expand_as(target), sets=True)
 
 
-def hidden_part(model: Model, batch: Batch, encoded: Encoded, target: Tensor, valid: Tensor, chosen: Tensor, name: str) -> Part:
+def make_hidden_part(model: Model, batch: Batch, encoded: Encoded, target: Tensor, valid: Tensor, chosen: Tensor, name: str) -> LossPart:
     """Read each chosen token, or each chosen value [B, N, P] of it, at its own position of layer L."""
     states = encoded.hidden[-1] if encoded.eos is None else encoded.hidden[-1][:, 1:-1]
-    return Part(name, model.output(states, batch=batch), target, valid & (chosen if valid.dim() == chosen.dim() else chosen[..., None]))
+    return LossPart(name, model.output(states, batch=batch), target, valid & (chosen if valid.dim() == chosen.dim() else chosen[..., None]))
 
 
-def result(model: Model, batch: Batch, parts: list[Part]) -> Result:
+def make_result(model: Model, batch: Batch, parts: list[LossPart]) -> Result:
     """Sum the parts; rel is their mean share of the target's scale, measured, or of this batch's where it was not."""
-    losses = {part.name: _loss(part) for part in parts}
+    losses = {part.name: _compute_loss(part) for part in parts}
     slices, start = {}, 0
     for part in parts:
         slices[part.name] = slice(start, start + part.target.shape[1])
@@ -192,7 +196,7 @@ def result(model: Model, batch: Batch, parts: list[Part]) -> Result:
     }
 
 
-def _loss(part: Part) -> Tensor:
+def _compute_loss(part: LossPart) -> Tensor:
     """Mean over the valid targets, in float32 at least; 0 where there is none."""
     prediction = part.prediction if part.prediction.dtype == torch.float64 else part.prediction.float()
     count = part.valid.sum().clamp(min=1)
@@ -210,7 +214,7 @@ def _loss(part: Part) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- random choices
 
 
-def each_row(model: Model, batch: Batch, generator: Generator | None, draw: Callable[[int], Tensor]) -> Tensor:
+def choose_tokens(model: Model, batch: Batch, generator: Generator | None, draw: Callable[[int], Tensor]) -> Tensor:
     """Chosen tokens, bool [B, N]: `draw(n)` gives the chosen ones of a row with n tokens, on the CPU."""
     with torch.no_grad():
         real = model.adapter_of(batch).tokenizer(batch)[2].cpu()
@@ -220,14 +224,14 @@ def each_row(model: Model, batch: Batch, generator: Generator | None, draw: Call
     return chosen.to(batch.values.device)
 
 
-def share(ratio: float, count: int) -> int:
+def count_share(ratio: float, count: int) -> int:
     """floor(ratio * count), unharmed by the rounding of ratio."""
     return int(ratio * count + 1e-9)
 
 
-def _spans(count: int, config: GapConfig, generator: Generator | None) -> Tensor:
+def _draw_spans(count: int, config: GapConfig, generator: Generator | None) -> Tensor:
     """Tokens of spans of 1 .. `span` at uniform places, until the share is hidden."""
-    wanted, hidden = share(config.ratio, count), dict[int, None]()
+    wanted, hidden = count_share(config.ratio, count), dict[int, None]()
     while len(hidden) < wanted:
         starts = torch.randint(count, (count,), generator=generator).tolist()
         lengths = torch.randint(1, config.span + 1, (count,), generator=generator).tolist()

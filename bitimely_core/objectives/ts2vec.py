@@ -13,9 +13,9 @@ from torch import Generator, Tensor
 
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.stack import Model
-from bitimely_core.models.tokenizers import row_ends
+from bitimely_core.models.tokenizers import find_row_ends
 from bitimely_core.models.ts2vec import TS2Vec
-from bitimely_core.objectives.contrast import compared, contrast, refuse_alone
+from bitimely_core.objectives.contrast import contrast, make_contrastive_result, require_rows
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
@@ -24,7 +24,7 @@ HIDDEN = 0.5  # share of hidden timesteps
 NOTICE = "ts2vec: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
 
 
-class Crops(NamedTuple):
+class RowCrops(NamedTuple):
     """Two crops of each row; the last `shared` steps of the first are the first ones of the second."""
 
     first: Tensor  # int64 [B], where a row's first crop starts
@@ -47,19 +47,19 @@ def ts2vec(model: Model, batch: Batch, generator: Generator | None = None, *, co
         UserError: one row alone (config, exit 2).
     """
     assert isinstance(model, TS2Vec)
-    refuse_alone("ts2vec", batch)
-    ends = row_ends(batch)
-    crops = cropped(ends.cpu(), config.temporal_unit, generator)
-    first = _states(model, batch, crops.first, crops.lengths[0], generator)[:, -crops.shared :]
-    second = _states(model, batch, crops.second, crops.lengths[1], generator)[:, : crops.shared]
+    require_rows("ts2vec", batch)
+    ends = find_row_ends(batch)
+    crops = draw_crops(ends.cpu(), config.temporal_unit, generator)
+    first = _encode_crop(model, batch, crops.first, crops.lengths[0], generator)[:, -crops.shared :]
+    second = _encode_crop(model, batch, crops.second, crops.lengths[1], generator)[:, : crops.shared]
     valid = None
     if batch.mask is not None:
         valid = crops.second.to(ends.device)[:, None] + torch.arange(crops.shared, device=ends.device) < ends[:, None]
-    instance, temporal, blind = hierarchical(first, second, valid, config.temporal_unit)
-    return compared({"instance": instance, "temporal": temporal}, blind, len(batch.values))
+    instance, temporal, blind = compute_hierarchical_loss(first, second, valid, config.temporal_unit)
+    return make_contrastive_result({"instance": instance, "temporal": temporal}, blind, len(batch.values))
 
 
-def cropped(ends: Tensor, unit: int, generator: Generator | None = None) -> Crops:
+def draw_crops(ends: Tensor, unit: int, generator: Generator | None = None) -> RowCrops:
     """Crops of rows with `ends` [B] timesteps: N ~ U{2^(unit + 1) .. T} shared ones, [a, b), and each row moved by its own offset.
 
     The first crop is [left, b) with left <= a, the second one [a, right) with right >= b. A row that is shorter than the two together
@@ -75,10 +75,10 @@ def cropped(ends: Tensor, unit: int, generator: Generator | None = None) -> Crop
     b = a + shared
     left, right = draw(0, a), draw(b, longest)
     offsets = torch.tensor([draw(-left, max(int(end) - right, -left)) for end in ends.tolist()])
-    return Crops(left + offsets, a + offsets, (b - left, right - a), shared)
+    return RowCrops(left + offsets, a + offsets, (b - left, right - a), shared)
 
 
-def _states(model: TS2Vec, batch: Batch, starts: Tensor, length: int, generator: Generator | None) -> Tensor:
+def _encode_crop(model: TS2Vec, batch: Batch, starts: Tensor, length: int, generator: Generator | None) -> Tensor:
     """States [B, length, D] of a crop, half of its timesteps hidden."""
     index = (starts[:, None] + torch.arange(length)).to(batch.values.device)
     values, mask = batch.values.gather(1, index[..., None].expand(-1, -1, batch.values.shape[2])), batch.mask
@@ -89,7 +89,7 @@ def _states(model: TS2Vec, batch: Batch, starts: Tensor, length: int, generator:
     return states
 
 
-def hierarchical(first: Tensor, second: Tensor, valid: Tensor | None = None, unit: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def compute_hierarchical_loss(first: Tensor, second: Tensor, valid: Tensor | None = None, unit: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """The hierarchical loss of two views [B, N, D], `valid` bool [B, N] (None: all).
 
     At each scale (the maximum over pairs of times makes the next one, down to one time) half of each of two questions: of every time
@@ -110,10 +110,10 @@ def hierarchical(first: Tensor, second: Tensor, valid: Tensor | None = None, uni
         scale += 1
         if first.shape[1] < 2:
             return instance / scale, temporal / scale, blind / scale
-        first, second, valid = _halved(first, second, valid)
+        first, second, valid = _halve_times(first, second, valid)
 
 
-def _halved(first: Tensor, second: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _halve_times(first: Tensor, second: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Maxima over pairs of times, of the valid one where one of a pair is not; an odd last time is left out."""
     even = first.shape[1] // 2 * 2
     pairs = [(view[:, :even:2], view[:, 1:even:2]) for view in (first, second)]

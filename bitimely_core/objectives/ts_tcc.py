@@ -13,7 +13,16 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.models.stack import Model
 from bitimely_core.models.ts_tcc import TSTCC
-from bitimely_core.objectives.contrast import AugmentationConfig, compared, jittered, nt_xent, permuted, refuse_alone, scaled, told_apart
+from bitimely_core.objectives.contrast import (
+    AugmentationConfig,
+    add_jitter,
+    make_contrastive_result,
+    nt_xent,
+    permute_segments,
+    require_rows,
+    scale_timesteps,
+    uniform_loss,
+)
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
@@ -32,9 +41,9 @@ def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, co
         UserError: one row alone (config, exit 2).
     """
     assert isinstance(model, TSTCC)
-    refuse_alone("ts-tcc", batch)
-    weak = scaled(batch, config.scaling, generator)
-    strong = jittered(permuted(batch, config.segments, generator), config.jitter, generator)
+    require_rows("ts-tcc", batch)
+    weak = scale_timesteps(batch, config.scaling, generator)
+    strong = add_jitter(permute_segments(batch, config.segments, generator), config.jitter, generator)
     views = [model(view) for view in (weak, strong)]
     maps = [F.normalize(view.hidden[-1], dim=-1) for view in views]
     real = None if batch.mask is None else views[0].mask
@@ -45,14 +54,14 @@ def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, co
         context = model.context(own[:, : now + 1], None if real is None else real[:, : now + 1])
         there = None if real is None else real[:, now + 1 : now + 1 + ahead]
         predicted = model.predict(context).unflatten(-1, (-1, maps[0].shape[2]))[:, :ahead]
-        told.append(foretold(other[:, now + 1 : now + 1 + ahead], predicted, there))
+        told.append(contrast_future(other[:, now + 1 : now + 1 + ahead], predicted, there))
         contexts.append(model.project(context))
     rows = len(batch.values)
     parts = {"temporal": told[0] + told[1], "contextual": CONTEXTUAL * nt_xent(contexts[0], contexts[1])}
-    return compared(parts, 2 * math.log(rows) + CONTEXTUAL * told_apart(rows), rows)
+    return make_contrastive_result(parts, 2 * math.log(rows) + CONTEXTUAL * uniform_loss(rows), rows)
 
 
-def foretold(future: Tensor, predicted: Tensor, there: Tensor | None = None) -> Tensor:
+def contrast_future(future: Tensor, predicted: Tensor, there: Tensor | None = None) -> Tensor:
     """-1 / (B K) sum_(i, k) log softmax_j( future[i, k] . predicted[j, k] )[j = i], of [B, K, D] each.
 
     `there` [B, K] (None: all) says which steps a row has; the mean is over these.

@@ -10,8 +10,8 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.stack import Model
-from bitimely_core.models.tokenizers import Codes
-from bitimely_core.objectives.tokens import MaskedConfig, Result, hidden_part, result
+from bitimely_core.models.tokenizers import CodeTokenizer
+from bitimely_core.objectives.tokens import MaskedConfig, Result, make_hidden_part, make_result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
@@ -41,21 +41,21 @@ def masked_runs(model: Model, batch: Batch, generator: Generator | None = None, 
     """
     tokenizer = model.adapter_of(batch).tokenizer
     target, valid = model.targets(batch)
-    width = 1 if config.concurrent or isinstance(tokenizer, Codes) else target.shape[2]
+    width = 1 if config.concurrent or isinstance(tokenizer, CodeTokenizer) else target.shape[2]
     with torch.no_grad():
         lengths = tokenizer(batch)[2].sum(1).tolist()
-    rows = [runs(count, width, config, generator) for count in lengths]
+    rows = [draw_runs(count, width, config, generator) for count in lengths]
     chosen = torch.stack([F.pad(row, (0, 0, 0, target.shape[1] - len(row))) for row in rows]).to(target.device)
-    if isinstance(tokenizer, Codes):
+    if isinstance(tokenizer, CodeTokenizer):
         chosen = chosen[..., 0]
         erased = model.erase(batch, chosen)
     else:
         chosen = chosen.expand_as(target)
         erased = batch._replace(values=batch.values.masked_fill(chosen, 0.0))
-    return result(model, batch, [hidden_part(model, batch, model(erased), target, valid, chosen, "masked")])
+    return make_result(model, batch, [make_hidden_part(model, batch, model(erased), target, valid, chosen, "masked")])
 
 
-def runs(count: int, width: int, config: MaskedRunsConfig, generator: Generator | None = None) -> Tensor:
+def draw_runs(count: int, width: int, config: MaskedRunsConfig, generator: Generator | None = None) -> Tensor:
     """Masked values of a row, bool [count, width], on the CPU.
 
     Two states that take turns: a masked run goes on with probability 1 - 1 / lm, a kept one ends with p = r / (1 - r) / lm, and the row

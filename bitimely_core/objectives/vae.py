@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from bitimely_core.config import ObjectiveConfig
-from bitimely_core.models.mtand import Full
+from bitimely_core.models.mtand import MTANDFull
 from bitimely_core.models.stack import Model
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
@@ -21,7 +21,7 @@ EPOCHS, WAIT, RATE = 300, 10, 0.99  # the authors' training: beta is 0 for 10 of
 NOTICE = "vae: the model sees what it reconstructs; its loss says how well a sample is kept, not what follows."
 
 
-def weight(progress: float) -> float:
+def compute_divergence_weight(progress: float) -> float:
     """The weight of the divergence, beta, at a share of the training."""
     return 1 - RATE ** max(EPOCHS * progress - WAIT, 0.0)
 
@@ -50,7 +50,7 @@ def vae(model: Model, batch: Batch, generator: Generator | None = None, *, confi
     beta follows the training as in the authors' 300 epochs; outside training it is what it ends with. `rel` is the squared error of the
     reconstructions over Var(target).
     """
-    assert isinstance(model, Full)
+    assert isinstance(model, MTANDFull)
     found = model.posterior(batch)
     rows = found.rows
     mean, log_variance = (part if part.dtype == torch.float64 else part.float() for part in (found.mean, found.log_variance))
@@ -60,7 +60,7 @@ def vae(model: Model, batch: Batch, generator: Generator | None = None, *, confi
     values = rows.values.to(mean)
     observed = rows.mask.sum((-1, -2))
     per = observed.clamp(min=1)
-    beta = weight(model.progress if model.training else 1.0)
+    beta = compute_divergence_weight(model.progress if model.training else 1.0)
     likelihood, kl = log_likelihood(values, said, rows.mask) / per, divergence(mean, log_variance) / per
     bound = torch.logsumexp(likelihood - beta * kl, 0) - math.log(config.samples)
     real = observed > 0

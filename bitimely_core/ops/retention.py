@@ -138,7 +138,7 @@ def retention(
     one_way = _recurrent if form == "recurrent" else _chunkwise
 
     with torch.autocast(q.device.type, enabled=False):
-        k = _kept(k, mask)
+        k = _apply_mask(k, mask)
         if form == "parallel":
             scores = retention_matrix(q, k, log_decay=log_decay, times=times, direction=direction, ties=ties, dtype=core)
             o = (scores @ v.to(core).transpose(1, 2)).transpose(1, 2)
@@ -151,7 +151,7 @@ def retention(
             o = one_way(q, k, v, log_decay, _clock(q, times, backward), backward, chunk, core)
         if not stateful:
             return o.to(dtype)
-        received, left = _carried(q.to(wide), k.to(wide), v.to(wide), log_decay.to(wide), times, backward, state)
+        received, left = _carry_state(q.to(wide), k.to(wide), v.to(wide), log_decay.to(wide), times, backward, state)
         o = (o if received is None else o + received).to(dtype)
     return (o, left) if return_state else o
 
@@ -181,7 +181,7 @@ def decay_matrix(
         [B, H, N, N], row = query, column = key; the first size is 1 without `times` and `mask`.
     """
     dtype = dtype or torch.promote_types(log_decay.dtype, torch.float32)
-    wide = _wide(log_decay.device)
+    wide = _compute_dtype(log_decay.device)
     t = torch.arange(length or 0, device=log_decay.device, dtype=wide)[None] if times is None else times.to(wide)
     index = torch.arange(t.shape[1], device=t.device)
     later = index[:, None] >= index  # the query is not before the key
@@ -228,7 +228,7 @@ def retention_matrix(
     wide = torch.promote_types(dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
         weights = decay_matrix(log_decay, q.shape[1], times=times, direction=direction, ties=ties, dtype=wide).to(dtype)
-        q, k = q.to(dtype).transpose(1, 2), _kept(k, mask).to(dtype).transpose(1, 2)
+        q, k = q.to(dtype).transpose(1, 2), _apply_mask(k, mask).to(dtype).transpose(1, 2)
         return ((q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)).mul_(weights)
 
 
@@ -281,19 +281,19 @@ def _check_order(times: Tensor) -> None:
     _ordered = (weakref.ref(times), version)
 
 
-def _wide(device: torch.device) -> torch.dtype:
+def _compute_dtype(device: torch.device) -> torch.dtype:
     """Of times: their differences must survive large absolute values."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _clock(q: Tensor, times: Tensor | None, backward: bool) -> Tensor:
     """[B, N], or [1, N] for the regular clock."""
-    wide = _wide(q.device)
+    wide = _compute_dtype(q.device)
     t = torch.arange(q.shape[1], device=q.device, dtype=wide)[None] if times is None else times.to(wide)
     return -t if backward else t
 
 
-def _kept(k: Tensor, mask: Tensor | None) -> Tensor:
+def _apply_mask(k: Tensor, mask: Tensor | None) -> Tensor:
     """Keys with the masked ones set to 0: they give nothing, and the gradients of them and of their values are exactly 0."""
     return k if mask is None else k.masked_fill(~mask[:, :, None, None], 0.0)
 
@@ -304,7 +304,7 @@ def _decay(exponent: Tensor, allowed: Tensor | None = None, smallest: float = SM
     return exponent.masked_fill_(gone if allowed is None else gone | ~allowed, -math.inf).exp_()
 
 
-def _carried(
+def _carry_state(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, backward: bool, state: State | None
 ) -> tuple[Tensor | None, State]:
     """What the rows receive from the state, [B, N, H, V], and the state they leave; the same for every form, exponents <= 0."""
@@ -360,31 +360,33 @@ def _chunkwise(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor
     """Folded on a CPU where no key is scaled by more than exp(GUARD), else masked: on a GPU the guard would cost a wait a layer."""
     chunk = min(chunk, q.shape[1])
     if q.device.type == "cpu":
-        first, last = _ends(clock.detach(), chunk)
+        first, last = _chunk_ends(clock.detach(), chunk)
         if bool((last - first).abs().max() * log_decay.detach().abs().max() < GUARD):
-            return cast(Tensor, _Folded.apply(q, k, v, log_decay, clock, backward, chunk, core))  # type: ignore[no-untyped-call]
-    return _masked(q, k, v, log_decay, clock, backward, chunk, core)
+            return cast(Tensor, _FoldedRetention.apply(q, k, v, log_decay, clock, backward, chunk, core))  # type: ignore[no-untyped-call]
+    return _chunkwise_with_masks(q, k, v, log_decay, clock, backward, chunk, core)
 
 
-def _ends(clock: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+def _chunk_ends(clock: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """The clock [B, n] at the first and at the last row (by index) of every chunk."""
     first = torch.arange(0, clock.shape[1], chunk, device=clock.device)
     return clock[:, first], clock[:, (first + chunk - 1).clamp(max=clock.shape[1] - 1)]
 
 
-def _before(size: int, backward: bool, device: torch.device) -> Tensor:
+def _mask_before(size: int, backward: bool, device: torch.device) -> Tensor:
     """[size, size] bool: the column is processed strictly before the row."""
     ones = torch.ones(size, size, dtype=torch.bool, device=device)
     return ones.triu(1) if backward else ones.tril(-1)
 
 
-def _groups(chunks: int, backward: bool) -> list[slice]:
+def _group_chunks(chunks: int, backward: bool) -> list[slice]:
     """Chunks in groups of `GROUP`, in the order of processing."""
     groups = [slice(at, min(at + GROUP, chunks)) for at in range(0, chunks, GROUP)]
     return groups[::-1] if backward else groups
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> Tensor:
+def _chunkwise_with_masks(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype
+) -> Tensor:
     """Chunkwise with a decay matrix a chunk: all exponents <= 0, so any gap will do; any device; plain autograd.
 
     The state of a chunk is referenced to its far end e (the row processed last), the state entering a chunk to its near end r:
@@ -398,11 +400,11 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, b
     def split(x: Tensor) -> Tensor:  # [B, N, H, K] -> [B, H, n, C, K]
         return pad(x.to(core), (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
 
-    near, far = _ends(clock, chunk)[:: -1 if backward else 1]
+    near, far = _chunk_ends(clock, chunk)[:: -1 if backward else 1]
     rows = torch.cat((clock, clock[:, -1:].expand(-1, missing)), 1).unflatten(1, (-1, chunk))  # [B, n, C]
     q, k, v = split(q * width**-0.5), split(k), split(v)
     gap = (rows[..., :, None] - rows[..., None, :]).to(wide)[:, None]
-    weights = _decay(g[..., None] * gap, ~_before(chunk, not backward, q.device))  # the diagonal included
+    weights = _decay(g[..., None] * gap, ~_mask_before(chunk, not backward, q.device))  # the diagonal included
     scores = (q @ k.mT).mul_(weights.to(core))
     receiving = (q * _decay(g * (rows - near[..., None]).to(wide)[:, None])[..., None]).to(core)
     giving = (k * _decay(g * (far[..., None] - rows).to(wide)[:, None])[..., None]).to(core)
@@ -410,11 +412,11 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, b
 
     carry, since = own[:, :, :0], far[:, :0]  # the state that goes on to the next group, and its time
     entering: list[Tensor] = []
-    for group in _groups(own.shape[2], backward):
+    for group in _group_chunks(own.shape[2], backward):
         ahead = far[:, group][:, :1] if backward else far[:, group][:, -1:]
         states, sources = torch.cat((own[:, :, group], carry), 2), torch.cat((far[:, group], since), 1)
         targets = torch.cat((near[:, group], ahead), 1)
-        before = _before(group.stop - group.start, backward, q.device)
+        before = _mask_before(group.stop - group.start, backward, q.device)
         before = pad(before, (0, carry.shape[2], 0, 1), value=True)  # the carry is before all, what goes on after all
         moved = _decay(g * (targets[:, :, None] - sources[:, None, :]).to(wide)[:, None], before).to(core) @ states
         entering.append(moved[:, :, :-1])
@@ -430,7 +432,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, b
 # All products are done block by block (some heads of some sequences, one group of chunks), so that a block stays in the cache.
 
 
-class _Plan(NamedTuple):
+class _ChunkPlan(NamedTuple):
     """What the blocks share."""
 
     elapsed: Tensor  # [B, N] t - r
@@ -441,12 +443,12 @@ class _Plan(NamedTuple):
     blocks: list[tuple[slice, slice]]  # of sequences and heads
 
 
-def _plan(shape: torch.Size, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> _Plan:
+def _plan_chunks(shape: torch.Size, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> _ChunkPlan:
     batch, length, heads, width = shape
     wide = torch.promote_types(core, torch.float32)
     smallest = SMALLEST if wide == torch.float32 else -700.0  # what it drops was scaled by up to exp(GUARD): float64 would notice
     g = log_decay.to(clock.dtype)[:, None]
-    reference = _ends(clock, chunk)[1 if backward else 0]
+    reference = _chunk_ends(clock, chunk)[1 if backward else 0]
     elapsed = clock - reference.repeat_interleave(chunk, 1)[:, :length]
     exponent = g * elapsed[:, None]  # in float64: an exponent of 60 loses nothing
     queries, keys = exponent.exp().mul_(width**-0.5), exponent.neg().exp_()
@@ -455,10 +457,10 @@ def _plan(shape: torch.Size, log_decay: Tensor, clock: Tensor, backward: bool, c
     step[:, later] = reference[:, later] - reference[:, earlier]
 
     chunks, moves = reference.shape[1], []
-    for group in _groups(chunks, backward):
+    for group in _group_chunks(chunks, backward):
         ahead = slice(max(group.start - 1, 0), group.start) if backward else slice(group.stop, group.stop + 1)  # empty after the last group
         targets = torch.cat((reference[:, group], reference[:, ahead]), 1)
-        before = _before(group.stop - group.start, backward, clock.device)
+        before = _mask_before(group.stop - group.start, backward, clock.device)
         before = pad(before, (0, 0, 0, targets.shape[1] - len(before)), value=True)
         exponent = g[..., None] * (targets[:, :, None] - reference[:, None, group])[:, None]
         moves.append((group, _decay(exponent, before, smallest).to(core).expand(batch, -1, -1, -1)))
@@ -468,10 +470,10 @@ def _plan(shape: torch.Size, log_decay: Tensor, clock: Tensor, backward: bool, c
     many = max(1, rows // heads)
     blocks = [(slice(b, min(b + many, batch)), slice(h, min(h + few, heads))) for b in range(0, batch, many) for h in range(0, heads, few)]
     queries, keys = (x.to(wide).expand(batch, -1, -1) for x in (queries, keys))
-    return _Plan(elapsed.expand(batch, -1), step.expand(batch, -1), queries, keys, moves, blocks)
+    return _ChunkPlan(elapsed.expand(batch, -1), step.expand(batch, -1), queries, keys, moves, blocks)
 
 
-class _Block(NamedTuple):
+class _ChunkBlock(NamedTuple):
     """One visit. R = sequences x heads of the block."""
 
     at: tuple[slice, slice, slice]  # sequences, tokens, heads of [B, N, H, K]
@@ -482,7 +484,7 @@ class _Block(NamedTuple):
     starts: bool  # the first visit of its sequences and heads: nothing is carried into it
 
 
-def _visits(plan: _Plan, chunk: int, *, undo: bool = False) -> Iterator[_Block]:
+def _iterate_blocks(plan: _ChunkPlan, chunk: int, *, undo: bool = False) -> Iterator[_ChunkBlock]:
     """Every block, its groups in the order of processing, or with `undo` in the reverse of it."""
     length, turns = plan.elapsed.shape[1], len(plan.moves)
     for index, (some, few) in enumerate(plan.blocks):
@@ -492,10 +494,10 @@ def _visits(plan: _Plan, chunk: int, *, undo: bool = False) -> Iterator[_Block]:
             move = move[some, few].flatten(0, 1)
             size = move.shape[-1]
             at = (some, slice(group.start * chunk, min(group.stop * chunk, length)), few)
-            yield _Block(at, group, move[:, :size], move[:, size:], index * turns + which, turn == 0)
+            yield _ChunkBlock(at, group, move[:, :size], move[:, size:], index * turns + which, turn == 0)
 
 
-def _scratch(dtype: torch.dtype) -> Callable[..., Tensor]:
+def _make_scratch(dtype: torch.dtype) -> Callable[..., Tensor]:
     """Buffers by name, allocated once and used again by every block: `room(name, *shape)`."""
     kept: dict[str, Tensor] = {}
 
@@ -508,7 +510,7 @@ def _scratch(dtype: torch.dtype) -> Callable[..., Tensor]:
     return room
 
 
-def _load(x: Tensor, block: _Block, chunk: int, room: Callable[..., Tensor], name: str, factor: Tensor | None = None) -> Tensor:
+def _load(x: Tensor, block: _ChunkBlock, chunk: int, room: Callable[..., Tensor], name: str, factor: Tensor | None = None) -> Tensor:
     """The block of `x` [B, N, H, K], times that of `factor` [B, H, N], filled up with zeros to whole chunks: [R G, C, K]."""
     some, tokens, few = block.at
     x = x[block.at].transpose(1, 2)
@@ -522,7 +524,7 @@ def _load(x: Tensor, block: _Block, chunk: int, room: Callable[..., Tensor], nam
     return out.view(-1, chunk, x.shape[-1])
 
 
-def _save(x: Tensor, block: _Block, out: Tensor, factor: Tensor | None = None) -> None:
+def _save(x: Tensor, block: _ChunkBlock, out: Tensor, factor: Tensor | None = None) -> None:
     """[R G, C, K], times the block of `factor`, into the block of `out`: the way back from `_load`."""
     some, tokens, few = block.at
     out = out[block.at].transpose(1, 2)
@@ -533,19 +535,19 @@ def _save(x: Tensor, block: _Block, out: Tensor, factor: Tensor | None = None) -
         torch.mul(x, factor[some, few, tokens, None], out=out)
 
 
-class _Folded(torch.autograd.Function):
+class _FoldedRetention(torch.autograd.Function):
     """Chunkwise retention of one direction on a CPU with its own backward: saves the states between chunks, recomputes the scores."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype
     ) -> Tensor:
-        plan = _plan(q.shape, log_decay, clock, backward, chunk, core)
-        room, first = _scratch(core), -1 if backward else 0
+        plan = _plan_chunks(q.shape, log_decay, clock, backward, chunk, core)
+        room, first = _make_scratch(core), -1 if backward else 0
         triangle = Tensor.triu_ if backward else Tensor.tril_
         width, value = q.shape[-1], v.shape[-1]
         o, states, carry = v.new_empty(v.shape), [], v.new_empty(0)
-        for block in _visits(plan, chunk):
+        for block in _iterate_blocks(plan, chunk):
             Q = _load(q, block, chunk, room, "q", plan.queries)
             K = _load(k, block, chunk, room, "k", plan.keys)
             V = _load(v, block, chunk, room, "v")
@@ -583,15 +585,15 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     """
     backward, chunk, core = ctx.options
     q, k, v, log_decay, clock, *states = ctx.saved_tensors
-    plan = _plan(q.shape, log_decay, clock, backward, chunk, core)
-    room, first = _scratch(core), -1 if backward else 0
+    plan = _plan_chunks(q.shape, log_decay, clock, backward, chunk, core)
+    room, first = _make_scratch(core), -1 if backward else 0
     triangle = Tensor.triu_ if backward else Tensor.tril_
     width, value = q.shape[-1], v.shape[-1]
     dq, dk, dv, carry = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), v.new_empty(0)
     wide = plan.elapsed.dtype
     g = log_decay.to(wide)
     dg, dt = torch.zeros_like(g), torch.zeros(q.shape[:2], dtype=wide)
-    for block in _visits(plan, chunk, undo=True):
+    for block in _iterate_blocks(plan, chunk, undo=True):
         S = states[block.number]
         Q = _load(q, block, chunk, room, "q", plan.queries)
         K = _load(k, block, chunk, room, "k", plan.keys)

@@ -32,7 +32,7 @@ def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:
     Returns:
         [B, N, H, K] in the dtype of `x`.
     """
-    angles = _angles(positions, x, base)
+    angles = _compute_angles(positions, x, base)
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
     if torch.compiler.is_compiling():  # compilers have no complex numbers; without one they are seven times as fast
         (even, odd), cos, sin = pairs.unbind(-1), angles.cos().to(pairs.dtype), angles.sin().to(pairs.dtype)
@@ -68,7 +68,7 @@ def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"]
     if x.dtype == torch.float16:
         raise usage_error("xpos_scale in float16", "bfloat16 or float32", "switch xpos_scale off")
     wide = torch.promote_types(x.dtype, torch.float32)
-    t = positions.to(_wide(x))
+    t = positions.to(_compute_dtype(x))
     middle = (t.amin(-1, keepdim=True) + t.amax(-1, keepdim=True)) / 2 if origin is None else origin
     t = t - middle
     if float(t.detach().abs().max()) > SPAN / 2:
@@ -86,13 +86,13 @@ def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"]
     return (x * factor[..., None, :]).to(x.dtype)
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
-def _angles(positions: Tensor, x: Tensor, base: float) -> Tensor:
+def _compute_angles(positions: Tensor, x: Tensor, base: float) -> Tensor:
     """[N, 1, K/2] or [B, N, 1, K/2]."""
     width = x.shape[-1]
     assert width % 2 == 0, f"rotation needs an even key width, not {width}"
-    theta = torch.exp(torch.arange(0, width, 2, device=x.device, dtype=_wide(x)) * (-math.log(base) / width))
+    theta = torch.exp(torch.arange(0, width, 2, device=x.device, dtype=_compute_dtype(x)) * (-math.log(base) / width))
     return (positions.to(theta.dtype)[..., None] * theta)[..., None, :]

@@ -139,7 +139,7 @@ def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
             events=float(windows.lengths().mean()) if windows.vocabulary else None,
         )
     if facts.kind == "events":
-        shape = models.typical("3m")
+        shape = models.default_shape("3m")
         subjects = _count_cached(workspace / "cache" / dataset, 0.0) or facts.paper.get("subjects", 0)
         return DataSize(windows=subjects * TRAIN_SHARE or None, channels=1, length=254, codes=shape.get("codes"))
     stated = facts.paper.get(view, {})
@@ -197,8 +197,8 @@ def _count_parameters(model: str, preset: str, budget: str, channels: int, lengt
         reads = {**grid_shape(codes, own.get("horizon", ModelConfig().horizon)), "events": "grid"}
     config = build_model_config(name, preset, **merge_layers(reads, own))
     if budget == "matched":
-        return config, models.count(build_model_config("bitimelygpt", preset, **shape))
-    return config, models.count(config)
+        return config, models.count_configured(build_model_config("bitimelygpt", preset, **shape))
+    return config, models.count_configured(config)
 
 
 def _count_tokens(config: ModelConfig, length: int) -> float:

@@ -14,7 +14,7 @@ from bitimely_core import cache, registry, workflows
 from bitimely_core.config import DataConfig, Section, load_preset, merge_layers
 from bitimely_core.errors import Exit, Reason, UserError, input_error, usage_error
 from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
-from bitimely_core.recipe import AnalyzeStage, Block, Recipe, Stage
+from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage
 from bitimely_core.report.recipe_results import write_results
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import windows_opener
@@ -148,7 +148,7 @@ def plan_experiment(
         builder.add_ingest(dataset)
     for view in recipe.statistics:
         builder.add_tokens(view, recipe.tokenize, recipe.build, "")
-    blocks = recipe.block or (Block(),)
+    blocks = recipe.block or (RecipeBlock(),)
     if recipe.pretrain.preset or recipe.block:
         views = [view for block in blocks for view in _views(recipe, block)]
         for block, cell in itertools.product(blocks, _list_cells(recipe)):
@@ -158,12 +158,12 @@ def plan_experiment(
     return plan
 
 
-def _views(recipe: Recipe, block: Block) -> tuple[str, ...]:
+def _views(recipe: Recipe, block: RecipeBlock) -> tuple[str, ...]:
     data = block.finetune.data or recipe.finetune.data or ()
     return (data,) if isinstance(data, str) else data
 
 
-def _select_fold(block: Block, fold: int) -> Block:
+def _select_fold(block: RecipeBlock, fold: int) -> RecipeBlock:
     """The block with the windows of one test fold."""
     tokenize = DataConfig.model_validate({**_set_fields(block.tokenize), "test_fold": fold})
     return block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
@@ -246,7 +246,7 @@ class PlanBuilder:
         )
         return name, self.add(node)
 
-    def add_cell(self, block: Block, cell: ExperimentCell, views: list[str], fold: int | None) -> None:
+    def add_cell(self, block: RecipeBlock, cell: ExperimentCell, views: list[str], fold: int | None) -> None:
         """All stages of one cell in one block, for one test fold where there are several."""
         recipe = self.recipe
         columns = {view: self._column(block, view, views) for view in _views(recipe, block)}
@@ -257,8 +257,8 @@ class PlanBuilder:
             block = _select_fold(block, fold)
         owner = f"{block.name}/{cell.name()}"
         words = " ".join([block.name, cell.row, *map(str, cell.flags.values()), *_views(recipe, block)])
-        stage = Stage.model_validate(cell.flags)
-        first = Stage.model_validate({**_set_fields(recipe.pretrain), **_set_fields(block.pretrain)})
+        stage = RecipeStage.model_validate(cell.flags)
+        first = RecipeStage.model_validate({**_set_fields(recipe.pretrain), **_set_fields(block.pretrain)})
         names = first.data or load_preset(stage.preset or first.preset or "tiny").get("data", ["synthetic"])
         wanted = [
             self.add_tokens(view, block.tokenize, block.build, block.name) for view in ((names,) if isinstance(names, str) else names)
@@ -321,7 +321,7 @@ class PlanBuilder:
             self._add_analyses("finetune", run, trained, owner, words)
         self._add_analyses("pretrain", base, source, owner, words)
 
-    def _column(self, block: Block, view: str, views: list[str]) -> str:
+    def _column(self, block: RecipeBlock, view: str, views: list[str]) -> str:
         """The view; where several blocks have the same one, the name of the block."""
         return view if views.count(view) == 1 else block.name
 

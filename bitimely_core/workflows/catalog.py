@@ -193,8 +193,8 @@ def _list_presets() -> list[Row]:
             family = shipped.get(entry.facts.family)
             if family is None or (family.get("tokenizer") == "codes" and "events" not in entry.facts.input):
                 continue
-            config = build_model_config(model, name, **models.typical(name))
-            counts[model] = models.count(config)
+            config = build_model_config(model, name, **models.default_shape(name))
+            counts[model] = models.count_configured(config)
             dimensions[model] = {key: getattr(config, key) for key in ("layers", "heads", "dim", "value_dim", "ffn_dim")}
         out.append(
             {

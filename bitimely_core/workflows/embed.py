@@ -71,7 +71,7 @@ def embed(
     vectors: list[np.ndarray] = []
     with torch.inference_mode():
         for step, batch in enumerate(batches(0)):
-            vectors.append(heads.vectors(model, loading.to_device(batch, place), kind, layers).float().cpu().numpy())
+            vectors.append(heads.compute_vectors(model, loading.to_device(batch, place), kind, layers).float().cpu().numpy())
             if progress is not None:
                 progress(f"embed {windows.name}", step + 1, batches.steps)
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)

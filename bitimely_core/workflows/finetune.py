@@ -94,7 +94,7 @@ def finetune(
         data=(describe_data(windows),),
         pretraining_data=() if scratch else origin.data,
         pretraining_steps=0 if scratch else origin.final.step if origin.final else None,
-        parameters=models.parameters(head),
+        parameters=models.count_parameters(head),
         paper_parameters=origin.paper_parameters,
         leak_free=stamp,
         seed=settings.train.seed,
@@ -169,12 +169,12 @@ def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model
     from bitimely_core import models
 
     config = parent.record.settings.model
-    model = models.made(config) if scratch else models.load(parent.verified_weights())
+    model = models.from_config(config) if scratch else models.load(parent.verified_weights())
     at = parent.find_adapter(windows)
-    model.settle(at or 0)
+    model.select_adapter(at or 0)
     shape = model_shape([windows], config)
     size: Flags = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
-    return model, model.adapt(**size, renew=at is None)
+    return model, model.reset_adapter(**size, renew=at is None)
 
 
 def _build_head(model: Model, settings: Settings, windows: Windows, view: tuning.TrainValidation) -> Head:

@@ -87,7 +87,7 @@ def pretrain(
     name = run or run_name(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
     folder = workspace / "runs" / name
     start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
-    paper, parameters = shipped.get("paper_parameters"), models.parameters(model)
+    paper, parameters = shipped.get("paper_parameters"), models.count_parameters(model)
     record = RunRecord(
         run=name,
         kind="pretrain",
@@ -172,7 +172,7 @@ def _build_model(settings: Settings, windows: list[Windows], matched_preset: str
     dimensions = config.model_dump(by_alias=True, exclude={"name", *shape})
     if matched_preset is not None:
         size = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
-        dimensions |= models.matched(config.name, matched_preset, **size, events=config.events)
+        dimensions |= models.match_parameters(config.name, matched_preset, **size, events=config.events)
     return models.build(config.name, **shape, **dimensions)
 
 
@@ -250,8 +250,8 @@ def _load_initial_weights(model: Model, start: Path) -> None:
     from bitimely_core import models
 
     other = models.load(start)
-    other.settle(0)
-    other.adapt(channels=model.config.channels, length=model.config.length)
+    other.select_adapter(0)
+    other.reset_adapter(channels=model.config.channels, length=model.config.length)
     expected = {name: value for name, value in model.state_dict().items() if not name.startswith("others.")}
     loaded = other.state_dict()
     differing = sorted(
