@@ -74,7 +74,7 @@ def rows():
     return windows
 
 
-def made():
+def build_pages():
     """One page a kind, from runs that were never trained."""
     one = signals()
     pair = [test_saliency.run(windows=one), test_saliency.run("timelybert", one)]
@@ -98,7 +98,7 @@ def made():
 def pages(tmp_path_factory):
     """Kind -> page and its report.html."""
     folder = tmp_path_factory.mktemp("pages")
-    return {kind: (page, report.write_report(folder / kind, page)) for kind, page in made()}
+    return {kind: (page, report.write_report(folder / kind, page)) for kind, page in build_pages()}
 
 
 @pytest.fixture(scope="session")
@@ -142,7 +142,7 @@ def test_every_kind_has_a_page(pages):
 
 
 @pytest.mark.slow
-def test_pages_as_they_are_say_nothing_on_the_console(pages, chromium, tmp_path):
+def test_pages_log_nothing_to_the_console(pages, chromium, tmp_path):
     _, console = chromium(framed(tmp_path, [path for _, path in pages.values()], "as-they-are"))
     assert "CONSOLE" not in console, console[-3000:]
 

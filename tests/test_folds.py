@@ -70,10 +70,10 @@ def test_official_folds_turn_and_leave_the_recommendation_as_the_last_one() -> N
 
 
 @pytest.mark.parametrize(
-    ("split", "subjects", "said"), [("time", 40, "no folds"), ("random-window", 40, "no folds"), ("subject", 12, "12 subjects")]
+    ("split", "subjects", "words"), [("time", 40, "no folds"), ("random-window", 40, "no folds"), ("subject", 12, "12 subjects")]
 )
-def test_a_split_without_ten_folds_is_refused(split: str, subjects: int, said: str) -> None:
-    with pytest.raises(UserError, match=said) as caught:
+def test_a_split_without_ten_folds_is_refused(split: str, subjects: int, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
         splits.make_scheme(split, subjects=[str(k) for k in range(subjects)], seed=0, length=30.0, test_fold=2)
     assert caught.value.exit_code == 2
 
@@ -105,28 +105,28 @@ def test_no_fold_was_trained_on_a_subject_that_it_is_tested_on(ran: Path) -> Non
 
 
 @pytest.mark.slow
-def test_folds_are_scored_as_if_one_run_had_said_it_all(ran: Path) -> None:
-    said = pl.concat([pl.read_parquet(ran / "runs" / name / "predictions.parquet") for name in FOLDS])
-    names = [name for name in said.columns if name.startswith("p_")]
-    target, probabilities = said["target"].to_numpy(), said.select(names).to_numpy()
+def test_pooled_folds_are_scored_like_one_run(ran: Path) -> None:
+    frame = pl.concat([pl.read_parquet(ran / "runs" / name / "predictions.parquet") for name in FOLDS])
+    names = [name for name in frame.columns if name.startswith("p_")]
+    target, probabilities = frame["target"].to_numpy(), frame.select(names).to_numpy()
     [line] = csv.DictReader((ran / "reports" / "two" / "results.csv").read_text().splitlines())
     assert line["state"] == "done"
     assert float(line["value"]) == pytest.approx(accuracy_score(target, probabilities.argmax(1)))
-    assert int(line["windows"]) == len(said)
-    assert int(line["subjects"]) == said["subject_id"].n_unique()
+    assert int(line["windows"]) == len(frame)
+    assert int(line["subjects"]) == frame["subject_id"].n_unique()
     summary = json.loads((ran / "reports" / "two" / "summary.json").read_bytes())
     assert set(summary["baselines"]["synthetic/staging"]) == {"features", "kernels"}
     assert "2 test folds together" in (ran / "reports" / "two" / "report.html").read_text()
     parts = [read_scored_run("gpt", "synthetic/staging", 0, ran / "runs" / name) for name in FOLDS]
     one = folds.pool_folds([part for part in parts if part], ran / "kept", windows_opener(ran))
-    assert one.scores["metrics"]["auroc"]["value"] == pytest.approx(roc_auc_score(target, probabilities, multi_class="ovr"))
+    assert one.scores.metrics["auroc"].value == pytest.approx(roc_auc_score(target, probabilities, multi_class="ovr"))
     right = 0
     for part, name in zip(parts, FOLDS, strict=True):  # the commonest class of each fold's own training windows
         assert part is not None
-        windows = tokens.open_tokens(ran / "tokens" / part.scores["data"])
+        windows = tokens.open_tokens(ran / "tokens" / part.scores.data)
         commonest = np.bincount(np.asarray(windows["train"].targets())).argmax()
         right += int((pl.read_parquet(ran / "runs" / name / "predictions.parquet")["target"] == commonest).sum())
-    assert one.scores["baselines"]["majority"]["accuracy"]["value"] == pytest.approx(right / len(said))
+    assert one.scores.baselines["majority"].metrics["accuracy"].value == pytest.approx(right / len(frame))
     with pytest.raises(UserError, match="test sets of two folds"):
         folds.pool_folds([parts[0], parts[0]], ran / "kept", windows_opener(ran))  # type: ignore[list-item]
 
@@ -143,7 +143,7 @@ def test_a_cell_without_one_of_its_folds_has_no_score(ran: Path) -> None:
 
 
 @pytest.mark.slow
-def test_costs_go_by_the_recordings_that_are_there_where_nothing_is_cut_yet(ran: Path, tmp_path: Path) -> None:
+def test_costs_are_estimated_from_recordings_before_windows_exist(ran: Path, tmp_path: Path) -> None:
     path = tmp_path / "other.toml"
     path.write_text(RECIPE.replace("folds = [4, 9]", "[tokenize]\nwindow = 500").replace("steps = 1", "epochs = 2"))
     planned = pipeline.run(str(path), workspace=ran, dry_run=True)["stages"]

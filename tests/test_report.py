@@ -37,14 +37,14 @@ class Parsed(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.elements, self.said, self.inside = [], "", []
+        self.elements, self.text, self.inside = [], "", []
         self.feed(page)
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
 
     def handle_data(self, data):
-        self.said += data + "\n"
+        self.text += data + "\n"
 
     def of(self, tag):
         return [a for t, a in self.elements if t == tag]
@@ -178,7 +178,7 @@ def page(**changes):
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_page_is_one_file_that_asks_nobody(tmp_path):
+def test_page_is_one_file_without_network_requests(tmp_path):
     path = write_report(tmp_path / "r", page())
     raw = path.read_text("utf-8")
     parsed = Parsed(raw)
@@ -202,26 +202,26 @@ def test_page_is_one_file_that_asks_nobody(tmp_path):
 
 
 def test_verdict_score_notices_facts_come_first(tmp_path):
-    said = Parsed(write_report(tmp_path, page()).read_text("utf-8")).said
+    text = Parsed(write_report(tmp_path, page()).read_text("utf-8")).text
     order = [
-        said.index(w)
+        text.index(w)
         for w in ("It knows more than the majority.", "0.810", "95 % CI 0.700 to 0.900", "leak_free is false.", "synthetic", "A paragraph.")
     ]
     assert order == sorted(order)
     for words in ("Figure 1", "Figure 9", "Table 1", "Loss.", "0.700–0.900", "–"):
-        assert words in said
+        assert words in text
 
 
 def test_a_headline_needs_a_value():
-    def made(values):
+    def render(values):
         bars = Figure(name="b", title="Main", caption="c", kind="bars", data={"names": ["x", "y", "z"], "values": values, "ylabel": "v"})
         return Parsed(report.render_html(page(blocks=[bars])))
 
-    shown = made([-2.5, None, 40.0])
+    shown = render([-2.5, None, 40.0])
     assert [a for a in shown.of("figure") if a.get("class") == "headline"]
-    assert "−2.500" in shown.said
-    assert "nan" not in shown.said
-    assert not [a for a in made([None, 1.0, 2.0]).of("figure") if a.get("class") == "headline"]
+    assert "−2.500" in shown.text
+    assert "nan" not in shown.text
+    assert not [a for a in render([None, 1.0, 2.0]).of("figure") if a.get("class") == "headline"]
 
 
 def test_same_page_same_bytes(tmp_path):
@@ -261,13 +261,13 @@ def test_foreign_text_stays_text(tmp_path):
     for link in (a["href"] for a in parsed.of("a")):
         assert link.startswith(("#", "data:text/csv")) or (tmp_path / link).is_file() or link == "predictions.parquet", link
     for name in HOSTILE:
-        assert parsed.said.count(report.clean_text(name)) >= 10
+        assert parsed.text.count(report.clean_text(name)) >= 10
     for drawing in tmp_path.glob("*.svg"):
         tags = {e.tag.rpartition("}")[2] for e in ET.parse(drawing).getroot().iter()}
         assert not tags & {"script", "foreignObject", "a", "style"}
 
 
-def test_large_pages_stay_small_and_their_files_whole(tmp_path):
+def test_large_pages_stay_small_and_their_files_complete(tmp_path):
     rng = np.random.default_rng(0)
     noise = [
         Figure(
@@ -297,7 +297,7 @@ def test_large_pages_stay_small_and_their_files_whole(tmp_path):
     assert (tmp_path / "t.svg").stat().st_size < 400_000
 
 
-def test_a_page_without_anything(tmp_path):
+def test_an_empty_page(tmp_path):
     empty = [
         Figure(name="l", title="l", caption="", kind="lines", data={"series": []}),
         Figure(
@@ -366,8 +366,8 @@ def test_downloads_carry_the_same_numbers_without_formulas(tmp_path):
     raw = write_report(tmp_path, page()).read_text("utf-8")
     link = next(a["href"] for a in Parsed(raw).of("a") if a.get("download") == "bars.csv")
     assert base64.b64decode(link.partition(",")[2]).decode().splitlines() == ["name,value,lo,hi", "EEG Fpz-Cz,0.4,0.3,0.5", "EOG,0.7,,"]
-    said = to_csv({"=a": np.array(["=1+1", "+x", "-y", "@z", "a,b", 'q"', "plain"]), "n": np.arange(7.0) - 3})
-    assert said.splitlines() == ["'=a,n", "'=1+1,-3.0", "'+x,-2.0", "'-y,-1.0", "'@z,0.0", '"a,b",1.0', '"q""",2.0', "plain,3.0"]
+    lines = to_csv({"=a": np.array(["=1+1", "+x", "-y", "@z", "a,b", 'q"', "plain"]), "n": np.arange(7.0) - 3})
+    assert lines.splitlines() == ["'=a,n", "'=1+1,-3.0", "'+x,-2.0", "'-y,-1.0", "'@z,0.0", '"a,b",1.0', '"q""",2.0', "plain,3.0"]
 
 
 def test_long_traces_keep_their_spikes():
@@ -397,7 +397,7 @@ def test_large_matrices_keep_their_strongest_entries():
         *[(3.21e-7, "3.2×10⁻⁷"), (7e18, "7.0×10¹⁸"), (float("inf"), "∞"), (None, "–")],
     ],
 )
-def test_numbers_for_people(value, shown):
+def test_displayed_numbers(value, shown):
     assert format_number(value) == shown
 
 

@@ -55,8 +55,8 @@ def planted(
         prediction = np.clip(skill * target + (1 - skill) * rng.random(target.shape), 0.01, 0.99)
     else:
         target = truth.integers(0, len(classes), n)
-        said = np.where(rng.random(n) < skill, target, rng.integers(0, len(classes), n))
-        prediction = np.full((n, len(classes)), 0.1) + np.eye(len(classes))[said]
+        predicted = np.where(rng.random(n) < skill, target, rng.integers(0, len(classes), n))
+        prediction = np.full((n, len(classes)), 0.1) + np.eye(len(classes))[predicted]
         prediction /= prediction.sum(1, keepdims=True)
     names = () if task == "regression" else classes
     scores = evaluate.score(task, target, prediction, groups, class_names=names, train_target=target, bootstrap=bootstrap)
@@ -127,7 +127,7 @@ def planted(
     return {"row": row, "column": data, "seed": seed, "run": name, "state": "done", "detail": ""}
 
 
-def made(tmp_path, entries, paper=None, **more):
+def write(tmp_path, entries, paper=None, **more):
     more = {"title": "A recipe", "description": "all of it", "workspace": tmp_path, "out": tmp_path / "out", "baselines": (), **more}
     return write_results("recipe", entries, paper=paper or {}, open_windows=windows_opener(tmp_path), **more)
 
@@ -135,14 +135,14 @@ def made(tmp_path, entries, paper=None, **more):
 class Parsed(HTMLParser):
     def __init__(self, page):
         super().__init__()
-        self.tags, self.said = [], ""
+        self.tags, self.text = [], ""
         self.feed(page)
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
 
     def handle_data(self, data):
-        self.said += data + "\n"
+        self.text += data + "\n"
 
 
 # --- statistics ---------------------------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_critical_difference_is_that_of_the_published_table(k, q):
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_one_seed_is_what_compare_says(tmp_path, task):
+def test_one_seed_equals_compare(tmp_path, task):
     for name in "ab":
         planted(tmp_path, name, "d", row=name, task=task, skill=0.4 if name == "a" else 0.7)
     read = {name: pl.read_parquet(tmp_path / "runs" / name / "predictions.parquet") for name in "ab"}
@@ -209,7 +209,7 @@ def test_one_seed_is_what_compare_says(tmp_path, task):
     assert found.df == pytest.approx(11)
 
 
-def test_a_label_alone_is_that_of_the_scores(tmp_path):
+def test_a_single_label_equals_that_of_the_scores(tmp_path):
     planted(tmp_path, "a", "d", task="multilabel", classes=("CHF", "COPD"))
     scores = json.loads((tmp_path / "runs/a/scores.json").read_bytes())
     frame = pl.read_parquet(tmp_path / "runs/a/predictions.parquet")
@@ -221,7 +221,7 @@ def test_a_label_alone_is_that_of_the_scores(tmp_path):
         assert getattr(found, key) == pytest.approx(scores["by_class"]["COPD"]["auprc"][key], abs=1e-12)
 
 
-def test_seeds_add_their_spread():
+def test_variance_between_seeds_is_added():
     draws = {name: np.linspace(0.4, 0.6, 101) + shift for name, shift in (("a0", 0.0), ("a1", 0.2), ("b0", 0.0), ("b1", 0.0))}
     found = evaluate.Replicates({"a0": 0.5, "a1": 0.7, "b0": 0.5, "b1": 0.5}, draws, 10, 10, None, None)
     mean = evaluate.paired_difference(found, ["a0", "a1"], ["b0", "b1"], (0.03**2, 4.0))
@@ -236,16 +236,21 @@ def test_seeds_add_their_spread():
 
 
 @pytest.mark.parametrize(("subjects", "seeds"), [(8, 1), (20, 3)])
-def test_a_page_of_equal_rows_seldom_claims_a_difference(subjects, seeds):
-    """300 pages of 9 rows without a true difference: at most 5 % (and three standard errors) name one; uncorrected percentiles do in many."""
+def test_a_page_of_equal_rows_keeps_the_family_wise_error(subjects, seeds):
+    """300 pages of 9 rows without a true difference: at most 5 % (and three standard errors) name one; uncorrected percentiles in many more."""
     rng, draws = np.random.default_rng(1), evaluate.draw_counts(range(300), subjects) / subjects
     wrong = uncorrected = 0
     for _ in range(300):
         noise = 0.02 * (seeds > 1)
         person = rng.normal(size=subjects) * 0.1
-        said = {(r, s): person + rng.normal(size=subjects) * 0.05 + rng.normal() * noise for r in range(9) for s in range(seeds)}
+        scores = {(r, s): person + rng.normal(size=subjects) * 0.05 + rng.normal() * noise for r in range(9) for s in range(seeds)}
         found = evaluate.Replicates(
-            {f"{k}": float(v.mean()) for k, v in said.items()}, {f"{k}": draws @ v for k, v in said.items()}, subjects, subjects, None, None
+            {f"{k}": float(v.mean()) for k, v in scores.items()},
+            {f"{k}": draws @ v for k, v in scores.items()},
+            subjects,
+            subjects,
+            None,
+            None,
         )
         rows = [[f"{(r, s)}" for s in range(seeds)] for r in range(9)]
         variance, df = _pool_seeds([[found.values[run] for run in row] for row in rows])
@@ -259,7 +264,7 @@ def test_a_page_of_equal_rows_seldom_claims_a_difference(subjects, seeds):
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_cells_are_means_over_seeds_and_the_reference_is_compared(tmp_path):
+def test_cells_are_means_over_seeds_with_differences_to_the_reference(tmp_path):
     entries = [
         planted(tmp_path, f"{row}-{view}-{seed}", view, row=row, seed=seed, skill=skill)
         for row, skill in (("ours", 0.9), ("weak", 0.2), ("twin", 0.88))
@@ -267,7 +272,7 @@ def test_cells_are_means_over_seeds_and_the_reference_is_compared(tmp_path):
         for seed in (0, 1)
     ]
     paper = {"ours": {"one": [90.4, 2.5], "two": 93.0}, "names": {"ours": "Ours"}, "source": "Table 2"}
-    done = made(tmp_path, entries, paper)
+    done = write(tmp_path, entries, paper)
     values = [json.loads((tmp_path / f"runs/ours-one-{s}/scores.json").read_bytes())["metrics"]["accuracy"]["value"] for s in (0, 1)]
     cell = done["cells"]["ours"]["one"]
     assert cell["value"] == pytest.approx(np.mean(values))
@@ -280,7 +285,7 @@ def test_cells_are_means_over_seeds_and_the_reference_is_compared(tmp_path):
     assert ("twin" in done["verdict"]) == any(
         evaluate.significance_sign(CorrectedDifference(**d)) for d in done["differences"]["twin"].values()
     )
-    said = Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
+    shown = Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
     for words in (
         "90.4 (2.5)",
         "Variation between seeds",
@@ -290,7 +295,7 @@ def test_cells_are_means_over_seeds_and_the_reference_is_compared(tmp_path):
         "Holm correction",
         "leak-free",
     ):
-        assert words in said, words
+        assert words in shown, words
     ranks = pl.read_parquet(tmp_path / "out/ranks.parquet")
     means = {row: [done["cells"][row][c]["value"] for c in ("one", "two")] for row in ("ours", "weak", "twin")}
     expected = np.mean([stats.rankdata([-means[r][k] for r in means]) for k in (0, 1)], axis=0)
@@ -299,21 +304,21 @@ def test_cells_are_means_over_seeds_and_the_reference_is_compared(tmp_path):
 
 def test_a_second_call_computes_nothing_and_writes_the_same(tmp_path, monkeypatch):
     entries = [planted(tmp_path, row, "one", row=row) for row in "ab"]
-    made(tmp_path, entries)
+    write(tmp_path, entries)
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()}
     monkeypatch.setattr(evaluate, "draw_replicates", lambda *a, **k: pytest.fail("computed again"))
-    made(tmp_path, entries)
+    write(tmp_path, entries)
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()} == before
     monkeypatch.undo()
     planted(tmp_path, "b", "one", row="b", skill=0.99)  # trained again
-    assert made(tmp_path, entries)["cells"]["b"]["one"]["value"] > 0.9
+    assert write(tmp_path, entries)["cells"]["b"]["one"]["value"] > 0.9
 
 
 def test_missing_cells_leave_a_readable_table(tmp_path):
     entries = [planted(tmp_path, "a-one", "one", row="a"), planted(tmp_path, "b-two", "two", row="b", task="regression")]
     entries += [{"row": "c", "column": "one", "seed": 0, "run": None, "state": "left out", "detail": "needs 8 GB | a lot"}]
     entries += [{"row": "a", "column": "two", "seed": 0, "run": "gone", "state": "done", "detail": ""}]
-    done = made(tmp_path, entries, {"a": {"one": [90.4, 2.5], "three": 1.25}, "d": {"two": 26.1}})
+    done = write(tmp_path, entries, {"a": {"one": [90.4, 2.5], "three": 1.25}, "d": {"two": 26.1}})
     assert [m["row"] for m in done["missing"]] == ["c", "a"]
     assert "gone" in done["missing"][1]["detail"]
     assert done["verdict"] == "2 of 3 cells were run. No two rows could be compared."
@@ -334,43 +339,43 @@ def test_missing_cells_leave_a_readable_table(tmp_path):
     assert "-- / 26.1" in body
 
 
-def test_a_second_run_in_a_cell_is_named(tmp_path):
+def test_a_second_run_in_a_cell_is_reported(tmp_path):
     entries = [planted(tmp_path, "a", "one", row="m"), planted(tmp_path, "b", "one", row="m")]
-    done = made(tmp_path, entries)
+    done = write(tmp_path, entries)
     assert done["missing"] == [{"row": "m", "column": "one", "seed": 0, "state": "not run", "detail": "another run is in this cell, not b"}]
     assert done["verdict"].startswith("1 of 2 cells")
 
 
-def test_nothing_ran(tmp_path):
+def test_a_page_without_any_run(tmp_path):
     entries = [{"row": "a", "column": "one", "seed": 0, "run": None, "state": "failed", "detail": "no source"}]
-    done = made(tmp_path, entries)
+    done = write(tmp_path, entries)
     assert done["verdict"].startswith("0 of 1 cells were run.")
-    assert "no source" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
+    assert "no source" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
 
 
-def test_too_few_subjects_say_so(tmp_path):
+def test_too_few_subjects_give_no_interval_and_no_test(tmp_path):
     entries = [planted(tmp_path, row, "one", row=row, subjects=3, per=30) for row in "ab"]
-    done = made(tmp_path, entries)
+    done = write(tmp_path, entries)
     assert "(n < 5)" in (tmp_path / "out/results.md").read_text("utf-8")
     assert "No CI in 1 of 1 comparisons: too few subjects" in done["verdict"]
     assert done["differences"]["b"]["one"]["corrected_lo"] is None
-    assert "3 test subjects" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
+    assert "3 test subjects" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
 
 
 def test_labels_get_columns(tmp_path):
     entries = [planted(tmp_path, row, "pophr", row=row, task="multilabel", classes=("CHF", "COPD"), skill=0.3) for row in "ab"]
-    done = made(tmp_path, entries, {"a": {"pophr:CHF": [65.2, 2.2], "pophr:auroc": 80.0}})
+    done = write(tmp_path, entries, {"a": {"pophr:CHF": [65.2, 2.2], "pophr:auroc": 80.0}})
     assert set(done["cells"]["a"]) == {"pophr:CHF", "pophr:auroc"}
     scores = json.loads((tmp_path / "runs/a/scores.json").read_bytes())
     assert done["cells"]["a"]["pophr:CHF"]["value"] == pytest.approx(scores["by_class"]["CHF"]["auprc"]["value"])
     assert done["cells"]["a"]["pophr:auroc"]["value"] == pytest.approx(scores["metrics"]["auroc"]["value"])
-    assert set(made(tmp_path, entries)["cells"]["a"]) == {"pophr:CHF", "pophr:COPD"}
-    assert "prevalence" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
+    assert set(write(tmp_path, entries)["cells"]["a"]) == {"pophr:CHF", "pophr:COPD"}
+    assert "prevalence" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
 
 
 def test_lower_errors_are_better(tmp_path):
     entries = [planted(tmp_path, row, "hr", row=row, task="regression", skill=skill) for row, skill in (("ours", 0.1), ("poor", 2.0))]
-    done = made(tmp_path, entries)
+    done = write(tmp_path, entries)
     assert "ours is better than poor on hr" in done["verdict"]
     ranks = pl.read_parquet(tmp_path / "out/ranks.parquet")
     assert dict(ranks.select("row", "mean rank").iter_rows()) == {"ours": 1.0, "poor": 2.0}
@@ -378,18 +383,18 @@ def test_lower_errors_are_better(tmp_path):
 
 def test_runs_on_other_windows_are_not_compared(tmp_path):
     entries = [planted(tmp_path, "a", "one", row="a"), planted(tmp_path, "b", "one", row="b", per=9)]
-    done = made(tmp_path, entries)
+    done = write(tmp_path, entries)
     assert done["differences"] == {}
-    assert "evaluated on different windows" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).said
+    assert "evaluated on different windows" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
 
 
 def test_foreign_text_stays_text(tmp_path):
     entries = [planted(tmp_path, "a", "one", row=HOSTILE), planted(tmp_path, "b", "one", row="b")]
     entries += [{"row": HOSTILE, "column": HOSTILE, "seed": 0, "run": None, "state": "failed", "detail": HOSTILE}]
-    made(tmp_path, entries, {"names": {"b": HOSTILE}, "notes": [HOSTILE], "source": HOSTILE}, title=HOSTILE, description=HOSTILE)
+    write(tmp_path, entries, {"names": {"b": HOSTILE}, "notes": [HOSTILE], "source": HOSTILE}, title=HOSTILE, description=HOSTILE)
     parsed = Parsed((tmp_path / "out/report.html").read_text("utf-8"))
     assert parsed.tags.count("script") == 1
-    assert "b" not in [t for t in parsed.tags if t == "b"][3:] or parsed.said.count("<b>") > 5
+    assert "b" not in [t for t in parsed.tags if t == "b"][3:] or parsed.text.count("<b>") > 5
     body = (tmp_path / "out/results.tex").read_text("utf-8")
     assert "\\input" not in body
     assert "\\textbackslash{}input\\{/etc/passwd\\}" in body
@@ -398,7 +403,7 @@ def test_foreign_text_stays_text(tmp_path):
     rows = list(csv.DictReader((tmp_path / "out/results.csv").read_text("utf-8").splitlines()))
     assert rows[0]["row"] == HOSTILE
     with pytest.raises(UserError, match="standard error"):
-        made(tmp_path, entries, {"a": {"one": "90.4 (2.5)"}})
+        write(tmp_path, entries, {"a": {"one": "90.4 (2.5)"}})
 
 
 def test_a_table_of_the_papers_size_is_drawn_in_time(tmp_path):
@@ -407,9 +412,9 @@ def test_a_table_of_the_papers_size_is_drawn_in_time(tmp_path):
         for k, row in enumerate([f"model {k}" for k in range(18)])
         for view in [f"view {v}" for v in range(8)]
     ]
-    made(tmp_path, entries)
+    write(tmp_path, entries)
     began = time.process_time()
-    made(tmp_path, entries)
+    write(tmp_path, entries)
     assert time.process_time() - began < 10  # 5 s on an idle machine
     assert (tmp_path / "out/report.html").stat().st_size < 1_000_000
 
@@ -417,11 +422,11 @@ def test_a_table_of_the_papers_size_is_drawn_in_time(tmp_path):
 # --- baselines ----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_kernels_respond_as_a_slow_loop_says():
+def test_kernels_equal_a_slow_loop():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 60, 3)).astype(np.float32)
     for group in baselines.draw_kernels(60, 3, 0)[:8]:
-        said = baselines.convolve(x, group)
+        responses = baselines.convolve(x, group)
         s = x[:, :, group.channels].sum(2)
         reach = 4 * group.dilation if group.padded else 0
         s = np.pad(s, ((0, 0), (reach, reach)))
@@ -430,10 +435,10 @@ def test_kernels_respond_as_a_slow_loop_says():
             slow = [
                 [sum(weights[j] * row[t + j * group.dilation] for j in range(9)) for t in range(len(row) - 8 * group.dilation)] for row in s
             ]
-            assert np.allclose(said[k], slow, atol=1e-4)
+            assert np.allclose(responses[k], slow, atol=1e-4)
 
 
-def test_kernels_tell_frequencies_that_moments_do_not():
+def test_kernels_separate_frequencies_that_moments_do_not():
     rng = np.random.default_rng(0)
     t = np.arange(128)
 
@@ -457,7 +462,7 @@ def test_kernels_tell_frequencies_that_moments_do_not():
 
 
 @pytest.mark.slow
-def test_baselines_on_tokens_never_read_test_labels_and_are_kept(tmp_path, monkeypatch):
+def test_baselines_on_tokens_never_read_test_labels_and_are_stored(tmp_path, monkeypatch):
     """On the synthetic cohort: better than the majority, the same with test labels shuffled, not computed twice."""
     from bitimely_core.config import DataConfig
     from bitimely_core.run import describe_data
@@ -475,9 +480,9 @@ def test_baselines_on_tokens_never_read_test_labels_and_are_kept(tmp_path, monke
         assert evaluate.list_classes(frame) == list(windows.class_names)
 
         def shuffled(name):
-            made = windows_opener(tmp_path)(name)
-            test = (made.whole_index["split"] == "test").to_numpy()
-            return dataclasses.replace(made, target=np.where(test, 0, made.target))
+            opened = windows_opener(tmp_path)(name)
+            test = (opened.whole_index["split"] == "test").to_numpy()
+            return dataclasses.replace(opened, target=np.where(test, 0, opened.target))
 
         again = baselines.fit_baseline(kind, record, scores, keep=tmp_path / "other", open_windows=shuffled)[1]
         assert np.allclose(again.select(pl.col("^p_.*$")).to_numpy(), frame.select(pl.col("^p_.*$")).to_numpy())
@@ -519,11 +524,11 @@ def test_many_runs_have_a_page_with_a_short_name(tmp_path):
     done = workflows.report(names, workspace=tmp_path)
     folder = next((tmp_path / "reports").iterdir())
     assert len(folder.name) < 200
-    assert "Comparison of 12 runs" in Parsed((folder / "report.html").read_text("utf-8")).said
+    assert "Comparison of 12 runs" in Parsed((folder / "report.html").read_text("utf-8")).text
     assert workflows.report(names[::-1], workspace=tmp_path)["report"] != done["report"]
 
 
-def test_runs_are_placed_by_what_tells_them_apart(tmp_path):
+def test_rows_are_models_where_they_differ_else_runs(tmp_path):
     for name, row, seed in (("a", "gpt", 0), ("b", "gpt", 1), ("c", "lstm", 0)):
         planted(tmp_path, name, "d", row=row, seed=seed)
     folders = [tmp_path / "runs" / name for name in "abc"]
@@ -532,7 +537,7 @@ def test_runs_are_placed_by_what_tells_them_apart(tmp_path):
     assert [one.row for one in assign_rows(folders)] == ["a", "b", "c"]
 
 
-def test_a_card_says_scores_leakage_licence_and_no_person(tmp_path):
+def test_a_card_has_scores_leakage_and_licence_but_no_subject(tmp_path):
     planted(tmp_path, "a", "one", row="gpt")
     folder = tmp_path / "runs" / "a"
     storage.write_json(folder / "train_subjects.json", {"format_version": 1, "marks": ["aa", "bb"]})
@@ -559,7 +564,7 @@ def test_a_card_says_scores_leakage_licence_and_no_person(tmp_path):
     assert "Not evaluated" in (folder / "model_card.md").read_text("utf-8")
 
 
-def test_digits_are_the_papers():
+def test_cells_have_the_digits_of_the_paper():
     percent, error = ScoreColumn("a", "a", "accuracy"), ScoreColumn("b", "b", "mae")
     assert format_cell(MetricValue(value=0.9041, se=0.0251), percent) == "90.4 (2.5)"
     assert format_cell(MetricValue(value=2.8149, se=0.119), error) == "2.81 (0.12)"

@@ -134,13 +134,5 @@ def compare_frames(
     Columns: window, subject_id, recording_id, start, then `target` and `p_<class>` (classification), `target_<label>` and `p_<label>`
     (multi-label), or `target` and `prediction` (regression). Raises as `compare`.
     """
-    result = compare(
-        task,
-        parse_predictions(task, first, class_names),
-        parse_predictions(task, second, class_names),
-        class_names=class_names,
-        bootstrap=bootstrap,
-        by=by,
-        seed=seed,
-    )
-    return result.metrics
+    one, other = (parse_predictions(task, frame, class_names) for frame in (first, second))
+    return compare(task, one, other, class_names=class_names, bootstrap=bootstrap, by=by, seed=seed).metrics

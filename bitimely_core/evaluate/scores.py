@@ -44,24 +44,15 @@ def constant_baselines(task: str, train: Array, n: int, k: int) -> dict[str, tup
     if not len(train):
         return {}
     if task == "regression":
-        mean, median = float(train.mean()), float(np.median(train))
-        return {
-            "mean": ("always predicts the mean of the training targets", np.full(n, mean), None),
-            "median": ("always predicts the median of the training targets", np.full(n, median), None),
-        }
-    rates = np.bincount(train, minlength=k) / len(train) if task == "classification" else _label_rates(train)
-    likely = np.eye(k)[rates.argmax()] if task == "classification" else (rates >= 0.5).astype(np.float64)
+        centers = {"mean": float(train.mean()), "median": float(np.median(train))}
+        return {name: (f"always predicts the {name} of the training targets", np.full(n, v), None) for name, v in centers.items()}
+    classes = task == "classification"
+    rates = np.bincount(train, minlength=k) / len(train) if classes else _label_rates(train)
+    likely = np.eye(k)[rates.argmax()] if classes else (rates >= 0.5).astype(np.float64)
+    frequent = "always predicts the most frequent training class" if classes else "predicts for each label its more frequent training value"
     spread = np.tile(rates, (n, 1))
-    return {
-        "majority": (
-            "always predicts the most frequent training class"
-            if task == "classification"
-            else "predicts for each label its more frequent training value",
-            np.tile(likely, (n, 1)),
-            None,
-        ),
-        "prior": ("predicts at random with the training frequencies; expected values", spread, spread),
-    }
+    random = "predicts at random with the training frequencies; expected values"
+    return {"majority": (frequent, np.tile(likely, (n, 1)), None), "prior": (random, spread, spread)}
 
 
 def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: Any) -> Array:

@@ -340,22 +340,15 @@ def summarize_differences(table: ResultTable) -> str:
         word: [f"{table.name(row)} on {table.name(key)}" for (row, key), side in sides.items() if side == at]
         for word, at in (("better", -1), ("worse", 1))
     }
-    told = [f"{word} than {_join_names(names)}" for word, names in named.items() if names]
+    clauses = [f"{word} than {_join_names(names)}" for word, names in named.items() if names]
     without = sum(d.corrected_lo is None for d in table.differences.values())
     rest = total - sum(map(len, named.values())) - without
-    return (
-        ". ".join(
-            filter(
-                None,
-                [
-                    f"{table.name(table.reference)} is {' and '.join(told)} (the Holm-corrected 95 % CI excludes 0)" if told else "",
-                    f"No significant difference in {rest} of {total} comparisons after Holm correction" if rest else "",
-                    f"No CI in {without} of {total} comparisons: too few subjects" if without else "",
-                ],
-            )
-        )
-        + "."
-    )
+    sentences = [
+        f"{table.name(table.reference)} is {' and '.join(clauses)} (the Holm-corrected 95 % CI excludes 0)." if clauses else "",
+        f"No significant difference in {rest} of {total} comparisons after Holm correction." if rest else "",
+        f"No CI in {without} of {total} comparisons: too few subjects." if without else "",
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def _join_names(names: Sequence[str], most: int = 6) -> str:

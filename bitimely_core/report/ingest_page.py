@@ -52,7 +52,7 @@ class IngestChannel:
     seconds: float = 0.0
     figures: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # quality figures, NaN: not measured
 
-    def measured(self, figure: str) -> np.ndarray:
+    def values(self, figure: str) -> np.ndarray:
         """The measured values of a quality figure."""
         values = np.array(self.figures[figure])
         return values[~np.isnan(values)]
@@ -251,7 +251,7 @@ def channel_warnings(channels: list[IngestChannel], most: int = 12) -> list[str]
     """Channels of unusual scale, constant channels and line noise."""
     out = []
     for channel in channels:
-        spread, many = channel.measured("iqr"), len(channel.recordings)
+        spread, many = channel.values("iqr"), len(channel.recordings)
         usual = float(np.median(spread[spread > 0])) if (spread > 0).any() else 0.0
         odd = int(((spread > ODD_SCALE * usual) | ((spread > 0) & (spread < usual / ODD_SCALE))).sum()) if len(spread) > 2 else 0
         if odd:
@@ -259,12 +259,12 @@ def channel_warnings(channels: list[IngestChannel], most: int = 12) -> list[str]
                 f"{channel.name}: the interquartile range of {odd:,} of {len(spread):,} recordings is more than {ODD_SCALE:g} times wider or "
                 "narrower than usual. Check their unit and gain."
             )
-        constant = int((channel.measured("min") == channel.measured("max")).sum())
+        constant = int((channel.values("min") == channel.values("max")).sum())
         if constant:
             out.append(f"{channel.name}: constant{f' in {constant:,} of {len(spread):,} recordings' if many > 1 else ''}.")
-        noise = channel.measured("line_noise")
+        noise = channel.values("line_noise")
         if len(noise) and float(np.median(noise)) > LINE_NOISE:
-            frequency = _most_common(channel.measured("line_frequency"))
+            frequency = _most_common(channel.values("line_frequency"))
             out.append(
                 f"{channel.name}: line noise at {frequency} Hz is {100 * float(np.median(noise)):.0f} % of the power"
                 f"{' in the median recording' if many > 1 else ''}; `bitimely tokenize --notch {frequency}` removes it."
@@ -289,17 +289,17 @@ def _quality_blocks(channels: list[IngestChannel]) -> Iterator[Figure | Table]:
                 f"{channel.name}, {channel.unit or 'no unit'}",
                 next(iter(channel.rates)) if len(channel.rates) == 1 else _format_rates(channel.rates),
                 len(channel.recordings),
-                *_reduce(channel.measured("min"), np.min),
-                *_reduce(channel.measured("median"), np.median),
-                *_reduce(channel.measured("max"), np.max),
-                *_reduce(channel.measured("iqr"), np.median),
+                *_reduce(channel.values("min"), np.min),
+                *_reduce(channel.values("median"), np.median),
+                *_reduce(channel.values("max"), np.max),
+                *_reduce(channel.values("iqr"), np.median),
             ]
             for channel in channels
         ],
     )
     yield from _spread_figures(channels)
-    shown = [name for name in FAULTS if any(channel.measured(name).any() for channel in channels)]
-    absent = [name for name in FAULTS if name not in shown and any(len(channel.measured(name)) for channel in channels)]
+    shown = [name for name in FAULTS if any(channel.values(name).any() for channel in channels)]
+    absent = [name for name in FAULTS if name not in shown and any(len(channel.values(name)) for channel in channels)]
     noise = "line_noise" in shown
     yield make_table(
         "faults",
@@ -313,8 +313,8 @@ def _quality_blocks(channels: list[IngestChannel]) -> Iterator[Figure | Table]:
         [
             [
                 channel.name,
-                *(value for name in shown for value in _reduce((100 * channel.measured(name)).round(3), np.median, np.max)),
-                *([_most_common(channel.measured("line_frequency"))] * noise),
+                *(value for name in shown for value in _reduce((100 * channel.values(name)).round(3), np.median, np.max)),
+                *([_most_common(channel.values("line_frequency"))] * noise),
             ]
             for channel in channels
         ],
@@ -325,12 +325,12 @@ def _spread_figures(channels: list[IngestChannel]) -> Iterator[Figure]:
     """Interquartile ranges, a figure for each of the commonest units of measurement."""
     by_unit: dict[str, list[IngestChannel]] = defaultdict(list)
     for channel in channels:
-        if len(channel.measured("iqr")):
+        if len(channel.values("iqr")):
             by_unit[channel.unit].append(channel)
     for unit, of_unit in sorted(by_unit.items(), key=lambda pair: -len(pair[1]))[:MAX_BAR_PLOTS]:
         if len(of_unit) == 1 and len(of_unit[0].recordings) == 1:
             continue
-        spreads = {channel.name: channel.measured("iqr") for channel in of_unit[:MAX_BARS]}
+        spreads = {channel.name: channel.values("iqr") for channel in of_unit[:MAX_BARS]}
         caption = (
             "Bar: interquartile range of the samples in the median recording; line: from the narrowest to the widest recording. A line that reaches "
             "far beyond the others indicates a recording of another scale."
