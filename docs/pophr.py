@@ -24,8 +24,8 @@ POLICIES = {
 LABELS = ("chf", "copd", "diabetes")
 
 
-def command(line: str, home: str) -> dict[str, Any]:
-    """A command's JSON."""
+def run_command(line: str, home: str) -> dict[str, Any]:
+    """The JSON output of a command."""
     from bitimely_cli.main import main
 
     out = io.StringIO()
@@ -37,7 +37,7 @@ def command(line: str, home: str) -> dict[str, Any]:
     return found
 
 
-def shown(metric: dict[str, Any]) -> str:
+def format_metric(metric: dict[str, Any]) -> str:
     """A value with its interval."""
     if metric["value"] is None:
         return "not defined"
@@ -48,19 +48,19 @@ def main() -> None:
     """Measure and write the table."""
     data = Path(os.environ["BITIMELY_TEST_DATA"])
     rows = [
-        "| input | label | test subjects (cases) | chance | length alone | best single code | model (95 % over subjects) |",
+        "| input | label | test subjects (cases) | chance | sequence length only | best single code | model (95 % CI over subjects) |",
         "|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as home:
         source = f"{data / 'de-synpuf'} --source synpuf --phecode-map {data / 'phecode' / 'phecode_map_v1_2_icd9cm.csv'}"
-        key = Path(home) / "public.key"  # the sample is public; a key of its own would put the subjects in another order each time
+        key = Path(home) / "public.key"  # the sample is public; a random key would change the order of the subjects each time
         key.write_bytes(bytes(32))
-        command(f"ingest pophr {source} --rules ccw --no-select --id-key {key}", home)
+        run_command(f"ingest pophr {source} --rules ccw --no-select --id-key {key}", home)
         for name, options in POLICIES.items():
-            command(f"tokenize pophr --no-select --name {name} {options}", home)
-            command(f"pretrain --preset tiny --data {name} --objective next-previous-strict --epochs 10 --lr 1e-3 --run {name}", home)
-            command(f"finetune {name} --data {name} --fraction 1 --epochs 20 --lr 1e-3 --run {name}-labels", home)
-            scores = command(f"evaluate {name}-labels", home)
+            run_command(f"tokenize pophr --no-select --name {name} {options}", home)
+            run_command(f"pretrain --preset tiny --data {name} --objective next-previous-strict --epochs 10 --lr 1e-3 --run {name}", home)
+            run_command(f"finetune {name} --data {name} --fraction 1 --epochs 20 --lr 1e-3 --run {name}-labels", home)
+            scores = run_command(f"evaluate {name}-labels", home)
             baselines = json.loads((Path(home) / "tokens" / name / "statistics.json").read_bytes())["leaks"]
             for label in LABELS:
                 entry, leak = scores["by_class"][label], baselines[label]
@@ -72,7 +72,7 @@ def main() -> None:
                 ]
                 code = f" ({best['phecode']})" if best else ""
                 rows.append(
-                    f"| {name} | {label} | {n} ({entry['support']}) | {lines[0]} | {lines[1]} | {lines[2]}{code} | {shown(entry['auprc'])} |"
+                    f"| {name} | {label} | {n} ({entry['support']}) | {lines[0]} | {lines[1]} | {lines[2]}{code} | {format_metric(entry['auprc'])} |"
                 )
     head, _, rest = PAGE.read_text().partition(MARK)
     _, _, tail = rest.partition(MARK)

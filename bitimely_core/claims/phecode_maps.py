@@ -1,7 +1,7 @@
-"""PheCode maps: tables that others publish, read in the layouts in circulation, refused when a spreadsheet has damaged them (section 5).
+"""Published PheCode maps, read in their layouts and refused when a spreadsheet has damaged them (section 5).
 
-No map is shipped. Spreadsheets take leading zeros away, after which `1` is both 001 and 001.0: such a table is refused, never guessed at.
-Archives and installed packages are read in place: nothing is extracted, nothing imported.
+No map is shipped. Spreadsheets remove leading zeros, after which `1` is both 001 and 001.0: such a table is refused. Archives and installed
+packages are read in place: nothing is extracted, nothing imported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VOCABULARIES = {"icd9": "icd9", "icd9cm": "icd9", "9": "icd9", "icd10": "icd10",
 
 @dataclass(frozen=True, kw_only=True)
 class MapLayout:
-    """How a published table is recognised (names of columns, lower case) and what of it is taken."""
+    """Columns by which a published table is recognised, and those that are read; lower-case names."""
 
     name: str
     needs: frozenset[str]
@@ -73,6 +73,10 @@ LAYOUTS = (
 )
 
 
+MapFacts = dict[str, str | int | dict[str, int]]
+"""File name, SHA-256, layout, rows and repairs of a map file, as the manifest keeps them."""
+
+
 class MapSheet(NamedTuple):
     """A table as text."""
 
@@ -90,7 +94,7 @@ class PhecodeMap:
     names: dict[str, str] = field(default_factory=dict)  # PheCode -> phenotype
     categories: dict[str, str] = field(default_factory=dict)
     exclusions: dict[str, tuple[str, ...]] = field(default_factory=dict)  # PheCode -> PheCodes and ranges `001-009.99`
-    facts: list[dict[str, Any]] = field(default_factory=list)  # of each file, for the manifest
+    facts: list[MapFacts] = field(default_factory=list)  # of each file, for the manifest
     findings: list[Finding] = field(default_factory=list)
 
     def frame(self) -> pl.DataFrame:
@@ -108,7 +112,7 @@ def group_phecodes(rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, 
 
 
 def is_excluded(phecode: str, items: Iterable[str]) -> bool:
-    """Whether a PheCode is among exclusions, each a PheCode or a range `714-716.99` (both ends belong to it)."""
+    """Whether a PheCode is among exclusions, each a PheCode or a range `714-716.99` with both ends included."""
     prefix, number, _ = codes.phecode_sort_key(phecode)
     for item in items:
         low, dash, high = item.partition("-")
@@ -118,7 +122,7 @@ def is_excluded(phecode: str, items: Iterable[str]) -> bool:
 
 
 def related_phecodes(codemap: PhecodeMap, defining: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
-    """Label -> the PheCodes of the map that its controls may not have: those in the exclusions of the label's own (`rules.defining`)."""
+    """Label -> the PheCodes that exclude its controls: those in the exclusions of the label's own (`find_defining_phecodes`)."""
     every = {phecode for table in codemap.tables.values() for found in table.values() for phecode in found}
     items = {name: [item for phecode in own for item in codemap.exclusions.get(phecode, ())] for name, own in defining.items()}
     return {name: frozenset(phecode for phecode in every if is_excluded(phecode, own)) for name, own in items.items()}
@@ -137,24 +141,24 @@ def read_map(
     Args:
         paths: .csv, .csv.gz, .parquet; .zip, .whl or .tar.gz with such a table inside, or `ARCHIVE/member`; `pkg:NAME[/path]` of an
             installed package.
-        repair: `phecode-zeros` puts back the leading zeros of PheCodes where nothing else is wrong.
-        overrides: a csv with code, vocab, phecode that replaces the PheCodes of its codes; an empty one removes the code.
+        repair: `phecode-zeros` restores the leading zeros of PheCodes if the map has no other damage.
+        overrides: a csv with code, vocab, phecode that replaces the PheCodes of its codes; an empty PheCode removes the code.
         keep_ignored: keep the catalog's PheCodes marked Ignore.
-        vocab: vocabulary of the ICD-10 codes, and of a plain table that names none (which is else icd9).
+        vocab: vocabulary of the ICD-10 codes, and of a plain table without one (default icd9).
 
     Raises:
         UserError: no_input without a path (exit 2); map_damaged, format, not_found, duplicate_key for two tables of one vocabulary.
     """
     if not paths:
-        raise usage_error("a PheCode map is needed", "none is shipped", DOWNLOAD_HINT, code=Reason.NO_INPUT)
+        raise usage_error("no PheCode map", "expected --phecode-map, none is shipped", DOWNLOAD_HINT, code=Reason.NO_INPUT)
     if repair is not None and repair not in REPAIRS:
-        raise usage_error(f"no repair is called {safe_text(repair)}", f"known: {', '.join(REPAIRS)}")
+        raise usage_error(f"unknown repair {safe_text(repair)}", f"expected {', '.join(REPAIRS)}")
     codemap = PhecodeMap({})
     for path in paths:
         one = _parse_map(_open_sheet(str(path)), repair=repair, keep_ignored=keep_ignored, vocab=vocab)
         twice = sorted(set(one.tables) & set(codemap.tables))
         if twice:
-            text = f"is a second table for {', '.join(twice)}"
+            text = f"a second table for {', '.join(twice)}"
             raise input_error(Reason.DUPLICATE_KEY, text, "expected one a vocabulary", "Give one of them", file=str(path))
         _add_companions(str(path), one)
         for mine, other in (
@@ -191,7 +195,7 @@ def _open_sheet(path: str) -> MapSheet:
         csv.Error,
         RuntimeError,
     ) as error:  # RuntimeError: encrypted
-        raise input_error(Reason.CORRUPT, f"cannot be read ({type(error).__name__})", hint="Get it again", file=path) from None
+        raise input_error(Reason.CORRUPT, f"cannot be read ({type(error).__name__})", hint="Download it again", file=path) from None
 
 
 def _open_file(path: str) -> MapSheet:
@@ -219,13 +223,13 @@ def _open_package(path: str) -> MapSheet:
     try:
         files = metadata.distribution(name).files or []
     except metadata.PackageNotFoundError:
-        raise usage_error(f"no package {safe_text(name)} is installed", hint=DOWNLOAD_HINT, code=Reason.NOT_FOUND) from None
+        raise usage_error(f"package {safe_text(name)} is not installed", hint=DOWNLOAD_HINT, code=Reason.NOT_FOUND) from None
     places = {str(file): file.locate() for file in files}
     return _open_member(path, None, list(places), lambda name: Path(str(places[name])).open("rb"), member)
 
 
 def _open_member(path: str, digest: str | None, names: Iterable[str], opened: Callable[[str], Any], wanted: str) -> MapSheet:
-    """The one map table of a collection of files; `wanted` is the end of its name."""
+    """The only map table of a collection of files; `wanted` is the end of its name."""
     candidates = [name for name in sorted(names) if name.lower().endswith(TABLE_ENDINGS) and name.endswith(wanted)]
     found = []
     for name in candidates:
@@ -241,8 +245,8 @@ def _open_member(path: str, digest: str | None, names: Iterable[str], opened: Ca
     if len(found) == 1:
         return found[0]
     text = f"holds {len(found)} map tables" if found else "holds no map table"
-    told = ", ".join(safe_text(sheet.name) for sheet in found[:5]) or f"tables found: {len(candidates)}"
-    raise input_error(Reason.FORMAT, text, told, "Give the one that is meant as ARCHIVE/member", file=path)
+    listed = ", ".join(safe_text(sheet.name) for sheet in found[:5]) or f"{len(candidates)} other tables"
+    raise input_error(Reason.FORMAT, text, f"found {listed}", "Give the map as ARCHIVE/member", file=path)
 
 
 def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
@@ -252,7 +256,7 @@ def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
             data = unpacked.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise input_error(Reason.EXPANSION_LIMIT, f"holds more than {MAX_BYTES} bytes", "no map is that large", file=name)
+        raise input_error(Reason.EXPANSION_LIMIT, f"more than {MAX_BYTES} bytes", "expected a smaller map", file=name)
     if data[:4] == b"PAR1":
         return _read_parquet(name, digest, data)
     try:
@@ -305,7 +309,7 @@ def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab
     elif failed:
         raise _damage_error(sheet.name, failed)
     pairs = set(kept)
-    facts = {
+    facts: MapFacts = {
         "file": sheet.name,
         "sha256": sheet.sha256,
         "layout": layout.name,
@@ -328,7 +332,7 @@ def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab
 def _select_rows(
     sheet: MapSheet, layout: MapLayout, *, keep_ignored: bool, vocab: str | None
 ) -> tuple[list[tuple[str, str, str]], Counter[str]]:
-    """(vocab, code, phecode) of the rows that are taken, and how many are not, by reason. ICD-9 codes stay as written, to be tested."""
+    """(vocab, code, phecode) of the used rows, and the number of others by reason. ICD-9 codes stay as written, to be tested."""
     kept, left = [], Counter[str]()
     cells = sheet.columns
     ignored = cells.get("ignore bool", [""] * len(cells["phecode"]))
@@ -368,7 +372,7 @@ def _read_vocabularies(sheet: MapSheet, layout: MapLayout, vocab: str | None) ->
 
 
 def _read_descriptions(sheet: MapSheet, column: str | None, fill: Callable[[str], str]) -> dict[str, str]:
-    """PheCode -> cell of a column that describes it; empty without such a column."""
+    """PheCode -> its cell in a descriptive column; empty without such a column."""
     cells = sheet.columns.get(column or "", [])
     return {fill(code): cell for code, cell in zip(sheet.columns["phecode"], cells, strict=False) if code and cell}
 
@@ -377,7 +381,7 @@ def _read_descriptions(sheet: MapSheet, column: str | None, fill: Callable[[str]
 
 
 def _pad_zeros(phecode: str) -> str:
-    """A numeric PheCode with the zeros of its head: 8 -> 008, 38.1 -> 038.1."""
+    """A numeric PheCode with leading zeros: 8 -> 008, 38.1 -> 038.1."""
     head, dot, rest = phecode.partition(".")
     return f"{head.zfill(3)}{dot}{rest}" if NUMERIC.fullmatch(phecode) else phecode
 
@@ -402,8 +406,8 @@ def _find_damage(rows: Sequence[tuple[str, str, str]], layout: MapLayout, number
 
 
 DAMAGE = {
-    1: "ICD-9 codes have lost zeros or are none",
-    2: "ICD-9 codes stand there twice",
+    1: "ICD-9 codes have lost zeros or are invalid",
+    2: "ICD-9 codes are duplicated",
     3: "PheCodes have lost leading zeros",
     4: "codes of the full map are missing",
     5: "numbers are written as a spreadsheet writes them",
@@ -440,22 +444,28 @@ def _add_companions(path: str, one: PhecodeMap) -> None:
 
 
 def _apply_overrides(codemap: PhecodeMap, sheet: MapSheet) -> None:
-    """Replace the PheCodes of the codes that a table names; without PheCode the code leaves the map."""
+    """Replace the PheCodes of the codes of a table; a code without PheCode is removed from the map."""
     wanted = ("code", "vocab", "phecode")
     if not set(wanted) <= set(sheet.columns):
-        raise usage_error("has not the columns of overrides", f"expected {', '.join(wanted)}", code=Reason.FORMAT, file=sheet.name)
+        raise usage_error("columns are missing", f"expected {', '.join(wanted)}", code=Reason.FORMAT, file=sheet.name)
     found: dict[tuple[str, str], set[str]] = {}
     for code, vocab, phecode in zip(*(sheet.columns[name] for name in wanted), strict=True):
         own = VOCABULARIES.get(re.sub(r"[^a-z0-9]", "", vocab.lower()))
         text = codes.normalise_code(code, own)[0] if own else None
         if own is None or text is None or (phecode and not codes.PHECODE.fullmatch(phecode)):
-            said = f"cannot be used: {safe_text(code)}, {safe_text(vocab)}, {safe_text(phecode)}"
-            raise input_error(Reason.FORMAT, said, "expected an ICD code, its vocabulary, a PheCode", file=sheet.name)
+            row = f"row {safe_text(code)}, {safe_text(vocab)}, {safe_text(phecode)}"
+            raise input_error(Reason.FORMAT, row, "expected an ICD code, its vocabulary, a PheCode", file=sheet.name)
         found.setdefault((own, text), set()).update({phecode} - {""})
     for (vocab, code), phecodes in found.items():
         table = codemap.tables.setdefault(vocab, {})
         table.pop(code, None)
         if phecodes:
             table[code] = tuple(sorted(phecodes, key=codes.phecode_sort_key))
-    facts = {"file": sheet.name, "sha256": sheet.sha256, "layout": "overrides", "rows": len(sheet.columns["code"]), "codes": len(found)}
+    facts: MapFacts = {
+        "file": sheet.name,
+        "sha256": sheet.sha256,
+        "layout": "overrides",
+        "rows": len(sheet.columns["code"]),
+        "codes": len(found),
+    }
     codemap.facts.append(facts)

@@ -107,7 +107,7 @@ def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[s
 
 
 def _iter_groups(frames: Iterable[pl.DataFrame]) -> Iterator[pa.Table]:
-    """The rows of some frames, GROUP at a time."""
+    """The rows of the frames, GROUP at a time."""
     held: pl.DataFrame | None = None
     for frame in frames:
         held = frame if held is None else pl.concat([held, frame])
