@@ -116,16 +116,16 @@ def recordings() -> Iterator[bytes]:
 
 
 def edf_header(data: bytes, folder: Path) -> None:
-    """A whole file; and its header as that of a file of any size, which must not cost memory."""
+    """A complete file, and its header as that of a file of any size, which must not cost memory."""
     path = folder / "x"
     path.write_bytes(data)
     for size in (len(data), 1 << 40):
         with contextlib.suppress(UserError):
             header = edf.parse_header(data, size, required=("EEG Fpz-Cz",))
             assert header.size + header.records * header.record_bytes <= size
-    whole = edf.read_recording(path)
-    assert sum(signal.samples.size for signal in whole.signals) * whole.header.width <= len(data)
-    assert all(np.isfinite([s.rate, s.scale, s.offset, s.onset]).all() and s.rate > 0 for s in whole.signals)
+    recording = edf.read_recording(path)
+    assert sum(signal.samples.size for signal in recording.signals) * recording.header.width <= len(data)
+    assert all(np.isfinite([s.rate, s.scale, s.offset, s.onset]).all() and s.rate > 0 for s in recording.signals)
 
 
 def lists() -> Iterator[bytes]:
@@ -145,7 +145,7 @@ def edf_annotations(data: bytes, folder: Path) -> None:
     body = np.concatenate([np.zeros((len(rows), 2), np.uint8), rows], axis=1)
     names = ("label", "physical_min", "physical_max", "digital_min", "digital_max", "samples_per_record")
     signals = [("EEG", "-1", "1", "-2048", "2047", "1")] + [("EDF Annotations", "-1", "1", "-32768", "32767", "12")] * 2
-    said = {
+    fields = {
         "version": "0",
         "reserved": "EDF+C",
         "header_bytes": "1024",
@@ -154,13 +154,13 @@ def edf_annotations(data: bytes, folder: Path) -> None:
         "n_signals": "3",
     }
     table = dict(zip(names, zip(*signals, strict=True), strict=True))
-    text = "".join(said.get(name, "").ljust(width) for name, width in edf.FIELDS)
+    text = "".join(fields.get(name, "").ljust(width) for name, width in edf.FIELDS)
     text += "".join(value.ljust(width) for name, width in edf.SIGNAL_FIELDS for value in table.get(name, ("",) * 3))
     path = folder / "x"
     path.write_bytes(text.encode() + body.tobytes())
-    whole = edf.read_recording(path)
-    assert sum(len(signal.samples) for signal in whole.signals) == len(rows)
-    assert all(np.isfinite([note.onset, note.duration]).all() for note in whole.annotations)
+    recording = edf.read_recording(path)
+    assert sum(len(signal.samples) for signal in recording.signals) == len(rows)
+    assert all(np.isfinite([note.onset, note.duration]).all() for note in recording.annotations)
 
 
 # --- WFDB
@@ -192,8 +192,8 @@ def wfdb_header(data: bytes, folder: Path) -> None:
         assert all(np.isfinite([c.scale, c.offset]).all() and c.samples > 0 for _, _, _, c in found.signals)
         assert found.frames is None or found.frames > 0
     (folder / "r.hea").write_bytes(data)
-    whole = wfdb.read_recording(folder / "r")
-    assert all(len(signal.samples) and signal.rate > 0 and np.isfinite([signal.scale, signal.offset]).all() for signal in whole.signals)
+    recording = wfdb.read_recording(folder / "r")
+    assert all(len(signal.samples) and signal.rate > 0 and np.isfinite([signal.scale, signal.offset]).all() for signal in recording.signals)
 
 
 # --- text
@@ -330,7 +330,7 @@ def warm(name: str) -> None:
     sys.addaudithook(note)
 
 
-def mutated(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
+def mutate(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
     """A few random edits: overwritten, inserted, cut out, copied from elsewhere or from another input."""
     raw = bytearray(data)
     for _ in range(rng.randint(1, 6)):
@@ -351,7 +351,7 @@ def by_chance(name: str, seconds: float, out: Path, rng: random.Random) -> int:
         queue = iter(known)
         while done < len(known) or time.monotonic() < end:
             data = next(queue, None) if done < len(known) else None
-            data = mutated(rng.choice(known), known, rng) if data is None else data
+            data = mutate(rng.choice(known), known, rng) if data is None else data
             try:
                 check(name, data, Path(folder))
             except BaseException:

@@ -1,4 +1,4 @@
-"""Malformed, hostile and odd-but-valid inputs of every biosignal data set, through the command line, against their manifest."""
+"""Malformed, hostile and unusual but valid inputs of every biosignal data set, through the command line, against their manifest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LANDED = ("accepted", "accepted_with_warning")
 BAR = {"S1": 1.0, "S2": 0.98, "S3": 0.9}  # share of the cases of a severity
 HANG = 30.0  # seconds
 MEMORY = 300 << 20  # bytes above what a good ingest takes
-GOOD = {  # a whole source of the same kind, by data set: valid cases of the generator
+GOOD = {  # a complete source of the same kind, by data set: valid cases of the generator
     "sleep-edf": "EDF18-record-1s",
     "ptb-xl": "WF00-control",
     "epilepsy": "UC00-control",
@@ -46,7 +46,7 @@ ROW_LOST = ("UC02", "UC03", "UC04", "UC08", "TS04", "TS06", "TS08", "TS09")  # l
 pytestmark = pytest.mark.slow
 
 
-def listed() -> dict[str, str]:
+def load_manifest() -> dict[str, str]:
     """Severity of every case by its id, without building any."""
     if not SCRIPT.is_file():
         return {}
@@ -55,7 +55,7 @@ def listed() -> dict[str, str]:
     return {words[0]: words[4] for words in lines}
 
 
-CASES = listed()
+CASES = load_manifest()
 
 
 def picture(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -81,12 +81,12 @@ def command(argv: list[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def ingested(dataset: str, folder: Path, workspace: Path) -> dict[str, Any]:
+def ingest_folder(dataset: str, folder: Path, workspace: Path) -> dict[str, Any]:
     """The report of an ingest without options."""
     return dict(cache.ingest(dataset, folder, workspace / "cache" / dataset))
 
 
-def stored(workspace: Path, dataset: str) -> dict[str, Any]:
+def load_report(workspace: Path, dataset: str) -> dict[str, Any]:
     """Hashes of all that is published, names of shards included."""
     return dict(storage.read_manifest(workspace / "cache" / dataset)["files"])
 
@@ -128,16 +128,16 @@ def check_report(case: dict[str, Any], code: int, report: dict[str, Any], err: s
     if found == case["expect"] and found not in {"quarantine", "accept"}:
         assert code in case["exits"]
     codes = {case["reason"], *case["reason_alt"]}
-    told = [reason for reason in reasons_of(report) if reason["code"] in codes]
+    matching = [reason for reason in reasons_of(report) if reason["code"] in codes]
     if case["reason"] != "-" and found != "accept":
         if case["reason"] == "phi":
-            assert told
+            assert matching
         else:
-            assert any(reason["level"] != "info" for reason in told), reasons_of(report)
-            messages = "\n".join([*(reason["message"] for reason in told), (report["error"] or {}).get("message", "")])
+            assert any(reason["level"] != "info" for reason in matching), reasons_of(report)
+            messages = "\n".join([*(reason["message"] for reason in matching), (report["error"] or {}).get("message", "")])
             assert any(base in messages for base in case["names"]), messages
     elif case["reason"] == "phi":
-        assert told
+        assert matching
     assert "internal" not in report["reason_counts"]
     status = {unit["unit"]: unit["status"] for unit in report["units"]}
     if found != "fail":
@@ -145,7 +145,7 @@ def check_report(case: dict[str, Any], code: int, report: dict[str, Any], err: s
     for bad in case["bad"] if found == "quarantine" else ():
         if bad.startswith("row "):
             row = int(bad.removeprefix("row "))
-            assert any(reason["row"] == row or str(row) in reason["examples"] for reason in told)
+            assert any(reason["row"] == row or str(row) in reason["examples"] for reason in matching)
         else:
             assert status[bad] == "quarantined"
     counts = report["counts"]
@@ -172,18 +172,18 @@ def check_neighbours(case: dict[str, Any], report: dict[str, Any], folder: Path,
         lines = path.read_bytes().splitlines(keepends=True)
         bad = [line.startswith(b"3,") if units else (path.name, str(row)) in lost for row, line in enumerate(lines, 1)]
         path.write_bytes(b"".join(line for line, left_out in zip(lines, bad, strict=True) if not left_out))
-    alone = ingested(dataset, less, again)
+    alone = ingest_folder(dataset, less, again)
     assert alone["exit_code"] == 0
     if units:
         hashes, wanted = ({unit["unit"]: unit["content_sha256"] for unit in found["units"]} for found in (report, alone))
         assert {unit: hashes[unit] for unit in case["good"]} == {unit: wanted[unit] for unit in case["good"]}
         return
-    kept, told = (
+    kept, matching = (
         [[signal.samples.tobytes() for signal in record.signals] for record in cache.open_cache(space / "cache" / dataset).records()]
         for space in (workspace, again)
     )
     assert kept
-    assert kept == told
+    assert kept == matching
 
 
 @pytest.fixture(scope="module")
@@ -195,14 +195,14 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     manifest = {case["id"]: case for case in json.loads((out / "manifest.json").read_text())}
 
     @functools.cache
-    def whole(dataset: str) -> tuple[Path, dict[str, Any], dict[str, Any], int]:
+    def ingest_valid(dataset: str) -> tuple[Path, dict[str, Any], dict[str, Any], int]:
         """Of a good source: a copy, the report and files of its ingest, the memory that took."""
         folder, workspace = root / f"{dataset}-good", root / f"{dataset}-clean"
         shutil.copytree(out / GOOD[dataset], folder)
         peak()
-        report = ingested(dataset, folder, workspace)
+        report = ingest_folder(dataset, folder, workspace)
         assert report["exit_code"] == 0
-        return folder, report, stored(workspace, dataset), peak()
+        return folder, report, load_report(workspace, dataset), peak()
 
     def run(case: dict[str, Any]) -> None:
         assert case["build_error"] is None
@@ -210,13 +210,13 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         folder, workspace = out / case["command"]["dir"], root / f"{name}-space"
         workspace.mkdir()
         argv = [part.replace("{dir}", str(folder)).replace("{workspace}", str(workspace)) for part in case["command"]["argv"]]
-        good, clean, files, usual = whole(dataset or "sleep-edf")
+        good, clean, files, usual = ingest_valid(dataset or "sleep-edf")
         before, began = picture(folder), time.monotonic()
         peak()
         with pytest.MonkeyPatch.context() as patch:
             if not name.startswith(PAGED):
                 patch.setattr(ingest_page, "write_ingest_page", lambda *_: [])
-            code, said, err = command(argv)
+            code, output, err = command(argv)
             most = peak()
             shards = {path: path.stat().st_mtime_ns for path in workspace.rglob("recordings-*")}
             again = command(argv)
@@ -226,14 +226,14 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         assert picture(folder) == before
 
         # nothing that must not be anywhere is anywhere
-        written = b"".join(path.read_bytes() for path in sorted(workspace.rglob("*")) if path.is_file()) + (said + err).encode()
+        written = b"".join(path.read_bytes() for path in sorted(workspace.rglob("*")) if path.is_file()) + (output + err).encode()
         assert not [text for text in case["forbid"] if text.encode() in written]
         assert not [path for path in (folder, workspace, root, Path()) if (path / "PWNED").exists() or (path / "evil.txt").exists()]
         assert again[0] == code
         if dataset is None:
             check_refusal(case, code, err)
             return
-        report, repeated = json.loads(said), json.loads(again[1])
+        report, repeated = json.loads(output), json.loads(again[1])
         check_report(case, code, report, err)
 
         # a second run does nothing, and says the same
@@ -245,19 +245,19 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         # with good files in the place of the bad ones it is as if they had always been there
         folder.rename(root / f"{name}-was")
         shutil.copytree(good, folder)
-        repaired = ingested(dataset, folder, workspace)
+        repaired = ingest_folder(dataset, folder, workspace)
         assert (repaired["exit_code"], repaired["content_sha256"]) == (0, clean["content_sha256"])
-        assert stored(workspace, dataset) == files
+        assert load_report(workspace, dataset) == files
 
     @functools.cache
-    def judged(name: str) -> str:
+    def judge_file(name: str) -> str:
         try:
             run(manifest[name])
         except Exception as error:  # a failing one is not run twice
             return f"{type(error).__name__}: {error}"
         return ""
 
-    return judged
+    return judge_file
 
 
 @pytest.mark.skipif(not CASES, reason="the generator of bad inputs is not there: set BITIMELY_BAD_INPUTS")
@@ -268,7 +268,7 @@ def test_cases_of_every_biosignal_data_set_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_manifest_is_kept(name: str, judge: Callable[[str], str]) -> None:
+def test_bad_inputs_follow_their_manifest(name: str, judge: Callable[[str], str]) -> None:
     assert judge(name) == ""
 
 

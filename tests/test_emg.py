@@ -82,7 +82,7 @@ def test_units_of_volts_are_brought_to_millivolts(tmp_path: Path) -> None:
     assert {str(finding.code) for finding in findings} == {"label_leakage", "class_missing"}
 
 
-def test_comments_stay_out_unless_asked_for_and_other_records_are_named(tmp_path: Path) -> None:
+def test_comments_need_keep_phi_and_other_records_are_listed(tmp_path: Path) -> None:
     write(tmp_path, "emg_healthy", tail="# Jane Doe, 44\n", flat=True)
     write(tmp_path, "emg_else")
     found, findings = units(tmp_path)
@@ -104,7 +104,7 @@ def test_a_folder_without_its_records_is_refused(tmp_path: Path) -> None:
 
 
 @real
-def test_the_sample_gives_the_windows_of_the_paper_and_says_that_the_class_is_the_person(tmp_path: Path) -> None:
+def test_the_sample_gives_the_windows_of_the_paper_and_warns_that_the_class_is_the_person(tmp_path: Path) -> None:
     report = cache.ingest("emg", DATA, tmp_path / "cache")
     assert (report["exit_code"], report["counts"]["accepted"]) == (0, 3)
     lengths = {}

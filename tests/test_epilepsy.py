@@ -38,7 +38,7 @@ def write(folder: Path, lines: Sequence[Sequence[Any]], header: Sequence[str] = 
     return folder
 
 
-def read(folder: Path) -> Records:
+def read_epilepsy(folder: Path) -> Records:
     (unit,) = [item for item in epilepsy(scan_folder(folder), {}) if isinstance(item, IngestUnit)]
     again: IngestUnit = pickle.loads(pickle.dumps(unit))
     assert again.read is not None
@@ -55,8 +55,8 @@ def record(found: Records, name: str) -> Record:
 def test_columns_are_found_by_name_in_any_order(tmp_path: Path) -> None:
     lines = rows()
     order = np.random.default_rng(0).permutation(len(HEADER)).tolist()
-    straight = read(write(tmp_path, lines))
-    mixed = read(write(tmp_path, [[line[i] for i in order] for line in lines], [HEADER[i] for i in order]))
+    straight = read_epilepsy(write(tmp_path, lines))
+    mixed = read_epilepsy(write(tmp_path, [[line[i] for i in order] for line in lines], [HEADER[i] for i in order]))
     assert len(straight.records) == len(lines)
     for line, one, other in zip(lines, straight.records, mixed.records, strict=True):
         assert one.recording_id == other.recording_id == line[0]
@@ -71,10 +71,10 @@ def test_columns_are_found_by_name_in_any_order(tmp_path: Path) -> None:
             assert (signal.rate, signal.unit) == (173.61, "uV")
 
 
-def test_values_that_are_no_small_whole_numbers_are_kept_as_float32(tmp_path: Path) -> None:
+def test_values_beyond_int16_are_kept_as_float32(tmp_path: Path) -> None:
     lines = rows()
     lines[0][5], lines[1][5], lines[2][5] = 0.5, 40000, 32767
-    found = read(write(tmp_path, lines))
+    found = read_epilepsy(write(tmp_path, lines))
     kinds = [found.records[i].signals[0].samples.dtype.name for i in range(4)]
     assert kinds == ["float32", "float32", "int16", "int16"]
     assert found.records[1].signals[0].samples[4] == 40000
@@ -97,11 +97,11 @@ def test_values_that_are_no_small_whole_numbers_are_kept_as_float32(tmp_path: Pa
         (0, "X1.V1", "identifier"),
     ],
 )
-def test_a_faulty_row_is_left_out_and_counted(tmp_path: Path, column: int, cell: str, code: str) -> None:
+def test_a_faulty_row_is_dropped_and_counted(tmp_path: Path, column: int, cell: str, code: str) -> None:
     lines = rows()
     name = lines[4][0]
     lines[4][column] = cell
-    found = read(write(tmp_path, lines))
+    found = read_epilepsy(write(tmp_path, lines))
     assert name not in {one.recording_id for one in found.records}
     assert len(found.records) == len(lines) - 1
     (table,) = found.rows
@@ -115,7 +115,7 @@ def test_many_faults_of_one_kind_are_one_finding(tmp_path: Path) -> None:
     lines = rows(subjects=10)
     for line in lines[2:9]:
         line[-1] = 7
-    found = read(write(tmp_path, lines))
+    found = read_epilepsy(write(tmp_path, lines))
     (finding,) = found.findings
     assert (finding.count, finding.row, finding.examples) == (7, 4, ("4", "5", "6", "7", "8"))
 
@@ -123,17 +123,17 @@ def test_many_faults_of_one_kind_are_one_finding(tmp_path: Path) -> None:
 def test_repeated_rows_are_used_once_and_torn_ones_not_at_all(tmp_path: Path) -> None:
     lines = rows()
     lines += [list(lines[0]), [lines[1][0], *lines[2][1:]]]
-    found = read(write(tmp_path, lines))
+    found = read_epilepsy(write(tmp_path, lines))
     names = [one.recording_id for one in found.records]
     assert names.count(lines[0][0]) == 1
     assert lines[1][0] not in names
     assert (found.rows[0].dropped, found.rows[0].quarantined) == ({"duplicates": 1}, {"duplicate_key": 2})
 
 
-def test_a_segment_with_two_classes_is_told(tmp_path: Path) -> None:
+def test_a_segment_with_two_classes_gives_a_warning(tmp_path: Path) -> None:
     lines = rows()
     lines[0][-1] = 1 + lines[0][-1] % 5
-    (finding,) = read(write(tmp_path, lines)).findings
+    (finding,) = read_epilepsy(write(tmp_path, lines)).findings
     assert (finding.code, finding.level, finding.count) == ("label", "warning", 1)
 
 
@@ -150,7 +150,7 @@ def test_a_segment_with_two_classes_is_told(tmp_path: Path) -> None:
 def test_a_table_with_other_columns_is_refused(tmp_path: Path, header: list[str], code: str) -> None:
     lines = [line + [0] * max(0, len(header) - 180) for line in rows()]
     with pytest.raises(UserError) as caught:
-        read(write(tmp_path, [line[: len(header)] for line in lines], header))
+        read_epilepsy(write(tmp_path, [line[: len(header)] for line in lines], header))
     assert caught.value.code in {code, "schema"}
     assert not re.search(r"V1\.\d", str(caught.value))
 

@@ -16,7 +16,7 @@ from bitimely_core.formats import ts
 
 
 @pytest.fixture(autouse=True)
-def untraced() -> Iterator[None]:
+def stop_tracing() -> Iterator[None]:
     yield
     tracemalloc.stop()
 
@@ -25,7 +25,7 @@ def untraced() -> Iterator[None]:
 def test_targets_hold(name: str, tmp_path: Path) -> None:
     fuzz.warm(name)
     rng, known = random.Random(5), fuzz.seeds(name)
-    for data in [*known, *(fuzz.mutated(rng.choice(known), known, rng) for _ in range(100))]:
+    for data in [*known, *(fuzz.mutate(rng.choice(known), known, rng) for _ in range(100))]:
         fuzz.check(name, data, tmp_path)
 
 

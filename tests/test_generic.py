@@ -1,4 +1,4 @@
-"""A user's own files: generic with its mapping file, edf, wfdb, BIDS, mne; the real folders of odd files."""
+"""A user's own files: generic with its mapping file, edf, wfdb, BIDS, mne; the real folders of unusual files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def codes(report: dict[str, Any]) -> set[str]:
     return set(report["reason_counts"])
 
 
-def mapped(folder: Path, text: str, out: Path, **options: Any) -> dict[str, Any]:
+def ingest_with_map(folder: Path, text: str, out: Path, **options: Any) -> dict[str, Any]:
     """Ingest `folder` with a map."""
     path = folder.parent / "map.toml"
     path.write_text(text)
@@ -100,7 +100,7 @@ attributes = ["sex"]
 
 def test_tables_with_a_map(tmp_path: Path) -> None:
     values = write_tables(tmp_path / "raw")
-    report = mapped(tmp_path / "raw", MAP, tmp_path / "cache")
+    report = ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")
     assert (report["exit_code"], len(report["units"]), codes(report)) == (0, 8, set())
     assert [(rows["file"], rows["seen"], rows["used"]) for rows in report["rows"]] == [("recordings.csv", 8, 8)]
     found = recordings(tmp_path / "cache")
@@ -120,11 +120,11 @@ def test_tables_with_a_map(tmp_path: Path) -> None:
 
 def test_a_second_run_reads_what_the_map_changes(tmp_path: Path) -> None:
     write_tables(tmp_path / "raw")
-    first = mapped(tmp_path / "raw", MAP, tmp_path / "cache")
-    assert mapped(tmp_path / "raw", MAP, tmp_path / "cache")["content_sha256"] == first["content_sha256"]
+    first = ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")
+    assert ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")["content_sha256"] == first["content_sha256"]
     table = tmp_path / "raw" / "recordings.csv"
     table.write_text(table.read_text().replace("p0_0,000,ill", "p0_0,000,well"))
-    assert mapped(tmp_path / "raw", MAP, tmp_path / "cache")["exit_code"] == 0
+    assert ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")["exit_code"] == 0
     assert recordings(tmp_path / "cache")["data/p0_0"].attributes["label"] == "well"
 
 
@@ -138,7 +138,7 @@ def test_parquet_and_npy_give_what_csv_gives(tmp_path: Path) -> None:
     np.save(folder / "b_1.npy", values)
     np.save(folder / "c_1.npy", np.arange(10, dtype=np.int16))
     text = 'files = [{pattern = "c*", rate = 10}, {pattern = "*", match = "(?P<subject>[a-z])_", rate = 50, channels = ["one", "two"]}]'
-    report = mapped(folder, text, tmp_path / "cache")
+    report = ingest_with_map(folder, text, tmp_path / "cache")
     assert (report["exit_code"], codes(report)) == (0, {"identifier"})
     found = recordings(tmp_path / "cache")
     assert (found["a_1"].subject_id, found["b_1"].subject_id, found["c_1"].subject_id) == ("a", "b", "c_1")
@@ -160,10 +160,10 @@ def test_parquet_and_npy_give_what_csv_gives(tmp_path: Path) -> None:
 )
 def test_a_faulty_table_is_left_out(tmp_path: Path, old: str, new: str, code: str) -> None:
     write_tables(tmp_path / "raw")
-    good = mapped(tmp_path / "raw", MAP, tmp_path / "good")
+    good = ingest_with_map(tmp_path / "raw", MAP, tmp_path / "good")
     path = tmp_path / "raw" / "data" / "p2_0.csv"
     path.write_text(path.read_text().replace(old, new, 1))
-    report = mapped(tmp_path / "raw", MAP, tmp_path / "cache")
+    report = ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")
     assert report["exit_code"] == 3
     assert code in codes(report)
     hashes = {unit["unit"]: unit["content_sha256"] for unit in good["units"]}
@@ -175,7 +175,7 @@ def test_a_faulty_table_is_left_out(tmp_path: Path, old: str, new: str, code: st
 def test_empty_cells_are_missing_values(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.csv").write_text("x,y\n1,2\n,4\n5,n/a\n")
-    assert mapped(tmp_path / "raw", "files = [{rate = 4}]", tmp_path / "cache")["exit_code"] == 0
+    assert ingest_with_map(tmp_path / "raw", "files = [{rate = 4}]", tmp_path / "cache")["exit_code"] == 0
     made = tokens.build(tmp_path / "cache", out=tmp_path / "t", normalise="none")
     assert made.mask(None).tolist() == [[[True, True], [False, True], [True, False]]]
 
@@ -191,7 +191,7 @@ def test_a_table_with_a_recording_a_row(tmp_path: Path) -> None:
     (tmp_path / "raw" / "a.csv").write_text("\n".join(lines) + "\n")
     text = "[[files]]\nrate = 10\nunit = 'uV'\nchannels = ['EEG']\nseries = 'X*'\n"
     text += "id_column = 'id'\nsubject_column = 'who'\nlabel_column = 'y'\n"
-    report = mapped(tmp_path / "raw", text, tmp_path / "cache")
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
     assert report["exit_code"] == 3
     (rows,) = report["rows"]
     assert (rows["seen"], rows["used"], rows["dropped_by_reason"]) == (9, 6, {"duplicates": 1})
@@ -220,7 +220,7 @@ def test_faults_of_the_tables_beside_are_rows(tmp_path: Path) -> None:
     write_tables(tmp_path / "raw")
     table = tmp_path / "raw" / "recordings.csv"
     table.write_text(table.read_text().replace(",61,", ",fast,") + "p9_9,9,well,70,F\n")
-    report = mapped(tmp_path / "raw", MAP, tmp_path / "cache")
+    report = ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")
     assert report["exit_code"] == 3
     assert report["rows"][0]["quarantined_by_reason"] == {"not_numeric": 1}
     assert "unmatched_labels" in codes(report)
@@ -234,9 +234,9 @@ def test_arrays_of_objects_are_not_opened(tmp_path: Path) -> None:
     data = (tmp_path / "raw" / "b.npy").read_bytes()
     (tmp_path / "raw" / "c.npy").write_bytes(data[:200])
     (tmp_path / "raw" / "d.npy").write_bytes(pickle.dumps([1]))
-    report = mapped(tmp_path / "raw", "files = [{rate = 4}]", tmp_path / "cache", max_bad=1.0)
-    told = {u["unit"]: [r["code"] for r in u["reasons"]] for u in report["units"]}
-    assert told == {"a": ["unsafe_pickle"], "b": [], "c": ["corrupt"], "d": ["unsafe_pickle"]}
+    report = ingest_with_map(tmp_path / "raw", "files = [{rate = 4}]", tmp_path / "cache", max_bad=1.0)
+    codes = {u["unit"]: [r["code"] for r in u["reasons"]] for u in report["units"]}
+    assert codes == {"a": ["unsafe_pickle"], "b": [], "c": ["corrupt"], "d": ["unsafe_pickle"]}
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_arrays_of_objects_are_not_opened(tmp_path: Path) -> None:
 def test_a_map_with_a_mistake_is_refused_by_its_key(tmp_path: Path, text: str, wanted: str) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "x.csv").write_text("a\n1\n")
-    report = mapped(tmp_path / "raw", text, tmp_path / "cache")
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
     assert report["exit_code"] == Exit.USAGE
     assert wanted in report["message"]
 
@@ -274,20 +274,20 @@ onset = "t"
 """
 
 
-def numbered(folder: Path, rows: str, more: str, people: int = 1) -> dict[str, Any]:
+def ingest_numbers(folder: Path, rows: str, more: str, people: int = 1) -> dict[str, Any]:
     """Recordings of 60 s at 100 Hz, with a table of numbers."""
     raw = folder / "raw"
     raw.mkdir()
     for i in range(people):
         np.save(raw / f"p{i}.npy", np.random.default_rng(i).normal(size=6000).astype(np.float32))
     (raw / "numbers.csv").write_text(rows)
-    return mapped(raw, NUMBERS + more, folder / "cache")
+    return ingest_with_map(raw, NUMBERS + more, folder / "cache")
 
 
 def test_a_window_has_the_mean_of_the_numbers_over_it(tmp_path: Path) -> None:
     """Windows of 10 s: whole cover, two values in unequal shares, half covered, less than half, both raters, nothing."""
     rows = "recording,t,seconds,hr\np0,0,10,60\np0,10,7,70\np0,17,3,80.5\np0,20,5,90\np0,30,4.9,50\np0,40,10,1e2\np0,45,5,40\n"
-    report = numbered(tmp_path, rows, 'duration = "seconds"\nvalue = "hr"\n[labels]\nx = "y"\n')
+    report = ingest_numbers(tmp_path, rows, 'duration = "seconds"\nvalue = "hr"\n[labels]\nx = "y"\n')
     assert (report["exit_code"], report["reason_counts"]) == (0, {})
     made = tokens.build(tmp_path / "cache", view="values", out=tmp_path / "t")
     assert made.task == "regression"
@@ -306,7 +306,7 @@ def test_a_window_has_the_mean_of_the_numbers_over_it(tmp_path: Path) -> None:
 def test_numbers_without_durations_hold_until_the_next_row(tmp_path: Path) -> None:
     """An empty cell ends what held; the last number holds to the end of the recording; rows may come in any order."""
     rows = "recording,t,hr\np0,20,80\np0,0,60\np0,35,\np0,10,70\np0,50,90\np1,0,55\nnobody,0,1\n"
-    report = numbered(tmp_path, rows, 'duration = ""\nvalue = "hr"\n', people=3)
+    report = ingest_numbers(tmp_path, rows, 'duration = ""\nvalue = "hr"\n', people=3)
     assert (report["exit_code"], codes(report)) == (0, {"unmatched_labels", "missing_values"})
     assert recordings(tmp_path / "cache")["p0"].annotations == [
         Annotation(0.0, 10.0, "60.0"),
@@ -323,9 +323,9 @@ def test_numbers_without_durations_hold_until_the_next_row(tmp_path: Path) -> No
     assert made.class_names == ()
 
 
-def test_rows_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
+def test_rows_that_are_not_numbers_are_counted(tmp_path: Path) -> None:
     rows = "recording,t,seconds,hr\np0,0,10,60\np0,10,10,fast\np0,20,0,70\np0,x,10,70\np0,30,-1,70\n" + "p0,40,1,70\n" * 5
-    report = numbered(tmp_path, rows, 'duration = "seconds"\nvalue = "hr"\n')
+    report = ingest_numbers(tmp_path, rows, 'duration = "seconds"\nvalue = "hr"\n')
     assert report["exit_code"] == Exit.PARTIAL
     (account,) = report["rows"]
     assert (account["seen"], account["used"], account["quarantined_by_reason"]) == (10, 6, {"not_numeric": 1, "annotation_syntax": 3})
@@ -333,7 +333,7 @@ def test_rows_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
 
 def test_texts_are_no_numbers(tmp_path: Path) -> None:
     """A table of labels gives no number to the view of numbers; labels without durations hold, too."""
-    report = numbered(tmp_path, "recording,t,label\np0,0,calm\np0,30,busy\n", 'duration = ""\n')
+    report = ingest_numbers(tmp_path, "recording,t,label\np0,0,calm\np0,30,busy\n", 'duration = ""\n')
     assert report["exit_code"] == 0
     assert recordings(tmp_path / "cache")["p0"].annotations == [Annotation(0.0, 30.0, "calm"), Annotation(30.0, 30.0, "busy")]
     with pytest.raises(UserError, match="no window fits"):
@@ -348,7 +348,7 @@ def test_edf_and_annotations_by_a_map(tmp_path: Path) -> None:
     values = write_edf(tmp_path / "raw" / "p1" / "n1.edf", notes=notes)
     write_edf(tmp_path / "raw" / "p1" / "n2.edf", seed=1, notes=notes[:2])
     text = '[[files]]\nmatch = "(?P<subject>p\\\\d+)/"\nchannels = {"EEG Cz" = {name = "EEG", unit = "mV"}}\n[labels]\nA = "calm"\nB = "busy"\n'
-    report = mapped(tmp_path / "raw", text, tmp_path / "cache")
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
     assert (report["exit_code"], codes(report)) == (0, {"unknown_label", "annotation_out_of_range"})
     record = recordings(tmp_path / "cache")["p1/n1"]
     assert record.subject_id == "p1"
@@ -365,12 +365,12 @@ def test_edf_and_annotations_by_a_map(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "code"), [('channels = ["EEG Fz"]', "missing_channel"), ("rate = 200", "sampling_rate"), ('unit = "mmHg"', "unit")]
 )
-def test_what_a_map_says_is_compared_with_the_file(tmp_path: Path, files: str, code: str) -> None:
+def test_the_map_is_compared_with_the_file(tmp_path: Path, files: str, code: str) -> None:
     write_edf(tmp_path / "raw" / "a.edf")
-    assert mapped(tmp_path / "raw", f"[[files]]\n{files}\n", tmp_path / "cache")["reason_counts"] == {code: 1}
+    assert ingest_with_map(tmp_path / "raw", f"[[files]]\n{files}\n", tmp_path / "cache")["reason_counts"] == {code: 1}
 
 
-def test_edf_keeps_texts_only_when_asked(tmp_path: Path) -> None:
+def test_edf_keeps_texts_only_with_keep_phi(tmp_path: Path) -> None:
     write_edf(tmp_path / "raw" / "a.edf", notes=(Annotation(1.0, 2.0, "x"),))
     write_edf(tmp_path / "raw" / "a.copy.edf", seed=3)
     assert attempt("edf", tmp_path / "raw", tmp_path / "plain")["exit_code"] == 0
@@ -426,7 +426,7 @@ def test_other_formats_go_through_mne(tmp_path: Path) -> None:
         raw.set_annotations(mne.Annotations([1.0], [2.0], ["open"]))
         (tmp_path / "raw").mkdir()
         raw.save(tmp_path / "raw" / "s1_raw.fif", verbose="ERROR")
-    report = mapped(tmp_path / "raw", "[labels]\nopen = 'open'\n", tmp_path / "cache")
+    report = ingest_with_map(tmp_path / "raw", "[labels]\nopen = 'open'\n", tmp_path / "cache")
     assert report["exit_code"] == 0
     record = recordings(tmp_path / "cache")["s1_raw"]
     np.testing.assert_allclose(physical(record, "Cz"), volts[0] * 1e6, rtol=1e-6)
@@ -434,7 +434,7 @@ def test_other_formats_go_through_mne(tmp_path: Path) -> None:
     assert [s.unit for s in record.signals] == ["uV", ""]
     assert record.annotations == [Annotation(1.0, 2.0, "open")]
     (tmp_path / "raw" / "s1_raw.fif").write_bytes(b"\0" * 100)
-    assert codes(mapped(tmp_path / "raw", "[labels]\nopen = 'open'\n", tmp_path / "cache")) == {"corrupt"}
+    assert codes(ingest_with_map(tmp_path / "raw", "[labels]\nopen = 'open'\n", tmp_path / "cache")) == {"corrupt"}
 
 
 def test_brainvision_headers_cannot_name_files_elsewhere(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_brainvision_headers_cannot_name_files_elsewhere(tmp_path: Path) -> None
         ("wfdb", "robust/wfdb-multi", 0, 3, {}),
     ],
 )
-def test_real_folders_of_odd_files(
+def test_real_folders_of_unusual_files(
     tmp_path: Path, dataset: str, folder: str, exit_code: int, landed: int, quarantined: dict[str, str]
 ) -> None:
     if not (DATA / folder).is_dir():

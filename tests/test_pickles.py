@@ -22,10 +22,10 @@ class Call:
     """Pickles as a call of `function`."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
-        self.said = (function, arguments)
+        self.call = (function, arguments)
 
     def __reduce__(self) -> Any:
-        return self.said
+        return self.call
 
 
 def read(folder: Path, data: bytes) -> Any:
@@ -34,7 +34,7 @@ def read(folder: Path, data: bytes) -> Any:
     return pickles.load_pickle(path)
 
 
-def refused(folder: Path, data: bytes) -> Reason:
+def find_refusal(folder: Path, data: bytes) -> Reason:
     with pytest.raises(UserError) as caught:
         read(folder, data)
     assert caught.value.file
@@ -99,13 +99,13 @@ def payloads() -> dict[str, bytes]:
 @pytest.mark.parametrize("name", payloads())
 def test_nothing_else_is_read_and_nothing_runs(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refused(tmp_path, payloads()[name]) == Reason.UNSAFE_PICKLE
+    assert find_refusal(tmp_path, payloads()[name]) == Reason.UNSAFE_PICKLE
     assert os.listdir(tmp_path) == ["x.pkl"]  # noqa: PTH208
 
 
 def test_the_names_are_what_they_were_after_attempts_to_change_them(tmp_path: Path) -> None:
     for data in payloads().values():
-        refused(tmp_path, data)
+        find_refusal(tmp_path, data)
     np.testing.assert_equal(read(tmp_path, pickle.dumps(CONTENT, protocol=2)), CONTENT)
     assert sorted({name for _, name in pickles.NAMES}) == ["_reconstruct", "dtype", "encode", "ndarray", "scalar"]
     assert len(pickles.NAMES) == 7
@@ -136,11 +136,11 @@ def test_a_list_in_itself_and_one_in_two_places(tmp_path: Path) -> None:
     assert found[1] is found
 
 
-def test_every_cut_is_told(tmp_path: Path) -> None:
+def test_every_truncation_is_reported(tmp_path: Path) -> None:
     data = pickle.dumps(CONTENT, protocol=2)
-    codes = {refused(tmp_path, data[:n]) for n in range(0, len(data), 7)}
+    codes = {find_refusal(tmp_path, data[:n]) for n in range(0, len(data), 7)}
     assert codes <= {Reason.TRUNCATED, Reason.CORRUPT, Reason.EMPTY_FILE, Reason.UNSAFE_PICKLE}
-    assert refused(tmp_path, data[: len(data) // 2]) == Reason.TRUNCATED
+    assert find_refusal(tmp_path, data[: len(data) // 2]) == Reason.TRUNCATED
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

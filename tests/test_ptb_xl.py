@@ -118,7 +118,7 @@ class Found:
         return {str(finding.code) for finding in self.findings if finding.level == "warning"}
 
 
-def test_leads_are_taken_by_name_whatever_order_case_and_company(tmp_path: Path) -> None:
+def test_leads_are_selected_by_name_whatever_order_case_and_other_signals(tmp_path: Path) -> None:
     folder = layout(tmp_path, [row(1)])
     names = ("Resp", *(lead.replace("AV", "aV") for lead in reversed(LEADS)))
     values = record(folder / "records100/00000/00001_lr", names=names, unit="uV")
@@ -150,7 +150,7 @@ def test_a_record_that_is_not_as_it_must_be_is_refused_alone(tmp_path: Path, cha
     assert set(found.records) == {"2"}
 
 
-def test_a_constant_lead_is_told(tmp_path: Path) -> None:
+def test_a_constant_lead_gives_a_warning(tmp_path: Path) -> None:
     folder = layout(tmp_path, [row(1)])
     record(folder / "records100/00000/00001_lr", flat="V3")
     (finding,) = Found(folder).records["1"].findings
@@ -274,12 +274,12 @@ def test_statements_of_any_length_take_no_time() -> None:
     assert parse_statements("{'A': 1.0," * 10**6) is None
 
 
-def test_dates_are_kept_only_when_asked(tmp_path: Path) -> None:
+def test_dates_are_kept_only_with_keep_dates(tmp_path: Path) -> None:
     folder = layout(tmp_path, [row(1), row(2, recording_date="=1+1")])
     assert Found(folder).records["1"].start_time is None
-    asked = Found(folder, keep_dates=True).records
-    assert (asked["1"].start_time, asked["2"].start_time) == ("1984-11-09T09:17:34", None)
-    assert "recording_date" not in asked["1"].attributes
+    dated = Found(folder, keep_dates=True).records
+    assert (dated["1"].start_time, dated["2"].start_time) == ("1984-11-09T09:17:34", None)
+    assert "recording_date" not in dated["1"].attributes
 
 
 def test_a_unit_has_all_files_of_its_record_and_foreign_ones_are_named(tmp_path: Path) -> None:
@@ -288,12 +288,12 @@ def test_a_unit_has_all_files_of_its_record_and_foreign_ones_are_named(tmp_path:
         (folder / "records100/00000" / name).write_text("x")
     found = Found(folder)
     assert {Path(name).name for name in found.units["1"].files} == {"00001_lr.hea", "00001_lr.dat", "00001_a.dat"}
-    (odd,) = [finding for finding in found.findings if finding.code == "file_name"]
-    assert odd.file is not None
-    assert odd.file.endswith("00099_lr.hea")
+    (unlisted,) = [finding for finding in found.findings if finding.code == "file_name"]
+    assert unlisted.file is not None
+    assert unlisted.file.endswith("00099_lr.hea")
 
 
-def test_the_folder_may_be_nested_and_must_be_whole(tmp_path: Path) -> None:
+def test_the_folder_may_be_nested_and_must_be_complete(tmp_path: Path) -> None:
     folder = layout(tmp_path / "ptb-xl" / "1.0.3", [row(1)])
     assert set(Found(tmp_path).records) == {"1"}
     (folder / "scp_statements.csv").unlink()
@@ -363,8 +363,8 @@ def test_windows_labels_and_folds_are_the_official_ones(caches: dict[int, tuple[
     labels = {name: {kind[code] for code in ast.literal_eval(line["scp_codes"]) if code in kind} for name, line in table.items()}
     folds = {name: int(line["strat_fold"]) for name, line in table.items()}
 
-    whole = tokens.build(caches[100][1], out=tmp_path / "whole")
-    assert (len(whole), whole.length, whole.channels, whole.rate, whole.task) == (124, 1000, 12, 100.0, "none")
+    unlabelled = tokens.build(caches[100][1], out=tmp_path / "whole")
+    assert (len(unlabelled), unlabelled.length, unlabelled.channels, unlabelled.rate, unlabelled.task) == (124, 1000, 12, 100.0, "none")
     many = tokens.build(caches[100][1], view="multilabel", out=tmp_path / "many")
     found = many.targets()
     assert found is not None
@@ -374,7 +374,7 @@ def test_windows_labels_and_folds_are_the_official_ones(caches: dict[int, tuple[
     single = {name: next(iter(names)) for name, names in labels.items() if len(names) == 1}
     assert dict(zip(one.index["recording_id"], one.index["label"], strict=True)) == single
     assert Counter(one.index["label"].to_list()) == Counter(single.values())
-    for windows in (whole, many, one):
+    for windows in (unlabelled, many, one):
         expected = {name: "train" if folds[name] < 9 else "validation" if folds[name] == 9 else "test" for name in folds}
         assert all(expected[name] == split for name, split in zip(windows.index["recording_id"], windows.index["split"], strict=True))
     fast = tokens.build(caches[500][1], out=tmp_path / "fast")

@@ -39,8 +39,8 @@ class Outcome(NamedTuple):
 
     @property
     def all(self) -> list[Finding]:
-        told = [finding for record in self.records.values() for finding in record.findings]
-        return [*told, *(finding for findings in self.refused.values() for finding in findings), *self.findings]
+        noted = [finding for record in self.records.values() for finding in record.findings]
+        return [*noted, *(finding for findings in self.refused.values() for finding in findings), *self.findings]
 
 
 def ingest(folder: Path, **options: Any) -> Outcome:
@@ -114,7 +114,7 @@ def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
     return {case["id"]: case | {"folder": out / case["command"]["dir"]} for case in manifest}
 
 
-def test_the_bad_inputs_are_there(bad_inputs: dict[str, dict[str, Any]]) -> None:
+def test_bad_inputs_exist(bad_inputs: dict[str, dict[str, Any]]) -> None:
     assert sorted(bad_inputs) == cases()
 
 
@@ -133,9 +133,9 @@ def test_bad_input(bad_inputs: dict[str, dict[str, Any]], name: str) -> None:
     assert {"SC4001", "SC4011"} <= set(outcome.records)
     if case["reason"] != "-":
         wanted = {case["reason"], *case["reason_alt"]}
-        told = [finding for finding in outcome.all if str(finding.code) in wanted]
-        assert told
-        assert any(base in finding.message for finding in told for base in case["names"])
+        noted = [finding for finding in outcome.all if str(finding.code) in wanted]
+        assert noted
+        assert any(base in finding.message for finding in noted for base in case["names"])
     shown = " ".join(finding.line() for finding in outcome.all) + repr(outcome)
     assert not [text for text in [*case["forbid"], "<script>", "<b onclick", "[/red]"] if text in shown]
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for finding in outcome.all for c in finding.line())
@@ -248,7 +248,7 @@ def test_halves_and_doubles_do_not_pair(tmp_path: Path) -> None:
     assert "SC4001EC-Hypnogram.edf" in outcome.refused["SC4001"][0].message
 
 
-def test_odd_files_are_named_and_not_without_end(tmp_path: Path) -> None:
+def test_ignored_files_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     night(tmp_path)
     for i in range(60):
         (tmp_path / f"note {i:02d}.edf").write_bytes(b"x")
@@ -308,7 +308,7 @@ def test_other_channels_may_be_absent_or_faulty(tmp_path: Path) -> None:
     assert codes(record.findings) == set()
 
 
-def test_only_the_difference_of_starts_is_told(tmp_path: Path) -> None:
+def test_the_message_holds_only_the_difference_of_the_starts(tmp_path: Path) -> None:
     night(tmp_path, hypnogram_start=datetime(1989, 4, 24, 15, 43))
     message = ingest(tmp_path).refused["SC4001"][0].message
     assert "1800 s before" in message
@@ -440,9 +440,9 @@ def test_every_second_of_signal_has_at_most_one_stage(raw: list[tuple[int, int, 
 
 def test_facts() -> None:
     facts = datasets["sleep-edf"].facts
-    staging, whole = facts.views["staging"], facts.views[""]
-    assert whole.channels == NAMES
-    assert (whole.rate, whole.window, whole.task, whole.hold) == (100.0, 3000, "none", ("Event marker",))
+    staging, plain = facts.views["staging"], facts.views[""]
+    assert plain.channels == NAMES
+    assert (plain.rate, plain.window, plain.task, plain.hold) == (100.0, 3000, "none", ("Event marker",))
     assert staging.labels is not None
     assert set(staging.labels.values()) == set(staging.classes) == {"W", "N1", "N2", "N3", "REM"}
     assert staging.labels["Sleep stage 3"] == staging.labels["Sleep stage 4"] == "N3"

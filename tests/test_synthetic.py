@@ -96,7 +96,7 @@ def test_staging_can_be_learned_and_is_not_trivial(cohort: list[Record]) -> None
     assert np.bincount(y).max() / len(y) < 0.4
 
 
-def test_planted_waveforms_are_where_they_are_said_to_be(cohort: list[Record]) -> None:
+def test_planted_waveforms_are_at_their_recorded_positions(cohort: list[Record]) -> None:
     notes = [(record, note) for record in cohort for note in record.annotations if note.label.startswith(module.MARK)]
     assert {note.label.removeprefix(module.MARK) for _, note in notes} == set(module.PLANTED)
     ends: dict[str, float] = {}
@@ -122,7 +122,7 @@ def test_values_without_planting_differ_only_there() -> None:
     assert np.abs(night.values[0]).max() < 250  # inside the range of the file
 
 
-def test_in_the_planted_cohort_only_the_waveforms_tell_the_stages_apart() -> None:
+def test_in_the_planted_cohort_only_the_waveforms_distinguish_the_stages() -> None:
     """Between the planted waveforms every stage has the same loudness; in the small cohort N3 is far louder than W."""
     ratio = {}
     for alike in (False, True):

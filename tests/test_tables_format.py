@@ -28,27 +28,27 @@ FUZZ = settings(max_examples=400, deadline=None, derandomize=True, suppress_heal
 GOOD = "id,x,y\na1,1,2\na2,3,4\na3,5,6\n"
 
 
-def written(folder: Path, content: str | bytes, name: str = "t.csv") -> Path:
+def write_table(folder: Path, content: str | bytes, name: str = "t.csv") -> Path:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
-def read(path: Path, *arguments: Any, **options: Any) -> tuple[list[TableRow], list[Finding]]:
+def read_table(path: Path, *arguments: Any, **options: Any) -> tuple[list[TableRow], list[Finding]]:
     """The records and the findings; together they are as many as the independent count says."""
     items = list(tables.read_rows(path, *arguments, **options))
     assert len(items) == tables.count_rows(path)
     return [item for item in items if isinstance(item, TableRow)], [item for item in items if isinstance(item, Finding)]
 
 
-def refusal(path: Path, *arguments: Any, **options: Any) -> UserError:
+def read_error(path: Path, *arguments: Any, **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
         list(tables.read_rows(path, *arguments, **options))
     assert path.name in str(caught.value)
     return caught.value
 
 
-def told(findings: list[Finding]) -> list[tuple[str, int | None]]:
+def list_codes(findings: list[Finding]) -> list[tuple[str, int | None]]:
     return [(str(finding.code), finding.row) for finding in findings]
 
 
@@ -66,7 +66,7 @@ def test_real_tables_read_as_pythons_csv_module_reads_them(name: str) -> None:
     for path in files[:3]:
         with path.open(newline="", encoding="utf-8") as file:
             header, *body = csv.reader(file, strict=True)
-        rows, findings = read(path)
+        rows, findings = read_table(path)
         assert findings == []
         assert tables.read_names(path) == tuple(name.strip() for name in header)
         assert [list(row.cells) for row in rows] == body
@@ -90,19 +90,19 @@ def test_real_tables_read_as_pythons_csv_module_reads_them(name: str) -> None:
     ],
 )
 def test_spellings_of_one_table(tmp_path: Path, content: str | bytes) -> None:
-    path = written(tmp_path, content)
-    rows, findings = read(path)
+    path = write_table(tmp_path, content)
+    rows, findings = read_table(path)
     assert findings == []
     assert [row.cells for row in rows] == [("a1", "1", "2"), ("a2", "3", "4"), ("a3", "5", "6")]
-    assert [row.cells for row in read(path, ["y", "id"], key=["id"])[0]] == [("2", "a1"), ("4", "a2"), ("6", "a3")]
+    assert [row.cells for row in read_table(path, ["y", "id"], key=["id"])[0]] == [("2", "a1"), ("4", "a2"), ("6", "a3")]
     assert tables.read_types(path) == {"id": "text", "x": "text", "y": "text"}
 
 
 def test_cells_are_text(tmp_path: Path) -> None:
-    rows, _ = read(written(tmp_path, 'id,x\n000123,NA\n123,\n  7 ,"a ""b"", c\r\nd"\n'))
+    rows, _ = read_table(write_table(tmp_path, 'id,x\n000123,NA\n123,\n  7 ,"a ""b"", c\r\nd"\n'))
     assert [row.cells for row in rows] == [("000123", "NA"), ("123", ""), ("  7 ", 'a "b", c\nd')]
     assert [row.row for row in rows] == [2, 3, 4]
-    assert read(written(tmp_path, "a;b\n1;2\n"), delimiter=";")[0] == [TableRow(2, ("1", "2"))]
+    assert read_table(write_table(tmp_path, "a;b\n1;2\n"), delimiter=";")[0] == [TableRow(2, ("1", "2"))]
 
 
 @FUZZ
@@ -115,7 +115,7 @@ def test_what_csv_writes_is_read_back(tmp_path: Path, table: list[list[str]]) ->
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerows([["a", "b", "c"], *table])
-    rows, findings = read(written(tmp_path, out.getvalue()))
+    rows, findings = read_table(write_table(tmp_path, out.getvalue()))
     assert findings == []
     assert [list(row.cells) for row in rows] == table
 
@@ -138,9 +138,9 @@ def test_what_csv_writes_is_read_back(tmp_path: Path, table: list[list[str]]) ->
 )
 def test_a_faulty_line_takes_no_other_with_it(tmp_path: Path, line: str, code: str) -> None:
     for content in (GOOD.replace("a2,3,4", line), GOOD.replace("a2,3,4", line).replace("a3,5,6", '"a3","5","6"')):
-        rows, findings = read(written(tmp_path, content))
+        rows, findings = read_table(write_table(tmp_path, content))
         assert [row.row for row in rows] == [2, 4]
-        assert told(findings) == [(code, 3)]
+        assert list_codes(findings) == [(code, 3)]
         assert "a2" not in findings[0].message
 
 
@@ -148,78 +148,80 @@ def test_an_open_quote_far_from_the_next_one(tmp_path: Path) -> None:
     lines = [f"a{i},{i},{i}" for i in range(2000)]
     lines[100] = 'a100,"100,100'
     lines[1500] = '"a1500",1500,"1500"'
-    rows, findings = read(written(tmp_path, "\n".join(["id,x,y", *lines])))
-    assert told(findings) == [("csv_syntax", 102)]
+    rows, findings = read_table(write_table(tmp_path, "\n".join(["id,x,y", *lines])))
+    assert list_codes(findings) == [("csv_syntax", 102)]
     assert len(rows) == 1999
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    path = written(tmp_path, b"id,x,y\na1,\xe4,2\na2,\xc3\xa4,4\n")
-    rows, findings = read(path)
-    assert told(findings) == [("encoding", 2)]
+    path = write_table(tmp_path, b"id,x,y\na1,\xe4,2\na2,\xc3\xa4,4\n")
+    rows, findings = read_table(path)
+    assert list_codes(findings) == [("encoding", 2)]
     assert findings[0].field == "x"
     assert rows[0].cells[1] == "ä"
-    assert read(path, ["id", "y"])[1] == []
-    assert refusal(written(tmp_path, GOOD.encode("utf-16"))).code == "encoding"
+    assert read_table(path, ["id", "y"])[1] == []
+    assert read_error(write_table(tmp_path, GOOD.encode("utf-16"))).code == "encoding"
 
 
 def test_a_last_line_that_was_cut(tmp_path: Path) -> None:
-    rows, findings = read(written(tmp_path, GOOD[:-3]))
-    assert told(findings) == [("truncated", 4)]
+    rows, findings = read_table(write_table(tmp_path, GOOD[:-3]))
+    assert list_codes(findings) == [("truncated", 4)]
     assert len(rows) == 2
 
 
 def test_columns_are_found_by_name(tmp_path: Path) -> None:
-    path = written(tmp_path, GOOD)
-    schema = refusal(path, ["id", "x", "z"])
+    path = write_table(tmp_path, GOOD)
+    schema = read_error(path, ["id", "x", "z"])
     assert (str(schema.code), schema.field) == ("schema", "z")
     assert "'x'" in schema.finding.message
-    header = refusal(written(tmp_path, "a0,7,8\n" + GOOD.split("\n", 1)[1]), ["id", "x"])
+    header = read_error(write_table(tmp_path, "a0,7,8\n" + GOOD.split("\n", 1)[1]), ["id", "x"])
     assert str(header.code) == "header"
     assert "a0" not in header.finding.message
-    assert refusal(written(tmp_path, "id,x,x\n1,2,3\n"), ["x"]).code == "header"
-    assert read(written(tmp_path, "id,x,x\n1,2,3\n"), ["id"])[0] == [TableRow(2, ("1",))]
-    assert refusal(written(tmp_path, 'id,"x\n1,2\n')).code == "csv_syntax"
-    assert refusal(written(tmp_path, "")).code == "empty_file"
-    assert refusal(written(tmp_path, "\n \n")).code == "empty_file"
+    assert read_error(write_table(tmp_path, "id,x,x\n1,2,3\n"), ["x"]).code == "header"
+    assert read_table(write_table(tmp_path, "id,x,x\n1,2,3\n"), ["id"])[0] == [TableRow(2, ("1",))]
+    assert read_error(write_table(tmp_path, 'id,"x\n1,2\n')).code == "csv_syntax"
+    assert read_error(write_table(tmp_path, "")).code == "empty_file"
+    assert read_error(write_table(tmp_path, "\n \n")).code == "empty_file"
 
 
-def test_records_are_told_by_their_key(tmp_path: Path) -> None:
+def test_records_are_identified_by_their_key(tmp_path: Path) -> None:
     more = "".join(f"b{i},0,0\n" for i in range(6))
-    path = written(tmp_path, GOOD + more + "a1,1,2\na2,3,9\n,1,1\n")
-    rows, findings = read(path, ["x", "y"], key=["id"])
-    assert told(findings) == [("duplicate_key", 3), ("duplicates", 11), ("duplicate_key", 12), ("identifier", 13)]
+    path = write_table(tmp_path, GOOD + more + "a1,1,2\na2,3,9\n,1,1\n")
+    rows, findings = read_table(path, ["x", "y"], key=["id"])
+    assert list_codes(findings) == [("duplicate_key", 3), ("duplicates", 11), ("duplicate_key", 12), ("identifier", 13)]
     assert [finding.level for finding in findings] == ["error", "warning", "error", "error"]
     assert [row.row for row in rows] == [2, 4, *range(5, 11)]
     assert not any(name in finding.message for finding in findings for name in ("a1", "a2"))
-    assert len(read(path)[0]) == 12
-    swapped = written(tmp_path, "id,x,y\n1,5,a1\n1,6,a2\n2,7,a3\n2,8,a4\n3,9,a5\n")
-    assert refusal(swapped, key=["id"]).code == "identifier"
+    assert len(read_table(path)[0]) == 12
+    swapped = write_table(tmp_path, "id,x,y\n1,5,a1\n1,6,a2\n2,7,a3\n2,8,a4\n3,9,a5\n")
+    assert read_error(swapped, key=["id"]).code == "identifier"
 
 
 def test_gzip_that_is_cut_or_damaged_is_no_table(tmp_path: Path) -> None:
     packed = gzip.compress(("id,x,y\n" + "".join(f"a{i},{i * 7919 % 1000},{i}\n" for i in range(5000))).encode())
-    path = written(tmp_path, packed[: len(packed) * 7 // 10], "t.csv.gz")
-    assert refusal(path).code == "truncated"
+    path = write_table(tmp_path, packed[: len(packed) * 7 // 10], "t.csv.gz")
+    assert read_error(path).code == "truncated"
     flipped = bytearray(packed)
     flipped[-6] ^= 1  # the checksum of the stream
-    assert refusal(written(tmp_path, bytes(flipped), "t.csv.gz")).code == "corrupt"
+    assert read_error(write_table(tmp_path, bytes(flipped), "t.csv.gz")).code == "corrupt"
     flipped = bytearray(packed)
     flipped[len(packed) // 2] ^= 0xFF
-    assert refusal(written(tmp_path, bytes(flipped), "t.csv.gz")).code in {"corrupt", "truncated"}
+    assert read_error(write_table(tmp_path, bytes(flipped), "t.csv.gz")).code in {"corrupt", "truncated"}
     with pytest.raises(UserError):
         tables.count_rows(path)
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_text, "MAX_EXPANDED", 10_000)
-    assert refusal(written(tmp_path, gzip.compress(b"id,x,y\n" + b"1,2,3\n" * 100_000, mtime=0), "t.csv.gz")).code == "expansion_limit"
+    assert (
+        read_error(write_table(tmp_path, gzip.compress(b"id,x,y\n" + b"1,2,3\n" * 100_000, mtime=0), "t.csv.gz")).code == "expansion_limit"
+    )
     monkeypatch.setattr(csv_text, "MAX_LINE", 1000)
-    assert refusal(written(tmp_path, "id,x,y\n" + "1" * 2000)).code == "resource_limit"
+    assert read_error(write_table(tmp_path, "id,x,y\n" + "1" * 2000)).code == "resource_limit"
     monkeypatch.setattr(csv_text, "MAX_LINES", 3)
-    rows, findings = read(written(tmp_path, 'id,x\n1,"a\nb\nc"\n2,"a\nb\nc\nd"\n'))
+    rows, findings = read_table(write_table(tmp_path, 'id,x\n1,"a\nb\nc"\n2,"a\nb\nc\nd"\n'))
     assert [row.row for row in rows] == [2]
-    assert told(findings)[0] == ("csv_syntax", 5)
+    assert list_codes(findings)[0] == ("csv_syntax", 5)
 
 
 # --- Parquet
@@ -230,15 +232,15 @@ def test_parquet_is_text_too(tmp_path: Path) -> None:
     table = pa.table({"id": ["000123", "123", None], " code": [250.0, 38.9, None], "n": pa.array([1, None, 3], pa.int32())})
     pq.write_table(table, path, row_group_size=2)
     assert tables.read_types(path) == {"id": "text", "code": "double", "n": "int32"}
-    rows, findings = read(path, ["n", "id"])
+    rows, findings = read_table(path, ["n", "id"])
     assert (findings, [row.cells for row in rows]) == ([], [("1", "000123"), ("", "123"), ("3", "")])
-    assert told(read(path, key=["id"])[1]) == [("identifier", 3)]
-    assert refusal(path, ["id", "date"]).code == "schema"
+    assert list_codes(read_table(path, key=["id"])[1]) == [("identifier", 3)]
+    assert read_error(path, ["id", "date"]).code == "schema"
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2])
-    assert refusal(path).code == "corrupt"
+    assert read_error(path).code == "corrupt"
     path.write_bytes(b"")
-    assert refusal(path).code == "corrupt"
+    assert read_error(path).code == "corrupt"
 
 
 # --- cells
@@ -252,7 +254,7 @@ def test_numbers(text: str, value: float | None) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5), ("5.0", 5), ("-3.", -3), ("", None), (" 15709.0 ", 15709)])
-def test_whole_numbers(text: str, value: int | None) -> None:
+def test_integers(text: str, value: int | None) -> None:
     assert tables.parse_integer(text) == value
 
 
@@ -292,13 +294,13 @@ def test_rows_of_numbers() -> None:
 # --- frames
 
 
-def framed(path: Path, columns: list[str], **options: Any) -> tuple[list[TableRow], list[tuple[str, int | None]]]:
+def read_frames_as_rows(path: Path, columns: list[str], **options: Any) -> tuple[list[TableRow], list[tuple[str, int | None]]]:
     """What `frames` gives, in the form of `rows`."""
     blocks = list(tables.read_frames(path, columns, **options))
     kept = [TableRow(row, tuple(cell or "" for cell in cells)) for block in blocks for row, *cells in block.frame.iter_rows()]
     assert sum(block.seen for block in blocks) == len(kept) + sum(len(block.faults) for block in blocks)
     assert all(block.frame.columns == ["row", *columns] for block in blocks)
-    return kept, told([fault for block in blocks for fault in block.faults])
+    return kept, list_codes([fault for block in blocks for fault in block.faults])
 
 
 PIECES = [
@@ -332,79 +334,83 @@ PIECES = [
     head=st.sampled_from(["", "\ufeff", "\n", "\r\n\n"]),
 )
 def test_frames_hold_what_rows_gives(tmp_path: Path, body: str, block: int, piece: int, head: str) -> None:
-    path = written(tmp_path, head + "x,y,z\n" + body)
+    path = write_table(tmp_path, head + "x,y,z\n" + body)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_text, "BLOCK", block)
         patch.setattr(csv_text, "PIECE", piece)
-        rows, findings = read(path, ["z", "x"])
-        assert framed(path, ["z", "x"]) == (rows, told(findings))
+        rows, findings = read_table(path, ["z", "x"])
+        assert read_frames_as_rows(path, ["z", "x"]) == (rows, list_codes(findings))
 
 
-@pytest.mark.parametrize("odd", [None, '7,"a\nb",7', '7,"a""b",7', "", '7,"a,b",7'])
-def test_one_odd_line_among_many(tmp_path: Path, odd: str | None) -> None:
+@pytest.mark.parametrize("line", [None, '7,"a\nb",7', '7,"a""b",7', "", '7,"a,b",7'])
+def test_one_faulty_line_among_many(tmp_path: Path, line: str | None) -> None:
     lines = [f"{i},{i * i},x{i}" for i in range(20_000)]
-    if odd is not None:
-        lines[10_000:10_000] = [odd]
-    path = written(tmp_path, "a,b,c\n" + "\n".join(lines) + "\n")
-    rows, _ = read(path, ["c", "a"])
-    assert framed(path, ["c", "a"]) == (rows, [])
-    assert len(rows) == 20_000 + bool(odd)
+    if line is not None:
+        lines[10_000:10_000] = [line]
+    path = write_table(tmp_path, "a,b,c\n" + "\n".join(lines) + "\n")
+    rows, _ = read_table(path, ["c", "a"])
+    assert read_frames_as_rows(path, ["c", "a"]) == (rows, [])
+    assert len(rows) == 20_000 + bool(line)
 
 
 def test_an_open_quote_swallows_nothing_in_frames(tmp_path: Path) -> None:
     lines = [f"{i},{i * i},x{i}" for i in range(20_000)]
     lines[5_000] = '5000,"open,x'
     lines[9_000] = 'close",9000,x'
-    rows, faults = framed(written(tmp_path, "a,b,c\n" + "\n".join(lines)), ["a"])
+    rows, faults = read_frames_as_rows(write_table(tmp_path, "a,b,c\n" + "\n".join(lines)), ["a"])
     assert faults == [("csv_syntax", 5_002), ("csv_syntax", 9_002)]
     assert len(rows) == 19_998
 
 
 def test_lines_in_another_encoding_are_latin_1_line_by_line(tmp_path: Path) -> None:
-    path = written(tmp_path, b"id,town\n\xe91,Qu\xe9bec\n" + "é1,Québec\nz,z\n".encode())
+    path = write_table(tmp_path, b"id,town\n\xe91,Qu\xe9bec\n" + "é1,Québec\nz,z\n".encode())
     (block,) = [block for block in tables.read_frames(path, ["id", "town"]) if block.seen > 1]
     assert block.foreign == 1
-    assert framed(path, ["id", "town"])[0] == [TableRow(2, ("é1", "Québec")), TableRow(3, ("é1", "Québec")), TableRow(4, ("z", "z"))]
+    assert read_frames_as_rows(path, ["id", "town"])[0] == [
+        TableRow(2, ("é1", "Québec")),
+        TableRow(3, ("é1", "Québec")),
+        TableRow(4, ("z", "z")),
+    ]
 
 
 def test_tabs_without_quotes(tmp_path: Path) -> None:
-    path = written(tmp_path, 'id\tname\n1\t"5" wide\n2\t"\n3\n\n')
-    assert framed(path, ["name", "id"], delimiter="\t", quotes=False) == (
+    path = write_table(tmp_path, 'id\tname\n1\t"5" wide\n2\t"\n3\n\n')
+    assert read_frames_as_rows(path, ["name", "id"], delimiter="\t", quotes=False) == (
         [TableRow(2, ('"5" wide', "1")), TableRow(3, ('"', "2"))],
         [("row_width", 4)],
     )
-    path = written(tmp_path, 'id\tname\n1\t"5" wide\n2\t"\n')
-    assert framed(path, ["name"], delimiter="\t", quotes=False) == ([TableRow(2, ('"5" wide',)), TableRow(3, ('"',))], [])
+    path = write_table(tmp_path, 'id\tname\n1\t"5" wide\n2\t"\n')
+    assert read_frames_as_rows(path, ["name"], delimiter="\t", quotes=False) == ([TableRow(2, ('"5" wide',)), TableRow(3, ('"',))], [])
 
 
 def test_an_archive_of_one_table_is_read_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "t.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("inner.csv", GOOD)
-    assert framed(path, ["y", "id"]) == ([TableRow(2, ("2", "a1")), TableRow(3, ("4", "a2")), TableRow(4, ("6", "a3"))], [])
+    assert read_frames_as_rows(path, ["y", "id"]) == ([TableRow(2, ("2", "a1")), TableRow(3, ("4", "a2")), TableRow(4, ("6", "a3"))], [])
     assert tables.count_rows(path) == 3
-    whole = path.read_bytes()
-    path.write_bytes(whole[:60])
-    assert refusal(path).code == "corrupt"
-    path.write_bytes(whole)
+    content = path.read_bytes()
+    path.write_bytes(content[:60])
+    assert read_error(path).code == "corrupt"
+    path.write_bytes(content)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("second.csv", GOOD)
-    assert refusal(path).code == "unsupported_format"
+    assert read_error(path).code == "unsupported_format"
 
 
 def test_frames_of_packed_texts_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(b"a,b\n" + b"0,0\n" * 100_000, mtime=0)
-    path = written(tmp_path, packed, "t.csv.gz")
-    assert len(framed(path, ["b"])[0]) == 100_000
+    path = write_table(tmp_path, packed, "t.csv.gz")
+    assert len(read_frames_as_rows(path, ["b"])[0]) == 100_000
     monkeypatch.setattr(csv_text, "MAX_EXPANDED", 1000)
     monkeypatch.setattr(csv_text, "MAX_RATIO", 2)
     with pytest.raises(UserError) as caught:
-        framed(path, ["b"])
+        read_frames_as_rows(path, ["b"])
     assert caught.value.code == "expansion_limit"
     monkeypatch.undo()
     path.write_bytes(packed[:-20])
     with pytest.raises(UserError) as caught:
-        framed(path, ["b"])
+        read_frames_as_rows(path, ["b"])
     assert caught.value.code == "truncated"
 
 
@@ -414,7 +420,7 @@ def test_frames_of_parquet_are_text_with_civil_times(tmp_path: Path) -> None:
     table = pa.table({"id": pa.array(["01", None]).dictionary_encode(), "at": late, "day": pa.array([0, 1], pa.date32()), "n": [7, 8]})
     pq.write_table(table, path)
     assert tables.read_types(path)["id"] == "text"
-    rows, faults = framed(path, ["n", "id", "at", "day"])
+    rows, faults = read_frames_as_rows(path, ["n", "id", "at", "day"])
     assert faults == []
     assert [(row.row, row.cells[0], row.cells[1], row.cells[2][:10], row.cells[3]) for row in rows] == [
         (1, "7", "01", "2009-12-31", "1970-01-01"),
@@ -428,7 +434,7 @@ def test_frames_of_parquet_are_text_with_civil_times(tmp_path: Path) -> None:
 @FUZZ
 @given(body=st.text('a1,"\n\r\0ä', max_size=60))
 def test_two_ways_of_counting_agree(tmp_path: Path, body: str) -> None:
-    rows, findings = read(written(tmp_path, "x,y\n" + body))
+    rows, findings = read_table(write_table(tmp_path, "x,y\n" + body))
     assert all(len(row.cells) == 2 for row in rows)
     assert all(finding.row is not None and finding.row >= 2 for finding in findings)
     lines = [row.row for row in rows] + [finding.row for finding in findings]
@@ -438,6 +444,6 @@ def test_two_ways_of_counting_agree(tmp_path: Path, body: str) -> None:
 @FUZZ
 @given(content=st.binary(max_size=200), zipped=st.booleans(), parquet=st.booleans())
 def test_no_bytes_do_more_than_refuse(tmp_path: Path, content: bytes, zipped: bool, parquet: bool) -> None:
-    path = written(tmp_path, b"\x1f\x8b" + content if zipped else content, "t.parquet" if parquet else "t.csv")
+    path = write_table(tmp_path, b"\x1f\x8b" + content if zipped else content, "t.parquet" if parquet else "t.csv")
     with suppress(UserError):
-        read(path)
+        read_table(path)

@@ -64,13 +64,13 @@ def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
     return {case["id"]: case | {"folder": out / case["command"]["dir"]} for case in manifest}
 
 
-def test_there_are_bad_inputs(bad_inputs: dict[str, dict[str, Any]]) -> None:
+def test_bad_inputs_exist(bad_inputs: dict[str, dict[str, Any]]) -> None:
     assert sorted(bad_inputs) == sorted(cases())
     assert len(bad_inputs) == 20
 
 
 @pytest.mark.parametrize("name", cases())
-def test_bad_inputs_behave_as_their_manifest_says(bad_inputs: dict[str, dict[str, Any]], name: str, tmp_path: Path) -> None:
+def test_bad_inputs_behave_as_their_manifest_states(bad_inputs: dict[str, dict[str, Any]], name: str, tmp_path: Path) -> None:
     case = bad_inputs[name]
     argv = case["command"]["argv"]
     source = Path(argv[2].format(dir=case["folder"]))
@@ -81,8 +81,8 @@ def test_bad_inputs_behave_as_their_manifest_says(bad_inputs: dict[str, dict[str
     assert report["exit_code"] in allowed, report
     if case["reason"] != "-":
         assert codes(report) & {case["reason"], *case["reason_alt"]}, report["reason_counts"]
-        told = json.dumps([*report["units"], *report["reasons"], report.get("message", "")])
-        assert any(file in told for file in case["names"])
+        reported = json.dumps([*report["units"], *report["reasons"], report.get("message", "")])
+        assert any(file in reported for file in case["names"])
     assert sorted((p.relative_to(case["folder"]), p.stat().st_size) for p in case["folder"].rglob("*")) == before
     for rows in report["rows"]:
         assert rows["seen"] == rows["used"] + rows["dropped"] + rows["quarantined"]
@@ -114,8 +114,8 @@ def test_a_mended_file_gives_the_cache_of_a_clean_ingest(bad_inputs: dict[str, d
         (raw / path.name).write_text(text if "TEST" in path.name else text.replace(":60.5", ":nan"))
     assert attempt("ts", raw, tmp_path / "a")["exit_code"] == 3
     (raw / "PPGDalia_TRAIN.ts").write_bytes((clean / "PPGDalia_TRAIN.ts").read_bytes())
-    mended, whole = attempt("ts", raw, tmp_path / "a"), attempt("ts", clean, tmp_path / "b", jobs=2)
-    assert (mended["exit_code"], mended["content_sha256"]) == (0, whole["content_sha256"])
+    corrected, expected = attempt("ts", raw, tmp_path / "a"), attempt("ts", clean, tmp_path / "b", jobs=2)
+    assert (corrected["exit_code"], corrected["content_sha256"]) == (0, expected["content_sha256"])
     shards = [{name for name in storage.read_manifest(tmp_path / cache)["files"] if name.startswith("recordings")} for cache in "ab"]
     assert shards[0] == shards[1]
 
@@ -135,7 +135,7 @@ def write_ts(
     path.write_text("\n".join([*head, *body]) + "\n")
 
 
-def cut(long: np.ndarray, length: int, step: int) -> list[list[np.ndarray]]:
+def cut_windows(long: np.ndarray, length: int, step: int) -> list[list[np.ndarray]]:
     """Windows of a recording [V, T]."""
     return [list(long[:, at : at + length]) for at in range(0, long.shape[1] - length + 1, step)]
 
@@ -149,7 +149,7 @@ def splits_of(cache: Path) -> dict[str, tuple[str, str]]:
 def test_cases_of_one_recording_are_found_in_any_order(tmp_path: Path, quantum: float) -> None:
     rng = np.random.default_rng(0)
     walks = np.round(np.cumsum(rng.standard_normal((10, 2, 600)), axis=-1) / quantum) * quantum
-    windows = [(i, case) for i, walk in enumerate(walks) for case in cut(walk, 128, 32)]
+    windows = [(i, case) for i, walk in enumerate(walks) for case in cut_windows(walk, 128, 32)]
     rng.shuffle(windows)  # type: ignore[arg-type]
     test = [(i, case) for i, case in windows if i >= 7]
     train = [(i, case) for i, case in windows if i < 7]
@@ -173,7 +173,7 @@ def test_cases_of_one_recording_are_found_in_any_order(tmp_path: Path, quantum: 
 def test_files_that_split_inside_recordings_are_split_again(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     walks = np.cumsum(rng.standard_normal((10, 1, 600)), axis=-1)
-    windows = [(i, case) for i, walk in enumerate(walks) for case in cut(walk, 128, 32)]
+    windows = [(i, case) for i, walk in enumerate(walks) for case in cut_windows(walk, 128, 32)]
     rng.shuffle(windows)  # type: ignore[arg-type]
     for name, part in (("TRAIN", windows[:100]), ("TEST", windows[100:])):
         write_ts(tmp_path / "raw" / f"W_{name}.ts", [case for _, case in part], [i for i, _ in part])
@@ -324,7 +324,7 @@ def test_the_split_of_the_subjects_is_fixed() -> None:
 def test_ieee_ppg(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     walks = np.cumsum(rng.standard_normal((4, 5, 2000)), axis=-1)
-    windows = [(i, case) for i, walk in enumerate(walks) for case in cut(walk, 1000, 250)]
+    windows = [(i, case) for i, walk in enumerate(walks) for case in cut_windows(walk, 1000, 250)]
     write_ts(tmp_path / "raw" / "IEEEPPG_TRAIN.ts", [c for i, c in windows if i < 3], [80 + i for i, _ in windows if i < 3])
     write_ts(tmp_path / "raw" / "IEEEPPG_TEST.ts", [c for i, c in windows if i == 3], [70] * 5)
     assert attempt("ieee-ppg", tmp_path / "raw", tmp_path / "cache")["exit_code"] == 0
@@ -406,7 +406,7 @@ def test_bidmc_problems_share_their_recordings(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     walks = np.cumsum(rng.standard_normal((3, 2, 6000)), axis=-1)
     for kind, low in (("RR", 12), ("HR", 60)):
-        windows = [(i, case) for i, walk in enumerate(walks) for case in cut(walk, 4000, 500)]
+        windows = [(i, case) for i, walk in enumerate(walks) for case in cut_windows(walk, 4000, 500)]
         for name, keep in (("TRAIN", (0, 1)), ("TEST", (2,))):
             part = [(i, case) for i, case in windows if i in keep]
             write_ts(tmp_path / "raw" / f"BIDMC32{kind}_{name}.ts", [case for _, case in part], [low + i for i, _ in part])

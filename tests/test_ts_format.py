@@ -35,13 +35,13 @@ def text(rows: Sequence[str] = ROWS, head: Sequence[str] = HEAD, target: str = "
     return "\n".join([*head, target, "@data", *rows]) + "\n"
 
 
-def written(folder: Path, content: str | bytes, name: str = "Toy_TRAIN.ts") -> Path:
+def write_ts(folder: Path, content: str | bytes, name: str = "Toy_TRAIN.ts") -> Path:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
-def read(path: Path) -> tuple[ts.TsHeader, list[ts.TsCase], list[Finding]]:
+def read_ts(path: Path) -> tuple[ts.TsHeader, list[ts.TsCase], list[Finding]]:
     header = ts.read_header(path)
     items = list(ts.read_cases(path, header))
     rows = [item for item in items if isinstance(item, ts.TsCase) or item.row is not None]
@@ -49,7 +49,7 @@ def read(path: Path) -> tuple[ts.TsHeader, list[ts.TsCase], list[Finding]]:
     return header, [item for item in items if isinstance(item, ts.TsCase)], [item for item in items if isinstance(item, Finding)]
 
 
-def refusal(path: Path) -> UserError:
+def read_error(path: Path) -> UserError:
     with pytest.raises(UserError) as caught:
         list(ts.read_cases(path))
     assert path.name in str(caught.value)
@@ -58,7 +58,7 @@ def refusal(path: Path) -> UserError:
 
 def only(path: Path) -> tuple[list[int], Finding]:
     """Line numbers of the cases that are left, and the one finding."""
-    _, cases, (finding,) = read(path)
+    _, cases, (finding,) = read_ts(path)
     return [case.row for case in cases], finding
 
 
@@ -78,7 +78,7 @@ def test_real_files_read_as_plain_python_reads_them(name: str, cases: int, dimen
     path = DATA / "tser" / f"{name}.ts"
     if not path.is_file():
         pytest.skip(f"real sample {name} is not there: set BITIMELY_TEST_DATA")
-    header, found, findings = read(path)
+    header, found, findings = read_ts(path)
     assert (header.cases, header.dimensions, header.lengths, len(found)) == (cases, dimensions, lengths, cases)
     assert list(header.findings) + findings == []
     data = path.read_text().split("@data\n")[1].splitlines()
@@ -93,7 +93,7 @@ def test_real_timestamps() -> None:
     path = DATA / "tser" / "UnitTest" / "UnitTestTimeStamps_TRAIN.ts"
     if not path.is_file():
         pytest.skip("the real sample UnitTest is not there: set BITIMELY_TEST_DATA")
-    header, cases, findings = read(path)
+    header, cases, findings = read_ts(path)
     assert header.timestamps
     assert [str(finding.code) for finding in header.findings] == ["timestamps"]
     assert findings == []
@@ -131,7 +131,7 @@ def test_real_train_and_test_belong_together() -> None:
     ],
 )
 def test_spellings_of_one_file(tmp_path: Path, content: str) -> None:
-    header, cases, findings = read(written(tmp_path, content))
+    header, cases, findings = read_ts(write_ts(tmp_path, content))
     assert [*header.findings, *findings] == []
     assert (header.task, header.dimensions, header.lengths) == ("regression", 2, (3, 3))
     assert [case.label for case in cases] == [60.5, 61.5, -3.0, 0.0]
@@ -141,14 +141,14 @@ def test_spellings_of_one_file(tmp_path: Path, content: str) -> None:
 
 
 def test_classes_and_unlabelled_files(tmp_path: Path) -> None:
-    header, cases, _ = read(written(tmp_path, text(["1,2:3,4:b", "5,6:7,8:a"], HEAD[:5], "@classLabel true a b")))
+    header, cases, _ = read_ts(write_ts(tmp_path, text(["1,2:3,4:b", "5,6:7,8:a"], HEAD[:5], "@classLabel true a b")))
     assert (header.task, header.classes, [case.label for case in cases]) == ("classification", ("a", "b"), ["b", "a"])
-    header, cases, _ = read(written(tmp_path, text(["1,2:3,4", "5,6:7,8"], HEAD[:5], "@classLabel false")))
+    header, cases, _ = read_ts(write_ts(tmp_path, text(["1,2:3,4", "5,6:7,8"], HEAD[:5], "@classLabel false")))
     assert (header.task, header.lengths, [case.label for case in cases]) == ("none", (2, 2), [None, None])
 
 
 def test_unknown_keys_are_one_warning(tmp_path: Path) -> None:
-    header, _, _ = read(written(tmp_path, text(head=[*HEAD, "@colour blue", *["@shape round"] * 40_000])))
+    header, _, _ = read_ts(write_ts(tmp_path, text(head=[*HEAD, "@colour blue", *["@shape round"] * 40_000])))
     (found,) = header.findings
     assert (str(found.code), found.level, found.count) == ("header_syntax", "warning", 40_001)
     assert "'@colour' in line 8" in found.problem
@@ -157,25 +157,25 @@ def test_unknown_keys_are_one_warning(tmp_path: Path) -> None:
 def test_thousands_of_classes_take_linear_time(tmp_path: Path, seconds: Callable[[Callable[[], object]], float]) -> None:
     names = [f"c{i}" for i in range(20_000)]
     few, many = (
-        written(tmp_path, text([f"1:2:{name}" for name in names[:n]], HEAD[:5], f"@classLabel true {' '.join(names[:n])}"), f"{n}.ts")
+        write_ts(tmp_path, text([f"1:2:{name}" for name in names[:n]], HEAD[:5], f"@classLabel true {' '.join(names[:n])}"), f"{n}.ts")
         for n in (2500, 20_000)
     )
-    assert [case.label for case in read(many)[1]] == names
-    assert seconds(lambda: read(many)) < 20 * seconds(lambda: read(few))
+    assert [case.label for case in read_ts(many)[1]] == names
+    assert seconds(lambda: read_ts(many)) < 20 * seconds(lambda: read_ts(few))
 
 
 def test_channels_of_unequal_length_in_one_case(tmp_path: Path) -> None:
     rows = ["1,2,3,4:1,2:1,2:60", "5,6,7,8:3,4:5,6:61"]
     for head in ([*HEAD[:4], "@dimensions 3", "@equalLength false"], HEAD[:2]):
-        header, cases, findings = read(written(tmp_path, text(rows, head)))
+        header, cases, findings = read_ts(write_ts(tmp_path, text(rows, head)))
         assert (header.lengths, header.equal, [*header.findings, *findings]) == ((4, 2, 2), False, [])
         assert [len(values) for values in cases[1].channels] == [4, 2, 2]
-    header, cases, _ = read(written(tmp_path, text(rows, [*HEAD[:4], "@equalLength true", "@seriesLength 4"])))
+    header, cases, _ = read_ts(write_ts(tmp_path, text(rows, [*HEAD[:4], "@equalLength true", "@seriesLength 4"])))
     assert (header.lengths, len(cases), [str(finding.code) for finding in header.findings]) == ((4, 2, 2), 2, ["length"])
 
 
 def test_missing_values(tmp_path: Path) -> None:
-    _, cases, (finding,) = read(written(tmp_path, text(["?,2,3:4, ? ,NaN:60.5", *ROWS[1:]])))
+    _, cases, (finding,) = read_ts(write_ts(tmp_path, text(["?,2,3:4, ? ,NaN:60.5", *ROWS[1:]])))
     assert np.isnan(np.concatenate(cases[0].channels)).tolist() == [True, False, False, False, True, True]
     assert (str(finding.code), finding.level, finding.count, finding.row) == ("missing_values", "warning", 3, None)
 
@@ -189,7 +189,7 @@ def test_missing_values(tmp_path: Path) -> None:
     ],
 )
 def test_timestamps_hold_the_separators_of_the_format(tmp_path: Path, row: str, times: list[list[float]]) -> None:
-    _, (case,), _ = read(written(tmp_path, text([row], ["@timestamps true"])))
+    _, (case,), _ = read_ts(write_ts(tmp_path, text([row], ["@timestamps true"])))
     assert case.times is not None
     assert [channel.tolist() for channel in case.times] == times
     assert case.channels[0].tolist() == [4, 5]
@@ -218,7 +218,7 @@ def test_timestamps_hold_the_separators_of_the_format(tmp_path: Path, row: str, 
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, content: str | bytes, code: str) -> None:
-    assert refusal(written(tmp_path, content)).code == code
+    assert read_error(write_ts(tmp_path, content)).code == code
 
 
 @pytest.mark.parametrize(
@@ -246,14 +246,14 @@ def test_files_that_are_refused(tmp_path: Path, content: str | bytes, code: str)
     ],
 )
 def test_faulty_cases_are_left_out_by_line(tmp_path: Path, row: str, code: str) -> None:
-    rows, finding = only(written(tmp_path, text([ROWS[0], row, *ROWS[2:]])))
+    rows, finding = only(write_ts(tmp_path, text([ROWS[0], row, *ROWS[2:]])))
     assert rows == [10, 12, 13]
     assert (str(finding.code), finding.level, finding.row) == (code, "error", 11)
     assert not any(value in finding.message for value in ("61.5", "1e400", "x,9"))
 
 
 def test_an_unknown_class_is_left_out(tmp_path: Path) -> None:
-    rows, finding = only(written(tmp_path, text(["1:a", "2:c", "3:b"], ["@univariate true"], "@classLabel true a b")))
+    rows, finding = only(write_ts(tmp_path, text(["1:a", "2:c", "3:b"], ["@univariate true"], "@classLabel true a b")))
     assert (rows, str(finding.code), finding.row) == ([4, 6], "label", 5)
 
 
@@ -270,7 +270,7 @@ def test_an_unknown_class_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_faulty_timestamps_are_left_out(tmp_path: Path, stamps: str) -> None:
-    path = written(tmp_path, text(["(1,1),(2,1),(3,1):4", f"{stamps}:5", "(1,1),(2,1),(3,1):6"], ["@timeStamps true"]))
+    path = write_ts(tmp_path, text(["(1,1),(2,1),(3,1):4", f"{stamps}:5", "(1,1),(2,1),(3,1):6"], ["@timeStamps true"]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # differences of infinite times
         rows, finding = only(path)
@@ -279,60 +279,60 @@ def test_faulty_timestamps_are_left_out(tmp_path: Path, stamps: str) -> None:
 
 
 def test_a_file_that_was_cut_short(tmp_path: Path) -> None:
-    whole = text()
+    content = text()
     for cut in (3, 8):  # inside of the label or before it
-        header, cases, findings = read(written(tmp_path, whole[:-cut]))
+        header, cases, findings = read_ts(write_ts(tmp_path, content[:-cut]))
         assert not header.ended
         assert [str(finding.code) for finding in header.findings] == ["truncated"]
         assert [str(finding.code) for finding in findings] == ["truncated"]
         assert (findings[0].row, len(cases)) == (13, 3)
-    header, cases, findings = read(written(tmp_path, whole[:-1]))  # nobody can tell
+    header, cases, findings = read_ts(write_ts(tmp_path, content[:-1]))  # nobody can tell
     assert ([str(finding.code) for finding in header.findings], len(cases), findings) == (["truncated"], 4, [])
 
 
 def test_the_cases_decide_what_the_header_forgot(tmp_path: Path) -> None:
-    header, cases, findings = read(written(tmp_path, text(["1,2:5", "1:6", "3,4:7"], ["@univariate true", "@equalLength true"])))
+    header, cases, findings = read_ts(write_ts(tmp_path, text(["1,2:5", "1:6", "3,4:7"], ["@univariate true", "@equalLength true"])))
     assert (header.lengths, [case.row for case in cases], [str(finding.code) for finding in findings]) == ((2,), [5, 7], ["length"])
-    header, _, _ = read(written(tmp_path, text(head=["@univariate true", "@dimensions 2"])))
+    header, _, _ = read_ts(write_ts(tmp_path, text(head=["@univariate true", "@dimensions 2"])))
     assert [str(finding.code) for finding in header.findings] == ["dimensions"]
 
 
-def test_unknown_keys_are_said(tmp_path: Path) -> None:
-    header, _, _ = read(written(tmp_path, text(head=[*HEAD, "@flavour <b>vanilla</b>"])))
+def test_unknown_keys_give_a_warning(tmp_path: Path) -> None:
+    header, _, _ = read_ts(write_ts(tmp_path, text(head=[*HEAD, "@flavour <b>vanilla</b>"])))
     assert [(str(finding.code), finding.level) for finding in header.findings] == [("header_syntax", "warning")]
     assert "vanilla" not in header.findings[0].message
 
 
 def test_lines_have_a_longest_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ts, "MAX_LINE", 1000)
-    assert refusal(written(tmp_path, text(["1," * 600]))).code == "resource_limit"
+    assert read_error(write_ts(tmp_path, text(["1," * 600]))).code == "resource_limit"
 
 
 # --- two files
 
 
 def test_train_and_test_must_agree(tmp_path: Path) -> None:
-    train = ts.read_header(written(tmp_path, text()))
+    train = ts.read_header(write_ts(tmp_path, text()))
 
     def differ(content: str) -> Any:
-        test = ts.read_header(written(tmp_path, content, "Toy_TEST.ts"))
+        test = ts.read_header(write_ts(tmp_path, content, "Toy_TEST.ts"))
         with pytest.raises(UserError) as caught:
             ts.check_compatible(train, test, "Toy_TEST.ts")
         assert caught.value.code == "schema_mismatch"
         assert "Toy_TEST.ts" in str(caught.value)
         return caught.value.field
 
-    ts.check_compatible(train, ts.read_header(written(tmp_path, text(ROWS[:1]), "Toy_TEST.ts")))
+    ts.check_compatible(train, ts.read_header(write_ts(tmp_path, text(ROWS[:1]), "Toy_TEST.ts")))
     assert differ(text(["1,2,3:5"], ["@equalLength true"])) == "dimensions"
     assert differ(text(["1,2:3,4:5"], [*HEAD[:5], "@equalLength true"])) == "seriesLength"
     assert differ(text(target="@classLabel true 60.5 61.5 -3 0")) == "label"
     assert differ(text(["(1,2):(1,3):4"], ["@timeStamps true"])) == "timeStamps"
 
 
-def test_a_case_in_both_files_is_said_whatever_its_label(tmp_path: Path) -> None:
-    train = written(tmp_path, text())
-    assert ts.find_duplicates(train, written(tmp_path, text(["1,2,3:4,5,7:60.5"]), "b.ts")) is None
-    found = ts.find_duplicates(train, written(tmp_path, text(["1,2,3:4,5,7:60.5", "7, 8, 9:1,1,1:0", ROWS[3]]), "b.ts"))
+def test_a_case_in_both_files_is_reported_whatever_its_label(tmp_path: Path) -> None:
+    train = write_ts(tmp_path, text())
+    assert ts.find_duplicates(train, write_ts(tmp_path, text(["1,2,3:4,5,7:60.5"]), "b.ts")) is None
+    found = ts.find_duplicates(train, write_ts(tmp_path, text(["1,2,3:4,5,7:60.5", "7, 8, 9:1,1,1:0", ROWS[3]]), "b.ts"))
     assert found is not None
     assert (str(found.code), found.level, found.count, found.examples) == ("duplicate_across_splits", "warning", 2, ("row 11", "row 12"))
 
@@ -351,9 +351,9 @@ def test_no_file_does_more_than_refuse(tmp_path: Path, data: st.DataObject) -> N
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(content)))
         content[place : place + data.draw(st.integers(0, 8))] = data.draw(st.one_of(tokens, st.binary(max_size=4)))
-    path = written(tmp_path, bytes(content))
+    path = write_ts(tmp_path, bytes(content))
     try:
-        header, cases, _ = read(path)
+        header, cases, _ = read_ts(path)
     except UserError as error:
         named = error.file
     else:

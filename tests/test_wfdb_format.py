@@ -67,7 +67,7 @@ def codes(findings: Any, level: str | None = None) -> set[str]:
     return {str(finding.code) for finding in findings if level is None or finding.level == level}
 
 
-def refusal(path: Path, **options: Any) -> UserError:
+def read_error(path: Path, **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
         own.read_recording(path, **options)
     assert path.name in str(caught.value)
@@ -140,8 +140,8 @@ def test_real_records_that_must_not_read() -> None:
     folder = DATA / "robust"
     if not folder.is_dir():
         pytest.skip("real samples are not there: set BITIMELY_TEST_DATA")
-    assert refusal(folder / "wfdb" / "12726").code == "missing_signal_file"
-    assert refusal(folder / "wfdb-multi" / "s25047" / "3234460_layout").code == "missing_channel"
+    assert read_error(folder / "wfdb" / "12726").code == "missing_signal_file"
+    assert read_error(folder / "wfdb-multi" / "s25047" / "3234460_layout").code == "missing_channel"
 
 
 def test_a_real_stale_initial_value_is_a_warning() -> None:
@@ -163,7 +163,7 @@ def test_every_sample_format_decodes_as_in_wfdb(tmp_path: Path, code: int, frame
     (tmp_path / "r.dat").write_bytes(whole)
     same_as_wfdb(tmp_path / "r")
     (tmp_path / "r.dat").write_bytes(whole[:-1])
-    assert refusal(tmp_path / "r").code == "truncated"
+    assert read_error(tmp_path / "r").code == "truncated"
 
 
 def test_the_two_unused_bits_of_format_311_are_not_used(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_what_wfdb_writes_is_read_back(tmp_path: Path, code: str, bits: int) -> 
     damaged = bytearray((tmp_path / "r.dat").read_bytes())
     damaged[len(damaged) // 2] ^= 0x08
     (tmp_path / "r.dat").write_bytes(damaged)
-    assert refusal(tmp_path / "r").code in {"checksum", "corrupt", "truncated"}
+    assert read_error(tmp_path / "r").code in {"checksum", "corrupt", "truncated"}
 
 
 def test_flac_with_several_samples_a_frame_reads_as_wfdb_reads_it(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_skewed_signals_line_up_as_in_wfdb(tmp_path: Path) -> None:
     ours = own.read_recording(path).signals
     assert [len(signal.samples) for signal in ours] == [50, 47, 50]
     assert np.array_equal(ours[1].samples, samples()[3:, 1])
-    assert refusal(write(tmp_path, lines={1: "r.dat 16:50 1000/mV 16 0"})).code == "header_implausible"
+    assert read_error(write(tmp_path, lines={1: "r.dat 16:50 1000/mV 16 0"})).code == "header_implausible"
 
 
 # --- values
@@ -259,7 +259,7 @@ def test_values_beyond_24_bits_are_kept_as_physical_values(tmp_path: Path) -> No
     assert np.isnan(signal.samples[2])
 
 
-def test_defaults_of_the_format_are_taken_and_said(tmp_path: Path) -> None:
+def test_defaults_of_the_format_are_used_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "r.hea").write_text("r 1\nr.dat 16")
     (tmp_path / "r.dat").write_bytes(samples(20, 1).tobytes())
     recording = own.read_recording(tmp_path / "r")
@@ -286,11 +286,11 @@ def test_times_are_read_where_they_are_valid(tmp_path: Path) -> None:
     header = own.read_header(write(tmp_path, record="{name} {channels} 100/100(5) {frames} 8:26:04.5 26/10/1994"))
     assert header.start == datetime(1994, 10, 26, 8, 26, 4, 500_000)
     assert own.read_header(write(tmp_path, record="{name} {channels} 100 {frames} 0:07")).clock is not None
-    for odd in ("05-May-2020 09:49:17", "2020", "25:00:00", "8:26:04 31/02/1994"):
-        header = own.read_header(write(tmp_path, record="{name} {channels} 100 {frames} " + odd))
+    for clock in ("05-May-2020 09:49:17", "2020", "25:00:00", "8:26:04 31/02/1994"):
+        header = own.read_header(write(tmp_path, record="{name} {channels} 100 {frames} " + clock))
         assert header.start is None
         assert codes(header.findings) == {"base_date"}
-        assert not any(word in repr(header.findings) for word in odd.split())
+        assert not any(word in repr(header.findings) for word in clock.split())
 
 
 def test_comments_are_not_kept(tmp_path: Path) -> None:
@@ -348,9 +348,9 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_refused_by_name(tmp_path: Path, name: str) -> None:
     how, code = FAULTS[name]
-    assert refusal(write(tmp_path, **how)).code == code
+    assert read_error(write(tmp_path, **how)).code == code
     if "folder" in name or name == "absolute":
-        assert refusal(Path("r"), source=scan_folder(tmp_path)).code == code
+        assert read_error(Path("r"), source=scan_folder(tmp_path)).code == code
 
 
 def test_headers_that_are_none(tmp_path: Path) -> None:
@@ -361,12 +361,12 @@ def test_headers_that_are_none(tmp_path: Path) -> None:
         (b"<!DOCTYPE html>\n<html>", "header_syntax"),
     ):
         (tmp_path / "r.hea").write_bytes(text)
-        assert refusal(tmp_path / "r").code == code
+        assert read_error(tmp_path / "r").code == code
     (tmp_path / "r.hea").unlink()
-    assert refusal(tmp_path / "r").code == "missing_signal_file"
+    assert read_error(tmp_path / "r").code == "missing_signal_file"
 
 
-def test_odd_but_valid_spellings_of_a_header(tmp_path: Path) -> None:
+def test_unusual_but_valid_spellings_of_a_header(tmp_path: Path) -> None:
     path = write(tmp_path, tail="# end\n")
     text = (tmp_path / "r.hea").read_bytes()
     for changed in (
@@ -383,15 +383,15 @@ def test_odd_but_valid_spellings_of_a_header(tmp_path: Path) -> None:
 def test_a_group_of_signals_must_be_together(tmp_path: Path) -> None:
     path = write(tmp_path, lines={1: "s.dat 16 1000/mV"})
     (tmp_path / "s.dat").write_bytes(bytes(1000))
-    assert refusal(path).code == "header_syntax"
+    assert read_error(path).code == "header_syntax"
 
 
-def test_unneeded_signals_of_one_name_are_numbered(tmp_path: Path) -> None:
+def test_optional_signals_of_one_name_are_numbered(tmp_path: Path) -> None:
     path = write(tmp_path, lines={2: signal_line(samples()[:, 2], "II")})
     recording = own.read_recording(path, required=["I"])
     assert [signal.channel for signal in recording.signals] == ["I", "II (2)", "II (3)"]
     assert codes(recording.findings) == {"duplicate_channel"}
-    assert refusal(path, required=["II"]).code == "duplicate_channel"
+    assert read_error(path, required=["II"]).code == "duplicate_channel"
 
 
 def test_foreign_text_is_made_fit_to_store(tmp_path: Path) -> None:
@@ -411,23 +411,23 @@ def test_checksums_are_compared_modulo_65536_and_only_where_the_format_promises_
     for written in (total, total & 0xFFFF, total - 65536):
         assert own.read_recording(write(tmp_path, lines={0: f"r.dat 16 1000/mV 16 0 {samples()[0, 0]} {written} 0 I"})).signals
     wrong = {0: f"r.dat 16 1000/mV 16 0 {samples()[0, 0]} {total + 1} 0 I"}
-    assert refusal(write(tmp_path, lines=wrong)).code == "checksum"
+    assert read_error(write(tmp_path, lines=wrong)).code == "checksum"
     assert codes(own.read_recording(write(tmp_path, lines=wrong, record="{name} {channels} 100")).findings, "warning") == {"checksum"}
     empty = {i: f"r.dat 16 1000/mV 16 0 0 0 0 {name}" for i, name in enumerate(NAMES)}
     assert codes(own.read_recording(write(tmp_path, lines=empty)).findings, "warning") == {"checksum", "initial_value"}
-    assert refusal(write(tmp_path, lines={0: empty[0]})).code == "checksum"
+    assert read_error(write(tmp_path, lines={0: empty[0]})).code == "checksum"
 
 
-def test_a_stale_initial_value_is_told_from_shifted_samples(tmp_path: Path) -> None:
+def test_a_stale_initial_value_is_distinguished_from_shifted_samples(tmp_path: Path) -> None:
     stale = signal_line(samples()[:, 0], "I").replace(f" {samples()[0, 0]} ", " 12345 ")
     assert codes(own.read_recording(write(tmp_path, lines={0: stale})).findings, "warning") == {"initial_value"}
     unsummed = " ".join(stale.split()[:6])
-    assert refusal(write(tmp_path, lines={0: unsummed})).code == "initial_value"  # nothing vouches for the samples
+    assert read_error(write(tmp_path, lines={0: unsummed})).code == "initial_value"  # nothing vouches for the samples
     rotated = np.roll(samples(), 20, axis=0)
-    assert refusal(write(tmp_path, data=rotated.tobytes())).code == "initial_value"
+    assert read_error(write(tmp_path, data=rotated.tobytes())).code == "initial_value"
 
 
-def test_left_over_bytes_are_said(tmp_path: Path) -> None:
+def test_bytes_after_the_samples_give_a_warning(tmp_path: Path) -> None:
     assert codes(own.read_recording(write(tmp_path, data=samples().tobytes() + bytes(10))).findings) == {"size_mismatch"}
     assert own.read_recording(write(tmp_path, data=samples().tobytes() + bytes(2))).findings == []
 
@@ -437,7 +437,7 @@ def test_a_flac_file_cannot_promise_more_than_it_may_hold(tmp_path: Path) -> Non
     (tmp_path / "r.dat").write_bytes(b"fLaC" + b"\x80\0\0\x22" + streaminfo + bytes(100))
     for frames, code in ((1 << 35, "expansion_limit"), (10, "expansion_limit")):
         (tmp_path / "r.hea").write_text(f"r 1 100 {frames}\nr.dat 516 1000/mV 16 0")
-        assert refusal(tmp_path / "r").code == code
+        assert read_error(tmp_path / "r").code == code
 
 
 # --- links and special files
@@ -448,13 +448,13 @@ def test_links_and_pipes(tmp_path: Path) -> None:
     path = write(inside)
     (inside / "r.dat").rename(tmp_path / "elsewhere.dat")
     (inside / "r.dat").symlink_to(tmp_path / "elsewhere.dat")
-    assert refusal(path).code == "symlink_outside_root"
-    assert refusal(Path("r"), source=scan_folder(inside)).code == "symlink_outside_root"
+    assert read_error(path).code == "symlink_outside_root"
+    assert read_error(Path("r"), source=scan_folder(inside)).code == "symlink_outside_root"
     assert len(own.read_recording("r", scan_folder(inside, follow_symlinks=True)).signals) == 3
     (inside / "r.dat").unlink()
     os.mkfifo(inside / "r.dat")
-    assert refusal(path).code == "not_regular_file"
-    assert refusal(Path("r"), source=scan_folder(inside)).code == "not_regular_file"
+    assert read_error(path).code == "not_regular_file"
+    assert read_error(Path("r"), source=scan_folder(inside)).code == "not_regular_file"
 
 
 def test_a_source_gives_relative_names(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def segments(folder: Path, lines: list[str], record: str = "m/{n} 3 100 {frames}
     return folder / "m"
 
 
-def test_segments_are_joined_where_nothing_lies_between_them(tmp_path: Path) -> None:
+def test_adjacent_segments_are_joined(tmp_path: Path) -> None:
     path = segments(tmp_path, ["a 50", "~ 30", "b 50", "c 50", "d 50"], a={}, b={}, c={}, d={"gain": "500/mV"})
     recording = own.read_recording(path)
     assert recording.header.layout == "fixed"
@@ -508,7 +508,7 @@ def test_a_variable_layout_names_the_signals(tmp_path: Path) -> None:
 
 def test_a_layout_is_no_segment(tmp_path: Path) -> None:
     tmp_path.joinpath("lay.hea").write_text("\n".join(["lay 3 100 0", *(f"~ 0 86/mV 11 0 -1024 0 0 {name}" for name in NAMES)]))
-    assert refusal(segments(tmp_path, ["lay 0", "lay 50"])).code == "missing_channel"
+    assert read_error(segments(tmp_path, ["lay 0", "lay 50"])).code == "missing_channel"
 
 
 def test_segments_in_a_folder_of_their_own(tmp_path: Path) -> None:
@@ -540,7 +540,7 @@ def test_faults_of_segments(tmp_path: Path, lines: list[str], record: str, code:
     for name, how in parts.items():
         write(tmp_path, name, **how)
     (tmp_path / "m.hea").write_text("\n".join([record.format(n=len(lines), frames=50 * len(lines)), *lines]))
-    assert refusal(tmp_path / "m").code == code
+    assert read_error(tmp_path / "m").code == code
 
 
 def test_one_small_file_cannot_be_named_over_and_over(tmp_path: Path) -> None:
