@@ -1,4 +1,4 @@
-"""Writes docs/datasets.md: each data set as the registry has it, and what the verbs make of real samples of them.
+"""Writes docs/datasets.md: each data set by the registry, and results of the verbs on real samples.
 
 python docs/datasets.py                                        the sections (docs/generate.py does it too; a test compares)
 BITIMELY_TEST_DATA=SAMPLES python docs/datasets.py --measure   the tables as well: runs ingest and tokenize on the samples
@@ -35,14 +35,14 @@ SAMPLES: list[tuple[list[str], list[str]]] = [  # data set, folder, options; vie
 ]
 
 
-def table(columns: list[str], rows: list[list[Any]]) -> list[str]:
+def format_table(columns: list[str], rows: list[list[Any]]) -> list[str]:
     """As Markdown."""
     cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in [columns, *rows]]
     return ["| " + " | ".join(row) + " |" for row in [cells[0], ["---"] * len(columns), *cells[1:]]] + [""]
 
 
-def called(*words: str) -> tuple[int, dict[str, Any]]:
-    """A verb under --json: its exit code and what it says, {} for nothing."""
+def run_verb(*words: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and output of a verb under --json, {} without output."""
     from bitimely_cli.main import main as command
 
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):
@@ -50,13 +50,13 @@ def called(*words: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(out.getvalue() or "{}")
 
 
-def measured(samples: Path) -> list[str]:
-    """The two tables: what ingest takes of each sample, and the windows that tokenize makes of each view."""
-    taken, made = [], []
+def measure_samples(samples: Path) -> list[str]:
+    """The two tables: units that ingest accepts of each sample, and windows that tokenize makes of each view."""
+    ingests, windows = [], []
     for words, views in SAMPLES:
         dataset, folder, *options = words
         with tempfile.TemporaryDirectory() as home:
-            code, _ = called("ingest", dataset, str(samples / folder), *options, "-w", home)
+            code, _ = run_verb("ingest", dataset, str(samples / folder), *options, "-w", home)
             report = json.loads((Path(home) / "cache" / dataset / "ingest_report.json").read_text())
             counts = report["counts"]
             reasons = report["reason_counts"]
@@ -64,8 +64,8 @@ def measured(samples: Path) -> list[str]:
             bad = sorted(
                 {r["code"] for u in report["units"] if u["status"] == "quarantined" for r in u["reasons"] if r["level"] == "error"}
             )
-            said = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items()))
-            taken.append(
+            counts_text = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items()))
+            ingests.append(
                 [
                     f"`ingest {' '.join(words)}`",
                     code,
@@ -73,14 +73,14 @@ def measured(samples: Path) -> list[str]:
                     accepted,
                     counts["quarantined"],
                     ", ".join(bad) or "-",
-                    said or "-",
+                    counts_text or "-",
                 ]
             )
             for view in views if accepted else []:
                 data = f"{dataset}/{view}" if view else dataset
-                code, result = called("tokenize", data, "-w", home)
+                code, result = run_verb("tokenize", data, "-w", home)
                 if code:
-                    made.append([f"`{data}` of {folder}{''.join(f' {o}' for o in options)}", code, *["-"] * 6])
+                    windows.append([f"`{data}` of {folder}{''.join(f' {o}' for o in options)}", code, *["-"] * 6])
                     continue
                 manifest = json.loads((Path(result["folder"]) / "manifest.json").read_text())
                 audit = result["audit"]
@@ -89,7 +89,7 @@ def measured(samples: Path) -> list[str]:
                 each = {
                     key: " / ".join(str(audit[split][key]) for split in ("train", "validation", "test")) for key in ("windows", "subjects")
                 }
-                made.append(
+                windows.append(
                     [
                         f"`{data}` of {folder}{''.join(f' {o}' for o in options)}",
                         code,
@@ -101,10 +101,10 @@ def measured(samples: Path) -> list[str]:
                         each["subjects"],
                     ]
                 )
-    columns = ["command", "exit", "units", "accepted", "quarantined", "why quarantined", "all that was said (reason, count)"]
-    out = table(columns, taken)
+    columns = ["command", "exit", "units", "accepted", "quarantined", "why quarantined", "all findings (reason, count)"]
+    out = format_table(columns, ingests)
     out += ["Windows before the split are those that lie in the recordings; a split by time leaves those in its gaps out.", ""]
-    return out + table(
+    return out + format_table(
         [
             "data",
             "exit",
@@ -115,16 +115,16 @@ def measured(samples: Path) -> list[str]:
             "windows: train / validation / test",
             "subjects: train / validation / test",
         ],
-        made,
+        windows,
     )
 
 
-def number(value: Any) -> str:
+def format_number(value: Any) -> str:
     """A count with separators, a dash for none."""
     return "-" if value is None or value == "" else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def section(facts: dict[str, Any], views: list[dict[str, Any]]) -> list[str]:
+def format_section(facts: dict[str, Any], views: list[dict[str, Any]]) -> list[str]:
     """One data set."""
     name = facts["name"]
     out = [f"## {name}", "", f"{facts['title']}.", ""]
@@ -146,21 +146,24 @@ def section(facts: dict[str, Any], views: list[dict[str, Any]]) -> list[str]:
         ]
         for view in views
     ]
-    out += table(["view", "task", "channels", "window", "classes", "split", "what it is"], rows)
-    paper = {view: said for view, said in facts["statistics"].items() if isinstance(said, dict)}
+    out += format_table(["view", "task", "channels", "window", "classes", "split", "what it is"], rows)
+    paper = {view: stated for view, stated in facts["statistics"].items() if isinstance(stated, dict)}
     if paper:
-        keys = list(dict.fromkeys(key for said in paper.values() for key in said))
+        keys = list(dict.fromkeys(key for stated in paper.values() for key in stated))
         out += ["What the paper states:", ""]
-        out += table(
+        out += format_table(
             ["view", *keys],
-            [[f"`{name}/{view}`" if view else f"`{name}`", *(number(said.get(key)) for key in keys)] for view, said in paper.items()],
+            [
+                [f"`{name}/{view}`" if view else f"`{name}`", *(format_number(stated.get(key)) for key in keys)]
+                for view, stated in paper.items()
+            ],
         )
-        out += [f"{said}.".replace("..", ".") + "\n" for said in [facts["statistics"].get("note")] if said]
+        out += [f"{note}.".replace("..", ".") + "\n" for note in [facts["statistics"].get("note")] if note]
     out += [f"{view['notice']}\n" for view in views if view["notice"]]
     return [*out, "Rules:", "", *(f"* {key.replace('_', ' ')}: {rule}" for key, rule in facts["rules"].items()), ""]
 
 
-def document(tables: str) -> str:
+def format_page(tables: str) -> str:
     """The page: sections from the registry, `tables` as they were measured."""
     from bitimely_core import registry
     from bitimely_core.workflows import catalog
@@ -175,7 +178,7 @@ def document(tables: str) -> str:
         f"Here: {', '.join(f'[{name}](#{name})' for name in (facts['name'] for facts in found))}, and [what the verbs make of real samples](#real-samples).",
         "",
     ]
-    sections = [line for facts in found for line in section(facts, [v for v in views if v["name"].split("/")[0] == facts["name"]])]
+    sections = [line for facts in found for line in format_section(facts, [v for v in views if v["name"].split("/")[0] == facts["name"]])]
     tail = [
         "## Real samples",
         "",
@@ -188,17 +191,17 @@ def document(tables: str) -> str:
     return "\n".join([*head, *sections, *tail]) + f"{tables.strip()}\n\n{END}\n"
 
 
-def kept() -> str:
-    """The tables that the page holds."""
+def read_tables() -> str:
+    """The measured tables of the present page."""
     return PAGE.read_text().partition(BEGIN)[2].partition(END)[0] if PAGE.exists() else ""
 
 
 def main() -> None:
     """Write the page."""
-    tables = kept()
+    tables = read_tables()
     if "--measure" in sys.argv:
-        tables = "\n".join(measured(Path(os.environ["BITIMELY_TEST_DATA"])))
-    PAGE.write_text(document(tables))
+        tables = "\n".join(measure_samples(Path(os.environ["BITIMELY_TEST_DATA"])))
+    PAGE.write_text(format_page(tables))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def command_line() -> str:
 def main() -> None:
     """Rewrite all."""
     (ROOT / "docs" / "cli.md").write_text(command_line())
-    datasets.PAGE.write_text(datasets.document(datasets.kept()))
+    datasets.PAGE.write_text(datasets.format_page(datasets.read_tables()))
 
 
 if __name__ == "__main__":
