@@ -1,4 +1,4 @@
-"""Windows to batches of tensors. The order of an epoch is a function of (seed, epoch), so a resumed run sees what it would have seen.
+"""Windows to batches of tensors. The order of an epoch is a function of (seed, epoch): a resumed run sees the same batches.
 
 Legend: B rows of a global batch, n rows of this process, T samples, V channels, C classes.
 """
@@ -21,14 +21,14 @@ Rows = TypeVar("Rows", bound=TokenSet)
 
 @dataclass(eq=False)
 class EpochBatches:
-    """The `Batches` of one or more sets of windows; every batch is of one set, `mixed` says how several share an epoch."""
+    """The `Batches` of one or more sets of windows; every batch is of one set, see `mix_batches`."""
 
     sets: tuple[TokenSet, ...]
     size: int  # B
     seed: int
     shuffle: bool
     ties: str = "canonical"
-    least: int = 1  # rows below which the short last one is left out: of another order, other rows
+    least: int = 1  # rows below which the short last batch is left out
     steps: int = field(init=False)  # global batches an epoch, the short last one of each set included
 
     def __post_init__(self) -> None:
@@ -38,8 +38,8 @@ class EpochBatches:
         """The batches of the epoch: which set, and the positions in it (int64)."""
         draw = np.random.Generator(np.random.PCG64([self.seed, epoch]))
         rows = [draw.permutation(len(one)) if self.shuffle else np.arange(len(one)) for one in self.sets]
-        whole = [(at, part[i : i + self.size]) for at, part in enumerate(rows) for i in range(0, len(part), self.size)]
-        cut = [(at, part) for at, part in whole if len(part) >= min(self.least, self.size)]
+        blocks = [(at, part[i : i + self.size]) for at, part in enumerate(rows) for i in range(0, len(part), self.size)]
+        cut = [(at, part) for at, part in blocks if len(part) >= min(self.least, self.size)]
         return [cut[i] for i in draw.permutation(len(cut))] if self.shuffle and len(self.sets) > 1 else cut
 
     def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
@@ -65,7 +65,7 @@ def batches(
         seed: of the order, and of the draw of subjects.
         shuffle: a new permutation each epoch (numpy's PCG64 seeded with (seed, epoch)); False = stored order.
         fraction: share of the training subjects, see `fraction_of`.
-        ties: of events: `shuffle` puts those of equal times in a new order each epoch; the other settings are the model's matter.
+        ties: of events: `shuffle` gives those of equal times a new order each epoch; models apply the other settings.
         least: a last batch of fewer rows is left out of the epoch, for objectives that compare the rows of a batch with each other.
     """
     return EpochBatches((sample_subjects(windows, fraction, seed),), _check_size(size), seed, shuffle, ties, least)
@@ -76,9 +76,8 @@ def mix_batches(
 ) -> Batches:
     """Batches over several sets of windows, of any shapes, without their labels; every batch is of one set (`Batch.source`).
 
-    Each epoch takes every row of every set once: rows are shuffled within their set, and the batches of all sets with each other, so that
-    a set has its share of the steps. `Batch.index` counts on from set to set: the row in the first index, or that plus the lengths of the
-    whole indexes before.
+    Each epoch holds every row of every set once: rows are shuffled within their set, and the batches of all sets with each other.
+    `Batch.index` continues from set to set: the row in the first index, or that plus the lengths of the full indexes before.
     """
     return EpochBatches(tuple(sets), _check_size(size), seed, shuffle, ties, least)
 
@@ -90,7 +89,7 @@ def _check_size(size: int) -> int:
 
 
 def collate(windows: TokenSet, rows: Sequence[int] | np.ndarray | None = None, *, draw: tuple[int, int] | None = None) -> Batch:
-    """The windows or event sequences at `rows` (positions in the whole index; None = all of `windows`) as one batch.
+    """The windows or event sequences at `rows` (positions in the full index; None = all of `windows`) as one batch.
 
     Signals: values [n, T, V] float32, mask [n, T, V] bool (None when nothing is missing in the set). Events: values [n, N] int64, times
     [n, N] and end [n] float32 months, mask [n, N]; `draw` = (seed, epoch) shuffles events of equal times. Both: target [n] int64 class
@@ -114,7 +113,7 @@ def limit_windows(windows: Rows, limit: int | None, seed: int) -> Rows:
 
 
 def sample_subjects(windows: Rows, fraction: float, seed: int) -> Rows:
-    """`windows` with the windows of a share of the training subjects alone; rows of other splits stay (method notes, section 12, row 16).
+    """`windows` with a share of the training subjects; rows of other splits stay (method notes, section 12, row 16).
 
     Of the m training subjects max(1, round(fraction * m)) are drawn, by the hash of (seed, subject): once a seed, whatever the epoch, and a
     larger fraction holds the smaller one.

@@ -1,4 +1,4 @@
-"""The one module that writes. Nothing stands under its final name before it is whole, on the disk and read back.
+"""The one module that writes, with atomic and verified writes.
 
 A file is written to `<name>.tmp-<pid>-<random>` in the same folder, flushed to the disk, read back and compared, renamed, and the folder is
 flushed too: a kill or a power cut leaves the old file or the new one. `manifest.json`, written last, names every file with its SHA-256 and
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 CHUNK = 1 << 20  # bytes a read or write
+REPAIR_HINT = "Make it again, or restore a copy"
 RETRY_HINT = "Repeat the command: finished parts are kept"
 DISK_FULL_ERRORS = {errno.ENOSPC: "disk full", errno.EDQUOT: "disk quota used up", errno.EFBIG: "file size limit of this process reached"}
 RESOURCE_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 TEMPORARY_NAME = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
 OLD_MANIFEST = re.compile(r"manifest-(\d+)\.json")
-ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps would make one a call
+ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps makes one a call
 
 
 def os_open(path: Path, flags: int) -> int:
-    """A file descriptor that child processes do not inherit; a file made by it is for its owner alone, whatever the umask."""
+    """A file descriptor that child processes do not inherit; a new file is private to its owner, whatever the umask."""
     fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     if flags & os.O_CREAT:
         os.fchmod(fd, 0o600)
@@ -57,7 +58,7 @@ def os_read(fd: int, size: int) -> bytes:
 
 
 def os_write(fd: int, data: memoryview) -> int:
-    """Write some of `data`; how much."""
+    """Write some of `data`; the number of bytes."""
     return os.write(fd, data)
 
 
@@ -67,7 +68,7 @@ def os_fsync(fd: int) -> None:
 
 
 def os_replace(old: Path, new: Path) -> None:
-    """Rename, over what is there."""
+    """Rename, replacing an existing file."""
     old.replace(new)
 
 
@@ -82,16 +83,16 @@ def os_unlink(path: Path) -> None:
 
 
 def os_mkdir(path: Path) -> None:
-    """A folder for its owner alone, whatever the umask."""
+    """A folder that is private to its owner, whatever the umask."""
     path.mkdir(0o700)
     path.chmod(0o700)
 
 
-# ---- what things are called and how large they are
+# ---- canonical JSON, hashes, sizes
 
 
 def encode_json(obj: Any) -> bytes:
-    """`obj` as JSON with one possible spelling: sorted keys, no blanks, UTF-8. Raises ValueError for NaN and infinities."""
+    """`obj` as canonical JSON: sorted keys, no blanks, UTF-8. Raises ValueError for NaN and infinities."""
     return ENCODER.encode(obj).encode()
 
 
@@ -106,7 +107,7 @@ def hash_file(path: Path) -> str:
 
 
 def hash_with_size(path: Path) -> tuple[str, int]:
-    """SHA-256, in hex, and size in bytes of the file as it is read now. Raises OSError."""
+    """SHA-256, in hex, and size in bytes of a file. Raises OSError."""
     total, size = hashlib.sha256(), 0
     fd = os_open(path, os.O_RDONLY)
     try:
@@ -119,7 +120,7 @@ def hash_with_size(path: Path) -> tuple[str, int]:
 
 
 def format_size(size: float) -> str:
-    """A size for people: 1.5 GB."""
+    """A size as text: 1.5 GB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -142,7 +143,7 @@ def require_space(folder: Path, need: int) -> None:
 
 
 def os_error(error: OSError, path: Path) -> UserError:
-    """A failed call of the operating system on our own files as the error that the user sees (exit 6)."""
+    """A failed call of the operating system on files of bitimely as a UserError (exit 6)."""
     code, text, action = Reason.IO_ERROR, error.strerror or str(error), RETRY_HINT
     if error.errno in DISK_FULL_ERRORS:
         with suppress(OSError):
@@ -157,7 +158,7 @@ def os_error(error: OSError, path: Path) -> UserError:
 
 @contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
-    """Turns an OSError of the block into the UserError of `fault`."""
+    """Turns an OSError of the block into a UserError, see `os_error`."""
     try:
         yield
     except OSError as error:
@@ -168,7 +169,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
 
 
 class _HashingWriter(io.RawIOBase):
-    """A file descriptor that counts and hashes what goes through it, and remembers the error that a serialiser may hide."""
+    """Counts and hashes the bytes written to a file descriptor, and keeps the error that a serialiser may hide."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
@@ -193,13 +194,13 @@ class _HashingWriter(io.RawIOBase):
 
 
 Content = Callable[[BinaryIO], object] | bytes | memoryview
-"""Of a file: its bytes, or what writes them to the stream that it is given (not seekable)."""
+"""Content of a file: bytes, or a function that writes them to a stream (not seekable)."""
 
 
 def _write_verified(path: Path, content: Content) -> tuple[str, int]:
-    """A new file, on the disk and read back; its SHA-256 and size.
+    """Write a new file, flush it and read it back; its SHA-256 and size.
 
-    What is still in memory is compared byte by byte with what is read back, which is both stronger and cheaper than a second SHA-256.
+    Content in memory is compared byte by byte with the file, which is stronger and cheaper than a second SHA-256.
     """
     fd = os_open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
     sink = _HashingWriter(fd)
@@ -215,15 +216,15 @@ def _write_verified(path: Path, content: Content) -> tuple[str, int]:
                 left = left[sink.write(left) :]
         os_fsync(fd)
     except Exception:
-        if sink.error is not None:  # serialisers wrap it into errors of their own
+        if sink.error is not None:  # serialisers wrap it
             raise sink.error from None
         raise
     finally:
         os.close(fd)
-    wanted = sink.total.hexdigest(), sink.size
-    if hash_with_size(path) != wanted if callable(content) else not _has_content(path, memoryview(content).cast("B")):
+    written = sink.total.hexdigest(), sink.size
+    if hash_with_size(path) != written if callable(content) else not _has_content(path, memoryview(content).cast("B")):
         raise integrity_error(str(path), "what was read back differs from what was written", hint="Check disk and memory of this machine")
-    return wanted
+    return written
 
 
 def _has_content(path: Path, data: memoryview) -> bool:
@@ -241,7 +242,7 @@ def _has_content(path: Path, data: memoryview) -> bool:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    """A free name beside `path`; what still has it at the end is removed. Errors name `path`."""
+    """A free name beside `path`; a file left under it is removed at the end. Errors name `path`."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     with _translate_errors(path):
         try:
@@ -264,18 +265,14 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, content: Content) -> tuple[str, int]:
-    """Write a file whole or not at all.
-
-    Args:
-        path: where; a file that is there is replaced.
-        content: its bytes, or what writes them to the stream that it is given (not seekable).
+    """Write `content` to `path` in one atomic step; an existing file is replaced.
 
     Returns:
         SHA-256 in hex and size in bytes.
 
     Raises:
-        UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The former file
-            is intact.
+        UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The
+            previous file is intact.
     """
     with _temporary_path(path) as temporary:
         found = _write_verified(temporary, content)
@@ -285,7 +282,7 @@ def write_file(path: Path, content: Content) -> tuple[str, int]:
 
 
 def write_hashed(folder: Path, stem: str, suffix: str, content: Content) -> tuple[str, str, int]:
-    """As `write_file`, under the name `<stem>-<first 16 hex digits of its SHA-256><suffix>`, hence never over other content.
+    """As `write_file`, under the name `<stem>-<first 16 hex digits of its SHA-256><suffix>`, so that other content is never replaced.
 
     Returns the name, SHA-256 in hex and size in bytes.
     """
@@ -323,7 +320,7 @@ def write_parquet(path: Path, data: pl.DataFrame | pa.Table, rows: int = 1 << 20
 
 
 def write_secret(path: Path, size: int) -> None:
-    """Random bytes for their owner alone, made once: a file that is there is left as it is. Raises UserError as `write_file`."""
+    """Random bytes, private to their owner; an existing file is kept. Raises UserError as `write_file`."""
     with _translate_errors(path):
         if path.exists():
             return
@@ -336,10 +333,7 @@ def write_secret(path: Path, size: int) -> None:
 
 
 def append_line(path: Path, obj: Any) -> None:
-    """Add `obj` as one line of canonical JSON; a last line that a killed run left unfinished is cut off first.
-
-    Raises UserError (exit 6).
-    """
+    """Add `obj` as one line of canonical JSON; an unfinished last line of a killed run is removed first. Raises UserError (exit 6)."""
     with _translate_errors(path):
         fd = os_open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         try:
@@ -379,7 +373,7 @@ def make_folder(path: Path) -> Path:
 
 
 def remove_temporary_files(folder: Path) -> int:
-    """Remove the temporary files that dead runs left in `folder`; how many. The caller holds the lock."""
+    """Remove temporary files that killed runs left in `folder`; their number. The caller holds the lock."""
     left = [p for p in _list_folder(folder) if TEMPORARY_NAME.search(p.name)]
     with _translate_errors(folder):
         for path in left:
@@ -399,7 +393,7 @@ def _list_folder(folder: Path) -> list[Path]:
 def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[None]:
     """Hold `folder` while the block runs: `flock` on `.lock`, which the kernel frees when the process dies and which is never removed.
 
-    What is written into the file (pid, host, since) is for the message alone and decides nothing.
+    The content of the file (pid, host, since) is for the message only.
 
     Args:
         folder: made if it is missing.
@@ -457,7 +451,7 @@ def _acquire_lock(fd: int, path: Path, deadline: float, kind: int) -> Path | Non
 
 
 def _locked_error(path: Path, action: str) -> UserError:
-    """The error of exit 7, with whatever the holder wrote into the lock."""
+    """The error of exit 7, with the content of the lock."""
     try:
         holder = json.loads(path.read_bytes())
         text = f"in use by process {int(holder['pid'])} on {clean(str(holder['host']), 80)} since {clean(str(holder['since']), 40)}"
@@ -470,30 +464,30 @@ def _locked_error(path: Path, action: str) -> UserError:
 
 
 def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]], generation: int) -> dict[str, Any]:
-    """The last step of a commit: make `files` the content of `folder`. The caller holds the lock.
+    """Last step of a commit: make `files` the content of `folder`. The caller holds the lock.
 
     Args:
         folder: holds the files.
-        body: what else the manifest says.
+        body: the other keys of the manifest.
         files: name -> `{"sha256", "size"}` and further facts, for instance rows.
         generation: number of this generation, one more than that of the manifest which the caller has read (1 for the first).
 
     Returns:
-        The manifest: body, files, generation and `manifest_sha256`. The former one stays as `manifest-<N>.json`.
+        The manifest: body, files, generation and `manifest_sha256`. The previous one is kept as `manifest-<N>.json`.
 
     Raises:
         UserError: locked (exit 7) when another generation has been published meanwhile, integrity (exit 5) when a file is not as described,
             and those of `write_file`.
     """
-    whole = {**body, "files": files, "generation": generation}
-    whole.pop("manifest_sha256", None)
-    whole["manifest_sha256"] = fingerprint(whole)
+    manifest = {**body, "files": files, "generation": generation}
+    manifest.pop("manifest_sha256", None)
+    manifest["manifest_sha256"] = fingerprint(manifest)
     for name, facts in files.items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != facts["size"]:
-            raise damage_error(Finding(code=Reason.INTEGRITY, problem="is not as it was written", file=str(folder / name), hint=RETRY_HINT))
+            raise integrity_error(str(folder / name), "is not as it was written", hint=RETRY_HINT)
     path = folder / MANIFEST
     with _temporary_path(path) as temporary:
-        _write_verified(temporary, encode_json(whole) + b"\n")
+        _write_verified(temporary, encode_json(manifest) + b"\n")
         found = read_manifest(folder)["generation"] if path.exists() else 0
         if found != generation - 1:
             raise UserError(
@@ -508,13 +502,13 @@ def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]]
             _keep_previous(path, folder / f"manifest-{found}.json")
         os_replace(temporary, path)
         _sync_folder(folder)
-    return whole
+    return manifest
 
 
 def _keep_previous(path: Path, old: Path) -> None:
-    """The published manifest under a second name, which readers of that generation still find."""
+    """Keep the published manifest under a second name for readers of its generation."""
     with suppress(FileNotFoundError):
-        os_unlink(old)  # of a run that was killed right here
+        os_unlink(old)  # of a run that was killed at this point
     try:
         os_link(path, old)
     except OSError as error:
@@ -539,19 +533,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise input_error(code, text, hint="Run the command that makes it; finished parts are kept", file=str(folder)) from error
     try:
         body = json.loads(raw)
-        whole = isinstance(body["files"], dict) and isinstance(body["generation"], int) and encode_json(body) + b"\n" == raw
-        whole = whole and fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"}) == body["manifest_sha256"]
+        intact = isinstance(body["files"], dict) and isinstance(body["generation"], int) and encode_json(body) + b"\n" == raw
+        intact = intact and fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"}) == body["manifest_sha256"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise damage_error(
-            Finding(code=Reason.INTEGRITY, problem="differs from its own checksum", file=str(path), hint="Make it again, or restore a copy")
-        )
-    return body
+        intact = False
+    if not intact:
+        raise integrity_error(str(path), "differs from its own checksum", hint=REPAIR_HINT)
+    return cast("dict[str, Any]", body)
 
 
 def find_damage(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None) -> list[Finding]:
-    """What differs between the files of `folder` and its manifest, one finding a file; `names`: these alone."""
+    """A finding for each file of `folder` that differs from its manifest; `names`: these alone."""
     found = (_find_file_damage(folder, name, manifest["files"][name]) for name in sorted(manifest["files"] if names is None else names))
     return [finding for finding in found if finding is not None]
 
@@ -559,8 +551,8 @@ def find_damage(folder: Path, manifest: dict[str, Any], names: Iterable[str] | N
 def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding | None:
     path = folder / name
 
-    def differs(text: str, wanted: str) -> Finding:
-        return Finding(code=Reason.INTEGRITY, problem=text, requirement=wanted, hint="Make it again, or restore a copy", file=str(path))
+    def differs(problem: str, requirement: str) -> Finding:
+        return Finding(Reason.INTEGRITY, problem, requirement, REPAIR_HINT, file=str(path))
 
     if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
         return differs("leaves the folder", "expected a name inside of it")
@@ -590,17 +582,15 @@ def check_files(folder: Path, manifest: dict[str, Any], names: Iterable[str] | N
 
 
 def damage_error(first: Finding, *others: Finding) -> UserError:
-    """What `damage` found as one error (integrity, exit 5)."""
-    return UserError(
-        first.code, first.problem, first.requirement, first.hint, file=first.file, details=list(others), exit_code=Exit.INTEGRITY
-    )
+    """The findings of `find_damage` as one error (integrity, exit 5)."""
+    return integrity_error(first.file, first.problem, first.requirement, first.hint, details=list(others))
 
 
 def remove_old_files(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> None:
-    """Remove what neither the published generation nor the one before names. The caller holds the lock.
+    """Remove files that neither the published generation nor the previous one names. The caller holds the lock.
 
-    Of the files whose whole name matches `pattern` (files that bitimely makes, never others), and of older manifests. Readers of the former
-    generation are left in peace; what cannot be removed waits for the next time.
+    Only files whose name matches `pattern` (made by bitimely), and older manifests. Readers of the previous generation can finish; a file
+    that cannot be removed is left for the next time.
     """
     now = read_manifest(folder)
     named = set(now["files"])

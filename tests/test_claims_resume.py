@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from bitimely_core import cache, workflows
+from bitimely_core import cache, storage, workflows
 from bitimely_core.claims import clean, ingest, pass1_clean, spill, steps, synthetic
 from bitimely_core.errors import UserError
 from bitimely_core.formats import csv_text
@@ -226,7 +226,7 @@ def test_a_table_in_slices_has_the_bytes_of_the_whole(tmp_path: Path, monkeypatc
         complete.filter(pl.Series(shard == i)).write_parquet(path)
     name, file = spill.write_table(tmp_path, "one", spill.merge_sorted(paths, "subject_id", 1100, 7, ("subject_id", "name")))
     with (tmp_path / "other").open("wb") as stream:
-        spill.make_parquet_writer(complete)(stream)
+        storage.encode_parquet(complete.to_arrow(), spill.GROUP)(stream)
     assert (tmp_path / name).read_bytes() == (tmp_path / "other").read_bytes()
     assert file.rows == 3300
     assert pq.ParquetFile(tmp_path / name).num_row_groups == 4

@@ -39,7 +39,7 @@ class IngestRun:
     stop: StopFlag
     given_options: dict[str, Any] = field(default_factory=dict)  # as given; `options` has hashes of files instead of paths
     units: list[IngestUnit] = field(default_factory=list)  # sorted by name
-    reasons: list[Finding] = field(default_factory=list)  # of the data set as a whole
+    reasons: list[Finding] = field(default_factory=list)  # about the data set
     rows: list[TableReport] = field(default_factory=list)  # of tables that are no units
     checksums: dict[str, str] = field(default_factory=dict)  # file -> SHA-256 by SHA256SUMS.txt
     checksum_status: ChecksumStatus = "absent"
@@ -130,7 +130,7 @@ class IngestRun:
 
     @property
     def tables(self) -> set[str]:
-        """Files that the whole data set needs."""
+        """Files that all units need."""
         return {table.file for table in self.rows}
 
     def find_refusal(self) -> UserError | None:

@@ -1,6 +1,6 @@
-"""Quality figures of channels, for the eye and for filters; never used to change data.
+"""Quality figures of channels, for reports and filters; data are never changed by them.
 
-Channels of equal shape are looked at together: for short recordings the calls, not the samples, are what takes time.
+Channels of equal shape are measured together: for short recordings the calls take the time, not the samples.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bitimely_core.types import Signal
 
 SHARES = ("missing", "flat", "clipped", "out_of_range", "line_noise")
 FIGURES = (*SHARES, "flat_longest", "line_frequency", "min", "max", "median", "iqr")
-QUARTILE_SAMPLES = 1 << 16  # samples that median and spread are taken of, at least
-COUNTING_LENGTH = 1 << 14  # samples from which on values are counted and not sorted
-GROUP_SAMPLES = 1 << 17  # samples of all channels that are looked at together: they stay in the processor's cache
+QUARTILE_SAMPLES = 1 << 16  # fewest samples for median and interquartile range
+COUNTING_LENGTH = 1 << 14  # samples from which on values are counted, not sorted
+GROUP_SAMPLES = 1 << 17  # samples of all channels that are measured together: they fit into the processor's cache
 MAINS = (50.0, 60.0)  # Hz
 NEAR = 1.0  # Hz on either side of them
 DRIFT = 0.5  # Hz; the power below it is not counted
@@ -29,10 +29,10 @@ Figures = dict[str, float | None]
 
 
 def measure_quality(signals: Sequence[Signal]) -> list[Figures]:
-    """Cheap robust figures of channels, in their order; None where the source does not tell or nothing was measured.
+    """Cheap robust figures of channels, in their order; None where the source does not say or nothing was measured.
 
     Shares of the samples: `missing` (NaN), `flat` (in stretches of a second, or 16 samples, without any change), `clipped` (at the
-    lowest or highest value of the converter, or of the channel where the source does not tell), `out_of_range` (beyond it). Share of
+    lowest or highest value of the converter, or of the channel where the source does not say), `out_of_range` (beyond it). Share of
     the power: `line_noise` (see `line_noise`) at `line_frequency`. Longest flat stretch in seconds; physical minimum, maximum, median
     and interquartile range, the last two of at most 131,071 samples.
     """
@@ -66,13 +66,13 @@ def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
     scale, offset = (np.array([getattr(s, name) for s in signals]) for name in ("scale", "offset"))
     ends = np.sort([least * scale + offset, most * scale + offset], axis=0)
     hum, mains = measure_line_noise(x, rate)
-    told = np.where([s.rails is None for s in signals], np.nan, 1.0)
+    has_limits = np.where([s.rails is None for s in signals], np.nan, 1.0)
     columns = {
         "missing": missing / n,
         "flat": (np.count_nonzero(flat, axis=1) * block - flat[:, -1] * excess) / n,
         "flat_longest": [_find_longest_run(row, block, n) / rate for row in flat],
         "clipped": np.where(floor < ceiling, _count_beyond(x, least, most, floor, ceiling, np.less_equal), 0) / n,
-        "out_of_range": told * _count_beyond(x, least, most, floor, ceiling, np.less) / n,
+        "out_of_range": has_limits * _count_beyond(x, least, most, floor, ceiling, np.less) / n,
         "line_noise": hum,
         "line_frequency": mains,
         "min": ends[0],
@@ -88,7 +88,7 @@ def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
 def _find_flat_blocks(x: np.ndarray, block: int, *, still: np.ndarray, holes: bool) -> np.ndarray:
     """Which blocks of samples hold one value alone (besides NaN): bool [k, blocks]; the last is shorter, and no stretch if it is a sample.
 
-    `still`: channels that never change, [k]. A block that moves mostly differs at two of its places; only the others are looked at whole.
+    `still`: channels that never change, [k]. A changing block mostly differs at two of its samples; only the others are compared in full.
     """
     n = x.shape[1]
     if holes:
@@ -97,10 +97,10 @@ def _find_flat_blocks(x: np.ndarray, block: int, *, still: np.ndarray, holes: bo
     else:
         many = n // block
         flat = np.empty((len(x), -(-n // block)), bool)
-        whole, body, tail = flat[:, :many], x[:, : many * block].reshape(len(x), many, block), x[:, many * block :]
-        np.equal(body[..., 0], body[..., block // 2], out=whole)
-        row, place = np.nonzero(whole & ~still[:, None])
-        whole[row, place] = (body[row, place] == body[row, place, :1]).all(axis=1)
+        full, body, tail = flat[:, :many], x[:, : many * block].reshape(len(x), many, block), x[:, many * block :]
+        np.equal(body[..., 0], body[..., block // 2], out=full)
+        row, place = np.nonzero(full & ~still[:, None])
+        full[row, place] = (body[row, place] == body[row, place, :1]).all(axis=1)
         if tail.size:
             flat[:, -1] = (tail == tail[:, :1]).all(axis=1)
     if n % block == 1:
@@ -109,12 +109,12 @@ def _find_flat_blocks(x: np.ndarray, block: int, *, still: np.ndarray, holes: bo
 
 
 def _find_limits(signals: Sequence[Signal], least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Lowest and highest value of the converter, or of the channel where the source does not tell: [2, k], of the samples' type."""
-    told = [s.rails or (a, b) for s, a, b in zip(signals, least, most, strict=True)]
+    """Lowest and highest value of the converter, or of the channel where the source does not say: [2, k], of the samples' type."""
+    limits = [s.rails or (a, b) for s, a, b in zip(signals, least, most, strict=True)]
     if least.dtype.kind == "i":  # else the samples would be converted to be compared
-        limits = np.iinfo(least.dtype)
-        return np.clip(np.rint(np.array(told, np.float64).T), limits.min, limits.max).astype(least.dtype)
-    return np.array(told, least.dtype).T
+        info = np.iinfo(least.dtype)
+        return np.clip(np.rint(np.array(limits, np.float64).T), info.min, info.max).astype(least.dtype)
+    return np.array(limits, least.dtype).T
 
 
 def _count_beyond(x: np.ndarray, least: np.ndarray, most: np.ndarray, floor: np.ndarray, ceiling: np.ndarray, less: np.ufunc) -> np.ndarray:
@@ -144,7 +144,7 @@ def _compute_quartiles(x: np.ndarray, *, holes: bool) -> np.ndarray:
 
 
 def _select_ranks(x: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """Which whole numbers have these ranks (from 0) in each row: [k, ranks]. Counting the values of a long row is faster than sorting it."""
+    """The integers of these ranks (from 0) in each row: [k, ranks]. Counting the values of a long row is faster than sorting it."""
     if x.shape[1] < COUNTING_LENGTH:
         return np.sort(x, axis=1)[:, ranks]
     least = x.min(axis=1).astype(np.int64)
@@ -172,8 +172,8 @@ def measure_line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarr
         rate: Hz.
 
     Returns:
-        Share and frequency, [k] each: NaN below 122 Hz (the band must be there to be seen), of less than 2 s (the peak of a sine would be
-        wider than the band), and where nothing varies.
+        Share and frequency, [k] each: NaN below 122 Hz (the band is not covered), of less than 2 s (the peak of a sine would be
+        wider than the band), and for constant channels.
     """
     k, n = x.shape
     share, mains = np.full((2, k), np.nan)
@@ -191,9 +191,9 @@ def measure_line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarr
         power += np.nan_to_num(spectrum.real**2 + spectrum.imag**2)
     total = power @ (hz > DRIFT)
     near = np.stack([power @ (np.abs(hz - f) <= NEAR) for f in MAINS])
-    there = total > 0
-    share[there] = near.max(axis=0)[there] / total[there]
-    mains[there] = np.array(MAINS)[near.argmax(axis=0)][there]
+    varies = total > 0
+    share[varies] = near.max(axis=0)[varies] / total[varies]
+    mains[varies] = np.array(MAINS)[near.argmax(axis=0)][varies]
     return share, mains
 
 

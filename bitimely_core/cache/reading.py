@@ -77,13 +77,13 @@ class Cache:
             UserError: integrity (exit 5) for a shard that has gone or changed since the cache was opened.
         """
         attributes = {row["recording_id"]: json.loads(row["attributes"]) for row in self._read_subjects()}
-        wanted = attributes if only is None else {recording: attributes[recording] for recording in attributes if recording in only}
-        left = len(wanted)
+        selected = attributes if only is None else {recording: attributes[recording] for recording in attributes if recording in only}
+        left = len(selected)
         for names in self.recordings_manifest.shards:
             if not left:
                 return
             shard = shards.CacheShard(*names)
-            for record in self._translate_errors(shard.recordings, partial(shards.read_shard, self.folder, shard, wanted, channels)):
+            for record in self._translate_errors(shard.recordings, partial(shards.read_shard, self.folder, shard, selected, channels)):
                 left -= 1
                 yield record
 

@@ -96,7 +96,7 @@ def _validate_signal(signal: Signal) -> Signal:
 
 
 def hash_content(records: Iterable[Record]) -> str:
-    """SHA-256 of what is cached of a unit: samples, times, labels, attributes, in any order; no names of files, recordings or subjects."""
+    """SHA-256 of the cached content of a unit: samples, times, labels, attributes, in any order; without names of files and subjects."""
     return hash_lines(hash_record(record) for record in records)
 
 
@@ -290,12 +290,12 @@ def read_shard(folder: Path, shard: CacheShard, subjects: dict[str, Any], channe
         for recording, chosen in itertools.groupby(rows, key=lambda row: row[0]["recording_id"]):
             if recording not in subjects:
                 continue
-            whole = list(chosen)
-            first = whole[0][0]
+            channel_rows = list(chosen)
+            first = channel_rows[0][0]
             yield Record(
                 recording_id=recording,
                 subject_id=first["subject_id"],
-                signals=[signal for _, signal in whole if signal is not None],
+                signals=[signal for _, signal in channel_rows if signal is not None],
                 annotations=notes.get(recording, []),
                 attributes=subjects[recording],
                 start_time=first["start_time"],
@@ -305,12 +305,12 @@ def read_shard(folder: Path, shard: CacheShard, subjects: dict[str, Any], channe
 def _read_rows(
     file: pq.ParquetFile, group: int, subjects: dict[str, Any], channels: Collection[str] | None
 ) -> Iterator[tuple[dict[str, Any], Signal | None]]:
-    """The rows of a row group; the signal is None where nobody wants it."""
+    """The rows of a row group; the signal is None where it is not selected."""
     facts = file.read_row_group(group, columns=[name for name in file.schema_arrow.names if name not in {"samples", "qc"}]).to_pylist()
-    wanted = [row["recording_id"] in subjects and (channels is None or row["channel"] in channels) for row in facts]
-    samples = file.read_row_group(group, columns=["samples"])["samples"].combine_chunks() if any(wanted) else None
+    selected = [row["recording_id"] in subjects and (channels is None or row["channel"] in channels) for row in facts]
+    samples = file.read_row_group(group, columns=["samples"])["samples"].combine_chunks() if any(selected) else None
     for i, row in enumerate(facts):
-        if samples is None or not wanted[i]:
+        if samples is None or not selected[i]:
             yield row, None
             continue
         values = np.frombuffer(samples[i].as_buffer(), dtype=DTYPES[row["dtype"]])

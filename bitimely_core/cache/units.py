@@ -27,7 +27,7 @@ from bitimely_core.formats.source import Source
 from bitimely_core.schemas import CachedPart, CachedUnit, StoredFile
 from bitimely_core.types import IngestUnit, Record, Records
 
-LARGE_UNIT = 8 << 20  # bytes of source from which on a unit has a shard of its own
+LARGE_UNIT = 8 << 20  # bytes of source from which on a unit has its own shard
 MEAN_BYTES = 16 << 20  # bytes of source of a shard of small units, on average
 MAX_BYTES = 64 << 20  # and at most
 MEAN_UNITS = 512  # units of a shard, on average; at most four times as many

@@ -1,4 +1,4 @@
-"""Worker processes: a reader that kills its process costs its unit, not the ingest; and the signals that ask us to stop."""
+"""Worker processes: a reader that kills its process costs its unit, not the ingest; and the signals that stop an ingest."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bitimely_core.cache.units import IngestTask, ingest_group
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.schemas import CachedPart
 
-MAX_TRIES = 2  # a unit during which a worker died is tried again so often in all: it may have been killed from outside
-POLL_SECONDS = 0.2  # seconds between two looks at the stop flag
+MAX_TRIES = 2  # times that a unit is tried during which workers died: they may have been killed from outside
+POLL_SECONDS = 0.2  # seconds between two checks of the stop flag
 
 
 class StopFlag:
-    """Set by SIGINT or SIGTERM; looked at between two units."""
+    """Set by SIGINT or SIGTERM; checked between two units."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def check(self) -> None:
-        """Raises UserError (interrupted, exit 130 or 143) when we were asked to stop."""
+        """Raises UserError (interrupted, exit 130 or 143) after a signal."""
         if self.signal is not None:
             code = Exit.INTERRUPTED if self.signal == signal.SIGINT else Exit.TERMINATED
             text = f"stopped by {signal.Signals(self.signal).name}"
@@ -43,7 +43,7 @@ def catch_signals() -> Iterator[StopFlag]:
     """While the block runs SIGINT and SIGTERM only set a flag; a second one stops at once. Outside of the main thread nothing changes."""
     stop = StopFlag()
 
-    def asked(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if stop.signal is not None:
             raise KeyboardInterrupt
         stop.signal = number
@@ -51,7 +51,7 @@ def catch_signals() -> Iterator[StopFlag]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
@@ -62,13 +62,13 @@ def catch_signals() -> Iterator[StopFlag]:
 def run_tasks(
     tasks: Sequence[IngestTask], jobs: int, stop: StopFlag, seen: Callable[[str], None], ready: Sequence[IngestWorker] = ()
 ) -> Generator[tuple[IngestTask, CachedPart], None, None]:
-    """The results of `tasks` in the order in which they are ready, which means nothing.
+    """The results of `tasks`, each as soon as it is ready.
 
     Args:
         tasks: groups of units.
         jobs: processes; 1 works in this one.
-        stop: looked at before every unit.
-        seen: called with the name of every unit that is taken up, perhaps twice, and with "" now and then.
+        stop: checked before every unit.
+        seen: called with the name of every unit that is started, perhaps twice, and at times with "".
         ready: processes of `started`.
 
     Raises:
@@ -88,7 +88,7 @@ def run_tasks(
 
 @contextmanager
 def start_workers(count: int, modules: Sequence[str]) -> Iterator[list[IngestWorker]]:
-    """`count` processes, which import `modules` while this one finds out what there is to do; those that live at the end are ended."""
+    """`count` processes, which import `modules` while this one lists the units; all are ended at the end."""
     workers: list[IngestWorker] = []
     try:
         while len(workers) < count:
@@ -100,7 +100,7 @@ def start_workers(count: int, modules: Sequence[str]) -> Iterator[list[IngestWor
 
 
 class IngestWorker:
-    """A process, our end of its pipe, and what it is at."""
+    """A process, this end of its pipe, and its task."""
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would inherit locks and threads
@@ -117,7 +117,7 @@ class IngestWorker:
         self.unit: str | None = None
 
     def end(self) -> None:
-        """Kill the process, whatever it is at; once more does nothing."""
+        """Kill the process; once more does nothing."""
         if self.pipe.closed:
             return
         self.process.kill()
@@ -168,7 +168,7 @@ class _IngestPool:
         for worker in self.workers:
             if self.waiting and worker.task is None:
                 worker.task = self.waiting.popleft()
-                with contextlib.suppress(BrokenPipeError):  # it has died: the next look tells
+                with contextlib.suppress(BrokenPipeError):  # it has died, which the next poll shows
                     worker.pipe.send(worker.task)
 
     def _died(self, worker: IngestWorker) -> None:
@@ -192,9 +192,9 @@ class _IngestPool:
 
 
 def _serve_tasks(pipe: Connection, modules: Sequence[str]) -> None:
-    """Life of a worker: tasks in, results out, until the other end is closed or its process is gone."""
+    """Main loop of a worker: tasks in, results out, until the other end is closed."""
     for name in modules:
-        with contextlib.suppress(ImportError):  # whoever needs it says so
+        with contextlib.suppress(ImportError):  # its reader reports it
             import_module(name)
     while True:
         try:

@@ -89,7 +89,7 @@ def _write_shard(
         ),
     }
     for kind in SHARD_TABLES:
-        storage.write_file(list_shard_files(job, kind)[number], spill.make_parquet_writer(frames[kind]))
+        storage.write_parquet(list_shard_files(job, kind)[number], frames[kind].to_arrow())
     events = spill.write_table(job.run.out, f"events-{number:05d}", [_make_events(shard)])
     done = FinishedShard(events=events, accounts=accounts, agreement=list(agreement.items()))
     storage.write_json(_shard_path(job, number), done.model_dump(mode="json"))

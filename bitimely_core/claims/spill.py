@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -116,8 +116,3 @@ def _iter_groups(frames: Iterable[pl.DataFrame]) -> Iterator[pa.Table]:
             held = held[GROUP:]
     if held is not None:
         yield held.rechunk().to_arrow()
-
-
-def make_parquet_writer(frame: pl.DataFrame) -> Callable[[BinaryIO], None]:
-    """Writes a frame as Parquet, the same bytes for the same content."""
-    return lambda stream: pq.write_table(frame.to_arrow(), stream, compression="zstd", version="2.6", row_group_size=GROUP)

@@ -235,7 +235,7 @@ def fit_baseline(
         ).model_dump(include={"metrics", "by_class"})
         columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=[f"p{k}" for k in range(max(windows.classes, 1))])
         storage.make_folder(keep)  # predictions without their windows: files beside a page name no subject
-        storage.write_file(table, lambda out: columns.write_parquet(out, compression="zstd"))
+        storage.write_parquet(table, columns)
         storage.write_json(stored, {"asked": inputs, "training_windows": len(training), **found})
     prediction = pl.read_parquet(table).to_numpy()
     frame: pl.DataFrame = evaluate.predictions_frame(

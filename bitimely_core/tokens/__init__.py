@@ -29,7 +29,7 @@ def build(
     progress: Progress | None = None,
     **choices: Any,
 ) -> Any:
-    """Windows from a cache of recordings, with the choices of `building.build`, or sequences from one of claims, `histories.resolved`.
+    """Windows from a cache of recordings, with the choices of `building.build`, or sequences from one of claims, `claims.tokenize.resolve_plan`.
 
     Raises UserError: as these.
     """
@@ -42,7 +42,7 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Any:
     """Open the windows or event sequences in `folder`; with `verify`, after comparing every file with the manifest.
 
     Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file, subject_leakage (exit 4)
-    when a subject stands in two splits of a set that was split by subject.
+    when a subject is in two splits of a set that was split by subject.
     """
     kind = registry.TOKEN_KINDS.get(storage.read_manifest(Path(folder)).get("kind", ""), "recordings")
     return registry.load_data_kind(kind).open_tokens(Path(folder), verify)

@@ -446,7 +446,7 @@ def make_affine_table(survey: CacheSurvey) -> pl.DataFrame:
 
 
 def count_labels(rows: Iterable[WindowRow]) -> Counter[str]:
-    """How often each class occurs; a multi-label window counts for each of its own."""
+    """Occurrences of each class; a multi-label window counts for each of its classes."""
     return Counter(name for row in rows for name in (row.label if isinstance(row.label, tuple) else (row.label,)))
 
 
@@ -473,7 +473,7 @@ def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]
 
 
 def list_notices(options: WindowOptions) -> list[str]:
-    """What must stand beside every score on these windows."""
+    """Caveats that are shown with every score on these windows."""
     own = registry.datasets[options.dataset].facts.views[options.view].notice
     out = [own] if own else []
     out += [splits.SHARED[options.split]] if options.split in splits.SHARED else []

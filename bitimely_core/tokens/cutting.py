@@ -33,7 +33,7 @@ class WindowPlace(NamedTuple):
 
 
 class RecordCut(NamedTuple):
-    """What a recording gives to a view. Values are made by `blocks`: all int16 (digital) or all float32 (physical)."""
+    """The windows of a recording under a view. Values are made by `blocks`: all int16 (digital) or all float32 (physical)."""
 
     segments: list[list[Signal]]  # [segment][V]
     factors: list[list[float]]  # [segment][V] to the view's units
@@ -50,14 +50,14 @@ def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | 
 
     int16 when every channel is int16, has one scale over the recording and need not be filtered; else physical float32, NaN = missing.
     `units` are those of the view, None for the first recording: volts of another power are brought to them, others are left out.
-    Raises UserError: sampling_rate for a channel that is faster than the view where nobody asked for resampling, config (exit 2) for one
+    Raises UserError: sampling_rate for a channel that is faster than the view without `rate`, config (exit 2) for one
     that is too slow for the filter.
     """
     by_onset: dict[float, dict[str, Signal]] = {}
     for signal in record.signals:
         by_onset.setdefault(signal.onset, {})[signal.channel] = signal
-    wanted = set(options.channels)
-    found = {onset: [named[c] for c in options.channels] for onset, named in sorted(by_onset.items()) if wanted <= named.keys()}
+    names = set(options.channels)
+    found = {onset: [named[c] for c in options.channels] for onset, named in sorted(by_onset.items()) if names <= named.keys()}
     if not found:
         left_out["missing_channel"] += 1
         return None
@@ -87,9 +87,9 @@ def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | 
     stored = all(
         s.samples.dtype == np.int16 and not is_faster(s, options) and not needs_filter(s, options) for row in segments for s in row
     )
-    whole = stored and all(len(a) == 1 for a in affine)
-    scale, offset = np.array([next(iter(a)) if whole else (1.0, 0.0) for a in affine], dtype=np.float64).T
-    return RecordCut(segments, known, whole, scale, offset, units, sorted(places, key=lambda place: place[:3]))
+    digital = stored and all(len(a) == 1 for a in affine)
+    scale, offset = np.array([next(iter(a)) if digital else (1.0, 0.0) for a in affine], dtype=np.float64).T
+    return RecordCut(segments, known, digital, scale, offset, units, sorted(places, key=lambda place: place[:3]))
 
 
 def make_windows(found: RecordCut, places: list[WindowPlace], options: WindowOptions) -> Iterator[np.ndarray]:
@@ -126,12 +126,12 @@ def make_values(signal: Signal, factor: float, found: RecordCut, options: Window
 
 
 def needs_filter(signal: Signal, options: WindowOptions) -> bool:
-    """Whether the caller asked for a filter, and the channel is one of measurements: held ones are states and markers."""
+    """Whether the channel is filtered: one of measurements, not of states or markers (`hold`)."""
     return (options.bandpass is not None or options.notch is not None) and signal.channel not in options.hold
 
 
 def find_borders(signal: Signal, blocks: Sequence[tuple[float, float]]) -> list[int]:
-    """The samples at which a filter must begin anew: the first of each block, and the first after it."""
+    """The samples at which a filter restarts: the first of each block, and the first after it."""
     at = [((start - signal.onset) * signal.rate, (stop - signal.onset) * signal.rate) for start, stop in blocks]
     return [sample for start, stop in at for sample in (math.floor(start + 1e-6), math.ceil(stop - 1e-6))]
 
@@ -154,7 +154,7 @@ def has_same_rate(signal: Signal, options: WindowOptions) -> bool:
 
 
 def count_resampled(signal: Signal, options: WindowOptions, recording: str) -> int:
-    """floor(samples * rate / own rate). Raises UserError (sampling_rate) for a faster channel that nobody asked to resample."""
+    """floor(samples * rate / own rate). Raises UserError (sampling_rate) for a faster channel without `rate`."""
     if is_faster(signal, options) and not options.resample and signal.channel not in options.decimate:
         raise input_error(
             Reason.SAMPLING_RATE,
@@ -173,7 +173,7 @@ def resample(signal: Signal, options: WindowOptions) -> np.ndarray:
     """The channel at the view's rate, in its own (digital) values and dtype, but float64 when it had to be filtered.
 
     Slower: linear interpolation (zero-order hold for `options.hold`), after the last sample its value; int16 is rounded to the source's own
-    digital step, so the error is at most half of it. Faster: one anti-alias filter over the whole segment, see `filtered`.
+    digital step, so the error is at most half of it. Faster: one anti-alias filter over the segment, see `downsample`.
     """
     x = signal.samples
     if has_same_rate(signal, options):
@@ -184,12 +184,12 @@ def resample(signal: Signal, options: WindowOptions) -> np.ndarray:
     return upsample(x, signal.rate, options.rate, length, hold=signal.channel in options.hold)
 
 
-def upsample(x: np.ndarray, rate: float, wanted: float, length: int, *, hold: bool) -> np.ndarray:
-    """`x` [samples] at `rate` brought up to `length` values at `wanted` Hz. An observed value stays when its neighbour is missing."""
+def upsample(x: np.ndarray, rate: float, new_rate: float, length: int, *, hold: bool) -> np.ndarray:
+    """`x` [samples] at `rate` brought up to `length` values at `new_rate` Hz. An observed value stays when its neighbour is missing."""
     out = np.empty(length, dtype=x.dtype)
     last = len(x) - 1
     for i in range(0, length, STEP_VALUES):
-        at = np.arange(i, min(i + STEP_VALUES, length)) * rate / wanted  # in samples of `x`
+        at = np.arange(i, min(i + STEP_VALUES, length)) * rate / new_rate  # in samples of `x`
         left = np.minimum(np.floor(at + 1e-9).astype(np.int64), last)
         if hold:
             out[i : i + STEP_VALUES] = x[left]
@@ -220,9 +220,9 @@ def downsample(x: np.ndarray, ratio: Fraction, length: int) -> np.ndarray:
     return out
 
 
-def find_unit_factor(unit: str, wanted: str) -> float | None:
-    """What a value in `unit` is multiplied with to be in `wanted`; None when they are different things. Letter case does not count."""
-    here, there = unit.strip().casefold(), wanted.strip().casefold()
+def find_unit_factor(unit: str, target: str) -> float | None:
+    """Factor from `unit` to `target`, letter case ignored; None for different quantities."""
+    here, there = unit.strip().casefold(), target.strip().casefold()
     if here == there:
         return 1.0
     return VOLTS[here] / VOLTS[there] if here in VOLTS and there in VOLTS else None
@@ -303,7 +303,7 @@ def parse_number(text: str) -> float | None:
 def cut_epochs(
     annotations: list[Annotation], onsets: list[float], lengths: list[int], options: WindowOptions, left_out: Counter[str]
 ) -> list[WindowPlace]:
-    """One window a labelled epoch: annotations are cut into whole epochs from their own onset, the window is centred on its epoch.
+    """One window a labelled epoch: annotations are cut into full epochs from their onset, the window is centred on its epoch.
 
     Epochs of texts without a class are counted as `unlabelled_epochs`, those whose window does not lie in one segment as
     `annotation_out_of_range`.
@@ -329,7 +329,7 @@ def cut_epochs(
 
 
 def trim_windows(places: list[WindowPlace], options: WindowOptions, left_out: Counter[str]) -> list[WindowPlace]:
-    """Of class `options.trim[0]`, only what lies within so many seconds of the first and last window of another class.
+    """Of class `options.trim[0]`, only windows within `options.trim[1]` seconds of the first and last window of another class.
 
     Without another class nothing is trimmed and `class_missing` is counted (method notes, section 12, row 21).
     """
@@ -348,7 +348,7 @@ def trim_windows(places: list[WindowPlace], options: WindowOptions, left_out: Co
 
 
 def read_recording_label(record: Record, options: WindowOptions, left_out: Counter[str]) -> Any:
-    """The label of a whole recording, from its attribute `options.target`; None (counted) where there is none that the view knows."""
+    """The label of a recording, from its attribute `options.target`; None (counted) for a missing or unknown one."""
     assert options.target is not None
     value = record.attributes.get(options.target)
     if options.task == "regression":

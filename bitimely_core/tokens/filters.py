@@ -1,7 +1,7 @@
-"""Band-pass and notch filters of whole recordings: zero phase, at the source's own rate, each continuous stretch on its own.
+"""Band-pass and notch filters of recordings: zero phase, at the rate of the source, each continuous stretch separately.
 
-What is done to a channel is what scipy does to it: `sosfiltfilt(butter(4, band, output="sos", fs=rate), x)`, then for each frequency
-`sosfiltfilt(tf2sos(*iirnotch(frequency, 30, fs=rate)), x)`, both with scipy's own padding, in float64 on physical values. Run forward and
+The filters are those of scipy: `sosfiltfilt(butter(4, band, output="sos", fs=rate), x)`, then for each frequency
+`sosfiltfilt(tf2sos(*iirnotch(frequency, 30, fs=rate)), x)`, both with scipy's padding, in float64 on physical values. Run forward and
 backward the gain is squared: half of the amplitude is left at the edges of the band (-6 dB).
 """
 
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from bitimely_core.errors import UserError, safe_text, usage_error
+from bitimely_core.errors import safe_text, usage_error
 
 ORDER = 4  # Butterworth; a band-pass has this order at each edge
 QUALITY = 30.0  # of a notch: frequency over its width at -3 dB (once, not forward and backward)
@@ -35,16 +35,18 @@ def validate_filters(
         given = [edge for edge in edges if edge is not None]
         if len(edges) != 2 or not given or not all(math.isfinite(edge) and edge > 0 for edge in given) or given != sorted(set(given)):
             shown = ",".join("" if edge is None else f"{edge:g}" for edge in edges)
-            raise _refused("bandpass", f"found {shown}", "expected LOW,HIGH in Hz with 0 < LOW < HIGH; one of them may be left away")
+            raise usage_error(
+                f"found {shown}", "expected LOW,HIGH in Hz with 0 < LOW < HIGH; one of them may be left out", field="--bandpass"
+            )
         band = (edges[0], edges[1])
     stops = tuple(sorted({float(stop) for stop in notch or ()}))
     if not all(math.isfinite(stop) and stop > 0 for stop in stops):
-        raise _refused("notch", f"found {','.join(f'{stop:g}' for stop in stops)}", "expected frequencies above 0 Hz")
+        raise usage_error(f"found {','.join(f'{stop:g}' for stop in stops)}", "expected frequencies above 0 Hz", field="--notch")
     return band, stops or None
 
 
 def describe_filters(bandpass: Band | None, notch: tuple[float, ...] | None) -> str:
-    """For people: `band-pass 0.5-40 Hz, notch 50 Hz`; "" without a filter."""
+    """As text: `band-pass 0.5-40 Hz, notch 50 Hz`; "" without a filter."""
     low, high = bandpass or (None, None)
     band = f"band-pass {low:g}-{high:g} Hz" if low and high else f"high-pass {low:g} Hz" if low else f"low-pass {high:g} Hz" if high else ""
     return ", ".join(filter(None, (band, f"notch {', '.join(f'{stop:g}' for stop in notch)} Hz" if notch else "")))
@@ -54,11 +56,11 @@ def check_rate(bandpass: Band | None, notch: tuple[float, ...] | None, rate: flo
     """Raises UserError (config, exit 2) where a frequency is not below half of a channel's rate in Hz."""
     for field, found in (("bandpass", bandpass), ("notch", notch)):
         if any(edge is not None and edge >= rate / 2 for edge in found or ()):
-            raise _refused(
-                field,
+            raise usage_error(
                 f"{safe_text(channel)} of recording {safe_text(recording)} has {rate:g} Hz",
                 f"expected frequencies below {rate / 2:g} Hz, half of that",
                 "Choose others, or leave the channel out with --channels",
+                field=f"--{field}",
             )
 
 
@@ -83,7 +85,7 @@ def count_padding(sections: np.ndarray) -> int:
 
 
 def find_stretches(x: np.ndarray, borders: Sequence[int] = ()) -> Iterator[slice]:
-    """Where `x` [n] goes on without a missing value, none of them over a border (a sample that begins another stretch)."""
+    """Stretches of `x` [n] without missing values, cut at the borders (a border begins another stretch)."""
     seen = np.zeros(len(x) + 2, dtype=bool)
     seen[1:-1] = True if x.dtype.kind in "iu" else np.isfinite(x)
     edges = np.flatnonzero(seen[1:] != seen[:-1])
@@ -93,13 +95,13 @@ def find_stretches(x: np.ndarray, borders: Sequence[int] = ()) -> Iterator[slice
 
 
 def count_too_short(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()) -> int:
-    """How many stretches `apply` leaves missing."""
+    """Number of stretches that `apply_filters` leaves missing."""
     shortest = max(map(count_padding, filters), default=-1)
     return sum(part.stop - part.start <= shortest for part in find_stretches(x, borders))
 
 
 def apply_filters(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()) -> np.ndarray:
-    """`x` [n] float64 filtered forward and backward, stretch by stretch. Missing (NaN) stays missing, and so becomes what is too short."""
+    """`x` [n] float64 filtered forward and backward, stretch by stretch. Missing values (NaN) stay missing; stretches that are too short become missing."""
     from scipy.signal import sosfiltfilt
 
     out = np.full(len(x), np.nan)
@@ -111,7 +113,3 @@ def apply_filters(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequenc
                 y = sosfiltfilt(sections, y)
             out[part] = y
     return out
-
-
-def _refused(field: str, text: str, wanted: str, action: str = "") -> UserError:
-    return usage_error(text, wanted, action, field=f"--{field}")

@@ -1,4 +1,4 @@
-"""The operations of recordings (signals on a regular clock) that verbs look up in `registry.DATA_KINDS`."""
+"""Operations on recordings (signals on a regular clock), see `registry.DATA_KINDS`."""
 
 from __future__ import annotations
 

@@ -68,11 +68,11 @@ class EventSequences(TokenSet):
         return replace(self, limit=limit)
 
     def lengths(self) -> np.ndarray:
-        """Events of each whole sequence of this subset, [n] int64."""
+        """Events of each uncut sequence of this subset, [n] int64."""
         return np.diff(self.firsts)[self.rows]
 
     def counts(self) -> np.ndarray:
-        """How often each id occurs in each whole sequence of this subset, [n, codes] float32."""
+        """Occurrences of each id in each uncut sequence of this subset, [n, codes] float32."""
         out = np.zeros((len(self.firsts) - 1, self.codes), dtype=np.float32)
         np.add.at(out, (np.repeat(np.arange(len(out)), np.diff(self.firsts)), self.flat), 1.0)
         return out[self.rows]
@@ -86,7 +86,7 @@ class EventSequences(TokenSet):
 
         Returns:
             values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first event that is read, mask [n, N] bool,
-            end [n] float32: where [EOS] stands, the last event or the index day.
+            end [n] float32: position of [EOS], the last event or the index day.
         """
         rows = self._check_rows(rows)
         stops = self.firsts[rows + 1]

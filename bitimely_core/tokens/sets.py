@@ -30,7 +30,7 @@ Manifest = TypeVar("Manifest", bound=TokenManifest)
 class TokenSet(ABC):
     """Training rows of one view: all of them, or those of one split (`rows["train"]`).
 
-    `rows` everywhere are positions in the whole index, the numbers in `index["window"]` and in `Batch.index`; None = all of this subset.
+    `rows` everywhere are positions in the full index, the numbers in `index["window"]` and in `Batch.index`; None = all of this subset.
     Reading a row that is not in the subset is an IndexError, so that a test row cannot slip into training.
     """
 
@@ -94,7 +94,7 @@ class TokenSet(ABC):
 
     @property
     def notices(self) -> list[str]:
-        """What must stand beside every score on these windows."""
+        """Caveats that are shown with every score on these windows."""
         return list(self.manifest.notices)
 
     @property
@@ -126,7 +126,7 @@ class TokenSet(ABC):
 
     @abstractmethod
     def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
-        """What a `Batch` of these rows holds besides labels, by the names of its fields; `draw` = (seed, epoch) of what is drawn anew."""
+        """Fields of a `Batch` of these rows besides labels; `draw` = (seed, epoch) of the order of ties."""
 
     def targets(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
         """Class ids [n] int64, indicators [n, C] float32, or numbers [n] float32; None without labels."""
@@ -135,11 +135,11 @@ class TokenSet(ABC):
     def _check_rows(self, rows: Sequence[int] | np.ndarray | None) -> np.ndarray:
         if rows is None:
             return self.rows
-        wanted = np.asarray(rows, dtype=np.int64)
-        at = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
-        if len(wanted) and (len(self.rows) == 0 or (self.rows[at] != wanted).any()):
-            raise IndexError("rows are positions in the whole index (windows.rows), and these are not all of this subset")
-        return wanted
+        selected = np.asarray(rows, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self.rows, selected), len(self.rows) - 1)
+        if len(selected) and (len(self.rows) == 0 or (self.rows[at] != selected).any()):
+            raise IndexError("rows are positions in the full index (windows.rows), and these are not all of this subset")
+        return selected
 
 
 def open_manifest(folder: Path, record: type[Manifest], verify: bool) -> Manifest:
@@ -162,7 +162,7 @@ def token_error(path: Path, problem: str, requirement: str) -> UserError:
 
 
 def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
-    """Raises UserError (subject_leakage, exit 4) when a subject stands in two splits, unless the split says so (time, random-window)."""
+    """Raises UserError (subject_leakage, exit 4) when a subject is in two splits, unless the split allows it (time, random-window)."""
     import polars as pl
 
     if split in SHARED:
@@ -171,7 +171,7 @@ def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
     if several:
         raise input_error(
             Reason.SUBJECT_LEAKAGE,
-            f"{several:,} subjects stand in more than one split",
+            f"{several:,} subjects are in more than one split",
             "expected every subject in one",
             "Tokenize again with --split subject",
             file=str(folder),

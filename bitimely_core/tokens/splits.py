@@ -1,4 +1,4 @@
-"""Which subject, recording or window belongs to train, validation and test. Every choice is a hash, so nothing depends on order."""
+"""Assignment of subjects, recordings and windows to train, validation and test, by hashes: independent of order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitimely_core.types import Attributes
 
 SPLITS = ("train", "validation", "test")
 SCHEMES = ("subject", "official", "time", "random-window")
-SHARED = {  # schemes in which a subject may stand in several splits, and what is said about it wherever scores are shown
+SHARED = {  # schemes in which a subject may be in several splits, and the caveat that is shown with scores
     "time": "Split by time inside each recording: the same subjects stand in train and test, so scores say nothing about other subjects.",
     "random-window": "Split by random windows: neighbouring windows of one recording stand in train and test, so scores are optimistic.",
 }
@@ -55,7 +55,7 @@ def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20,
     if len(u) >= small:
         return {subject: split_by_fold(find_tenth(value), test_fold or 10) for subject, value in u.items()}
     if test_fold is not None:
-        raise _no_folds(f"{len(u)} subjects", f"expected at least {small} to make ten folds of")
+        raise _fold_error(f"{len(u)} subjects", f"expected at least {small} to make ten folds of")
     if len(u) < 3:
         return dict.fromkeys(u, "train")
     held = max(1, round(len(u) / 10))
@@ -70,7 +70,7 @@ def split_by_time(starts: Sequence[float], length: float) -> list[str | None]:
 
     `starts` ascending and `length` in seconds. A tenth is max(1, round(n / 10)) windows; fewer than 5 windows are all train. Windows that
     end less than `length` before the next block begins fall into the gap (None), so that no sample, and no sample that was interpolated
-    from a neighbour, stands in two splits.
+    from a neighbour, is in two splits.
     """
     n = len(starts)
     if n < 5:
@@ -87,13 +87,12 @@ def split_by_time(starts: Sequence[float], length: float) -> list[str | None]:
     return places
 
 
-def _no_folds(text: str, wanted: str) -> UserError:
-    action = "Leave --test-fold out, or use --split subject or official"
-    return usage_error(text, wanted, action, field="--test-fold")
+def _fold_error(problem: str, requirement: str) -> UserError:
+    return usage_error(problem, requirement, "Leave --test-fold out, or use --split subject or official", field="--test-fold")
 
 
 def read_official_split(attributes: Attributes, test_fold: int | None = None) -> str | None:
-    """The split that the data set itself gives: attribute `split` (train, validation, test) or `fold` (1-8, 9, 10); None without either.
+    """The official split of a recording: attribute `split` (train, validation, test) or `fold` (1-8, 9, 10); None without either.
 
     With `test_fold` only folds count.
     """
@@ -114,7 +113,7 @@ def make_scheme(name: str, *, subjects: Iterable[str], seed: int, length: float,
     if name not in SCHEMES:
         raise unknown("split", name, list(SCHEMES))
     if test_fold is not None and name not in {"subject", "official"}:
-        raise _no_folds(f"a split by {name} has no folds", "expected one by subject or the official one")
+        raise _fold_error(f"a split by {name} has no folds", "expected one by subject or the official one")
     placed = assign_splits(subjects, seed=seed, test_fold=test_fold) if name == "subject" else {}
 
     def by_subject(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:

@@ -98,7 +98,7 @@ class Windows(TokenSet):
         return self.read(rows)[0]
 
     def mask(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
-        """True = observed [n, T, V]; None when no value of the whole set is missing."""
+        """True = observed [n, T, V]; None when no value of the set is missing."""
         return self.read(rows)[1]
 
     def read(self, rows: Sequence[int] | np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -143,7 +143,7 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     """Open the windows in `folder`; with `verify`, after comparing every file with the manifest.
 
     Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file, subject_leakage (exit 4)
-    when a subject stands in two splits of a set that was split by subject.
+    when a subject is in two splits of a set that was split by subject.
     """
     import polars as pl
 
@@ -210,14 +210,14 @@ def map_windows(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.
         array = file.get_batch(0).column(0)
         buffer = array.buffers()[1]
         flat = np.frombuffer(buffer, dtype=dtype.newbyteorder("<"), count=len(array) * shape[0] * shape[1])
-        whole = file.num_record_batches == 1 and array.offset == 0 and array.type.byte_width == shape[0] * shape[1] * dtype.itemsize
+        expected = file.num_record_batches == 1 and array.offset == 0 and array.type.byte_width == shape[0] * shape[1] * dtype.itemsize
     except (OSError, pa.ArrowException, ValueError) as error:
         if getattr(error, "errno", None) == errno.ENOMEM or isinstance(error, MemoryError):
             text = "cannot be mapped: no address space left"
             action = "Raise the limit (ulimit -v)"
             raise UserError(Reason.RESOURCE_LIMIT, text, hint=action, file=str(path), exit_code=Exit.RESOURCES) from error
         raise token_error(path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows") from error
-    if not whole:
+    if not expected:
         raise token_error(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return UnmappedWindows(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC), flat.dtype, buffer.address - begin, (len(array), *shape))

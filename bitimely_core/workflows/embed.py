@@ -76,7 +76,7 @@ def embed(
                 progress(f"embed {windows.name}", step + 1, batches.steps)
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
     frame = rows.index.with_columns(embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1])))
-    storage.write_file(target, lambda stream: frame.write_parquet(stream, compression="zstd"))
+    storage.write_parquet(target, frame)
     return {
         "format_version": FORMAT,
         "run": opened.name,

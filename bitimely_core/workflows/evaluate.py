@@ -215,7 +215,7 @@ def _write_predictions(path: Path, chosen: Windows, windows: Windows, columns: d
     from bitimely_core import evaluate as scoring
 
     frame = scoring.predictions_frame(chosen.index, windows.task, windows.class_names, columns["target"], columns["prediction"])
-    storage.write_file(path, lambda out: frame.write_parquet(out, compression="zstd"))
+    storage.write_parquet(path, frame)
 
 
 def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, split: str, bootstrap: int, by: Unit) -> Comparison:
