@@ -318,7 +318,7 @@ class PageBuilder:
         """Add caveats at the top; repeated ones appear once."""
         self.notices += [line for line in dict.fromkeys(lines) if line not in self.notices]
 
-    def heading(self, text: str) -> None:
+    def section(self, text: str) -> None:
         """Start a section."""
         self.blocks.append(f"## {text}")
 

@@ -809,7 +809,7 @@ class CheckpointMeta(StoredRecord):
 # --- scores -------------------------------------------------------------------------------------------------------------------------------
 
 
-class Estimate(Part):
+class Uncertainty(Part):
     """Uncertainty of an estimate: standard error and 95 % confidence interval, null with the reason where they are not defined."""
 
     se: float | None = None
@@ -819,7 +819,7 @@ class Estimate(Part):
     undefined_reason: str | None = None
 
 
-class Difference(Estimate):
+class Difference(Uncertainty):
     """A paired difference of one metric between two models on the same rows."""
 
     difference: float | None = None
@@ -857,7 +857,7 @@ class ClassCounts(Part):
     of: int
 
 
-class MetricValue(Estimate):
+class MetricValue(Uncertainty):
     """One metric; the value is null, with the reason, where the rows cannot define it."""
 
     value: float | None = None

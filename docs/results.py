@@ -11,7 +11,6 @@ import platform
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 PAGE = Path(__file__).with_name("results.md")
 COMMANDS = {
@@ -27,8 +26,8 @@ COMMANDS = {
 }
 
 
-def section(recipe: str, workspace: Path) -> str:
-    """The table of one recipe as its page has it, with the commands, the day and the device."""
+def make_section(recipe: str, workspace: Path) -> str:
+    """The table of one recipe from its page, with commands, day and device."""
     import torch
 
     table = (workspace / "reports" / recipe / "results.md").read_text("utf-8")
@@ -37,10 +36,10 @@ def section(recipe: str, workspace: Path) -> str:
     day = datetime.datetime.fromtimestamp(max(stage["time"] for stage in stages), datetime.UTC).date()
     lines = "\n".join(f"    {line}" for line in COMMANDS[recipe])
     about = f"{day}, CPU ({platform.machine()}), torch {torch.__version__.partition('+')[0]}."
-    spread = "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % interval."
+    spread = "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % CI."
     parts = [
         f"<!-- {recipe} -->\n{table.strip()}",
-        "\n".join(further(recipe, workspace)),
+        "\n".join(list_further(recipe, workspace)),
         spread,
         lines,
         f"{about}\n<!-- end of {recipe} -->",
@@ -51,12 +50,13 @@ def section(recipe: str, workspace: Path) -> str:
 FURTHER = {"classification": ("accuracy", "balanced_accuracy", "auroc"), "multilabel": ("auprc", "auroc"), "regression": ("mae",)}
 
 
-def further(recipe: str, workspace: Path) -> list[str]:
-    """A line a row and column: each metric as mean over seeds, lowest to highest of them; with one seed the 95 % interval."""
+def list_further(recipe: str, workspace: Path) -> list[str]:
+    """A line for each row and column: mean of each metric over seeds, lowest to highest of them; with one seed the 95 % CI."""
     from bitimely_core import evaluate, pipeline
     from bitimely_core.evaluate import folds
     from bitimely_core.evaluate.result_table import ScoredRun, read_scored_run
     from bitimely_core.pipeline.plan import plan_experiment
+    from bitimely_core.schemas import Scores
     from bitimely_core.workflows.prepare import windows_opener
 
     plan = plan_experiment(pipeline.load(recipe), recipe, workspace, assignments=[])
@@ -65,20 +65,21 @@ def further(recipe: str, workspace: Path) -> list[str]:
         one = read_scored_run(entry.row, entry.column, entry.seed, workspace / "runs" / (entry.run or ""))
         if one is not None:
             cells.setdefault((entry.column, entry.row, entry.seed), []).append(one)
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str], list[Scores]] = {}
     for (column, row, _), parts in cells.items():
-        whole = folds.pool_folds(parts, workspace / "reports" / recipe / "kept", windows_opener(workspace))
-        found.setdefault((column, row), []).append(whole.scores)
-    task = next(iter(found.values()))[0]["task"]
+        pooled = folds.pool_folds(parts, workspace / "reports" / recipe / "kept", windows_opener(workspace))
+        found.setdefault((column, row), []).append(pooled.scores)
+    task = next(iter(found.values()))[0].task or ""
     lines = [f"| data | row | seeds | {' | '.join(evaluate.NAMES[m] for m in FURTHER[task])} |", "|---" * (3 + len(FURTHER[task])) + "|"]
     for (column, row), scores in found.items():
-        said = []
+        shown = []
         for name in FURTHER[task]:
-            metrics = [one["metrics"][name] for one in scores if one["metrics"][name]["value"] is not None]
-            ends = [m["value"] for m in metrics] if len(metrics) > 1 else [m[k] for m in metrics for k in ("lo", "hi") if m[k] is not None]
-            mean = sum(m["value"] for m in metrics) / len(metrics) if metrics else None
-            said.append("–" if mean is None else f"{mean:.3f}" + (f" ({min(ends):.3f} to {max(ends):.3f})" if ends else ""))
-        lines.append(f"| {column} | {row} | {len(scores)} | {' | '.join(said)} |")
+            metrics = [one.metrics[name] for one in scores]
+            values = [m.value for m in metrics if m.value is not None]
+            ends = values if len(values) > 1 else [v for m in metrics for v in (m.lo, m.hi) if v is not None]
+            mean = sum(values) / len(values) if values else None
+            shown.append("–" if mean is None else f"{mean:.3f}" + (f" ({min(ends):.3f} to {max(ends):.3f})" if ends else ""))
+        lines.append(f"| {column} | {row} | {len(scores)} | {' | '.join(shown)} |")
     return lines
 
 
@@ -86,7 +87,7 @@ def main(workspace: Path, recipes: list[str]) -> None:
     """Put the sections of `recipes` (none: all that the workspace has) into the page."""
     page = PAGE.read_text("utf-8")
     for recipe in recipes or [name for name in COMMANDS if (workspace / "reports" / name / "results.md").is_file()]:
-        new = section(recipe, workspace)
+        new = make_section(recipe, workspace)
         old = re.compile(rf"<!-- {recipe} -->.*<!-- end of {recipe} -->", re.DOTALL)
         page = old.sub(lambda _, new=new: new, page) if old.search(page) else f"{page.rstrip()}\n\n{new}\n"  # type: ignore[misc]
     PAGE.write_text(page, "utf-8")

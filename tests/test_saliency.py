@@ -21,7 +21,7 @@ from bitimely_core.analyses.regions import (
     share_ratios,
 )
 from bitimely_core.analyses.saliency import compute_saliency, gradient_magnitudes, loss_fn, randomise_run, saliency
-from bitimely_core.analyses.shapelets import mine_shapelets, shapelets
+from bitimely_core.analyses.shapelets import MiningOptions, mine_shapelets, shapelets
 from bitimely_core.config import ObjectiveConfig, Settings
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads
@@ -281,7 +281,7 @@ def test_agreement_is_of_ranks():
 
 def test_windows_are_those_that_hold_the_shapelet():
     windows = Labelled(n=240, subjects=12)
-    mined = mine_shapelets(windows, lengths=(1.0,), candidates=300, permutations=0, count=1)
+    mined = mine_shapelets(windows, MiningOptions(lengths=(1.0,), candidates=300, permutations=0, count=1))
     chosen = find_shapelet_windows(windows, mined.shapelets, 8, 0, mined.drawn.rows)
     assert chosen.split == "test"
     assert len(chosen.rows) == chosen.looked // 10
@@ -313,7 +313,7 @@ class Best(Sum):
 
 def test_a_model_that_reads_the_shapelet_alone_has_its_saliency_there():
     windows = Labelled(n=240, subjects=12)
-    mined = mine_shapelets(windows, lengths=(1.0,), candidates=300, permutations=0, count=1)
+    mined = mine_shapelets(windows, MiningOptions(lengths=(1.0,), candidates=300, permutations=0, count=1))
     chosen = find_shapelet_windows(windows, mined.shapelets, 8, 0, mined.drawn.rows)
     model = Filter(windows.length)
     seen = compute_saliency(make_run("filter", model, windows, Best(model)), model, Best(model), chosen.rows, 0, 1, 0, lambda done: None)

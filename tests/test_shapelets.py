@@ -6,6 +6,7 @@ import torch
 
 from bitimely_core import report
 from bitimely_core.analyses.shapelets import (
+    MiningOptions,
     compute_distances,
     count_orders,
     default_lengths,
@@ -211,7 +212,7 @@ def test_p_is_valid_on_noise_although_the_best_was_chosen():
 
 def test_a_planted_shapelet_is_found():
     windows = Labelled()
-    found = mine_shapelets(windows, lengths=(1.0,), candidates=400, permutations=99)
+    found = mine_shapelets(windows, MiningOptions(lengths=(1.0,), candidates=400, permutations=99))
     best = found.shapelets[0]
     assert (best.klass, best.channel, best.seconds) == ("b", "C3", 1.0)
     assert windows.labels[best.window] == 1
@@ -225,9 +226,11 @@ def test_a_planted_shapelet_is_found():
 
 
 def test_it_is_found_on_its_channel():
-    found = mine_shapelets(Labelled(channels=2), lengths=(1.0,), candidates=600, permutations=0)
+    found = mine_shapelets(Labelled(channels=2), MiningOptions(lengths=(1.0,), candidates=600, permutations=0))
     assert found.shapelets[0].channel == "C3"
-    other = mine_shapelets(Labelled(channels=2), lengths=(1.0,), candidates=200, permutations=99, channel="EOG", score="information-gain")
+    other = mine_shapelets(
+        Labelled(channels=2), MiningOptions(lengths=(1.0,), candidates=200, permutations=99, channel="EOG", score="information-gain")
+    )
     assert {one.channel for one in other.shapelets} == {"EOG"}
     assert other.shapelets[0].p > 0.05  # nothing was planted there
 
@@ -252,7 +255,7 @@ def test_page_says_what_was_checked(tmp_path):
     page = shapelets(windows, lengths="0.5,1", candidates=300, permutations=60, count=3, progress=lambda *said: told.append(said))
     assert page.summary == shapelets(windows, lengths="0.5,1", candidates=300, permutations=60, count=3).summary
     assert {what for what, *_ in told} == {"distances", "permutations"}
-    assert "better than chance" in page.verdict
+    assert "separates the classes" in page.verdict
     assert "does so again on held-out" in page.verdict
     assert any("Checked on 2 subjects" in notice for notice in page.notices)
     assert any("Mined from 4 subjects" in notice for notice in page.notices)
@@ -270,7 +273,7 @@ def test_page_says_what_was_checked(tmp_path):
 
 def test_noise_is_called_noise():
     page = shapelets(Labelled(planted=False, seed=2), lengths="1", candidates=200, permutations=60)
-    assert "no better than chance" in page.verdict
+    assert "does not significantly separate" in page.verdict
 
 
 def test_without_held_out_windows_it_says_so():
@@ -299,7 +302,7 @@ def test_what_cannot_be_done_is_refused(options, said):
 def test_windows_without_classes_are_refused():
     windows = Labelled()
     windows.task = "none"
-    with pytest.raises(UserError, match="tell classes apart"):
+    with pytest.raises(UserError, match="separate classes"):
         shapelets(windows)
     with pytest.raises(UserError, match="no report"):
         read_shapelets("/nowhere/at/all")

@@ -159,11 +159,11 @@ def test_orderings_at_equal_queries_keys_and_decay():
 
 def test_spectra_are_those_of_the_model():
     one = run()
-    found, about = collect_spectra(one, 3, 0, "none", None)
-    assert (about["sequences"], about["split"], about["tokens"], about["key_width"]) == (3, "test", [12, 12, 12], 8)
-    assert sorted(found) == [1, 2, 3, 4]
-    assert set(found[4]) == {"map", "random", "scores", "alone", "combined", "combined_random", "composed", "composed_random"}
-    assert "combined" not in found[3]
+    found = collect_spectra(one, 3, 0, "none", None)
+    assert (found.sequences, found.split, found.tokens, found.key_width) == (3, "test", [12, 12, 12], 8)
+    assert sorted(found.layers) == [1, 2, 3, 4]
+    assert set(found.layers[4]) == {"map", "random", "scores", "alone", "combined", "combined_random", "composed", "composed_random"}
+    assert "combined" not in found.layers[3]
     rows = one.windows()["test"].rows
     chosen = np.sort(np.random.default_rng(0).choice(rows, 3, replace=False))
     layers = compute_mixings(to_float64(one.model()), Batch(values=torch.from_numpy(one.windows().x[chosen[1:2]])))
@@ -172,21 +172,21 @@ def test_spectra_are_those_of_the_model():
         "combined": combine_pair(layers[2], layers[3]),
         "composed": layers[3].map @ layers[2].map,
     }.items():
-        assert found[4][name].singular[1] == pytest.approx(np.linalg.svd(maps, compute_uv=False)), name
-    whole = found[4]["composed"].found[1][0]["log_det"]
-    assert whole == pytest.approx(sum(np.linalg.slogdet(layers[k].map[0])[1] for k in (2, 3)))
+        assert found.layers[4][name].singular[1] == pytest.approx(np.linalg.svd(maps, compute_uv=False)), name
+    composed = found.layers[4]["composed"].found[1][0]["log_det"]
+    assert composed == pytest.approx(sum(np.linalg.slogdet(layers[k].map[0])[1] for k in (2, 3)))
     plain = layers[3].queries @ layers[3].keys.transpose(0, 2, 1)
     assert layers[3].map == pytest.approx(plain * layers[3].alone)
-    assert found[4]["scores"].singular[1] == pytest.approx(np.linalg.svd(plain, compute_uv=False), abs=1e-12)
-    heads = [np.mean([measure_rank(s[h], 0.0)["auc"] for s in found[4]["map"].singular]) for h in range(2)]
-    assert [found[4]["map"].table(h)["auc"] for h in range(2)] == pytest.approx(heads)
-    assert found[4]["map"].table()["auc"] == pytest.approx(np.mean(heads))
+    assert found.layers[4]["scores"].singular[1] == pytest.approx(np.linalg.svd(plain, compute_uv=False), abs=1e-12)
+    heads = [np.mean([measure_rank(s[h], 0.0)["auc"] for s in found.layers[4]["map"].singular]) for h in range(2)]
+    assert [found.layers[4]["map"].table(h)["auc"] for h in range(2)] == pytest.approx(heads)
+    assert found.layers[4]["map"].table()["auc"] == pytest.approx(np.mean(heads))
 
 
 def test_average_is_taken_after_the_curves():
     spectra = Spectra()
-    spectra.note(np.array([[1.0, 1.0]]), np.zeros(1))
-    spectra.note(np.array([[9.0, 1.0]]), np.zeros(1))
+    spectra.append(np.array([[1.0, 1.0]]), np.zeros(1))
+    spectra.append(np.array([[9.0, 1.0]]), np.zeros(1))
     assert spectra.curves(2).mean(0)[0] == pytest.approx([0.7, 1.0])  # not 10 / 12
     assert spectra.table()["condition"] == pytest.approx(5.0)  # the median
 
@@ -200,12 +200,12 @@ def test_rows_may_be_rescaled():
 
 
 def test_softmax_models_and_their_mask():
-    found, about = collect_spectra(run("gpt-baar"), 2, 0, "sqrt-decay", None)
-    assert about["directions"] == ["forward", "backward"] * 2
-    assert found[4]["combined"].table()["effective_rank"] > 0
-    n = about["tokens"][0]
+    found = collect_spectra(run("gpt-baar"), 2, 0, "sqrt-decay", None)
+    assert found.directions == ["forward", "backward"] * 2
+    assert found.layers[4]["combined"].table()["effective_rank"] > 0
+    n = found.tokens[0]
     mean = np.tril(np.ones((n, n))) / np.arange(2, n + 2)[:, None]  # row n also sees [SOS], which is taken out
-    assert found[1]["alone"].singular[0][0] == pytest.approx(np.linalg.svd(mean, compute_uv=False))
+    assert found.layers[1]["alone"].singular[0][0] == pytest.approx(np.linalg.svd(mean, compute_uv=False))
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------

@@ -136,10 +136,10 @@ def _find_tokens(encoded: Encoded) -> Tensor:
 
 
 def _make_mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | None, kept: Tensor) -> LayerMixing:
-    def chosen(maps: Tensor) -> Array:
+    def select(maps: Tensor) -> Array:
         return maps[:, kept][:, :, kept].numpy()
 
-    made = chosen(of_layer)
+    made = select(of_layer)
     direction = "forward" if not np.triu(made, 1).any() else "backward" if not np.tril(made, -1).any() else "both"
     if part is None:
         return LayerMixing(made, direction, None, None, None, None, ())
@@ -156,7 +156,7 @@ def _make_mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | No
         allowed = {"forward": allowed.tril(), "backward": allowed.triu(), "both": allowed}[direction]
         alone, gammas = (allowed / allowed.sum(1, keepdim=True)).expand(module.heads, -1, -1), ()
     queries, keys = (part[0].transpose(0, 1)[:, kept].numpy() for part in (q, k))
-    return LayerMixing(made, direction, queries, keys * q.shape[-1] ** -0.5, chosen(alone), q.shape[-1], gammas)
+    return LayerMixing(made, direction, queries, keys * q.shape[-1] ** -0.5, select(alone), q.shape[-1], gammas)
 
 
 def combine_pair(first: LayerMixing, second: LayerMixing) -> Array | None:
@@ -284,9 +284,9 @@ def attention(
     else:
         page.text(HOW_TO_READ)
     for k in range(count):
-        page.heading(f"Sequence {k + 1}" + (", an example" if chosen and k == 0 else ""))
+        page.section(f"Sequence {k + 1}" + (", an example" if chosen and k == 0 else ""))
         _add_sequence(page, [one for one in shown if one.number == k])
-    page.heading("Heads")
+    page.section("Heads")
     columns = ["run", "sequence", "layer", "head", "γ", "half of it on", "mean distance, tokens", "mean distance, s", "negative share"]
     page.table("heads", "Measures by head", HEADS, columns, (row for one in shown for row in one.rows()))
     return page.finish(_verdict(shown[0], on_shapelets.get(shown[0].run.name), size), summary)

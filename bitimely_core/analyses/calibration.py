@@ -356,7 +356,7 @@ def _verdict(found: Mapping[str, Mapping[str, Reliability]], task: str) -> str:
 
 def _add_classes(page: PageBuilder, scores: TaskScores, names: list[str]) -> None:
     """Confusion and scores of each class."""
-    page.heading("Classes")
+    page.section("Classes")
     if scores.confusion:
         confusion = np.array(scores.confusion, dtype=float)
         support = confusion.sum(1, keepdims=True)
@@ -452,7 +452,7 @@ def _score_rows(task: str, prediction: Array, target: Array) -> dict[str, float 
 
 
 def _add_subjects(page: PageBuilder, subjects: list[SubjectScores]) -> None:
-    page.heading("Subjects")
+    page.section("Subjects")
     if not subjects:
         page.text("Every subject has one sequence, so there are no scores by subject.")
         return
@@ -508,7 +508,7 @@ def add_nights(page: PageBuilder, windows: Windows, head: Any, progress: Progres
         found.append(NightPrediction(float((predicted == truth).mean()), place, truth, predicted))
     if not found:
         return
-    page.heading("Nights")
+    page.section("Nights")
     found.sort(key=lambda night: night.agreement)
     words = {0: "least", len(found) - 1: "most"}
     for k in sorted({0, len(found) // 2, len(found) - 1})[:NIGHTS]:
@@ -570,7 +570,7 @@ def _comparison_key(record: RunRecord) -> tuple[object, ...]:
 
 
 def _add_learning_curve(page: PageBuilder, run: Run, curve: list[LearningPoint], main: str) -> None:
-    page.heading("Labels")
+    page.section("Labels")
     defined = [one for one in curve if one.value is not None]
     if len({one.fraction for one in defined}) < 2:
         windows = run.windows()

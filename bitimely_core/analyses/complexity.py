@@ -77,9 +77,9 @@ class LiveBytes(TorchDispatchMode):
         if key not in self._known:
             self.live += size
             self.peak = max(self.peak, self.live)
-            self._known[key] = weakref.ref(storage, lambda _: self._gone(key, size))
+            self._known[key] = weakref.ref(storage, lambda _: self._release(key, size))
 
-    def _gone(self, key: int, size: int) -> None:
+    def _release(self, key: int, size: int) -> None:
         self._known.pop(key, None)
         self.live -= size
 

@@ -50,7 +50,7 @@ PAPER_READOUTS = ("sos", "eos", "sos+eos", "mean")  # rows of its table
 CONSTANTS = {"majority": "majority class", "mean": "mean of the training split"}  # baselines of `evaluate`
 
 
-class TestRows(NamedTuple):
+class TestSplit(NamedTuple):
     """The rows on which everything is scored, and how."""
 
     windows: Windows
@@ -161,7 +161,7 @@ def probing(
         choices.insert(0, default)
     probes = _fit_probes(run, windows, rows, target, choices, seed if control else None, progress)
     groups = windows.whole_index["subject_id"].to_numpy()[rows["test"]]
-    test = TestRows(windows, rows["test"], target["test"], groups, bootstrap, seed)
+    test = TestSplit(windows, rows["test"], target["test"], groups, bootstrap, seed)
     first = _make_key("trained", default)
     baselines = {name: probe.prediction for name, probe in probes.items() if name != first}
     found = ProbeScores(probes, test.score(probes[first].prediction, baselines, target["train"]), choices, default)
@@ -247,7 +247,7 @@ class FineTunedScores(NamedTuple):
         }
 
 
-def _score_fine_tuned(runs: Sequence[Run], test: TestRows, found: ProbeScores, progress: Progress | None) -> dict[str, FineTunedScores]:
+def _score_fine_tuned(runs: Sequence[Run], test: TestSplit, found: ProbeScores, progress: Progress | None) -> dict[str, FineTunedScores]:
     """Scores of fine-tuned runs; the first that reads the default vector, else the first, is the reference of the differences."""
     if not runs:
         return {}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from bitimely_core import evaluate
-from bitimely_core.analyses.shapelets import Shapelet, compute_distances, mine_shapelets, parse_seconds, read_shapelets
+from bitimely_core.analyses.shapelets import MiningOptions, Shapelet, compute_distances, mine_shapelets, parse_seconds, read_shapelets
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.page import BarPlot, PageBuilder
 from bitimely_core.types import Progress
@@ -74,7 +74,7 @@ def load_shapelets(
             "Give --data a view with classes, or --shapelets a report of analyze shapelets",
             field="--data",
         )
-    mined = mine_shapelets(windows, lengths=parse_seconds(lengths), permutations=99, seed=seed, progress=progress)
+    mined = mine_shapelets(windows, MiningOptions(parse_seconds(lengths), permutations=99, seed=seed), progress)
     return mined.shapelets, mined.drawn.rows, mined.shapelets[0].p
 
 

@@ -294,20 +294,20 @@ def saliency(
         UserError: runs on different windows, events, a layer that does not exist, windows without classes and no --shapelets (exit 2).
     """
     windows = _common_windows(runs, layer)
-    stretches, mined, chance = load_shapelets(windows, shapelets, lengths, seed, progress)
-    chosen = find_shapelet_windows(windows, stretches, sequences, seed, mined)
+    found_shapelets, mined, chance = load_shapelets(windows, shapelets, lengths, seed, progress)
+    chosen = find_shapelet_windows(windows, found_shapelets, sequences, seed, mined)
     case = int(np.argmin(chosen.distance))
-    example = SaliencyExample(windows, stretches, chosen, data.collate(windows, chosen.rows), case)
+    example = SaliencyExample(windows, found_shapelets, chosen, data.collate(windows, chosen.rows), case)
     found: dict[str, RunSaliency] = {}
     for run in runs:
         maps = _compute_all(run, chosen, case, masks, seed, progress)
         found[run.name] = _measure_run(run.model().config, maps[0], maps[1:], chosen, layer, bootstrap, seed)
-    magnitudes = signal_magnitudes(example.batch.values.double().numpy(), windows, stretches, chosen)
+    magnitudes = signal_magnitudes(example.batch.values.double().numpy(), windows, found_shapelets, chosen)
     size = mean_over_subjects(share_ratios(magnitudes, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
     page = start_page("Saliency of " + " and ".join(found), runs, [chosen.split] * len(runs), seed)
     _add_notices(page, runs, found, chosen, chance)
     page.fact("Windows", f"the same for all runs, {describe_windows(chosen)}")
-    page.fact("Shapelets", f"from {shapelets}" if shapelets else f"{len(stretches)}, mined from {len(mined)} training windows")
+    page.fact("Shapelets", f"from {shapelets}" if shapelets else f"{len(found_shapelets)}, mined from {len(mined)} training windows")
     page.fact("Tokens", ", ".join(f"{name}: {one.step} samples each" for name, one in found.items()))
     _add_blocks(page, found, example, size, bootstrap, seed)
     options = {
@@ -317,7 +317,9 @@ def saliency(
         "split": chosen.split,
         "seed": seed,
         "bootstrap": bootstrap,
-        "shapelets": [{"name": name, "present_in": int((chosen.which == k).sum())} for k, name in enumerate(name_shapelets(stretches))],
+        "shapelets": [
+            {"name": name, "present_in": int((chosen.which == k).sum())} for k, name in enumerate(name_shapelets(found_shapelets))
+        ],
         "shapelets_p": chance,
     }
     summary = {name: one.summarize() for name, one in found.items()}
@@ -516,9 +518,9 @@ def _add_blocks(
     deep = {name: one for name, one in found.items() if len(one.by_layer) > 1}
     if deep:
         page.figure("layers", "Saliency by layer", LAYERS, LinePlot(list(_layer_lines(deep)), xlabel="layer", ylabel=YLABEL))
-    page.heading("An example")
+    page.section("An example")
     _add_example(page, found, example)
-    page.heading("Input of three kinds of pre-training")
+    page.section("Input of three kinds of pre-training")
     _add_kinds(page, example, max(8, next(iter(found.values())).step), seed)
 
 

@@ -1,10 +1,10 @@
-"""How many directions do the layers really mix in? Singular values of retention and attention maps, with the controls that explain them.
+"""Effective rank of attention maps: singular values of retention and softmax maps, with their controls.
 
 R [N, N] of every layer and head on held-out sequences, in float64, without [SOS], [EOS] and padding. The singular values s_1 >= .. >= s_N
-of each map are divided by their own sum, cumulated, and only then averaged over sequences. Full rank says nothing: any triangular map with
-a non-zero diagonal has it. The effective rank exp(-sum p ln p) / N, p = s / sum s, is the measure, and most of it is the triangular mask,
-so the same figure always shows the decay alone, q k^T alone (its rank is at most K), the same architecture with random weights, and the
-composition R_b R_f that a pair of layers really applies, beside the combination tril(R_f) + triu(R_b, 1) of the paper.
+of each map are divided by their sum, cumulated, and then averaged over sequences. Full rank is uninformative, because any triangular map with
+a non-zero diagonal has it. The measure is the effective rank exp(-sum p ln p) / N, p = s / sum s. Most of it comes from the triangular mask,
+so figures include as controls the decay alone, q k^T alone (of rank at most K), the same architecture with random weights, and the
+composition R_b R_f that a pair of layers applies, beside the combination tril(R_f) + triu(R_b, 1) of the paper.
 
 Legend: S sequences, H heads, N tokens, K key width of a head, G points of a curve.
 """
@@ -12,16 +12,16 @@ Legend: S sequences, H heads, N tokens, K key width of a head, G points of a cur
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bitimely_core.analyses import start_page
 from bitimely_core.analyses.attention import LayerMixing, combine_pair, compute_mixings, draw_batches, randomise_model, to_float64
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
 from bitimely_core.types import Progress
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 SpectraByLayer = dict[int, dict[str, "Spectra"]]  # layer (from 1) -> matrix -> spectra
 
-ENOUGH = 32  # sequences
+ADVISED_SEQUENCES = 32
 MEASURES = ("effective_rank", "n90", "auc", "stable_rank", "log_det", "condition", "numerical_rank")
 ROW_NORMS = ("none", "sqrt-decay", "abs-sum")
 WORDS = {
@@ -58,7 +58,7 @@ def log_det_triangular(maps: Array) -> Array:
 def singular_values(maps: Array) -> tuple[Array, Array]:
     """Singular values, descending, [H, N], and log |det| [H] of maps [H, N, N].
 
-    One map a core: threads inside a matrix of this size get in each other's way.
+    One map a core, because threads within a matrix of this size slow each other down.
     """
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # a requirement of scikit-learn
 
@@ -84,11 +84,11 @@ def product_singular_values(queries: Array, keys: Array) -> tuple[Array, Array]:
 
 
 def measure_rank(singular: Array, log_det: float) -> dict[str, float]:
-    """What the singular values of one map say. All but `log_det` and `condition` are fractions of N.
+    """Measures of the singular values of one map. All but `log_det` and `condition` are fractions of N.
 
     Args:
         singular: [N] float64, descending.
-        log_det: log |det| of the map, from its LU factors: a product of rounded small singular values would be noise.
+        log_det: log |det| of the map, from its LU factors; a product of rounded small singular values would be noise.
 
     Returns:
         `effective_rank` exp(entropy of s / sum s) / N; `n90` smallest k / N with 90 % of the sum; `auc` mean of the cumulated shares (0.5
@@ -136,9 +136,9 @@ class Spectra:
             self.found.append(self.found[-1])
         else:
             self._last = maps
-            self.note(*singular_values(maps))
+            self.append(*singular_values(maps))
 
-    def note(self, singular: Array, log_dets: Array) -> None:
+    def append(self, singular: Array, log_dets: Array) -> None:
         """Singular values [H, N] and log |det| [H] of one more sequence."""
         self.singular.append(singular)
         self.found.append([measure_rank(s, float(d)) for s, d in zip(singular, log_dets, strict=True)])
@@ -160,7 +160,7 @@ class Spectra:
 
 
 def normalise_map(mixing: LayerMixing, how: str) -> LayerMixing:
-    """The map with its rows rescaled: R is only defined up to a positive factor a row, because a norm follows.
+    """The map with its rows rescaled: R is defined up to a positive factor a row, because a normalisation follows.
 
     `sqrt-decay` divides row n by the root of the sum of its decays (retention only), `abs-sum` by the sum of its magnitudes.
     """
@@ -173,8 +173,60 @@ def normalise_map(mixing: LayerMixing, how: str) -> LayerMixing:
     return mixing._replace(map=np.divide(mixing.map, scale, out=np.zeros_like(mixing.map), where=scale > 0))
 
 
-def collect_spectra(run: Run, sequences: int, seed: int, row_norm: str, progress: Progress | None) -> tuple[SpectraByLayer, dict[str, Any]]:
-    """The spectra of every layer of a run with its controls, and what they were taken from."""
+class RunSpectra(NamedTuple):
+    """Spectra of one run by layer, and the sequences and layers that they are from."""
+
+    layers: SpectraByLayer
+    split: str
+    sequences: int
+    tokens: list[int]  # of each sequence
+    key_width: int | None
+    gammas: list[list[float]]  # of each layer
+    directions: list[str]  # of each layer
+
+    @property
+    def points(self) -> int:
+        """Points of its curves."""
+        return max(self.tokens)
+
+    @property
+    def main(self) -> tuple[int, str]:
+        """Layer and matrix of the headline: the last pair of an alternating model, else the last layer."""
+        last = max(self.layers)
+        return last, "combined" if "combined" in self.layers[last] else "map"
+
+    @property
+    def main_spectra(self) -> Spectra:
+        """The spectra of `main`."""
+        layer, matrix = self.main
+        return self.layers[layer][matrix]
+
+    @property
+    def random_spectra(self) -> Spectra:
+        """As `main_spectra`, of random weights."""
+        layer, matrix = self.main
+        return self.layers[layer]["random" if matrix == "map" else f"{matrix}_random"]
+
+    def list_controls(self) -> list[str]:
+        """The matrices that are drawn beside `main`."""
+        last, main = self.main
+        names = (f"{main}_random" if main != "map" else "random", "composed", "scores", "alone")
+        return [name for name in names if name in self.layers[last]]
+
+    def summarize(self) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
+        """Measures keyed by layer, head ("mean" over heads too) and matrix."""
+        out = {}
+        for layer, matrices in self.layers.items():
+            heads = len(next(iter(matrices.values())).found[0])
+            out[str(layer)] = {
+                "mean" if h is None else str(h + 1): {name: spectra.table(h) for name, spectra in matrices.items()}
+                for h in (None, *range(heads))
+            }
+        return out
+
+
+def collect_spectra(run: Run, sequences: int, seed: int, row_norm: str, progress: Progress | None) -> RunSpectra:
+    """The spectra of every layer of a run with its controls."""
     batches, _, split = draw_batches(run.windows(), sequences, seed)
     trained, random = to_float64(run.model()), randomise_model(run.model(), seed)
     found: SpectraByLayer = {}
@@ -189,42 +241,35 @@ def collect_spectra(run: Run, sequences: int, seed: int, row_norm: str, progress
                 if maps is not None:
                     of_layer.setdefault(name, Spectra()).add(maps)
             if mixing.queries is not None and mixing.keys is not None:
-                of_layer.setdefault("scores", Spectra()).note(*product_singular_values(mixing.queries, mixing.keys))
-            for name, (before, here) in {"": (layers[layer - 2], mixing), "_random": (control[layer - 2], other)}.items():
-                combined = combine_pair(before, here) if layer > 1 else None
+                of_layer.setdefault("scores", Spectra()).append(*product_singular_values(mixing.queries, mixing.keys))
+            for name, (first, second) in {"": (layers[layer - 2], mixing), "_random": (control[layer - 2], other)}.items():
+                combined = combine_pair(first, second) if layer > 1 else None
                 if combined is not None:
                     of_layer.setdefault(f"combined{name}", Spectra()).add(combined)
-                    log_dets = log_det_triangular(before.map) + log_det_triangular(here.map)  # that of the product itself would be rounding
-                    of_layer.setdefault(f"composed{name}", Spectra()).note(singular_values(here.map @ before.map)[0], log_dets)
+                    log_dets = log_det_triangular(first.map) + log_det_triangular(second.map)  # of the product: rounding errors
+                    of_layer.setdefault(f"composed{name}", Spectra()).append(singular_values(second.map @ first.map)[0], log_dets)
         if progress is not None:
             progress(f"svd {run.name}", k + 1, len(batches))
-    about = {
-        "split": split,
-        "sequences": len(batches),
-        "tokens": tokens,
-        "key_width": layers[0].key_width,
-        "gammas": [list(m.gammas) for m in layers],
-        "directions": [m.direction for m in layers],
-    }
-    return found, about
+    gammas, directions = [list(m.gammas) for m in layers], [m.direction for m in layers]
+    return RunSpectra(found, split, len(batches), tokens, layers[0].key_width, gammas, directions)
 
 
 # --- the analysis -------------------------------------------------------------------------------------------------------------------------
 
 
-@analyses(
-    AnalysisFacts(takes="runs", help="Singular values of the maps, layer by layer and head by head, with the controls that explain them")
-)
-def svd(runs: list[Run], *, sequences: int = ENOUGH, row_norm: str = "none", seed: int = 0, progress: Progress | None = None) -> Page:
+@analyses(AnalysisFacts(takes="runs", help="Effective rank of attention maps: singular values by layer and head, with controls"))
+def svd(
+    runs: list[Run], *, sequences: int = ADVISED_SEQUENCES, row_norm: str = "none", seed: int = 0, progress: Progress | None = None
+) -> Page:
     """Effective rank of retention and attention maps, beside decay alone, q k^T alone, random weights and the composition of a pair.
 
     Args:
-        runs: any models with attention maps. Runs on the same windows see the same sequences; with other numbers of tokens they get figures
-            of their own.
+        runs: any models with attention maps. Runs on the same windows get the same sequences; runs with other numbers of tokens get separate
+            figures.
         sequences: held-out sequences to average over.
         row_norm: none (the raw map, as in the paper), sqrt-decay or abs-sum.
         seed: of the choice of sequences and of the random weights.
-        progress: told about the sequences.
+        progress: called with the sequences done.
 
     Returns:
         A page; its summary is keyed by run, layer, head ("mean" over heads too) and matrix.
@@ -234,60 +279,57 @@ def svd(runs: list[Run], *, sequences: int = ENOUGH, row_norm: str = "none", see
     """
     if row_norm not in ROW_NORMS:
         raise unknown("row normalisation", row_norm, list(ROW_NORMS))
-    found, about = {}, {}
-    for run in runs:
-        found[run.name], about[run.name] = collect_spectra(run, sequences, seed, row_norm, progress)
-    blocks: list[Figure | Table | str] = [_main_figure(found), HOW_TO_READ]
-    together: dict[int, list[str]] = {}
-    for name, facts in about.items():
-        together.setdefault(max(facts["tokens"]), []).append(name)
-    for points, names in together.items():
-        if len(names) > 1:
-            blocks.append(_comparison({n: found[n] for n in names}, {n: about[n] for n in names}, points))
-    for run in runs:
-        blocks += [f"## {run.name}", *_of_run(run.name, found[run.name], about[run.name])]
-    counts = sorted({facts["sequences"] for facts in about.values()})
-    start = start_page("", runs, [facts["split"] for facts in about.values()], seed)
-    return Page(
-        title="Rank of the maps of " + " and ".join(about),
-        verdict=_verdict(found, about),
-        notices=[*start.notices, *_notices(about, counts)],
-        blocks=blocks,
-        facts={
-            **start.facts,
-            "Sequences": f"{' and '.join(map(str, counts))}, the same for runs on the same windows",
-            "Tokens": ", ".join(f"{name}: {_format_range(facts['tokens'])}" for name, facts in about.items()),
-            "Key width of a head": ", ".join(f"{name}: {facts['key_width'] or 'not known'}" for name, facts in about.items()),
-            "Row normalisation": row_norm,
-        },
-        summary={name: _summary(of_run) for name, of_run in found.items()}
-        | {"options": {"row_norm": row_norm, "seed": seed, "runs": about}},
-    )
+    found = {run.name: collect_spectra(run, sequences, seed, row_norm, progress) for run in runs}
+    page = start_page("Rank of the maps of " + " and ".join(found), runs, [one.split for one in found.values()], seed)
+    counts = sorted({one.sequences for one in found.values()})
+    widths = ", ".join(f"{name}: {one.key_width or 'unknown'}" for name, one in found.items())
+    page.fact("Sequences", f"{' and '.join(map(str, counts))}, the same for runs on the same windows")
+    page.fact("Tokens", ", ".join(f"{name}: {_format_range(one.tokens)}" for name, one in found.items()))
+    page.fact("Key width of a head", widths)
+    page.fact("Row normalisation", row_norm)
+    _add_notices(page, found, counts[0], widths)
+    _add_headline(page, found)
+    page.text(HOW_TO_READ)
+    by_points: dict[int, dict[str, RunSpectra]] = {}
+    for name, one in found.items():
+        by_points.setdefault(one.points, {})[name] = one
+    for points, group in by_points.items():
+        if len(group) > 1:
+            _add_comparison(page, group, points)
+    for name, one in found.items():
+        page.section(name)
+        _add_curves(page, name, one)
+        _add_tables(page, name, one)
+    about = {name: {key: value for key, value in one._asdict().items() if key != "layers"} for name, one in found.items()}
+    summary = {name: one.summarize() for name, one in found.items()}
+    return page.finish(_verdict(found), {**summary, "options": {"row_norm": row_norm, "seed": seed, "runs": about}})
 
 
 HOW_TO_READ = (
-    "A map with few directions copies the same few mixtures into every token. The effective rank says how many of the N directions carry "
-    "weight: 1 / N when one does, 1 when all do alike. It is not the rank: a triangular map with a non-zero diagonal always has full rank, "
-    "which says nothing. Compare a trained map with the controls: the mask and the decay are there before training, a product q kᵀ has at "
-    "most K directions, and a pair of layers really applies the composition of its maps, which has far fewer than their combination."
+    "A map of low rank copies the same few mixtures of tokens into every token. The effective rank is the fraction of the N directions that "
+    "carry weight: 1 / N for one direction, 1 for all equally. It differs from the rank, because a triangular map with a non-zero diagonal "
+    "always has full rank. Compare a trained map with the controls: mask and decay exist before training, a product q kᵀ has at most K "
+    "directions, and a pair of layers applies the composition of its maps, which has far fewer directions than their combination."
 )
 SPECTRA = (
     "Share of the sum of singular values in the largest k, mean over sequences and heads, bands one standard deviation over sequences. "
-    "Further left: fewer directions. If training had raised the rank, the trained curve would lie below that of random weights."
+    "Further left: fewer directions. If training had raised the rank, the trained curve would be below that of random weights."
 )
 LAYERS = (
-    "Means over heads; bands are one standard deviation over sequences. A finding about training is the gap between a trained map and "
-    "random weights, not the height of either. Softmax maps depend on the scale of their logits, so only trained ones at equal K and N "
-    "compare. Pairs stand at their second layer."
+    "Means over heads; bands are one standard deviation over sequences. The effect of training is the gap between a trained map and random "
+    "weights, not the height of either. Softmax maps depend on the scale of their logits, so compare trained ones at equal K and N only. Pairs "
+    "are drawn at their second layer."
 )
 BY_HEAD = (
-    "One curve a head. Heads with γ nearer to 1 remember longer and keep fewer directions: the decay matters more than the direction. "
-    "Curves that do not order by γ would speak against that."
+    "One curve a head. Heads with γ nearer to 1 have longer memory and fewer directions: the decay matters more than the direction. Evidence "
+    "against that: curves that are not ordered by γ."
 )
 TABLE = (
-    "Fractions of N but for log |det| and the condition number (median). AUC of the cumulated shares: 0.5 flat, 1 rank one. The numerical "
-    "rank counts singular values that float32 can tell from zero. Beyond a condition number of 10¹⁵ the smallest one is lost in float64."
+    "Fractions of N except log |det| and the condition number (median). AUC of the cumulative shares: 0.5 flat, 1 rank one. The numerical "
+    "rank counts singular values above float32 precision. Beyond a condition number of 10¹⁵ the smallest one is lost in float64."
 )
+COLUMNS = ["effective rank", "sd", "n90", "AUC", "stable rank", "log |det|", "condition", "numerical rank"]
+KEYS = ("effective_rank", "effective_rank_sd", *MEASURES[1:])
 
 
 def _format_range(tokens: list[int]) -> str:
@@ -295,165 +337,102 @@ def _format_range(tokens: list[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _main_matrix(found: SpectraByLayer) -> tuple[int, str]:
-    """Layer and matrix that stand for a run: the last pair of an alternating model, else the last layer."""
-    last = max(found)
-    return last, "combined" if "combined" in found[last] else "map"
-
-
-def _list_controls(found: SpectraByLayer) -> list[str]:
-    """The matrices that are drawn beside it."""
-    last, main = _main_matrix(found)
-    return [name for name in (f"{main}_random" if main != "map" else "random", "composed", "scores", "alone") if name in found[last]]
-
-
-def _main_figure(found: dict[str, SpectraByLayer]) -> Figure:
+def _add_headline(page: PageBuilder, found: Mapping[str, RunSpectra]) -> None:
     """Effective ranks: the runs, then the controls of the first of them."""
-    names, values = [], []
-    for run, of_run in found.items():
-        layer, main = _main_matrix(of_run)
-        names.append(run)
-        values.append(of_run[layer][main].table()["effective_rank"])
-    first = next(iter(found.values()))
-    layer, main = _main_matrix(first)
-    for control in _list_controls(first):
-        names.append(WORDS[control].removeprefix(f"{WORDS[main]}, "))
-        values.append(first[layer][control].table()["effective_rank"])
+    ranks = [(name, one.main_spectra) for name, one in found.items()]
+    name, first = next(iter(found.items()))
+    layer, main = first.main
+    ranks += [(WORDS[control].removeprefix(f"{WORDS[main]}, "), first.layers[layer][control]) for control in first.list_controls()]
     where = f"layers {layer - 1} and {layer} (tril(R_f) + triu(R_b, 1))" if main == "combined" else f"layer {layer}"
-    caption = (
-        f"Share of the N directions that carry weight in {where}, mean over sequences and heads; the others are controls of {names[0]}."
-    )
-    return Figure(
-        name="main-score",
-        title="Effective rank",
-        caption=caption,
-        kind="bars",
-        data={"names": names, "values": values, "ylabel": "effective rank / N"},
-    )
+    caption = f"Share of the N directions that carry weight in {where}, mean over sequences and heads; the others are controls of {name}."
+    values = [spectra.table()["effective_rank"] for _, spectra in ranks]
+    page.figure("main-score", "Effective rank", caption, BarPlot([name for name, _ in ranks], values, ylabel="effective rank / N"))
 
 
-def _series(name: str, spectra: Spectra, points: int, head: int | None = None) -> dict[str, Any]:
-    """A curve: over heads the mean, over sequences mean and deviation."""
+def _make_line(name: str, spectra: Spectra, points: int, head: int | None = None) -> Line:
+    """Mean and standard deviation over sequences of the cumulative shares, of one head or of the mean over heads."""
     curves = spectra.curves(points)
-    over = curves.mean(1) if head is None else curves[:, head]
-    mean, sd = over.mean(0), over.std(0)
-    return {"name": name, "x": np.arange(1, points + 1) / points, "y": mean, "lo": np.clip(mean - sd, 0, 1), "hi": np.clip(mean + sd, 0, 1)}
+    of = curves.mean(1) if head is None else curves[:, head]
+    mean, sd = of.mean(0), of.std(0)
+    return Line(name, np.arange(1, points + 1) / points, mean, np.clip(mean - sd, 0, 1), np.clip(mean + sd, 0, 1))
 
 
-def _comparison(found: dict[str, SpectraByLayer], about: dict[str, dict[str, Any]], points: int) -> Figure:
-    series = []
-    for name, of_run in found.items():
-        layer, main = _main_matrix(of_run)
-        width = about[name]["key_width"]
-        label = f"{name}, K = {width}" if width else name
-        series += [_series(label, of_run[layer][main], points)]
-        series += [_series(f"{label}, random weights", of_run[layer]["random" if main == "map" else f"{main}_random"], points)]
-    return Figure(
-        name=f"comparison-{points}",
-        title=f"The runs beside each other, N = {points}",
-        caption=f"{SPECTRA} Runs compare at equal K only.",
-        kind="lines",
-        data={"series": series, "xlabel": "k / N", "ylabel": "share of the sum"},
-    )
+def _plot_shares(lines: Sequence[Line]) -> LinePlot:
+    return LinePlot(lines, xlabel="k / N", ylabel="share of the sum")
 
 
-def _of_run(name: str, found: SpectraByLayer, about: dict[str, Any]) -> Iterator[Figure | Table]:
-    points = max(about["tokens"])
-    layer, main = _main_matrix(found)
-    width = f", K = {about['key_width']}" if about["key_width"] else ""
-    label = (
-        f"layers {layer - 1} and {layer} combined"
-        if main == "combined"
-        else f"{about['directions'][-1].replace('both', 'two-sided')} layer {layer}"
-    )
-    series = [_series(label, found[layer][main], points)]
+def _add_comparison(page: PageBuilder, found: Mapping[str, RunSpectra], points: int) -> None:
+    lines = []
+    for name, one in found.items():
+        label = f"{name}, K = {one.key_width}" if one.key_width else name
+        lines.append(_make_line(label, one.main_spectra, points))
+        lines.append(_make_line(f"{label}, random weights", one.random_spectra, points))
+    caption = f"{SPECTRA} Runs compare at equal K only."
+    page.figure(f"comparison-{points}", f"Comparison of the runs, N = {points}", caption, _plot_shares(lines))
+
+
+def _add_curves(page: PageBuilder, name: str, found: RunSpectra) -> None:
+    points, (layer, main), by_layer = found.points, found.main, found.layers
     if main == "combined":
-        series += [
-            _series(f"forward layer {layer - 1}", found[layer - 1]["map"], points),
-            _series(f"backward layer {layer}", found[layer]["map"], points),
+        label = f"layers {layer - 1} and {layer} combined"
+        extra = [
+            _make_line(f"forward layer {layer - 1}", by_layer[layer - 1]["map"], points),
+            _make_line(f"backward layer {layer}", by_layer[layer]["map"], points),
         ]
-    series += [_series(WORDS[control], found[layer][control], points) for control in _list_controls(found)]
-    axes = {"xlabel": "k / N", "ylabel": "share of the sum"}
-    yield Figure(
-        name=f"spectra-{name}",
-        title=f"Cumulated singular values, N = {points}{width}",
-        caption=SPECTRA,
-        kind="lines",
-        data={"series": series, **axes},
-    )
-    by_layer = []
+    else:
+        label, extra = f"{found.directions[-1].replace('both', 'two-sided')} layer {layer}", []
+    controls = [_make_line(WORDS[control], by_layer[layer][control], points) for control in found.list_controls()]
+    width = f", K = {found.key_width}" if found.key_width else ""
+    lines = [_make_line(label, found.main_spectra, points), *extra, *controls]
+    page.figure(f"spectra-{name}", f"Cumulative singular values, N = {points}{width}", SPECTRA, _plot_shares(lines))
+    lines = []
     for matrix, words in WORDS.items():
-        layers = [k for k in found if matrix in found[k]]
+        layers = [k for k in by_layer if matrix in by_layer[k]]
         if layers:
-            tables = [found[k][matrix].table() for k in layers]
-            mean, sd = (
-                np.array([np.nan if t[key] is None else t[key] for t in tables], float) for key in ("effective_rank", "effective_rank_sd")
-            )
-            by_layer.append({"name": words, "x": np.array(layers), "y": mean, "lo": mean - sd, "hi": mean + sd})
-    yield Figure(
-        name=f"layers-{name}",
-        title="Effective rank, layer by layer",
-        caption=LAYERS,
-        kind="lines",
-        data={"series": by_layer, "xlabel": "layer", "ylabel": "effective rank / N"},
-    )
-    gammas = about["gammas"][layer - 1]
-    heads = range(len(found[layer][main].found[0]))
-    per_head = [_series(f"head {h + 1}" + (f", γ {gammas[h]:.4f}" if gammas else ""), found[layer][main], points, h) for h in heads]
-    yield Figure(name=f"heads-{name}", title=f"Head by head: {label}", caption=BY_HEAD, kind="lines", data={"series": per_head, **axes})
-    columns = ["effective rank", "sd", "n90", "AUC", "stable rank", "log |det|", "condition", "numerical rank"]
-    order = ("effective_rank", "effective_rank_sd", *MEASURES[1:])
+            tables = [by_layer[k][matrix].table() for k in layers]
+            mean, sd = (np.array([t[key] for t in tables], dtype=float) for key in ("effective_rank", "effective_rank_sd"))
+            lines.append(Line(words, np.array(layers), mean, mean - sd, mean + sd))
+    page.figure(f"layers-{name}", "Effective rank by layer", LAYERS, LinePlot(lines, xlabel="layer", ylabel="effective rank / N"))
+    gammas = found.gammas[layer - 1]
+    heads = range(len(found.main_spectra.found[0]))
+    lines = [_make_line(f"head {h + 1}" + (f", γ {gammas[h]:.4f}" if gammas else ""), found.main_spectra, points, h) for h in heads]
+    page.figure(f"heads-{name}", f"Cumulative singular values by head: {label}", BY_HEAD, _plot_shares(lines))
+
+
+def _add_tables(page: PageBuilder, name: str, found: RunSpectra) -> None:
+    cells = [(k, matrix, found.layers[k][matrix]) for k in found.layers for matrix in WORDS if matrix in found.layers[k]]
+    rows = [[k, WORDS[matrix], *(table[key] for key in KEYS)] for k, matrix, spectra in cells if (table := spectra.table())]
+    page.table(f"table-{name}", "Measures by layer", TABLE, ["layer", "matrix", *COLUMNS], rows)
+    heads = range(len(found.main_spectra.found[0]))
     rows = [
-        [k, WORDS[matrix], *(t[c] for c in order)]
-        for k in found
-        for matrix in WORDS
-        if matrix in found[k] and (t := found[k][matrix].table())
-    ]
-    yield Table(name=f"table-{name}", title="Layer by layer", caption=TABLE, columns=["layer", "matrix", *columns], rows=rows)
-    rows = [
-        [k, h + 1, WORDS[matrix], *(t[c] for c in order)]
-        for k in found
+        [k, h + 1, WORDS[matrix], *(table[key] for key in KEYS)]
+        for layer in found.layers
         for h in heads
-        for matrix in WORDS
-        if matrix in found[k] and (t := found[k][matrix].table(h))
+        for k, matrix, spectra in cells
+        if k == layer and (table := spectra.table(h))
     ]
-    yield Table(name=f"table-heads-{name}", title="Head by head", caption=TABLE, columns=["layer", "head", "matrix", *columns], rows=rows)
+    page.table(f"table-heads-{name}", "Measures by head", TABLE, ["layer", "head", "matrix", *COLUMNS], rows)
 
 
-def _summary(found: SpectraByLayer) -> dict[str, Any]:
-    """Measures keyed by layer, head and matrix."""
-    out: dict[str, Any] = {}
-    for layer, matrices in found.items():
-        heads = len(next(iter(matrices.values())).found[0])
-        out[str(layer)] = {
-            "mean" if h is None else str(h + 1): {name: spectra.table(h) for name, spectra in matrices.items()}
-            for h in (None, *range(heads))
-        }
-    return out
+def _add_notices(page: PageBuilder, found: Mapping[str, RunSpectra], fewest: int, widths: str) -> None:
+    if fewest < ADVISED_SEQUENCES:
+        page.notice(f"Averages over {fewest} sequences; {ADVISED_SEQUENCES} or more are recommended.")
+    if len({one.key_width for one in found.values()}) > 1:
+        page.notice(f"The runs have different key widths ({widths}), which bound the rank of q kᵀ: their maps are not comparable.")
+    if len({one.points for one in found.values()}) > 1:
+        page.notice("The runs have different numbers of tokens, so they are drawn in separate figures.")
 
 
-def _notices(about: dict[str, dict[str, Any]], counts: list[int]) -> list[str]:
-    out = []
-    if min(counts) < ENOUGH:
-        out.append(f"Averages over {min(counts)} sequences; {ENOUGH} or more are advised.")
-    widths = {facts["key_width"] for facts in about.values()}
-    if len(widths) > 1:
-        said = ", ".join(f"{name}: {facts['key_width'] or 'not known'}" for name, facts in about.items())
-        out.append(f"The runs have different key widths ({said}), which bounds the rank of q kᵀ: their maps do not compare.")
-    if len({max(facts["tokens"]) for facts in about.values()}) > 1:
-        out.append("The runs have different numbers of tokens, so they are not drawn into one figure.")
-    return out
-
-
-def _verdict(found: dict[str, SpectraByLayer], about: dict[str, dict[str, Any]]) -> str:
-    name, of_run = next(iter(found.items()))
-    layer, main = _main_matrix(of_run)
-    values = [of_run[layer][m].table()["effective_rank"] for m in (main, "random" if main == "map" else f"{main}_random")]
-    if values[0] is None or values[1] is None:
-        return f"The maps of {name} are all zero, so they have no rank to speak of."
-    gap = values[0] - values[1]
-    sd = of_run[layer][main].table()["effective_rank_sd"] or 0.0
+def _verdict(found: Mapping[str, RunSpectra]) -> str:
+    name, first = next(iter(found.items()))
+    trained, random = first.main_spectra.table(), first.random_spectra.table()["effective_rank"]
+    rank, sd = trained["effective_rank"], trained["effective_rank_sd"] or 0.0
+    if rank is None or random is None:
+        return f"The maps of {name} are all zero, so their rank is undefined."
+    gap = rank - random
     tendency = "about as many as" if abs(gap) <= max(sd, 0.02) else "more than" if gap > 0 else "fewer than"
-    what = f"last pair of layers combined of {name} uses" if main == "combined" else f"last layer of {name} uses"
-    tokens = _format_range(about[name]["tokens"])
-    return f"The {what} {100 * values[0]:.0f} % of its {tokens} directions (effective rank), {tendency} with random weights ({100 * values[1]:.0f} %)."
+    what = f"last pair of layers combined of {name} uses" if first.main[1] == "combined" else f"last layer of {name} uses"
+    return (
+        f"The {what} {100 * rank:.0f} % of its {_format_range(first.tokens)} directions (effective rank), {tendency} with random weights "
+        f"({100 * random:.0f} %)."
+    )

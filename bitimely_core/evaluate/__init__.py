@@ -12,22 +12,8 @@ Legend: n rows, U units of resampling (subjects, or rows with by="window"), R re
 
 from __future__ import annotations
 
-from bitimely_core.evaluate.bootstrap import LEVEL, MINIMUM_DEFINED, MINIMUM_ROWS, MINIMUM_UNITS, draw_counts
-from bitimely_core.evaluate.metrics import (
-    COMPARES_CLASSES,
-    EACH,
-    EMPTY,
-    LOWER_IS_BETTER,
-    MACRO,
-    MAIN,
-    METRICS,
-    NAMES,
-    STATISTICS,
-    Array,
-    Statistic,
-    Unit,
-    to_probabilities,
-)
+from bitimely_core.evaluate.bootstrap import MINIMUM_DEFINED, MINIMUM_UNITS, draw_counts
+from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, MAIN, METRICS, NAMES, STATISTICS, to_probabilities
 from bitimely_core.evaluate.multiple import (
     Replicates,
     draw_replicates,
@@ -52,25 +38,16 @@ from bitimely_core.evaluate.paired import (
 from bitimely_core.evaluate.scores import constant_baselines, length_baseline, score, score_figure
 
 __all__ = [
-    "COMPARES_CLASSES",
-    "EACH",
-    "EMPTY",
     "IDENTITY",
-    "LEVEL",
     "LOWER_IS_BETTER",
-    "MACRO",
     "MAIN",
     "METRICS",
     "MINIMUM_DEFINED",
-    "MINIMUM_ROWS",
     "MINIMUM_UNITS",
     "NAMES",
     "STATISTICS",
-    "Array",
     "Predictions",
     "Replicates",
-    "Statistic",
-    "Unit",
     "align_runs",
     "compare",
     "compare_frames",

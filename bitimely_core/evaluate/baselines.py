@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate, storage
+from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_probe, standardise
 from bitimely_core.run import vocabulary_digest
 from bitimely_core.schemas import RunRecord, Scores, TaskScores
 from bitimely_core.types import Progress
@@ -25,14 +26,13 @@ if TYPE_CHECKING:
     import polars as pl
 
     from bitimely_core.evaluate.result_table import OpenWindows
+    from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[Any]
 
 CACHE_VERSION = 1  # of stored predictions: raise it where they change
 GROUPS, PATTERNS, TAPS = 40, 8, 9  # kernels share dilation and channels in groups
 BLOCK = 16  # windows at a time, to fit the processor's cache
-PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
-MIN_PROBABILITY = 1e-6  # probability of a class
 DESCRIPTIONS = {
     "features": "logistic regression (numbers: ridge) on simple features: of each channel mean, logarithm of the standard deviation and of the power "
     "in 16 bands; of events logarithms of counts of codes",
@@ -113,8 +113,6 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
     """
     from sklearn.linear_model import Ridge
 
-    from bitimely_core.evaluate.linear import standardise
-
     train, held, new = standardise(x["train"], x["validation"], x["test"])
     target = {
         k: np.eye(classes)[v.astype(np.int64)] if task == "classification" else v.astype(np.float64).reshape(len(v), -1)
@@ -124,12 +122,12 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
     def fit(k: Array, of: slice) -> Array:
         """Predictions of the targets `of`, fitted on the training rows `k`."""
         found: tuple[float, Array] | None = None
-        seen = np.isfinite(target["validation"][:, of]).all(1)
-        for penalty in PENALTIES if seen.any() else (1e2,):
+        known = np.isfinite(target["validation"][:, of]).all(1)
+        for penalty in PENALTIES if known.any() else (DEFAULT_PENALTY,):
             model = Ridge(alpha=penalty).fit(train[k], target["train"][k, of])
             loss = (
-                float(np.square(model.predict(held[seen]).reshape(int(seen.sum()), -1) - target["validation"][seen, of]).mean())
-                if seen.any()
+                float(np.square(model.predict(held[known]).reshape(int(known.sum()), -1) - target["validation"][known, of]).mean())
+                if known.any()
                 else 0.0
             )
             if found is None or loss < found[0]:
@@ -148,16 +146,14 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
     return np.asarray(out / out.sum(1, keepdims=True))
 
 
-def _predict_from_features(windows: Any, parts: dict[str, Any], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
-    from bitimely_core.evaluate.linear import extract_simple_features, fit_probe
-
+def _predict_from_features(windows: Any, parts: dict[str, Windows], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
     x = {name: extract_simple_features(part, part.rows) for name, part in parts.items()}
     width = x["train"].shape[1]
     x = {name: v.reshape(len(v), width) if len(v) else np.zeros((0, width), np.float32) for name, v in x.items()}
     return fit_probe(windows.task, x, y, max(windows.classes, 1)).prediction
 
 
-def _predict_from_kernels(windows: Any, parts: dict[str, Any], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
+def _predict_from_kernels(windows: Any, parts: dict[str, Windows], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
     groups = draw_kernels(windows.length, windows.channels, seed)
     draw = np.random.default_rng(seed)
     sample = np.sort(draw.choice(parts["train"].rows, min(64, len(parts["train"])), replace=False))
@@ -174,7 +170,7 @@ def _predict_from_kernels(windows: Any, parts: dict[str, Any], y: dict[str, Arra
     return fit_ridge(windows.task, x, y, max(windows.classes, 1))
 
 
-PREDICTORS: dict[str, Callable[[Any, dict[str, Any], dict[str, Array], int, Progress | None], Array]] = {
+PREDICTORS: dict[str, Callable[[Any, dict[str, Windows], dict[str, Array], int, Progress | None], Array]] = {
     "features": _predict_from_features,
     "kernels": _predict_from_kernels,
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from bitimely_core.evaluate.metrics import COMPARES_CLASSES, EACH, MACRO, METRICS, Array, ScoredRows, Statistic, Unit
-from bitimely_core.schemas import ClassCounts, ClassScores, Difference, Estimate, MetricValue, Resampling
+from bitimely_core.schemas import ClassCounts, ClassScores, Difference, MetricValue, Resampling, Uncertainty
 
 MINIMUM_UNITS = 5  # subjects required for an interval
 MINIMUM_ROWS = 5  # rows of a class, and of all others together, required where a metric compares classes
@@ -59,7 +59,7 @@ def build_difference(value: float, draws: Array, uncertain: str | None) -> Diffe
     found = build_metric(value, draws, "one of the two is not defined", uncertain)
     above, below = (None, None) if found.se is None else (float((kept > 0).mean()), float((kept < 0).mean()))
     return Difference(
-        difference=found.value, share_above_zero=above, share_below_zero=below, **found.model_dump(include=set(Estimate.model_fields))
+        difference=found.value, share_above_zero=above, share_below_zero=below, **found.model_dump(include=set(Uncertainty.model_fields))
     )
 
 

@@ -1,10 +1,12 @@
-"""Linear models on vectors and on simple features: what a frozen representation is scored with and compared to.
+"""Linear models on vectors and on simple features: probes of frozen representations, and their baselines.
 
 Legend: n rows, V channels, D width of a vector, K classes or labels.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,19 +14,17 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
-import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
 Array = npt.NDArray[Any]
 
 BANDS = 16  # of a spectrum, of equal width in the logarithm of the frequency
+PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)  # of the squared weights on standardised vectors, strongest first; 1 / C of scikit-learn
+DEFAULT_PENALTY = 1e2  # without a validation split
+MIN_PROBABILITY = 1e-6  # of a class that the training split lacks
 
 
 def extract_simple_features(windows: Windows, rows: Array) -> Array:
-    """What needs no model, float32.
+    """Features without a model, float32.
 
     Signals: mean, logarithm of the standard deviation and logarithm of the power in 16 bands of frequency of each channel, [n, 18 V].
     Events: log(1 + count) of every code that is read, and of all, [n, codes + 1].
@@ -56,21 +56,12 @@ def standardise(train: Array, *others: Array) -> list[Array]:
     return [(part - mean) / np.where(std > 1e-12, std, 1.0) for part in (train, *others)]
 
 
-PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)  # of the squared weights on standardised vectors, strongest first; 1 / C of scikit-learn
-
-
-DEFAULT_PENALTY = 1e2  # where there is no validation split
-
-
-MIN_PROBABILITY = 1e-6  # probability of a class that the training split lacks
-
-
 class LinearProbe(NamedTuple):
-    """What one probe says."""
+    """Predictions of a linear probe."""
 
     prediction: Array  # [n, K] probabilities or [n] values, of the test rows
     penalty: list[float]  # one, for labels one each
-    unfinished: int  # fits that stopped at the limit of iterations
+    unfinished: int  # fits that did not converge
 
 
 def fit_probe(task: str, x: Mapping[str, Array], y: Mapping[str, Array], classes: int) -> LinearProbe:
@@ -102,29 +93,29 @@ def _fit_logistic(x: Array, held: Array, new: Array, y: Array, held_y: Array, cl
     from sklearn.linear_model import LogisticRegression
 
     present = np.unique(y)
-    if len(present) < 2:  # nothing to fit
+    if len(present) < 2:  # one class
         constant = np.full((len(new), classes), MIN_PROBABILITY)
         constant[:, present] = 1.0
         return constant / constant.sum(1, keepdims=True), PENALTIES[0], 0
     model = LogisticRegression(max_iter=500, warm_start=True)
 
-    def said(of: Array) -> Array:
+    def predict(of: Array) -> Array:
         out = np.full((len(of), classes), MIN_PROBABILITY)
         out[:, present] = np.maximum(model.predict_proba(of), MIN_PROBABILITY)
         return out / out.sum(1, keepdims=True)
 
-    best, kept, unfinished = np.inf, (said, DEFAULT_PENALTY), 0
+    best, chosen, unfinished = np.inf, DEFAULT_PENALTY, 0
     prediction = np.empty((0, classes))
     for penalty in PENALTIES if len(held) else (DEFAULT_PENALTY,):
         model.set_params(C=1.0 / penalty)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
             model.fit(x, y)
-        unfinished += any(issubclass(w.category, ConvergenceWarning) for w in told)
-        loss = -float(np.log(said(held)[np.arange(len(held)), held_y]).mean()) if len(held) else 0.0
+        unfinished += any(issubclass(w.category, ConvergenceWarning) for w in caught)
+        loss = -float(np.log(predict(held)[np.arange(len(held)), held_y]).mean()) if len(held) else 0.0
         if loss < best:
-            best, kept, prediction = loss, (said, penalty), said(new)
-    return prediction, kept[1], unfinished
+            best, chosen, prediction = loss, penalty, predict(new)
+    return prediction, chosen, unfinished
 
 
 def _fit_ridge(x: Array, held: Array, new: Array, y: Mapping[str, Array]) -> LinearProbe:

@@ -102,7 +102,13 @@ def _require_finite(values: Array, what: str) -> None:
 
 
 def check_rows(
-    task: str, target: Any, predictions: Mapping[str, Any], groups: Any, class_names: Sequence[str], by: Unit, rows: Any | None = None
+    task: str,
+    target: Any,
+    predictions: Mapping[str, npt.ArrayLike],
+    groups: Any,
+    class_names: Sequence[str],
+    by: Unit,
+    rows: Any | None = None,
 ) -> ScoredRows:
     """Check and order the rows. The order is by `rows` where given, else by content, so that replicates do not depend on it."""
     if task not in METRICS:
@@ -111,7 +117,7 @@ def check_rows(
         raise ValueError(f"by={by!r}, expected subject or window")
     y, names = np.asarray(target), () if task == "regression" else tuple(class_names)
     n, k = len(y), len(names)
-    shape = (n,) if task == "regression" else (n, k)
+    shape: tuple[int, ...] = (n,) if task == "regression" else (n, k)
     checked = {}
     for name, values in predictions.items():
         checked[name] = np.asarray(values, dtype=np.float64).reshape(shape if task == "regression" else np.shape(values))

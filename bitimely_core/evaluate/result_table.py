@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from bitimely_core.schemas import (
     TaskScores,
 )
 from bitimely_core.workspace import dataset_and_view
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Key = tuple[str, str]  # row, column
 OpenWindows = Callable[[str], Any]  # name of tokens -> its windows or sequences
@@ -205,7 +208,12 @@ def read_predictions(one: ScoredRun) -> tuple[list[str], evaluate.Predictions] |
 
 
 def compare_column(
-    column: ScoreColumn, found: Sequence[ScoredRun], reference: str, *, others: Mapping[str, Any] | None = None, keep: Path | None = None
+    column: ScoreColumn,
+    found: Sequence[ScoredRun],
+    reference: str,
+    *,
+    others: Mapping[str, pl.DataFrame] | None = None,
+    keep: Path | None = None,
 ) -> ColumnResult:
     """Cells of one column and the paired difference of every row to the reference row.
 
@@ -247,7 +255,7 @@ def _label_run(one: ScoredRun) -> str:
     return f"{one.row}, seed {one.seed}"
 
 
-def _compare_rows(column: ScoreColumn, mine: Sequence[ScoredRun], reference: str, others: Mapping[str, Any]) -> ColumnResult:
+def _compare_rows(column: ScoreColumn, mine: Sequence[ScoredRun], reference: str, others: Mapping[str, pl.DataFrame]) -> ColumnResult:
     first = next((one for one in mine if one.row == reference), mine[0])
     settings, task = first.scores.settings, first.scores.task or ""
     read = {_label_run(one): p for one in mine if (p := read_predictions(one)) is not None}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bitimely_core.evaluate.bootstrap import (
     build_class_scores,
@@ -112,7 +113,7 @@ def score(
     *,
     class_names: Sequence[str] = (),
     train_target: Any | None = None,
-    baselines: Mapping[str, Any] | None = None,
+    baselines: Mapping[str, npt.ArrayLike] | None = None,
     rows: Any | None = None,
     bootstrap: int = 1000,
     by: Unit = "subject",

@@ -84,7 +84,7 @@ def claims_page(sequences: EventSequences) -> Page:
     page.fact("Events", f"{statistics.funnel.events:,}")
     page.fact("Fingerprint", sequences.fingerprint[:16])
     rows = shortcut_table(statistics)
-    page.heading("Shortcut baselines")
+    page.section("Shortcut baselines")
     page.table(
         "honesty",
         "Average precision of chance, of sequence length only, and of the best single code",
@@ -93,7 +93,7 @@ def claims_page(sequences: EventSequences) -> Page:
         HEADERS if rows else ["label"],
         [[_suppress(row[key]) if key == "cases" else row[key] for key in HEADERS.values()] for row in rows],
     )
-    page.heading("Funnel and selection")
+    page.section("Funnel and selection")
     page.table(
         "funnel",
         "From rows to sequences",
@@ -113,7 +113,7 @@ def claims_page(sequences: EventSequences) -> Page:
         )
     if statistics.agreement:
         _add_agreement(page, statistics.agreement)
-    page.heading("Example sequences")
+    page.section("Example sequences")
     _add_timelines(page, sequences, statistics)
     return page.finish(_summarize(statistics), {"honesty": rows, "statistics": statistics.to_json()})
 

@@ -403,10 +403,10 @@ def comparison_page(folders: list[Path]) -> Page:
     else:
         page.add(*curve_figures(table, root))
     if table.differences:
-        page.heading("Methods")
+        page.section("Methods")
         page.text(METHOD)
     objectives = {one.record.settings.objective.name for one in runs if one.data == scored[0].data}
-    summary: dict[str, Any] = {s.run: {m: v.value for m, v in s.metrics.items()} for s in scored}
+    summary: dict[str, object] = {s.run: {m: v.value for m, v in s.metrics.items()} for s in scored}
     if table.differences:
         by_column = groupby(table.differences.items(), key=lambda pair: pair[0][1])
         summary["differences"] = {"reference": reference, **{key: {row: d for (row, _), d in of} for key, of in by_column}}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,6 +35,7 @@ MAX_UNITS = 200  # listed
 MAX_BAR_PLOTS = 3  # units of measurement that get a figure
 ODD_SCALE = 30.0  # ratio to the channel's usual spread from which on a warning asks about the unit or gain
 LINE_NOISE = 0.2  # share of the power from which on there is a warning
+SignalRow = Mapping[str, Any]  # of `cache.Cache.signals`
 DEPTH = ("W", "R", "REM", "N1", "N2", "N3", "N4")  # stages from top to bottom, as hypnograms are drawn
 FAULTS = ("flat", "clipped", "missing", "out_of_range", "line_noise")
 STATES = {"accepted": "accepted", "accepted, with a warning": "accepted_with_warning", "quarantined": "quarantined"}
@@ -98,13 +99,13 @@ def ingest_page(folder: str | Path, report: IngestReport) -> Page:
     page = PageBuilder(f"Ingest of {report.dataset}")
     page.notice(*_list_notices(report))
     page.add_facts(_list_facts(report))
-    page.heading("Status of the units")
+    page.section("Status of the units")
     page.add(*_unit_tables(report))
     opened = cache.open_cache(folder, verify=False) if report.published else None  # pages of Parquet have checksums of their own
     if opened is not None and opened.manifest.kind == "recordings":  # of claims: units and rows only
         _add_recordings(page, opened, report)
     if report.rules:
-        page.heading("Rules")
+        page.section("Rules")
         caption = "Decisions of the reader of this data set where its files are ambiguous."
         rows = [[key.replace("_", " "), text] for key, text in sorted(report.rules.items())]
         page.table("rules", "Rules that were applied", caption, ["about", "rule"], rows)
@@ -121,13 +122,13 @@ def _add_recordings(page: PageBuilder, opened: cache.Cache, report: IngestReport
     page.notice(*channel_warnings(channels))
     first = next(iter(opened.records(only=set(opened.recording_ids()[:1]))), None)
     if first is not None and first.signals:
-        page.heading("The first recording")
+        page.section("The first recording")
         page.add(*_draw_recording(first, report))
-    page.heading("Quality of the channels")
+    page.section("Quality of the channels")
     page.add(*_quality_blocks(channels))
     content = [*_duration_figures(lengths), *_label_blocks(opened, report)]
     if content:
-        page.heading("Lengths and labels")
+        page.section("Lengths and labels")
         page.add(*content)
 
 
@@ -223,7 +224,7 @@ def _reason_text(row: TableReport) -> str:
 # ---- the channels
 
 
-def _collect_channels(rows: list[dict[str, Any]]) -> list[IngestChannel]:
+def _collect_channels(rows: Sequence[SignalRow]) -> list[IngestChannel]:
     """The channels of a cache in their order, one for each unit of measurement."""
     found: dict[tuple[str, str], IngestChannel] = {}
     figures = json.loads(f"[{','.join(row['qc'] for row in rows)}]")  # one call for many
@@ -239,7 +240,7 @@ def _collect_channels(rows: list[dict[str, Any]]) -> list[IngestChannel]:
     return list(found.values())
 
 
-def _recording_lengths(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _recording_lengths(rows: Sequence[SignalRow]) -> dict[str, float]:
     """Recording -> seconds from its start to the end of its longest channel."""
     ends: dict[str, float] = defaultdict(float)
     for row in rows:

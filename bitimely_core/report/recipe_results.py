@@ -39,6 +39,8 @@ from bitimely_core.workspace import run_folder
 
 RESERVED = ("names", "source", "notes")
 EVENTS = ("length_only", "single_code")  # shortcut baselines of claims
+Entries = Sequence[Mapping[str, Any]]  # cells, see `write_results`
+PaperSection = Mapping[str, Any]  # `[paper]` of a recipe
 PaperValues = dict[Key, tuple[float, float | None]]
 METHOD = (
     "A cell is the mean over seeds; the number in brackets is the standard error of a bootstrap over test subjects (all windows of a subject together), that of the mean over "
@@ -99,9 +101,9 @@ class RecipeResults:
 
 def write_results(
     name: str,
-    entries: Sequence[Mapping[str, Any]],
+    entries: Entries,
     *,
-    paper: Mapping[str, Any],
+    paper: PaperSection,
     title: str,
     description: str,
     workspace: Path,
@@ -169,7 +171,7 @@ def write_results(
     return {"report": str(path), "verdict": verdict, "files": [str(out / file) for file in files], **shown}
 
 
-def read_paper(paper: Mapping[str, Any]) -> tuple[PaperValues, dict[str, str]]:
+def read_paper(paper: PaperSection) -> tuple[PaperValues, dict[str, str]]:
     """The numbers of `[paper]` by row and column, and the printed names. Raises UserError (config, exit 2) for what is no number."""
     out: PaperValues = {}
     for row, values in paper.items():
@@ -187,9 +189,7 @@ def read_paper(paper: Mapping[str, Any]) -> tuple[PaperValues, dict[str, str]]:
     return out, {str(k): str(v) for k, v in (paper.get("names") or {}).items()}
 
 
-def _open_runs(
-    entries: Iterable[Mapping[str, Any]], workspace: Path, keep: Path, open_windows: OpenWindows
-) -> tuple[list[ScoredRun], list[MissingCell]]:
+def _open_runs(entries: Entries, workspace: Path, keep: Path, open_windows: OpenWindows) -> tuple[list[ScoredRun], list[MissingCell]]:
     """The evaluated runs of the cells, and the cells without one."""
     found: list[ScoredRun] = []
     missing: list[MissingCell] = []
@@ -367,7 +367,7 @@ def group_missing(missing: Sequence[MissingCell]) -> list[MissingGroup]:
     return list(out.values())
 
 
-def write_long_csv(entries: Sequence[Mapping[str, Any]], results: RecipeResults) -> str:
+def write_long_csv(entries: Entries, results: RecipeResults) -> str:
     """A line a cell and seed, in the units of `scores.json`; the paper's in its own."""
     runs = {(one.row, one.data, one.seed): one for one in results.table.found}
     missing = {(m.row, m.column.partition(":")[0], m.seed): m for m in results.missing}
@@ -406,7 +406,13 @@ def write_long_csv(entries: Sequence[Mapping[str, Any]], results: RecipeResults)
 
 
 def _build_page(
-    name: str, description: str, results: RecipeResults, verdict: str, remarks: Sequence[str], workspace: Path, summary: Mapping[str, Any]
+    name: str,
+    description: str,
+    results: RecipeResults,
+    verdict: str,
+    remarks: Sequence[str],
+    workspace: Path,
+    summary: Mapping[str, object],
 ) -> Page:
     table = results.table
     page = PageBuilder(results.title or name)
@@ -414,13 +420,13 @@ def _build_page(
     page.add_facts(_list_facts(name, description, results))
     page.add(main_table(results), *_interval_figures(results))
     if table.differences:
-        page.heading("Differences")
+        page.section("Differences")
         page.add(*comparison.difference_figure(table), comparison.difference_table(table))
     page.add(*comparison.rank_blocks(table))
     if table.found:
-        page.heading("Baselines")
+        page.section("Baselines")
         page.add(_baseline_table(results))
-        page.heading("Further metrics and variation")
+        page.section("Further metrics and variation")
         page.add(*comparison.secondary_table(table), *comparison.variance_table(table))
     if results.missing:
         rows = [
@@ -433,14 +439,14 @@ def _build_page(
             ]
             for m in group_missing(results.missing)
         ]
-        page.heading("Missing cells")
+        page.section("Missing cells")
         caption = "Cells of the recipe without a score; this page supports no conclusion about them."
         page.table("missing", "Missing cells and reasons", caption, ["rows", "column", "seeds", "state", "reason"], rows)
     if table.found:
-        page.heading("Training")
+        page.section("Training")
         page.add(comparison.data_table(table), comparison.row_table(table), comparison.cost_table(table, workspace))
         page.add(*comparison.curve_figures(table, workspace))
-    page.heading("Methods")
+    page.section("Methods")
     page.add(*METHOD)
     return page.finish(verdict, summary)
 
@@ -541,7 +547,7 @@ def _list_facts(name: str, description: str, results: RecipeResults) -> dict[str
     return {key: value for key, value in facts.items() if value}
 
 
-def _summarize_numbers(name: str, results: RecipeResults) -> dict[str, Any]:
+def _summarize_numbers(name: str, results: RecipeResults) -> dict[str, object]:
     """summary.json: the numbers behind the page; scores as fractions, the paper's in its units."""
 
     def nest(of: Mapping[Key, object]) -> dict[str, dict[str, object]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bitimely_core import evaluate, registry
 from bitimely_core.evaluate.result_table import read_curve
@@ -94,7 +95,7 @@ def write_training_page(folder: Path) -> Path:
     return write_report(folder, page.finish(f"{record.run}: {final.step:,} steps{loss}.", final.model_dump()))
 
 
-def write_evaluation_page(run: Run, scores: Scores, columns: Mapping[str, Any]) -> Path:
+def write_evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[Any]]) -> Path:
     """Write the page of an evaluated run: scores beside the baselines, confusion matrix, classes, loss curves.
 
     Args:
@@ -202,7 +203,7 @@ def _comparison_table(comparison: Comparison, run: str) -> Table:
     return make_table("paired", f"{run} minus {comparison.run}", caption, columns, rows)
 
 
-def _hypnogram_figures(chosen: Windows, windows: Windows, columns: Mapping[str, Any]) -> list[Figure]:
+def _hypnogram_figures(chosen: Windows, windows: Windows, columns: Mapping[str, npt.NDArray[Any]]) -> list[Figure]:
     """Predicted beside true stages of the first recording of the split, of at least ten windows."""
     keep = np.flatnonzero((chosen.index["recording_id"] == chosen.index["recording_id"][0]).to_numpy())
     if len(keep) < 10:
