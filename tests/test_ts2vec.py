@@ -485,7 +485,7 @@ with torch.no_grad():
     wanted = theirs(x.clone(), "all_true")
     found = model(Batch(x, mask=~x.isnan())).hidden[-1]
     other = found.roll(1, 1) * 0.9
-    losses = [float(sum(hierarchical(found, other, None, unit)[:2]) - hierarchical_contrastive_loss(found, other, 0.5, unit)) for unit in (0, 3)]
+    losses = [float(sum(compute_hierarchical_loss(found, other, None, unit)[:2]) - hierarchical_contrastive_loss(found, other, 0.5, unit)) for unit in (0, 3)]
     print("\\n" + json.dumps([float((found - wanted).abs().max()), float(wanted.abs().max()), *losses]))
 """
 
