@@ -21,8 +21,8 @@ from bitimely_core.workspace import run_folder
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+    from bitimely_core.models.base import Model
     from bitimely_core.models.heads import Head
-    from bitimely_core.models.stack import Model
     from bitimely_core.tokens import EventSequences, Windows
 
 FORMAT = 1

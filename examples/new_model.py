@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bitimely_core import workflows
-from bitimely_core.models.stack import Model
+from bitimely_core.models.base import Model
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Encoded
 

@@ -469,7 +469,7 @@ from pypots.nn.modules.ts2vec import TS2VecEncoder
 from pypots.nn.modules.ts2vec.losses import hierarchical_contrastive_loss
 from bitimely_core import models
 from bitimely_core.types import Batch
-from bitimely_core.objectives.ts2vec import hierarchical
+from bitimely_core.objectives.ts2vec import compute_hierarchical_loss
 torch.manual_seed(0)
 model = models.build("ts2vec", preset="18m", channels=3).eval()
 theirs = TS2VecEncoder(3, 320, 64, 10).eval()

@@ -16,7 +16,7 @@ from bitimely_core import registry
 from bitimely_core.config import ModelConfig, build_model_config, find_model_config, load_preset, upgrade_settings, validate
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
 from bitimely_core.models.adapters import configure_grid
-from bitimely_core.models.stack import FORMAT, Model
+from bitimely_core.models.base import FORMAT, Model
 
 __all__ = ["Model", "build", "count_configured", "count_parameters", "default_shape", "load", "match_parameters"]
 

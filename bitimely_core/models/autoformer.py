@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
+from bitimely_core.models.base import Adapter, Direction, Model, Which, config_error
 from bitimely_core.models.patchtst import refuse_directions
-from bitimely_core.models.stack import Adapter, Direction, Model, Which, config_error
 from bitimely_core.models.tokenizers import StepTokenizer
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded

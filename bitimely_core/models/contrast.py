@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
+from bitimely_core.models.base import Adapter, Model, Which, config_error
 from bitimely_core.models.patchtst import BatchNorm
-from bitimely_core.models.stack import Adapter, Model, Which, config_error
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends
 from bitimely_core.registry import models
 from bitimely_core.types import Batch

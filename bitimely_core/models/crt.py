@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
+from bitimely_core.models.base import Adapter, Direction, Model, Which, config_error, extend_positions, require_learned_positions
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
-from bitimely_core.models.stack import Adapter, Direction, Model, Which, config_error, extend_positions, require_learned_positions
 from bitimely_core.models.tokenizers import PatchTokenizer, find_row_ends
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded

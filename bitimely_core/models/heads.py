@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core import models
 from bitimely_core.errors import Reason, usage_error
-from bitimely_core.models.stack import Model, bernoulli_entropy, write_model
+from bitimely_core.models.base import Model, bernoulli_entropy, write_model
 from bitimely_core.registry import models as known
 from bitimely_core.types import Batch, Encoded
 

@@ -27,7 +27,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import RowTokenizer, TimedRows, get_time_span
-from bitimely_core.models.stack import Direction, Model, config_error
+from bitimely_core.models.base import Direction, Model, config_error
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded

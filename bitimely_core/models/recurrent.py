@@ -17,16 +17,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bitimely_core.models.base import Direction, Which, config_error
 from bitimely_core.models.stack import (
     ALTERNATING,
     DIRECTED_CAPABILITIES,
     PAPER,
     BidirectionalConfig,
     BidirectionalModel,
-    Direction,
     LayerDirections,
-    Which,
-    config_error,
     require_even_layers,
     run_layers,
 )

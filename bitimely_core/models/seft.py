@@ -25,7 +25,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import RowTokenizer, get_time_span
-from bitimely_core.models.stack import Direction
+from bitimely_core.models.base import Direction
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel, encode_times
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.registry import ModelFacts, models

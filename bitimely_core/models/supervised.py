@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import UserError
 from bitimely_core.models.adapters import RowTokenizer
-from bitimely_core.models.stack import Adapter, Direction, Model, config_error
+from bitimely_core.models.base import Adapter, Direction, Model, config_error
 from bitimely_core.registry import models
 from bitimely_core.types import Batch
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core.models.base import Direction, require_learned_positions
 from bitimely_core.models.contrast import (
     ContrastiveModel,
     ConvolutionAdapter,
@@ -25,7 +26,6 @@ from bitimely_core.models.contrast import (
     refuse_hidden,
 )
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
-from bitimely_core.models.stack import Direction, require_learned_positions
 from bitimely_core.models.tokenizers import find_row_ends
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded

@@ -20,8 +20,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.autoformer import TimestepModel, configure_timesteps, to_float32
+from bitimely_core.models.base import config_error
 from bitimely_core.models.patchtst import encode_sinusoid
-from bitimely_core.models.stack import config_error
 from bitimely_core.registry import ModelFacts, models
 
 

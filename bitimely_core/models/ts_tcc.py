@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core.models.base import Direction, config_error
 from bitimely_core.models.contrast import (
     ContrastiveModel,
     ConvolutionAdapter,
@@ -26,7 +27,6 @@ from bitimely_core.models.contrast import (
     refuse_hidden,
 )
 from bitimely_core.models.patchtst import BatchNorm, refuse_directions
-from bitimely_core.models.stack import Direction, config_error
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 

@@ -23,7 +23,7 @@ from bitimely_core.config import (
     validate,
     validate_settings,
 )
-from bitimely_core.models.stack import Model, config_error
+from bitimely_core.models.base import Model, config_error
 from bitimely_core.objectives.tokens import LossPart, Result, make_result, refuse_overlap
 from bitimely_core.registry import models, objectives
 from bitimely_core.types import Batch, Batches

@@ -8,8 +8,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ObjectiveConfig
+from bitimely_core.models.base import Model
 from bitimely_core.models.crt import CRT
-from bitimely_core.models.stack import Model
 from bitimely_core.objectives.tokens import LossPart, Result, count_share, make_result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from bitimely_core.models.stack import Model
+from bitimely_core.models.base import Model
 from bitimely_core.objectives.tokens import MaskedConfig, Result, choose_tokens, count_share, make_hidden_part, make_result, refuse_overlap
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch

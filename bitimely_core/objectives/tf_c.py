@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pydantic import Field
 from torch import Generator, Tensor
 
-from bitimely_core.models.stack import Model
+from bitimely_core.models.base import Model
 from bitimely_core.models.tf_c import TFC, TFCView
 from bitimely_core.objectives.contrast import (
     AugmentationConfig,

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from bitimely_core.config import ObjectiveConfig
-from bitimely_core.models.stack import Model
+from bitimely_core.models.base import Model
 from bitimely_core.models.tokenizers import find_row_ends
 from bitimely_core.models.ts2vec import TS2Vec
 from bitimely_core.objectives.contrast import contrast, make_contrastive_result, require_rows

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.models.stack import Model
+from bitimely_core.models.base import Model
 from bitimely_core.models.ts_tcc import TSTCC
 from bitimely_core.objectives.contrast import (
     AugmentationConfig,

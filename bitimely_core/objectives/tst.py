@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import usage_error
-from bitimely_core.models.stack import Model
+from bitimely_core.models.base import Model
 from bitimely_core.models.tokenizers import CodeTokenizer
 from bitimely_core.objectives.tokens import MaskedConfig, Result, make_hidden_part, make_result
 from bitimely_core.registry import ObjectiveFacts, objectives

@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from bitimely_core.config import ObjectiveConfig
+from bitimely_core.models.base import Model
 from bitimely_core.models.mtand import MTANDFull
-from bitimely_core.models.stack import Model
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch

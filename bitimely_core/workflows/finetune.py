@@ -32,8 +32,8 @@ from bitimely_core.workflows.train import (
 from bitimely_core.workspace import dataset_of
 
 if TYPE_CHECKING:
+    from bitimely_core.models.base import Model
     from bitimely_core.models.heads import Head
-    from bitimely_core.models.stack import Model
     from bitimely_core.tokens import Windows
 
 

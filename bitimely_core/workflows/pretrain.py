@@ -30,7 +30,7 @@ from bitimely_core.workflows.train import (
 from bitimely_core.workspace import run_name
 
 if TYPE_CHECKING:
-    from bitimely_core.models.stack import Model
+    from bitimely_core.models.base import Model
     from bitimely_core.tokens import Windows
 
 
