@@ -65,7 +65,7 @@ def ingest(
             dataset,
             source,
             workspace / "cache" / dataset,
-            said=unpublished.append,
+            notice=unpublished.append,
             options=options | claims_read.given(),
             jobs=jobs,
             strict=strict,

@@ -1,4 +1,4 @@
-"""A run on disk: its record, its scores, its model with the adapter that fits some windows."""
+"""A run on disk: its record, scores, windows and model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bitimely_core import __version__, storage
 from bitimely_core.config import validate_settings
 from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.schemas import ReadingOptions, RunData, RunRecord, Scores, SplitCount, TrainSubjects, flatten_keys
-from bitimely_core.workspace import run_folder
+from bitimely_core.workspace import find_run_folder
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -62,7 +62,7 @@ class Run:
         """
         from bitimely_core import tokens
 
-        folder = run_folder(run, workspace)
+        folder = find_run_folder(run, workspace)
         record = RunRecord.load(folder / "run.json")
         return cls(
             folder, record, data or record.data[0].name, open_windows or (lambda name: tokens.open_tokens(workspace / "tokens" / name))
@@ -145,7 +145,7 @@ class Run:
 
     def find_adapter(self, windows: Windows) -> int | None:
         """The adapter for `windows`: that of the same tokens, of the same data set, of as many channels; None: none fits."""
-        data, vocabulary = self.record.data, vocabulary_digest(windows)
+        data, vocabulary = self.record.data, hash_vocabulary(windows)
         if self.record.settings.model.channel_independent:
             return 0
         if vocabulary:
@@ -159,7 +159,7 @@ class Run:
         """As `find_adapter`. Raises UserError (config, exit 2) where none fits."""
         at = self.find_adapter(windows)
         if at is None:
-            events = bool(vocabulary_digest(windows))
+            events = bool(hash_vocabulary(windows))
             raise usage_error(
                 f"{windows.name} has {'another vocabulary' if events else f'{windows.channels} channels'}",
                 f"the run reads {'its own' if events else ' or '.join(map(str, self.record.channels))}",
@@ -193,7 +193,7 @@ def hash_subjects(windows: list[Windows], split: str) -> list[str]:
     return sorted({hashlib.sha256(f"{w.dataset}|{s}".encode()).hexdigest()[:16] for w in windows for s in set(w[split].subjects())})
 
 
-def vocabulary_digest(windows: Windows | EventSequences) -> str:
+def hash_vocabulary(windows: Windows | EventSequences) -> str:
     """SHA-256 of the names of the codes; "" for signals."""
     names = windows.vocabulary
     return hashlib.sha256("\n".join(names).encode()).hexdigest() if names else ""
@@ -215,7 +215,7 @@ def describe_data(windows: Windows) -> RunData:
         windows=len(windows.index),
         audit={split: SplitCount(windows=len(windows[split]), subjects=len(set(windows[split].subjects()))) for split in SPLITS},
         class_names=windows.class_names,
-        vocabulary=vocabulary_digest(windows) or None,
+        vocabulary=hash_vocabulary(windows) or None,
     )
 
 
@@ -292,7 +292,7 @@ def _fill_defaults(record: RunRecord) -> RunRecord:
         return record
 
 
-def resume_identity(record: RunRecord) -> dict[str, JsonValue]:
+def describe_identity(record: RunRecord) -> dict[str, JsonValue]:
     """What must agree between a checkpoint and the run that resumes from it."""
     data: list[JsonValue] = [one.fingerprint for one in record.data]
     source = {} if record.source is None else {"source": record.source.model_dump(mode="json")}

@@ -1,18 +1,14 @@
-"""Where things lie in a workspace, what a run is called, and what `run.json` says."""
+"""Paths of a workspace, and names of views, tokens and runs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bitimely_core import registry
 
-if TYPE_CHECKING:
-    pass
 
-
-def dataset_and_view(data: str) -> tuple[str, str]:
+def parse_view(data: str) -> tuple[str, str]:
     """`sleep-edf/staging` -> (`sleep-edf`, `staging`). Raises UserError (unknown_name) with the closest names."""
     registry.load_members("bitimely_core.datasets")
     dataset, _, view = data.partition("/")
@@ -29,18 +25,18 @@ def is_events(data: str) -> bool:
     return registry.datasets[data.partition("/")[0]].facts.kind == "events"
 
 
-def dataset_of(data: str, workspace: Path) -> str:
+def find_dataset(data: str, workspace: Path) -> str:
     """The data set of `DATASET[/VIEW]`, or of the tokens that are called `data`."""
     path = workspace / "tokens" / data / "manifest.json"
     return str(json.loads(path.read_bytes())["options"]["dataset"]) if "/" not in data and path.is_file() else data.partition("/")[0]
 
 
-def tokens_name(data: str) -> str:
-    """The name that tokens of `DATASET[/VIEW]` get by default."""
+def name_tokens(data: str) -> str:
+    """The default name of the tokens of `DATASET[/VIEW]`."""
     return data.replace("/", "-")
 
 
-def run_folder(run: str | Path, workspace: Path) -> Path:
+def find_run_folder(run: str | Path, workspace: Path) -> Path:
     """The folder of an existing run, given by name or path. Raises UserError (not_found, exit 2) with the closest names."""
     for folder in (workspace / "runs" / str(run), Path(run)):
         if (folder / "run.json").is_file():
@@ -51,8 +47,8 @@ def run_folder(run: str | Path, workspace: Path) -> Path:
     raise error
 
 
-def run_name(preset: str, model: str, objective: str, defaults: tuple[str, str]) -> str:
-    """`<preset>[-<model>][-<objective>]`, without what is the default."""
+def name_run(preset: str, model: str, objective: str, defaults: tuple[str, str]) -> str:
+    """`<preset>[-<model>][-<objective>]`, without the defaults."""
     default_model, default_objective = defaults
     parts = [preset, *([model] if model != default_model else []), *([objective] if objective != default_objective else [])]
     return "-".join(parts)

@@ -57,7 +57,7 @@ def list_further(recipe: str, workspace: Path) -> list[str]:
     from bitimely_core.evaluate.result_table import ScoredRun, read_scored_run
     from bitimely_core.pipeline.plan import plan_experiment
     from bitimely_core.schemas import Scores
-    from bitimely_core.workflows.prepare import windows_opener
+    from bitimely_core.workflows.prepare import make_windows_opener
 
     plan = plan_experiment(pipeline.load(recipe), recipe, workspace, assignments=[])
     cells: dict[tuple[str, str, int], list[ScoredRun]] = {}
@@ -67,7 +67,7 @@ def list_further(recipe: str, workspace: Path) -> list[str]:
             cells.setdefault((entry.column, entry.row, entry.seed), []).append(one)
     found: dict[tuple[str, str], list[Scores]] = {}
     for (column, row, _), parts in cells.items():
-        pooled = folds.pool_folds(parts, workspace / "reports" / recipe / "kept", windows_opener(workspace))
+        pooled = folds.pool_folds(parts, workspace / "reports" / recipe / "kept", make_windows_opener(workspace))
         found.setdefault((column, row), []).append(pooled.scores)
     task = next(iter(found.values()))[0].task or ""
     lines = [f"| data | row | seeds | {' | '.join(evaluate.NAMES[m] for m in FURTHER[task])} |", "|---" * (3 + len(FURTHER[task])) + "|"]

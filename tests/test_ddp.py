@@ -180,7 +180,7 @@ def test_another_number_of_processes_continues(forge: Forge, tmp_path: Path) -> 
     assert together(forge, tmp_path / "one", 1) == [0]
     codes = together(forge, tmp_path / "mixed", 2, objective="told_to_stop")
     assert codes == [Exit.TERMINATED, Exit.TERMINATED]
-    saved = loop.latest_checkpoint(tmp_path / "mixed" / "run")
+    saved = loop.load_latest_checkpoint(tmp_path / "mixed" / "run")
     assert saved is not None
     assert (saved.step, saved.meta.processes) == (3, 2)
     assert together(forge, tmp_path / "mixed", 1) == [0]

@@ -16,7 +16,7 @@ from bitimely_core.evaluate import folds
 from bitimely_core.evaluate.result_table import read_scored_run
 from bitimely_core.report.recipe_results import write_results
 from bitimely_core.tokens import splits
-from bitimely_core.workflows.prepare import windows_opener
+from bitimely_core.workflows.prepare import make_windows_opener
 
 RECIPE = """
 title = "Two folds"
@@ -118,7 +118,7 @@ def test_pooled_folds_are_scored_like_one_run(ran: Path) -> None:
     assert set(summary["baselines"]["synthetic/staging"]) == {"features", "kernels"}
     assert "2 test folds together" in (ran / "reports" / "two" / "report.html").read_text()
     parts = [read_scored_run("gpt", "synthetic/staging", 0, ran / "runs" / name) for name in FOLDS]
-    one = folds.pool_folds([part for part in parts if part], ran / "kept", windows_opener(ran))
+    one = folds.pool_folds([part for part in parts if part], ran / "kept", make_windows_opener(ran))
     assert one.scores.metrics["auroc"].value == pytest.approx(roc_auc_score(target, probabilities, multi_class="ovr"))
     right = 0
     for part, name in zip(parts, FOLDS, strict=True):  # the commonest class of each fold's own training windows
@@ -128,14 +128,22 @@ def test_pooled_folds_are_scored_like_one_run(ran: Path) -> None:
         right += int((pl.read_parquet(ran / "runs" / name / "predictions.parquet")["target"] == commonest).sum())
     assert one.scores.baselines["majority"].metrics["accuracy"].value == pytest.approx(right / len(frame))
     with pytest.raises(UserError, match="test sets of two folds"):
-        folds.pool_folds([parts[0], parts[0]], ran / "kept", windows_opener(ran))  # type: ignore[list-item]
+        folds.pool_folds([parts[0], parts[0]], ran / "kept", make_windows_opener(ran))  # type: ignore[list-item]
 
 
 @pytest.mark.slow
 def test_a_cell_without_one_of_its_folds_has_no_score(ran: Path) -> None:
     entry = {"row": "gpt", "column": "synthetic/staging", "seed": 0, "run": [*FOLDS, "never-trained"], "state": "done", "detail": ""}
     found = write_results(
-        "part", [entry], paper={}, title="", description="", workspace=ran, out=ran / "part", open_windows=windows_opener(ran), baselines=()
+        "part",
+        [entry],
+        paper={},
+        title="",
+        description="",
+        workspace=ran,
+        out=ran / "part",
+        open_windows=make_windows_opener(ran),
+        baselines=(),
     )
     assert not found["cells"]
     assert found["missing"][0]["state"] == "failed"

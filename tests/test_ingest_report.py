@@ -67,8 +67,8 @@ def test_the_page_is_one_file_beside_the_report(raw: Path, tmp_path: Path) -> No
     assert len(text.encode()) < report.LIMIT
     assert re.findall(r'(?:href|src)="(?!#|data:)[^"]*"', text) == []
     assert cache.verify(out, deep=True) == []
-    for said in ("4 of 5 units were accepted, 1 was quarantined", "empty file", "rec9.edf", "EEG C3"):
-        assert said in text
+    for phrase in ("4 of 5 units were accepted, 1 was quarantined", "empty file", "rec9.edf", "EEG C3"):
+        assert phrase in text
 
 
 def test_the_page_shows_unit_status_and_channel_quality(raw: Path, tmp_path: Path) -> None:
@@ -165,10 +165,10 @@ def test_a_page_that_fails_is_a_warning_and_the_cache_is_there(raw: Path, tmp_pa
 
     monkeypatch.setattr(ingest_page, "render_html", broken)
     (raw / "rec9.edf").unlink()
-    said: list[Finding] = []
-    found = workflows.ingest("edf", raw, out, said=said.append)
+    notices: list[Finding] = []
+    found = workflows.ingest("edf", raw, out, notice=notices.append)
     assert (found["status"], found["generation"]) == ("published", 2)
-    assert [(fault.level, fault.problem) for fault in said] == [("warning", "the page could not be written (ZeroDivisionError)")]
+    assert [(fault.level, fault.problem) for fault in notices] == [("warning", "the page could not be written (ZeroDivisionError)")]
     assert not (out / "report.html").exists(), "the former page would show another ingest"
     assert workflows.ingest("edf", raw, out) == found, "also without a callback"
 
@@ -216,9 +216,9 @@ def test_the_verb_writes_it_and_its_json_is_the_report(raw: Path, tmp_path: Path
 def test_real_samples(dataset: str, folder: str, tmp_path: Path) -> None:
     if not (DATA / folder).is_dir():
         pytest.skip(f"the sample {folder} is not here (BITIMELY_TEST_DATA)")
-    said: list[Finding] = []
-    found = workflows.ingest(dataset, DATA / folder, tmp_path / "out", said=said.append)
-    assert said == []
+    notices: list[Finding] = []
+    found = workflows.ingest(dataset, DATA / folder, tmp_path / "out", notice=notices.append)
+    assert notices == []
     text = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert len(text.encode()) < report.LIMIT
     assert re.search(r"19[89]\d-\d\d-\d\d|\d\d\.\d\d\.[89]\d", text) is None, "no dates"

@@ -19,7 +19,7 @@ from bitimely_core.evaluate.result_table import ScoreColumn, _pool_seeds, assign
 from bitimely_core.report.model_card import write_card
 from bitimely_core.report.recipe_results import format_cell, format_paper, write_results
 from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue, RunRecord, Scores
-from bitimely_core.workflows.prepare import windows_opener
+from bitimely_core.workflows.prepare import make_windows_opener
 
 HOSTILE = "<b>&|_$x^2$ \\input{/etc/passwd} `code` =1+1"
 
@@ -129,7 +129,7 @@ def planted(
 
 def write(tmp_path, entries, paper=None, **more):
     more = {"title": "A recipe", "description": "all of it", "workspace": tmp_path, "out": tmp_path / "out", "baselines": (), **more}
-    return write_results("recipe", entries, paper=paper or {}, open_windows=windows_opener(tmp_path), **more)
+    return write_results("recipe", entries, paper=paper or {}, open_windows=make_windows_opener(tmp_path), **more)
 
 
 class Parsed(HTMLParser):
@@ -473,21 +473,21 @@ def test_baselines_on_tokens_never_read_test_labels_and_are_stored(tmp_path, mon
     record = RunRecord.load(tmp_path / "runs/a/run.json").model_copy(update={"data": (describe_data(windows),)})
     scores = Scores.load(tmp_path / "runs/a/scores.json")
     for kind in baselines.DESCRIPTIONS:
-        found = baselines.fit_baseline(kind, record, scores, keep=tmp_path / "kept", open_windows=windows_opener(tmp_path))
+        found = baselines.fit_baseline(kind, record, scores, keep=tmp_path / "kept", open_windows=make_windows_opener(tmp_path))
         assert not isinstance(found, str)
         fitted, frame = found
         assert fitted.metrics["accuracy"].value > 0.6
         assert evaluate.list_classes(frame) == list(windows.class_names)
 
         def shuffled(name):
-            opened = windows_opener(tmp_path)(name)
+            opened = make_windows_opener(tmp_path)(name)
             test = (opened.whole_index["split"] == "test").to_numpy()
             return dataclasses.replace(opened, target=np.where(test, 0, opened.target))
 
         again = baselines.fit_baseline(kind, record, scores, keep=tmp_path / "other", open_windows=shuffled)[1]
         assert np.allclose(again.select(pl.col("^p_.*$")).to_numpy(), frame.select(pl.col("^p_.*$")).to_numpy())
         monkeypatch.setitem(baselines.PREDICTORS, kind, lambda *a: pytest.fail("computed again"))
-        assert baselines.fit_baseline(kind, record, scores, keep=tmp_path / "kept", open_windows=windows_opener(tmp_path))[0] == fitted
+        assert baselines.fit_baseline(kind, record, scores, keep=tmp_path / "kept", open_windows=make_windows_opener(tmp_path))[0] == fitted
         monkeypatch.undo()
 
 

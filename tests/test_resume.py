@@ -55,7 +55,7 @@ def log_of(folder: Path) -> list[Outcome]:
 
 def state_of(folder: Path) -> tuple[bytes, bytes, bytes, list[Outcome]]:
     """What must be the same bit for bit: exported weights, weights and moments of the last checkpoint, the log but for speed."""
-    last = loop.latest_checkpoint(folder)
+    last = loop.load_latest_checkpoint(folder)
     assert last is not None
     assert last.step == STEPS
     files = (folder / "model" / "model.safetensors", last.folder / "model.safetensors", last.folder / "optimizer.safetensors")
@@ -100,7 +100,7 @@ def kill() -> None:
 def test_a_kill_in_any_step_changes_nothing(at: int, part: int, every: int | None, straight: Any, tmp_path: Path) -> None:
     with pytest.raises(Killed):
         run(tmp_path, stopping(at, kill, part=part), checkpoint_every=every)
-    saved = loop.latest_checkpoint(tmp_path)
+    saved = loop.load_latest_checkpoint(tmp_path)
     assert (0 if saved is None else saved.step) == (at - 1) // (every or 6) * (every or 6)
     _, result = run(tmp_path, checkpoint_every=every)
     assert result["resumed"] == (None if saved is None else saved.step)
@@ -126,7 +126,7 @@ def test_a_signal_ends_the_step_saves_and_tells(number: int, code: Exit, at: int
     assert f"after step {at} of 12" in stopped.value.problem
     assert "same command" in stopped.value.hint
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
-    saved = loop.latest_checkpoint(tmp_path)
+    saved = loop.load_latest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == at
     run(tmp_path)
@@ -156,7 +156,7 @@ def test_a_second_interrupt_stops_at_once_without_damage(straight: Any, tmp_path
     with pytest.raises(UserError) as stopped:
         run(tmp_path, stopping(4, twice), checkpoint_every=2)
     assert stopped.value.exit_code == Exit.INTERRUPTED
-    saved = loop.latest_checkpoint(tmp_path)
+    saved = loop.load_latest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == 2
     run(tmp_path)
@@ -305,7 +305,7 @@ def kills(forge: Forge, rounds: int, folder: Path, straight: Any, seed: int) -> 
         os.kill(pid, with_signal)
         assert forge.wait(pid) in {0, -with_signal, Exit.TERMINATED}
         if home.exists():
-            loop.latest_checkpoint(home)  # reading between is never an error
+            loop.load_latest_checkpoint(home)  # reading between is never an error
         run(home)
         assert state_of(home) == straight
         assert leftovers(home) == []
@@ -328,7 +328,7 @@ def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tm
         number += stride
         home = tmp_path / str(number)
         finished = forge.wait(forge.start("child_killed_in_call", str(home), number)) == 0
-        saved = loop.latest_checkpoint(home)
+        saved = loop.load_latest_checkpoint(home)
         assert (0 if saved is None else saved.step) >= former  # never fewer than the kill one call before had
         former = 0 if saved is None else saved.step
         run(home)
@@ -340,7 +340,7 @@ def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tm
 
 def test_a_limit_on_file_sizes_stops_with_exit_6(forge: Forge, straight: Any, tmp_path: Path) -> None:
     assert forge.wait(forge.start("child_with_small_files", str(tmp_path), 1500)) == Exit.RESOURCES
-    assert loop.latest_checkpoint(tmp_path) is None
+    assert loop.load_latest_checkpoint(tmp_path) is None
     assert leftovers(tmp_path) == []
     run(tmp_path)
     assert state_of(tmp_path) == straight
@@ -348,7 +348,7 @@ def test_a_limit_on_file_sizes_stops_with_exit_6(forge: Forge, straight: Any, tm
 
 def test_a_limit_on_memory_stops_with_exit_6(forge: Forge, straight: Any, tmp_path: Path) -> None:
     assert forge.wait(forge.start("child_with_little_memory", str(tmp_path), 6)) == Exit.RESOURCES
-    saved = loop.latest_checkpoint(tmp_path)
+    saved = loop.load_latest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == 4
     run(tmp_path)
@@ -420,7 +420,7 @@ def test_a_full_disk_keeps_the_former_checkpoint(straight: Any, tmp_path: Path, 
         run(tmp_path, checkpoint_every=4)
     monkeypatch.undo()
     assert (stopped.value.code, stopped.value.exit_code) == (Reason.DISK_FULL, Exit.RESOURCES)
-    former = loop.latest_checkpoint(tmp_path)
+    former = loop.load_latest_checkpoint(tmp_path)
     assert former is not None
     assert former.step == 4
     assert leftovers(tmp_path) == []
@@ -537,7 +537,7 @@ def test_nothing_but_damage_is_exit_5_and_changes_nothing(stopped: Path) -> None
     assert len(refused.value.details) == 2
     assert sorted(path.relative_to(stopped) for path in stopped.rglob("*")) == before
     with pytest.raises(UserError):
-        loop.latest_checkpoint(stopped)
+        loop.load_latest_checkpoint(stopped)
 
 
 def test_every_damage_is_noticed(stopped: Path) -> None:
@@ -571,14 +571,14 @@ def test_two_files_swapped_between_checkpoints_are_noticed(stopped: Path) -> Non
     a.write_bytes(second)
     b.write_bytes(first)
     with pytest.raises(UserError) as refused:
-        loop.latest_checkpoint(stopped)
+        loop.load_latest_checkpoint(stopped)
     assert refused.value.exit_code == Exit.INTEGRITY
 
 
 def test_a_touched_checkpoint_is_whole(stopped: Path) -> None:
     for path in stopped.rglob("*"):
         os.utime(path, (4e9, 4e9))
-    latest = loop.latest_checkpoint(stopped)
+    latest = loop.load_latest_checkpoint(stopped)
     assert latest is not None
     assert latest.step == 9
 

@@ -103,12 +103,12 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def test_schedule_is_linear_then_cosine() -> None:
-    assert [loop.schedule_factor(s, 100, 0.05) for s in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert [loop.compute_schedule_factor(s, 100, 0.05) for s in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     for step in range(5, 101):
-        assert loop.schedule_factor(step, 100, 0.05) == pytest.approx(math.cos(math.pi * (step - 5) / 190) ** 2)
-    assert loop.schedule_factor(100, 100, 0.05) == pytest.approx(0.0, abs=1e-15)
-    assert loop.schedule_factor(0, 10, 0.0) == 1.0
-    assert loop.schedule_factor(0, 1, 0.5) == 1.0
+        assert loop.compute_schedule_factor(step, 100, 0.05) == pytest.approx(math.cos(math.pi * (step - 5) / 190) ** 2)
+    assert loop.compute_schedule_factor(100, 100, 0.05) == pytest.approx(0.0, abs=1e-15)
+    assert loop.compute_schedule_factor(0, 10, 0.0) == 1.0
+    assert loop.compute_schedule_factor(0, 1, 0.5) == 1.0
 
 
 def test_norms_biases_and_vectors_do_not_decay() -> None:
@@ -297,7 +297,7 @@ def test_a_batch_that_is_not_finite_stops_at_its_step_and_is_named(tmp_path: Any
     assert stopped.value.code is Reason.NON_FINITE_LOSS
     assert f"step {first}, batch rows {', '.join(map(str, rows.tolist()))}" in stopped.value.problem
     assert f"not finite in rows {int(bad.index[1])}" in stopped.value.problem
-    former = loop.latest_checkpoint(tmp_path)
+    former = loop.load_latest_checkpoint(tmp_path)
     assert (0 if former is None else former.step) == first - 1
 
 
@@ -318,10 +318,10 @@ def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) ->
         loop.fit(Tiny(), Rows(), squares, epochs=20, lr=1e6, folder=tmp_path, config=config(checkpoint_every=1, warmup=0.0))
     assert stopped.value.code is Reason.NON_FINITE_LOSS
     assert "step" in stopped.value.problem
-    former = loop.latest_checkpoint(tmp_path)
+    former = loop.load_latest_checkpoint(tmp_path)
     assert former is not None
-    assert checkpoints.all_finite(checkpoints.load_tensors(former, "model"))
-    assert checkpoints.all_finite(checkpoints.load_tensors(former, "optimizer"))
+    assert checkpoints.is_finite(checkpoints.load_tensors(former, "model"))
+    assert checkpoints.is_finite(checkpoints.load_tensors(former, "optimizer"))
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_
     assert (stopped.value.code, stopped.value.exit_code) == (Reason.RESOURCE_LIMIT, Exit.RESOURCES)
     assert "out of memory at batch 5" in stopped.value.problem
     assert "--batch-size 2" in stopped.value.hint
-    former = loop.latest_checkpoint(tmp_path)
+    former = loop.load_latest_checkpoint(tmp_path)
     assert former is not None
     assert former.step == 4
 

@@ -53,10 +53,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_grid_is_half_a_decade_apart_around_the_rate() -> None:
-    assert tuning.learning_rate_grid(3, 1e-3) == (3.16e-4, 1e-3, 3.16e-3)
-    assert tuning.learning_rate_grid(4, 3e-4) == (9.49e-5, 3e-4, 9.49e-4, 3e-3)
-    assert tuning.learning_rate_grid(2, 1 / 3000) == (1 / 3000, 1.05e-3), "the rate itself is tried as it is"
-    assert tuning.learning_rate_grid((0.1, 0.01), 1e-3) == (0.01, 0.1)
+    assert tuning.make_rate_grid(3, 1e-3) == (3.16e-4, 1e-3, 3.16e-3)
+    assert tuning.make_rate_grid(4, 3e-4) == (9.49e-5, 3e-4, 9.49e-4, 3e-3)
+    assert tuning.make_rate_grid(2, 1 / 3000) == (1 / 3000, 1.05e-3), "the rate itself is tried as it is"
+    assert tuning.make_rate_grid((0.1, 0.01), 1e-3) == (0.01, 0.1)
 
 
 def trial(lr: float, reason: str = "", **scores: float | None) -> TuningTrial:
@@ -64,15 +64,15 @@ def trial(lr: float, reason: str = "", **scores: float | None) -> TuningTrial:
 
 
 def test_the_best_wins_ties_go_on_and_what_diverged_loses() -> None:
-    assert tuning.best_trial([trial(1, rel=0.5, loss=9), trial(2, rel=0.4, loss=9)], LOWER_IS_BETTER) == (2, ("rel", "loss"))
-    assert tuning.best_trial([trial(1, accuracy=0.5, rel=0.5), trial(2, accuracy=0.6, rel=0.9)], LOWER_IS_BETTER)[0] == 2
-    assert tuning.best_trial([trial(1, loss=0.1, mae=3), trial(2, loss=0.2, mae=2)], LOWER_IS_BETTER) == (2, ("mae", "loss"))
-    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.4)], LOWER_IS_BETTER)[0] == 2
-    assert tuning.best_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.5)], LOWER_IS_BETTER)[0] == 1
-    assert tuning.best_trial([trial(1, auprc=None, loss=0.5), trial(2, auprc=0.9, loss=0.9)], LOWER_IS_BETTER) == (1, ("loss",))
-    assert tuning.best_trial([trial(1, rel=0.9), trial(2, "non-finite loss")], LOWER_IS_BETTER)[0] == 1
+    assert tuning.select_trial([trial(1, rel=0.5, loss=9), trial(2, rel=0.4, loss=9)], LOWER_IS_BETTER) == (2, ("rel", "loss"))
+    assert tuning.select_trial([trial(1, accuracy=0.5, rel=0.5), trial(2, accuracy=0.6, rel=0.9)], LOWER_IS_BETTER)[0] == 2
+    assert tuning.select_trial([trial(1, loss=0.1, mae=3), trial(2, loss=0.2, mae=2)], LOWER_IS_BETTER) == (2, ("mae", "loss"))
+    assert tuning.select_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.4)], LOWER_IS_BETTER)[0] == 2
+    assert tuning.select_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.5)], LOWER_IS_BETTER)[0] == 1
+    assert tuning.select_trial([trial(1, auprc=None, loss=0.5), trial(2, auprc=0.9, loss=0.9)], LOWER_IS_BETTER) == (1, ("loss",))
+    assert tuning.select_trial([trial(1, rel=0.9), trial(2, "non-finite loss")], LOWER_IS_BETTER)[0] == 1
     with pytest.raises(UserError, match="all of 2 learning rates diverge: 1, 2") as caught:
-        tuning.best_trial([trial(1, "non-finite loss"), trial(2, "non-finite loss")], LOWER_IS_BETTER)
+        tuning.select_trial([trial(1, "non-finite loss"), trial(2, "non-finite loss")], LOWER_IS_BETTER)
     assert (caught.value.code, caught.value.exit_code) == (Reason.NON_FINITE_LOSS, 4)
 
 
@@ -112,7 +112,7 @@ def test_a_head_is_tuned_by_the_metric_of_its_task(home: Path) -> None:
 
 def test_no_test_window_is_within_reach(home: Path) -> None:
     windows = tokens.open_tokens(home / "tokens" / "synthetic-staging")
-    view = tuning.without_test(windows)
+    view = tuning.drop_test(windows)
     assert len(view["train"])
     assert len(view["validation"])
     with pytest.raises(UserError, match="test"):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate, storage
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_probe, standardise
-from bitimely_core.run import vocabulary_digest
+from bitimely_core.run import hash_vocabulary
 from bitimely_core.schemas import RunRecord, Scores, TaskScores
 from bitimely_core.types import Progress
 
@@ -203,7 +203,7 @@ def fit_baseline(
     windows: Any = open_windows(scores.data)
     if windows.fingerprint != record.data[0].fingerprint:
         return "the windows of the run no longer exist"
-    if kind == "kernels" and vocabulary_digest(windows):
+    if kind == "kernels" and hash_vocabulary(windows):
         return "events have no samples to convolve"
     seed = record.seed
     inputs = {"kind": kind, "version": CACHE_VERSION, "data": windows.fingerprint, "fraction": chosen.fraction}

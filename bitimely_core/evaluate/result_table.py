@@ -23,7 +23,7 @@ from bitimely_core.schemas import (
     SeedScore,
     TaskScores,
 )
-from bitimely_core.workspace import dataset_and_view
+from bitimely_core.workspace import parse_view
 
 if TYPE_CHECKING:
     import polars as pl
@@ -185,7 +185,7 @@ def group_columns(found: Sequence[ScoredRun], requested: Iterable[str], stated: 
 def _infer_task(data: str) -> str:
     """The task of a view according to the registry, "" if unknown."""
     try:
-        dataset, view = dataset_and_view(data)
+        dataset, view = parse_view(data)
     except UserError:
         return ""
     facts = registry.datasets[dataset].facts

@@ -15,7 +15,7 @@ from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.training.tuning import TRIAL_SHARE
 from bitimely_core.workflows.catalog import COSTS
-from bitimely_core.workspace import dataset_and_view
+from bitimely_core.workspace import parse_view
 
 UTILIZATION = 0.3  # share of the speed of a large matrix product that a training step reaches (assumed)
 TRAIN_SHARE = 0.8  # of all windows, where nothing has been tokenized yet
@@ -127,7 +127,7 @@ def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
 
     made = workspace / "tokens" / name / "manifest.json"
     node = plan.nodes.get(f"tokenize {name}")
-    dataset, view = dataset_and_view(str(node.settings["data"]) if node else name)
+    dataset, view = parse_view(str(node.settings["data"]) if node else name)
     facts = registry.datasets[dataset].facts
     if made.is_file():
         windows = _open_tokens(made.parent)

@@ -17,9 +17,9 @@ from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
 from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage
 from bitimely_core.report.recipe_results import write_results
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import windows_opener
+from bitimely_core.workflows.prepare import make_windows_opener
 from bitimely_core.workflows.train import TrainingResult
-from bitimely_core.workspace import dataset_and_view, is_events, tokens_name
+from bitimely_core.workspace import is_events, name_tokens, parse_view
 
 FINETUNE_FLAGS = {"readout", "layers", "freeze", "from_scratch", "fraction"}  # they leave the pre-training as it is: it is shared
 Say = Callable[[str], None]
@@ -220,13 +220,13 @@ class PlanBuilder:
 
     def add_tokens(self, view: str, own: DataConfig, build: Flags, block: str) -> tuple[str, str]:
         """The tokens of a view with the settings of the recipe: their name, and the label of the stage."""
-        dataset, _ = dataset_and_view(view)
+        dataset, _ = parse_view(view)
         events = is_events(view)
         if events and own.test_fold is not None:
             raise usage_error(f"folds of {view}", "expected recordings", "Split claims with --split-file at ingest", field="folds")
         chosen = {**self.recipe.build, **build} if events else {**_set_fields(self.recipe.tokenize), **_set_fields(own)}
         local = bool(build) if events else bool(_set_fields(own))
-        name = "-".join([*([self.plan.name] if chosen else []), *([block] if local and block else []), tokens_name(view)])
+        name = "-".join([*([self.plan.name] if chosen else []), *([block] if local and block else []), name_tokens(view)])
         cached = self.workspace / "cache" / dataset / "manifest.json"
         ingest = f"ingest {dataset}"
         if not registry.datasets[dataset].facts.needs_source:
@@ -477,7 +477,7 @@ def _write_results(plan: ExperimentPlan, workspace: Path, leak_free: bool, progr
         description=". ".join(filter(None, [recipe.description, variant])),
         workspace=workspace,
         out=workspace / "reports" / plan.name,
-        open_windows=windows_opener(workspace),
+        open_windows=make_windows_opener(workspace),
         progress=progress,
     )
     return StageResult()

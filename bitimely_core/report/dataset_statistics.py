@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bitimely_core import registry
 from bitimely_core.page import Page, PageBuilder
 from bitimely_core.tokens import Windows
-from bitimely_core.workspace import dataset_and_view
+from bitimely_core.workspace import parse_view
 
 COLUMNS = ("channels", "timesteps", "sequences", "length", "classes")
 CAPTION = (
@@ -43,7 +43,7 @@ class ViewStatistics:
 
 def count_view(data: str, windows: Windows | None, problem: str = "") -> ViewStatistics:
     """The counts of the view `data`; without windows `problem` is the note."""
-    dataset, view = dataset_and_view(data)
+    dataset, view = parse_view(data)
     paper = registry.datasets[dataset].facts.paper
     printed = paper.get(view, {}) if isinstance(paper.get(view, {}), dict) else {}
     counts: dict[str, int | None] = dict.fromkeys(COLUMNS)

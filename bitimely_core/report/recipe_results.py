@@ -35,7 +35,7 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.report.text import markdown_text, tex_text, text_cell
 from bitimely_core.schemas import CellScore, MetricValue, TaskScores
 from bitimely_core.types import Progress
-from bitimely_core.workspace import run_folder
+from bitimely_core.workspace import find_run_folder
 
 RESERVED = ("names", "source", "notes")
 EVENTS = ("length_only", "single_code")  # shortcut baselines of claims
@@ -200,7 +200,7 @@ def _open_runs(entries: Entries, workspace: Path, keep: Path, open_windows: Open
             try:
                 names = [entry["run"]] if isinstance(entry["run"], str) else entry["run"]
                 data = column.partition(":")[0]
-                parts = [read_scored_run(row, data, seed, run_folder(str(name), workspace)) for name in names]
+                parts = [read_scored_run(row, data, seed, find_run_folder(str(name), workspace)) for name in names]
                 known = [part for part in parts if part is not None]
                 one = folds.pool_folds(known, keep, open_windows) if len(known) == len(parts) else None
                 detail = detail or "" if one else "the run has not been evaluated"

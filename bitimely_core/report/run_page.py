@@ -226,7 +226,7 @@ def combine_pages(page: Page, others: list[Page], tables: list[Table], title: st
     return Page(title=title, verdict=page.verdict, notices=notices, blocks=blocks, facts=page.facts, summary=page.summary)
 
 
-def audit_table(name: str, audit: dict[str, dict[str, Any]], class_names: list[str]) -> Table:
+def audit_table(name: str, audit: Mapping[str, Mapping[str, Any]], class_names: list[str]) -> Table:
     """Subjects, windows and windows of each class by split."""
     caption = "No subject is in two splits; normalisation statistics come from the training split only."
     rows = [[split, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in class_names)] for split, a in audit.items()]

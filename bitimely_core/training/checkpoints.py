@@ -30,7 +30,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, integr
 from bitimely_core.schemas import CheckpointMeta, StoredFile, flatten_keys
 
 STEP = re.compile(r"step-(\d{1,15})")
-SPARE = 1 << 20  # bytes beyond the tensors that must be free: headers, meta.json, the log
+SPARE_BYTES = 1 << 20  # bytes beyond the tensors that must be free: headers, meta.json, the log
 
 
 class Checkpoint(NamedTuple):
@@ -46,11 +46,11 @@ class Checkpoint(NamedTuple):
 
 
 def list_steps(folder: Path) -> list[int]:
-    """Steps of which a folder exists, newest first; nothing is opened."""
+    """Steps that have a folder, newest first; no file is opened."""
     if not folder.is_dir():
         return []
-    found = (STEP.fullmatch(path.name) for path in folder.iterdir())
-    return sorted((int(match[1]) for match in found if match), reverse=True)
+    matches = (STEP.fullmatch(path.name) for path in folder.iterdir())
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 def save_checkpoint(folder: Path, meta: CheckpointMeta, tensors: Mapping[str, Mapping[str, Tensor]], *, keep: int = 2) -> Path:
@@ -68,7 +68,7 @@ def save_checkpoint(folder: Path, meta: CheckpointMeta, tensors: Mapping[str, Ma
     step = meta.step
     final, temporary = folder / f"step-{step}", folder / f"step-{step}.tmp"
     storage.make_folder(folder)
-    storage.require_space(folder, SPARE + sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values()))
+    storage.require_space(folder, SPARE_BYTES + sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values()))
     _remove_folder(temporary)
     try:
         storage.make_folder(temporary)
@@ -79,7 +79,7 @@ def save_checkpoint(folder: Path, meta: CheckpointMeta, tensors: Mapping[str, Ma
         meta = meta.model_copy(update={"files": files})
         meta.model_copy(update={"sha256": _hash_meta(meta.to_json())}).save(temporary / "meta.json")
         if final.is_dir():  # the same step, now validated
-            storage.os_replace(final, folder / f"step-{step}.former.tmp")
+            storage.os_replace(final, folder / f"step-{step}.previous.tmp")
         storage.os_replace(temporary, final)
         _sync_folder(folder)
         verify_checkpoint(final)
@@ -95,7 +95,7 @@ def save_checkpoint(folder: Path, meta: CheckpointMeta, tensors: Mapping[str, Ma
         with suppress(OSError):
             storage.os_replace(path, path.with_suffix(".tmp"))  # a kill during the removal leaves no partial checkpoint under a final name
             _remove_folder(path.with_suffix(".tmp"))
-    _remove_folder(folder / f"step-{step}.former.tmp")
+    _remove_folder(folder / f"step-{step}.previous.tmp")
     _remove_folder(final.with_suffix(".damaged"))
     return final
 
@@ -123,7 +123,7 @@ def verify_checkpoint(path: Path) -> CheckpointMeta:
     return meta
 
 
-def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Finding]]:
+def find_newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Finding]]:
     """The newest intact checkpoint, or None without any, and a warning for each newer one that is damaged.
 
     Raises UserError (integrity, exit 5) when all checkpoints are damaged.
@@ -138,7 +138,7 @@ def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Finding]]:
                 raise
             damaged.append((step, error))
             continue
-        return Checkpoint(path, meta), [_fallback_finding(path, error, f"step-{at}") for at, error in damaged]
+        return Checkpoint(path, meta), [_describe_fallback(path, error, f"step-{at}") for at, error in damaged]
     if not damaged:
         return None, []
     raise integrity_error(
@@ -189,7 +189,7 @@ def require_same_run(checkpoint: Checkpoint, identity: dict[str, JsonValue], exe
     )
     if differing:
         raise usage_error(
-            f"{_count(differing, 'key differs', 'keys differ')} from the run to resume: {', '.join(differing)}",
+            f"{_format_count(differing, 'key differs', 'keys differ')} from the run to resume: {', '.join(differing)}",
             "expected the settings and data it was started with",
             "Repeat the previous command, choose another --run, or start over with --force-new",
             code=Reason.SETTINGS_DIFFER,
@@ -216,7 +216,7 @@ def require_same_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], exp
     if differing:
         raise input_error(
             Reason.SHAPES_DIFFER,
-            f"{_count(differing, 'tensor differs', 'tensors differ')}: {', '.join(differing)}",
+            f"{_format_count(differing, 'tensor differs', 'tensors differ')}: {', '.join(differing)}",
             "expected the architecture of the checkpoint",
             "Build the model with the settings of the run",
             file=str(checkpoint.folder),
@@ -234,10 +234,10 @@ def require_same_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], exp
 
 def write_tensors(path: Path, group: Mapping[str, Tensor]) -> tuple[str, int]:
     """Write a safetensors file; its SHA-256 and size. Raises UserError (exit 6)."""
-    return storage.write_bytes(path, to_bytes(_unshare(group)))
+    return storage.write_bytes(path, to_bytes(_copy_to_cpu(group)))
 
 
-def _unshare(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copy_to_cpu(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous CPU tensors without shared memory (tied weights), which safetensors refuses."""
     out: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -248,7 +248,7 @@ def _unshare(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def all_finite(group: Mapping[str, Tensor]) -> bool:
+def is_finite(group: Mapping[str, Tensor]) -> bool:
     """Whether every floating-point tensor is finite."""
     return all(bool(torch.isfinite(t).all()) for t in group.values() if t.is_floating_point())
 
@@ -267,11 +267,11 @@ def _remove_folder(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _count(items: list[str], one: str, many: str) -> str:
+def _format_count(items: list[str], one: str, many: str) -> str:
     return f"{len(items)} {one if len(items) == 1 else many}"
 
 
-def _fallback_finding(used: Path, error: UserError, name: str) -> Finding:
+def _describe_fallback(used: Path, error: UserError, name: str) -> Finding:
     return Finding(
         code=Reason.INTEGRITY,
         level="warning",

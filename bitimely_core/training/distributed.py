@@ -89,7 +89,7 @@ def all_reduce_statistics(model: nn.Module) -> None:
                     buffer.div_(get_world_size())
 
 
-def first_error(own: Exception | None) -> Exception:
+def find_first_error(own: Exception | None) -> Exception:
     """The exception to raise when any process failed: its own where that is a bug, else the first UserError of any."""
     gathered: list[Any] = [own]
     if get_world_size() > 1:

@@ -14,7 +14,7 @@ from bitimely_core.training.loop import Objective, map_tensors
 from bitimely_core.types import Batch, Batches
 
 
-class Estimate(TypedDict):
+class CostEstimate(TypedDict):
     """Result of `estimate`."""
 
     parameters: int
@@ -35,7 +35,7 @@ def estimate(
     accumulate: int = 1,
     precision: str = "fp32",
     device_name: str = "auto",
-) -> Estimate:
+) -> CostEstimate:
     """Estimate time and memory of `steps` steps: two micro-batches are run and the second is timed (the first, if it took long).
 
     The model is not changed. On the CPU a few rows are run; time and activations are scaled by the rows. The time of the optimizer, reading,
@@ -65,7 +65,7 @@ def estimate(
             generator = torch.Generator().manual_seed(0)
             autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
             with autocast, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-                loss = objective(model, small, generator=generator)["loss"] if objective else _stand_in_loss(model(small))
+                loss = objective(model, small, generator=generator)["loss"] if objective else _compute_substitute_loss(model(small))
             loss.backward()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -98,7 +98,7 @@ def estimate(
     }
 
 
-def _stand_in_loss(out: Any) -> Tensor:
+def _compute_substitute_loss(out: Any) -> Tensor:
     """A number that depends on the output of a model or a head."""
     tensor = out if isinstance(out, Tensor) else out.hidden[-1]
     return tensor.float().square().mean()

@@ -16,7 +16,7 @@ from bitimely_core import registry
 from bitimely_core.config import TrainConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.training import checkpoints
-from bitimely_core.training.distributed import all_reduce_sum, first_error, get_rank
+from bitimely_core.training.distributed import all_reduce_sum, find_first_error, get_rank
 from bitimely_core.types import Batches
 
 if TYPE_CHECKING:
@@ -86,13 +86,13 @@ def non_finite_error(state: TrainingState, quantity: str, value: float) -> UserE
     rows = non_finite = ""
     if batch is not None:
         index = torch.arange(batch.values.shape[0]) if batch.index is None else batch.index.cpu()
-        rows = f", batch rows {list_some(index.tolist())}"
+        rows = f", batch rows {format_numbers(index.tolist())}"
         if batch.values.is_floating_point():
             finite = torch.isfinite(batch.values)
             if batch.mask is not None:
                 finite |= ~(batch.mask if batch.mask.ndim == finite.ndim else batch.mask[..., None])
             bad = index[~finite.flatten(1).all(1).cpu()].tolist()
-            non_finite = f"; values are not finite in rows {list_some(bad)}" if bad else ""
+            non_finite = f"; values are not finite in rows {format_numbers(bad)}" if bad else ""
     kept = [] if state.home is None else checkpoints.list_steps(state.home / "checkpoints")
     return input_error(
         Reason.NON_FINITE_LOSS,
@@ -103,7 +103,7 @@ def non_finite_error(state: TrainingState, quantity: str, value: float) -> UserE
     )
 
 
-def list_some(numbers: list[int], limit: int = 20) -> str:
+def format_numbers(numbers: list[int], limit: int = 20) -> str:
     """The first `limit` of `numbers`, and how many more there are."""
     shown = ", ".join(map(str, numbers[:limit]))
     return f"{shown} and {len(numbers) - limit} more" if len(numbers) > limit else shown
@@ -130,5 +130,5 @@ def sync_step(state: TrainingState, numbers: list[float], fault: Exception | Non
             else out_of_memory_error(fault, state.batches, state.config, batch, divisible=is_divisible(state.model, state.objective))
             or fault
         )
-        raise first_error(own) from (fault if own is not fault else None)
+        raise find_first_error(own) from (fault if own is not fault else None)
     return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)

@@ -180,14 +180,11 @@ def fit(
     if not batches.steps and settings.count_steps(1):
         raise input_error(Reason.NO_INPUT, "no training batch", "expected at least one", "Check the split: it may have no training subject")
     join_group()
-    device = select_device(settings.device)
-    home = None if folder is None else Path(folder)
+    device, home = select_device(settings.device), None if folder is None else Path(folder)
     with ExitStack() as stack:
         if home is not None and get_rank() == 0:
             stack.enter_context(storage.lock(home))
-        checkpoint, findings = _find_checkpoint(home)
-        for finding in findings:
-            warn(finding, notice)
+        checkpoint, findings = _find_checkpoint(home, notice)
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(deterministic_kernels(device))
         if checkpoint is None and total:
@@ -209,7 +206,7 @@ def fit(
             names=names,
             home=home,
             log=log,
-            identity=json.loads(storage.encode_json({**(identity or {}), "train": resume_fingerprint(settings, batches, total)})),
+            identity=json.loads(storage.encode_json({**(identity or {}), "train": describe_resume_settings(settings, batches, total)})),
         )
         if checkpoint is not None:
             _resume(state, checkpoint)
@@ -272,7 +269,7 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
 
 
 def _run_steps(state: TrainingState) -> None:
-    """Steps, validations and checkpoints, to the last step or until a signal asks to stop."""
+    """Steps, validations and checkpoints, to the last step or until a stop signal."""
     state.logged_at = time.perf_counter()
     state.model.train()
     every = state.config.checkpoint_every or state.batches.steps
@@ -297,7 +294,7 @@ def _run_steps(state: TrainingState) -> None:
 
 def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | None, int]:
     """One optimizer step. Returns the line to log, if one is due, and the stop signal that any process received, or 0."""
-    rate = state.config.lr * schedule_factor(state.step, state.total, state.config.warmup)
+    rate = state.config.lr * compute_schedule_factor(state.step, state.total, state.config.warmup)
     state.optimizer.zero_grad(set_to_none=True)
     sums, parts = [0.0, 0.0, 0.0], Parts()
     fault: Exception | None = None
@@ -338,7 +335,7 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     now = time.perf_counter()
     line: LogLine = {
         "step": state.step,
-        "epoch": _epoch_of(state),
+        "epoch": _count_epochs(state),
         "split": "train",
         "loss": state.last["loss"],
         "rel": state.last["rel"],
@@ -368,13 +365,13 @@ def _validate(state: TrainingState) -> int:
                     fault = error
                 _, stop = sync_step(state, [], fault, state.step)
                 if stop:
-                    return stop  # the next call does it from its beginning
+                    return stop  # the next call repeats the validation
     finally:
         state.model.train()
     count, loss, rel = all_reduce_sum(sums)
     line: LogLine = {
         "step": state.step,
-        "epoch": _epoch_of(state),
+        "epoch": _count_epochs(state),
         "split": "validation",
         "loss": _finite_or_none(loss / max(count, 1.0)),
         "rel": _finite_or_none(rel / max(count, 1.0)),
@@ -423,7 +420,7 @@ def _accumulate(sums: list[float], parts: Parts, out: BatchLoss) -> None:
         parts[name] = (counted + count, weighted + count * number)
 
 
-def schedule_factor(step: int, total: int, warmup: float) -> float:
+def compute_schedule_factor(step: int, total: int, warmup: float) -> float:
     """Share of the highest rate after `step` of `total` steps: linear over the first `warmup` share, then a cosine that is 0 at `total`."""
     rising = round(warmup * total)
     if step < rising:
@@ -513,14 +510,14 @@ def _prefetch(stream: Iterator[Batch], where: torch.device, depth: int = 2) -> G
         stopped.set()
 
 
-def latest_checkpoint(folder: str | Path) -> checkpoints.Checkpoint | None:
+def load_latest_checkpoint(folder: str | Path) -> checkpoints.Checkpoint | None:
     """The newest intact checkpoint of a run, None without any. Raises UserError (integrity, exit 5) when none of them verifies."""
-    return checkpoints.newest_checkpoint(Path(folder) / "checkpoints")[0]
+    return checkpoints.find_newest_checkpoint(Path(folder) / "checkpoints")[0]
 
 
 def is_finished(folder: str | Path) -> bool:
     """Whether the last step of the run in `folder` is done and validated; then its weights are in `model/`."""
-    checkpoint = latest_checkpoint(folder)
+    checkpoint = load_latest_checkpoint(folder)
     return checkpoint is not None and checkpoint.meta.finished
 
 
@@ -553,18 +550,20 @@ def _write_line(state: TrainingState, line: LogLine) -> None:
             state.log({**line, "of": state.total})
 
 
-def _find_checkpoint(home: Path | None) -> tuple[checkpoints.Checkpoint | None, list[Finding]]:
+def _find_checkpoint(home: Path | None, notice: Notice | None) -> tuple[checkpoints.Checkpoint | None, list[Finding]]:
     """The checkpoint to resume from: process 0 selects it, cleans up and broadcasts the step."""
     if home is None:
         return None, []
     folder = home / "checkpoints"
     if get_rank() == 0:
-        checkpoint, findings = checkpoints.newest_checkpoint(folder)
+        checkpoint, findings = checkpoints.find_newest_checkpoint(folder)
         checkpoints.sweep_folder(folder, checkpoint)
         for swept in (home, home / "model"):
             if swept.is_dir():
                 storage.remove_temporary_files(swept)
         all_reduce_sum([0.0 if checkpoint is None else checkpoint.step + 1.0])
+        for finding in findings:
+            warn(finding, notice)
         return checkpoint, findings
     (number,) = all_reduce_sum([0.0])
     path = folder / f"step-{int(number) - 1}"
@@ -575,7 +574,7 @@ def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint) -> None:
     """Load weights, moments and step. Raises UserError (settings_differ, shapes_differ, integrity)."""
     checkpoints.require_same_run(checkpoint, state.identity, RESUME_EXEMPT)
     weights = checkpoints.load_tensors(checkpoint, "model")
-    checkpoints.require_same_shapes(checkpoint, weights, _state_tensors(state.model))
+    checkpoints.require_same_shapes(checkpoint, weights, _list_tensors(state.model))
     state.model.load_state_dict(weights)
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in checkpoints.load_tensors(checkpoint, "optimizer").items():
@@ -594,7 +593,7 @@ def _save_checkpoint(state: TrainingState) -> None:
     parameters = dict(state.model.named_parameters())
     states = [state.optimizer.state.get(p, {}) for p in list_parameters(state.optimizer)]
     moments = {f"{name}::{key}": value for name, state in zip(state.names, states, strict=False) for key, value in state.items()}
-    if not (checkpoints.all_finite(parameters) and checkpoints.all_finite(moments)):
+    if not (checkpoints.is_finite(parameters) and checkpoints.is_finite(moments)):
         raise input_error(
             Reason.NON_FINITE_LOSS,
             f"non-finite weights after step {state.step}",
@@ -620,7 +619,7 @@ def _save_checkpoint(state: TrainingState) -> None:
             bitimely=__version__,
             torch=str(torch.__version__),
         )
-        tensors = {"model": _state_tensors(state.model), "optimizer": moments}
+        tensors = {"model": _list_tensors(state.model), "optimizer": moments}
         checkpoints.save_checkpoint(state.home / "checkpoints", meta, tensors, keep=state.config.keep)
     all_reduce_sum([0.0])  # the others wait: a stop must not end them while process 0 writes
 
@@ -631,20 +630,20 @@ def _export_model(model: nn.Module, folder: Path) -> None:
     if callable(save):
         save(folder)
     else:
-        checkpoints.write_tensors(storage.make_folder(folder) / "model.safetensors", _state_tensors(model))
+        checkpoints.write_tensors(storage.make_folder(folder) / "model.safetensors", _list_tensors(model))
 
 
-def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
+def _list_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
-def resume_fingerprint(config: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
+def describe_resume_settings(config: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
     """The settings of the training that a resumed run must share."""
     own = config.model_dump(mode="json", exclude={*RESUME_EXEMPT, "epochs", "steps", "batch_size"})
     return {**own, "total_steps": total, "epoch_steps": batches.steps, "batch_rows": batches.size}
 
 
-def _epoch_of(state: TrainingState) -> int:
+def _count_epochs(state: TrainingState) -> int:
     """The epoch, from 1, of the step just done."""
     return (state.step - 1) // state.batches.steps + 1
 

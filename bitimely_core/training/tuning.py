@@ -44,7 +44,7 @@ class TrainValidation:
         return rows
 
 
-def without_test(windows: Windows) -> TrainValidation:
+def drop_test(windows: Windows) -> TrainValidation:
     """The windows without their test split."""
     return TrainValidation(windows["train"], windows["validation"])
 
@@ -68,7 +68,7 @@ class LearningRateSearch:
     lower_is_better: Collection[str] = ()
 
 
-def learning_rate_grid(rates: int | tuple[float, ...], lr: float) -> tuple[float, ...]:
+def make_rate_grid(rates: int | tuple[float, ...], lr: float) -> tuple[float, ...]:
     """The rates to try, ascending; of a number: `lr` and its neighbours, half a decade apart, of an even number one more above."""
     if isinstance(rates, tuple):
         return tuple(sorted(rates))
@@ -100,7 +100,7 @@ def plan_search(
             field="--tune",
         )
     return LearningRateSearch(
-        rates=learning_rate_grid(settings.tune.rates, settings.train.lr),
+        rates=make_rate_grid(settings.tune.rates, settings.train.lr),
         steps=min(total, settings.tune.steps or max(MIN_TRIAL_STEPS, total // TRIAL_SHARE)),
         views=views,
         measure=measure,
@@ -159,7 +159,7 @@ def select_learning_rate(
         stored = TrialRecord.load(path)
         trials.append(TuningTrial(lr=stored.lr, scores=stored.scores, reason=stored.reason))
     model.load_state_dict(start)
-    lr, by = best_trial(trials, search.lower_is_better)
+    lr, by = select_trial(trials, search.lower_is_better)
     return TuningRecord(lr=lr, by=by, steps=search.steps, seed=config.seed, around=config.lr, trials=tuple(trials))
 
 
@@ -197,7 +197,7 @@ def _run_trial(
         return TrialRecord(lr=config.lr, reason=error.problem)
 
 
-def best_trial(trials: Sequence[TuningTrial], lower_is_better: Collection[str] = ()) -> tuple[float, tuple[str, ...]]:
+def select_trial(trials: Sequence[TuningTrial], lower_is_better: Collection[str] = ()) -> tuple[float, tuple[str, ...]]:
     """The selected rate, and the scores that decided: those that all finished trials have.
 
     Raises UserError (non_finite_loss, exit 4) when no trial finished.

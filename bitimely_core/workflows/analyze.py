@@ -1,11 +1,11 @@
-"""The verbs analyze and report: pages about one or several runs."""
+"""`analyze`: one analysis of runs, of a data set or of a model, and its report."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from bitimely_core import registry
 from bitimely_core.config import DataConfig
@@ -15,7 +15,24 @@ from bitimely_core.run import FORMAT, Run
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run, prepare_windows
 
-LONGEST = 150  # characters of a report's name
+Options = dict[str, Any]  # keyword arguments of an analysis
+MAX_NAME_LENGTH = 150  # characters of a report's name
+
+
+class AnalysisResult(TypedDict, total=False):
+    """Result of `analyze`; under dry_run kind, runs, options and the file that would be written."""
+
+    format_version: int
+    kind: str
+    runs: list[str]
+    options: Options
+    report: str
+    page: Page
+    verdict: str
+    notices: list[str]
+    summary: Any
+    leak_free: Any  # as measured
+    exit_code: int  # 5 when a leak contradicts the stamp of the run
 
 
 def analyze(
@@ -35,10 +52,10 @@ def analyze(
     verify: bool = True,
     dry_run: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Run the analysis `kind` on runs (or on a model by name) and write its report; returns report, page, summary, verdict, notices.
+) -> AnalysisResult:
+    """Run the analysis `kind` on runs (or on a model by name) and write its report.
 
-    Raises UserError: unknown_name, config (2), incomplete (4). The exit code is 5 when a leak contradicts a stamp.
+    Raises UserError: unknown_name, config (2), incomplete (4).
     """
     from bitimely_core import report as rendering
 
@@ -48,35 +65,36 @@ def analyze(
     if takes in {"run", "runs"} and not names:
         raise usage_error("no run", "expected at least one RUN", f"For example: bitimely analyze {kind} tiny")
     if takes == "run" and len(names) > 1:
-        raise usage_error(f"{len(names)} runs", f"{kind} takes one")
-    given = _parse_options(entry, {**(options or {}), **({} if sequences is None else {"sequences": str(sequences)})})
-    needed = _require_data(data, kind) if takes == "data" else None
-    target = out or workspace / "reports" / (name or _report_name(kind, names, needed, model, objective, preset))
+        raise usage_error(f"{len(names)} runs", f"expected one for {kind}")
+    parsed = _parse_options(entry, {**(options or {}), **({} if sequences is None else {"sequences": str(sequences)})})
+    view = _require_data(data, kind) if takes == "data" else None
+    target = out or workspace / "reports" / (name or _name_report(kind, names, view, model, objective, preset))
     if dry_run:
-        return {"kind": kind, "runs": names, "options": given, "report": str(target / "report.html")}
-    if needed is not None:
-        windows = prepare_windows(needed, workspace, DataConfig(), verify=verify, progress=progress)
-        page: Page = entry.function(windows, seed=seed, **given, **_progress(entry, progress))
+        return {"kind": kind, "runs": names, "options": parsed, "report": str(target / "report.html")}
+    arguments = {**parsed, "seed": seed}
+    if "progress" in inspect.signature(entry.function).parameters:
+        arguments["progress"] = progress
+    if view is not None:
+        page: Page = entry.function(prepare_windows(view, workspace, DataConfig(), verify=verify, progress=progress), **arguments)
     else:
         runs = [_open_run(n, data, workspace, verify, progress, scores=entry.facts.scores) for n in names]
-        extra = {"model": model or "bitimelygpt", "objective": objective, "preset": preset} if takes == "model" else {}
-        page = (
-            entry.function(runs or None, **extra, seed=seed, **given, **_progress(entry, progress))
-            if takes == "model"
-            else entry.function(runs, seed=seed, **given, **_progress(entry, progress))
-        )
+        if takes == "model":
+            arguments |= {"model": model or "bitimelygpt", "objective": objective, "preset": preset}
+        page = entry.function(runs or None, **arguments)
     path = rendering.write_report(target, page)
-    contradiction = bool(page.summary.get("contradiction"))
-    return {
+    result: AnalysisResult = {
         "format_version": FORMAT,
         "kind": kind,
         "report": str(path),
         "page": page,
         "verdict": page.verdict,
         "notices": page.notices,
-        **_top_level(page.summary),
-        "exit_code": int(Exit.INTEGRITY if contradiction else Exit.OK),
+        "summary": page.summary,
+        "exit_code": int(Exit.INTEGRITY if page.summary.get("contradiction") else Exit.OK),
     }
+    if "leak_free" in page.summary:
+        result["leak_free"] = page.summary["leak_free"]
+    return result
 
 
 def _open_run(name: str, data: str | None, workspace: Path, verify: bool, progress: Progress | None, *, scores: bool) -> Run:
@@ -87,15 +105,15 @@ def _open_run(name: str, data: str | None, workspace: Path, verify: bool, progre
     return run
 
 
-def _parse_options(entry: registry.Entry[Any], given: dict[str, str]) -> dict[str, Any]:
+def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options:
     """Texts of the command line as the types of the analysis's keyword arguments. Raises UserError (config, exit 2)."""
     parameters = {
         n: p
         for n, p in inspect.signature(entry.function).parameters.items()
         if p.kind is p.KEYWORD_ONLY and n not in {"seed", "model", "objective", "preset", "progress"}
     }
-    out: dict[str, Any] = {}
-    for key, text in given.items():
+    out: Options = {}
+    for key, text in texts.items():
         if key not in parameters:
             raise registry.unknown(
                 f"option of {entry.name}", f"--{key.replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in parameters]
@@ -123,12 +141,8 @@ def _parse_literal(text: str) -> Any:
         return text
 
 
-def _progress(entry: registry.Entry[Any], progress: Progress | None) -> dict[str, Any]:
-    return {"progress": progress} if "progress" in inspect.signature(entry.function).parameters else {}
-
-
-def _report_name(kind: str, names: list[str], data: str | None, model: str | None, objective: str | None, preset: str) -> str:
-    """The name of a report: its kind, and what was looked at."""
+def _name_report(kind: str, names: list[str], data: str | None, model: str | None, objective: str | None, preset: str) -> str:
+    """The name of a report: the kind and its subject."""
     if names:
         parts = [Path(n).name for n in names]
     elif data is not None:
@@ -142,8 +156,3 @@ def _require_data(data: str | None, kind: str) -> str:
     if data is None:
         raise usage_error("no data", "expected --data", f"For example: bitimely analyze {kind} --data synthetic/staging")
     return data
-
-
-def _top_level(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary, with the measured `leak_free` at the top where there is one."""
-    return {"summary": summary, **({"leak_free": summary["leak_free"]} if "leak_free" in summary else {})}

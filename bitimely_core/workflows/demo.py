@@ -1,4 +1,4 @@
-"""The last steps of `demo`."""
+"""`demo`: its last steps."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def demonstrate(
     """The last three commands of `bitimely demo`: spectra, maps, and one page of the two runs with data, scores, curves and these figures.
 
     Args:
-        workspace: where `tiny` was pre-trained and fine-tuned on `data`, with and without its weights.
+        workspace: holds `tiny`, pre-trained and fine-tuned on `data`, with and without its weights.
         data: name of the tokens.
         title: of the page.
-        progress: told about the analyses.
+        progress: called during the analyses.
     """
     from bitimely_core import report as rendering
     from bitimely_core import tokens

@@ -1,4 +1,4 @@
-"""The verbs that read a trained run: evaluate and embed."""
+"""`evaluate`: scores of a run on one split, with predictions, page and comparison."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import write_card
-from bitimely_core.run import describe_data, vocabulary_digest
+from bitimely_core.run import describe_data, hash_vocabulary
 from bitimely_core.schemas import Comparison, EvaluationSettings, MetricValue, ReadingOptions, RunRecord, Scores, TaskScores
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
-from bitimely_core.workspace import run_folder
+from bitimely_core.workspace import find_run_folder
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
 
 Unit = Literal["subject", "window"]
+Columns = dict[str, Any]  # target and prediction, in the order of the rows
 
 
 def evaluate(
@@ -62,42 +63,42 @@ def evaluate(
 
         tasks.check_task_run(windows, record.kind)
     shared = opened.count_shared_subjects(split)
-    chosen = windows[split]
+    rows = windows[split]
     if dry_run:
         return {
             "run": record.run,
             "data": windows.name,
             "split": split,
-            "n": len(chosen),
-            "n_subjects": len(set(chosen.subjects())),
+            "n": len(rows),
+            "n_subjects": len(set(rows.subjects())),
             "folder": str(folder),
         }
     scores = Scores(
         run=record.run,
         data=windows.name,
         split=split,
-        n=len(chosen),
-        n_subjects=len(set(chosen.subjects())),
+        n=len(rows),
+        n_subjects=len(set(rows.subjects())),
         settings=EvaluationSettings(
             bootstrap=bootstrap, by=by, model=record.model, preset=record.preset, verified=verify and record.verified
         ),
         leak_free=record.leak_free,
         subjects_shared_with_training=shared,
-        notices=_notices(record, windows, by, shared, split, verify),
+        notices=_list_notices(record, windows, by, shared, split, verify),
     )
-    columns: dict[str, Any] = {}
+    columns: Columns = {}
     head = opened.head()
     if head is None:
-        found = _score_objective(opened.model(), chosen, record.settings.objective, batch_size, device, progress)
-        scores = scores.model_copy(update={"metrics": found})
+        metrics = _score_objective(opened.model(), rows, record.settings.objective, batch_size, device, progress)
+        scores = scores.model_copy(update={"metrics": metrics})
     else:
-        task_scores = _score_task(head, windows, chosen, bootstrap, by, batch_size, device, progress, columns)
+        task_scores = _score_task(head, windows, rows, bootstrap, by, batch_size, device, progress, columns)
         scores = scores.model_copy(update={name: getattr(task_scores, name) for name in TaskScores.model_fields})
-        _write_predictions(folder / "predictions.parquet", chosen, windows, columns)
+        _write_predictions(folder / "predictions.parquet", rows, windows, columns)
         if predictions is not None:
             from bitimely_core.claims import tasks
 
-            tasks.write_predictions(predictions, chosen, columns["prediction"], ids)
+            tasks.write_predictions(predictions, rows, columns["prediction"], ids)
     if compare is not None:
         scores = scores.model_copy(update={"comparison": _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)})
     scores.save(folder / "scores.json")
@@ -106,13 +107,13 @@ def evaluate(
     return {**scores.to_json(), "report": str(report)}
 
 
-def _notices(record: RunRecord, windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
+def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
     out = list(record.notices)
     out += [line for line in windows.notices if line not in out]
     now, before = describe_data(windows), record.data[0]
     for key, old, new in (("rate", before.rate, now.rate), ("reading", before.reading, now.reading)):
         if old != new:
-            out.append(f"The run was trained with {key} {_show(old)}; these were made with {_show(new)}.")
+            out.append(f"The run was trained with {key} {_format_reading(old)}; these were made with {_format_reading(new)}.")
     if by == "window":
         out.append(
             "Intervals are over windows, not subjects (--by window): windows of one subject are not independent, so they are too narrow."
@@ -126,7 +127,7 @@ def _notices(record: RunRecord, windows: Windows, by: str, shared: int, split: s
     return out
 
 
-def _show(value: float | ReadingOptions) -> str:
+def _format_reading(value: float | ReadingOptions) -> str:
     return str(value.model_dump() if isinstance(value, ReadingOptions) else value)
 
 
@@ -148,34 +149,34 @@ def _score_objective(
     objective = objectives.get(config)
     batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False, least=least)
     sums: dict[str, float] = {}
-    seen = 0
+    scored = 0
     with torch.no_grad():
         for step, batch in enumerate(batches(0)):
-            found = objective(model, data.to_device(batch, place), torch.Generator().manual_seed(step))
-            rows = len(batch.values)
-            seen += rows
-            for key, value in {"loss": found["loss"], "rel": found["rel"], **found["parts"]}.items():
-                sums[key] = sums.get(key, 0.0) + float(value) * rows
+            out = objective(model, data.to_device(batch, place), torch.Generator().manual_seed(step))
+            size = len(batch.values)
+            scored += size
+            for key, value in {"loss": out["loss"], "rel": out["rel"], **out["parts"]}.items():
+                sums[key] = sums.get(key, 0.0) + float(value) * size
             if progress is not None:
                 progress(f"evaluate {windows.name}", step + 1, batches.steps)
-    return {key: MetricValue(value=total / seen) for key, total in sums.items()}
+    return {key: MetricValue(value=total / scored) for key, total in sums.items()}
 
 
 def _score_task(
     model: Any,
     windows: Windows,
-    chosen: Windows,
+    rows: Windows,
     bootstrap: int,
     by: Unit,
     batch_size: int | None,
     device: str,
     progress: Progress | None,
-    columns: dict[str, Any],
+    columns: Columns,
 ) -> TaskScores:
     from bitimely_core import evaluate as scoring
 
-    prediction = predict(model, chosen, batch_size=batch_size, device=device, progress=progress)
-    target = chosen.targets(None)
+    prediction = predict(model, rows, batch_size=batch_size, device=device, progress=progress)
+    target = rows.targets(None)
     assert target is not None, "a view with a task has targets"
     columns |= {"target": target, "prediction": prediction}
     train_target = windows["train"].targets(None) if len(windows["train"]) else None
@@ -183,38 +184,38 @@ def _score_task(
         windows.task,
         target,
         prediction,
-        chosen.subjects(),
+        rows.subjects(),
         class_names=windows.class_names,
         train_target=train_target,
-        baselines=_event_columns(windows, chosen) if vocabulary_digest(windows) and train_target is not None and len(chosen) else None,
+        baselines=_predict_shortcuts(windows, rows) if hash_vocabulary(windows) and train_target is not None and len(rows) else None,
         bootstrap=bootstrap,
         by=by,
         seed=0,
     )
 
 
-def _event_columns(windows: Any, chosen: Any) -> dict[str, np.ndarray]:
-    """What needs no model: the number of events of a sequence, and for each label how often the one most telling code occurs."""
+def _predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
+    """Predictions of the shortcut baselines: from the number of events, and for each label from the count of the best single code."""
     from bitimely_core import evaluate as scoring
     from bitimely_core.claims import shortcut_baselines
 
     train = windows["train"]
     labels = train.targets(None)
-    lengths, codes, own = train.lengths(), train.counts(), chosen.counts()
+    lengths, codes, own = train.lengths(), train.counts(), rows.counts()
     best = []
     for label in labels.T:
         known = np.isfinite(label)
-        told = [shortcut_baselines.average_precision(codes[known, c], label[known]) or 0.0 for c in range(codes.shape[1])]
-        best.append(int(np.argmax(told)))
+        precision = [shortcut_baselines.average_precision(codes[known, c], label[known]) or 0.0 for c in range(codes.shape[1])]
+        best.append(int(np.argmax(precision)))
     single = [scoring.length_baseline("multilabel", codes[:, c], labels[:, k : k + 1], own[:, c]) for k, c in enumerate(best)]
-    return {"length_only": scoring.length_baseline("multilabel", lengths, labels, chosen.lengths()), "single_code": np.hstack(single)}
+    return {"length_only": scoring.length_baseline("multilabel", lengths, labels, rows.lengths()), "single_code": np.hstack(single)}
 
 
-def _write_predictions(path: Path, chosen: Windows, windows: Windows, columns: dict[str, Any]) -> None:
+def _write_predictions(path: Path, rows: Windows, windows: Windows, columns: Columns) -> None:
     """One row a window: window, subject_id, recording_id, start, target, prediction, and one probability a class."""
     from bitimely_core import evaluate as scoring
 
-    frame = scoring.predictions_frame(chosen.index, windows.task, windows.class_names, columns["target"], columns["prediction"])
+    frame = scoring.predictions_frame(rows.index, windows.task, windows.class_names, columns["target"], columns["prediction"])
     storage.write_parquet(path, frame)
 
 
@@ -224,19 +225,19 @@ def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, s
 
     from bitimely_core import evaluate as scoring
 
-    second = run_folder(other, workspace)
+    second = find_run_folder(other, workspace)
     path = second / "predictions.parquet"
     scores = Scores.load(second / "scores.json") if (second / "scores.json").is_file() else Scores()
     if not path.is_file() or (scores.data, scores.split) != (windows.name, split):
         raise input_error(
             Reason.INCOMPLETE,
             f"no predictions on {windows.name}, split {split}",
-            "expected those of a former evaluate",
+            "expected those of an earlier evaluation",
             f"Run: bitimely evaluate {other} --split {split}",
             file=str(second),
         )
-    ours, theirs = pl.read_parquet(folder / "predictions.parquet"), pl.read_parquet(path)
+    first, other_frame = pl.read_parquet(folder / "predictions.parquet"), pl.read_parquet(path)
     return Comparison(
         run=RunRecord.load(second / "run.json").run,
-        metrics=scoring.compare_frames(windows.task, ours, theirs, windows.class_names, bootstrap=bootstrap, by=by),
+        metrics=scoring.compare_frames(windows.task, first, other_frame, windows.class_names, bootstrap=bootstrap, by=by),
     )

@@ -12,7 +12,7 @@ from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
-from bitimely_core.run import Run, describe_data, list_versions, vocabulary_digest
+from bitimely_core.run import Run, describe_data, hash_vocabulary, list_versions
 from bitimely_core.schemas import RunRecord, RunSource
 from bitimely_core.training import tuning
 from bitimely_core.types import Progress
@@ -23,13 +23,13 @@ from bitimely_core.workflows.train import (
     TrainingJob,
     TrainingResult,
     count_labels,
-    model_shape,
+    derive_model_shape,
+    list_training_notices,
     run_job,
     set_seeds,
     summarize_job,
-    training_notices,
 )
-from bitimely_core.workspace import dataset_of
+from bitimely_core.workspace import find_dataset
 
 if TYPE_CHECKING:
     from bitimely_core.models.base import Model
@@ -67,7 +67,7 @@ def finetune(
     name = _require_view(data, recipe)
     settings = resolve_settings(
         "finetune",
-        _default_settings(parent.record, name, workspace),
+        _collect_defaults(parent.record, name, workspace),
         config=recipe,
         pairs=assignments or [],
         flags=merge_layers(flags or {}, {"data": {"names": (name,)}}),
@@ -101,7 +101,7 @@ def finetune(
         versions=list_versions(),
         verified=verify,
         renewed=tuple(reset),
-        notices=(*notices, *training_notices(settings, [windows], stamp, pretrained=not scratch)),
+        notices=(*notices, *list_training_notices(settings, [windows], stamp, pretrained=not scratch)),
         train_windows=len(view.train),
         train_label_counts=count_labels(view.train),
     )
@@ -132,10 +132,10 @@ def _require_view(data: str | None, recipe: Recipe | None) -> str:
     return str(names[0])
 
 
-def _default_settings(origin: RunRecord, name: str, workspace: Path) -> Flags:
+def _collect_defaults(origin: RunRecord, name: str, workspace: Path) -> Flags:
     """Settings of the pre-training, and those of its preset for fine-tuning."""
     shipped = load_preset(origin.preset) if origin.preset in list_presets() else {}
-    same = dataset_of(name, workspace) in {one.dataset for one in origin.data}
+    same = find_dataset(name, workspace) in {one.dataset for one in origin.data}
     stored = origin.to_json()["settings"]
     return {
         "model": stored["model"],
@@ -172,7 +172,7 @@ def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model
     model = models.from_config(config) if scratch else models.load(parent.verified_weights())
     at = parent.find_adapter(windows)
     model.select_adapter(at or 0)
-    shape = model_shape([windows], config)
+    shape = derive_model_shape([windows], config)
     size: Flags = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
     return model, model.reset_adapter(**size, renew=at is None)
 
@@ -204,7 +204,7 @@ def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> st
     parts = []
     if adapter:
         before = " and ".join(map(str, origin.channels))
-        reason = "another vocabulary" if vocabulary_digest(windows) else f"{windows.channels} channels here, {before} in the pre-training"
+        reason = "another vocabulary" if hash_vocabulary(windows) else f"{windows.channels} channels here, {before} in the pre-training"
         parts.append(f"{reason}: re-initialised the adapter ({len(adapter)} tensors: tokenizer, input and output projection)")
     if others:
         parts.append(f"windows of another length: randomly initialised or extended by random values: {', '.join(others)}")

@@ -19,7 +19,7 @@ def ingest_claims(
     *,
     build: dict[str, Any] | None = None,
     name: str | None = None,
-    said: Callable[[Finding], object] | None = None,
+    notice: Callable[[Finding], object] | None = None,
     **given: Any,
 ) -> dict[str, Any]:
     """`cache.ingest` of claims, then their sequences; warnings of the build are added to the ingest report.
@@ -30,7 +30,7 @@ def ingest_claims(
         out: folder of the cache, `<workspace>/cache/<dataset>`.
         build: choices of the sequences (`claims.tokenize.resolve_plan`); `split_file` has the ids of the source and is an option of the cache.
         name: of the sequences.
-        said: called with a warning where the sequences could not be made, but the cache is complete.
+        notice: called with a warning where the sequences could not be made, but the cache is complete.
         **given: the other arguments of `cache.ingest`.
 
     Raises:
@@ -58,8 +58,8 @@ def ingest_claims(
         if error.exit_code != Exit.REFUSED:
             raise
         found = [Finding(Reason.MIN_CODES, error.problem, error.requirement, error.hint, level="warning").as_dict()]
-        if said is not None:
-            said(error.finding)
+        if notice is not None:
+            notice(error.finding)
     report["reasons"] = [*report["reasons"], *found]
     counts = Counter(report["reason_counts"])
     counts.update({reason["code"]: reason["count"] for reason in found})

@@ -1,4 +1,4 @@
-"""Tokens and caches that a verb needs, made when they are missing."""
+"""Tokens, caches and runs that a verb reads; missing tokens and caches are made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitimely_core.config import DataConfig
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.run import Run
 from bitimely_core.types import Progress
-from bitimely_core.workspace import dataset_and_view, is_events, tokens_name
+from bitimely_core.workspace import is_events, name_tokens, parse_view
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
@@ -43,7 +43,7 @@ def open_run(run: str | Path, workspace: Path, *, data: str | None = None, verif
     return Run.open(run, workspace, data=data, open_windows=open_windows).require_finished()
 
 
-def windows_opener(workspace: Path) -> Callable[[str], Any]:
+def make_windows_opener(workspace: Path) -> Callable[[str], Any]:
     """A function from the name of tokens to the windows or sequences in `workspace`, made when they are missing."""
     return lambda data: prepare_windows(data, workspace, DataConfig(), verify=False)
 
@@ -51,20 +51,20 @@ def windows_opener(workspace: Path) -> Callable[[str], Any]:
 def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bool, progress: Progress | None) -> Windows:
     from bitimely_core import tokens
 
-    for folder in (workspace / "tokens" / data, workspace / "tokens" / tokens_name(data)):
+    for folder in (workspace / "tokens" / data, workspace / "tokens" / name_tokens(data)):
         if "/" not in folder.name and (folder / "manifest.json").is_file() and not _has_window_options(config):
             return tokens.open_tokens(folder, verify=verify)
-    dataset, view = dataset_and_view(data)
+    dataset, view = parse_view(data)
     folder = ensure_cache(dataset, workspace, progress=progress)
     if registry.datasets[dataset].facts.kind == "events":
         from bitimely_core.workflows.tokenize_claims import tokenize_claims
 
         tokenize_claims(data, workspace=workspace, verify=verify, progress=progress)
-        return tokens.open_tokens(workspace / "tokens" / tokens_name(data), verify=False)
+        return tokens.open_tokens(workspace / "tokens" / name_tokens(data), verify=False)
     return tokens.build(
         folder,
         view=view,
-        out=workspace / "tokens" / tokens_name(data),
+        out=workspace / "tokens" / name_tokens(data),
         window=config.window,
         stride=config.stride,
         rate=config.rate,

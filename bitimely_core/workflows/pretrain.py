@@ -10,7 +10,7 @@ from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings, TuneConfig, load_preset, merge_layers, parse_assignments
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.recipe import load_recipe, resolve_settings
-from bitimely_core.run import describe_data, list_versions, vocabulary_digest
+from bitimely_core.run import describe_data, hash_vocabulary, list_versions
 from bitimely_core.schemas import RunRecord
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
@@ -21,13 +21,13 @@ from bitimely_core.workflows.train import (
     Say,
     TrainingJob,
     TrainingResult,
-    model_shape,
+    derive_model_shape,
+    list_training_notices,
     run_job,
     set_seeds,
     summarize_job,
-    training_notices,
 )
-from bitimely_core.workspace import run_name
+from bitimely_core.workspace import name_run
 
 if TYPE_CHECKING:
     from bitimely_core.models.base import Model
@@ -61,7 +61,7 @@ def pretrain(
     shipped = load_preset(preset)
     given = merge_layers(recipe.overrides("pretrain") if recipe else {}, flags or {}, parse_assignments(assignments or []))
     entry = registry.models[given.get("model", {}).get("name", "bitimelygpt")]
-    base = _default_settings(shipped, entry.name, entry.facts)
+    base = _collect_preset(shipped, entry.name, entry.facts)
 
     def resolve() -> Settings:
         return resolve_settings("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
@@ -72,7 +72,7 @@ def pretrain(
     if not settings.data.names:
         raise usage_error("no data", "expected --data", "See: bitimely list datasets", field="--data")
     windows = _open_windows(settings, workspace, verify, progress)
-    if vocabulary_digest(windows[0]) and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
+    if hash_vocabulary(windows[0]) and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
         base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
         settings = resolve()
     notices = [f"{entry.name} has no pre-training: the learning-rate search is skipped."] if supervised and settings.tune.rates else []
@@ -83,8 +83,8 @@ def pretrain(
     model = _build_model(settings, windows, preset if budget == "matched" else None)
     settings = settings.model_copy(update={"model": model.config})
     objectives.check_compatible(model.config, settings.objective.name)
-    stamp = leak_stamp(settings, windows)
-    name = run or run_name(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
+    stamp = determine_leak_stamp(settings, windows)
+    name = run or name_run(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
     folder = workspace / "runs" / name
     start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
     paper, parameters = shipped.get("paper_parameters"), models.count_parameters(model)
@@ -103,9 +103,9 @@ def pretrain(
         seed=settings.train.seed,
         versions=list_versions(),
         verified=verify,
-        notices=(*training_notices(settings, windows, stamp), *_contrastive_batch_note(settings), *notices),
+        notices=(*list_training_notices(settings, windows, stamp), *_list_batch_notices(settings), *notices),
     )
-    views = [tuning.without_test(one) for one in windows]
+    views = [tuning.drop_test(one) for one in windows]
     batches, validation = _make_batches(settings, views)
     if start is not None:
         _load_initial_weights(model, start)
@@ -123,7 +123,7 @@ def pretrain(
     return summarize_job(job) if dry_run else run_job(job, force_new=force_new, progress=progress, say=say)
 
 
-def _default_settings(shipped: Flags, name: str, facts: registry.ModelFacts) -> Flags:
+def _collect_preset(shipped: Flags, name: str, facts: registry.ModelFacts) -> Flags:
     """Settings of the preset `shipped` for the model `name`."""
     return {
         "model": {**shipped.get(facts.family, {}), "name": name},
@@ -168,7 +168,7 @@ def _build_model(settings: Settings, windows: list[Windows], matched_preset: str
     from bitimely_core import models
 
     config = settings.model
-    shape: Flags = model_shape(windows, config)
+    shape: Flags = derive_model_shape(windows, config)
     dimensions = config.model_dump(by_alias=True, exclude={"name", *shape})
     if matched_preset is not None:
         size = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
@@ -176,7 +176,7 @@ def _build_model(settings: Settings, windows: list[Windows], matched_preset: str
     return models.build(config.name, **shape, **dimensions)
 
 
-def leak_stamp(settings: Settings, windows: list[Windows]) -> bool | str | None:
+def determine_leak_stamp(settings: Settings, windows: list[Windows]) -> bool | str | None:
     """The leak stamp of a pre-training with these settings on these windows."""
     from bitimely_core import objectives
 
@@ -184,7 +184,7 @@ def leak_stamp(settings: Settings, windows: list[Windows]) -> bool | str | None:
     return objectives.leak_free(settings, normalise="window" if "window" in normalise else "channel")
 
 
-def _contrastive_batch_note(settings: Settings) -> list[str]:
+def _list_batch_notices(settings: Settings) -> list[str]:
     """The effect of gradient accumulation and several devices on an objective that compares the rows of a micro-batch."""
     parts, rows = settings.train.accumulate * settings.train.devices, settings.train.batch_size
     if parts == 1 or registry.objectives[settings.objective.name].facts.rows == 1:
@@ -202,15 +202,15 @@ def _make_batches(settings: Settings, views: list[tuning.TrainValidation]) -> tu
         train.batch_size,
         seed=train.seed,
         ties=settings.model.ties,
-        least=_min_batch_rows(settings, train.accumulate * train.devices),
+        least=_require_batch_rows(settings, train.accumulate * train.devices),
     )
     validation = [view.validation for view in views]
     if not any(map(len, validation)):
         return batches, None
-    return batches, data.mix_batches(validation, train.batch_size, shuffle=False, least=_min_batch_rows(settings, train.devices))
+    return batches, data.mix_batches(validation, train.batch_size, shuffle=False, least=_require_batch_rows(settings, train.devices))
 
 
-def _min_batch_rows(settings: Settings, parts: int) -> int:
+def _require_batch_rows(settings: Settings, parts: int) -> int:
     """Rows that a batch in `parts` parts needs for its objective; a smaller last batch of an epoch is dropped.
 
     Raises UserError (config, exit 2) where no batch has as many.

@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 from bitimely_core import storage
 from bitimely_core.report.comparison import comparison_page
 from bitimely_core.run import FORMAT
-from bitimely_core.workflows.analyze import LONGEST
-from bitimely_core.workspace import run_folder
+from bitimely_core.workflows.analyze import MAX_NAME_LENGTH
+from bitimely_core.workspace import find_run_folder
 
 
 class ReportResult(TypedDict, total=False):
@@ -26,12 +26,10 @@ def report(names: list[str], *, out: Path | None = None, workspace: Path = Path(
     """Write one comparison page of several evaluated runs."""
     from bitimely_core import report as rendering
 
-    folders = [run_folder(name, workspace) for name in names]
+    folders = [find_run_folder(name, workspace) for name in names]
     label = "compare-" + "-".join(p.name for p in folders)
-    if len(label) > LONGEST:
-        label = (
-            f"compare-{folders[0].name[: LONGEST // 2]}-and-{len(folders) - 1}-more-{storage.fingerprint([p.name for p in folders])[:8]}"
-        )
+    if len(label) > MAX_NAME_LENGTH:
+        label = f"compare-{folders[0].name[: MAX_NAME_LENGTH // 2]}-and-{len(folders) - 1}-more-{storage.fingerprint([p.name for p in folders])[:8]}"
     target = out or workspace / "reports" / label
     if dry_run:
         return {"runs": [p.name for p in folders], "report": str(target / "report.html")}

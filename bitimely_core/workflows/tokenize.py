@@ -1,9 +1,9 @@
-"""The verb tokenize: a view's windows, with the audit of the split."""
+"""`tokenize`: the windows of a view, with an audit of the split."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -11,7 +11,19 @@ from bitimely_core import registry
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import ensure_cache
-from bitimely_core.workspace import dataset_and_view, tokens_name
+from bitimely_core.workflows.train import Flags
+from bitimely_core.workspace import name_tokens, parse_view
+
+if TYPE_CHECKING:
+    from bitimely_core.tokens import Windows
+
+
+class SplitAudit(TypedDict):
+    """Size of one split."""
+
+    subjects: int
+    windows: int
+    classes: dict[str, int]
 
 
 def tokenize(
@@ -19,7 +31,7 @@ def tokenize(
     *,
     workspace: Path = Path("workspace"),
     name: str | None = None,
-    options: dict[str, Any] | None = None,
+    options: Flags | None = None,
     verify: bool = True,
     force_new: bool = False,
     dry_run: bool = False,
@@ -31,7 +43,7 @@ def tokenize(
     """
     from bitimely_core import tokens
 
-    dataset, view = dataset_and_view(data)
+    dataset, view = parse_view(data)
     if registry.datasets[dataset].facts.kind == "events":
         from bitimely_core.workflows.tokenize_claims import tokenize_claims
 
@@ -39,7 +51,7 @@ def tokenize(
             data, workspace=workspace, name=name, options=options, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress
         )
     source = workspace / "cache" / dataset if dry_run else ensure_cache(dataset, workspace, progress=progress)
-    out = workspace / "tokens" / (name or tokens_name(data))
+    out = workspace / "tokens" / (name or name_tokens(data))
     if dry_run:
         return {**tokens.plan(source, view=view, **(options or {})), "folder": str(out)}
     windows = tokens.build(source, view=view, out=out, verify=verify, force_new=force_new, progress=progress, **(options or {}))
@@ -65,16 +77,16 @@ def tokenize(
     }
 
 
-def audit_splits(windows: Any) -> dict[str, dict[str, Any]]:
+def audit_splits(windows: Windows) -> dict[str, SplitAudit]:
     """Subjects, windows and windows a class in each split."""
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, SplitAudit] = {}
     for split in ("train", "validation", "test"):
         part = windows[split]
-        classes: dict[str, int] = {}
-        if windows.task == "classification" and len(part):
-            counts = np.bincount(np.asarray(part.targets(None), dtype=np.int64), minlength=windows.classes)
-            classes = {name: int(n) for name, n in zip(windows.class_names, counts, strict=True)}
-        elif windows.task == "multilabel" and len(part):
-            classes = {name: int(n) for name, n in zip(windows.class_names, np.nansum(part.targets(None), axis=0), strict=True)}
-        out[split] = {"subjects": len(set(part.subjects())), "windows": len(part), "classes": classes}
+        target, classes = part.targets(None) if len(part) else None, [0] * windows.classes
+        if target is not None and windows.task == "classification":
+            classes = np.bincount(np.asarray(target, dtype=np.int64), minlength=windows.classes).tolist()
+        elif target is not None and windows.task == "multilabel":
+            classes = [int(n) for n in np.nansum(target, axis=0)]
+        counts = dict(zip(windows.class_names, classes, strict=False)) if target is not None and windows.task != "regression" else {}
+        out[split] = {"subjects": len(set(part.subjects())), "windows": len(part), "classes": counts}
     return out

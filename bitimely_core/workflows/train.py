@@ -12,7 +12,7 @@ from bitimely_core.config import ModelConfig, Settings
 from bitimely_core.errors import Finding, usage_error
 from bitimely_core.report.model_card import write_card
 from bitimely_core.report.run_page import write_training_page
-from bitimely_core.run import FORMAT, SPLITS, claim_folder, hash_subjects, resume_identity, vocabulary_digest
+from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_identity, hash_subjects, hash_vocabulary
 from bitimely_core.schemas import FinalLosses, Losses, RunRecord, TrainSubjects, TuningRecord
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
@@ -136,7 +136,7 @@ def _train(
             say(finding.line())
 
     if search:
-        found = tuning.select_learning_rate(
+        tuned = tuning.select_learning_rate(
             search,
             job.model,
             job.batches,
@@ -144,14 +144,14 @@ def _train(
             job.validation,
             record.settings.train,
             job.folder / "tuning",
-            identity=resume_identity(record),
+            identity=describe_identity(record),
             log=lambda rate, line: log(line, f", rate {rate:g}"),
         )
-        record = _apply_search(record, found)
+        record = _apply_search(record, tuned)
         if writer:
             record.save(path)
         if say is not None:
-            say(f"learning rate {tuning.describe_tuning(found)}")
+            say(f"learning rate {tuning.describe_tuning(tuned)}")
     fitted = loop.fit(
         job.model,
         job.batches,
@@ -159,7 +159,7 @@ def _train(
         config=record.settings.train,
         validation=job.validation,
         folder=job.folder,
-        identity=resume_identity(record),
+        identity=describe_identity(record),
         log=log,
         notice=notice,
     )
@@ -173,10 +173,10 @@ def _train(
     return record, fitted["steps"]
 
 
-def _apply_search(record: RunRecord, found: TuningRecord) -> RunRecord:
+def _apply_search(record: RunRecord, tuned: TuningRecord) -> RunRecord:
     """The record with the selected rate in its settings."""
-    train = record.settings.train.model_copy(update={"lr": found.lr})
-    return record.model_copy(update={"settings": record.settings.model_copy(update={"train": train}), "tuning": found})
+    train = record.settings.train.model_copy(update={"lr": tuned.lr})
+    return record.model_copy(update={"settings": record.settings.model_copy(update={"train": train}), "tuning": tuned})
 
 
 def summarize_job(job: TrainingJob) -> TrainingResult:
@@ -213,7 +213,7 @@ def describe_schedule(settings: Settings, batches: Batches) -> str:
     return f"{train.epochs} epochs of {batches.steps:,} steps of {batches.size} windows"
 
 
-def model_shape(windows: list[Windows], config: ModelConfig) -> dict[str, int | tuple[int, ...]]:
+def derive_model_shape(windows: list[Windows], config: ModelConfig) -> dict[str, int | tuple[int, ...]]:
     """The settings of a model that the data decide: channels of each data set and the longest window, of events also the vocabulary.
 
     Raises UserError (config, exit 2) for signals with codes, events without, or events of several vocabularies.
@@ -224,7 +224,7 @@ def model_shape(windows: list[Windows], config: ModelConfig) -> dict[str, int | 
     events = [one for one in windows if isinstance(one, EventSequences)]
     shape: dict[str, int | tuple[int, ...]] = {"channels": windows[0].channels, "length": max(one.length for one in windows)}
     if len(events) == len(windows) and (config.events == "grid" or config.tokenizer == "codes"):
-        if len({vocabulary_digest(one) for one in windows}) > 1:
+        if len({hash_vocabulary(one) for one in windows}) > 1:
             raise usage_error(
                 f"{' and '.join(one.name for one in windows)} have different vocabularies",
                 "expected one",
@@ -244,7 +244,7 @@ def model_shape(windows: list[Windows], config: ModelConfig) -> dict[str, int | 
     return shape if config.channel_independent else {**shape, "others": tuple(w.channels for w in windows[1:])}
 
 
-def training_notices(settings: Settings, windows: list[Windows], stamp: bool | str | None, *, pretrained: bool = True) -> list[str]:
+def list_training_notices(settings: Settings, windows: list[Windows], stamp: bool | str | None, *, pretrained: bool = True) -> list[str]:
     """Caveats of the run, for screen, card and report."""
     out: list[str] = []
     note = registry.objectives[settings.objective.name].facts.notice

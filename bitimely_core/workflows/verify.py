@@ -136,7 +136,7 @@ def _check_run(folder: Path) -> tuple[list[Finding], int]:
     record = RunRecord.load(folder / "run.json")
     if not record.finished:
         hint = "Repeat the command that started it: it resumes where it stopped"
-        return [_finding(Reason.INCOMPLETE, folder, "the training has not ended", "expected a finished run", hint)], 1
+        return [_make_finding(Reason.INCOMPLETE, folder, "the training has not ended", "expected a finished run", hint)], 1
     is_export = (folder / "model.safetensors").is_file()
     return _check_model(folder if is_export else folder / "model", record.weights)
 
@@ -147,20 +147,20 @@ def _check_model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
 
     path = folder / "model.safetensors"
     if not path.is_file():
-        return [_finding(Reason.INTEGRITY, path, "missing", "expected the weights", "Repeat the training")], 0
+        return [_make_finding(Reason.INTEGRITY, path, "missing", "expected the weights", "Repeat the training")], 0
     try:
         config = json.loads((folder / "config.json").read_bytes())
         with safe_open(path, framework="numpy") as tensors:
             list(tensors.keys())
     except (OSError, ValueError, SafetensorError) as error:
-        return [_finding(Reason.INTEGRITY, path, f"not readable ({type(error).__name__})", "expected safetensors and JSON")], 2
+        return [_make_finding(Reason.INTEGRITY, path, f"not readable ({type(error).__name__})", "expected safetensors and JSON")], 2
     expected, actual = digest or config.get("sha256"), storage.hash_file(path)
     if expected is not None and actual != expected:
-        return [_finding(Reason.INTEGRITY, path, f"sha256 is {actual[:12]}", f"expected {expected[:12]}", "Repeat the training")], 2
+        return [_make_finding(Reason.INTEGRITY, path, f"sha256 is {actual[:12]}", f"expected {expected[:12]}", "Repeat the training")], 2
     return [], 2
 
 
-def _finding(code: Reason, path: Path, problem: str, requirement: str, hint: str = "") -> Finding:
+def _make_finding(code: Reason, path: Path, problem: str, requirement: str, hint: str = "") -> Finding:
     return Finding(code=code, file=str(path), problem=problem, requirement=requirement, hint=hint)
 
 
