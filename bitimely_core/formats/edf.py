@@ -105,7 +105,7 @@ class EdfHeader:
     annotation_spans: tuple[tuple[int, int], ...]  # (start, stop) in the record, in bytes, of the annotation signals
     day: date | None
     clock: time | None
-    phi: dict[str, str] = field(default_factory=dict)  # empty unless asked for
+    phi: dict[str, str] = field(default_factory=dict)  # empty without keep_phi
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -473,7 +473,7 @@ def _read_channels(path: Path, header: EdfHeader, channels: Sequence[EdfChannel]
 def _read_columns(path: Path, header: EdfHeader, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     """Bytes of the given spans of every record, each contiguous: uint8 [R, stop - start].
 
-    Read in blocks rather than through a memory map: as fast, and a file that shrinks meanwhile is an error and no SIGBUS.
+    Read in blocks rather than through a memory map: as fast, and a file that shrinks meanwhile gives an error instead of a SIGBUS.
     """
     outputs = [np.empty((header.records, stop - start), np.uint8) for start, stop in spans]
     if not spans:
@@ -620,7 +620,7 @@ def write_edf(
     start: datetime = datetime(1985, 1, 1),
     patient: str = "X X X X",
 ) -> None:
-    """Write what `encode` makes of the same arguments to `path`, whole or not at all."""
+    """Write the file of `encode_edf` with the same arguments to `path`, atomically."""
     storage.write_bytes(path, encode_edf(channels, samples, duration=duration, notes=notes, onsets=onsets, start=start, patient=patient))
 
 

@@ -80,7 +80,7 @@ class TsHeader:
 
 
 def read_header(path: Path) -> TsHeader:
-    """Header of the file at `path`, and the number and shape of its cases: one pass over the whole file.
+    """Header of the file at `path`, and the number and shape of its cases: one pass over the file.
 
     Raises:
         UserError: empty_file, header_syntax, dimensions, truncated (no case), resource_limit, io_error.

@@ -566,7 +566,7 @@ def _read_segment_header(
         raise input_error(Reason.HEADER_SYNTAX, "has segments itself", "a segment is an ordinary record", field="segment")
     if inner.rate != parsed.rate:
         raise input_error(Reason.SAMPLING_RATE, f"has {inner.rate:g} Hz", f"the record has {parsed.rate:g}", field="sampling_rate")
-    files = PurePosixPath(name).parent  # a segment's files lie beside its own header
+    files = PurePosixPath(name).parent  # a segment's files are in the folder of its header
     prefix = "" if files == PurePosixPath(".") else f"{files.as_posix()}/"
     inner = inner._replace(signals=tuple((prefix + file, code, start, channel) for file, code, start, channel in inner.signals))
     return inner, () if layout else _group_signals(inner, folder, source, [])

@@ -91,10 +91,10 @@ def _decode_24(raw: np.ndarray) -> np.ndarray:
 class SampleFormat(NamedTuple):
     """A sample format without compression."""
 
-    sizes: tuple[int, ...]  # bytes of 0, 1, ... samples, the last of a whole block
+    sizes: tuple[int, ...]  # bytes of 0, 1, ... samples, the last of a complete block
     invalid: int | None  # the value that marks a missing sample
     kind: type[np.signedinteger]  # type that holds a sample
-    decode: Callable[[np.ndarray], np.ndarray]  # uint8 of whole blocks -> integers
+    decode: Callable[[np.ndarray], np.ndarray]  # uint8 of complete blocks -> integers
 
 
 FORMATS = {
@@ -167,7 +167,7 @@ def decode_group(group: WfdbSignalGroup, frames: int) -> Sequence[np.ndarray] | 
 def _decode_packed(group: WfdbSignalGroup, frames: int) -> np.ndarray:
     """All samples of a file without compression, in its order: [F * W], int8, int16 or int32.
 
-    Block by block: the processor's cache holds what is decoded, and a file that shrinks meanwhile is an error and no SIGBUS.
+    Block by block: the processor's cache holds what is decoded, and a file that shrinks meanwhile gives an error instead of a SIGBUS.
     """
     code = FORMATS[group.code]
     samples = frames * group.width
