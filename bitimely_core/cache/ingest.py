@@ -258,10 +258,10 @@ def _compare_settings(old: CacheSettings, new: CacheSettings, path: Path) -> Non
     before, now = ({"dataset": one.dataset, "version": one.version, **one.options} for one in (old, new))
     found = [
         Finding(
-            code=Reason.SETTINGS_DIFFER,
-            problem=f"was made with {safe_text(before.get(key))}",
-            requirement=f"now it is {safe_text(now.get(key))}",
-            hint="Give the same options, another folder, or --force-new to read everything again",
+            Reason.SETTINGS_DIFFER,
+            f"was made with {safe_text(before.get(key))}",
+            f"now it is {safe_text(now.get(key))}",
+            "Give the same options, another folder, or --force-new to read everything again",
             file=str(path),
             field=key,
         )

@@ -200,9 +200,9 @@ def _translate_errors(out: Path) -> Iterator[None]:
 
 
 def _warn_of_checksums(text: str, count: int, examples: tuple[str, ...] = ()) -> Finding:
-    return Finding(code=Reason.SOURCE_CHECKSUM, level="warning", problem=text, file=CHECKSUM_FILE, count=count, examples=examples)
+    return Finding(Reason.SOURCE_CHECKSUM, text, level="warning", file=CHECKSUM_FILE, count=count, examples=examples)
 
 
 def _warn_of_unreadable(name: str, error: OSError) -> Finding:
     text = f"cannot be read ({error.strerror or type(error).__name__})"
-    return Finding(code=Reason.IO_ERROR, level="warning", problem=text, file=name)
+    return Finding(Reason.IO_ERROR, text, level="warning", file=name)

@@ -213,7 +213,7 @@ def _check_content(cache: Cache) -> list[Finding]:
     if shards.hash_lines(expected.values()) != manifest.content_sha256:
         faults.append(("the units do not add up to the content", storage.MANIFEST))
     hint = "Ingest again under --force-new"
-    return [Finding(code=Reason.INTEGRITY, problem=text, hint=hint, file=str(cache.folder / file)) for text, file in faults]
+    return [Finding(Reason.INTEGRITY, text, hint=hint, file=str(cache.folder / file)) for text, file in faults]
 
 
 def _find_foreign_files(folder: Path, manifest: CacheManifest) -> list[Finding]:

@@ -29,7 +29,7 @@ def report_unit(
     named = [finding.at(file) for finding in reasons]
     warned = any(finding.level != "info" for finding in named)
     if content is None and not warned:
-        named.append(Finding(code=Reason.INTERNAL, problem="cannot be read, and the reader gives no reason", file=file))
+        named.append(Finding(Reason.INTERNAL, "cannot be read, and the reader gives no reason", file=file))
     return UnitReport(
         unit=unit.name,
         files=list(unit.files),

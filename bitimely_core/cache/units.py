@@ -213,7 +213,7 @@ def _describe_unreadable(error: OSError, path: Path, file: str | None) -> Findin
     """A file of the source that cannot be read. Raises UserError (exit 6) when this machine lacks resources."""
     if error.errno in storage.RESOURCE_ERRORS:
         raise storage.os_error(error, path) from error
-    return Finding(code=Reason.IO_ERROR, problem=f"cannot be read ({error.strerror or type(error).__name__})", file=file)
+    return Finding(Reason.IO_ERROR, f"cannot be read ({error.strerror or type(error).__name__})", file=file)
 
 
 def _read_unit(
@@ -236,14 +236,12 @@ def _read_unit(
         return _quarantine_unit(unit, entry, [_make_relative(finding, task.root) for finding in (error.finding, *error.details)]), []
     except MemoryError:
         hint = "Use fewer --jobs or a larger machine"
-        return _quarantine_unit(
-            unit, entry, [Finding(code=Reason.RESOURCE_LIMIT, problem="does not fit into memory", hint=hint, file=file)]
-        ), []
+        return _quarantine_unit(unit, entry, [Finding(Reason.RESOURCE_LIMIT, "does not fit into memory", hint=hint, file=file)]), []
     except OSError as error:
         return _quarantine_unit(unit, entry, [_describe_unreadable(error, Path(file), file)]), []
     except Exception as error:  # a defect of a reader costs its unit, not the ingest
         hint = "This is a defect of the reader: report it"
-        return _quarantine_unit(unit, entry, [Finding(code=Reason.INTERNAL, problem=_locate_exception(error), hint=hint, file=file)]), []
+        return _quarantine_unit(unit, entry, [Finding(Reason.INTERNAL, _locate_exception(error), hint=hint, file=file)]), []
     findings = [*unit.findings, *content.findings, *(finding for record in content.records for finding in record.findings)]
     findings = [_make_relative(finding, task.root) for finding in findings]
     tables = [report_rows(rows) for rows in content.rows]
