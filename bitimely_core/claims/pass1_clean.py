@@ -1,7 +1,7 @@
 """The first pass: rows are cleaned as they stream by and spilled to disk as integers under pseudonyms.
 
 After each spill file the counts so far are saved, so that a run continues where a killed one ended. Memory does not grow with the data. The
-parts of a job array have spill files of their own; `join_parts` numbers codes and files of all parts anew.
+parts of a job array have separate spill files; `join_parts` renumbers codes and files of all parts.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def to_keys(digests: pl.Series) -> np.ndarray:
 
 
 def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[SpillFile]]:
-    """The findings and spill files of all finished parts, codes and files numbered anew."""
+    """The findings and spill files of all finished parts, with common numbers of codes and files."""
     total, spilled = CleaningFindings(done=True), []
     code_of: dict[IcdCode, int] = {}
     for part in range(1, parts + 1):

@@ -5,11 +5,11 @@ are independent of them; a known number of spellings, dates and codes have error
 fourth, `tempo`, depends on the time from three prodrome codes to the index day, not on their number: counts and order alone predict it less
 well than times.
 
-Labels side by side: `labels.csv` has `tempo` and `index_date` of every subject with a claim; what comes after that day is no input of that
-subject, for any label. chf, copd and diabetes are in no column: the rules give them, from all rows, so they have to be asked for by name
-(`--rules ccdss`) because a source with label columns uses rules for agreement alone.
+`labels.csv` has `tempo` and `index_date` of every subject with a claim; rows after that day are excluded from the input, for every label. chf,
+copd and diabetes are in no column: the rules make them from all rows. They have to be given by name (`--rules ccdss`), because a source with
+label columns uses rules only for the agreement table.
 
-Every parameter is a field of `pipelines/demo_claims.toml`; the codes are below. Subjects are drawn in blocks, each from its own key of a
+Every parameter is a field of `pipelines/demo_claims.toml`, the codes are in `synthetic_codes.csv`. Subjects are drawn in blocks, each from its own key of a
 counter-based generator and always complete: subject i is the same in a cohort of any size.
 
 Legend: B subjects of a block, K months of the calendar, N claim rows of a block. Days count from 1970-01-01.
@@ -45,7 +45,7 @@ VOCABS = ("icd9", "icd10")
 STREAMS = ("people", "states", "care", "visits", "mess", "spelling", "labels")  # each part of a block draws from its own
 
 FACTS = DatasetFacts(
-    title="Synthetic claims: a registered population with chronic diseases, messy codes and a label that hangs on times",
+    title="Synthetic claims: a registered population with chronic diseases, messy codes and a label that depends on times",
     views={"": View(channels=(), rate=0.0, window=0, task="multilabel", classes=(*LABELS, "tempo"), help="sequences of PheCodes")},
     licence="CC0 1.0",
     url="",
@@ -346,12 +346,12 @@ def _parse_day(text: str) -> int:
 def solve_hazards(config: CohortConfig) -> SolvedHazards:
     """Hazards of the states that are given by a prevalence, and the intercept of the tempo label, by bisection on a fixed draw."""
     key, blocks = FIXED
-    everybody = SyntheticSubjects(
+    population = SyntheticSubjects(
         *map(np.concatenate, zip(*(draw_subjects(config, make_generator(key, i, "people")) for i in range(blocks)), strict=True))
     )
     limits = np.concatenate([_draw_limits(key, i) for i in range(blocks)])
     hazards: dict[str, float] = {}
-    compute_onsets(config, everybody, limits, hazards)
+    compute_onsets(config, population, limits, hazards)
     made = [draw_history(config, hazards, key, i) for i in range(blocks)]
     score = np.concatenate([each.score[np.unique(each.claims.subject)] for each in made])
     weight, base_rate = config.tempo.weight, config.tempo.base_rate
@@ -359,7 +359,7 @@ def solve_hazards(config: CohortConfig) -> SolvedHazards:
 
 
 def bisect(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Where a rising function takes a value, to 2^-50 of the interval."""
+    """Argument at which a rising function has the value `wanted`, to 2^-50 of the interval."""
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < wanted else (low, middle)
@@ -379,12 +379,12 @@ def make_generator(key: int, block: int, part: str) -> np.random.Generator:
 
 
 def _draw_limits(key: int, block: int) -> np.ndarray:
-    """How much of the integrated hazard of each state a subject bears, exponential draws [B, 12]."""
+    """Integrated hazard of each state at its onset, exponential draws [B, 12]."""
     return make_generator(key, block, "states").exponential(size=(BLOCK, len(STATES)))
 
 
 def draw_history(config: CohortConfig, hazards: dict[str, float], key: int, block: int) -> SyntheticHistory:
-    """Everything about the subjects of a block but the spelling; the same for the same arguments."""
+    """The subjects of a block with all rows before spelling; deterministic."""
     subjects = draw_subjects(config, make_generator(key, block, "people"))
     onset = compute_onsets(config, subjects, _draw_limits(key, block), hazards)
     care, visits = (
@@ -401,7 +401,7 @@ def draw_history(config: CohortConfig, hazards: dict[str, float], key: int, bloc
 
 
 def draw_subjects(config: CohortConfig, rng: np.random.Generator) -> SyntheticSubjects:
-    """Who is registered, when, and how often they are seen."""
+    """Registration, age, death and visit rate of the subjects of a block."""
     population, visits = config.people, config.visits
     first, last = _parse_day(config.calendar.first), _parse_day(config.calendar.last)
     inside, late, female, silent, known, exact, age, when = rng.random((8, BLOCK))
@@ -431,7 +431,7 @@ def compute_onsets(config: CohortConfig, subjects: SyntheticSubjects, limits: np
     """First day of each state [B, 12], infinite for never: when its hazard, summed month by month, reaches its limit.
 
     Args:
-        config: the parameters; each state's hazard hangs on states before it alone.
+        config: the parameters; the hazard of a state depends only on earlier states.
         subjects: the subjects.
         limits: exponential draws [B, 12].
         hazards: 1e-4 a month, of the states that have a prevalence in its place; the missing ones are solved here and added.
@@ -477,7 +477,7 @@ def _count_days(config: CohortConfig) -> int:
 
 
 def _draw_care(config: CohortConfig, subjects: SyntheticSubjects, onset: np.ndarray, rng: np.random.Generator) -> SyntheticRows:
-    """What diseases leave: stays at their onset and renewals of the diagnosis from then on; and claims that ruled a disease out."""
+    """Rows of diseases: stays at onset, later renewals of the diagnosis, and claims that ruled a disease out."""
     care, states = config.care, [config.states[name] for name in STATES]
     hidden = rng.random(onset.shape) < np.array([state.hidden for state in states])
     coded = np.where(hidden, np.inf, onset)
@@ -500,16 +500,16 @@ def _draw_care(config: CohortConfig, subjects: SyntheticSubjects, onset: np.ndar
         subject, visit = np.nonzero(days <= subjects.end[:, None])
         parts.append((subject, days[subject, visit], code, PHYSICIAN))
 
-    asked = [list(STATES).index(name) for name in ("diabetes", "chf")]
-    healthy = ~np.isfinite(onset[:, asked]).any(axis=1) & ~subjects.silent
+    ruled_out = [list(STATES).index(name) for name in ("diabetes", "chf")]
+    healthy = ~np.isfinite(onset[:, ruled_out]).any(axis=1) & ~subjects.silent
     (subject,) = np.nonzero(healthy & (rng.random(BLOCK) < care.rule_out))
     day = subjects.start + rng.random(BLOCK) * (subjects.end - subjects.start + 1)
-    parts.append((subject, day[subject], rng.choice(asked, BLOCK)[subject], PHYSICIAN))
+    parts.append((subject, day[subject], rng.choice(ruled_out, BLOCK)[subject], PHYSICIAN))
     return _concatenate_rows(parts)
 
 
 def _draw_visits(config: CohortConfig, subjects: SyntheticSubjects, rng: np.random.Generator) -> SyntheticRows:
-    """Visits at a personal rate, uniform in time, one code each: they know nothing of the diseases."""
+    """Visits at a personal rate, uniform in time, one code each, independent of the diseases."""
     visits, share = config.visits, config.tempo.share
     length = subjects.end - subjects.start + 1
     subject = np.repeat(np.arange(BLOCK), rng.poisson(subjects.rate * length / MONTH * ~subjects.silent))
@@ -534,7 +534,7 @@ def _weight_background(config: CohortConfig) -> np.ndarray:
 
 
 def _choose_share(draws: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Which of the shares, laid end to end, each draw from 0 to 1 falls into."""
+    """Index of the share of each draw from 0 to 1."""
     return np.searchsorted(np.cumsum(shares / shares.sum())[:-1], draws, side="right")
 
 
@@ -545,7 +545,7 @@ def _concatenate_rows(parts: list[tuple[Any, ...]]) -> SyntheticRows:
 
 
 def _add_errors(config: CohortConfig, subjects: SyntheticSubjects, rows: SyntheticRows, rng: np.random.Generator) -> SyntheticRows:
-    """Some rows lose their date or their code or come before birth, one of these at most; of rows that are then alike one is kept."""
+    """Rows of which some lose their date or code or precede birth, at most one of these each; of equal rows one is kept."""
     mess = config.mess
     subject, day, code, source = rows
     shares = np.cumsum([mess.no_date, mess.malformed, mess.unknown, mess.before_birth])
@@ -561,6 +561,6 @@ def _add_errors(config: CohortConfig, subjects: SyntheticSubjects, rows: Synthet
 
 @datasets(FACTS)
 def synthetic_claims(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """A made-up population's claims into `folder`; what the builder is to make of them."""
+    """Synthetic claims of a registered population, written to `folder`; the options of their ingest."""
     write_cohort(folder, subjects=options["subjects"], seed=options["seed"], config=options["config"])
     return asdict(ClaimsOptions(rules="ccdss", phecode_map=(str(folder / "icd_phecode_demo.csv"),), engine=options["engine"]))

@@ -106,7 +106,7 @@ def _shape_block(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.Data
 
 
 def _reformat_near_dates(frame: pl.DataFrame, name: str, form: str | None) -> pl.Series:
-    """A column of dates that `form` reads, written anew with the century nearest to the subject's anchor `year`; all others as they are."""
+    """Dates in `form` as YYYY-MM-DD, in the century nearest to the subject's anchor `year`; other texts unchanged."""
     if form is None:
         return frame[name]
     short = form.split()[0]  # of cells that hold a date without a time

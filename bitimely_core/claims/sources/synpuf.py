@@ -251,6 +251,6 @@ def _read_beneficiaries(
 
 
 def _flag_value(one: LabelColumn) -> pl.Expr:
-    """1 where the column has the value in any year (or in the year asked for), 0 where it has others only, null where it is empty."""
+    """1 where the column has the value in any year (or the given year), 0 where it only has others, null where it is empty."""
     cell = pl.col(one.column).filter(pl.col("year") == one.year) if one.year else pl.col(one.column)
     return pl.when(cell.count() > 0).then((cell == one.value).any().cast(pl.Int8)).alias(one.name)
