@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -82,6 +83,8 @@ def unknown(kind: str, name: str, known: list[str]) -> UserError:
 
 
 MEMBERS_ELSEWHERE = {"bitimely_core.datasets": ("bitimely_core.claims.dataset", "bitimely_core.claims.synthetic")}
+LOADED_ON_IMPORT = ("bitimely_core.models", "bitimely_core.objectives")  # the last line of each package loads its members
+_loaded: set[str] = set()
 
 
 def load_members(package: str) -> None:
@@ -91,6 +94,9 @@ def load_members(package: str) -> None:
         importlib.import_module(f"{package}.{found.name}")
     for name in MEMBERS_ELSEWHERE.get(package, ()):
         importlib.import_module(name)
+    _loaded.add(package)
+    if any(name in sys.modules and name not in _loaded for name in LOADED_ON_IMPORT):
+        return  # plug-ins may need the package that is still being imported; its call of this function loads them
     for point in entry_points(group="bitimely.plugins"):
         point.load()
 

@@ -266,3 +266,14 @@ def test_a_fresh_process_finds_the_plug_ins(tmp_path: Path) -> None:
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}; print(s.model.my_setting, s.objective.name == '')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.split() == ["4", "True"], done.stderr
+
+
+@pytest.mark.parametrize("kinds", [("objectives", "models", "datasets", "analyses"), ("models", "objectives")])
+def test_the_command_line_of_a_fresh_process_lists_the_plug_ins(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    write_plugins(tmp_path)
+    code = "from bitimely_cli.main import main; codes = [main(['list', kind, '--json', '-w', 'w']) for kind in sys.argv[1:]]"
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}; sys.exit(max(codes))"
+    done = subprocess.run([sys.executable, "-c", program, *kinds], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    listed = [{item["name"] for item in json.loads(line)[kind]} for kind, line in zip(kinds, done.stdout.splitlines(), strict=True)]
+    assert all("mine" in names for names in listed), listed
