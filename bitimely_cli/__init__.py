@@ -1,1 +1,1 @@
-"""The command line: thin verbs over `bitimely_core`."""
+"""The command line `bitimely`: each command parses its options and calls a function of `bitimely_core`."""

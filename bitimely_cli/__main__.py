@@ -1,4 +1,4 @@
-"""`python -m bitimely_cli`."""
+"""Entry point of `python -m bitimely_cli`, the same as the command `bitimely`."""
 
 import sys
 

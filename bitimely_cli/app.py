@@ -1,4 +1,4 @@
-"""The Typer application, without its verbs: `main` registers them."""
+"""The Typer application object, to which `main` adds the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verbs on whole experiments: run, demo."""
+"""Commands that run experiments of several stages: run, demo."""
 
 from __future__ import annotations
 

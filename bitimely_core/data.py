@@ -1,4 +1,4 @@
-"""Windows to batches of tensors. The order of an epoch is a function of (seed, epoch): a resumed run sees the same batches.
+"""Batches of tensors from stored windows. The order of an epoch is a function of (seed, epoch): a resumed run sees the same batches.
 
 Legend: B rows of a global batch, n rows of this process, T samples, V channels, C classes.
 """

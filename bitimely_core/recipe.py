@@ -1,4 +1,4 @@
-"""Recipes: whole experiments as TOML, and the settings of one run (`--config`)."""
+"""Recipes: experiments of several stages as TOML files, and the settings of one run (`--config`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names to functions. The registries themselves live here, at the bottom, so that any module can register into them."""
+"""Registries of data sets, models, objectives and analyses by name, with the facts that each states; and the import of plug-ins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that are stored as JSON: what a run, a cache, tokens, scores and reports say about themselves.
+"""Schemas of the JSON files that are stored: records of runs, caches, tokens, scores and reports.
 
 Each record is one frozen pydantic model, read by `load` and written by `save`, nowhere else. Keys that this version does not know are kept,
 so that nothing is lost when an older version writes a record again; keys of later versions are tolerated. `upgrade_v1` brings what version

@@ -1,4 +1,4 @@
-"""The one module that writes, with atomic and verified writes.
+"""Atomic, verified writing of files and folders, manifests with checksums, and locks. No other module writes.
 
 A file is written to `<name>.tmp-<pid>-<random>` in the same folder, flushed to the disk, read back and compared, renamed, and the folder is
 flushed too: a kill or a power cut leaves the old file or the new one. `manifest.json`, written last, names every file with its SHA-256 and

@@ -1,4 +1,4 @@
-"""Spill files of rows and subjects: one row group per shard, so that each shard is read alone. They hold no raw ids."""
+"""Temporary files between the two passes of an ingest: one row group per shard, so that each shard is read alone. They hold no raw ids."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One reader a file format: hardened, fuzzed, and raising nothing but `UserError`. No torch here."""
+"""Readers of file formats, one module per format. Damaged or hostile files raise `UserError`, nothing else. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Events for models that read signals, and rows for models that read irregular times.
+"""Conversion of event sequences to regular monthly grids, and of either kind of data to rows with times for models of irregular series.
 
 * `grid`: months in a row, a channel a code, 1 where the code was there. Any model of signals reads it (`model.events = "grid"`):
   `Model.expand_channels` turns events into it before anything else looks at them.

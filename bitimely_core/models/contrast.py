@@ -1,4 +1,4 @@
-"""What the contrastive models share: no targets, and for TS-TCC and TF-C three blocks of convolutions.
+"""Base class of the contrastive models, which have no targets, and the convolutional encoder of TS-TCC and TF-C.
 
 Legend: B batch, T timesteps, V channels, F steps of the map behind the convolutions, D width.
 """

@@ -1,4 +1,4 @@
-"""What the models without pre-training share (gru-d, seft, raindrop, mtand-enc): no targets, no final norm, no output projection."""
+"""Base class of models without pre-training (gru-d, seft, raindrop, mtand-enc): no targets, final norm or output projection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TS2Vec, by Yue and others (2022): a vector for every timestep from dilated convolutions; windows and times are told apart at all scales.
+"""TS2Vec (Yue et al. 2022): dilated convolutions give a vector per timestep; pre-training contrasts windows and timesteps at all scales.
 
 A linear map of each timestep to H channels; L residual blocks of H channels and one of D, block i with dilation 2^i:
 y = x + Conv(GELU(Conv(GELU(x)))), dropout behind the last one. A timestep of which any channel is missing is 0 behind the linear map, as

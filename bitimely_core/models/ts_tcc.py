@@ -1,4 +1,4 @@
-"""TS-TCC, by Eldele and others (2021): three blocks of convolutions; in pre-training a transformer sums up the map's past to tell its future.
+"""TS-TCC (Eldele et al. 2021): three blocks of convolutions; in pre-training a transformer summarises the past of their output to predict its future.
 
 The vector of a window is its map, flattened. The transformer and the maps W_k serve the pre-training alone.
 

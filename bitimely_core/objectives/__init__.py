@@ -1,4 +1,4 @@
-"""What a model is asked during pre-training: functions (model, batch) -> loss and its parts; one file a kind, each registers its own.
+"""Pre-training objectives: functions (model, batch) -> loss and its parts. Each module registers its own.
 
 `tokens` holds the objectives that predict tokens; the others are those of one method each.
 """

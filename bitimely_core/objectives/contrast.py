@@ -1,4 +1,4 @@
-"""Telling things apart: the loss that the contrastive objectives share, and the augmentations of TS-TCC and TF-C.
+"""Contrastive learning: the loss that the contrastive objectives share, and the augmentations of TS-TCC and TF-C.
 
 Of K things there are two views each. Every view is asked which of the other 2K - 1 is its partner; the loss is the mean cross-entropy.
 The others of the batch are the negatives, so the rows of a micro-batch matter, and one row alone has nothing to be told from.

@@ -1,4 +1,4 @@
-"""CRT's objective: patches of the window and of its spectrum are dropped, all are reconstructed, and tokens must stay apart."""
+"""CRT's objective: reconstruction of all patches of a window and its spectrum from those not dropped, and a term that keeps tokens distinct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TF-C's objectives: each encoder knows a window and its augmentation again, and what both say of one window agrees.
+"""TF-C's objectives: contrastive losses in time and in frequency, and a consistency loss between the two encoders.
 
 h are flattened maps, z projected vectors, ~ marks the augmented window or spectrum; d is NT-Xent (cosine, temperature 0.2).
 """

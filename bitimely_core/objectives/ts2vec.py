@@ -1,4 +1,4 @@
-"""TS2Vec's objective: two crops of each window that overlap, random timesteps hidden; tell windows and times apart at all scales.
+"""TS2Vec's objective: contrastive losses over windows and over timesteps, at all scales, of two overlapping crops with hidden timesteps.
 
 Legend: B batch, T timesteps, N timesteps that both crops share, D width.
 """

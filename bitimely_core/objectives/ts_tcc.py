@@ -1,4 +1,4 @@
-"""TS-TCC's objective: a weak and a strong augmentation tell each other's future from their own past, and windows are told apart.
+"""TS-TCC's objective: each of a weak and a strong augmentation predicts the other's future from its own past, plus a contrastive loss.
 
 Legend: B batch, F steps of the map, D its width, K steps ahead, C width of the context.
 """

@@ -1,4 +1,4 @@
-"""`demo`: its last steps."""
+"""The last steps of `bitimely demo`."""
 
 from __future__ import annotations
 

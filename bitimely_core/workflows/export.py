@@ -1,4 +1,4 @@
-"""`export`: a finished run as one folder for others."""
+"""`export`: a finished run as one self-contained folder to share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pretrain and finetune share: a `TrainingJob`, which `run_job` trains in its run folder."""
+"""Training of a `TrainingJob` in its run folder by `run_job`, the common part of pretrain and finetune."""
 
 from __future__ import annotations
 
