@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -53,7 +53,6 @@ class Line:
 class LinePlot:
     """Curves on common axes."""
 
-    kind: ClassVar = "lines"
     series: Sequence[Line]
     xlabel: str = ""
     ylabel: str = ""
@@ -65,7 +64,6 @@ class LinePlot:
 class HeatMap:
     """A matrix [R, C], or panels [M, R, C] with `names` [M]. Up to 16 rows and columns with names show the number in every cell."""
 
-    kind: ClassVar = "matrix"
     values: npt.NDArray[Any]
     xlabel: str = ""
     ylabel: str = ""
@@ -80,7 +78,6 @@ class HeatMap:
 class BarPlot:
     """A bar a name, with an optional interval. As the first block of a page it is the headline: the result first, then what it is compared with."""
 
-    kind: ClassVar = "bars"
     names: Sequence[str]
     values: Values
     lo: Values | None = None
@@ -126,7 +123,6 @@ class SpanLanes:
 class TracePlot:
     """Signals of one sampling rate (Hz) below each other, with spans shaded in all of them."""
 
-    kind: ClassVar = "traces"
     rate: float
     signals: Sequence[Trace]
     spans: Sequence[TimeSpan] = ()
@@ -145,7 +141,6 @@ class StageTrack:
 class Hypnogram:
     """Tracks of classes over time; two tracks are compared epoch by epoch."""
 
-    kind: ClassVar = "hypnogram"
     epoch: float  # seconds
     tracks: Sequence[StageTrack]
     classes: Sequence[str]
@@ -164,7 +159,6 @@ class Timeline:
 class TimelinePlot:
     """Events as ticks, a line a subject; the first group is the background."""
 
-    kind: ClassVar = "timelines"
     lanes: Sequence[Timeline]
     groups: Sequence[str]
     xlabel: str = ""
@@ -184,7 +178,6 @@ class ScatterPanel:
 class ScatterPlot:
     """Panels of points with common groups."""
 
-    kind: ClassVar = "scatter"
     panels: Sequence[ScatterPanel]
     groups: Sequence[str]
     xlabel: str = ""
@@ -208,7 +201,6 @@ class ForestPanel:
 class ForestPlot:
     """Panels of values with intervals that share their names; `ours` and `other` are the words of the legend."""
 
-    kind: ClassVar = "forest"
     names: Sequence[str]
     panels: Sequence[ForestPanel]
     xlabel: str = ""
@@ -220,7 +212,6 @@ class ForestPlot:
 class RankPlot:
     """Mean ranks on a line; a bar joins names that differ by less than the critical difference (Demsar 2006)."""
 
-    kind: ClassVar = "ranks"
     names: Sequence[str]
     ranks: Values
     critical: float
@@ -239,8 +230,7 @@ class Figure:
     name: str
     title: str
     caption: str  # what is seen, and which observation would be evidence against it
-    kind: str
-    data: dict[str, Any]
+    data: FigureData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +258,7 @@ class Page:
 
 def make_figure(name: str, title: str, caption: str, data: FigureData) -> Figure:
     """A figure outside of a page, for `PageBuilder.add`."""
-    return Figure(name=name, title=title, caption=caption, kind=data.kind, data=_to_dict(data))
+    return Figure(name=name, title=title, caption=caption, data=data)
 
 
 def make_table(name: str, title: str, caption: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
@@ -287,14 +277,6 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: to_plain(part) for key, part in value.items()}
     return [to_plain(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _to_dict(data: Any) -> Any:
-    if is_dataclass(data):
-        return {f.name: _to_dict(value) for f in fields(data) if (value := getattr(data, f.name)) is not None}
-    if isinstance(data, list | tuple) and data and is_dataclass(data[0]):
-        return [_to_dict(one) for one in data]
-    return data
 
 
 class PageBuilder:

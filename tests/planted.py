@@ -100,9 +100,9 @@ class Reader(torch.nn.Module):
 
     def __init__(self, width=4):
         super().__init__()
-        from bitimely_core.config import ModelConfig
+        from bitimely_core.models.stack import StackConfig
 
-        self.config = ModelConfig(name="bitimelygpt", layers=2, heads=1, dim=width, value_dim=width, ffn_dim=width, tokenizer="steps")
+        self.config = StackConfig(name="bitimelygpt", layers=2, heads=1, dim=width, value_dim=width, ffn_dim=width, tokenizer="steps")
 
     def norm(self, hidden, which="next"):
         return hidden

@@ -157,10 +157,10 @@ def test_page_shows_signal_maps_and_random_weights(tmp_path):
     figures = {block.name: block for block in page.blocks if isinstance(block, Figure)}
     assert {"signal-1", "signal-2", "map-bitimelygpt-1", "heads-bitimelygpt-2", "map-timelybert-1"} <= set(figures)
     traces = figures["signal-1"].data
-    assert [s["name"] for s in traces["signals"]] == ["C3", "EOG", "bitimelygpt", "timelybert", "bitimelygpt, random weights"]
-    assert {len(s["values"]) for s in traces["signals"]} == {96}
-    assert traces["signals"][2]["values"].mean() == pytest.approx(1)  # in units of an even share
-    assert traces["spans"][0]["start"] == 0.2
+    assert [s.name for s in traces.signals] == ["C3", "EOG", "bitimelygpt", "timelybert", "bitimelygpt, random weights"]
+    assert {len(s.values) for s in traces.signals} == {96}
+    assert traces.signals[2].values.mean() == pytest.approx(1)  # in units of an even share
+    assert traces.spans[0].start == 0.2
     entry = page.summary["bitimelygpt"]["1"]
     assert sum(entry["share"]) == pytest.approx(1)
     assert entry["tokens"] == 12
@@ -170,8 +170,8 @@ def test_page_shows_signal_maps_and_random_weights(tmp_path):
     assert page.summary == attention(runs, sequences=2, start=0.2, stop=0.6).summary
     table = next(block for block in page.blocks if isinstance(block, Table))
     assert len(table.rows) == 2 * 2 * 2 + 2 * 1 * 2  # sequences x layers x heads, a pair and a single layer
-    assert figures["heads-bitimelygpt-1"].data["values"].shape == (2, 12, 12)
-    assert "random weights" in figures["map-bitimelygpt-1"].data["names"]
+    assert figures["heads-bitimelygpt-1"].data.values.shape == (2, 12, 12)
+    assert "random weights" in figures["map-bitimelygpt-1"].data.names
     assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
 
 
@@ -197,8 +197,8 @@ def test_share_on_shapelets_has_intervals_and_controls(tmp_path):
     assert page.summary["bitimelygpt"]["shapelets"]["heads"]["1"]["ratio"]["lo"] is not None
     figures = {block.name: block for block in page.blocks if isinstance(block, Figure)}
     assert next(iter(figures)) == "main-score"
-    assert figures["main-score"].data["names"][-2:] == ["size of the signal", "random places"]
-    assert figures["signal-1"].data["spans"][0]["stop"] - figures["signal-1"].data["spans"][0]["start"] == pytest.approx(1.0)
+    assert figures["main-score"].data.names[-2:] == ["size of the signal", "random places"]
+    assert figures["signal-1"].data.spans[0].stop - figures["signal-1"].data.spans[0].start == pytest.approx(1.0)
     tables = {block.name: block for block in page.blocks if isinstance(block, Table)}
     assert [row[0] for row in tables["shapelets"].rows] == ["bitimelygpt", "patchtst"]
     assert tables["differences"].rows[0][:2] == ["bitimelygpt", "patchtst"]

@@ -19,7 +19,7 @@ from bitimely_core.analyses.calibration import (
     sum_bins,
 )
 from bitimely_core.errors import UserError
-from bitimely_core.page import Figure, Table
+from bitimely_core.page import Figure, Hypnogram, Table
 from bitimely_core.schemas import RunRecord
 
 
@@ -118,7 +118,7 @@ def test_page_of_a_model_that_is_too_sure(tmp_path):
     rows = windows["test"].rows
     said, truth = windows.values[rows, :3, 0].argmax(1), windows.target[rows]
     assert page.summary["metrics"]["accuracy"]["value"] == pytest.approx((said == truth).mean())
-    shares = next(b for b in page.blocks if isinstance(b, Figure) and b.name == "confusion").data["values"]
+    shares = next(b for b in page.blocks if isinstance(b, Figure) and b.name == "confusion").data.values
     assert shares.sum(1) == pytest.approx(np.ones(3))
     assert shares[0, 1] == pytest.approx(((truth == 0) & (said == 1)).sum() / (truth == 0).sum())
     persons = page.summary["subjects"]
@@ -132,15 +132,15 @@ def test_page_of_a_model_that_is_too_sure(tmp_path):
 def test_nights_stand_where_their_epochs_are():
     windows = spoken()
     page = calibration([run(windows, Head(3))], bootstrap=10)
-    shown = [b for b in page.blocks if isinstance(b, Figure) and b.kind == "hypnogram"]
+    shown = [b for b in page.blocks if isinstance(b, Figure) and isinstance(b.data, Hypnogram)]
     assert len(shown) == 3
-    tracks = shown[0].data["tracks"]
-    assert len(tracks[0]["stages"]) == 40
-    agree = [(np.array(b.data["tracks"][0]["stages"]) == b.data["tracks"][1]["stages"]).mean() for b in shown]
+    tracks = shown[0].data.tracks
+    assert len(tracks[0].stages) == 40
+    agree = [(np.array(b.data.tracks[0].stages) == b.data.tracks[1].stages).mean() for b in shown]
     assert agree == sorted(agree)
     assert f"{agree[0]:.2f}" in shown[0].title
     short = spoken(each=5)
-    assert not any(isinstance(b, Figure) and b.kind == "hypnogram" for b in calibration([run(short, Head(3))], bootstrap=10).blocks)
+    assert not any(isinstance(b, Figure) and isinstance(b.data, Hypnogram) for b in calibration([run(short, Head(3))], bootstrap=10).blocks)
 
 
 def test_labels_are_judged_one_by_one():
@@ -209,8 +209,8 @@ def test_siblings_make_a_learning_curve(tmp_path):
     assert [(p.run, p.fraction, p.scratch) for p in found] == [("tenth", 0.1, False), ("full", 1.0, False), ("scratch", 0.1, True)]
     page = calibration([one], bootstrap=10)
     drawn = next(b for b in page.blocks if isinstance(b, Figure) and b.name == "learning-curve")
-    assert [s["name"] for s in drawn.data["series"]] == ["pre-trained", "from scratch"]
-    assert drawn.data["series"][0]["y"] == [0.6, 0.9]
+    assert [s.name for s in drawn.data.series] == ["pre-trained", "from scratch"]
+    assert drawn.data.series[0].y == [0.6, 0.9]
 
 
 def test_without_siblings_it_says_how_to_get_them():

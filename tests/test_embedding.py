@@ -18,7 +18,7 @@ from bitimely_core.analyses.embedding import (
     principal_components,
 )
 from bitimely_core.errors import UserError
-from bitimely_core.page import Figure
+from bitimely_core.page import Figure, ScatterPanel, ScatterPlot
 
 
 def clusters(centres, each=20, spread=0.1, seed=0):
@@ -135,11 +135,10 @@ def test_points_of_a_scatter_land_in_its_data():
         name="s",
         title="t",
         caption="c",
-        kind="scatter",
-        data={
-            "panels": [{"name": "a", "x": [0, 1], "y": [2, 3], "group": [0, -1]}, {"name": "<b>", "x": [5], "y": [6], "group": [1]}],
-            "groups": ["W", "$N1$"],
-        },
+        data=ScatterPlot(
+            panels=[ScatterPanel(name="a", x=[0, 1], y=[2, 3], group=[0, -1]), ScatterPanel(name="<b>", x=[5], y=[6], group=[1])],
+            groups=["W", "$N1$"],
+        ),
     )
     found = report.figure_data(figure)
     assert found["panel"].tolist() == ["a", "a", "<b>"]
@@ -149,7 +148,7 @@ def test_points_of_a_scatter_land_in_its_data():
     words = "".join(svg.itertext())
     assert "<b>" in words
     assert "$N1$" in words
-    empty = Figure(name="e", title="t", caption="c", kind="scatter", data={"panels": [], "groups": []})
+    empty = Figure(name="e", title="t", caption="c", data=ScatterPlot(panels=[], groups=[]))
     report.draw_figure(empty)
 
 

@@ -471,8 +471,8 @@ def test_score_figure_shows_the_run_and_its_baselines():
     y, p, g = cohort(4, k=3)
     scores = score("classification", y, p, g, class_names=NAMES[:3], train_target=y, bootstrap=50)
     figure = score_figure(scores)
-    assert figure.data["names"] == ["this run", "majority", "prior"]
-    assert figure.data["values"][0] == scores.metrics["accuracy"].value
+    assert figure.data.names == ["this run", "majority", "prior"]
+    assert figure.data.values[0] == scores.metrics["accuracy"].value
     assert "50 bootstrap resamples of subjects" in figure.caption
     assert score_figure(score("classification", [], np.empty((0, 3)), [], class_names=NAMES[:3])) is None
 

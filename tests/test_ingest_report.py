@@ -87,7 +87,7 @@ def test_the_page_shows_unit_status_and_channel_quality(raw: Path, tmp_path: Pat
     assert faults["line noise %"] == pytest.approx(100 * HUM, rel=0.02)
     assert faults["line frequency, Hz"] == 50
     spread = of(page, "spread-uV")
-    assert spread.data["hi"][0] == pytest.approx(1000 * spread.data["lo"][0], rel=0.2)
+    assert spread.data.hi[0] == pytest.approx(1000 * spread.data.lo[0], rel=0.2)
     notices = "\n".join(page.notices)
     assert "EEG C3: the interquartile range of 1 of 4 recordings is more than 30 times wider or narrower" in notices
     assert "--notch 50" in notices
@@ -99,16 +99,16 @@ def test_the_picture_is_the_first_recording_in_physical_units(raw: Path, tmp_pat
     page = ingest_page.ingest_page(out, IngestReport.model_validate(cache.ingest("edf", raw, out)))
     eeg = recording(tmp_path / "again.edf") / 10
     excerpt = of(page, "excerpt").data
-    assert excerpt["rate"] == RATE
-    first, slow = excerpt["signals"]
-    assert (first["name"], first["unit"]) == ("EEG C3", "uV")
-    np.testing.assert_allclose(first["values"], eeg[: 30 * RATE], atol=0.06)
-    np.testing.assert_allclose(slow["values"], np.repeat(np.arange(30) + 370, RATE) / 10, atol=0.06)  # held, not interpolated
+    assert excerpt.rate == RATE
+    first, slow = excerpt.signals
+    assert (first.name, first.unit) == ("EEG C3", "uV")
+    np.testing.assert_allclose(first.values, eeg[: 30 * RATE], atol=0.06)
+    np.testing.assert_allclose(slow.values, np.repeat(np.arange(30) + 370, RATE) / 10, atol=0.06)  # held, not interpolated
     overview = of(page, "overview").data
-    low, high = overview["signals"][0]["values"].reshape(-1, 2).T
+    low, high = overview.signals[0].values.reshape(-1, 2).T
     assert high.argmax() == int(90 / SECONDS * ingest_page.COLUMNS)
     assert (high.max(), low.min()) == (pytest.approx(200, abs=0.1), pytest.approx(eeg.min(), abs=0.1))
-    assert overview["rate"] * SECONDS == 2 * ingest_page.COLUMNS
+    assert overview.rate * SECONDS == 2 * ingest_page.COLUMNS
 
 
 def test_the_hypnogram_stands_on_the_axis_of_the_signals(tmp_path: Path) -> None:
@@ -116,11 +116,11 @@ def test_the_hypnogram_stands_on_the_axis_of_the_signals(tmp_path: Path) -> None
     page = ingest_page.ingest_page(tmp_path / "out", IngestReport.model_validate(found))
     record = next(cache.open_cache(tmp_path / "out").records())
     overview = of(page, "overview")
-    lanes = overview.data["lanes"]
-    assert lanes["names"][:5] == ["W", "REM", "N1", "N2", "N3"]
+    lanes = overview.data.lanes
+    assert lanes.names[:5] == ["W", "REM", "N1", "N2", "N3"]
     stages = {"Sleep stage W": "W", "Sleep stage R": "REM", "Sleep stage 1": "N1", "Sleep stage 2": "N2", "Sleep stage 3": "N3"}
     wanted = [(note.onset, note.onset + note.duration, stages[note.label]) for note in record.annotations if note.label in stages]
-    drawn = [(span["start"], span["stop"], span["name"]) for span in lanes["spans"] if span["name"] in stages.values()]
+    drawn = [(span.start, span.stop, span.name) for span in lanes.spans if span.name in stages.values()]
     assert drawn == wanted
     text = report.render_html(Page(title="", verdict="", blocks=["", overview]), alone=True)
     assert all(f">{name}<" in text for name in ("W", "REM", "N3", "EEG Fpz-Cz"))

@@ -9,7 +9,7 @@ from bitimely_core.analyses import leakage as leaking
 from bitimely_core.analyses.leakage import leakage
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.page import Figure, LinePlot, Page, Table
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -129,14 +129,14 @@ def test_page_of_the_paper_objective():
     assert page.summary["jacobian"]["eval"]["own"] > 0
     assert "leaks" in page.verdict
     assert [type(block) for block in page.blocks] == [Table, Figure]
-    assert page.blocks[1].data["values"].shape == (20, 38)
+    assert page.blocks[1].data.values.shape == (20, 38)
 
 
 def test_page_of_the_strict_objective():
     page = leakage(objective="next-previous-strict", steps=3)
     assert page.summary["leak_free"] is True
     assert page.summary["white_noise"]["values"] >= 20_000
-    assert page.blocks[-1].kind == "lines"
+    assert isinstance(page.blocks[-1].data, LinePlot)
     assert "leak-free here" in page.verdict
 
 

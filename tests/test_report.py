@@ -15,7 +15,23 @@ import pytest
 
 from bitimely_core import report, storage
 from bitimely_core.errors import Reason, UserError
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.page import (
+    BarPlot,
+    Figure,
+    ForestPanel,
+    ForestPlot,
+    HeatMap,
+    Hypnogram,
+    Line,
+    LinePlot,
+    Page,
+    RankPlot,
+    StageTrack,
+    Table,
+    TimeSpan,
+    Trace,
+    TracePlot,
+)
 from bitimely_core.report import LIMIT, format_number, reduce_matrix, reduce_trace, to_csv, write_report
 
 HOSTILE = (
@@ -53,110 +69,87 @@ class Parsed(HTMLParser):
 def figures(names=("EEG Fpz-Cz", "EOG")):
     rng = np.random.default_rng(0)
     x, others = np.arange(50), len(names) - 1
-    lines = [{"name": n, "x": x, "y": rng.normal(size=50).cumsum(), "lo": x * 0.1 - 1, "hi": x * 0.1 + 1} for n in names]
+    lines = [Line(n, x, rng.normal(size=50).cumsum(), x * 0.1 - 1, x * 0.1 + 1) for n in names]
     return [
-        Figure(name="curves", title="Curves", caption="Loss.", kind="lines", data={"series": lines, "xlabel": "step", "ylabel": names[0]}),
+        Figure(name="curves", title="Curves", caption="Loss.", data=LinePlot(series=lines, xlabel="step", ylabel=names[0])),
         Figure(
             name="map",
             title="Map",
             caption="Rows are queries.",
-            kind="matrix",
-            data={"values": rng.normal(size=(40, 40)), "xlabel": "key", "ylabel": "query", "diverging": True, "mark": [3, 9]},
+            data=HeatMap(values=rng.normal(size=(40, 40)), xlabel="key", ylabel="query", diverging=True, mark=[3, 9]),
         ),
         Figure(
             name="maps",
             title="Heads",
             caption="All.",
-            kind="matrix",
-            data={
-                "values": rng.normal(size=(len(names) + 1, 12, 12)),
-                "names": [*names, "c"],
-                "xlabel": "key",
-                "ylabel": "query",
-                "diverging": True,
-            },
+            data=HeatMap(
+                values=rng.normal(size=(len(names) + 1, 12, 12)), names=[*names, "c"], xlabel="key", ylabel="query", diverging=True
+            ),
         ),
         Figure(
             name="confusion",
             title="Confusion",
             caption="Counts.",
-            kind="matrix",
-            data={
-                "values": rng.integers(0, 9, (len(names), len(names))),
-                "row_names": names,
-                "column_names": names,
-                "xlabel": "said",
-                "ylabel": "is",
-            },
+            data=HeatMap(
+                values=rng.integers(0, 9, (len(names), len(names))), row_names=names, column_names=names, xlabel="said", ylabel="is"
+            ),
         ),
         Figure(
             name="bars",
             title="Bars",
             caption="Score.",
-            kind="bars",
-            data={
-                "names": names,
-                "values": [0.4] + [0.7] * others,
-                "lo": [0.3] + [None] * others,
-                "hi": [0.5] + [None] * others,
-                "ylabel": names[0],
-            },
+            data=BarPlot(
+                names=names, values=[0.4] + [0.7] * others, lo=[0.3] + [None] * others, hi=[0.5] + [None] * others, ylabel=names[0]
+            ),
         ),
         Figure(
             name="traces",
             title="Traces",
             caption="Signals.",
-            kind="traces",
-            data={
-                "rate": 100.0,
-                "spans": [{"start": 1.0, "stop": 2.0, "name": names[0]}],
-                "signals": [{"name": n, "unit": "µV", "values": rng.normal(size=3000)} for n in names],
-            },
+            data=TracePlot(
+                rate=100.0,
+                spans=[TimeSpan(start=1.0, stop=2.0, name=names[0])],
+                signals=[Trace(name=n, unit="µV", values=rng.normal(size=3000)) for n in names],
+            ),
         ),
         Figure(
             name="night",
             title="Night",
             caption="Stages.",
-            kind="hypnogram",
-            data={
-                "epoch": 30.0,
-                "classes": ["W", "N1", "N2", "N3", *(("R",) if names != HOSTILE else HOSTILE)],
-                "tracks": [{"name": n, "stages": rng.integers(-1, 5, 200) if n == names[0] else ["W", None, "N2"] * 66} for n in names],
-            },
+            data=Hypnogram(
+                epoch=30.0,
+                classes=["W", "N1", "N2", "N3", *(("R",) if names != HOSTILE else HOSTILE)],
+                tracks=[StageTrack(name=n, stages=rng.integers(-1, 5, 200) if n == names[0] else ["W", None, "N2"] * 66) for n in names],
+            ),
         ),
         Figure(
             name="forest",
             title="Forest",
             caption="Intervals.",
-            kind="forest",
-            data={
-                "names": names,
-                "xlabel": names[0],
-                "panels": [
-                    {
-                        "name": names[0],
-                        "values": [1.0, None] + [2.0] * (others - 1),
-                        "lo": [0.5] + [None] * others,
-                        "hi": [1.5] + [None] * others,
-                    },
-                    {"name": names[1], "values": [0.1] * (others + 1), "other": [0.2] * (others + 1), "zero": True},
+            data=ForestPlot(
+                names=names,
+                xlabel=names[0],
+                panels=[
+                    ForestPanel(
+                        name=names[0], values=[1.0, None] + [2.0] * (others - 1), lo=[0.5] + [None] * others, hi=[1.5] + [None] * others
+                    ),
+                    ForestPanel(name=names[1], values=[0.1] * (others + 1), other=[0.2] * (others + 1), zero=True),
                 ],
-            },
+            ),
         ),
         Figure(
             name="ranks",
             title="Ranks",
             caption="Mean ranks.",
-            kind="ranks",
-            data={"names": names, "ranks": [1.0 + k for k in range(others + 1)], "critical": 1.2},
+            data=RankPlot(names=names, ranks=[1.0 + k for k in range(others + 1)], critical=1.2),
         ),
     ]
 
 
 def page(**changes):
     metric = {"value": 0.81, "lo": 0.7, "hi": 0.9, "se": 0.05, "n_defined": 10, "undefined_reason": None}
-    data = {"names": ["this run", "majority"], "values": [0.81, 0.4], "lo": [0.7, None], "hi": [0.9, None], "ylabel": "accuracy"}
-    head = Figure(name="main-score", title="Accuracy", caption="Main.", kind="bars", data=data)
+    data = BarPlot(["this run", "majority"], [0.81, 0.4], [0.7, None], [0.9, None], "accuracy")
+    head = Figure(name="main-score", title="Accuracy", caption="Main.", data=data)
     table = Table(
         name="scores",
         title="Scores",
@@ -214,7 +207,7 @@ def test_verdict_score_notices_facts_come_first(tmp_path):
 
 def test_a_headline_needs_a_value():
     def render(values):
-        bars = Figure(name="b", title="Main", caption="c", kind="bars", data={"names": ["x", "y", "z"], "values": values, "ylabel": "v"})
+        bars = Figure(name="b", title="Main", caption="c", data=BarPlot(names=["x", "y", "z"], values=values, ylabel="v"))
         return Parsed(report.render_html(page(blocks=[bars])))
 
     shown = render([-2.5, None, 40.0])
@@ -270,21 +263,14 @@ def test_foreign_text_stays_text(tmp_path):
 def test_large_pages_stay_small_and_their_files_complete(tmp_path):
     rng = np.random.default_rng(0)
     noise = [
-        Figure(
-            name=f"m{k}",
-            title="Noise",
-            caption="n",
-            kind="matrix",
-            data={"values": rng.normal(size=(16, 240, 240)), "xlabel": "", "ylabel": "", "diverging": True},
-        )
+        Figure(name=f"m{k}", title="Noise", caption="n", data=HeatMap(values=rng.normal(size=(16, 240, 240)), diverging=True))
         for k in range(2)
     ]
     trace = Figure(
         name="t",
         title="Long",
         caption="t",
-        kind="traces",
-        data={"rate": 256.0, "signals": [{"name": f"c{k}", "unit": "", "values": rng.normal(size=50_000)} for k in range(6)]},
+        data=TracePlot(rate=256.0, signals=[Trace(name=f"c{k}", values=rng.normal(size=50000)) for k in range(6)]),
     )
     table = Table(name="rows", title="Rows", caption="r", columns=["n", "x"], rows=[[k, k / 7] for k in range(2000)])
     path = write_report(tmp_path, page(blocks=[*noise, trace, table]))
@@ -299,26 +285,20 @@ def test_large_pages_stay_small_and_their_files_complete(tmp_path):
 
 def test_an_empty_page(tmp_path):
     empty = [
-        Figure(name="l", title="l", caption="", kind="lines", data={"series": []}),
-        Figure(
-            name="n",
-            title="n",
-            caption="",
-            kind="lines",
-            data={"series": [{"name": "x", "x": [0, 1], "y": [np.nan, np.nan]}], "logx": True, "logy": True},
-        ),
-        Figure(name="m", title="m", caption="", kind="matrix", data={"values": np.full((3, 3), np.nan)}),
-        Figure(name="z", title="z", caption="", kind="matrix", data={"values": np.zeros((20, 20)), "diverging": True}),
-        Figure(name="b", title="b", caption="", kind="bars", data={"names": [], "values": []}),
-        Figure(name="h", title="h", caption="", kind="hypnogram", data={"epoch": 30, "classes": ["W"], "tracks": []}),
-        Figure(name="t", title="t", caption="", kind="traces", data={"rate": 1, "signals": []}),
-        Figure(name="f", title="f", caption="", kind="forest", data={"names": [], "panels": []}),
-        Figure(name="r", title="r", caption="", kind="ranks", data={"names": [], "ranks": [], "critical": 1.0}),
+        Figure(name="l", title="l", caption="", data=LinePlot(series=[])),
+        Figure(name="n", title="n", caption="", data=LinePlot(series=[Line(name="x", x=[0, 1], y=[np.nan, np.nan])], logx=True, logy=True)),
+        Figure(name="m", title="m", caption="", data=HeatMap(values=np.full((3, 3), np.nan))),
+        Figure(name="z", title="z", caption="", data=HeatMap(values=np.zeros((20, 20)), diverging=True)),
+        Figure(name="b", title="b", caption="", data=BarPlot(names=[], values=[])),
+        Figure(name="h", title="h", caption="", data=Hypnogram(epoch=30, classes=["W"], tracks=[])),
+        Figure(name="t", title="t", caption="", data=TracePlot(rate=1, signals=[])),
+        Figure(name="f", title="f", caption="", data=ForestPlot(names=[], panels=[])),
+        Figure(name="r", title="r", caption="", data=RankPlot(names=[], ranks=[], critical=1.0)),
         Table(name="e", title="e", caption="", columns=["a"], rows=[]),
     ]
     assert write_report(tmp_path, Page(title="", verdict="", blocks=empty)).is_file()
     with pytest.raises(ValueError, match="kind"):
-        report.render_html(Page(title="", verdict="", blocks=[Figure(name="q", title="", caption="", kind="pie", data={})]))
+        report.render_html(Page(title="", verdict="", blocks=[Figure(name="q", title="", caption="", data={})]))
 
 
 # --- the numbers --------------------------------------------------------------------------------------------------------------------------
@@ -328,18 +308,18 @@ def test_files_hold_the_numbers_of_the_figures(tmp_path):
     shown = {f.name: f for f in figures()}
     write_report(tmp_path, page())
     read = {name: pl.read_parquet(tmp_path / f"{name}.parquet") for name in shown}
-    series = shown["curves"].data["series"][1]
+    series = shown["curves"].data.series[1]
     part = read["curves"].filter(pl.col("series") == "EOG")
     for key in ("x", "y", "lo", "hi"):
-        assert np.array_equal(part[key].to_numpy(), series[key]), key
-    assert np.array_equal(read["map"].drop("row").to_numpy(), shown["map"].data["values"])
-    assert np.array_equal(read["maps"].drop("row", "panel").to_numpy(), shown["maps"].data["values"].reshape(36, 12))
+        assert np.array_equal(part[key].to_numpy(), getattr(series, key)), key
+    assert np.array_equal(read["map"].drop("row").to_numpy(), shown["map"].data.values)
+    assert np.array_equal(read["maps"].drop("row", "panel").to_numpy(), shown["maps"].data.values.reshape(36, 12))
     assert read["confusion"].columns == ["row", "column EEG Fpz-Cz", "column EOG"]
     assert read["bars"].to_dicts()[1] == {"name": "EOG", "value": 0.7, "lo": None, "hi": None} or np.isnan(read["bars"]["lo"][1])
     eog = read["traces"].filter(pl.col("signal") == "EOG")
-    assert np.array_equal(eog["value"].to_numpy(), shown["traces"].data["signals"][1]["values"])
+    assert np.array_equal(eog["value"].to_numpy(), shown["traces"].data.signals[1].values)
     assert eog["seconds"][1] == 0.01
-    stages = shown["night"].data["tracks"][0]["stages"]
+    stages = shown["night"].data.tracks[0].stages
     assert read["night"]["stage EEG Fpz-Cz"].to_list() == [(["W", "N1", "N2", "N3", "R", ""])[s] for s in stages]
     assert read["forest"].columns == ["panel", "name", "value", "lo", "hi", "other"]
     assert read["forest"].drop("lo", "hi").row(2) == ("EOG", "EEG Fpz-Cz", 0.1, 0.2)
@@ -403,8 +383,8 @@ def test_displayed_numbers(value, shown):
 
 def test_bars_join_ranks_within_the_critical_difference():
     """Demsar's figure: ranks 1.0 1.5 2.4 4.0 with 1.0 between them: two bars, from 1.0 to 1.5 and from 1.5 to 2.4; 4.0 stands alone."""
-    data = {"names": list("abcd"), "ranks": [1.0, 2.4, 1.5, 4.0], "critical": 1.0}
-    svg, _ = report.draw_figure(Figure(name="r", title="", caption="", kind="ranks", data=data))
+    data = RankPlot(list("abcd"), [1.0, 2.4, 1.5, 4.0], 1.0)
+    svg, _ = report.draw_figure(Figure(name="r", title="", caption="", data=data))
     blue = [e for e in svg.iter() if report.figures.SERIES[0] in e.get("style", "")]
     ends = [[float(v) for v in e.get("d").split()[1::3]] for e in blue]
     assert len(ends) == 2
@@ -451,7 +431,7 @@ def test_a_run_that_dies_leaves_no_report(tmp_path, monkeypatch):
 
 def test_names_of_files_are_plain_and_differ(tmp_path):
     same = [
-        Figure(name=n, title="x", caption="", kind="bars", data={"names": ["a"], "values": [1]})
+        Figure(name=n, title="x", caption="", data=BarPlot(names=["a"], values=[1]))
         for n in ("../Evil/x", "..-evil-x", "脳", "predictions")
     ]
     write_report(tmp_path, page(blocks=["x", *same]))

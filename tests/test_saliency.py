@@ -356,16 +356,16 @@ def test_page_compares_runs_on_the_same_windows(tmp_path):
     figures = {block.name: block for block in page.blocks if isinstance(block, Figure)}
     names = {"main-score", "windows", "layers", "case", "heat-bitimelygpt", "heat-timelybert", "heat-tuned", "kinds"}
     assert set(figures) == names
-    assert figures["main-score"].data["values"][0] == page.summary["bitimelygpt"]["embeddings"]["ratio"]["value"]
-    assert figures["main-score"].data["names"] == [
+    assert figures["main-score"].data.values[0] == page.summary["bitimelygpt"]["embeddings"]["ratio"]["value"]
+    assert figures["main-score"].data.names == [
         *("bitimelygpt", "timelybert", "tuned"),
         *(f"{name}, random weights" for name in ("bitimelygpt", "timelybert", "tuned")),
         *["size of the signal", "random places"],
     ]
-    assert figures["heat-bitimelygpt"].data["values"].shape == (2, 8, 25)
-    mark, span = figures["heat-bitimelygpt"].data["mark"], figures["case"].data["spans"][0]
-    assert (mark[1] - mark[0]) * 4 / windows.rate == pytest.approx(span["stop"] - span["start"]) == pytest.approx(1.0)
-    whole, masked, dropped = (s["values"] for s in figures["kinds"].data["signals"])
+    assert figures["heat-bitimelygpt"].data.values.shape == (2, 8, 25)
+    mark, span = figures["heat-bitimelygpt"].data.mark, figures["case"].data.spans[0]
+    assert (mark[1] - mark[0]) * 4 / windows.rate == pytest.approx(span.stop - span.start) == pytest.approx(1.0)
+    whole, masked, dropped = (s.values for s in figures["kinds"].data.signals)
     assert (masked == 0).sum() >= 0.35 * len(whole)
     assert np.isnan(dropped).sum() >= 0.6 * len(whole)
     tables = [block for block in page.blocks if isinstance(block, Table)]

@@ -221,7 +221,7 @@ def test_page_shows_controls_beside_every_spectrum(tmp_path):
     assert set(cell["map"]) == {*MEASURES, "effective_rank_sd"}
     assert set(page.summary["timelybert"]["2"]) == {"1", "2", "mean"}
     figures = {block.name: block for block in page.blocks if isinstance(block, Figure)}
-    names = [s["name"] for s in figures["spectra-bitimelygpt"].data["series"]]
+    names = [s.name for s in figures["spectra-bitimelygpt"].data.series]
     for words in (
         "layers 3 and 4 combined",
         "forward layer 3",
@@ -232,10 +232,10 @@ def test_page_shows_controls_beside_every_spectrum(tmp_path):
         "decay or mask alone",
     ):
         assert any(words in name for name in names), words
-    assert any("random weights" in s["name"] for s in figures["spectra-timelybert"].data["series"])
-    assert next(s["name"] for s in figures["comparison-12"].data["series"]) == "bitimelygpt, K = 8"
+    assert any("random weights" in s.name for s in figures["spectra-timelybert"].data.series)
+    assert next(s.name for s in figures["comparison-12"].data.series) == "bitimelygpt, K = 8"
     first = page.blocks[0]
-    assert first.data["values"][0] == page.summary["bitimelygpt"]["4"]["mean"]["combined"]["effective_rank"]
+    assert first.data.values[0] == page.summary["bitimelygpt"]["4"]["mean"]["combined"]["effective_rank"]
     tables = [block for block in page.blocks if isinstance(block, Table)]
     assert len(tables) == 4
     assert any("3 sequences" in notice for notice in page.notices)
@@ -252,7 +252,7 @@ def test_runs_that_do_not_compare_are_kept_apart():
     for words in ("different numbers of tokens", "different key widths", "different windows"):
         assert words in said
     compared = next(block for block in page.blocks if isinstance(block, Figure) and block.name == "comparison-12")
-    assert not any("short" in s["name"] for s in compared.data["series"])
+    assert not any("short" in s.name for s in compared.data.series)
 
 
 def test_without_a_test_split_it_says_so():

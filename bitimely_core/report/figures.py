@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from bitimely_core.page import Figure
-from bitimely_core.report.numbers import Array, FigureDict, matrix_panels, stage_indices, to_array
+from bitimely_core.page import BarPlot, ForestPlot, HeatMap, Hypnogram, LinePlot, RankPlot, ScatterPlot, SpanLanes, TimelinePlot, TracePlot
+from bitimely_core.report.numbers import Array, matrix_panels, stage_indices, to_array
 from bitimely_core.report.text import clean_text, format_number
 
 if TYPE_CHECKING:
@@ -138,53 +138,52 @@ def _name_rows(axes: Axes, places: Sequence[float] | Array, names: Sequence[str]
         axes.grid(axis="y", color=RULE, linewidth=grid)
 
 
-def _draw_lines(figure: Figure) -> Canvas:
-    data, series = figure.data, figure.data["series"]
+def _draw_lines(data: LinePlot) -> Canvas:
+    series = data.series
     canvas = _new_canvas((WIDTH, 3.3 if len(series) <= 8 else 3.8))
     axes = canvas.add_subplot()
     handles = []
     for k, s in enumerate(series):
-        x, y = to_array(s["x"]), to_array(s["y"])
-        colour, dash = (MUTED, DASHES[1]) if s.get("reference") else (SERIES[k % 8], DASHES[k // 8 % 4])
+        x, y = to_array(s.x), to_array(s.y)
+        colour, dash = (MUTED, DASHES[1]) if s.reference else (SERIES[k % 8], DASHES[k // 8 % 4])
         index, _ = reduce_trace(y)
-        if s.get("lo") is not None:
-            axes.fill_between(x[index], to_array(s["lo"])[index], to_array(s["hi"])[index], color=colour, alpha=0.16, linewidth=0)
-        marker = "o" if len(x) <= 12 and not s.get("reference") else ""
+        if s.lo is not None:
+            axes.fill_between(x[index], to_array(s.lo)[index], to_array(s.hi)[index], color=colour, alpha=0.16, linewidth=0)
+        marker = "o" if len(x) <= 12 and not s.reference else ""
         handles += axes.plot(x[index], y[index], color=colour, linestyle=dash, linewidth=1.3, marker=marker, markersize=3.2)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
-    logx, logy = (bool(data.get(f"log{k}")) and any((to_array(s[k]) > 0).any() for s in series) for k in "xy")
+    logx, logy = (is_log and any((to_array(getattr(s, k)) > 0).any() for s in series) for k, is_log in (("x", data.logx), ("y", data.logy)))
     if logx:
         axes.set_xscale("log")
     if logy:
         axes.set_yscale("log")
-    axes.set_xlabel(clean_text(data.get("xlabel", "")))
-    axes.set_ylabel(clean_text(data.get("ylabel", "")))
+    axes.set_xlabel(clean_text(data.xlabel))
+    axes.set_ylabel(clean_text(data.ylabel))
     axes.margins(x=0.02)
     _set_ticks(axes, logx=logx, logy=logy)
-    every = np.concatenate([np.empty(0), *(to_array(s["x"]) for s in series)])
+    every = np.concatenate([np.empty(0), *(to_array(s.x) for s in series)])
     if logx and len(np.unique(every)) <= 10:  # a handful of lengths: each by its number
         axes.set_xticks(np.unique(every), [format_tick(v) for v in np.unique(every)])
         axes.set_xticks([], minor=True)
     if every.size and not logx and (every % 1 == 0).all():
         axes.locator_params(axis="x", integer=True)
-    if len(series) > 1 or (series and series[0]["name"]):
-        labels = [" " + clean_text(s["name"], 60) for s in series]  # a leading underscore would hide it
+    if len(series) > 1 or (series and series[0].name):
+        labels = [" " + clean_text(s.name, 60) for s in series]  # a leading underscore would hide it
         canvas.legend(
             handles, labels, loc="outside upper left", ncols=min(len(labels), 4), frameon=False, handlelength=2.2, columnspacing=1.6
         )
     return canvas
 
 
-def _draw_matrix(figure: Figure) -> tuple[Canvas, str]:
+def _draw_matrix(data: HeatMap) -> tuple[Canvas, str]:
     from matplotlib.colors import LinearSegmentedColormap
 
-    data = figure.data
     values, names = matrix_panels(data)
     m, r, c = values.shape
     finite = values[np.isfinite(values)]
     size = np.abs(finite)
-    diverging, named = bool(data.get("diverging")), max(r, c) <= 16 and ("row_names" in data or "column_names" in data)
+    diverging, named = data.diverging, max(r, c) <= 16 and (data.row_names is not None or data.column_names is not None)
     largest = float(size.max(initial=0.0)) or 1.0
     top = (
         (float(np.quantile(size, 0.995)) or largest) if size.size >= 100 and not named else largest
@@ -216,7 +215,7 @@ def _draw_matrix(figure: Figure) -> tuple[Canvas, str]:
             axes.spines[side].set_visible(True)
         if m > 1:
             axes.set_title(names[k], loc="left", color=INK)
-        for edge in () if data.get("mark") is None else data["mark"]:
+        for edge in data.mark or ():
             axes.axvline(edge, color=INK, linewidth=0.7, linestyle=DASHES[1])
         if named:
             _label_cells(axes, values[k], low, top, data)
@@ -224,10 +223,10 @@ def _draw_matrix(figure: Figure) -> tuple[Canvas, str]:
             _set_ticks(axes)
             axes.locator_params(nbins=4 if m > 1 else 6, integer=True)
         if k >= m - across:
-            axes.set_xlabel(clean_text(data.get("xlabel", "")))
+            axes.set_xlabel(clean_text(data.xlabel))
             axes.tick_params(labelbottom=True)
         if k % across == 0:
-            axes.set_ylabel(clean_text(data.get("ylabel", "")))
+            axes.set_ylabel(clean_text(data.ylabel))
     if named or not size.size:
         return canvas, ""
     ticks = [low, (low + top) / 2, top]
@@ -245,11 +244,11 @@ def _draw_matrix(figure: Figure) -> tuple[Canvas, str]:
     return canvas, note.strip()
 
 
-def _label_cells(axes: Axes, values: Array, low: float, top: float, data: FigureDict) -> None:
+def _label_cells(axes: Axes, values: Array, low: float, top: float, data: HeatMap) -> None:
     """Names along a small matrix and the number in every cell, light on dark."""
     r, c = values.shape
-    axes.set_xticks(range(c), [clean_text(n, 24) for n in data.get("column_names", range(c))], rotation=0 if c <= 8 else 60)
-    axes.set_yticks(range(r), [clean_text(n, 24) for n in data.get("row_names", range(r))])
+    axes.set_xticks(range(c), [clean_text(n, 24) for n in data.column_names or range(c)], rotation=0 if c <= 8 else 60)
+    axes.set_yticks(range(r), [clean_text(n, 24) for n in data.row_names or range(r)])
     axes.tick_params(length=0)
     integers = bool((values[np.isfinite(values)] % 1 == 0).all())
     for i in range(r):
@@ -260,21 +259,20 @@ def _label_cells(axes: Axes, values: Array, low: float, top: float, data: Figure
             axes.text(j, i, shown, ha="center", va="center", color=PAPER if share > 0.55 else INK, fontsize=7)
 
 
-def _draw_bars(figure: Figure) -> Canvas:
-    data = figure.data
-    values, n = to_array(data["values"]), len(data["values"])
+def _draw_bars(data: BarPlot) -> Canvas:
+    values, n = to_array(data.values), len(data.values)
     canvas = _new_canvas((WIDTH, 0.62 + 0.25 * max(n, 1)))
     axes = canvas.add_subplot()
     y = np.arange(n)
     axes.barh(y, np.nan_to_num(values), height=0.5, color=SERIES[0], linewidth=0)
-    if data.get("lo") is not None and data.get("hi") is not None:
-        axes.hlines(y, to_array(data["lo"]), to_array(data["hi"]), color=INK, linewidth=1.1)
-    _name_rows(axes, y, [clean_text(name, 48) for name in data["names"]], 0)
+    if data.lo is not None and data.hi is not None:
+        axes.hlines(y, to_array(data.lo), to_array(data.hi), color=INK, linewidth=1.1)
+    _name_rows(axes, y, [clean_text(name, 48) for name in data.names], 0)
     axes.invert_yaxis()
     axes.spines["left"].set_visible(not (values < 0).any())
     axes.axvline(0, color=MUTED, linewidth=0.6)
     axes.grid(axis="x", color=RULE, linewidth=0.6)
-    axes.set_xlabel(clean_text(data.get("ylabel", "")))
+    axes.set_xlabel(clean_text(data.ylabel))
     _set_plain_ticks(axes.xaxis)
     return canvas
 
@@ -284,24 +282,24 @@ def _select_time_unit(seconds: float) -> tuple[float, str]:
     return (3600.0, "hours") if seconds > 2 * 3600 else (60.0, "minutes") if seconds > 300 else (1.0, "seconds")
 
 
-def _draw_traces(figure: Figure) -> Canvas:
-    data, signals = figure.data, figure.data["signals"]
-    n, rate = max(len(signals), 1), float(data["rate"])
-    length = max((len(s["values"]) for s in signals), default=1) / rate
+def _draw_traces(data: TracePlot) -> Canvas:
+    signals = data.signals
+    n, rate = max(len(signals), 1), float(data.rate)
+    length = max((len(s.values) for s in signals), default=1) / rate
     per, unit = _select_time_unit(length)
-    lanes = data.get("lanes")
-    tall = [0.85 if n <= 8 else 0.6] * n + ([0.2 + 0.17 * max(len(lanes["names"]), 2)] if lanes else [])
+    lanes = data.lanes
+    tall = [0.85 if n <= 8 else 0.6] * n + ([0.2 + 0.17 * max(len(lanes.names), 2)] if lanes else [])
     canvas = _new_canvas((WIDTH, 0.5 + sum(tall)))
     canvas.get_layout_engine().set(hspace=0.0, h_pad=0.02)  # type: ignore[union-attr, call-arg]
     grid = canvas.subplots(len(tall), 1, squeeze=False, sharex=True, height_ratios=tall)[:, 0]
     if lanes:
         _draw_lanes(grid[-1], lanes, per)
     for axes, s in zip(grid[:n], signals, strict=False):
-        index, drawn = reduce_trace(to_array(s["values"]))
-        for span in data.get("spans") or ():
-            axes.axvspan(span["start"] / per, span["stop"] / per, color=SERIES[1], alpha=0.16, linewidth=0)
-        axes.plot(index / rate / per, drawn, color=INK if not s.get("accent") else SERIES[0], linewidth=0.6)
-        measured = clean_text(s["name"], 24) + (f"\n{clean_text(s['unit'], 12)}" if s.get("unit") else "")
+        index, drawn = reduce_trace(to_array(s.values))
+        for span in data.spans:
+            axes.axvspan(span.start / per, span.stop / per, color=SERIES[1], alpha=0.16, linewidth=0)
+        axes.plot(index / rate / per, drawn, color=INK if not s.accent else SERIES[0], linewidth=0.6)
+        measured = clean_text(s.name, 24) + (f"\n{clean_text(s.unit, 12)}" if s.unit else "")
         axes.set_ylabel(measured, rotation=0, ha="right", va="center", color=INK)
         axes.locator_params(axis="y", nbins=3)
         axes.margins(x=0, y=0.08)
@@ -309,21 +307,21 @@ def _draw_traces(figure: Figure) -> Canvas:
         if axes is not grid[-1]:
             axes.spines["bottom"].set_visible(False)
             axes.tick_params(axis="x", length=0)
-    for span in data.get("spans") or ():
-        middle = (span["start"] + span["stop"]) / 2 / per
+    for span in data.spans:
+        middle = (span.start + span.stop) / 2 / per
         grid[0].annotate(
-            clean_text(span.get("name", ""), 32), (middle, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=SERIES[1]
+            clean_text(span.name, 32), (middle, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=SERIES[1]
         )
     grid[-1].set_xlabel(unit)
     canvas.align_ylabels(grid[:n])
     return canvas
 
 
-def _draw_lanes(axes: Axes, lanes: FigureDict, per: float) -> None:
+def _draw_lanes(axes: Axes, lanes: SpanLanes, per: float) -> None:
     """Time spans, a line for each name; instants as ticks."""
-    names = list(lanes["names"])
+    names = list(lanes.names)
     for k, name in enumerate(names):
-        spans = [(s["start"] / per, s["stop"] / per) for s in lanes["spans"] if s["name"] == name]
+        spans = [(s.start / per, s.stop / per) for s in lanes.spans if s.name == name]
         colour = SERIES[k % 8]
         long = [(a, b) for a, b in spans if b > a]
         axes.plot([v for a, b in long for v in (a, b, np.nan)], [-k] * 3 * len(long), color=colour, linewidth=4, solid_capstyle="butt")
@@ -336,13 +334,12 @@ def _draw_lanes(axes: Axes, lanes: FigureDict, per: float) -> None:
     _set_plain_ticks(axes.xaxis)
 
 
-def _draw_hypnogram(figure: Figure) -> Canvas:
-    data = figure.data
-    classes, epoch = list(data["classes"]), float(data["epoch"])
+def _draw_hypnogram(data: Hypnogram) -> Canvas:
+    classes, epoch = list(data.classes), float(data.epoch)
     depth = ["W", "R", "REM", "N1", "N2", "N3", "N4"]  # as hypnograms are drawn; other classes keep their order
     order = sorted(range(len(classes)), key=lambda k: depth.index(classes[k])) if set(classes) <= set(depth) else list(range(len(classes)))
     height = {k: -place for place, k in enumerate(order)}
-    tracks = [(clean_text(t["name"], 24), stage_indices(t, classes)) for t in data["tracks"]]
+    tracks = [(clean_text(t.name, 24), stage_indices(t, classes)) for t in data.tracks]
     length = max((len(s) for _, s in tracks), default=1)
     per, unit = _select_time_unit(length * epoch)
     pair = len(tracks) == 2
@@ -393,23 +390,23 @@ def _draw_hypnogram(figure: Figure) -> Canvas:
     return canvas
 
 
-def _draw_timelines(figure: Figure) -> Canvas:
-    data, lanes = figure.data, figure.data["lanes"]
+def _draw_timelines(data: TimelinePlot) -> Canvas:
+    lanes = data.lanes
     canvas = _new_canvas((WIDTH, 0.9 + 0.24 * max(len(lanes), 1)))
     axes = canvas.add_subplot()
     handles = []
-    for k in range(len(data["groups"])):  # the first is the background
-        at = [(x, y) for y, lane in enumerate(lanes) for x, of in zip(lane["times"], lane["groups"], strict=True) if of == k]
+    for k in range(len(data.groups)):  # the first is the background
+        at = [(x, y) for y, lane in enumerate(lanes) for x, of in zip(lane.times, lane.groups, strict=True) if of == k]
         colour, size = (MUTED, 5.0) if k == 0 else (SERIES[(k - 1) % 8], 8.0)
         handles += axes.plot(
             [x for x, _ in at], [y for _, y in at], linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1
         )
-    _name_rows(axes, range(len(lanes)), [clean_text(lane["name"], 32) for lane in lanes])
+    _name_rows(axes, range(len(lanes)), [clean_text(lane.name, 32) for lane in lanes])
     axes.set_ylim(len(lanes) - 0.4, -0.6)
-    axes.set_xlabel(clean_text(data.get("xlabel", "")))
+    axes.set_xlabel(clean_text(data.xlabel))
     _set_plain_ticks(axes.xaxis)
     canvas.legend(
-        handles, [" " + clean_text(g, 60) for g in data["groups"]], loc="outside upper left", ncols=4, frameon=False, columnspacing=1.6
+        handles, [" " + clean_text(g, 60) for g in data.groups], loc="outside upper left", ncols=4, frameon=False, columnspacing=1.6
     )
     return canvas
 
@@ -427,10 +424,9 @@ GLYPHS: list[list[tuple[float, float]]] = [  # strokes that distinguish groups w
 ]
 
 
-def _draw_scatter(figure: Figure) -> Canvas:
+def _draw_scatter(data: ScatterPlot) -> Canvas:
     """Points in panels, a colour and a glyph a group; each group is one path, so that thousands of points stay small."""
-    data = figure.data
-    panels, groups = data["panels"], list(data["groups"])
+    panels, groups = data.panels, list(data.groups)
     across = min(max(len(panels), 1), 3)
     down = -(-max(len(panels), 1) // across)
     wide = WIDTH if across > 1 else 4.8
@@ -440,7 +436,7 @@ def _draw_scatter(figure: Figure) -> Canvas:
         if panel is None:
             axes.set_visible(False)
             continue
-        x, y, of = to_array(panel["x"]), to_array(panel["y"]), np.asarray(panel["group"], dtype=np.int64)
+        x, y, of = to_array(panel.x), to_array(panel.y), np.asarray(panel.group, dtype=np.int64)
         spans = [float(np.nanmax(v) - np.nanmin(v)) or 1.0 if len(v) and np.isfinite(v).any() else 1.0 for v in (x, y)]
         for k in [-1, *range(len(groups))]:
             here = of == k
@@ -456,14 +452,14 @@ def _draw_scatter(figure: Figure) -> Canvas:
                 alpha=0.35 if k < 0 else 0.9,
                 solid_capstyle="round",
             )
-        axes.set_title(clean_text(panel["name"], 60), loc="left", color=INK)
-        if not data.get("ticks"):
+        axes.set_title(clean_text(panel.name, 60), loc="left", color=INK)
+        if not data.ticks:
             axes.set_xticks([])
             axes.set_yticks([])
         else:
             _set_ticks(axes)
-        axes.set_xlabel(clean_text(data.get("xlabel", "")))
-        axes.set_ylabel(clean_text(data.get("ylabel", "")))
+        axes.set_xlabel(clean_text(data.xlabel))
+        axes.set_ylabel(clean_text(data.ylabel))
     if groups and panels:
         from matplotlib.lines import Line2D
 
@@ -486,10 +482,9 @@ def _draw_scatter(figure: Figure) -> Canvas:
     return canvas
 
 
-def _draw_forest(figure: Figure) -> Canvas:
+def _draw_forest(data: ForestPlot) -> Canvas:
     """A dot and an interval for each name, in panels that share the names; hollow marks for the values compared to."""
-    data = figure.data
-    panels, names = data["panels"], [clean_text(n, 32) for n in data["names"]]
+    panels, names = data.panels, [clean_text(n, 32) for n in data.names]
     across = min(max(len(panels), 1), 4)
     down = -(-max(len(panels), 1) // across)
     canvas = _new_canvas((WIDTH, 0.35 + down * (0.55 + 0.19 * max(len(names), 2))))
@@ -500,44 +495,36 @@ def _draw_forest(figure: Figure) -> Canvas:
         if panel is None:
             axes.set_visible(False)
             continue
-        values, lo, hi = (to_array(panel.get(k) or [None] * len(names)) for k in ("values", "lo", "hi"))
-        if panel.get("zero"):
+        values, lo, hi = (to_array([None] * len(names) if v is None else v) for v in (panel.values, panel.lo, panel.hi))
+        if panel.zero:
             axes.axvline(0, color=MUTED, linewidth=0.8)
         axes.hlines(y, lo, hi, color=SERIES[0], linewidth=1.3)
         handles["ours"] = axes.plot(values, y, linestyle="", marker="o", markersize=3.6, color=SERIES[0])[0]
-        if panel.get("other"):
+        if panel.other is not None:
             handles["other"] = axes.plot(
-                to_array(panel["other"]),
-                y,
-                linestyle="",
-                marker="D",
-                markersize=3.6,
-                color=SERIES[1],
-                fillstyle="none",
-                markeredgewidth=0.9,
+                to_array(panel.other), y, linestyle="", marker="D", markersize=3.6, color=SERIES[1], fillstyle="none", markeredgewidth=0.9
             )[0]
         _name_rows(axes, y, names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.spines["left"].set_visible(False)
-        axes.set_title(clean_text(panel["name"], 28), loc="left", color=INK)
+        axes.set_title(clean_text(panel.name, 28), loc="left", color=INK)
         axes.locator_params(axis="x", nbins=4)
         axes.margins(x=0.08)
         _set_plain_ticks(axes.xaxis)
     for axes in grid[-1]:
-        axes.set_xlabel(clean_text(data.get("xlabel", "")))
+        axes.set_xlabel(clean_text(data.xlabel))
     if "other" in handles:
-        labels = [" " + clean_text(data.get(k, k), 40) for k in ("ours", "other")]
+        labels = [" " + clean_text(name, 40) for name in (data.ours, data.other)]
         canvas.legend([handles["ours"], handles["other"]], labels, loc="outside upper left", ncols=2, frameon=False)
     return canvas
 
 
-def _draw_ranks(figure: Figure) -> Canvas:
+def _draw_ranks(data: RankPlot) -> Canvas:
     """Mean ranks on a line, the best on the left; bars join groups that differ by less than the critical difference (Demsar 2006)."""
-    data = figure.data
-    order = np.argsort(to_array(data["ranks"]), kind="stable")
-    ranks, names = to_array(data["ranks"])[order], [clean_text(data["names"][k], 32) for k in order]
+    order = np.argsort(to_array(data.ranks), kind="stable")
+    ranks, names = to_array(data.ranks)[order], [clean_text(data.names[k], 32) for k in order]
     k, half = len(names), -(-len(names) // 2)
-    near = [np.flatnonzero(ranks <= r + data["critical"]).max(initial=i) for i, r in enumerate(ranks.tolist())]
+    near = [np.flatnonzero(ranks <= r + data.critical).max(initial=i) for i, r in enumerate(ranks.tolist())]
     joined = [(i, j) for i, j in enumerate(near) if j > i and not any(a < i and b >= j for a, b in enumerate(near))]
     top = 0.5 + 0.3 * len(joined)  # below the bars begin the names
     canvas = _new_canvas((WIDTH, 0.9 + 0.2 * (top + half)))
@@ -550,11 +537,11 @@ def _draw_ranks(figure: Figure) -> Canvas:
     for mark in range(1, int(high) + 1):
         axes.plot([mark, mark], [0, -0.25], color=INK, linewidth=0.8)
         axes.text(mark, -0.4, str(mark), ha="center", va="bottom", color=MUTED, fontsize=7)
-    axes.plot([low, low + data["critical"]], [-1.5, -1.5], color=INK, linewidth=1.4, clip_on=False)
+    axes.plot([low, low + data.critical], [-1.5, -1.5], color=INK, linewidth=1.4, clip_on=False)
     axes.text(
         low - 0.02 * (high - low),
         -1.5,
-        f"critical difference {format_number(float(data['critical']), 2)}",
+        f"critical difference {format_number(float(data.critical), 2)}",
         ha="right",
         va="center",
         fontsize=7,
@@ -572,14 +559,14 @@ def _draw_ranks(figure: Figure) -> Canvas:
     return canvas
 
 
-DRAWERS: dict[str, Callable[[Figure], Any]] = {
-    "forest": _draw_forest,
-    "ranks": _draw_ranks,
-    "scatter": _draw_scatter,
-    "lines": _draw_lines,
-    "matrix": _draw_matrix,
-    "bars": _draw_bars,
-    "traces": _draw_traces,
-    "hypnogram": _draw_hypnogram,
-    "timelines": _draw_timelines,
+DRAWERS: dict[type, Callable[[Any], Any]] = {
+    ForestPlot: _draw_forest,
+    RankPlot: _draw_ranks,
+    ScatterPlot: _draw_scatter,
+    LinePlot: _draw_lines,
+    HeatMap: _draw_matrix,
+    BarPlot: _draw_bars,
+    TracePlot: _draw_traces,
+    Hypnogram: _draw_hypnogram,
+    TimelinePlot: _draw_timelines,
 }

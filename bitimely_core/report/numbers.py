@@ -10,12 +10,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.page import Figure, Table
+from bitimely_core.page import (
+    BarPlot,
+    Figure,
+    ForestPlot,
+    HeatMap,
+    Hypnogram,
+    LinePlot,
+    RankPlot,
+    ScatterPlot,
+    StageTrack,
+    Table,
+    TimelinePlot,
+    TracePlot,
+)
 from bitimely_core.report.text import clean_text, is_numeric
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
-FigureDict = Mapping[str, Any]  # `data` of a figure
 
 CSV_LIMIT = 60_000  # bytes of a download inside the page; larger tables are in the Parquet file only
 
@@ -29,18 +41,18 @@ def to_array(values: Any) -> Array:
     )
 
 
-def matrix_panels(data: FigureDict) -> tuple[Array, list[str]]:
+def matrix_panels(data: HeatMap) -> tuple[Array, list[str]]:
     """The matrices of a figure, [M, R, C], and their names."""
-    values = np.asarray(data["values"])
+    values = np.asarray(data.values)
     values = values if values.dtype == np.float32 else values.astype(np.float64)  # large maps come in single precision
-    return (values[None], [""]) if values.ndim == 2 else (values, [clean_text(n) for n in data.get("names", range(1, len(values) + 1))])
+    return (values[None], [""]) if values.ndim == 2 else (values, [clean_text(n) for n in data.names or range(1, len(values) + 1)])
 
 
-def stage_indices(track: FigureDict, classes: Sequence[str]) -> Array:
+def stage_indices(track: StageTrack, classes: Sequence[str]) -> Array:
     """Class numbers of a track given by name or number, -1: no class."""
     ids = {name: k for k, name in enumerate(classes)}
     numbers = [
-        ids.get(s, -1) if isinstance(s, str) else -1 if s is None else int(s) for s in np.asarray(track["stages"], dtype=object).tolist()
+        ids.get(s, -1) if isinstance(s, str) else -1 if s is None else int(s) for s in np.asarray(track.stages, dtype=object).tolist()
     ]
     return np.array([k if 0 <= k < len(classes) else -1 for k in numbers], dtype=np.int64)
 
@@ -48,70 +60,70 @@ def stage_indices(track: FigureDict, classes: Sequence[str]) -> Array:
 def figure_data(figure: Figure) -> Columns:
     """All numbers of a figure as columns of one table."""
     data = figure.data
-    if figure.kind == "lines":
+    if isinstance(data, LinePlot):
         parts: dict[str, list[Array]] = {"x": [], "y": [], "lo": [], "hi": []}
         names: list[str] = []
-        for s in data["series"]:
-            y = to_array(s["y"])
-            names += [clean_text(s["name"])] * len(y)
-            for key, values in {"x": s["x"], "y": y, "lo": s.get("lo"), "hi": s.get("hi")}.items():
+        for s in data.series:
+            y = to_array(s.y)
+            names += [clean_text(s.name)] * len(y)
+            for key, values in {"x": s.x, "y": y, "lo": s.lo, "hi": s.hi}.items():
                 parts[key].append(np.full(len(y), np.nan) if values is None else to_array(values))
-        banded = any(s.get("lo") is not None for s in data["series"])
+        banded = any(s.lo is not None for s in data.series)
         return {"series": np.array(names, str), **{k: np.concatenate([np.empty(0), *v]) for k, v in parts.items() if banded or k in "xy"}}
-    if figure.kind == "matrix":
+    if isinstance(data, HeatMap):
         values, names = matrix_panels(data)
         m, r, c = values.shape
-        columns = [clean_text(n) for n in data.get("column_names", range(c))]
-        rows = np.tile(np.array([clean_text(n) for n in data["row_names"]]) if "row_names" in data else np.arange(r), m)
+        columns = [clean_text(n) for n in data.column_names or range(c)]
+        rows = np.tile(np.array([clean_text(n) for n in data.row_names]) if data.row_names is not None else np.arange(r), m)
         head: Columns = {"panel": np.repeat(np.array(names, str), r)} if m > 1 or names != [""] else {}
         return {**head, "row": rows, **{f"column {n}": values[:, :, k].ravel() for k, n in enumerate(columns)}}
-    if figure.kind == "bars":
-        extra = {k: to_array(data[k]) for k in ("lo", "hi") if data.get(k) is not None}
-        return {"name": np.array([clean_text(n) for n in data["names"]], str), "value": to_array(data["values"]), **extra}
-    if figure.kind == "ranks":
-        ranked = np.array([clean_text(n) for n in data["names"]], str)
-        return {"name": ranked, "mean rank": to_array(data["ranks"]), "critical difference": np.full(len(ranked), float(data["critical"]))}
-    if figure.kind == "forest":
-        dots, shown = [clean_text(n) for n in data["names"]], data["panels"]
-        keys = {"values": "value", "lo": "lo", "hi": "hi", **({"other": "other"} if any(p.get("other") for p in shown) else {})}
-        held = {k: [to_array(p.get(k) or [None] * len(dots)) for p in shown] for k in keys}
+    if isinstance(data, BarPlot):
+        extra = {k: to_array(v) for k, v in (("lo", data.lo), ("hi", data.hi)) if v is not None}
+        return {"name": np.array([clean_text(n) for n in data.names], str), "value": to_array(data.values), **extra}
+    if isinstance(data, RankPlot):
+        ranked = np.array([clean_text(n) for n in data.names], str)
+        return {"name": ranked, "mean rank": to_array(data.ranks), "critical difference": np.full(len(ranked), float(data.critical))}
+    if isinstance(data, ForestPlot):
+        dots, shown = [clean_text(n) for n in data.names], data.panels
+        keys = {"values": "value", "lo": "lo", "hi": "hi", **({"other": "other"} if any(p.other is not None for p in shown) else {})}
+        held = {k: [to_array([None] * len(dots) if (v := getattr(p, k)) is None else v) for p in shown] for k in keys}
         return {
-            "panel": np.repeat(np.array([clean_text(p["name"]) for p in shown], str), len(dots)),
+            "panel": np.repeat(np.array([clean_text(p.name) for p in shown], str), len(dots)),
             "name": np.tile(np.array(dots, str), len(shown)),
             **{keys[k]: np.concatenate([np.empty(0), *stacked]) for k, stacked in held.items()},
         }
-    if figure.kind == "traces":
-        signals = [(clean_text(s["name"]), clean_text(s.get("unit") or ""), to_array(s["values"])) for s in data["signals"]]
+    if isinstance(data, TracePlot):
+        signals = [(clean_text(s.name), clean_text(s.unit), to_array(s.values)) for s in data.signals]
         return {
             "signal": np.concatenate([np.empty(0, str), *(np.full(len(v), n) for n, _, v in signals)]),
-            "seconds": np.concatenate([np.empty(0), *(np.arange(len(v)) / data["rate"] for _, _, v in signals)]),
+            "seconds": np.concatenate([np.empty(0), *(np.arange(len(v)) / data.rate for _, _, v in signals)]),
             "value": np.concatenate([np.empty(0), *(v for _, _, v in signals)]),
             "unit": np.concatenate([np.empty(0, str), *(np.full(len(v), u) for _, u, v in signals)]),
         }
-    if figure.kind == "hypnogram":
-        classes = [clean_text(c) for c in data["classes"]]
-        tracks = {clean_text(t["name"]): stage_indices(t, data["classes"]) for t in data["tracks"]}
+    if isinstance(data, Hypnogram):
+        classes = [clean_text(c) for c in data.classes]
+        tracks = {clean_text(t.name): stage_indices(t, data.classes) for t in data.tracks}
         n = max((len(v) for v in tracks.values()), default=0)
         labels = np.array([*classes, ""])  # -1 is the last: no stage
         padded = {f"stage {name}": labels[np.pad(v, (0, n - len(v)), constant_values=-1)] for name, v in tracks.items()}
-        return {"epoch": np.arange(n), "seconds": np.arange(n) * float(data["epoch"]), **padded}
-    if figure.kind == "timelines":
-        lanes = [(clean_text(lane["name"]), to_array(lane["times"]), lane["groups"]) for lane in data["lanes"]]
-        groups = np.array([clean_text(g) for g in data["groups"]], str)
+        return {"epoch": np.arange(n), "seconds": np.arange(n) * float(data.epoch), **padded}
+    if isinstance(data, TimelinePlot):
+        lanes = [(clean_text(lane.name), to_array(lane.times), lane.groups) for lane in data.lanes]
+        groups = np.array([clean_text(g) for g in data.groups], str)
         return {
             "lane": np.concatenate([np.empty(0, str), *(np.full(len(times), name) for name, times, _ in lanes)]),
             "time": np.concatenate([np.empty(0), *(times for _, times, _ in lanes)]),
             "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(which, dtype=np.int64)] for _, _, which in lanes)]),
         }
-    if figure.kind == "scatter":
-        groups = np.array([*(clean_text(g) for g in data["groups"]), ""], str)  # -1 is the last: no group
+    if isinstance(data, ScatterPlot):
+        groups = np.array([*(clean_text(g) for g in data.groups), ""], str)  # -1 is the last: no group
         return {
-            "panel": np.concatenate([np.empty(0, str), *(np.full(len(p["x"]), clean_text(p["name"])) for p in data["panels"])]),
-            "x": np.concatenate([np.empty(0), *(to_array(p["x"]) for p in data["panels"])]),
-            "y": np.concatenate([np.empty(0), *(to_array(p["y"]) for p in data["panels"])]),
-            "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(p["group"], dtype=np.int64)] for p in data["panels"])]),
+            "panel": np.concatenate([np.empty(0, str), *(np.full(len(p.x), clean_text(p.name)) for p in data.panels)]),
+            "x": np.concatenate([np.empty(0), *(to_array(p.x) for p in data.panels)]),
+            "y": np.concatenate([np.empty(0), *(to_array(p.y) for p in data.panels)]),
+            "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(p.group, dtype=np.int64)] for p in data.panels)]),
         }
-    raise ValueError(f"figure {figure.name!r} has kind {figure.kind!r}, which is unknown")
+    raise ValueError(f"figure {figure.name!r} has data of type {type(data).__name__}, which is no kind of figure")
 
 
 def table_data(table: Table) -> Columns:

@@ -25,7 +25,7 @@ import numpy as np
 
 from bitimely_core import __version__, storage
 from bitimely_core.errors import UserError
-from bitimely_core.page import Figure, Page, Table
+from bitimely_core.page import BarPlot, Figure, Page, Table
 from bitimely_core.report.figures import COLOURS, format_tick
 from bitimely_core.report.numbers import csv_link, figure_data, table_data, to_array, to_parquet
 from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
@@ -51,11 +51,10 @@ class PageParts:
     quoted: bool = False
 
 
-def _render_headline(figure: Figure) -> Context:
+def _render_headline(data: BarPlot) -> Context:
     """The headline figure as rows on a common axis, positions in per cent."""
-    data = figure.data
-    values = to_array(data["values"])
-    ends = [to_array(data[k]) if data.get(k) is not None else np.full(len(values), np.nan) for k in ("lo", "hi")]
+    values = to_array(data.values)
+    ends = [to_array(end) if end is not None else np.full(len(values), np.nan) for end in (data.lo, data.hi)]
     known = np.concatenate([values, *ends])
     known = known[np.isfinite(known)]
     low, high = float(known.min(initial=0.0)), float(known.max(initial=0.0))
@@ -69,7 +68,7 @@ def _render_headline(figure: Figure) -> Context:
         return round(100 * (float(value) - low) / ((high - low) or 1.0), 2)
 
     rows = []
-    for k, name in enumerate(data["names"]):
+    for k, name in enumerate(data.names):
         lo, hi = float(ends[0][k]), float(ends[1][k])
         if not math.isfinite(values[k]):
             continue
@@ -162,8 +161,8 @@ def _render_parts(page: Page) -> PageParts:
             svg, note = draw_figure(block, name)
             out.files[f"{name}.svg"] = export_svg(svg)
             entry |= {"kind": "figure", "svg": f"{name}.svg", "note": note}
-            if position == 0 and block.kind == "bars" and np.isfinite(to_array(block.data["values"])[:1]).any():
-                out.headline = entry | _render_headline(block)
+            if position == 0 and isinstance(block.data, BarPlot) and np.isfinite(to_array(block.data.values)[:1]).any():
+                out.headline = entry | _render_headline(block.data)
                 continue
             entry["svg_inline"] = inline_svg(svg, f"{clean_text(block.title)}. {clean_text(block.caption)}")
         else:

@@ -27,7 +27,7 @@ def draw_figure(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
 
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing glyphs: the reader's font draws them
-        drawn = DRAWERS[figure.kind](figure)
+        drawn = DRAWERS[type(figure.data)](figure.data)
         canvas, note = drawn if isinstance(drawn, tuple) else (drawn, "")
         out = io.BytesIO()
         canvas.savefig(
