@@ -344,7 +344,7 @@ def test_odd_layers_are_refused_where_directions_alternate():
         ("bitimelygpt", {"value_dim": 66}, "model.value_dim"),
         ("timelybert", {"xpos_scale": True}, "xpos_scale"),
         ("bitimelygpt", {"tokenizer": "codes"}, "model.codes"),
-        ("bitimelygpt", {"decay": {"kind": "half-life", "months": [6, 24]}}, "one a head"),
+        ("bitimelygpt", {"decay": {"kind": "half-life", "months": [6, 24]}}, "one per head"),
         ("bitimelygpt", {"tokens": "patch"}, "tokenizer"),
     ],
 )

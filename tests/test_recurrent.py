@@ -270,7 +270,7 @@ def test_dimensions_that_do_not_fit_are_refused():
         tiny("bilstm", dim=63, direction_width="half")
     with pytest.raises(UserError, match="its layers read forward or backward"):
         tiny("lstm")(Batch(torch.randn(1, 50, 3)), directions=["both"] * 4)
-    with pytest.raises(UserError, match="one a layer"):
+    with pytest.raises(UserError, match="one per layer"):
         tiny("lstm")(Batch(torch.randn(1, 50, 3)), directions=["forward"] * 3)
 
 

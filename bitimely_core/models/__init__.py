@@ -1,4 +1,4 @@
-"""The models of the paper under one interface: `build`, `load`, `parameters`; each sibling file registers its own.
+"""The models under one interface: `build`, `load`, `count_parameters`; each module here registers its own.
 
 A model's `forward(batch, *, directions=None, hide=None, attention=False)` returns `Encoded`, always in forward time order.
 """
@@ -20,7 +20,7 @@ from bitimely_core.models.base import FORMAT, Model
 
 __all__ = ["Model", "build", "count_configured", "count_parameters", "default_shape", "load", "match_parameters"]
 
-DEFAULT_SHAPES: dict[str, dict[str, Any]] = {  # the windows that the paper pre-trains each preset on; PopHR: 47 PheCodes and 5 special ids
+DEFAULT_SHAPES: dict[str, dict[str, Any]] = {  # shapes of the paper's pre-training data; PopHR: 47 PheCodes and 5 special ids
     "18m": {"channels": 7, "length": 3000},
     "7.5m": {"channels": 12, "length": 5000},
     "7.5m-regression": {"channels": 12, "length": 5000},
@@ -30,25 +30,25 @@ DEFAULT_SHAPES: dict[str, dict[str, Any]] = {  # the windows that the paper pre-
 
 
 def build(name: str, *, preset: str | None = None, channels: int = 1, length: int = 3000, **overrides: Any) -> Model:
-    """A model with random weights, from torch's global generator.
+    """A randomly initialised model, from torch's global generator.
 
     Args:
         name: a registered model, for instance `bitimelygpt`.
-        preset: `18m`, `7.5m`, `7.5m-regression`, `3m` or `tiny`; its section of the model's family gives the dimensions.
+        preset: `18m`, `7.5m`, `7.5m-regression`, `3m` or `tiny`; the section of the model's family gives the dimensions.
         channels: V of the windows.
         length: T of the windows; only learned positions and readout `flatten` depend on it.
         overrides: fields of `ModelConfig`, for instance `layers=2`, `tokenizer="patch"`; events need `codes`, the size of the input
             vocabulary.
 
     Raises:
-        UserError: unknown name or preset, or settings that do not fit together (exit 2).
+        UserError: unknown name or preset, or invalid settings (exit 2).
     """
     entry = registry.models[name]
     return from_config(build_model_config(entry.name, preset, channels=channels, length=length, **overrides))
 
 
 def from_config(config: ModelConfig) -> Model:
-    """The model of a configuration, with random weights. Raises UserError (config, exit 2) for settings that the model does not have."""
+    """A randomly initialised model of a configuration. Raises UserError (config, exit 2) for unknown settings."""
     kind = find_model_config(config.name)
     own = config if isinstance(config, kind) else validate(kind, config.model_dump(by_alias=True))
     model: Model = registry.models[config.name](configure_grid(own))
@@ -56,28 +56,28 @@ def from_config(config: ModelConfig) -> Model:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Trainable parameters, counted."""
+    """Number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def count_configured(config: ModelConfig) -> int:
-    """Trainable parameters of a configuration, without memory for them."""
+    """Number of trainable parameters of a configuration, without allocating them."""
     with torch.device("meta"):
         return count_parameters(from_config(config))
 
 
 def default_shape(preset: str) -> dict[str, Any]:
-    """Channels and length (events: size of the vocabulary) of the data that a preset is meant for, to count parameters before any data."""
+    """Channels and length (events: vocabulary size) of the data of a preset, to count parameters without data."""
     return dict(DEFAULT_SHAPES.get(preset, {}))
 
 
 def match_parameters(
     name: str, preset: str, *, channels: int = 1, length: int = 3000, codes: int | None = None, events: str = "code-embed"
 ) -> dict[str, Any]:
-    """The widths with which model `name` comes nearest to the parameters of BiTimelyGPT at `preset` (`--budget matched`).
+    """The widths at which model `name` comes closest to the parameter count of BiTimelyGPT at `preset` (`--budget matched`).
 
-    Layers and heads stay; the width goes through multiples of 2 x heads, the other widths keep their ratio to it, but for the feed-forward
-    width where that stays more than 5 % off. What a model's facts change first (two directions in halves) is among the values returned.
+    Layers and heads stay. The width is a multiple of 2 x heads and the other widths keep their ratio to it; if the count is still more than
+    5 % off, the feed-forward width is adjusted. The result includes `ModelFacts.budget_changes`.
     """
     entry = registry.models[name]
     data = {"channels": channels, "length": length, "codes": codes, **({"tokenizer": "codes"} if codes else {})}
@@ -101,17 +101,17 @@ def match_parameters(
         low, high = (middle, high) if size(middle * step) < goal else (low, middle)
     chosen = widths(min((low * step, high * step), key=lambda dim: abs(size(dim) - goal)))
     now = count_configured(base.model_copy(update=chosen))
-    if abs(now / goal - 1) > 0.05:  # the width goes in steps too large (raindrop: a width for each of many channels)
+    if abs(now / goal - 1) > 0.05:  # the steps of the width are too coarse (raindrop: one width per channel)
         one = count_configured(base.model_copy(update={**chosen, "ffn_dim": chosen["ffn_dim"] + 1})) - now
         chosen["ffn_dim"] = max(1, chosen["ffn_dim"] + (round((goal - now) / one) if one else 0))
     return {**first, **chosen}
 
 
 def load(folder: str | Path) -> Model:
-    """The model that `Model.save` wrote into `folder`, in eval mode; of a fine-tuned model the part below its head.
+    """The model that `Model.save` wrote into `folder`, in eval mode; of a fine-tuned model without its head.
 
     Raises:
-        UserError: a file is missing (exit 2), damaged (exit 5), or does not hold the weights of its own config.json (exit 5).
+        UserError: a file is missing (exit 2) or damaged (exit 5), or the weights do not match config.json (exit 5).
     """
     stored, weights = read_model(folder)
     if "head" in stored:
@@ -159,7 +159,7 @@ def read_config(stored: dict[str, Any], folder: str | Path) -> ModelConfig:
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
-    """Load weights, all of them: whatever is missing, unexpected or of another shape is named (UserError shapes_differ, exit 5)."""
+    """Load all weights. Raises UserError (shapes_differ, exit 5) that names missing, unexpected and misshapen ones."""
     own = module.state_dict()
     wrong = [f"{key} is missing" for key in own.keys() - weights.keys()] + [f"{key} is unexpected" for key in weights.keys() - own.keys()]
     both = own.keys() & weights.keys()

@@ -1,10 +1,10 @@
 """Conversion of event sequences to regular monthly grids, and of either kind of data to rows with times for models of irregular series.
 
-* `grid`: months in a row, a channel a code, 1 where the code was there. Any model of signals reads it (`model.events = "grid"`):
-  `Model.expand_channels` turns events into it before anything else looks at them.
-* `rows`: only the months (signals: timesteps) that hold something, with their times and with what was observed; for models that know gaps.
+* `grid`: one row per month, one channel per code, 1 where the code occurs; for models of signals (`model.events = "grid"`), made by
+  `Model.expand_channels`.
+* `rows`: only the months (signals: timesteps) with observations, with times and observation masks; for models of irregular times.
 
-Codes of one month share one row. A month is 1 / 12 year, counted from the first event that is read: month(t) = floor(t).
+A month is 1 / 12 year, counted from the first event of the row: month(t) = floor(t).
 
 Legend: B batch, N events, M months, T rows, V channels (events: codes).
 """
@@ -24,7 +24,7 @@ from bitimely_core.types import Batch
 
 
 def configure_grid(config: ModelConfig) -> ModelConfig:
-    """The configuration of a model that reads events as a grid: a channel a code, `horizon` months long; others as they are."""
+    """For models that read events as a grid: one channel per code, `horizon` months. Other configurations are unchanged."""
     if config.events != "grid" or config.codes is None:
         return config
     return config.model_copy(
@@ -33,12 +33,12 @@ def configure_grid(config: ModelConfig) -> ModelConfig:
 
 
 def grid_shape(codes: int, horizon: int) -> dict[str, int]:
-    """Channels and length of a grid of events, beside the size of their vocabulary."""
+    """Channels, length and vocabulary size of a grid of events."""
     return {"channels": codes - FIRST, "length": horizon, "codes": codes}
 
 
 def _read_events(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes from 0 on int64, which events have one, which are no padding (bool), and months of all (0 for padding), each [B, N]."""
+    """Codes from 0 on (int64), which events have one, which are real (bool), and months (0 for padding), each [B, N]."""
     ids = batch.values.long()
     real = torch.ones_like(ids, dtype=torch.bool) if batch.mask is None else batch.mask.bool()
     times = (
@@ -48,17 +48,17 @@ def _read_events(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def make_grid(batch: Batch, codes: int, months: int) -> Batch:
-    """Events on a grid of months: 1 where a code was there, else 0.
+    """Events on a grid of months: 1 where a code occurs, else 0.
 
-    The last month is that of the end (under a landmark the index day), else of the last event. Of longer rows the last `months` are kept.
+    The last month is that of `batch.end` (the index day under a landmark), else of the last event. Longer rows keep the last `months`.
 
     Args:
         batch: values [B, N] ids, times [B, N] months.
-        codes: size of the vocabulary, special ids included; those have no channel.
+        codes: size of the vocabulary, including special ids, which have no channel.
         months: M.
 
     Returns:
-        values [B, M, V] in the dtype of the times, mask [B, M]: the months of the row, the earliest first; a row without events has none.
+        values [B, M, V] in the dtype of the times, mask [B, M]: months of the row in order; none for a row without events.
     """
     code, counted, real, times = _read_events(batch)
     last = times.amax(1) if batch.end is None else torch.maximum(times.amax(1), batch.end.to(times))
@@ -73,23 +73,23 @@ def make_grid(batch: Batch, codes: int, months: int) -> Batch:
 
 
 def get_time_span(config: ModelConfig) -> float:
-    """The time that models of irregular times take for 1: `horizon` months, of signals the length of a window in samples."""
+    """Unit of time of models of irregular times: `horizon` months; signals: window length in samples."""
     return float(config.horizon if config.tokenizer == "codes" else config.length)
 
 
 class TimedRows(NamedTuple):
-    """A batch as rows that stand at their own times."""
+    """A batch as rows with times."""
 
     values: Tensor  # [B, T, V] float, 0 where nothing was observed
     mask: Tensor  # [B, T, V] bool, what was observed
-    times: Tensor  # [B, T] months; signals: number of the sample; padding stands at the last row's
-    real: Tensor  # [B, T] bool, the rows of the sample; padding is on the right
+    times: Tensor  # [B, T] months; signals: sample index; padding has the time of the last row
+    real: Tensor  # [B, T] bool; padding is on the right
 
 
 class RowTokenizer(StepTokenizer):
-    """Rows as tokens: of events the months that hold any, with the count of each code; of signals the timesteps.
+    """Rows as tokens: months with events, with the count of each code; timesteps of signals.
 
-    A code is observed where it occurs; with `absent` all codes are observed in each of these months, those that do not occur as 0.
+    A code is observed where it occurs; with `absent` all codes are observed in these months, absent ones as 0.
 
     Attributes:
         width, target_width: V.
@@ -108,8 +108,8 @@ class RowTokenizer(StepTokenizer):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Values [B, T, V], targets (the same), mask of real rows [B, T]."""
-        found = self.rows(batch)
-        return found.values, found.values.detach(), found.real
+        rows = self.rows(batch)
+        return rows.values, rows.values.detach(), rows.real
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which values were observed, bool [B, T, V]."""

@@ -1,4 +1,4 @@
-"""The parts that all models share: the adapter of a data set, the final norm and output projection, targets, saving.
+"""Base class of all models: adapter of a data set, final norm and output projection, targets, saving.
 
 Legend: B batch, T timesteps, V channels, N tokens, D width, P target width, L layers.
 """
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = 2  # of config.json; 1 held the settings of all models
-
-
 Direction = Literal["forward", "backward", "both"]
-
-
 Which = Literal["next", "previous"]
 
 
@@ -39,10 +35,7 @@ def config_error(text: str, wanted: str, field: str, action: str = "") -> UserEr
 
 
 class Adapter(nn.Module):
-    """What belongs to a data set: tokenizer, input projection and output projections. `Model.reset_adapter` replaces it as one part.
-
-    `norm_width` is the width of the states that the output projections read, None = D.
-    """
+    """Tokenizer, input and output projections of a data set. `norm_width`: width of the states that the output reads, None = D."""
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         super().__init__()
@@ -64,7 +57,7 @@ class Adapter(nn.Module):
             else:
                 self.tokenizer = StepTokenizer(channels) if config.tokenizer == "steps" else ConvTokenizer(channels)
             self.embedding = nn.Linear(self.tokenizer.width, config.dim)
-            nn.init.normal_(self.embedding.bias, std=0.02)  # like [SOS] and [EOS]: hidden tokens hold it alone
+            nn.init.normal_(self.embedding.bias, std=0.02)  # as [SOS] and [EOS]; hidden tokens are embedded as the bias alone
         names = ("next", "previous") if config.output_heads == "separate" else ("next",)
         self.output = nn.ModuleDict({name: nn.Linear(norm_width or config.dim, self.tokenizer.target_width) for name in names})
         if models[config.name].facts.family == "attention":
@@ -72,27 +65,25 @@ class Adapter(nn.Module):
                 nn.init.normal_(cast(Tensor, module.weight), std=0.02)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, N, F] or ids [B, N] -> [B, N, D]; pointwise, nothing is mixed over time."""
+        """Tokens [B, N, F] or ids [B, N] -> [B, N, D], pointwise over time."""
         return self.embedding((tokens - FIRST + 1).clamp(min=0)) if isinstance(self.tokenizer, CodeTokenizer) else self.embedding(tokens)
 
     @property
     def blank(self) -> Tensor:
-        """The learned vector [D] at hidden positions: the embedding of a token that says nothing (zeros; codes: [MASK])."""
+        """The learned vector [D] at hidden positions: the embedding of zeros (codes: of [MASK])."""
         return self.embedding.weight[0] if isinstance(self.embedding, nn.Embedding) else self.embedding.bias
 
 
 class Model(nn.Module):
-    """What all models share: the adapter of a data set, the final norm and output projection, targets, saving.
-
-    A model adds `forward(batch, *, directions=None, hide=None, attention=False) -> Encoded`.
+    """Base class of models. A subclass adds `forward(batch, *, directions=None, hide=None, attention=False) -> Encoded`.
 
     Attributes:
         config: all dimensions and switches.
-        target_scale: float32 scalar; Var(target), for codes the unigram entropy in nats, of the training split. NaN until it is measured.
-        pooled_width: width of the method's own sequence vector `Encoded.pooled`, None where it has none.
+        target_scale: float32 scalar; Var(target), for codes the unigram entropy in nats, of the training split; NaN until measured.
+        pooled_width: width of the native sequence vector `Encoded.pooled`, None if there is none.
         adapter_type: class of its adapters.
-        penalty: what the last forward pass in training adds to a supervised loss, None = nothing.
-        progress: share of the training that is done; `fit` keeps it, for objectives that change on the way.
+        penalty: term that the last training forward pass adds to a supervised loss, or None.
+        progress: completed share of the training, updated by `fit`; for objectives with a schedule.
     """
 
     target_scale: Tensor
@@ -113,7 +104,7 @@ class Model(nn.Module):
 
     @property
     def width(self) -> int:
-        """Width of the states, D unless a model puts two directions side by side."""
+        """Width of the states, D unless a model concatenates two directions."""
         return self.config.dim
 
     @property
@@ -132,12 +123,12 @@ class Model(nn.Module):
         return self.norms[which if which in self.norms else "next"](hidden)
 
     def adapter_of(self, batch: Batch | None) -> Adapter:
-        """The adapter of the data set that the rows of `batch` are of."""
+        """The adapter of the data set of `batch`."""
         at = 0 if batch is None or batch.source is None or not self.others else int(batch.source[0])
         return cast(Adapter, self.others[at - 1]) if at else self.adapter
 
     def expand_channels(self, batch: Batch) -> Batch:
-        """Events on a grid where the model reads them so; one row a channel, [B, T, V] -> [B * V, T, 1], where it reads channels one by one."""
+        """The input of the model: events as a grid if configured; one row per channel, [B, T, V] -> [B * V, T, 1], if channel-independent."""
         if self.config.events == "grid" and self.config.codes is not None and batch.values.dim() == 2:
             batch = make_grid(batch, self.config.codes, self.config.horizon)
         if not self.config.channel_independent or batch.values.shape[-1] == 1:
@@ -151,15 +142,12 @@ class Model(nn.Module):
         )
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
-        """Final norm and output projection: states [..., D] -> predictions [..., P] (codes: logits of the classes).
-
-        Several data sets have projections of their own; `batch` says whose (None: the first).
-        """
+        """Final norm and output projection of the data set of `batch` (None: the first): states [..., D] -> predictions [..., P] (codes: logits)."""
         return self.adapter_of(batch).output[which if which in self.norms else "next"](self.norm(hidden, which))
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The targets of a batch and which of them count, both [B, N, P] (codes: [B, N])."""
+        """Targets of a batch and their validity mask, both [B, N, P] (codes: [B, N])."""
         batch, tokenizer = self.expand_channels(batch), self.adapter_of(batch).tokenizer
         tokens, targets, real = tokenizer(batch)
         if self.config.target == "tokens" and self.config.tokenizer != "codes":
@@ -168,18 +156,15 @@ class Model(nn.Module):
         return targets, seen & (real if seen.dim() == 2 else real[..., None])
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
-        """The batch without the contents of the `chosen` [B, N] tokens."""
+        """The batch with the `chosen` [B, N] tokens erased."""
         return self.adapter_of(batch).tokenizer.erase(self.expand_channels(batch), chosen)
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> float:
-        """Var(target) around the mean of each target dimension, for codes the unigram entropy in nats, over `batches`.
-
-        Codes of equal times as one target (`ties` = group): the mean entropy of a class being in the set or not.
-        """
+        """Var(target) around the mean of each target dimension over `batches`; codes: unigram entropy in nats, of sets the mean binary entropy."""
         zero = torch.zeros((), dtype=torch.float64)
         count = total = zero
-        sums: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # of each data set: its target dimensions are its own
+        sums: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # per data set: target dimensions differ
         tokenizer = self.adapter.tokenizer
         for batch in batches:
             target, valid = self.targets(batch)
@@ -192,8 +177,8 @@ class Model(nn.Module):
                 continue
             target = torch.where(valid, target, 0.0).double().flatten(0, 1)
             at = 0 if batch.source is None else int(batch.source[0])
-            found = (valid.flatten(0, 1).sum(0), target.sum(0), target.square().sum(0))
-            sums[at] = cast(tuple[Tensor, Tensor, Tensor], tuple(a + b for a, b in zip(sums.get(at, (zero,) * 3), found, strict=True)))
+            added = (valid.flatten(0, 1).sum(0), target.sum(0), target.square().sum(0))
+            sums[at] = cast(tuple[Tensor, Tensor, Tensor], tuple(a + b for a, b in zip(sums.get(at, (zero,) * 3), added, strict=True)))
         if isinstance(tokenizer, CodeTokenizer) and self.config.ties == "group":
             return float(bernoulli_entropy(total / count).mean())
         if isinstance(tokenizer, CodeTokenizer):
@@ -202,7 +187,7 @@ class Model(nn.Module):
         return float(within.sum() / torch.stack([count.sum() for count, _, _ in sums.values()]).sum())
 
     def select_adapter(self, source: int) -> None:
-        """After a mixed pre-training: keep the adapter of data set `source` alone."""
+        """After a joint pre-training: keep only the adapter of data set `source`."""
         if source:
             self.adapter = cast(Adapter, self.others[source - 1])
             self.config = self.config.model_copy(update={"channels": self.config.others[source - 1]})
@@ -211,16 +196,16 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """Fit another data set: a new adapter where the channels (or codes) differ in number; trunk, [SOS], [EOS] and final norm stay.
+        """Adapt to another data set: a new adapter if the number of channels (or codes) differs; trunk, [SOS], [EOS] and final norm stay.
 
         Args:
             channels: V of the data set.
             length: T of its windows.
             codes: size of its input vocabulary.
-            renew: the same number of codes means other codes: a new adapter all the same.
+            renew: replace the adapter even for the same number of codes.
 
         Returns:
-            The names of the parameters that are random now, empty where all stay.
+            The names of the randomly initialised parameters.
         """
         old = self.config
         self.others = nn.ModuleList()
@@ -238,7 +223,7 @@ class Model(nn.Module):
         write_model(folder, self, self.describe())
 
     def describe(self) -> dict[str, Any]:
-        """What `config.json` holds: the configuration as plain values, and what a reader of the weights must know."""
+        """Contents of `config.json`: format version, configuration as plain values, convention of the rotation."""
         model = self.config.model_dump(mode="json", by_alias=True)
         return {"format_version": FORMAT, "model": model, "rotary_convention": "absolute-forward"}
 
@@ -266,13 +251,13 @@ def bernoulli_entropy(share: Tensor) -> Tensor:
 
 
 def extend_positions(positions: Tensor, count: int, draw: Callable[[int, int], Tensor]) -> nn.Parameter:
-    """Learned positions [N, D] for `count` places: the first ones, continued by random ones of `draw` where there are more."""
+    """Learned positions [N, D] cut to `count`, or continued by random ones from `draw`."""
     more = draw(max(0, count - len(positions)), positions.shape[1]).to(positions)
     return nn.Parameter(torch.cat((positions.detach(), more))[:count])
 
 
 def require_learned_positions(count: int, learned: int, what: str = "positions") -> None:
-    """More places than were learned. Raises UserError (shapes_differ, exit 2)."""
+    """Raises UserError (shapes_differ, exit 2) if `count` exceeds the number of learned positions."""
     if count > learned:
         raise usage_error(
             f"{count} {what}",
@@ -283,7 +268,7 @@ def require_learned_positions(count: int, learned: int, what: str = "positions")
 
 
 def standardise_tokens(tokens: Tensor, real: Tensor) -> Tensor:
-    """Tokens as targets: no gradient, each channel standardised over the real tokens of the batch, else the loss has no scale."""
+    """Detached tokens as targets, each channel standardised over the real tokens of the batch to fix the scale of the loss."""
     tokens = tokens.detach()
     weight = real[..., None] / real.sum().clamp(min=1)
     centred = tokens - (tokens * weight).sum((0, 1))

@@ -6,6 +6,7 @@ Legend: B batch, T timesteps, V channels, F steps of the map behind the convolut
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.base import Adapter, Model, Which, config_error
-from bitimely_core.models.patchtst import BatchNorm
+from bitimely_core.models.base import Adapter, Direction, Model, Which, config_error
+from bitimely_core.models.patchtst import BatchNorm, refuse_directions
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends
 from bitimely_core.registry import models
-from bitimely_core.types import Batch
+from bitimely_core.types import Batch, Encoded
 
 KERNEL = 8  # of the second and third convolution
 
@@ -34,8 +35,8 @@ class ConvolutionConfig(ModelConfig):
     first_stride: int = Field(1, ge=1, description="Stride of the first convolution.")
 
 
-class ContrastiveModel(Model):
-    """A model that is pre-trained by telling windows apart: it predicts no tokens, so it has no output projection and no final norm."""
+class ContrastiveModel(Model, ABC):
+    """A model pre-trained by a contrastive loss: no predicted tokens, output projection or final norm. A subclass adds `encode`."""
 
     def __init__(self, config: ModelConfig) -> None:
         if config.tokenizer == "codes":
@@ -43,13 +44,28 @@ class ContrastiveModel(Model):
         super().__init__(config)
         self.norms = nn.ModuleDict({"next": nn.Identity()})
 
+    @abstractmethod
+    def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
+        """States and vector of a batch. `batch` as `expand_channels` returns it; `hide` bool [B, T] or None."""
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """Encode signals [B, T, V]; there are no attention maps.
+
+        Raises:
+            UserError: directions, or hidden tokens where the model has none (config, exit 2).
+        """
+        refuse_directions(self, directions)
+        return self.encode(self.expand_channels(batch), hide)
+
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
         """Raises UserError (config, exit 2): there are no predictions."""
         own = models[self.config.name].facts.objective
         raise config_error(f"predicted tokens of {self.config.name}", "it predicts none", "objective.name", f"Use the objective {own}")
 
     def measure(self, batches: Iterable[Batch]) -> float:
-        """1: nothing is compared with a target."""
+        """1: there are no targets."""
         return 1.0
 
 
@@ -74,7 +90,7 @@ def list_filters(dim: int) -> tuple[int, int, int]:
 
 
 class MapTokenizer(StepTokenizer):
-    """The samples, as `StepTokenizer`; behind the convolutions F steps are left of them."""
+    """The samples, as `StepTokenizer`; the convolutions reduce them to F steps."""
 
     def __init__(self, channels: int, kernel: int, stride: int) -> None:
         super().__init__(channels)
@@ -86,7 +102,7 @@ class MapTokenizer(StepTokenizer):
 
 
 class ConvolutionAdapter(Adapter):
-    """What knows the channels: the first convolution of the model's encoder, or of each of its encoders."""
+    """The parameters that depend on the channels: the first convolution of each encoder."""
 
     tokenizer: MapTokenizer
     encoders: tuple[str, ...] = ("time",)
@@ -129,7 +145,7 @@ class ConvolutionTrunk(nn.Module):
 
 
 def compute_map(trunk: nn.Module, adapter: Adapter, encoder: str, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The map [B, F, D] that `trunk` makes of a batch behind the first convolution of `encoder`, and each row's own steps of it [B, F]."""
+    """The map [B, F, D] of a batch by the first convolution of `encoder` and `trunk`, and which steps are real [B, F]."""
     assert isinstance(adapter, ConvolutionAdapter)
     tokenizer, ends = adapter.tokenizer, find_row_ends(batch)
     z: Tensor = trunk(tokenizer(batch)[0], adapter.first[encoder], None if batch.mask is None else ends)
@@ -138,7 +154,7 @@ def compute_map(trunk: nn.Module, adapter: Adapter, encoder: str, batch: Batch) 
 
 
 def configure_signals(config: Config) -> Config:
-    """The configuration as a contrastive model reads it; codes are left to be refused."""
+    """The configuration of a contrastive model; codes stay, and `ContrastiveModel` refuses them."""
     own = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
     return config if config.tokenizer == "codes" else config.model_copy(update=own)
 
@@ -155,7 +171,7 @@ def _normalise(norm: nn.Module, y: Tensor, counts: Tensor | None) -> Tensor:
 
 
 def refuse_hidden(model: Model, hide: Tensor | None) -> None:
-    """Hidden tokens asked of a model without tokens. Raises UserError (config, exit 2)."""
+    """Raises UserError (config, exit 2) for hidden tokens, which the model does not have."""
     if hide is not None:
         own = models[model.config.name].facts.objective
         raise config_error(f"hidden tokens for {model.config.name}", "it has none to hide", "objective.name", f"Use the objective {own}")

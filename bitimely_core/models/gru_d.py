@@ -1,4 +1,4 @@
-"""GRU-D (Che et al. 2018): a GRU that reads values, what was observed and how long ago, and forgets both by learned decays.
+"""GRU-D (Che et al. 2018): a GRU on values, observation masks and time gaps, with learned decays of inputs and state.
 
 Per row with values x, mask m and gaps delta (the time since each channel was last observed):
 
@@ -16,7 +16,6 @@ Legend: B batch, T rows, V channels (events: codes), H hidden width = D.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Literal, cast
 
 import torch
@@ -26,7 +25,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import TimedRows, get_time_span
-from bitimely_core.models.base import Direction
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
@@ -46,14 +44,14 @@ def compute_gaps(rows: TimedRows) -> Tensor:
 
 
 def carry_forward(rows: TimedRows, mean: Tensor) -> Tensor:
-    """The last value that each channel showed up to the row, `mean` [V] before its first: x' [B, T, V]."""
+    """X' [B, T, V]: the last observed value of each channel up to the row, `mean` [V] before its first."""
     index = torch.arange(rows.mask.shape[1], device=rows.mask.device)[:, None]
     last = torch.where(rows.mask, index, -1).cummax(1).values
     return torch.where(last >= 0, rows.values.gather(1, last.clamp(min=0)), mean)
 
 
 class GRUDAdapter(RowAdapter):
-    """What knows the channels: both decays, and the weights of [x^; m] in the gates."""
+    """The parameters that depend on the channels: both decays, and the weights of [x^; m] in the gates."""
 
     mean: Tensor
 
@@ -73,7 +71,7 @@ class GRUDAdapter(RowAdapter):
 
 
 class GRUD(SupervisedModel):
-    """One recurrent layer with decays; its vector is the state at the last row."""
+    """One recurrent layer with decays; the sequence vector is the state at the last row."""
 
     adapter_type = GRUDAdapter
 
@@ -85,21 +83,8 @@ class GRUD(SupervisedModel):
         self.again = nn.Linear(hidden, 3 * hidden, bias=False) if config.cell == "concat" else None
         self.pooled_width = hidden
 
-    def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
-    ) -> Encoded:
-        """States after each row [B, T, H]; behind the end of a sample its last one.
-
-        Args:
-            batch: signals [B, T, V] with missing values, or events [B, N].
-            directions: None.
-            hide: None.
-            attention: there are no maps.
-
-        Raises:
-            UserError: directions or hidden tokens (exit 2).
-        """
-        batch = self.prepare_batch(batch, directions, hide)
+    def encode(self, batch: Batch, *, attention: bool) -> Encoded:
+        """States after each row [B, T, H], past the end of a sample its last one; no maps."""
         adapter = cast(GRUDAdapter, self.adapter_of(batch))
         rows = adapter.tokenizer.rows(batch)
         delta = compute_gaps(rows) / get_time_span(self.config)
@@ -109,7 +94,7 @@ class GRUD(SupervisedModel):
         return Encoded(rows.values, None, rows.real, (states,), None, pooled)
 
     def recur(self, read: Tensor, gamma: Tensor, real: Tensor) -> Tensor:
-        """States [B, T, H] from W [x^; m] + b [B, T, 3 H] (r, z, h~ side by side) and gamma_h [B, T, H]; padding changes nothing."""
+        """States [B, T, H] from W [x^; m] + b [B, T, 3 H] (r, z, h~ side by side) and gamma_h [B, T, H]; padding leaves the state unchanged."""
         h = read.new_zeros(len(read), gamma.shape[-1])
         states = []
         for gate, decay, inside in zip(read.unbind(1), gamma.to(read).unbind(1), real[..., None].unbind(1), strict=True):
@@ -139,5 +124,5 @@ class GRUD(SupervisedModel):
     )
 )
 def gru_d(config: GRUDConfig) -> GRUD:
-    """GRU-D: a GRU whose inputs and state decay with the time since they were seen; trained with its head alone."""
+    """GRU-D: a GRU whose inputs and state decay with the time since they were observed; trained with its head alone."""
     return GRUD(config)

@@ -1,15 +1,13 @@
 """mTAND (Shukla and Marlin 2021): attention from reference points to the times of the observations, then recurrent layers.
 
 mTAN: scores of a query time r and an observation time t are (phi(r) W_q) . (phi(t) W_k) / sqrt(d), with phi(t) = [w t + b, sin(W t + b)].
-Each channel has a softmax of its own, over the times at which it was observed; its value at r is the mean of its observations under it.
+Each channel has its own softmax over its observation times; its value at r is the weighted mean of its observations.
 
-* `mtand` (mTAND-Full): mTAN of [x, m] at R points on [0, 1] -> GRU in both directions -> mean and log variance of a latent z a point;
-  z -> GRU in both directions -> mTAN back to the times of the observations -> x^. Objective `vae`. Its vector: the last state of a GRU that
-  reads the latent means.
-* `mtand-enc` (mTAND-Enc): mTAN -> GRU, its vector the last state; no objective.
+* `mtand` (mTAND-Full): mTAN of [x, m] at R points on [0, 1] -> bidirectional GRU -> mean and log variance of a latent z at each point;
+  z -> bidirectional GRU -> mTAN back to the observation times -> x^. Objective `vae`. Vector: last state of a GRU over the latent means.
+* `mtand-enc` (mTAND-Enc): mTAN -> GRU, whose last state is the vector; no pre-training objective.
 
-Of events all codes are observed in every month that holds any (0 where a code does not occur): with occurrences alone each mean is a mean
-of ones, and no time would be seen.
+Events: in each month with any code all codes count as observed, absent ones as 0. With occurrences alone every mean would be 1.
 
 Legend: B batch, T rows, V channels (events: codes), R reference points, H heads, D width, Z latent width.
 """
@@ -27,7 +25,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import RowTokenizer, TimedRows, get_time_span
-from bitimely_core.models.base import Direction, Model, config_error
+from bitimely_core.models.base import Model, config_error
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
@@ -73,9 +71,7 @@ class TimeAttention(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, *, attention: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Weighted means of each channel.
-
-        exp(score) is weighed by the mask, so that one map serves all channels: memory is R * T, not R * T * V.
+        """Weighted means of each channel. exp(score) is multiplied by the mask: memory is R * T, not R * T * V.
 
         Args:
             queries: phi of the query times [1 or B, n, 128].
@@ -107,7 +103,7 @@ class TimeAttention(nn.Module):
 
 
 class MTANDAdapter(RowAdapter):
-    """What knows the channels: the map behind the encoder's attention, and the last one of the decoder."""
+    """The parameters that depend on the channels: output map of the encoder's attention, last layer of the decoder."""
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         super().__init__(config)
@@ -118,7 +114,7 @@ class MTANDAdapter(RowAdapter):
 
 
 class MTANDPosterior(NamedTuple):
-    """What the encoder says of a batch."""
+    """Encoder output: parameters of q(z | x)."""
 
     rows: TimedRows
     entered: Tensor  # [B, R, D], behind mTAN
@@ -128,7 +124,7 @@ class MTANDPosterior(NamedTuple):
 
 
 class MTANDEncoder(SupervisedModel):
-    """mTAN at the reference points, and a GRU whose last state is the vector: mTAND-Enc."""
+    """mTAND-Enc: mTAN at the reference points, then a GRU whose last state is the sequence vector."""
 
     adapter_type = MTANDAdapter
     points: Tensor
@@ -146,30 +142,17 @@ class MTANDEncoder(SupervisedModel):
         self.pooled_width = self.config.dim
 
     def attend_references(self, batch: Batch, *, attention: bool = False) -> tuple[TimedRows, Tensor, Tensor | None]:
-        """The rows of a batch and what mTAN says of them at the reference points, [B, R, D]; with its weights [B, H, R, T] on request."""
+        """The rows of a batch, the output of mTAN at the reference points [B, R, D], and its weights [B, H, R, T] on request."""
         adapter = cast(MTANDAdapter, self.adapter_of(batch))
         rows = adapter.tokenizer.rows(batch)
         mask = torch.cat((rows.mask, rows.mask), -1)
         values = torch.cat((rows.values, rows.mask.to(rows.values)), -1).to(self.points.dtype)
         keys = self.code(rows.times / get_time_span(self.config))
-        found, maps = self.attend(self.code(self.points)[None], keys, values, mask, attention=attention)
-        return rows, adapter.enter(found), maps
+        means, maps = self.attend(self.code(self.points)[None], keys, values, mask, attention=attention)
+        return rows, adapter.enter(means), maps
 
-    def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
-    ) -> Encoded:
-        """States at the reference points, [B, R, D] behind mTAN and behind the GRU.
-
-        Args:
-            batch: signals [B, T, V] with missing values, or events [B, N].
-            directions: None.
-            hide: None.
-            attention: also return the weights of mTAN [B, H, R, T], their mean over the channels.
-
-        Raises:
-            UserError: directions or hidden tokens (exit 2).
-        """
-        batch = self.prepare_batch(batch, directions, hide)
+    def encode(self, batch: Batch, *, attention: bool) -> Encoded:
+        """States behind mTAN and behind the GRU at the reference points, [B, R, D]; maps: weights of mTAN [B, H, R, T], channel means."""
         _, entered, maps = self.attend_references(batch, attention=attention)
         return self._read(entered, entered, maps)
 
@@ -204,21 +187,18 @@ class MTANDFull(MTANDEncoder):
         """x^ [B, T, V] at the times of the rows, from latents [B, R, Z]."""
         adapter = cast(MTANDAdapter, self.adapter_of(batch))
         states, _ = self.decoder(z)
-        found, _ = self.attend_back(self.code_back(rows.times / get_time_span(self.config)), self.code_back(self.points)[None], states)
-        said: Tensor = adapter.output["next"](self.out(found))
-        return said
+        means, _ = self.attend_back(self.code_back(rows.times / get_time_span(self.config)), self.code_back(self.points)[None], states)
+        reconstruction: Tensor = adapter.output["next"](self.out(means))
+        return reconstruction
 
-    def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
-    ) -> Encoded:
-        """As `MTANDEncoder.forward`; the GRU reads the means of the latents, nothing is drawn."""
-        batch = self.prepare_batch(batch, directions, hide)
-        found = self.posterior(batch, attention=attention)
-        return self._read(found.entered, found.mean, found.attention)
+    def encode(self, batch: Batch, *, attention: bool) -> Encoded:
+        """As `MTANDEncoder.encode`; the GRU reads the means of the latents, without sampling."""
+        posterior = self.posterior(batch, attention=attention)
+        return self._read(posterior.entered, posterior.mean, posterior.attention)
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The observations themselves and which there are, [B, T, V]."""
+        """Observations and their mask, [B, T, V]."""
         rows = cast(MTANDAdapter, self.adapter_of(batch)).tokenizer.rows(self.expand_channels(batch))
         return rows.values, rows.mask
 

@@ -1,4 +1,4 @@
-"""RAINDROP (Zhang et al. 2022): sensors pass what they observe to each other on a graph of the sample, then attention over time.
+"""RAINDROP (Zhang et al. 2022): message passing between sensors on a graph of the sample, then attention over time.
 
 Channel u at row t: h_ut = max(0, x_ut R_u). Twice, over a complete directed graph whose edges e_uv start at 1:
 
@@ -6,13 +6,12 @@ Channel u at row t: h_ut = max(0, x_ut R_u). Twice, over a complete directed gra
     h_vt <- max(0, sum_u (h_ut . w_u) alpha_uv,t e_uv w_v)
     e_uv <- e_uv * mean of alpha_uv,t over the rows where u was observed
 
-and after the first pass the lower half of each sample's edges is cut. In training `graph_distance` times the mean distance between the
-edges of two samples of the batch is added to the loss: graphs of one task are to be alike. The paper has 0.02, the authors' code adds
-nothing, nor is anything added here by default: that distance is least where all edges are 0, through which no message gets. On a toy task
-of two classes 1 of 16 trainings left chance with it, 16 of 16 without. [h_1t .. h_Vt; p_t] goes through a transformer over the rows, and
-the vector of the sample is the mean over its rows.
+and after the first pass the lower half of each sample's edges is removed. `graph_distance` times the mean distance between the edges of two
+samples is added to the training loss, 0.02 in the paper. The default is 0, as in the authors' code: the distance is smallest where all edges
+are 0 and no message passes. On a toy task of two classes 1 of 16 trainings left chance with it, 16 of 16 without. [h_1t .. h_Vt; p_t] goes
+through a transformer over the rows; the vector of the sample is the mean over its rows.
 
-`message = "self"` is what the authors' code does by default: no channel hears of another one, h_v <- max(0, h_v W).
+`message = "self"`, the default of the authors' code: no messages between channels, h_v <- max(0, h_v W).
 
 Legend: B batch, T rows, V channels (events: codes), d width of a channel's observation (`model.dim`), D = V d + 16.
 """
@@ -20,7 +19,6 @@ Legend: B batch, T rows, V channels (events: codes), d width of a channel's obse
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Literal, cast
 
 import torch
@@ -30,7 +28,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import TimedRows, get_time_span
-from bitimely_core.models.base import Direction, config_error
+from bitimely_core.models.base import config_error
 from bitimely_core.models.stack import Attention, Positions
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel, encode_times
 from bitimely_core.registry import ModelFacts, models
@@ -38,7 +36,7 @@ from bitimely_core.types import Batch, Encoded
 
 CODE = 16  # width of p_t
 PASSES = 2  # of messages
-KEPT = 0.5  # share of the edges that the first pass leaves
+KEPT = 0.5  # share of the edges kept after the first pass
 
 
 class RaindropConfig(ModelConfig):
@@ -76,7 +74,7 @@ class MessagePass(nn.Module):
 
 
 def prune_edges(edges: Tensor) -> Tensor:
-    """Edges [B, V, V] without the lower half of each sample's; what ties with the last one that stays, stays."""
+    """Edges [B, V, V] with the lower half of each sample set to 0; ties with the smallest kept edge are kept."""
     flat = edges.flatten(1)
     kept = math.ceil(KEPT * flat.shape[1])
     return torch.where(edges >= flat.topk(kept, dim=1).values[:, -1, None, None], edges, 0.0)
@@ -106,11 +104,9 @@ class RaindropLayer(nn.Module):
 
 
 class Raindrop(SupervisedModel):
-    """Messages between channels, then a transformer over the rows. All of it depends on the channels.
+    """Messages between channels, then a transformer over the rows. All weights depend on the channels.
 
-    Attributes:
-        width: D. The feed-forward part is ffn_dim / dim times as wide.
-        penalty: of the last batch in training, added to its loss.
+    The feed-forward width is D * ffn_dim / dim.
     """
 
     config: RaindropConfig
@@ -141,7 +137,7 @@ class Raindrop(SupervisedModel):
 
     @property
     def per_sample(self) -> bool:
-        """Whether training reads each sample by itself: no graphs are compared, or there is one channel and so no graph."""
+        """Whether the training loss of a sample is independent of the others: no penalty on graphs, or no graph (one channel)."""
         return self.config.message == "self" or not self.config.graph_distance or self.adapter.tokenizer.width == 1
 
     @property
@@ -151,24 +147,11 @@ class Raindrop(SupervisedModel):
 
     @property
     def norm_width(self) -> int:
-        """Nothing reads the states but the readouts."""
+        """Width of the unused final norm; only readouts read the states."""
         return CODE
 
-    def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
-    ) -> Encoded:
-        """States of the rows behind each layer [B, T, D].
-
-        Args:
-            batch: signals [B, T, V] with missing values, or events [B, N].
-            directions: None.
-            hide: None.
-            attention: also return the maps of the transformer [B, H, T, T], a layer each.
-
-        Raises:
-            UserError: directions or hidden tokens (exit 2).
-        """
-        batch = self.prepare_batch(batch, directions, hide)
+    def encode(self, batch: Batch, *, attention: bool) -> Encoded:
+        """States of the rows behind each layer [B, T, D]; maps: attention of each layer [B, H, T, T]."""
         rows = cast(RowAdapter, self.adapter).tokenizer.rows(batch)
         code = encode_times(rows.times, get_time_span(self.config), CODE).to(self.nodes.dtype)
         h, edges = self.pass_messages(rows, code)
@@ -198,7 +181,7 @@ class Raindrop(SupervisedModel):
 
     @torch.no_grad()
     def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.reset_adapter`; other channels make the whole model random."""
+        """As `Model.reset_adapter`; with other channels the model is randomly initialised."""
         if not (self._has_other_channels(channels, codes) or (renew and self.config.codes)):
             return super().reset_adapter(channels, length, codes, renew=renew)
         like = self.nodes
@@ -226,5 +209,5 @@ class Raindrop(SupervisedModel):
     )
 )
 def raindrop(config: RaindropConfig) -> Raindrop:
-    """RAINDROP: observations pass between sensors on a graph of the sample; trained with its head alone."""
+    """RAINDROP: message passing between sensors on a graph of the sample; trained with its head alone."""
     return Raindrop(config)

@@ -1,13 +1,13 @@
-"""SeFT (Horn et al. 2020): a sample is a set of observations; attention of learned queries sums them up.
+"""SeFT (Horn et al. 2020): a sample is a set of observations, pooled by attention with learned queries.
 
-An element is s = [p(t), value, one-hot of its channel]. phi(s) is what it says. A head's weights are the softmax over the set of
-k_i . q / sqrt(D), and the vector is, head beside head, sum_i a_i phi(s_i). The queries start at 0: all elements count alike.
+An element is s = [p(t), value, one-hot of its channel], embedded as phi(s). The weights a_i of a head are the softmax over the set of
+k_i . q / sqrt(D); the vector concatenates sum_i a_i phi(s_i) over the heads. Queries start at 0: uniform weights.
 
-In the paper a key also knows the whole set, k_i = [s_i; c] W with c = rho'(mean_i psi(s_i)). The map is linear, so c adds the same number
-to all scores of a head, and the softmax takes it away again: psi, rho' and their part of W can change nothing and learn nothing. They are
-left out, k_i = s_i W. Nor is the size of the set seen: the weights sum to 1.
+The paper's keys also depend on the set, k_i = [s_i; c] W with c = rho'(mean_i psi(s_i)). As the map is linear, c shifts all scores of a
+head by the same number, which the softmax cancels: psi and rho' have no effect and are omitted, k_i = s_i W. Weights sum to 1, so the
+vector does not depend on the size of the set.
 
-A linear map of s is a linear map of [p(t), value] plus one learned vector a channel: the one-hot is never built.
+A linear map of s is a linear map of [p(t), value] plus one learned vector per channel: the one-hot is never built.
 
 Legend: B batch, N elements, V channels (events: codes), D width of phi and of the keys, H heads. phi is three layers of `ffn_dim` and one of D.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 from typing import NamedTuple, cast
 
 import torch
@@ -25,18 +24,17 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import RowTokenizer, get_time_span
-from bitimely_core.models.base import Direction
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel, encode_times
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
 POSITIONS = 4  # n_pos, width of p(t)
-DROPPED = 0.1  # share of the elements that training hides from the attention
+DROPPED = 0.1  # share of the elements masked in the attention during training
 
 
 class SetElements(NamedTuple):
-    """The set of each sample; the order says nothing."""
+    """The set of each sample; the order has no meaning."""
 
     times: Tensor  # [B, N] months; signals: number of the sample
     values: Tensor  # [B, N]; events: 1
@@ -81,7 +79,7 @@ class ElementLinear(nn.Module):
 
 
 class SeFTAdapter(RowAdapter):
-    """What knows the channels: the first layer of phi, and the keys W [5 + V, H, D]."""
+    """The parameters that depend on the channels: first layer of phi, keys W [5 + V, H, D]."""
 
     tokenizer: SetTokenizer
 
@@ -91,7 +89,7 @@ class SeFTAdapter(RowAdapter):
         channels = self.tokenizer.width
         self.phi = ElementLinear(channels, config.ffn_dim)
         size = (POSITIONS + 1 + channels, config.heads, config.dim)
-        bound = math.sqrt(6 / (size[0] + config.dim))  # the fan-in counts the part that is left out
+        bound = math.sqrt(6 / (size[0] + config.dim))  # the fan-in includes the omitted part
         self.key = nn.Parameter(torch.empty(size).uniform_(-bound, bound))
 
 
@@ -119,36 +117,22 @@ class SeFT(SupervisedModel):
         self.queries = nn.Parameter(torch.zeros(config.heads, dim))
         self.pooled_width = config.heads * dim
 
-    def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
-    ) -> Encoded:
-        """Vectors phi of each element [B, N, D], and the vector of the set [B, H D].
-
-        Args:
-            batch: signals [B, T, V] with missing values, or events [B, N].
-            directions: None.
-            hide: None.
-            attention: also return the weights of the elements [B, H, 1, N].
-
-        Raises:
-            UserError: directions or hidden tokens (exit 2).
-        """
-        batch = self.prepare_batch(batch, directions, hide)
+    def encode(self, batch: Batch, *, attention: bool) -> Encoded:
+        """Phi of each element [B, N, D] and the set vector [B, H * D]; maps: weights of the elements [B, H, 1, N]."""
         adapter = cast(SeFTAdapter, self.adapter_of(batch))
-        found = adapter.tokenizer.elements(batch)
-        plain = torch.cat((encode_times(found.times, get_time_span(self.config), POSITIONS), found.values[..., None]), -1).to(
-            self.queries.dtype
-        )
-        said = self.phi(F.dropout(F.relu(adapter.phi(plain, found.channels)), self.config.dropout, self.training))
-        weights = self._weights(adapter, plain, found)
-        pooled = (weights @ torch.where(found.real[..., None], said, 0.0)).flatten(1)
-        return Encoded(found.values, None, found.real, (said,), (weights[:, :, None],) if attention else None, pooled)
+        elements = adapter.tokenizer.elements(batch)
+        times = encode_times(elements.times, get_time_span(self.config), POSITIONS)
+        plain = torch.cat((times, elements.values[..., None]), -1).to(self.queries.dtype)
+        states = self.phi(F.dropout(F.relu(adapter.phi(plain, elements.channels)), self.config.dropout, self.training))
+        weights = self._weights(adapter, plain, elements)
+        pooled = (weights @ torch.where(elements.real[..., None], states, 0.0)).flatten(1)
+        return Encoded(elements.values, None, elements.real, (states,), (weights[:, :, None],) if attention else None, pooled)
 
-    def _weights(self, adapter: SeFTAdapter, plain: Tensor, found: SetElements) -> Tensor:
+    def _weights(self, adapter: SeFTAdapter, plain: Tensor, elements: SetElements) -> Tensor:
         """[B, H, N], each row sums to 1; 0 for an empty set."""
         folded = (adapter.key * self.queries).sum(-1)  # k . q = s (W q), [5 + V, H]: no key is ever built
-        scores = (plain @ folded[: POSITIONS + 1] + folded[POSITIONS + 1 :][found.channels]).transpose(1, 2)
-        usable = found.real
+        scores = (plain @ folded[: POSITIONS + 1] + folded[POSITIONS + 1 :][elements.channels]).transpose(1, 2)
+        usable = elements.real
         if self.training:
             kept = usable & (torch.rand(usable.shape, device=usable.device) >= DROPPED)
             usable = torch.where(kept.any(1, keepdim=True), kept, usable)

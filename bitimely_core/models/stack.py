@@ -1,7 +1,7 @@
 """The grid mixer x direction: BiTimelyGPT, TimelyGPT, TimelyBERT (retention), GPT and GPT-BAAR (softmax attention).
 
-Everything stays in forward time order: the direction is an argument of a layer, nothing is ever flipped. Positions 0 and n+1 of a row
-with n tokens hold [SOS] and [EOS]; token i stands at position i+1; padding follows [EOS] and is no key in any direction.
+Everything stays in forward time order: the direction is an argument of a layer, nothing is flipped. Positions 0 and n+1 of a row
+with n tokens hold [SOS] and [EOS]; token i is at position i+1; padding follows [EOS] and is masked in every direction.
 Alternation (BAAR, paper section "Bidirectional Alternating AutoRegressive Modeling"): odd layers forward, even ones backward, from 1 on.
 
 Legend: B batch, N tokens, M = N + 2 positions, D width, H heads, K key width of a head, W value width of a head, L layers.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import ConfigDict, Field
@@ -26,14 +26,10 @@ from bitimely_core.ops.rotary import rotate, xpos
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
-if TYPE_CHECKING:
-    pass
-
-
 GROUP_GAP = 2.0**-6  # months; days are the finest clock of events
 
 
-LayerDirections = tuple[Direction, ...]  # one a layer
+LayerDirections = tuple[Direction, ...]  # one per layer
 
 
 class BidirectionalConfig(ModelConfig):
@@ -66,15 +62,15 @@ class StackConfig(BidirectionalConfig):
     core_precision: Literal["fp32", "bf16"] = Field("fp32", description="Precision of the retention core; set by train.core_precision.")
 
     def leak_conditions(self) -> tuple[str, ...]:
-        """Batch norm over time adds one."""
+        """As `ModelConfig.leak_conditions`; batch norm over time adds one."""
         mixes = self.temporal_conv == "causal" and self.temporal_norm == "batch"
         return (*super().leak_conditions(), *(("up to batch statistics",) if mixes else ()))
 
 
 class Positions(NamedTuple):
-    """Where the positions of a batch stand; the same for all layers."""
+    """Positions, times and masks of a batch; the same for all layers."""
 
-    positions: Tensor  # [M] or [B, M], what the rotation goes by
+    positions: Tensor  # [M] or [B, M], of the rotation
     times: Tensor | None  # [B, M] months, None on a regular clock
     keep: Tensor | None  # [B, M] usable keys, None = all
     real: Tensor | None  # [B, M] not padding, None = all
@@ -84,11 +80,11 @@ class Positions(NamedTuple):
 
 
 def log_decays(config: StackConfig) -> Tensor:
-    """Logarithm of gamma for each head, float64 [H], as `config.decay` says."""
+    """Logarithm of gamma for each head, float64 [H], from `config.decay`."""
     decay, heads = config.decay, config.heads
     if decay.kind == "half-life":
         if len(decay.months) != heads:
-            raise config_error(f"{len(decay.months)} half-lives", f"expected one a head, {heads}", "model.decay.months")
+            raise config_error(f"{len(decay.months)} half-lives", f"expected one per head, {heads}", "model.decay.months")
         return -math.log(2) / torch.tensor(decay.months, dtype=torch.float64)
     if decay.kind == "retnet":
         return torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads, dtype=torch.float64))))
@@ -96,9 +92,9 @@ def log_decays(config: StackConfig) -> Tensor:
 
 
 class Retention(nn.Module):
-    """Multi-head retention with rotation and decay (paper Eq. 3, 4, 8, 10), a norm a head and token, and a gate; no biases.
+    """Multi-head retention with rotation and decay (paper Eq. 3, 4, 8, 10): W_O( SiLU(x W_G) * norm(Ret(x)) ), no biases.
 
-    out = W_O( SiLU(x W_G) * norm(Ret(x)) ); the norm removes the scale of a row, so it stands after the sum over keys and never mixes time.
+    The norm is per head and token, after the sum over keys, and does not mix time.
     """
 
     log_decay: Tensor
@@ -156,10 +152,7 @@ class Retention(nn.Module):
 
 
 class Attention(nn.Module):
-    """Softmax attention of GPT-2 with biases; pairs that the direction forbids get -inf before the softmax (paper Eq. 1, 2).
-
-    The paper multiplies the mask inside the softmax, where a masked logit would count as 0 instead of being excluded.
-    """
+    """Softmax attention of GPT-2 with biases; masked pairs get -inf before the softmax (paper Eq. 1, 2; its product would leave a logit of 0)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -184,7 +177,7 @@ class Attention(nn.Module):
 
     @staticmethod
     def _allowed_pairs(places: Positions, count: int, direction: Direction, device: torch.device) -> Tensor | None:
-        """Pairs (query, key) that may meet, bool [M, M], [B, 1, M, M] or (for all queries) [B, 1, 1, M]; None = all."""
+        """Allowed pairs (query, key), bool [M, M], [B, 1, M, M] or (the same for all queries) [B, 1, 1, M]; None = all."""
         if direction == "both" and places.keep is not None:  # one row of keys for all queries; a row without any key would be NaN
             return (places.keep | ~places.keep.any(1, keepdim=True))[:, None, None]
         pairs = torch.ones(count, count, dtype=torch.bool, device=device)
@@ -229,9 +222,8 @@ class MLP(nn.Module):
 class TemporalConv(nn.Module):
     """TimelyGPT's convolution module: norm, pointwise D -> 2D, GLU, depthwise (31 steps), norm, SiLU, pointwise, dropout 0.1.
 
-    The depthwise kernel looks 30 positions into the past of its layer's direction (15 to each side in a two-sided layer): symmetric
-    padding would show 15 future tokens to a next-token model. Batch norm mixes rows and times while training, over real positions only;
-    layer norm does not.
+    The depthwise kernel covers 30 past positions in the layer's direction (15 to each side in a two-sided layer): symmetric padding would
+    show 15 future tokens to a next-token model. In training batch norm, unlike layer norm, mixes rows and times of real positions.
     """
 
     width = 31
@@ -246,7 +238,7 @@ class TemporalConv(nn.Module):
     def forward(self, x: Tensor, places: Positions, direction: Direction) -> Tensor:
         """[B, M, D] -> [B, M, D]."""
         y = F.glu(self.widen(self.norm(x)), -1)
-        if places.real is not None:  # right of [EOS] there is nothing, whatever the padding
+        if places.real is not None:  # zeros right of [EOS], whatever the padding
             y = y * places.real[..., None]
         past = {"forward": (self.width - 1, 0), "backward": (0, self.width - 1), "both": (self.width // 2, self.width // 2)}[direction]
         weight = self.depthwise.weight.flip(-1) if direction == "backward" else self.depthwise.weight
@@ -264,7 +256,7 @@ class TemporalConv(nn.Module):
 
 
 class StackLayer(nn.Module):
-    """Pre-norm residual: y = x + mix(norm(x)); y = y + conv(y) where there is one; z = y + ffn(norm(y))."""
+    """Pre-norm residual: y = x + mix(norm(x)); y = y + conv(y) if configured; z = y + ffn(norm(y))."""
 
     def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__()
@@ -292,7 +284,7 @@ class StackLayer(nn.Module):
 def run_layers(
     layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], given: Any, **options: Any
 ) -> tuple[list[Tensor], list[Any]]:
-    """The states of each layer, L times [B, M, ..], and its map or None: every layer reads the way that `plan` says."""
+    """States [B, M, ..] and map (or None) of each layer; `plan` gives the direction of each."""
     states, maps = [], []
     for layer, direction in zip(layers, plan, strict=True):
         x, of_layer = layer(x, given, direction, **options)
@@ -302,11 +294,7 @@ def run_layers(
 
 
 class BidirectionalModel(Model, ABC):
-    """[SOS], tokens and [EOS] through layers that each read one way, or both; a subclass says in `read` how.
-
-    Attributes:
-        takes: what may stand in `directions`.
-    """
+    """[SOS], tokens and [EOS] through layers with a direction each. A subclass adds `read`; `takes` lists its allowed directions."""
 
     takes: tuple[Direction, ...] = ("forward", "backward", "both")
     config: BidirectionalConfig
@@ -322,12 +310,12 @@ class BidirectionalModel(Model, ABC):
 
         Args:
             batch: signals [B, T, V], or events [B, N] with times in months.
-            directions: one a layer, instead of the model's own.
-            hide: bool [B, N]; these tokens are replaced by a learned vector and are no key in any layer (their times stay).
+            directions: one per layer, instead of the model's own.
+            hide: bool [B, N]; these tokens are replaced by a learned vector and masked as keys in every layer (their times stay).
             attention: also return the maps [B, H, N+2, N+2] of each layer (parallel form); recurrent layers have none.
 
         Raises:
-            UserError: directions that the model cannot read in, or not one a layer; more positions than were learned (exit 2).
+            UserError: unsupported or too few directions; more positions than were learned (exit 2).
         """
         plan = self.directions if directions is None else tuple(directions)
         self._check(plan)
@@ -348,11 +336,11 @@ class BidirectionalModel(Model, ABC):
     def read(
         self, x: Tensor, batch: Batch, real: Tensor, plan: LayerDirections, *, hide: Tensor | None, attention: bool
     ) -> tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]:
-        """States of each layer, their maps on request, and the model's own vector, from embedded positions [B, M, D]; `real` [B, N]."""
+        """States of each layer, maps on request, and the native vector, from embedded positions [B, M, D]; `real` [B, N]."""
 
     def _check(self, plan: LayerDirections) -> None:
         if len(plan) != self.config.layers:
-            raise config_error(f"{len(plan)} directions", f"expected one a layer, {self.config.layers}", "directions")
+            raise config_error(f"{len(plan)} directions", f"expected one per layer, {self.config.layers}", "directions")
         if not set(plan) <= set(self.takes):
             raise config_error(
                 f"{', '.join(sorted(set(plan)))} layers of {self.config.name}",
@@ -363,7 +351,7 @@ class BidirectionalModel(Model, ABC):
 
 
 class Stack(BidirectionalModel):
-    """Layers between [SOS] and [EOS]: of retention under a `StackConfig`, else of softmax attention as in GPT-2."""
+    """Layers between [SOS] and [EOS]: retention under a `StackConfig`, else softmax attention as in GPT-2."""
 
     config: BidirectionalConfig
 
@@ -387,7 +375,7 @@ class Stack(BidirectionalModel):
     def read(
         self, x: Tensor, batch: Batch, real: Tensor, plan: LayerDirections, *, hide: Tensor | None, attention: bool
     ) -> tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]:
-        """As `BidirectionalModel.read`; it has no vector of its own."""
+        """As `BidirectionalModel.read`; there is no native vector."""
         places = self._places(batch, real, real.sum(1), hide)
         if self.positions is not None:
             require_learned_positions(x.shape[1], len(self.positions))
@@ -396,7 +384,7 @@ class Stack(BidirectionalModel):
         return states, tuple(maps) if attention else None, None
 
     def _places(self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None) -> Positions:
-        """Positions, times and masks of N + 2 positions: t_SOS = t_first, t_EOS = t_last; pads stand at t_EOS so that gaps stay finite."""
+        """The N + 2 positions: t_SOS = t_first, t_EOS = t_last; padding has t_EOS so that gaps stay finite."""
         index = torch.arange(real.shape[1] + 2, device=real.device)
         inside = None if batch.mask is None and hide is None else index <= lengths[:, None] + 1
         keep = inside
@@ -430,7 +418,7 @@ def _draw_normal(*shape: int) -> Tensor:
 
 
 def add_special_tokens(x: Tensor, special: Tensor, lengths: Tensor | None) -> Tensor:
-    """[SOS] before and [EOS] right behind the real tokens of each row, [B, N, D] -> [B, N + 2, D]; `special` [2, D] holds the two."""
+    """[SOS] before and [EOS] right after the real tokens of each row, [B, N, D] -> [B, N + 2, D]; `special` [2, D]: both vectors."""
     sos, eos = special[:, None, None].expand(-1, len(x), 1, -1)
     x = torch.cat((sos, x, eos), 1)
     if lengths is None:
@@ -440,7 +428,7 @@ def add_special_tokens(x: Tensor, special: Tensor, lengths: Tensor | None) -> Te
 
 
 def _validate_config(config: BidirectionalConfig) -> BidirectionalConfig:
-    """The configuration as the stack reads it. Raises UserError (config, exit 2) where its numbers do not fit together."""
+    """The effective configuration. Raises UserError (config, exit 2) for incompatible widths, heads, layers or options."""
     if not isinstance(config, StackConfig):  # GPT-2 has one width for keys and values, and a plain FFN
         config = config.model_copy(update={"value_dim": config.dim, "ffn": "plain", "ties": "canonical"})
     for name, width in (("dim", config.dim), ("value_dim", config.value_dim)):
@@ -471,23 +459,35 @@ def require_even_layers(config: ModelConfig) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- the rows of the grid
 
-ALTERNATING = ("forward", "backward")
-DIRECTED_CAPABILITIES = ("alternating", "one-way", "hidden")  # what a stack answers whose layers read either way
+ALTERNATING: LayerDirections = ("forward", "backward")
+DIRECTED_CAPABILITIES = ("alternating", "one-way", "hidden")  # of a stack whose layers can read in either direction
 PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving Healthcare Time-series Representation Learning"
 
 
-@models(
-    ModelFacts(
-        config=StackConfig,
-        family="retention",
-        objective="next-previous",
+def _describe_row(
+    config: type[BidirectionalConfig], directions: LayerDirections, objective: str, readout: str, known: str, source: str = PAPER
+) -> ModelFacts:
+    return ModelFacts(
+        config=config,
+        family="retention" if config is StackConfig else "attention",
+        objective=objective,
         capabilities=DIRECTED_CAPABILITIES,
-        readout="sos",
-        directions=ALTERNATING,
+        readout=readout,
+        directions=directions,
         attention=True,
         input=("regular", "events"),
-        source=PAPER,
-        known="Its own objective shows the model its targets; the stated sizes do not follow from the table of configurations",
+        source=source,
+        known=known,
+    )
+
+
+@models(
+    _describe_row(
+        StackConfig,
+        ALTERNATING,
+        "next-previous",
+        "sos",
+        "Its own objective shows the model its targets; the stated sizes do not follow from the table of configurations",
     )
 )
 def bitimelygpt(config: StackConfig) -> Stack:
@@ -496,17 +496,13 @@ def bitimelygpt(config: StackConfig) -> Stack:
 
 
 @models(
-    ModelFacts(
-        config=StackConfig,
-        family="retention",
-        objective="next",
-        capabilities=DIRECTED_CAPABILITIES,
-        readout="eos",
-        directions=("forward",),
-        attention=True,
-        input=("regular", "events"),
-        source="Song et al. 2023, TimelyGPT",
-        known="Its convolution module is off unless model.temporal_conv=causal; the original one sees 15 future tokens",
+    _describe_row(
+        StackConfig,
+        ("forward",),
+        "next",
+        "eos",
+        "Its convolution module is off unless model.temporal_conv=causal; the original one sees 15 future tokens",
+        "Song et al. 2023, TimelyGPT",
     )
 )
 def timelygpt(config: StackConfig) -> Stack:
@@ -515,17 +511,12 @@ def timelygpt(config: StackConfig) -> Stack:
 
 
 @models(
-    ModelFacts(
-        config=StackConfig,
-        family="retention",
-        objective="masked",
-        capabilities=DIRECTED_CAPABILITIES,
-        readout="sos",
-        directions=("both",),
-        attention=True,
-        input=("regular", "events"),
-        source=PAPER,
-        known="The paper compares it with a model without pre-training that also has another architecture",
+    _describe_row(
+        StackConfig,
+        ("both",),
+        "masked",
+        "sos",
+        "The paper compares it with a model without pre-training that also has another architecture",
     )
 )
 def timelybert(config: StackConfig) -> Stack:
@@ -533,36 +524,15 @@ def timelybert(config: StackConfig) -> Stack:
     return Stack(config)
 
 
-@models(
-    ModelFacts(
-        config=BidirectionalConfig,
-        family="attention",
-        objective="next",
-        capabilities=DIRECTED_CAPABILITIES,
-        readout="eos",
-        directions=("forward",),
-        attention=True,
-        input=("regular", "events"),
-        source="Radford et al. 2019, GPT-2",
-    )
-)
+@models(_describe_row(BidirectionalConfig, ("forward",), "next", "eos", "", "Radford et al. 2019, GPT-2"))
 def gpt(config: BidirectionalConfig) -> Stack:
     """GPT-2: causal softmax attention, learned positions."""
     return Stack(config)
 
 
 @models(
-    ModelFacts(
-        config=BidirectionalConfig,
-        family="attention",
-        objective="next-previous",
-        capabilities=DIRECTED_CAPABILITIES,
-        readout="sos",
-        directions=ALTERNATING,
-        attention=True,
-        input=("regular", "events"),
-        source=PAPER,
-        known="Its objective shows the targets to the model, as BiTimelyGPT's does",
+    _describe_row(
+        BidirectionalConfig, ALTERNATING, "next-previous", "sos", "Its objective shows the targets to the model, as BiTimelyGPT's does"
     )
 )
 def gpt_baar(config: BidirectionalConfig) -> Stack:

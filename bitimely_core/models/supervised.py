@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -13,11 +14,11 @@ from bitimely_core.errors import UserError
 from bitimely_core.models.adapters import RowTokenizer
 from bitimely_core.models.base import Adapter, Direction, Model, config_error
 from bitimely_core.registry import models
-from bitimely_core.types import Batch
+from bitimely_core.types import Batch, Encoded
 
 
 class RowAdapter(Adapter):
-    """The adapter of a model that reads rows; what else depends on the channels its subclasses add."""
+    """Adapter of models that read rows. Subclasses add the other parameters that depend on the channels."""
 
     tokenizer: RowTokenizer
 
@@ -27,8 +28,8 @@ class RowAdapter(Adapter):
         self.output = nn.ModuleDict()
 
 
-class SupervisedModel(Model):
-    """A model that is trained with its head alone: every objective of pre-training is refused."""
+class SupervisedModel(Model, ABC):
+    """A model trained with its head alone; refuses every pre-training objective. A subclass adds `encode`."""
 
     adapter_type: type[Adapter] = RowAdapter
 
@@ -36,8 +37,24 @@ class SupervisedModel(Model):
         super().__init__(config)
         self.norms = nn.ModuleDict({"next": nn.Identity()})
 
+    @abstractmethod
+    def encode(self, batch: Batch, *, attention: bool) -> Encoded:
+        """States and vector of a batch, with maps on request. `batch` as `expand_channels` returns it."""
+
+    def forward(
+        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+    ) -> Encoded:
+        """Encode a batch of signals [B, T, V] with missing values, or of events [B, N]; `attention` also returns the model's maps.
+
+        Raises:
+            UserError: directions or hidden tokens (config, exit 2).
+        """
+        if directions is not None or hide is not None:
+            raise self.make_refusal()
+        return self.encode(self.expand_channels(batch), attention=attention)
+
     def make_refusal(self) -> UserError:
-        """The answer to an objective that asks for tokens."""
+        """The error for an objective that needs tokens."""
         name = self.config.name
         own = models[name].facts.objective
         return config_error(f"pre-training of {name}", f"its own objective is {own}", "objective.name", f"Use the objective {own}")
@@ -53,12 +70,6 @@ class SupervisedModel(Model):
     def measure(self, batches: Iterable[Batch]) -> float:
         """NaN: there are no targets."""
         return float("nan")
-
-    def prepare_batch(self, batch: Batch, directions: Iterable[Direction] | None, hide: Tensor | None) -> Batch:
-        """The batch that `forward` reads. Raises UserError (config, exit 2) for directions and hidden tokens, which these models do not know."""
-        if directions is not None or hide is not None:
-            raise self.make_refusal()
-        return self.expand_channels(batch)
 
 
 def encode_times(times: Tensor, span: float, width: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""TF-C, by Zhang and others (2022): an encoder of the window and one of its spectrum, whose vectors are to agree.
+"""TF-C (Zhang et al. 2022): encoders of the window and of its spectrum, trained to give consistent vectors.
 
-Both encoders are three blocks of convolutions as TS-TCC has them; each map, flattened, goes through a projector of its own. The vector of
+Both encoders are three convolution blocks as in TS-TCC; each map, flattened, goes through its own projector. The vector of
 a window is z_t beside z_f. The spectrum is |FFT(x)| / sqrt(T), two-sided, of the row's own samples.
 
 Legend: B batch, T timesteps, V channels, F steps of a map, D width of a map and of z.
@@ -8,14 +8,13 @@ Legend: B batch, T timesteps, V channels, F steps of a map, D width of a map and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.models.base import Direction, require_learned_positions
+from bitimely_core.models.base import require_learned_positions
 from bitimely_core.models.contrast import (
     ContrastiveModel,
     ConvolutionAdapter,
@@ -25,7 +24,7 @@ from bitimely_core.models.contrast import (
     configure_signals,
     refuse_hidden,
 )
-from bitimely_core.models.patchtst import BatchNorm, refuse_directions
+from bitimely_core.models.patchtst import BatchNorm
 from bitimely_core.models.tokenizers import find_row_ends
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
@@ -34,7 +33,7 @@ ENCODERS = ("time", "frequency")
 
 
 class TFCView(NamedTuple):
-    """What one encoder says."""
+    """Output of one encoder."""
 
     map: Tensor  # [B, F, D]
     real: Tensor  # bool [B, F]
@@ -69,28 +68,14 @@ class TFC(ContrastiveModel):
         dim = self.config.dim
         return nn.Sequential(nn.Linear(dim * self.steps, 2 * dim), BatchNorm(2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
 
-    def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
-    ) -> Encoded:
-        """Encode a batch: states are the map of the time encoder, the vector is z_t beside z_f.
-
-        Args:
-            batch: signals [B, T, V].
-            directions: None; convolutions look both ways.
-            hide: None; there are no tokens to hide.
-            attention: convolutions have no maps: `Encoded.attention` is None.
-
-        Raises:
-            UserError: directions, hidden tokens, or longer windows than the projectors know (exit 2).
-        """
-        refuse_directions(self, directions)
+    def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
+        """States: the map of the time encoder; vector: z_t beside z_f. Raises UserError (exit 2) for windows longer than the projectors know."""
         refuse_hidden(self, hide)
-        batch = self.expand_channels(batch)
         time, frequency = self.view("time", batch), self.view("frequency", self.spectrum(batch))
         return Encoded(None, None, time.real, (time.map,), None, torch.cat((time.vector, frequency.vector), -1), None)
 
     def view(self, encoder: str, batch: Batch) -> TFCView:
-        """What the encoder `time` says of samples, or `frequency` of a spectrum. `batch` as `expand_channels` or `spectrum` returns it."""
+        """Output of encoder `time` for samples, or `frequency` for a spectrum. `batch` as `expand_channels` or `spectrum` returns it."""
         z, real = compute_map(self.trunks[encoder], self.adapter_of(batch), encoder, batch)
         missing = self.steps - z.shape[1]
         if missing < 0:
@@ -112,7 +97,7 @@ class TFC(ContrastiveModel):
 
     @torch.no_grad()
     def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.reset_adapter`; of windows of another length the projectors' first maps are random, too."""
+        """As `Model.reset_adapter`; for another window length the first layers of the projectors are randomly initialised, too."""
         before = self.steps
         fresh = super().reset_adapter(channels, length, codes, renew=renew)
         if self.steps != before:
@@ -137,7 +122,7 @@ class TFC(ContrastiveModel):
     )
 )
 def tf_c(config: ConvolutionConfig) -> TFC:
-    """TF-C, alias ts-t: a window and its spectrum, encoded side by side; their vectors are to agree."""
+    """TF-C, alias ts-t: a window and its spectrum, encoded side by side and trained to agree."""
     return TFC(configure_signals(config))
 
 

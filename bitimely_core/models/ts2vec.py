@@ -9,16 +9,13 @@ Legend: B batch, T timesteps, V channels, H hidden channels (`ffn_dim`), L block
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.base import Adapter, Direction
+from bitimely_core.models.base import Adapter
 from bitimely_core.models.contrast import ContrastiveModel, configure_signals
-from bitimely_core.models.patchtst import refuse_directions
 from bitimely_core.models.tokenizers import StepTokenizer
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
@@ -27,7 +24,7 @@ KERNEL = 3
 
 
 class TS2VecAdapter(Adapter):
-    """What knows the channels: the linear map of each timestep."""
+    """The parameters that depend on the channels: the linear map of each timestep."""
 
     tokenizer: StepTokenizer
     embedding: nn.Linear
@@ -40,7 +37,7 @@ class TS2VecAdapter(Adapter):
 
 
 class DilatedBlock(nn.Module):
-    """Two convolutions of one dilation, and what they read (through a convolution of width 1 where `widen`) added to what they say."""
+    """Two convolutions of one dilation and a residual connection (through a convolution of width 1 where `widen`)."""
 
     def __init__(self, inputs: int, outputs: int, dilation: int, *, widen: bool) -> None:
         super().__init__()
@@ -49,7 +46,7 @@ class DilatedBlock(nn.Module):
         self.shortcut: nn.Module = nn.Conv1d(inputs, outputs, 1) if widen else nn.Identity()
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """[B, inputs, T] -> [B, outputs, T]; what is not `real` [B, 1, T] (None: all) is read as 0, so that padding looks like none."""
+        """[B, inputs, T] -> [B, outputs, T]; what is not `real` [B, 1, T] (None: all) is read as 0, so that padding has no effect."""
 
         def own(y: Tensor) -> Tensor:
             return y if real is None else y * real
@@ -59,11 +56,7 @@ class DilatedBlock(nn.Module):
 
 
 def _convolve(conv: nn.Conv1d, x: Tensor) -> Tensor:
-    """`conv(x)`, of x [B, C, T] whose channels lie beside each other, as they come from the adapter, and so do those of the result.
-
-    As an image one pixel high: only those are convolved without being copied into another order, a fifth of the time. Where the outer
-    taps lie beyond both ends they read zeros alone and are left out.
-    """
+    """`conv(x)` of channels-last x [B, C, T], as an image of height 1: avoids a copy, a fifth of the time. Outer taps that read only zeros are skipped."""
     weight, padding = conv.weight, int(conv.padding[0])
     if conv.dilation[0] >= x.shape[2]:
         weight, padding = weight[..., weight.shape[2] // 2, None], 0
@@ -86,22 +79,9 @@ class TS2Vec(ContrastiveModel):
         self.dropout = nn.Dropout(config.dropout)
         self.pooled_width = config.dim
 
-    def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
-    ) -> Encoded:
-        """Encode a batch: the state of every timestep, and their maximum.
-
-        Args:
-            batch: signals [B, T, V].
-            directions: None; the convolutions look both ways.
-            hide: bool [B, T]; these timesteps are 0 behind the linear map.
-            attention: convolutions have no maps: `Encoded.attention` is None.
-
-        Raises:
-            UserError: directions (exit 2).
-        """
-        refuse_directions(self, directions)
-        batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
+    def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
+        """The state of every timestep [B, T, D], and their maximum; `hide` timesteps are 0 behind the linear map."""
+        adapter = self.adapter_of(batch)
         tokens, _, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens)
         if batch.mask is not None:  # any missing channel makes a timestep missing
@@ -127,9 +107,9 @@ class TS2Vec(ContrastiveModel):
         readout="max",
         step=5,  # H is a fifth of it
         source="Yue et al. 2022, TS2Vec: Towards Universal Representation of Time Series",
-        known="Telling times apart costs the square of the window: raise objective.temporal_unit for long ones; its own size is 0.64 M",
+        known="Contrasting times costs the square of the window: raise objective.temporal_unit for long ones; its own size is 0.64 M",
     )
 )
 def ts2vec(config: ModelConfig) -> TS2Vec:
-    """TS2Vec: dilated convolutions; windows and times are told apart at all scales."""
+    """TS2Vec: dilated convolutions; windows and timesteps are contrasted at all scales."""
     return TS2Vec(configure_signals(config.model_copy(update={"value_dim": config.dim})))

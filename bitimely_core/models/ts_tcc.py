@@ -1,20 +1,18 @@
 """TS-TCC (Eldele et al. 2021): three blocks of convolutions; in pre-training a transformer summarises the past of their output to predict its future.
 
-The vector of a window is its map, flattened. The transformer and the maps W_k serve the pre-training alone.
+The vector of a window is its flattened map. The transformer and the maps W_k are used in pre-training only.
 
 Legend: B batch, T timesteps, V channels, F steps of the map, D width of the map, C width of the context (`value_dim`), K steps ahead, H heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.models.base import Direction, config_error
+from bitimely_core.models.base import config_error
 from bitimely_core.models.contrast import (
     ContrastiveModel,
     ConvolutionAdapter,
@@ -26,7 +24,7 @@ from bitimely_core.models.contrast import (
     list_filters,
     refuse_hidden,
 )
-from bitimely_core.models.patchtst import BatchNorm, refuse_directions
+from bitimely_core.models.patchtst import BatchNorm
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -80,7 +78,7 @@ class ContextTransformer(nn.Module):
 
 
 class TSTCC(ContrastiveModel):
-    """The convolutions, and what the objective asks: `context`, `predict` (the maps W_k side by side) and `project`."""
+    """The convolutions, and the modules of the objective: `context`, `predict` (the maps W_k side by side) and `project`."""
 
     adapter_type = ConvolutionAdapter
     adapter: ConvolutionAdapter
@@ -103,23 +101,9 @@ class TSTCC(ContrastiveModel):
     def _pooled_width(self) -> int:
         return self.config.dim * self.adapter.tokenizer.count(self.config.length)
 
-    def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
-    ) -> Encoded:
-        """Encode a batch: the F steps of the map, and the map in one vector [B, F * D].
-
-        Args:
-            batch: signals [B, T, V].
-            directions: None; convolutions look both ways.
-            hide: None; there are no tokens to hide.
-            attention: `Encoded.attention` is None; the context's layers are no part of the vector.
-
-        Raises:
-            UserError: directions or hidden tokens (exit 2).
-        """
-        refuse_directions(self, directions)
+    def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
+        """The F steps of the map [B, F, D]; vector: the flattened map [B, F * D]."""
         refuse_hidden(self, hide)
-        batch = self.expand_channels(batch)
         z, real = compute_map(self.trunk, self.adapter_of(batch), "time", batch)
         pooled = (z * real[..., None]).flatten(1)
         return Encoded(None, None, real, (z,), None, pooled, None)
@@ -145,5 +129,5 @@ class TSTCC(ContrastiveModel):
     )
 )
 def ts_tcc(config: TSTCCConfig) -> TSTCC:
-    """TS-TCC: convolutions; two augmented views tell each other's future, and windows are told apart."""
+    """TS-TCC: convolutions; two augmented views predict each other's future, with a contrastive loss between windows."""
     return TSTCC(configure_signals(config))
