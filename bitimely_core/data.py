@@ -45,12 +45,12 @@ class EpochBatches:
     def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each, of a short last one possibly none."""
         for at, positions in self.order(epoch)[start:]:
-            one, mine = self.sets[at], positions[rank::world]
-            batch = collate(one, one.rows[mine], draw=(self.seed, epoch) if self.ties == "shuffle" else None)
+            one, own_positions = self.sets[at], positions[rank::world]
+            batch = collate(one, one.rows[own_positions], draw=(self.seed, epoch) if self.ties == "shuffle" else None)
             if len(self.sets) > 1:
                 before = sum(earlier.whole_index.height for earlier in self.sets[:at])
                 assert batch.index is not None
-                batch = batch._replace(index=batch.index + before, target=None, source=torch.full((len(mine),), at))
+                batch = batch._replace(index=batch.index + before, target=None, source=torch.full((len(own_positions),), at))
             yield batch
 
 
@@ -64,7 +64,7 @@ def batches(
         size: rows of a global batch (B); the last batch of an epoch may be shorter.
         seed: of the order, and of the draw of subjects.
         shuffle: a new permutation each epoch (numpy's PCG64 seeded with (seed, epoch)); False = stored order.
-        fraction: share of the training subjects, see `fraction_of`.
+        fraction: share of the training subjects, see `sample_subjects`.
         ties: of events: `shuffle` gives those of equal times a new order each epoch; models apply the other settings.
         least: a last batch of fewer rows is left out of the epoch, for objectives that compare the rows of a batch with each other.
     """

@@ -264,7 +264,7 @@ class IngestReport(StoredRecord):
     units_listed: Literal["all", "not_accepted"]
     counts: UnitCounts
     rows: list[TableReport]
-    reasons: list[FindingRecord]  # of the data set as a whole
+    reasons: list[FindingRecord]  # of the data set, not of one unit
     reason_counts: dict[str, int]
     options: dict[str, Any]
     rules: dict[str, str]

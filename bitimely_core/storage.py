@@ -265,14 +265,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, content: Content) -> tuple[str, int]:
-    """Write `content` to `path` in one atomic step; an existing file is replaced.
+    """Write `content` to `path` in one atomic step, an existing file is replaced; its SHA-256 in hex and size in bytes.
 
-    Returns:
-        SHA-256 in hex and size in bytes.
-
-    Raises:
-        UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The
-            previous file is intact.
+    Raises UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The previous file
+    is intact.
     """
     with _temporary_path(path) as temporary:
         found = _write_verified(temporary, content)
@@ -520,8 +516,7 @@ def _keep_previous(path: Path, old: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The published manifest, after comparing it with its own hash.
 
-    Raises:
-        UserError: not_found or incomplete (exit 4) when there is none, integrity (exit 5) when it is damaged.
+    Raises UserError: not_found or incomplete (exit 4) when there is none, integrity (exit 5) when it is damaged.
     """
     path = folder / MANIFEST
     try:
@@ -544,7 +539,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def find_damage(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None) -> list[Finding]:
     """A finding for each file of `folder` that differs from its manifest; `names`: these alone."""
-    found = (_find_file_damage(folder, name, manifest["files"][name]) for name in sorted(manifest["files"] if names is None else names))
+    files = manifest["files"]
+    found = (_find_file_damage(folder, name, files[name]) for name in sorted(files if names is None else names))
     return [finding for finding in found if finding is not None]
 
 
@@ -573,8 +569,7 @@ def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding
 def check_files(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None) -> None:
     """Compare size and SHA-256 of the files of `folder` with its manifest; `names`: these alone.
 
-    Raises:
-        UserError: integrity (exit 5) naming the first file that is damaged or missing, the others in `details`.
+    Raises UserError: integrity (exit 5) naming the first file that is damaged or missing, the others in `details`.
     """
     found = find_damage(folder, manifest, names)
     if found:

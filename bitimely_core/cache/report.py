@@ -66,16 +66,7 @@ def build_report(
     reasons: list[Finding],
     options: dict[str, Any],
 ) -> IngestReport:
-    """The report of an ingest before its verdict: nothing published, no error.
-
-    Args:
-        dataset: its documented rules are part of the report.
-        source: what was read.
-        units: status of each unit, in any order.
-        rows: status of the rows of each table.
-        reasons: findings about the data set as a whole.
-        options: resolved.
-    """
+    """The report of an ingest before its verdict: nothing published, no error. `reasons`: of the data set; `options`: resolved."""
     units = sorted(units, key=lambda unit: unit.unit)
     status = Counter(unit.status for unit in units)
     listed = len(units) <= MAX_LISTED

@@ -274,13 +274,8 @@ def _open_parquet(path: Path) -> pq.ParquetFile:
 def read_shard(folder: Path, shard: CacheShard, subjects: dict[str, Any], channels: Collection[str] | None = None) -> Iterator[Record]:
     """The records of one shard, in order.
 
-    Args:
-        folder: of the cache.
-        shard: its files.
-        subjects: recording_id -> attributes; recordings that are not in it are passed over.
-        channels: the others are not decoded; None: all. A recording without any of them comes without signals.
-
-    Raises OSError (pyarrow's too) for a file that is gone or damaged.
+    `subjects`: recording_id -> attributes; recordings that are not in it are skipped. Only `channels` are decoded (None: all); a recording
+    without any of them comes without signals. Raises OSError (pyarrow's too) for a file that is gone or damaged.
     """
     notes = _read_annotations(folder / shard.annotations) if shard.annotations else {}
     if shard.recordings is None:

@@ -83,12 +83,8 @@ def group_units(units: Sequence[IngestUnit], sizes: dict[str, int]) -> Iterator[
 def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
     """Bring the units of `task` into the cache.
 
-    Args:
-        task: the group.
-        alive: called with the name of a unit before it is hashed and before it is read, with "" before the shard is written; may raise.
-
-    Raises:
-        UserError: faults of our own files (exit 5, 6) or of this machine; never those of a unit.
+    `alive` is called with the name of a unit before it is hashed and before it is read, with "" before the shard is written; it may raise.
+    Raises UserError: faults of our own files (exit 5, 6) or of this machine; never those of a unit.
     """
     entries: dict[str, CachedUnit] = {}
     changed: set[str] = set()

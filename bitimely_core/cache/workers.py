@@ -62,17 +62,10 @@ def catch_signals() -> Iterator[StopFlag]:
 def run_tasks(
     tasks: Sequence[IngestTask], jobs: int, stop: StopFlag, seen: Callable[[str], None], ready: Sequence[IngestWorker] = ()
 ) -> Generator[tuple[IngestTask, CachedPart], None, None]:
-    """The results of `tasks`, each as soon as it is ready.
+    """The results of `tasks`, each as soon as it is ready, from `jobs` processes (1: from this one).
 
-    Args:
-        tasks: groups of units.
-        jobs: processes; 1 works in this one.
-        stop: checked before every unit.
-        seen: called with the name of every unit that is started, perhaps twice, and at times with "".
-        ready: processes of `started`.
-
-    Raises:
-        UserError: of a task, or interrupted.
+    `stop` is checked before every unit; `seen` is called with the name of every unit that is started, perhaps twice, and at times with "";
+    `ready`: processes of `start_workers`. Raises UserError: of a task, or interrupted.
     """
     if min(jobs, len(tasks)) <= 1:
 
@@ -104,15 +97,15 @@ class IngestWorker:
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would inherit locks and threads
-        self.pipe, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve_tasks, args=(theirs, tuple(modules)), daemon=True)
+        self.pipe, worker_end = context.Pipe()
+        self.process: SpawnProcess = context.Process(target=_serve_tasks, args=(worker_end, tuple(modules)), daemon=True)
         resource_tracker.ensure_running()  # it would change the mask below
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # the child inherits it: its parent decides
         try:
             self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()
+        worker_end.close()
         self.task: IngestTask | None = None
         self.unit: str | None = None
 

@@ -52,15 +52,10 @@ class IcdCode(NamedTuple):
 
 
 def normalise_code(raw: str | None, vocab: str, *, pad_undotted: bool = False) -> tuple[str | None, str | None]:
-    """A code as written in the one spelling of its vocabulary (sections 4.1, 4.2).
+    """(code, None) in the one spelling of its vocabulary (sections 4.1, 4.2), or (None, `missing`, `bad_format` or `ambiguous_short`).
 
-    Args:
-        raw: any spelling.
-        vocab: icd9, icd9cm, icd10 or icd10cm.
-        pad_undotted: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its zeros.
-
-    Returns:
-        (code, None), or (None, fault) with `missing`, `bad_format` or `ambiguous_short`.
+    `vocab`: icd9, icd9cm, icd10 or icd10cm. `pad_undotted`: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its
+    zeros.
     """
     if raw is None:
         return None, "missing"

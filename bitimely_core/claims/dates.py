@@ -49,8 +49,7 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
 def parse_days(texts: pl.Series, form: str | None = None) -> pl.Series:
     """The days of a column of texts or dates, Int32; null where there is none.
 
-    Raises:
-        ValueError: for a column of another type: numbers are not read as dates.
+    Raises ValueError: for a column of another type: numbers are not read as dates.
     """
     if texts.dtype not in (pl.String, pl.Date, pl.Null):
         raise ValueError(f"column {texts.name!r} is {texts.dtype}, expected text or dates")

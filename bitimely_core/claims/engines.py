@@ -26,17 +26,11 @@ ENGINES = ("polars", "duckdb", "spark")
 
 @contextmanager
 def open_engine(name: str, *, threads: int | None = None, memory: str | None = None, folder: Path | None = None) -> Iterator[Engine]:
-    """An engine, ready for frames.
+    """An engine (polars, duckdb or spark), ready for frames.
 
-    Args:
-        name: polars, duckdb or spark.
-        threads: of DuckDB, and of a Spark session that this process starts; None: all.
-        memory: limit of DuckDB, for instance `8GB`.
-        folder: for DuckDB's spill files.
-
-    Raises:
-        UserError: missing_extra (exit 2) when the engine is not installed.
-        ValueError: for another name.
+    `threads`: of DuckDB, and of a Spark session that this process starts; None: all. `memory`: limit of DuckDB, for instance `8GB`.
+    `folder`: for DuckDB's spill files. Raises UserError: missing_extra (exit 2) when the engine is not installed; ValueError for another
+    name.
     """
     if name == "polars":
         yield lambda frame: nw.from_native(frame.lazy())

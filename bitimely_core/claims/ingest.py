@@ -63,14 +63,8 @@ def ingest_events(run: IngestRun, shard: tuple[int, int] | None, wait: float, *,
 def build_cache(run: IngestRun, *, force_new: bool, previous: CacheManifest | None, parts: int = 1) -> IngestReport:
     """Read claims, publish, report. The caller holds the lock and has compared the settings of a previous cache.
 
-    Args:
-        run: the ingest.
-        force_new: read everything again; unfinished work of an ingest with `force_new` is continued.
-        previous: the published manifest.
-        parts: number of finished parts (`ingest_part`) that hold the cleaned rows.
-
-    Raises:
-        UserError: as `cache.ingest`.
+    `force_new` reads everything again but continues unfinished work of such an ingest; `parts` finished parts (`ingest_part`) hold the
+    cleaned rows. Raises UserError: as `cache.ingest`.
     """
     home = run.out / PARTS
     with run.record_failure(), _generate_source(run, previous if not force_new else None):
@@ -243,9 +237,8 @@ def _load_generated(folder: Path, note: Path, same: str) -> dict[str, Any] | Non
     if not note.is_file():
         return None
     stored = json.loads(note.read_bytes())
-    intact = stored == {"same": same, "options": stored.get("options"), "files": _hash_files(folder) if folder.is_dir() else {}}
-    options: dict[str, Any] = stored["options"]
-    return options if intact else None
+    options: dict[str, Any] | None = stored.get("options")
+    return options if stored == {"same": same, "options": options, "files": _hash_files(folder) if folder.is_dir() else {}} else None
 
 
 def _hash_files(folder: Path) -> dict[str, list[Any]]:

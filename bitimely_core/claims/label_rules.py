@@ -59,8 +59,7 @@ class LabelRule:
 def parse_rules(rules: Iterable[RuleTable]) -> tuple[LabelRule, ...]:
     """Rule objects, as in the shipped tables, checked.
 
-    Raises:
-        ValueError: for an unknown field or value: a misspelt `window_days` must not widen a rule silently.
+    Raises ValueError: for an unknown field or value: a misspelt `window_days` must not widen a rule silently.
     """
     if isinstance(rules, Mapping | str) or not isinstance(rules, Iterable):
         raise ValueError(f"rules are a list of objects, found {type(rules).__name__}")  # noqa: TRY004
@@ -74,8 +73,7 @@ def parse_rules(rules: Iterable[RuleTable]) -> tuple[LabelRule, ...]:
 def load_rules(name: str | Path) -> list[RuleTable]:
     """The rule objects of a shipped table (`ccdss`, `ccw`) or of a TOML file, for `parse_rules` and the manifest.
 
-    Raises:
-        UserError: not_found or config (exit 2).
+    Raises UserError: not_found or config (exit 2).
     """
     path = SHIPPED.get(str(name), Path(name))
     try:
@@ -182,18 +180,12 @@ def find_defining_phecodes(rules: Sequence[LabelRule], tables: Mapping[str, Phec
 def find_completion_days(
     subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The day on which each subject first fulfils a clause.
+    """Subjects that fulfil a clause, ascending, and the day that completes it for each.
 
-    From every start date the next date that is far enough from the last one is chosen until there are `count`. Of the sets within the window
-    the one that is complete first counts: later starts end later, so it is the set of the first start that fits.
+    From every start date the next date that is far enough from the last one is chosen until there are `count`. Of the sets within the
+    window the one that is complete first counts: later starts end later, so it is the set of the first start that fits.
 
-    Args:
-        subject: [n] integers >= 0.
-        day: [n] days of matching events from the clause's sources, in any order, repeats allowed.
-        clause: the condition.
-
-    Returns:
-        Subjects that fulfil it, ascending, and the day that completes it for each.
+    `subject` [n] integers >= 0; `day` [n] of matching events from the clause's sources, in any order, repeats allowed.
     """
     if not len(day):
         return np.empty(0, np.int64), np.empty(0, np.int64)

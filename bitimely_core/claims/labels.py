@@ -40,29 +40,23 @@ def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame, engine: Engine) -> 
 def add_onsets(
     rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame, engine: Engine
 ) -> pl.DataFrame:
-    """`cohort` with the onset and the label of every rule, from all valid rows.
+    """`cohort` (with `birth_day`) with the onset and the label of every rule, in the order of `rules`, from all valid rows.
 
-    Without a known birth, a rule with an age limit gives null label and onset where it has an onset without the limit, else label 0.
-
-    Args:
-        rows: subject, day, code, source.
-        codes: that `rows.code` indexes.
-        rules: in the order of their columns.
-        cohort: with `birth_day`.
-        engine: filters the rows; the few matching ones are evaluated in numpy.
+    `rows`: subject, day, code (index into `codes`), source. Without a known birth, a rule with an age limit gives null label and onset
+    where it has an onset without the limit, else label 0. The engine filters the rows; the few matching ones are evaluated in numpy.
     """
     found, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes], engine)
     subject, day, source, pattern = (found[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
     births = cohort["birth_day"]
     unknown = births.is_null().to_numpy()
     for number, rule in enumerate(rules):
-        mine = np.array([number in own for own in patterns], bool)[pattern]
+        matching = np.array([number in own for own in patterns], bool)[pattern]
         if rule.min_age_years:
-            mine &= unknown[subject] | (day >= _find_birthdays(births, rule.min_age_years)[subject])
+            matching &= unknown[subject] | (day >= _find_birthdays(births, rule.min_age_years)[subject])
         onset = np.full(cohort.height, dates.LATEST + 1)
         for clause in rule.clauses:
             named = np.array([name in clause.sources for name in SOURCES])
-            of_clause = mine & named[source]
+            of_clause = matching & named[source]
             subjects, when = find_completion_days(subject[of_clause], day[of_clause], clause)
             onset[subjects] = np.minimum(onset[subjects], when)
         case = onset <= dates.LATEST
@@ -89,12 +83,8 @@ def exclude_controls(
 ) -> pl.DataFrame:
     """`cohort` with label null instead of 0 for non-cases with a PheCode related to the label.
 
-    Args:
-        rows: subject, day, code, source.
-        codes: that `rows.code` indexes.
-        related: label -> PheCodes that exclude controls (`phecode_maps.related_phecodes`).
-        cohort: with the labels.
-        engine: takes the frames.
+    `rows`: subject, day, code (index into `codes`), source. `related`: label -> PheCodes that exclude controls
+    (`phecode_maps.related_phecodes`).
     """
     names = list(related)
     marks = [tuple(i for i, name in enumerate(names) if not related[name].isdisjoint(code.phecodes)) for code in codes]
@@ -119,13 +109,10 @@ def _add_column(cohort: pl.DataFrame, name: str, dtype: Any, subject: NDArray[An
 
 
 def apply_landmark(cohort: pl.DataFrame, names: Sequence[str], landmark: Landmark | None, data_end: int | None = None) -> pl.DataFrame:
-    """`cohort` with `index_day` and the labels at it: the table of section 7.
+    """`cohort` with `index_day` and the labels at it: the table of section 7. Without a landmark nothing changes.
 
-    Args:
-        cohort: with first_day, obs_end, and y_ and onset_ of each name.
-        names: labels that have onsets; others stay as they are.
-        landmark: None changes nothing.
-        data_end: the last valid day of the data set, used where the end of observation is unknown.
+    `cohort`: with first_day, obs_end, and y_ and onset_ of each of `names`; labels without onsets stay as they are. `data_end`: the last
+    valid day of the data set, used where the end of observation is unknown.
     """
     if landmark is None:
         return cohort
@@ -162,11 +149,3 @@ def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     if not parts:
         return pl.DataFrame(schema={"subject_id": pl.Int64, "name": pl.String, "value": pl.Int8, "onset_day": pl.Int32})
     return pl.concat(parts).sort("subject_id", "name", maintain_order=True)
-
-
-def join_labels(cohort: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """`cohort` with the columns of a table of `to_long_labels`."""
-    for (name,), own in table.group_by("name", maintain_order=True):
-        columns = own.select("subject_id", pl.col("value").alias(f"y_{name}"), pl.col("onset_day").alias(f"onset_{name}"))
-        cohort = cohort.join(columns, on="subject_id", how="left", maintain_order="left")
-    return cohort

@@ -23,17 +23,10 @@ LEAKAGE_POLICIES = ("keep", "drop_icd", "drop_phecode")
 def list_input_phecodes(
     found: Sequence[IcdCode], *, level: str, leakage: str = "keep", rules: Sequence[LabelRule] = (), defining: Collection[str] = ()
 ) -> list[tuple[str, ...]]:
-    """The PheCodes of each code in the input.
+    """For each code of the data its rolled-up PheCodes in the input, distinct, in numeric order.
 
-    Args:
-        found: the codes of the data.
-        level: integer, first_decimal or full.
-        leakage: keep; drop_icd: without codes in the code set of any rule; drop_phecode: without the PheCodes in `defining`.
-        rules: of the labels.
-        defining: PheCodes that the map gives to the code sets of the rules (`label_rules.find_defining_phecodes`), at any level.
-
-    Returns:
-        For each code its rolled-up PheCodes, distinct, in numeric order.
+    `level`: integer, first_decimal or full. `leakage`: keep; drop_icd: without codes in the code set of any rule; drop_phecode: without the
+    PheCodes in `defining`, which the map gives to the code sets of the rules (`label_rules.find_defining_phecodes`), at any level.
     """
     dropped = {codes.roll_up_phecode(phecode, level) for phecode in defining} if leakage == "drop_phecode" else set()
     return [
@@ -49,11 +42,7 @@ def select_records(
 ) -> tuple[nw.LazyFrame[Any], list[str]]:
     """The records of the input as a lazy frame, `phecode` being an index into the list of PheCodes, which is in numeric order.
 
-    Args:
-        rows: subject, day, code, and `row` where it is needed.
-        phecodes_of_code: of each code (`list_input_phecodes`).
-        cohort: with `index_day` if the input ends on it.
-        engine: of the frames.
+    `rows`: subject, day, code, and `row` where it is needed. `cohort`: with `index_day` if the input ends on it.
     """
     phecodes = sorted({phecode for own in phecodes_of_code for phecode in own}, key=codes.phecode_sort_key)
     index = {phecode: i for i, phecode in enumerate(phecodes)}

@@ -112,16 +112,11 @@ def _load_shard(job: ClaimsJob, number: int) -> FinishedShard | None:
 
 
 def resolve_duplicates(rows: pl.DataFrame, found: CleaningFindings, keys: np.ndarray) -> tuple[pl.DataFrame, dict[str, RowAccount]]:
-    """The rows of a shard without copies and without days after the end of the data, and an account of those that leave or have no input.
+    """The rows of a shard (`spill.read_rows`) without copies and days after the end of the data; file -> account of those that leave or
+    have no input.
 
-    Args:
-        rows: of `spill.read_rows`.
-        found: codes, files and end of the data.
-        keys: of the subjects, sorted.
-
-    Returns:
-        subject (position of its key), day, code, source, row, late; and file -> account. SourceRows without PheCode and those after the index day
-        are counted too; they stay for the label rules.
+    Rows: subject (position in the sorted `keys`), day, code, source, row, late. Rows without PheCode and those after the index day are
+    counted too; they stay for the label rules.
     """
     columns = {"subject": pl.Int32, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8, "row": pl.Int64, "late": pl.Boolean}
     accounts: dict[str, RowAccount] = {}

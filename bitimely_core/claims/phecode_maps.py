@@ -161,13 +161,13 @@ def read_map(
             text = f"a second table for {', '.join(twice)}"
             raise input_error(Reason.DUPLICATE_KEY, text, "expected one a vocabulary", "Give one of them", file=str(path))
         _add_companions(str(path), one)
-        for mine, other in (
+        for merged, other in (
             (codemap.tables, one.tables),
             (codemap.names, one.names),
             (codemap.categories, one.categories),
             (codemap.exclusions, one.exclusions),
         ):
-            mine.update(other)  # type: ignore[arg-type]
+            merged.update(other)  # type: ignore[arg-type]
         codemap.facts += one.facts
         codemap.findings += one.findings
     if overrides is not None:
@@ -179,11 +179,7 @@ def read_map(
 
 
 def _open_sheet(path: str) -> MapSheet:
-    """The table at a path, in an archive, or in an installed package.
-
-    Raises:
-        UserError: not_found (exit 2), format, corrupt.
-    """
+    """The table at a path, in an archive, or in an installed package. Raises UserError: not_found (exit 2), format, corrupt."""
     try:
         return _open_package(path) if path.startswith("pkg:") else _open_file(path)
     except (

@@ -94,14 +94,8 @@ def count_codes(
 ) -> CodeCounts:
     """The counts of one shard.
 
-    Args:
-        records: subject, day, phecode (index into `phecodes`).
-        phecodes: names of the PheCodes.
-        cohort: with `split` and `y_<name>`.
-        names: of the labels.
-        engine: takes the frames.
-        population: subjects: all of `cohort`; observed: those with a record.
-        frequency: count the records of training subjects as well.
+    `records`: subject, day, phecode (index into `phecodes`). `cohort`: with `split` and `y_<name>`. `population`: subjects (all of
+    `cohort`) or observed (those with a record). `frequency`: count the records of training subjects as well.
     """
     train = pl.col("split") == "train"
     flags = cohort.select(
@@ -211,18 +205,10 @@ def _compute_ratios(counts: CodeCounts, name: str, *, denominator: str, support:
 
 
 def compute_interval(ratio: float, a1: int, n1: int, a0: int, n0: int, denominator: str) -> tuple[float, float] | None:
-    """95 % interval of a ratio, on the log scale (section 8).
+    """95 % confidence interval of a ratio, on the log scale (section 8); None without non-cases or for an infinite ratio.
 
-    Args:
-        ratio: the estimate.
-        a1: carriers among the n1 cases.
-        n1: cases.
-        a0: carriers among the n0 non-cases.
-        n0: non-cases.
-        denominator: controls, or all, whose cases are in both groups: the delta method on the two independent proportions.
-
-    Returns:
-        Both ends; None without non-cases or for an infinite ratio.
+    `a1` of `n1` cases and `a0` of `n0` non-cases are carriers. `denominator`: controls, or all, whose cases are in both groups: the delta
+    method on the two independent proportions.
     """
     if not n0 or math.isinf(ratio):
         return None

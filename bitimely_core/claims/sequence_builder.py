@@ -183,12 +183,9 @@ def compute_ages(sequences: CodeSequences, cohort: pl.DataFrame) -> list[int | N
 
 
 def to_table(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str]) -> pa.Table:
-    """The sequences in the form of `sequences-*.parquet` (section 11), sorted by subject_id when `cohort` is.
+    """The sequences of a shard in the form of `sequences-*.parquet` (section 11), sorted by subject_id when `cohort` is.
 
-    Args:
-        sequences: of one shard.
-        cohort: with subject_id (int64), split, and where known birth_day, sex, index_day.
-        names: of the labels.
+    `cohort`: subject_id (int64), split, and where known birth_day, sex, index_day; `names`: of the labels.
     """
     own = cohort[sequences.subjects]
     offsets = pa.array(sequences.offsets, pa.int32())
@@ -210,7 +207,7 @@ def count_usage(sequences: CodeSequences, cohort: pl.DataFrame, size: int) -> tu
     """Of the training sequences: subjects and events by id [size each]; they add up over shards."""
     train = (cohort["split"].gather(sequences.subjects) == "train").to_numpy()
     of_event = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))
-    mine = train[of_event]
-    pairs = np.sort(of_event[mine] * size + sequences.ids[mine])  # faster than np.unique, which hashes
+    in_train = train[of_event]
+    pairs = np.sort(of_event[in_train] * size + sequences.ids[in_train])  # faster than np.unique, which hashes
     pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])] if len(pairs) else pairs
-    return np.bincount(pairs % size, minlength=size), np.bincount(sequences.ids[mine], minlength=size)
+    return np.bincount(pairs % size, minlength=size), np.bincount(sequences.ids[in_train], minlength=size)

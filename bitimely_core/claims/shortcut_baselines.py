@@ -47,13 +47,8 @@ def _average_grouped(n: NDArray[Any], cases: NDArray[Any]) -> float | None:
 
 
 def count_shortcuts(offsets: NDArray[Any], ids: NDArray[Any], labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> ShortcutTally:
-    """The tables of one shard.
-
-    Args:
-        offsets: [S + 1] of the sequences.
-        ids: [E] codes of the events.
-        labels: name -> [S] 1, 0, or something else where it is unknown.
-        split: [S] names.
+    """The tables of one shard: `offsets` [S + 1] of the sequences, `ids` [E] codes, labels [S] 1, 0 or another value for unknown, `split`
+    [S].
     """
     size = len(offsets) - 1
     lengths = np.diff(offsets).astype(np.int64)
@@ -65,8 +60,8 @@ def count_shortcuts(offsets: NDArray[Any], ids: NDArray[Any], labels: Mapping[st
     found: ShortcutTally = {}
     for name, y in labels.items():
         for part in SPLITS:
-            mine = ((split == part) & ((y == 0) | (y == 1)))[subject]
-            rows = np.stack([feature[mine], value[mine], np.ones(mine.sum(), np.int64), y[subject[mine]]], 1)
+            labelled = ((split == part) & ((y == 0) | (y == 1)))[subject]
+            rows = np.stack([feature[labelled], value[labelled], np.ones(labelled.sum(), np.int64), y[subject[labelled]]], 1)
             found[name, part] = _sum_rows(rows)
     return found
 
@@ -91,15 +86,10 @@ def merge_tallies(tallies: Iterable[ShortcutTally]) -> ShortcutTally:
 def score_shortcuts(
     tally: ShortcutTally, phecodes: Mapping[int, str], own: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, ShortcutScores]:
-    """Average precision of the shortcuts for each label, over train, validation, test and all subjects.
+    """Label -> average precision of the shortcuts over train, validation, test and all subjects.
 
-    Args:
-        tally: of all shards.
-        phecodes: id -> PheCode.
-        own: label -> the PheCodes of its own rule.
-
-    Returns:
-        Label -> scores. `best` is the PheCode whose count is best on train, `leak` whether it exceeds 0.9 on all subjects.
+    `phecodes`: id -> PheCode; `own`: label -> the PheCodes of its own rule. `best` is the PheCode whose count is best on train, `leak`
+    whether it exceeds 0.9 on all subjects.
     """
     found = {}
     ids = {phecode: code for code, phecode in phecodes.items()}
@@ -139,9 +129,7 @@ def _score_feature(rows: NDArray[np.int64], feature: int, total: NDArray[np.int6
 def count_prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> Prevalence:
     """Label -> split -> subjects with a label, cases, prevalence: of all subjects before, of those with a sequence after the filters.
 
-    Args:
-        labels: name -> [S] 1, 0, or something else where it is unknown.
-        split: [S] names.
+    Labels [S] are 1, 0, or another value for unknown.
     """
     found: Prevalence = {}
     for name, y in labels.items():

@@ -70,19 +70,14 @@ def read_rows(spilled: Iterable[SpillFile], shard: int, columns: Sequence[str] |
 
 
 def merge_sorted(paths: Sequence[Path], column: str, size: int, slices: int, by: Sequence[str]) -> Iterator[pl.DataFrame]:
-    """The rows of many sorted files as one sorted table, a slice at a time.
+    """The rows of many sorted Parquet files as one table sorted by `by`, one slice of `slices` at a time in memory.
 
-    Args:
-        paths: of Parquet files.
-        column: integers from 0 to `size`, spread evenly.
-        size: one more than the greatest number there can be.
-        slices: how many; what is held is one of them.
-        by: columns to sort by, the first of them in the order of `column`.
+    `column`, the first of `by`, holds integers from 0 to below `size`, spread evenly.
     """
     edges = [size * i // slices for i in range(slices + 1)]
     for low, high in pairwise(edges):
-        mine = (pl.col(column) >= low) & (pl.col(column) < high)  # a lazy filter, so that no file is in memory at once
-        yield pl.concat([pl.scan_parquet(path).filter(mine).collect() for path in paths]).sort(*by, maintain_order=True)
+        in_slice = (pl.col(column) >= low) & (pl.col(column) < high)  # a lazy filter, so that no file is in memory at once
+        yield pl.concat([pl.scan_parquet(path).filter(in_slice).collect() for path in paths]).sort(*by, maintain_order=True)
 
 
 def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, StoredFile]:

@@ -43,14 +43,10 @@ def assign_shard(subject: str, shards: int) -> int:
 
 
 def read_split_file(path: Path, ids: str, *, numbers: bool = False) -> pl.DataFrame:
-    """subject_id (String, trimmed, or Int64) and split of a CSV or Parquet file; MEDS names of splits are accepted.
+    """subject_id (String, trimmed, or Int64 for `numbers`) and split of a CSV or Parquet file; MEDS names of splits are accepted.
 
-    Raises UserError (config, exit 2) where it cannot be read, a row has no subject, or a subject or split is not as expected.
-
-    Args:
-        path: the file.
-        ids: which ids it holds, for messages.
-        numbers: whether they are integers.
+    `ids` names the ids in messages. Raises UserError (config, exit 2) where the file cannot be read, a row has no subject, or a subject or
+    split is not as expected.
     """
     columns = f"expected the columns subject_id ({ids}) and split"
     try:

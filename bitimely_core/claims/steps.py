@@ -97,8 +97,7 @@ PRESETS = {
 def parse_landmark(given: Mapping[str, object] | None) -> Landmark | None:
     """A landmark from its parameters: landmark_days or date, gap_days, horizon_days; defaults for those that are absent.
 
-    Raises:
-        ValueError: for other parameters or values.
+    Raises ValueError: for other parameters or values.
     """
     if given is None:
         return None
@@ -145,12 +144,9 @@ def load_shard(
 ) -> ClaimsShard:
     """A shard from the cache's rows.
 
-    Args:
-        events: subject_id, day Int32, code (`ICD9CM//428.0`), source, phecodes, in any order.
-        cohort: one row a subject, with the columns of `Shard.cohort` and of its labels (`labels.wide`).
-        rule_labels: labels made by rules.
-        rules: those of the ingest, for the leakage policies.
-        defining: PheCodes of the code sets of the rules, likewise.
+    `events`: subject_id, day Int32, code (`ICD9CM//428.0`), source, phecodes, in any order. `cohort`: one row a subject, with the columns
+    of `ClaimsShard.cohort` and of its labels. `rule_labels`: labels made by rules. `rules` of the ingest and `defining` PheCodes of their
+    code sets: for the leakage policies.
     """
     table = events.select("code", "phecodes").unique("code").sort("code")
     found = []

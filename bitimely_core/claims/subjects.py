@@ -126,9 +126,9 @@ def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:
     known = pl.DataFrame(schema={"subject_id": pl.String, "new": pl.Int64})
     for ids in (*own, *(frame["subject_id"] for frame in job.claims.events())):
         fresh = ids.drop_nulls().unique().to_frame("subject_id").join(known, on="subject_id", how="anti")["subject_id"]
-        mine = pass1_clean.to_keys(pass1_clean.compute_digests(fresh.to_list(), job)["digest"])
-        position = np.searchsorted(keys, mine)
-        present = (np.append(keys, np.uint64(0))[position] == mine) & (position < len(keys))
+        fresh_keys = pass1_clean.to_keys(pass1_clean.compute_digests(fresh.to_list(), job)["digest"])
+        position = np.searchsorted(keys, fresh_keys)
+        present = (np.append(keys, np.uint64(0))[position] == fresh_keys) & (position < len(keys))
         known = known.vstack(pl.DataFrame({"subject_id": fresh, "new": position}, schema=known.schema).filter(pl.Series(present)))
     text = known.sort("new").select(_escape_formulas("subject_id"), "new").write_csv()
     storage.write_bytes(Path(job.options.keep_ids), text.encode())

@@ -157,7 +157,7 @@ def write_cohort(
         The ledger, as in ledger.json (see `_count`).
 
     Raises:
-        UserError: config or unknown_name (exit 2), and those of `store.write_file`.
+        UserError: config or unknown_name (exit 2), and those of `storage.write_file`.
     """
     for name, value, low in (("subjects", subjects, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**63:
@@ -176,10 +176,10 @@ def write_cohort(
     def fill(stream: BinaryIO) -> None:
         stream.write(f"patient_id,date,icd,{'vocab,' if vocab_column else ''}source\n".encode())
         for block in range(-(-subjects // BLOCK)):
-            made = draw_history(chosen, solved.hazards, seed, block)
+            history = draw_history(chosen, solved.hazards, seed, block)
             names = np.array([f"S{i:07d}" for i in range(block * BLOCK, min(subjects, (block + 1) * BLOCK))], object)
-            stream.write(_claims_csv(chosen, made, names, make_generator(seed, block, "spelling"), ledger, vocab_column=vocab_column))
-            for name, lines in _format_subjects(chosen, solved.intercept, made, names, make_generator(seed, block, "labels")).items():
+            stream.write(_claims_csv(chosen, history, names, make_generator(seed, block, "spelling"), ledger, vocab_column=vocab_column))
+            for name, lines in _format_subjects(chosen, solved.intercept, history, names, make_generator(seed, block, "labels")).items():
                 tables[name] += lines
 
     storage.make_folder(folder)
@@ -193,23 +193,29 @@ def write_cohort(
 
 
 def _claims_csv(
-    config: CohortConfig, made: SyntheticHistory, names: np.ndarray, rng: np.random.Generator, ledger: Counter[str], *, vocab_column: bool
+    config: CohortConfig,
+    history: SyntheticHistory,
+    names: np.ndarray,
+    rng: np.random.Generator,
+    ledger: Counter[str],
+    *,
+    vocab_column: bool,
 ) -> bytes:
     """Rows of claims.csv of the first `len(names)` subjects of a block, spelt in many ways, some twice; they are counted in the ledger."""
     mess = config.mess
-    subject, day, code, source = made.claims
+    subject, day, code, source = history.claims
     total = len(subject)
     claim = np.cumsum((np.diff(subject, prepend=-1) != 0) | (np.diff(day, prepend=NO_DAY) != 0)) - 1
     dotted = (rng.random(total) < mess.dotted)[claim]  # a claim is written at one site
     padded, lower, blank, twice = rng.random((4, total)) < np.array([[mess.padded], [mess.lower], [mess.blank], [mess.duplicate]])
     icd10 = (day >= _parse_day(config.calendar.icd10_from)) & ((source == INPATIENT) | (not vocab_column))
     form = code * 32 + icd10 * 16 + dotted * 8 + padded * 4 + lower * 2 + blank
-    twice &= MAPPED[code] & (day >= made.subjects.start[subject])
+    twice &= MAPPED[code] & (day >= history.subjects.start[subject])
 
     keep = np.repeat(np.arange(total), 1 + twice)
     keep = keep[: np.searchsorted(subject[keep], len(names))]
-    subject, day, code, source = written = SyntheticRows(*(values[keep] for values in made.claims))
-    _count_rows(ledger, made._replace(claims=written), form[keep], first=np.diff(keep, prepend=-1) != 0)
+    subject, day, code, source = written = SyntheticRows(*(values[keep] for values in history.claims))
+    _count_rows(ledger, history._replace(claims=written), form[keep], first=np.diff(keep, prepend=-1) != 0)
 
     vocabs = [f",{vocab}" if vocab_column else "" for vocab in VOCABS]
     tails = np.array(
@@ -245,17 +251,11 @@ def _list_spellings() -> CodeSpellings:
 
 
 def _count_rows(ledger: Counter[str], written: SyntheticHistory, form: np.ndarray, *, first: np.ndarray) -> None:
-    """Add the rows of a block to the ledger.
+    """Add the rows of a block to the ledger (dotted key -> rows); `form` [N] indexes `_forms()`, `first` [N] is false for copies.
 
-    `mess`: rows of each kind as they stand in the file. `funnel`: as `build_sequences` counts them. `reasons`: as the ingest report does,
-    each row at the first check that it fails: date, life, code, duplicates, no PheCode, after the index day; `after_index`: how many of
-    the duplicates and of those without PheCode come after that day as well.
-
-    Args:
-        ledger: dotted key -> rows.
-        written: the block as it is written, copies included.
-        form: index into `_forms()` [N].
-        first: whether the row is no copy [N].
+    `mess`: rows of each kind as they are in the file. `funnel`: as `build_sequences` counts them. `reasons`: as the ingest report does,
+    each row at the first check that it fails: date, life, code, duplicates, no PheCode, after the index day; `after_index`: how many of the
+    duplicates and of those without PheCode come after that day as well.
     """
     subject, day, code, _ = written.claims
     forms = _list_spellings()
@@ -309,14 +309,14 @@ def _nest_keys(flat: Counter[str]) -> dict[str, Any]:
 
 
 def _format_subjects(
-    config: CohortConfig, intercept: float, made: SyntheticHistory, names: np.ndarray, rng: np.random.Generator
+    config: CohortConfig, intercept: float, history: SyntheticHistory, names: np.ndarray, rng: np.random.Generator
 ) -> dict[str, list[str]]:
     """Lines of patients.csv, labels.csv and truth.csv of the first `len(names)` subjects of a block."""
-    subjects = made.subjects
-    tempo = rng.random(BLOCK) < _sigmoid(intercept + config.tempo.weight * made.score)
-    claims = np.bincount(made.claims.subject, minlength=BLOCK)
-    birth, start, end, until = (_format_days(days) for days in (subjects.birth, subjects.start, subjects.end, made.until))
-    onset = _format_days(np.where(np.isfinite(made.onset), made.onset, NO_DAY).astype(int))
+    subjects = history.subjects
+    tempo = rng.random(BLOCK) < _sigmoid(intercept + config.tempo.weight * history.score)
+    claims = np.bincount(history.claims.subject, minlength=BLOCK)
+    birth, start, end, until = (_format_days(days) for days in (subjects.birth, subjects.start, subjects.end, history.until))
+    onset = _format_days(np.where(np.isfinite(history.onset), history.onset, NO_DAY).astype(int))
     length = np.array([0, 7, 10])[subjects.birth_written]  # characters of the birth
     return {
         "patients.csv": [
@@ -324,7 +324,7 @@ def _format_subjects(
             for i, name in enumerate(names)
         ],
         "labels.csv": [f"{name},{tempo[i]:d},{until[i]}" for i, name in enumerate(names) if claims[i]],
-        "truth.csv": [",".join([name, *onset[i], f"{made.score[i]:.6f}"]) for i, name in enumerate(names)],
+        "truth.csv": [",".join([name, *onset[i], f"{history.score[i]:.6f}"]) for i, name in enumerate(names)],
     }
 
 
@@ -352,8 +352,8 @@ def solve_hazards(config: CohortConfig) -> SolvedHazards:
     limits = np.concatenate([_draw_limits(key, i) for i in range(blocks)])
     hazards: dict[str, float] = {}
     compute_onsets(config, population, limits, hazards)
-    made = [draw_history(config, hazards, key, i) for i in range(blocks)]
-    score = np.concatenate([each.score[np.unique(each.claims.subject)] for each in made])
+    histories = [draw_history(config, hazards, key, i) for i in range(blocks)]
+    score = np.concatenate([each.score[np.unique(each.claims.subject)] for each in histories])
     weight, base_rate = config.tempo.weight, config.tempo.base_rate
     return SolvedHazards(hazards, bisect(lambda a: float(np.mean(_sigmoid(a + weight * score))), base_rate, -20.0, 20.0))
 
@@ -428,13 +428,10 @@ def draw_subjects(config: CohortConfig, rng: np.random.Generator) -> SyntheticSu
 
 
 def compute_onsets(config: CohortConfig, subjects: SyntheticSubjects, limits: np.ndarray, hazards: dict[str, float]) -> np.ndarray:
-    """First day of each state [B, 12], infinite for never: when its hazard, summed month by month, reaches its limit.
+    """First day of each state [B, 12], infinite for never: when its hazard, summed month by month, reaches its limit, a draw of `limits`
+    [B, 12].
 
-    Args:
-        config: the parameters; the hazard of a state depends only on earlier states.
-        subjects: the subjects.
-        limits: exponential draws [B, 12].
-        hazards: 1e-4 a month, of the states that have a prevalence in its place; the missing ones are solved here and added.
+    A hazard depends only on earlier states. `hazards` (1e-4 a month) gains those that are solved here from a prevalence.
     """
     months = _count_days(config) / MONTH
     middle = np.arange(math.ceil(months)) + 0.5  # of each month since the start of registration [K]

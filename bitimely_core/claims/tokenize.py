@@ -158,8 +158,7 @@ def open_built(
 ) -> EventSequences:
     """The sequences of a plan in `out`; existing ones of the same choices stay.
 
-    Raises:
-        UserError: settings_differ (exit 2), no_input (exit 4) when no subject is left, integrity (exit 5).
+    Raises UserError: settings_differ (exit 2), no_input (exit 4) when no subject is left, integrity (exit 5).
     """
     write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
     return open_sequences(out, verify=False)
@@ -335,17 +334,17 @@ def iter_shards(plan: SequencePlan, cohort: pl.DataFrame, engine: Engine) -> Ite
         ids = events["subject_id"].unique().to_numpy()
         eventless[ids] = False
         rows = np.union1d(ids, ids if left else np.flatnonzero(eventless))
-        mine = cohort[rows].select(pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String))
+        shard_cohort = cohort[rows].select(pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String))
         day = (pl.col("time").cast(pl.Int64) // 86_400_000_000).cast(pl.Int32)
         events = events.sort("subject_id", "row").with_columns(day=day).drop("row")
         shard = steps.load_shard(
             events,
-            _fill_index_days(mine, events),
+            _fill_index_days(shard_cohort, events),
             rule_labels=[rule.name for rule in rules if manifest.ruled],
             rules=rules,
             defining=defining,
         )
-        del events, mine  # the next shard is read when this one has gone
+        del events, shard_cohort  # the next shard is read when this one has gone
         pa.default_memory_pool().release_unused()
         shard = steps.set_index_days(shard, plan.choices, manifest.data_end, engine)
         yield shard

@@ -1,7 +1,7 @@
 """BIDMC PPG and Respiration: 53 recordings of 8 minutes from intensive care, with respiratory rate, heart rate and oxygen saturation.
 
 Three forms: the regression archive's BIDMC32RR, BIDMC32HR and BIDMC32SpO2 (.ts: windows of 32 s), and PhysioNet's csv or WFDB files
-(whole recordings with the monitor's numbers once a second, and breaths marked by two annotators). All give the same channels and windows.
+(full recordings with the monitor's numbers once a second, and breaths marked by two annotators). All give the same channels and windows.
 """
 
 from __future__ import annotations
@@ -164,8 +164,7 @@ def _make_csv_unit(source: Source, name: str, files: dict[str, str], split: str)
 def read_tables(name: str, files: dict[str, tuple[Path, str]], split: str) -> Record:
     """One recording from Signals, Breaths and Numerics tables.
 
-    Raises:
-        UserError: faults of a table: schema, sampling_rate, row_width, not_numeric and so on.
+    Raises UserError: faults of a table: schema, sampling_rate, row_width, not_numeric and so on.
     """
     path, rel = files["Signals"]
     with locate_errors(rel):
@@ -292,13 +291,7 @@ def window_starts(seconds: float) -> np.ndarray:
 
 
 def average_numbers(columns: dict[str, np.ndarray], clock: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
-    """Mean of the plausible numbers of each window, NaN where fewer than half of its seconds have one.
-
-    Args:
-        columns: name -> float64 [n].
-        clock: float64 [n], seconds of the numbers.
-        seconds: length of the recording.
-    """
+    """Mean of the plausible numbers [n] of each window, NaN where fewer than half of its seconds have one; `clock` [n] and `seconds` in s."""
     out = {}
     for label, values in columns.items():
         key = NUMERICS.get(label.upper())

@@ -95,16 +95,9 @@ def _make_unit(source: Source, rel: str, *, keep_dates: bool, keep_phi: bool) ->
 
 
 def read_record(source: Source, rel: str, *, keep_dates: bool = False, keep_phi: bool = False) -> Record:
-    """One recording, in mV, with its class as attribute `condition`.
+    """One recording, in mV, with its class as attribute `condition`; `keep_phi`: keep the comments of the header as an attribute.
 
-    Args:
-        source: the files of this record.
-        rel: its header.
-        keep_dates: keep the start date and time, where there are any.
-        keep_phi: keep the comments of the header as an attribute.
-
-    Raises:
-        UserError: what keeps the recording out of the cache.
+    Raises UserError: what keeps the recording out of the cache.
     """
     found = wfdb.read_recording(rel, source, required=(CHANNEL,), keep_phi=keep_phi)
     name = PurePosixPath(rel).stem

@@ -100,15 +100,10 @@ def _is_official(rel: str) -> bool:
 
 
 def read_table(path: Path, rel: str) -> Records:
-    """All valid rows of the table: one record a row, `binary` and `condition` as its attributes.
+    """All valid rows of the table: one record a row, `binary` and `condition` as its attributes; `rel` names the file in findings.
 
-    Args:
-        path: the table.
-        rel: its name, for findings.
-
-    Raises:
-        UserError: header or schema where columns are missing, identifier where ids, label where labels are all invalid, and as
-            `tables.rows`.
+    Raises UserError: header or schema where columns are missing, identifier where ids, label where labels are all invalid, and as
+    `tables.read_rows`.
     """
     with locate_errors(rel):
         key = _find_id_column(tables.read_names(path))
@@ -143,11 +138,7 @@ def _no_rows_error(findings: list[Finding], seen: int) -> UserError:
 
 
 def _find_id_column(names: tuple[str, ...]) -> str:
-    """The column that is neither value nor label.
-
-    Raises:
-        UserError: header.
-    """
+    """The column that is neither value nor label. Raises UserError: header."""
     expected = {*VALUES, LABEL}
     other = [name for name in names if name not in expected]
     if len(expected & set(names)) < 2:

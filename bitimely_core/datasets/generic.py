@@ -86,7 +86,7 @@ class ChannelRule(Section):
 class FileRule(Section):
     """[[files]]: a group of files, and the properties that they do not state."""
 
-    pattern: str = "*"  # of the path relative to the source; * also stands for folders
+    pattern: str = "*"  # of the path relative to the source; * also matches folders
     format: Format | None = None  # else by the ending
     match: str = ""  # regular expression on the path, with groups named subject, label, value or recording
     subject: str = ""  # of all these files
@@ -427,8 +427,7 @@ def _find_segments(source: Source, headers: Iterable[str]) -> set[str]:
 def _read_attributes(source: Source, table: TableRule) -> tuple[list[SourceRows | Finding], dict[str, Attributes]]:
     """Recording or subject -> attributes (`subject`, `label`, `value`, others by their columns); the account of the rows.
 
-    Raises:
-        UserError: schema, config, duplicate_key and the faults of the file.
+    Raises UserError: schema, config, duplicate_key and the faults of the file.
     """
     key = table.file or table.subject
     if not key:
@@ -658,8 +657,7 @@ def _make_series_record(row: tables.TableRow, samples: list[str], info: Recordin
 def _check_clock(times: np.ndarray, info: RecordingInfo) -> float:
     """Sampling rate in Hz of a column of times in seconds.
 
-    Raises:
-        UserError: timestamps for gaps in time or repeated times, sampling_rate where the map states another rate.
+    Raises UserError: timestamps for gaps in time or repeated times, sampling_rate where the map states another rate.
     """
     if len(times) < 2 or np.isnan(times).any() or times[-1] <= times[0]:
         raise input_error(Reason.TIMESTAMPS, "the times do not increase, or one is missing", field=info.time)
@@ -751,8 +749,7 @@ def _make_record(
 ) -> Record:
     """The recording with the channels, units and labels of the map.
 
-    Raises:
-        UserError: no_input without signals, missing_channel, unit, sampling_rate.
+    Raises UserError: no_input without signals, missing_channel, unit, sampling_rate.
     """
     out = [finding.at(rel) for finding in findings]
     with locate_errors(rel):

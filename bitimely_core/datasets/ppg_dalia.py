@@ -1,7 +1,7 @@
 """PPG-DaLiA: wrist PPG and acceleration of 15 subjects in daily life, with the heart rate of every 8 seconds.
 
 Two forms: the regression archive's PPGDalia_TRAIN.ts and PPGDalia_TEST.ts (windows of 8 s without subjects), and the original archive's
-S1/S1.pkl ... S15/S15.pkl (whole recordings), which are read without running their code. Both give the same channels and windows.
+S1/S1.pkl ... S15/S15.pkl (full recordings), which are read without running their code. Both give the same channels and windows.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ def ppg_dalia(source: Source | None, options: IngestOptions) -> Iterator[IngestU
 def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
     """One subject of the original archive: PPG, acceleration, and the heart rate as a channel whose values belong to the 8 s that follow.
 
-    Raises:
-        UserError: unsafe_pickle, truncated, corrupt; schema for another content; record_name for another subject's file; length, label.
+    Raises UserError: unsafe_pickle, truncated, corrupt; schema for another content; record_name for another subject's file; length, label.
     """
     with locate_errors(rel):
         content = pickles.load_pickle(path)

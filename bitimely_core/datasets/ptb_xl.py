@@ -154,11 +154,7 @@ def _find_table(source: Source) -> str:
 
 
 def _read_superclasses(source: Source, rel: str) -> tuple[dict[str, str | None], list[Finding]]:
-    """Statement -> diagnostic superclass, None for statements about rhythm and form.
-
-    Raises:
-        UserError: as `tables.rows`.
-    """
+    """Statement -> diagnostic superclass, None for statements about rhythm and form. Raises UserError: as `tables.read_rows`."""
     path = source.path(rel)
     columns = (tables.read_names(path)[0], "diagnostic", "diagnostic_class")
     known: dict[str, str | None] = {}
@@ -181,8 +177,7 @@ def _read_entries(
 ) -> tuple[dict[str, PtbXlEntry], SourceRows, list[Finding]]:
     """Record -> its row, the account of the rows, and findings about them.
 
-    Raises:
-        UserError: duplicate_key for a record with two rows that differ, csv_syntax, and as `tables.rows`.
+    Raises UserError: duplicate_key for a record with two rows that differ, csv_syntax, and as `tables.read_rows`.
     """
     path = source.path(rel)
     wanted = ("ecg_id", "patient_id", "age", "sex", "scp_codes", "strat_fold", RECORD[rate])
@@ -263,7 +258,7 @@ class _RowRemarks:
 
 
 def _parse_identifier(cell: str) -> str | None:
-    """A whole number without leading zeros and decimals, as text; None for anything else."""
+    """An integer without leading zeros and decimals, as text; None for anything else."""
     with suppress(UserError):
         number = tables.parse_integer(cell)
         return None if number is None or number < 0 else str(number)
@@ -340,11 +335,7 @@ def parse_statements(text: str) -> dict[str, float] | None:
 
 
 def check_official_split(entries: dict[str, PtbXlEntry]) -> None:
-    """Checks that no patient has records in several splits.
-
-    Raises:
-        UserError: subject_leakage.
-    """
+    """Checks that no patient has records in several splits. Raises UserError: subject_leakage."""
     splits: dict[str, set[str]] = defaultdict(set)
     for entry in entries.values():
         if not entry.faults:
@@ -442,20 +433,10 @@ def read_record(
     recorded: str | None = None,
     keep_phi: bool = False,
 ) -> Record:
-    """One ECG: its 12 leads, in the order of `LEADS`, in mV.
+    """One ECG: its 12 leads, in the order of `LEADS`, in mV; `rate` (Hz) is that which the record must have.
 
-    Args:
-        source: the files of this record.
-        rel: its header.
-        recording_id: name of the record.
-        subject_id: name of the patient.
-        attributes: fold, age, sex, superclasses.
-        rate: Hz that it must have.
-        recorded: ISO time of the recording by the table, where dates are kept.
-        keep_phi: keep the comments of the header as an attribute.
-
-    Raises:
-        UserError: what keeps the record out of the cache.
+    `recorded`: ISO time of the recording by the table, where dates are kept; `keep_phi`: keep the comments of the header as an attribute.
+    Raises UserError: what keeps the record out of the cache.
     """
     found = wfdb.read_recording(rel, source, keep_phi=keep_phi)
     with locate_errors(rel):
@@ -485,8 +466,7 @@ def _is_constant(samples: np.ndarray) -> bool:
 def select_leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Finding]]:
     """The 12 leads by name, checked and converted to mV by their scale.
 
-    Raises:
-        UserError: duplicate_channel, missing_channel, sampling_rate, length, unit.
+    Raises UserError: duplicate_channel, missing_channel, sampling_rate, length, unit.
     """
     named: dict[str, list[Signal]] = defaultdict(list)
     for signal in signals:

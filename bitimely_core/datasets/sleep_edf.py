@@ -181,21 +181,11 @@ def read_recording(
     keep_phi: bool = False,
     marks: str | None = None,
 ) -> Record:
-    """Signals, sleep stages and findings of one night.
+    """Signals, sleep stages and findings of one night, from an EDF(+) file with signals and an EDF+ file whose annotations are the stages.
 
-    Args:
-        psg: EDF or EDF+ file with the signals.
-        hypnogram: EDF+ file whose annotations are the stages.
-        names: the two paths for messages, relative to the source.
-        recording_id: name of the recording.
-        subject_id: name of the subject.
-        attributes: of the subject and the night, kept as they are.
-        keep_dates: keep the start date and time.
-        keep_phi: keep the patient and recording fields of the PSG's header as attributes.
-        marks: annotations inside the PSG that begin with this text are kept as they are; the others are only counted.
-
-    Raises:
-        UserError: what keeps the recording out of the cache.
+    `names`: the two paths for messages, relative to the source. `attributes`: kept as they are. `marks`: annotations inside the PSG that
+    begin with this text are kept as they are; the others are only counted. `keep_phi`: keep the patient and recording fields of the PSG's
+    header as attributes. Raises UserError: what keeps the recording out of the cache.
     """
     with locate_errors(names[0]):
         night = edf.read_recording(psg, required=NEEDED, keep_phi=keep_phi)
@@ -322,18 +312,10 @@ def _longest_run(x: np.ndarray) -> int:
 def clip_stages(
     notes: Sequence[Annotation], segments: Sequence[tuple[float, float]], *, shift: float = 0.0
 ) -> tuple[list[Annotation], list[Finding]]:
-    """The stages of a hypnogram, clipped to the signal and free of overlap.
+    """The stages of a hypnogram, with texts of `STAGES` or `UNSCORED`, clipped to the signal and free of overlap; findings.
 
-    Args:
-        notes: annotations of the hypnogram.
-        segments: (onset, end) in seconds of the stretches with signal, in order.
-        shift: seconds to add to the notes' onsets.
-
-    Returns:
-        Annotations with one of the texts of `STAGES` or `UNSCORED`, in order; findings.
-
-    Raises:
-        UserError: annotation_syntax for a stage without duration, annotation_overlap for two stages at one time.
+    `segments`: (onset, end) in seconds of the stretches with signal, in order; `shift`: seconds to add to the onsets of `notes`. Raises
+    UserError: annotation_syntax for a stage without duration, annotation_overlap for two stages at one time.
     """
     known: list[Annotation] = []
     unknown: Counter[str] = Counter()
@@ -425,8 +407,7 @@ def read_subjects(path: Path) -> tuple[SubjectTable, int]:
 
     Columns are found by their headings. SC codes sex as F = 1; ST as M = 1, F = 2, with two nights a row under a heading of two rows.
 
-    Raises:
-        UserError: metadata, when the file is not such a table.
+    Raises UserError: metadata, when the file is not such a table.
     """
     import xlrd
 

@@ -114,7 +114,7 @@ def synthetic(source: Source | None, options: IngestOptions) -> Iterator[IngestU
     planted: as small, but all stages have one quiet background, so that the planted waveforms alone distinguish them.
     """
     if source is not None:
-        raise usage_error("takes no folder", "its data are made", "Leave SOURCE away", code=Reason.NO_INPUT)
+        raise usage_error("takes no folder", "its data are generated", "Leave SOURCE away", code=Reason.NO_INPUT)
     size, seed = check_options(options.get("size", "small"), options.get("seed", 0))
     for subject in range(SIZES[size][0]):
         for night in range(1, NIGHTS + 1):
@@ -123,15 +123,11 @@ def synthetic(source: Source | None, options: IngestOptions) -> Iterator[IngestU
 
 
 def check_options(size: object, seed: object) -> tuple[str, int]:
-    """The options, checked.
-
-    Raises:
-        UserError: unknown_name or config.
-    """
+    """The options, checked. Raises UserError: unknown_name or config."""
     if size not in SIZES:
         raise unknown("size of the synthetic cohort", str(size), list(SIZES))
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise usage_error(f"the seed is {safe_text(seed)}", "expected a whole number from 0 on")
+        raise usage_error(f"the seed is {safe_text(seed)}", "expected an integer from 0 on")
     return str(size), seed
 
 
@@ -174,15 +170,15 @@ def write_cohort(folder: Path, size: str = "small", seed: int = 0) -> list[Path]
 
 def encode_night(size: str, seed: int, subject: int, night: int) -> tuple[bytes, bytes]:
     """One night as two EDF+ files: signals with the planted waveforms as annotations, and the hypnogram."""
-    made = make_night(SIZES[size][1], seed, subject, night, alike=size == "planted")
+    generated = make_night(SIZES[size][1], seed, subject, night, alike=size == "planted")
     digital = [
         np.clip(np.round((values - channel.offset) / channel.scale), channel.digital_min, channel.digital_max).astype(np.int16)
-        for channel, values in zip(CHANNELS, made.values, strict=True)
+        for channel, values in zip(CHANNELS, generated.values, strict=True)
     ]
     start = datetime(2001, 1, 1, 22) + timedelta(days=7 * (night - 1))
-    edges = [0, *(np.flatnonzero(np.diff(made.stages)) + 1).tolist(), len(made.stages)]
-    scores = [Annotation(a * EPOCH, (b - a) * EPOCH, SCORES[made.stages[a]]) for a, b in pairwise(edges)]
-    return edf.encode_edf(CHANNELS, digital, duration=EPOCH, notes=made.planted, start=start), edf.encode_edf(
+    edges = [0, *(np.flatnonzero(np.diff(generated.stages)) + 1).tolist(), len(generated.stages)]
+    scores = [Annotation(a * EPOCH, (b - a) * EPOCH, SCORES[generated.stages[a]]) for a, b in pairwise(edges)]
+    return edf.encode_edf(CHANNELS, digital, duration=EPOCH, notes=generated.planted, start=start), edf.encode_edf(
         (), (), notes=scores, start=start
     )
 

@@ -149,15 +149,9 @@ def report_unclaimed(source: Source, found: Mapping[str, Mapping[str, str]], lay
 
 
 def list_units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mapping[str, TserLayout]) -> Iterator[IngestUnit | Finding]:
-    """The files of one or several problems that were cut from the same recordings, as units.
+    """The files of one or several problems that were cut from the same recordings, as units; `found`: problem -> TRAIN or TEST -> file.
 
-    Args:
-        source: the raw folder.
-        found: problem -> TRAIN or TEST -> file.
-        layouts: problem -> its layout.
-
-    Raises:
-        UserError: faults that make a file, and so the problem, unusable: header_syntax, schema_mismatch, empty_file and so on.
+    Raises UserError: faults that make a file, and so the problem, unusable: header_syntax, schema_mismatch, empty_file and so on.
     """
     heads: dict[str, format_ts.TsHeader] = {}
     notes: dict[str, list[Finding]] = {}
@@ -262,8 +256,7 @@ def report_faults(faults: Sequence[Finding]) -> list[Finding]:
 def _make_signals(case: format_ts.TsCase, file: TserFile) -> list[Signal]:
     """The channels of a case, named by their lengths where the layout states them, else in order.
 
-    Raises:
-        UserError: length, dimensions, timestamps.
+    Raises UserError: length, dimensions, timestamps.
     """
     layout = file.layout
     if not layout.channels:
@@ -307,14 +300,9 @@ def _find_padded_length(paths: Sequence[Path], heads: Sequence[format_ts.TsHeade
 
 
 def place_on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, float]:
-    """Values on the grid of their smallest step (NaN where there is none) and its rate in Hz; 1 Hz without a clock.
+    """Values [n] on the grid of their smallest step (NaN where there is none) and its rate in Hz; 1 Hz without a clock.
 
-    Args:
-        values: float32 [n].
-        times: float64 [n], increasing, in seconds.
-
-    Raises:
-        UserError: timestamps, for times that do not fit a grid.
+    `times`: float64 [n], increasing, in seconds. Raises UserError: timestamps, for times that do not fit a grid.
     """
     if times is None or len(times) < 2:
         return values, 1.0
@@ -436,10 +424,7 @@ def _mix_hash(x: np.ndarray) -> np.ndarray:
 def split_by_hash(names: Sequence[str], *, test: bool = True, sizes: tuple[int, int] | None = None) -> dict[str, str]:
     """Name -> split: in the order of the names' hashes the last are test, those before them validation, the others train.
 
-    Args:
-        names: of recordings or subjects.
-        test: whether there is to be a test split.
-        sizes: numbers of validation and test; None: a tenth each, at least one. Fewer than 3 names are all train.
+    `sizes`: numbers of validation and test; None: a tenth each, at least one. Fewer than 3 names are all train.
     """
     order = sorted(set(names), key=lambda name: hashlib.sha256(f"0|{name}".encode()).digest())
     if len(order) < 3:
@@ -451,15 +436,10 @@ def split_by_hash(names: Sequence[str], *, test: bool = True, sizes: tuple[int, 
 
 
 def assign_case_splits(groups: Sequence[np.ndarray], kinds: Sequence[str], *, windows: bool) -> tuple[list[np.ndarray], list[Finding]]:
-    """The split of every case, by its recording.
+    """The split of every case, by its recording: int8 [cases] a file, positions in SPLITS; findings.
 
-    Args:
-        groups: recordings, int32 [cases], one array a file.
-        kinds: TRAIN or TEST, one a file.
-        windows: recordings are unknown and cases may overlap: then validation is a stretch at the end of TRAIN, not a random part.
-
-    Returns:
-        int8 [cases] a file, positions in SPLITS; findings.
+    `groups`: recordings, int32 [cases], one array a file; `kinds`: TRAIN or TEST, one a file. `windows`: recordings are unknown and cases
+    may overlap: then validation is a stretch at the end of TRAIN, not a random part.
     """
     inside: dict[str, set[int]] = {"TRAIN": set(), "TEST": set()}
     for group, kind in zip(groups, kinds, strict=True):

@@ -196,8 +196,7 @@ def is_decodable(cell: str) -> bool:
 def open_text(path: Path) -> Iterator[tuple[BinaryIO, float]]:
     """The bytes of a text, unpacked where it begins like gzip or like a zip archive of one table, and their largest allowed number.
 
-    Raises:
-        UserError: also from the block: truncated or corrupt (gzip, zip), unsupported_format (zip), io_error.
+    Raises UserError: also from the block: truncated or corrupt (gzip, zip), unsupported_format (zip), io_error.
     """
     try:
         most = max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size)
@@ -223,8 +222,7 @@ def open_text(path: Path) -> Iterator[tuple[BinaryIO, float]]:
 def find_member(archive: zipfile.ZipFile) -> str:
     """Name of the one table that an archive holds.
 
-    Raises:
-        UserError: unsupported_format where there is not exactly one, or it is encrypted or packed in an unknown way.
+    Raises UserError: unsupported_format where there is not exactly one, or it is encrypted or packed in an unknown way.
     """
     members = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
     if len(members) != 1:
@@ -237,8 +235,7 @@ def find_member(archive: zipfile.ZipFile) -> str:
 def read_lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
     """(1-based number, text without line end, whether it has one) of all lines.
 
-    Raises:
-        UserError: empty_file, encoding (UTF-16), expansion_limit, resource_limit, and as `open_text`.
+    Raises UserError: empty_file, encoding (UTF-16), expansion_limit, resource_limit, and as `open_text`.
     """
     row = size = 0
     with open_text(path) as (file, most):
@@ -287,8 +284,7 @@ def split_unquoted(lines: Iterable[tuple[int, bytes, bool]], width: int, delimit
 def read_blocks(path: Path) -> Iterator[tuple[bytes, bool]]:
     """Blocks of complete lines, each ended by a line feed (the last one of the file may have none), and whether a block is the last.
 
-    Raises:
-        UserError: as `read_lines`.
+    Raises UserError: as `read_lines`.
     """
     with open_text(path) as (file, most):
         rest = _strip_mark(file.read(4))

@@ -414,8 +414,7 @@ def read_annotations(path: Path, header: EdfHeader) -> tuple[list[Annotation], l
     Onsets are seconds from the first sample; in a file of annotations alone from the start in the header. Labels are without control
     characters, but foreign text that may hold a name: show only those of a known vocabulary. A duration that is not given is 0.
 
-    Raises:
-        UserError: annotation_syntax, discontinuous.
+    Raises UserError: annotation_syntax, discontinuous.
     """
     recording = _read_channels(path, header, ())
     return recording.annotations, recording.findings[len(header.findings) :]

@@ -22,8 +22,7 @@ CONTENT = re.compile(rb"[^\x00]")
 def parse_tals(block: bytes) -> list[tuple[float, float | None, list[bytes]]]:
     """Time-stamped annotation lists of one data record: (onset, duration or None, texts), in the order of the file.
 
-    Raises:
-        UserError: annotation_syntax for anything that is no list, with the position in the block and none of the text.
+    Raises UserError: annotation_syntax for anything that is no list, with the position in the block and none of the text.
     """
     lists = []
     place = 0

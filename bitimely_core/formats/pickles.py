@@ -84,11 +84,7 @@ NAMES = {
 
 
 def _apply_call(function: Any, arguments: Any) -> Any:
-    """Result of a call of an allow-listed name.
-
-    Raises:
-        _Unsafe: for any other call.
-    """
+    """Result of a call of an allow-listed name. Raises _UnsafePickle: for any other call."""
     match function, arguments:
         case _AllowedName(name="_reconstruct"), (_AllowedName(name="ndarray"), *_):
             return _ArrayStandIn()
@@ -247,16 +243,16 @@ def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:
         raise ValueError("containers nested too deeply")
     match value:
         case dict():
-            made: Any = {}
-            seen[id(value)] = made
-            made |= {key: _replace_stand_ins(item, seen, depth + 1) for key, item in value.items()}
+            replaced: Any = {}
+            seen[id(value)] = replaced
+            replaced |= {key: _replace_stand_ins(item, seen, depth + 1) for key, item in value.items()}
         case list():
-            made = []
-            seen[id(value)] = made
-            made += [_replace_stand_ins(item, seen, depth + 1) for item in value]
+            replaced = []
+            seen[id(value)] = replaced
+            replaced += [_replace_stand_ins(item, seen, depth + 1) for item in value]
         case tuple():
-            made = tuple(_replace_stand_ins(item, seen, depth + 1) for item in value)
-            seen[id(value)] = made
+            replaced = tuple(_replace_stand_ins(item, seen, depth + 1) for item in value)
+            seen[id(value)] = replaced
         case _:
             raise _UnsafePickle("something that is no array")
-    return made
+    return replaced

@@ -24,13 +24,9 @@ class Source:
     rejected: dict[str, Finding]
 
     def path(self, rel: str) -> Path:
-        """Absolute path of a file of this source.
+        """Absolute path of a file of this source; `rel`, a POSIX path, may be part of a file, hence is not trusted.
 
-        Args:
-            rel: POSIX path relative to the root; it may be part of a file, hence not trusted.
-
-        Raises:
-            UserError: path_escape for a path that leaves the root, the reason in `rejected`, or missing_signal_file.
+        Raises UserError: path_escape for a path that leaves the root, the reason in `rejected`, or missing_signal_file.
         """
         pure = PurePosixPath(rel)
         if pure.is_absolute() or ".." in pure.parts or "\\" in rel or "\0" in rel:

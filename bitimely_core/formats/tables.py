@@ -38,7 +38,7 @@ from bitimely_core.formats.csv_text import (
     split_unquoted,
     to_utf8,
 )
-from bitimely_core.formats.source import finding_to_error, locate_errors
+from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.text import list_names
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class TableBlock(NamedTuple):
 def read_names(path: Path, *, delimiter: str = ",") -> tuple[str, ...]:
     """Names of the columns, without blanks around them.
 
-    Raises:
-        UserError: empty_file, encoding, csv_syntax, corrupt, truncated, expansion_limit, io_error.
+    Raises UserError: empty_file, encoding, csv_syntax, corrupt, truncated, expansion_limit, io_error.
     """
     with locate_errors(path, replace=False):
         if _is_parquet(path):
@@ -108,8 +107,7 @@ def count_rows(path: Path, *, delimiter: str = ",") -> int:
     """Number of records below the header, counted independently of the parser: by the parity of quotes, and a regular expression for rows
     that run over several lines. Blank lines are no records; what an open quote would swallow is counted line by line.
 
-    Raises:
-        UserError: as `read_names`.
+    Raises UserError: as `read_names`.
     """
     with locate_errors(path, replace=False):
         if _is_parquet(path):
@@ -153,21 +151,6 @@ def read_rows(
             yield item if isinstance(item, Finding) else TableRow(item.row, tuple(item.cells[i] for i in selected))
 
 
-def read_text_table(path: Path, columns: Sequence[str] | None = None, *, delimiter: str = ",") -> dict[str, list[str]]:
-    """Column -> cells of a small table that must be free of faults (split files, lists of ids, maps). Arguments as for `read_rows`.
-
-    Raises:
-        UserError: as `read_rows`; the fault of the first row that has one.
-    """
-    names = list(columns if columns is not None else read_names(path, delimiter=delimiter))
-    rows: list[tuple[str, ...]] = []
-    for row in read_rows(path, names, delimiter=delimiter):
-        if isinstance(row, Finding):
-            raise finding_to_error(replace(row, file=str(path)))
-        rows.append(row.cells)
-    return {name: [cells[i] for cells in rows] for i, name in enumerate(names)}
-
-
 def read_number_table(path: Path, columns: Sequence[str], *, missing: Collection[str], delimiter: str = ",") -> np.ndarray:
     """Samples of a table of numbers, float64 [rows, columns]; NaN for empty cells and for the texts `missing` (in lower case).
 
@@ -193,8 +176,7 @@ def _read_unique_rows(
 ) -> Iterator[TableRow | Finding]:
     """Two passes: the first keeps a hash of key and record of each row.
 
-    Raises:
-        UserError: identifier, when most rows share their key with rows that differ.
+    Raises UserError: identifier, when most rows share their key with rows that differ.
     """
     columns = range(len(names))
     field = ", ".join(names[i] for i in key)
@@ -466,11 +448,7 @@ def _read_parquet_frames(path: Path, selected: Sequence[int], columns: Sequence[
 
 
 def parse_number(text: str) -> float | None:
-    """A cell as a finite number; None for an empty one.
-
-    Raises:
-        UserError: not_numeric, non_finite, without the cell's text.
-    """
+    """A cell as a finite number; None for an empty one. Raises UserError: not_numeric, non_finite, without the cell's text."""
     text = text.strip()
     if not text:
         return None
@@ -484,10 +462,9 @@ def parse_number(text: str) -> float | None:
 
 
 def parse_integer(text: str) -> int | None:
-    """A cell as a whole number ('5' and '5.0', as tools write columns with gaps); None for an empty one.
+    """A cell as an integer ('5' and '5.0', as tools write columns with gaps); None for an empty one.
 
-    Raises:
-        UserError: not_numeric, without the cell's text.
+    Raises UserError: not_numeric, without the cell's text.
     """
     text = text.strip()
     if not text:
@@ -498,14 +475,9 @@ def parse_integer(text: str) -> int | None:
 
 
 def parse_numbers(row: TableRow, columns: Sequence[str]) -> np.ndarray | Finding:
-    """All cells of a row as finite numbers.
+    """All cells of a row as finite numbers, float64 [len(cells)]; `columns` are their names, for the finding.
 
-    Args:
-        row: cells.
-        columns: their names, for the finding.
-
-    Returns:
-        float64 [len(cells)], or a finding of level error about the first cell that is missing_values, not_numeric or non_finite.
+    A finding of level error instead for the first cell that is missing_values, not_numeric or non_finite.
     """
     plain = ",".join(row.cells)
     if not plain.translate(PLAIN):

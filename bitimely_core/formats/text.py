@@ -54,16 +54,9 @@ def list_numbers(numbers: Sequence[int]) -> str:
 
 
 def number_duplicates(names: dict[int, str], required: Collection[str] | None, field: str, findings: list[Finding]) -> dict[int, str]:
-    """Unique names of signals: those with equal names get their numbers, and a warning.
+    """Unique names of signals by 1-based number: those with equal names get their numbers, and a warning is added to `findings`.
 
-    Args:
-        names: 1-based number of a signal -> its name.
-        required: names that must be unique; None: all.
-        field: the header's field, for messages.
-        findings: list to which the warnings are added.
-
-    Raises:
-        UserError: duplicate_channel.
+    `required`: names that must be unique (None: all); `field`: of the header, for messages. Raises UserError: duplicate_channel.
     """
     unique = dict(names)
     bearers: dict[str, list[int]] = {}

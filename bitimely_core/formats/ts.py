@@ -82,8 +82,7 @@ class TsHeader:
 def read_header(path: Path) -> TsHeader:
     """Header of the file at `path`, and the number and shape of its cases: one pass over the file.
 
-    Raises:
-        UserError: empty_file, header_syntax, dimensions, truncated (no case), resource_limit, io_error.
+    Raises UserError: empty_file, header_syntax, dimensions, truncated (no case), resource_limit, io_error.
     """
     with locate_errors(path, replace=False):
         return _read_header(path)
@@ -187,7 +186,7 @@ def _parse_flag(keys: dict[str, list[str]], key: str) -> bool | None:
 
 
 def _parse_count(keys: dict[str, list[str]], key: str) -> int | None:
-    """A whole number above 0, or None for an absent key."""
+    """A positive integer, or None for an absent key."""
     if key not in keys:
         return None
     value = keys[key][0] if keys[key] else ""
@@ -212,8 +211,7 @@ def count_values(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int,
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """(1-based number, text without blanks at both ends, whether it has an end) of the lines that are neither blank nor a comment.
 
-    Raises:
-        UserError: empty_file, resource_limit, io_error.
+    Raises UserError: empty_file, resource_limit, io_error.
     """
     row = 0
     try:
@@ -278,8 +276,7 @@ def read_cases(path: Path, header: TsHeader | None = None) -> Iterator[TsCase | 
 def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) -> TsCase:
     """One line of data.
 
-    Raises:
-        UserError: dimensions, label, length, not_numeric, non_finite, timestamps; the text holds neither values nor labels.
+    Raises UserError: dimensions, label, length, not_numeric, non_finite, timestamps; the text holds neither values nor labels.
     """
     fields = BETWEEN.split(line) if header.timestamps else line.split(b":")
     label: str | float | None = None
@@ -381,16 +378,7 @@ def _parse_date(stamp: bytes) -> datetime:
 
 
 def check_compatible(train: TsHeader, test: TsHeader, file: str | None = None) -> None:
-    """Refuses a test file that does not fit the training file.
-
-    Args:
-        train: header of the training file.
-        test: header of the test file.
-        file: name of the test file, for the message.
-
-    Raises:
-        UserError: schema_mismatch, with what differs.
-    """
+    """Refuse a test file (`file`) that does not fit the training file. Raises UserError: schema_mismatch, with what differs."""
     pairs: dict[str, tuple[object, object]] = {
         "dimensions": (train.dimensions, test.dimensions),
         "timeStamps": (train.timestamps, test.timestamps),

@@ -408,8 +408,7 @@ def _read_header_text(folder: PurePosixPath, name: str, source: Source | None, r
 def _resolve_path(folder: PurePosixPath, name: str, source: Source | None) -> Path:
     """Path of a regular file that a header of `folder` names; the name is part of a file, hence not trusted.
 
-    Raises:
-        UserError: path_escape, missing_signal_file, symlink_outside_root, not_regular_file, io_error.
+    Raises UserError: path_escape, missing_signal_file, symlink_outside_root, not_regular_file, io_error.
     """
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
@@ -575,8 +574,7 @@ def _read_segment_header(
 def _check_expansion(parts: Sequence[WfdbSegment]) -> None:
     """Limits the samples read from a file: segments may share a file, but not read a small one a thousand times.
 
-    Raises:
-        UserError: expansion_limit.
+    Raises UserError: expansion_limit.
     """
     size = sum({group.path: count_frames(group)[1] for part in parts for group in part.groups}.values())
     promised = sum(2 * part.frames * group.width for part in parts for group in part.groups)

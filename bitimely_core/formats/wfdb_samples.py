@@ -131,8 +131,7 @@ def count_samples(code: int, size: int) -> int:
 def count_flac_frames(head: bytes, size: int, group: WfdbSignalGroup) -> int:
     """Frames by the first block of a FLAC file, which must agree with the header.
 
-    Raises:
-        UserError: corrupt, format, header_syntax, expansion_limit.
+    Raises UserError: corrupt, format, header_syntax, expansion_limit.
     """
     file = safe_text(group.name)
     if len(head) < 42 or head[:4] != b"fLaC" or head[4] & 0x7F != 0:
@@ -218,8 +217,7 @@ def verify_checksums(group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.n
     never filled in: both are warned about, not refused. Outside of format 8 initial values are redundant, and tools leave stale ones: a
     wrong one is refused unless the checksums are right and no frame of the file has the header's values, since else samples may be shifted.
 
-    Raises:
-        UserError: checksum, initial_value.
+    Raises UserError: checksum, initial_value.
     """
     file = safe_text(group.name)
     channels = group.channels

@@ -130,13 +130,8 @@ def publish_sequences(
 ) -> None:
     """Write a set of sequences, the manifest last; the caller holds the lock.
 
-    Args:
-        out: the folder of the set.
-        manifest: without files and shards.
-        shards: files of `write_shard`, in order.
-        vocabulary: id, code, name, category, n_subjects_train, n_events_train.
-        ratios: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
-        statistics: funnel, prevalences, shortcut baselines.
+    `manifest` is without files and shards; `shards`: files of `write_shard`, in order. `vocabulary`: id, code, name, category,
+    n_subjects_train, n_events_train. `ratios`: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
     """
     if (out / storage.MANIFEST).exists():
         storage.os_unlink(out / storage.MANIFEST)

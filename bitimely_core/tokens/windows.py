@@ -198,8 +198,7 @@ def map_windows(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.
     Under a limit of the address space (RLIMIT_AS) the file is mapped only to find its windows, which are then read one by one: maps of a
     large set would use up what the limit leaves.
 
-    Raises:
-        UserError: integrity (exit 5) when the file has another layout, resource_limit (exit 6) when not even one file can be mapped.
+    Raises UserError: integrity (exit 5) when the file has another layout, resource_limit (exit 6) when not even one file can be mapped.
     """
     import pyarrow as pa
 

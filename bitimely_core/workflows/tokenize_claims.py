@@ -111,7 +111,7 @@ def _tokenize_task(
     if dry_run:
         return {"folder": str(out), "base": str(base), "rows": tasks.read_task_labels(options["task"]).height}
     codes = open_tokens(base, verify=verify)
-    made = tasks.build_task_sequences(
+    sequences = tasks.build_task_sequences(
         opened, codes, options["task"], out, ids=options.get("ids"), verify=verify, force_new=force_new, progress=progress
     )
-    return {**_summarize(data, made), "honesty": []}
+    return {**_summarize(data, sequences), "honesty": []}

@@ -107,12 +107,8 @@ def _translate_words(column: pl.Series, words: Mapping[str, str], noise: str = r
 def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """Claims in plain tables.
 
-    Args:
-        source: folder.
-        options: col, source_value, label_column (lists of texts); default_source, date_format, icd10_from.
-
-    Raises:
-        UserError: what cannot be read or trusted (exit 4), options that are not understood (exit 2).
+    Options: col, source_value, label_column (lists of texts); default_source, date_format, icd10_from. Raises UserError: what cannot be
+    read or trusted (exit 4), options that are not understood (exit 2).
     """
     renamed, kind = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS}), parse_default_source(options)
     form = options.date_format or None

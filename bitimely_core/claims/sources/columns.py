@@ -24,8 +24,7 @@ DATE_CHARACTERS = 10  # characters that hold a date in the forms that are read
 def find_table(source: Source, *stems: str, needed: bool = True) -> str:
     """Relative path of the one table with one of these names, whatever the case, the folder and the ending; "" where there is none.
 
-    Raises:
-        UserError: no_input when there are several, or none and it is `needed`.
+    Raises UserError: no_input when there are several, or none and it is `needed`.
     """
     names = {stem + ending for stem in stems for ending in ENDINGS}
     found = sorted(rel for rel in {*source.files, *source.rejected} if PurePosixPath(rel).name.lower() in names)
@@ -46,15 +45,8 @@ def detect_delimiter(path: Path) -> str:
 def match_columns(path: Path, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = (), mark: str = ",") -> dict[str, str]:
     """Key -> name of its column in the file. Names are compared without case and surrounding blanks.
 
-    Args:
-        path: table.
-        wanted: key -> accepted names; the first present one is used.
-        optional: keys that may be absent.
-        mark: delimiter.
-
-    Raises:
-        UserError: header (duplicate names, none of the accepted), schema (columns missing: found and expected names), and as
-            `tables.read_names`.
+    `wanted`: key -> accepted names; the first present one is used. Keys in `optional` may be absent. Raises UserError: header (duplicate
+    names, none of the accepted), schema (columns missing: found and expected names), and as `tables.read_names`.
     """
     every = tables.read_names(path, delimiter=mark)
     chosen = {}
@@ -78,14 +70,7 @@ def match_columns(path: Path, wanted: Mapping[str, Sequence[str]], optional: Col
 def check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collection[str] = ("code",)) -> None:
     """Refuse columns whose stored type has lost information: codes that are not text, subjects and dates with a fraction.
 
-    Args:
-        path: table.
-        file: its name in messages.
-        columns: key -> name.
-        codes: keys of codes, which must be text.
-
-    Raises:
-        UserError: ambiguous_code, schema.
+    `columns`: key -> name; `codes`: keys of codes; `file`: name in messages. Raises UserError: ambiguous_code, schema.
     """
     kinds = tables.read_types(path)
     for key, name in columns.items():
@@ -100,8 +85,7 @@ def check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collec
 def refuse_faults(block: tables.TableBlock, file: str) -> None:
     """Refuse a table with a malformed record: its other records cannot be trusted either.
 
-    Raises:
-        UserError: csv_syntax, row_width, truncated.
+    Raises UserError: csv_syntax, row_width, truncated.
     """
     if block.faults:
         first, *others = (finding.at(file) for finding in tables.group_findings(block.faults))
@@ -113,8 +97,7 @@ def refuse_faults(block: tables.TableBlock, file: str) -> None:
 def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",", *, quotes: bool = True) -> pl.DataFrame:
     """A table that fits in memory: `row` and the columns by key, text without surrounding blanks, null where empty.
 
-    Raises:
-        UserError: as `refuse_faults` and `tables.frames`.
+    Raises UserError: as `refuse_faults` and `tables.read_frames`.
     """
     parts = []
     for block in tables.read_frames(path, tuple(columns.values()), delimiter=mark, quotes=quotes):
@@ -155,11 +138,7 @@ def count_unread_dates(column: pl.Series) -> tuple[int, Counter[str]]:
 
 
 def refuse_unread_dates(good: int, odd: Counter[str], file: str, name: str) -> None:
-    """Refuse a column of dates most of which are in an unknown form: 02/03/04 may be six days.
-
-    Raises:
-        UserError: date.
-    """
+    """Refuse a column of dates most of which are in an unknown form: 02/03/04 may be six days. Raises UserError: date."""
     bad = odd.total()
     if bad <= good:
         return

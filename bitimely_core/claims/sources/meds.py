@@ -71,14 +71,9 @@ class CodeMeanings:
 
 
 def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """MEDS.
+    """MEDS: a folder with data/ and perhaps metadata/. Options: code_pattern (list of regular expressions), default_source.
 
-    Args:
-        source: folder with data/ and perhaps metadata/.
-        options: code_pattern (list of regular expressions), default_source.
-
-    Raises:
-        UserError: what cannot be read or trusted (exit 4), options that are not understood (exit 2).
+    Raises UserError: what cannot be read or trusted (exit 4), options that are not understood (exit 2).
     """
     refuse_options("meds", options, "col", "icd10_from", "source_value", "label_column", "date_format")
     kind = parse_default_source(options)
@@ -122,11 +117,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
 
 
 def _compile_patterns(more: Sequence[str]) -> tuple[re.Pattern[str], ...]:
-    """The user's patterns, then the known ones.
-
-    Raises:
-        UserError: config (exit 2).
-    """
+    """The user's patterns, then the known ones. Raises UserError: config (exit 2)."""
     found = []
     for text in (*more, *PATTERNS):
         try:

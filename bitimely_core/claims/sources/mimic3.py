@@ -20,16 +20,10 @@ PERSON = {"subject_id": ("subject_id",), "birth": ("dob",), "death": ("dod",), "
 
 
 def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """MIMIC-III.
+    """MIMIC-III: a folder with DIAGNOSES_ICD, ADMISSIONS, PATIENTS; no options.
 
-    Subjects over 89 were born 300 years early in it: their ages are top-coded where ages are used.
-
-    Args:
-        source: folder with DIAGNOSES_ICD, ADMISSIONS, PATIENTS.
-        options: none of this source.
-
-    Raises:
-        UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
+    Subjects over 89 were born 300 years early in it: their ages are top-coded where ages are used. Raises UserError: what cannot be read or
+    trusted (exit 4), options that have no meaning here (exit 2).
     """
     refuse_options("mimic3", options, "col", "icd10_from", "source_value", "label_column", "default_source", "date_format")
     stays, cohort, diagnoses = (find_table(source, stem) for stem in ("admissions", "patients", "diagnoses_icd"))
@@ -62,12 +56,9 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
 
 
 def date_at_discharge(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame) -> EventBlock:
-    """Diagnoses with the date of their stay; null without such a stay.
+    """Diagnoses of a block with the date of their stay (`stays`: claim, date); null without such a stay.
 
-    Args:
-        frame: a block.
-        columns: key -> name; position as text, any other key as it is.
-        stays: claim, date.
+    `columns`: key -> name; position as text, any other key as it is.
     """
     named = frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items()))
     dated = named.join(stays, on="claim", how="left", maintain_order="left")

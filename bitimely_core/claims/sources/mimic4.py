@@ -33,14 +33,9 @@ VERSIONS = {"9": "icd9cm", "10": "icd10cm"}
 
 
 def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """MIMIC-IV.
+    """MIMIC-IV: a folder with hosp/ and perhaps ed/. Option: date_format, for copies whose dates are written in another form.
 
-    Args:
-        source: folder with hosp/ and perhaps ed/.
-        options: date_format, for copies whose dates are written in another form.
-
-    Raises:
-        UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
+    Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
     refuse_options("mimic4", options, "col", "icd10_from", "source_value", "label_column", "default_source")
     form = options.date_format or None

@@ -46,14 +46,10 @@ SUBJECT = {"subject_id": ("person_id",)}
 
 
 def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """OMOP CDM.
+    """OMOP CDM: a folder with its tables as csv or Parquet.
 
-    Args:
-        source: folder with its tables as csv or Parquet.
-        options: default_source (of visits of other kinds, and of rows without one), date_format, icd10_from (of rows without a source concept).
-
-    Raises:
-        UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
+    Options: default_source (of visits of other kinds, and of rows without one), date_format, icd10_from (of rows without a source concept).
+    Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
     refuse_options("omop", options, "col", "source_value", "label_column")
     form = options.date_format or None

@@ -14,11 +14,7 @@ from bitimely_core.registry import unknown
 
 
 def parse_switch_day(options: ClaimsOptions) -> int | None:
-    """The day of `--icd10-from`.
-
-    Raises:
-        UserError: config (exit 2).
-    """
+    """The day of `--icd10-from`. Raises UserError: config (exit 2)."""
     if not (text := options.icd10_from):
         return None
     if (day := dates.parse_day(str(text))) is None:
@@ -35,11 +31,7 @@ def parse_default_source(options: ClaimsOptions) -> str:
 
 
 def parse_pairs(options: ClaimsOptions, name: str, known: Collection[str] | None = None) -> dict[str, str]:
-    """An option KEY=VALUE that may be repeated; keys in lower case.
-
-    Raises:
-        UserError: config, unknown_name (exit 2).
-    """
+    """An option KEY=VALUE that may be repeated; keys in lower case. Raises UserError: config, unknown_name (exit 2)."""
     found = {}
     for text in getattr(options, name):
         key, equals, value = (part.strip() for part in str(text).partition("="))
@@ -61,11 +53,7 @@ class LabelColumn(NamedTuple):
 
 
 def parse_label_columns(options: ClaimsOptions) -> list[LabelColumn]:
-    """`--label-column`, any number of times.
-
-    Raises:
-        UserError: config (exit 2).
-    """
+    """`--label-column`, any number of times. Raises UserError: config (exit 2)."""
     found = []
     for text in options.label_column:
         parts = re.fullmatch(r"([^:]+):([A-Za-z]\w*):([^:@]+)(?:@(\d{4}))?", str(text), re.ASCII)
@@ -79,11 +67,7 @@ def parse_label_columns(options: ClaimsOptions) -> list[LabelColumn]:
 
 
 def refuse_options(kind: str, options: ClaimsOptions, *names: str) -> None:
-    """Refuse options that do not apply to this source.
-
-    Raises:
-        UserError: config (exit 2).
-    """
+    """Refuse options that do not apply to this source. Raises UserError: config (exit 2)."""
     for name in names:
         if getattr(options, name):
             raise usage_error(f"--{name.replace('_', '-')} has no meaning with --source {kind}")

@@ -16,8 +16,7 @@ SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other te
 def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") -> tuple[pl.DataFrame, SourceRows, list[Finding]]:
     """The table with one row per subject: rows without a subject are excluded, repeated ones are used once.
 
-    Raises:
-        UserError: duplicate_key when two rows of one subject differ.
+    Raises UserError: duplicate_key when two rows of one subject differ.
     """
     known = frame.filter(pl.col(key).is_not_null())
     single = known.unique([name for name in frame.columns if name != "row"], keep="first", maintain_order=True)
@@ -44,15 +43,10 @@ def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") ->
 
 
 def make_subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.DataFrame:
-    """`ClaimsSource.subjects`.
+    """`ClaimsSource.subjects` from a table with any of its columns, `sex` as text or as its final number; `file` is that of the dates.
 
-    Args:
-        frame: any of its columns, `sex` as text or as the number it shall be.
-        file: of the dates.
-        found: a warning is added for each column with unreadable dates, which count as unknown.
-
-    Raises:
-        UserError: date, where most of a column cannot be read.
+    A warning is added to `found` for each column with unreadable dates, which count as unknown. Raises UserError: date, where most of a
+    column cannot be read.
     """
     for name in (name for name in SUBJECT_DATE_COLUMNS if name in frame.columns):
         good, odd = count_unread_dates(frame[name])
@@ -72,19 +66,10 @@ def make_subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.Da
 def parse_labels(
     frame: pl.DataFrame, columns: Mapping[str, str], names: Sequence[str], file: str
 ) -> tuple[pl.DataFrame, int, list[Finding]]:
-    """Columns of 0 and 1 as Int8; rows with other values are excluded.
+    """Columns of 0 and 1 as Int8; rows with other values are excluded. `columns` (key -> header) and `file` are for messages.
 
-    Args:
-        frame: text.
-        columns: key -> header, for messages.
-        names: the keys that are labels.
-        file: for messages.
-
-    Returns:
-        The frame, the number of excluded rows, and the findings on them.
-
-    Raises:
-        UserError: label, for a column with other values in most rows.
+    Returns the frame, the number of excluded rows, and the findings on them. Raises UserError: label, for a column with other values in
+    most rows.
     """
     words = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
     odd = pl.lit(value=False)

@@ -41,13 +41,7 @@ class SourceSurvey:
 
 
 def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str], positions: Sequence[int] | None = None) -> pl.DataFrame:
-    """One row per code of a wide table: its other columns, `code` and `position`, ordered by row and column.
-
-    Args:
-        frame: a block.
-        columns: of codes; empty cells hold none.
-        positions: on the claim; default 1, 2, ...
-    """
+    """One row per non-empty cell of `columns`: the other columns, `code` and `position` (default 1, 2, ...), by row and column."""
     places = dict(zip(columns, positions or range(1, len(columns) + 1), strict=True))
     order = dict(zip(columns, range(len(columns)), strict=True))
     cells = (
@@ -64,8 +58,7 @@ def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str], positions: Sequen
 def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.DataFrame, Mapping[str, int]]]:
     """Blocks of a table, their events with all columns of `ClaimsSource.events`, and rows left out by reason.
 
-    Raises:
-        UserError: as `refuse_faults` and `tables.frames`.
+    Raises UserError: as `refuse_faults` and `tables.read_frames`.
     """
     texts = ("subject_id", "date", "code", "vocab", "source", "claim")
     kinds = [*((name, pl.String()) for name in texts), ("position", pl.Int16())]
@@ -97,15 +90,10 @@ def survey_tables(
 ) -> SourceSurvey:
     """Read all tables of diagnoses once and refuse faults that no check of a single row can find.
 
-    Args:
-        found: the tables.
-        vocab: of rows that carry none.
-        stated: where the vocabulary is stated.
-        listed: also collect the subjects.
-        hint: of the error for tables without any diagnosis.
-
-    Raises:
-        UserError: no_input (no rows at all), date (a column in another form), ambiguous_code (lost zeros; codes of both vocabularies), wrong_vocabulary and schema (unknown words in the columns of vocabularies and of kinds of claims), and as `_shaped`.
+    `vocab`: of rows that carry none; `stated`: where the vocabulary is stated; `listed`: also collect the subjects; `hint`: of the error
+    for tables without any diagnosis. Raises UserError: no_input (no rows at all), date (a column in another form), ambiguous_code (lost
+    zeros; codes of both vocabularies), wrong_vocabulary and schema (unknown words in the columns of vocabularies and of kinds of claims),
+    and the faults of a table.
     """
     survey, seen_ids = SourceSurvey(), []
     for table in found:

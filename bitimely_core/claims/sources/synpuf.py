@@ -52,20 +52,16 @@ class _ClaimSegments:
     """Dates and repeated codes of claims in several segments."""
 
     dates: pl.DataFrame  # claim, first: the date of its first segment
-    repeats: pl.DataFrame  # row, code: stands on an earlier segment
+    repeats: pl.DataFrame  # row, code: is also on an earlier segment
     filled: int  # rows
     undated: int
 
 
 def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """CMS DE-SynPUF.
+    """CMS DE-SynPUF: a folder with any of the files.
 
-    Args:
-        source: folder with any of the files.
-        options: label_column (`SP_CHF:chf:1` or `SP_CHF:chf:1@2010`; 1 is yes, any year by default), admitting.
-
-    Raises:
-        UserError: what cannot be read or trusted (exit 4), options that are not understood (exit 2).
+    Options: label_column (`SP_CHF:chf:1` or `SP_CHF:chf:1@2010`; 1 is yes, any year by default), admitting. Raises UserError: what cannot
+    be read or trusted (exit 4), options that are not understood (exit 2).
     """
     refuse_options("synpuf", options, "col", "icd10_from", "source_value", "default_source", "date_format")
     found = _find_files(source, CLAIMS)
