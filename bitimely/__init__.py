@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bitimely_core.objectives import get as get_objective
     from bitimely_core.ops.retention import retention
     from bitimely_core.pipeline import run
+    from bitimely_core.run import Run
     from bitimely_core.tokens import open_tokens
     from bitimely_core.training.loop import fit
     from bitimely_core.types import Batch, Encoded, Record
@@ -52,6 +53,7 @@ SOURCES = {  # public name -> module and name in it
     "Batch": ("bitimely_core.types", "Batch"),
     "Encoded": ("bitimely_core.types", "Encoded"),
     "Record": ("bitimely_core.types", "Record"),
+    "Run": ("bitimely_core.run", "Run"),
     "Settings": ("bitimely_core.config", "Settings"),
     "UserError": ("bitimely_core.errors", "UserError"),
 }
@@ -63,6 +65,7 @@ __all__ = [
     "MultiLabel",
     "Record",
     "Regressor",
+    "Run",
     "Settings",
     "UserError",
     "__version__",

@@ -165,7 +165,7 @@ def evaluate(
         value = (
             "undefined"
             if d["difference"] is None
-            else f"{d['difference']:+.4f} (95 % {d['lo']:+.4f} to {d['hi']:+.4f})"
+            else f"{d['difference']:+.4f} (95 % CI {d['lo']:+.4f} to {d['hi']:+.4f})"
             if d["lo"] is not None
             else f"{d['difference']:+.4f}"
         )

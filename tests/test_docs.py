@@ -91,3 +91,13 @@ def test_examples_run(path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert len(path.read_text().splitlines()) <= 42
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", README, flags=re.M | re.S))
+    assert code.count("\n") <= 13
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "tensor(" in done.stdout
