@@ -16,10 +16,11 @@ MARK = "<!-- measured by docs/zoo.py: {} -->"
 def main(home: Path, recipe: str = "zoo", view: str = "staging") -> None:
     """Read the scores and write the table."""
     from bitimely_core import pipeline
+    from bitimely_core.pipeline.plan import list_matrix_points
 
     rows = ["| model | parameters | objective | accuracy (95 % over subjects) | macro AUROC |", "|---|---|---|---|---|"]
     baseline = ""
-    for cell in pipeline.cells(pipeline.load(recipe)):
+    for cell in list_matrix_points(pipeline.load(recipe)):
         base = f"{recipe}-{cell['model']}"
         tuned = home / "runs" / f"{base}-{view}"
         if not (tuned / "scores.json").is_file():

@@ -111,7 +111,7 @@ def test_the_measurement_catches_what_it_should(monkeypatch):
     model = models.build("timelygpt", preset="tiny", channels=2, length=38).double()
     mix = torch.nn.Conv1d(64, 64, 3, padding=1).double()
     model.adapter.embedding.register_forward_hook(lambda module, args, out: mix(out.transpose(1, 2)).transpose(1, 2))
-    monkeypatch.setattr(leaking.building, "made", lambda config: model)
+    monkeypatch.setattr(leaking.building, "from_config", lambda config: model)
     found = leaking.measure_jacobian(model.config, objectives.get("next"), 0, training=False)
     assert found.own > 1e-3
 
@@ -148,14 +148,14 @@ def test_pages_of_codes_and_other_models(preset):
 
 
 def test_the_zeros_of_a_dead_model_prove_nothing(monkeypatch):
-    made = leaking.building.made
+    made = leaking.building.from_config
 
     def dead(config):
         model = made(config)
         torch.nn.init.zeros_(model.adapter.output["next"].weight)
         return model
 
-    monkeypatch.setattr(leaking.building, "made", dead)
+    monkeypatch.setattr(leaking.building, "from_config", dead)
     page = leakage(objective="next", steps=0)
     assert page.summary["leak_free"] is False
     assert any("dead" in line for line in page.notices)
