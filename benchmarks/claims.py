@@ -7,7 +7,7 @@
 Both do the same steps: read text, normalise ICD-9 codes, parse dates, count what is left out by reason, look codes up with their parents, label by
 rules (a stay, or two claims in 730 days), split by a hash, prevalence ratios on the training split, roll up, drop copies of a code on one day,
 leave out subjects with fewer than 10 codes, sort, sequences as lists, leak probe, Parquet. bitimely also checks the csv's structure, hashes what
-it reads and writes, makes pseudonyms and draws a page; pandas is not asked for these.
+it reads and writes, makes pseudonyms and draws a page; pandas does none of these.
 Every contestant runs in a process of its own: CPU seconds with its children (Spark's Java too), and the peak of the larger one's resident memory.
 """
 
@@ -182,22 +182,22 @@ def child(name: str, folder: Path) -> None:
 def main() -> None:
     """Run the contestants one after another and print their ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000_000], help="one after another, each made anew")
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000_000], help="one after another, each generated again")
     parser.add_argument("--engines", nargs="+", default=["polars"])
     parser.add_argument("--skip", nargs="*", default=[])
     parser.add_argument("--quick", action="store_true", help="300,000 rows: whether it runs, not how fast")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child")
     parser.add_argument("--folder", type=Path)
-    asked = parser.parse_args()
-    if asked.child:
-        child(asked.child, asked.folder)
+    args = parser.parse_args()
+    if args.child:
+        child(args.child, args.folder)
         return
     found = []
-    for rows in [300_000] if asked.quick else asked.rows:
+    for rows in [300_000] if args.quick else args.rows:
         with tempfile.TemporaryDirectory() as name:
             make(Path(name), rows)
-            for one in [*asked.engines, *({"pandas"} - set(asked.skip))]:
+            for one in [*args.engines, *({"pandas"} - set(args.skip))]:
                 run = subprocess.run(
                     [sys.executable, __file__, "--child", one, "--folder", name], check=True, capture_output=True, text=True
                 )
@@ -207,9 +207,9 @@ def main() -> None:
                         **found[-1]
                     ),
                     flush=True,
-                    file=sys.stderr if asked.json else sys.stdout,
+                    file=sys.stderr if args.json else sys.stdout,
                 )
-    if asked.json:
+    if args.json:
         print(json.dumps(found))
         return
     base = found[0]

@@ -53,12 +53,12 @@ def child(name: str, preset: str, rows: int, rounds: int) -> dict[str, Any]:
         batch = Batch(torch.randn(rows, LENGTH, CHANNELS), target=torch.zeros(rows, dtype=torch.int64))
         model = models.build(name, preset=preset, channels=CHANNELS, length=LENGTH)
     supervised = facts.objective == "none"
-    whole: torch.nn.Module = heads.Classifier(model, outputs=5) if supervised else model
+    network: torch.nn.Module = heads.Classifier(model, outputs=5) if supervised else model
     objective: Any = heads.cross_entropy if supervised else objectives.get(facts.objective)
 
     def step() -> None:
-        whole.zero_grad()
-        objective(whole, batch, torch.Generator().manual_seed(0))["loss"].backward()
+        network.zero_grad()
+        objective(network, batch, torch.Generator().manual_seed(0))["loss"].backward()
 
     def forward() -> None:
         with torch.inference_mode():
@@ -66,13 +66,13 @@ def child(name: str, preset: str, rows: int, rounds: int) -> dict[str, Any]:
 
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
     before = resident("VmRSS")
-    whole.train()
+    network.train()
     step()
     peak = resident("VmHWM") - before
     costs: dict[str, list[float]] = {"step": [], "forward": []}
     for _ in range(rounds):
         for key, call in (("step", step), ("forward", forward)):
-            whole.train(key == "step")
+            network.train(key == "step")
             begun = time.process_time()
             call()
             costs[key].append(time.process_time() - begun)
@@ -98,29 +98,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three models, two rows")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child")
-    asked = parser.parse_args()
-    if asked.child:
-        print(json.dumps(child(asked.child, asked.preset, asked.rows, asked.rounds)))
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(child(args.child, args.preset, args.rows, args.rounds)))
         return
     from bitimely_core import models, registry  # noqa: F401  registers the models
 
-    if asked.quick:
-        asked.models, asked.rows, asked.rounds = asked.models or ["bitimelygpt", "patchtst", "lstm"], 2, 1
-    names = asked.models or list(registry.models)
+    if args.quick:
+        args.models, args.rows, args.rounds = args.models or ["bitimelygpt", "patchtst", "lstm"], 2, 1
+    names = args.models or list(registry.models)
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(["gpt", *names]):
-        line = [
-            sys.executable,
-            __file__,
-            "--child",
-            name,
-            "--preset",
-            asked.preset,
-            "--rows",
-            str(asked.rows),
-            "--rounds",
-            str(asked.rounds),
-        ]
+        line = [sys.executable, __file__, "--child", name, "--preset", args.preset, "--rows", str(args.rows), "--rounds", str(args.rounds)]
         run = subprocess.run(line, capture_output=True, text=True, check=False)
         if run.returncode:
             print(f"{name}: failed: {run.stderr.strip().splitlines()[-1][:200]}", flush=True)
@@ -132,15 +121,15 @@ def main() -> None:
             f"{name:12} {one['parameters']:>10,} parameters  train {one['train']:8.1f} s ({one['train'] / gpt['train']:5.2f}x gpt)  "
             f"infer {one['infer']:7.1f} s  per 1,000 {what}, {one['mib']:7.0f} MiB ({one['mib'] / max(gpt['mib'], 1):5.2f}x)",
             flush=True,
-            file=sys.stderr if asked.json else sys.stdout,
+            file=sys.stderr if args.json else sys.stdout,
         )
-    if asked.json:
+    if args.json:
         print(json.dumps(found))
-    if asked.write:
+    if args.write:
         day = datetime.datetime.now(tz=datetime.UTC).date()
         head = f"""# CPU seconds for 1,000 windows ({LENGTH} samples x {CHANNELS} channels; event models: 254 codes), one thread, float32.
-# Written by: python benchmarks/models.py --preset {asked.preset} --write
-preset = "{asked.preset}"
+# Written by: python benchmarks/models.py --preset {args.preset} --write
+preset = "{args.preset}"
 date = "{day}"
 device = "one core, {platform.machine()}"
 """

@@ -38,16 +38,16 @@ CHANNELS, BOUND = 7, 1.0  # the least ratio
 Side = tuple[nn.Module, Callable[[], Tensor], Callable[[], object]]  # what is trained, its loss, its forward pass
 
 
-def sizes(asked: argparse.Namespace) -> dict[str, Any]:
+def sizes(args: argparse.Namespace) -> dict[str, Any]:
     """What ours is built with."""
-    return {"preset": asked.preset, "channels": CHANNELS, "length": asked.length, **({"layers": asked.layers} if asked.layers else {})}
+    return {"preset": args.preset, "channels": CHANNELS, "length": args.length, **({"layers": args.layers} if args.layers else {})}
 
 
-def gpt(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def gpt(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Next patch: ours with [SOS] and [EOS], two positions more than theirs."""
     from transformers import GPT2Config, GPT2Model
 
-    ours = models.build("gpt", **sizes(asked), tokenizer="patch")
+    ours = models.build("gpt", **sizes(args), tokenizer="patch")
     c, batch, objective = ours.config, Batch(x), objectives.get("next")
     tokens = ours.adapter.tokenizer(batch)[0]
     drop = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), c.dropout)
@@ -57,24 +57,24 @@ def gpt(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     width = tokens.shape[2]
     theirs = nn.ModuleDict({"into": nn.Linear(width, c.dim), "model": GPT2Model(config), "out": nn.Linear(c.dim, width)})
 
-    def said() -> Tensor:
+    def forward() -> Tensor:
         return theirs["out"](theirs["model"](inputs_embeds=theirs["into"](tokens), use_cache=False).last_hidden_state)
 
     return (
         (ours, lambda: objective(ours, batch)["loss"], lambda: ours.output(ours(batch).hidden[-1])),
-        (theirs, lambda: (said()[:, :-1] - tokens[:, 1:]).square().mean(), said),
+        (theirs, lambda: (forward()[:, :-1] - tokens[:, 1:]).square().mean(), forward),
     )
 
 
-def patchtst(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def patchtst(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Masked patches; each side draws its own."""
     from transformers import PatchTSTConfig, PatchTSTForPretraining
 
-    ours = models.build("patchtst", **sizes(asked))
+    ours = models.build("patchtst", **sizes(args))
     c, batch, objective = ours.config, Batch(x), objectives.get("masked-patches")
     config = PatchTSTConfig(
         num_input_channels=CHANNELS,
-        context_length=asked.length,
+        context_length=args.length,
         patch_length=c.patch,
         patch_stride=c.patch,
         d_model=c.dim,
@@ -94,12 +94,12 @@ def patchtst(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     )
 
 
-def ts2vec(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
-    """Two views of the whole window, half of the timesteps hidden, and the hierarchical loss."""
+def ts2vec(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+    """Two views of the full window, half of the timesteps hidden, and the hierarchical loss."""
     from pypots.nn.modules.ts2vec import TS2VecEncoder
     from pypots.nn.modules.ts2vec.losses import hierarchical_contrastive_loss
 
-    ours = models.build("ts2vec", **sizes(asked))
+    ours = models.build("ts2vec", **sizes(args))
     c, batch = ours.config, Batch(x)
     theirs = TS2VecEncoder(CHANNELS, c.dim, c.ffn_dim, c.layers)
 
@@ -113,18 +113,18 @@ def ts2vec(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     )
 
 
-def gru_d(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def gru_d(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Half of the values missing; the mean square of the last state. Both with the cell of PyPOTS (`model.cell=concat`)."""
     from pypots.nn.modules.grud.backbone import BackboneGRUD
 
-    ours = models.build("gru-d", **sizes(asked), cell="concat")
+    ours = models.build("gru-d", **sizes(args), cell="concat")
     hidden = ours.config.dim
     mask = torch.rand(x.shape) < 0.5
     batch = Batch(torch.where(mask, x, 0.0), mask=mask)
     times = torch.arange(x.shape[1]).expand(len(x), -1).float()
     rows = TimedRows(batch.values, mask, times, torch.ones(x.shape[:2], dtype=torch.bool))
     mean = torch.zeros(CHANNELS)
-    given = (rows.values, mask.float(), compute_gaps(rows) / asked.length, mean, carry_forward(rows, mean))
+    given = (rows.values, mask.float(), compute_gaps(rows) / args.length, mean, carry_forward(rows, mean))
     theirs = BackboneGRUD(x.shape[1], CHANNELS, hidden)
     return (
         (ours, lambda: ours(batch).pooled.square().mean(), lambda: ours(batch).pooled),
@@ -132,48 +132,46 @@ def gru_d(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     )
 
 
-def _encoders(name: str, asked: argparse.Namespace, x: Tensor, theirs: Callable[[Any], nn.Module], **options: Any) -> tuple[Side, Side]:
+def _encoders(name: str, args: argparse.Namespace, x: Tensor, theirs: Callable[[Any], nn.Module], **options: Any) -> tuple[Side, Side]:
     """Both encoders on the same embedded timesteps."""
-    ours: Any = models.build(name, **sizes(asked), **options)
-    given = torch.randn(len(x), asked.length, ours.config.dim)
+    ours: Any = models.build(name, **sizes(args), **options)
+    given = torch.randn(len(x), args.length, ours.config.dim)
     other = theirs(ours.config)
 
-    def said() -> Tensor:
+    def forward() -> Tensor:
         found = other(given)
         return found[0] if isinstance(found, tuple) else found
 
     return (
         (ours, lambda: ours.encode_rows(given)[-1].square().mean(), lambda: ours.encode_rows(given)[-1]),
-        (other, lambda: said().square().mean(), said),
+        (other, lambda: forward().square().mean(), forward),
     )
 
 
-def timesnet(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def timesnet(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Ours with periods of each window by itself, theirs common to the batch."""
     from pypots.nn.modules.timesnet import BackboneTimesNet
 
-    return _encoders(
-        "timesnet", asked, x, lambda c: BackboneTimesNet(c.layers, asked.length, 0, c.top_periods, c.dim, c.ffn_dim, c.kernels)
-    )
+    return _encoders("timesnet", args, x, lambda c: BackboneTimesNet(c.layers, args.length, 0, c.top_periods, c.dim, c.ffn_dim, c.kernels))
 
 
-def autoformer(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def autoformer(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Ours with lags of each window by itself, theirs in training common to the batch."""
     from pypots.nn.modules.autoformer import AutoformerEncoder
 
     return _encoders(
-        "autoformer", asked, x, lambda c: AutoformerEncoder(c.layers, c.dim, c.heads, c.ffn_dim, c.lag_factor, 25, c.dropout, "gelu")
+        "autoformer", args, x, lambda c: AutoformerEncoder(c.layers, c.dim, c.heads, c.ffn_dim, c.lag_factor, 25, c.dropout, "gelu")
     )
 
 
-def fedformer(asked: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def fedformer(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Random modes, one Fourier block of 8 heads (PyPOTS has no other number) for all layers."""
     from pypots.nn.modules.fedformer import FEDformerEncoder
 
     def made(c: Any) -> nn.Module:
-        return FEDformerEncoder(asked.length, c.layers, c.dim, 8, c.ffn_dim, 25, c.dropout, "Fourier", c.modes, "random", "gelu")
+        return FEDformerEncoder(args.length, c.layers, c.dim, 8, c.ffn_dim, 25, c.dropout, "Fourier", c.modes, "random", "gelu")
 
-    return _encoders("fedformer", asked, x, made, heads=8, moving_average=(25,))
+    return _encoders("fedformer", args, x, made, heads=8, moving_average=(25,))
 
 
 PEERS = {
@@ -221,9 +219,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="two rows, one round")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    if asked.quick:
-        asked.rows, asked.rounds = 2, 1
+    args = parser.parse_args()
+    if args.quick:
+        args.rows, args.rounds = 2, 1
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ["HOME"] = tempfile.mkdtemp()  # PyPOTS writes a file there when it is imported
@@ -233,21 +231,21 @@ def main() -> None:
             print(f"{package} is not installed: pip install 'bitimely[parity]'", file=sys.stderr)
             continue
         for name, made in peers.items():
-            if asked.models and name not in asked.models:
+            if args.models and name not in args.models:
                 continue
             torch.manual_seed(0)
             with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-                sides = made(asked, torch.randn(asked.rows, asked.length, CHANNELS))
-            found[name] = one = measured(sides, asked.rounds)
+                sides = made(args, torch.randn(args.rows, args.length, CHANNELS))
+            found[name] = one = measured(sides, args.rounds)
             print(
                 f"{name:10} step {one['ours step']:8.1f} ms, {package} {one['theirs step']:8.1f} ms ({one['step']:5.2f}x)   "
                 f"forward {one['ours forward']:8.1f} ms, {one['theirs forward']:8.1f} ms ({one['forward']:5.2f}x)",
                 flush=True,
-                file=sys.stderr if asked.json else sys.stdout,
+                file=sys.stderr if args.json else sys.stdout,
             )
-    if asked.json:
+    if args.json:
         print(json.dumps(found))
-    sys.exit(not asked.quick and any(min(one["step"], one["forward"]) < BOUND for one in found.values()))
+    sys.exit(not args.quick and any(min(one["step"], one["forward"]) < BOUND for one in found.values()))
 
 
 if __name__ == "__main__":

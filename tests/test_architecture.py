@@ -1,4 +1,4 @@
-"""The shape of the tree: who imports whom, what --help costs, that nothing runs code from a file, that the wheel is whole."""
+"""The shape of the tree: who imports whom, what --help costs, that nothing runs code from a file, that the wheel is complete."""
 
 from __future__ import annotations
 

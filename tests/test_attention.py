@@ -46,8 +46,8 @@ def test_maps_are_the_model_s_own_without_special_positions(name, directions):
     layers = layers_of(one)
     assert [m.direction for m in layers] == directions
     with torch.no_grad():
-        whole = one.model()(Batch(values=torch.from_numpy(one.windows().x[:1])), attention=True).attention
-    for mixing, full in zip(layers, whole, strict=True):
+        expected = one.model()(Batch(values=torch.from_numpy(one.windows().x[:1])), attention=True).attention
+    for mixing, full in zip(layers, expected, strict=True):
         assert mixing.map.dtype == np.float64
         assert mixing.map.shape == (2, 12, 12)
         assert mixing.map == pytest.approx(full[0, :, 1:-1, 1:-1].double().numpy(), abs=2e-5 * float(full.abs().max()))
@@ -183,10 +183,10 @@ def sleepers(*names, n=180):
 
 
 def test_share_on_shapelets_has_intervals_and_controls(tmp_path):
-    told = []
+    events = []
     runs, windows = sleepers("bitimelygpt", "patchtst")
-    page = attention(runs, sequences=2, windows=12, lengths="1", bootstrap=50, progress=lambda *said: told.append(said))
-    assert {what for what, *_ in told} >= {"shapelets bitimelygpt", "shapelets patchtst", "attention bitimelygpt"}
+    page = attention(runs, sequences=2, windows=12, lengths="1", bootstrap=50, progress=lambda *event: events.append(event))
+    assert {what for what, *_ in events} >= {"shapelets bitimelygpt", "shapelets patchtst", "attention bitimelygpt"}
     for name in ("bitimelygpt", "patchtst"):
         about = page.summary[name]["shapelets"]
         assert about["ratio"]["lo"] <= about["ratio"]["value"] <= about["ratio"]["hi"]

@@ -1,4 +1,4 @@
-"""Autoformer: trends, lags, its layers by hand; and what it shares with FEDformer and TimesNet: whole rows without their padding."""
+"""Autoformer: trends, lags, its layers by hand; and what it shares with FEDformer and TimesNet: complete rows without their padding."""
 
 import math
 
@@ -241,7 +241,7 @@ def test_rows_of_each_length_come_back_in_their_places():
     assert seen == [(1, 1, 1), (2, 2, 1), (1, 6, 1)]
 
 
-# -------------------------------------------------------------------------------------------------------------- what they are asked
+# -------------------------------------------------------------------------------------------------------------- objectives
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -288,7 +288,7 @@ def test_masked_sines_can_be_learned_and_states_do_not_collapse(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_cannot_be_asked_is_refused(name):
+def test_unsupported_settings_are_refused(name):
     with pytest.raises(UserError, match="both ways") as caught:
         objectives.get("next")(tiny(name), Batch(torch.randn(2, 50, 3)))
     assert caught.value.exit_code == 2
@@ -337,9 +337,9 @@ def test_other_channels_and_lengths_renew_exactly_the_adapter(name, tmp_path):
 def test_channels_one_by_one(name):
     model = tiny(name, channel_independent=True)
     x = torch.randn(2, 50, 3)
-    whole = model(Batch(x)).hidden[-1].unflatten(0, (2, 3))
+    joint = model(Batch(x)).hidden[-1].unflatten(0, (2, 3))
     for channel in range(3):
-        torch.testing.assert_close(whole[:, channel], model(Batch(x[:, :, [channel]])).hidden[-1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(joint[:, channel], model(Batch(x[:, :, [channel]])).hidden[-1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

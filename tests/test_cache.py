@@ -305,7 +305,7 @@ def test_quality_figures_against_a_plain_count() -> None:
     assert found["median"] == pytest.approx(1 - 0.5 * np.median(long), rel=1e-5)
     assert found["iqr"] == pytest.approx(0.5 * np.subtract(*np.percentile(long, [75, 25])), rel=1e-5)
     rest = np.arange(1017, dtype=np.int16)
-    rest[300:400] = rest[950:1017] = 7  # a whole second, and the shorter one at the end with some of the second before
+    rest[300:400] = rest[950:1017] = 7  # a full second, and the shorter one at the end with some of the second before
     rest[[500, 550]] = 9  # equal where one looks first, moving between
     found = figures(Signal("x", 100.0, "", rest))
     assert (found["flat"], found["flat_longest"]) == (pytest.approx(117 / 1017, rel=1e-5), 1.0)
@@ -351,7 +351,7 @@ def test_line_noise_of_white_noise_is_that_of_its_band() -> None:
     assert 0.4 < np.mean([f["line_frequency"] == 50.0 for f in found]) < 0.6
 
 
-def test_line_noise_is_not_told_where_it_cannot_be_seen() -> None:
+def test_line_noise_is_not_reported_where_it_is_not_measurable() -> None:
     hum = np.round(1000 * np.sin(2 * np.pi * 50 * np.arange(4000) / 1000)).astype(np.int16)
     for channel in (
         Signal("slow", 121.0, "", hum),
@@ -372,7 +372,7 @@ def test_quality_figures_stand_with_each_channel_of_the_cache(raw: Path, tmp_pat
     assert all(-2048 * 0.5 + 0.1 <= row["min"] < row["median"] < row["max"] <= 2047 * 0.5 + 0.1 for row in found[::2])
 
 
-def test_start_times_and_text_of_headers_stay_out_unless_asked(raw: Path, tmp_path: Path) -> None:
+def test_start_times_and_header_text_are_stored_only_on_request(raw: Path, tmp_path: Path) -> None:
     ingest(raw, tmp_path / "out")
     assert not any(b"1989" in data for data in tree(tmp_path / "out").values())
     assert {r.start_time for r in cache.open_cache(tmp_path / "out").records()} == {None}
@@ -501,8 +501,8 @@ def test_file_sums_are_compared(raw: Path, tmp_path: Path) -> None:
     assert (report["exit_code"], report["source"]["sha256sums"]) == (3, "mismatch")
     assert [u["status"] for u in report["units"]] == ["quarantined", "accepted", "accepted"]
     assert report["units"][0]["reasons"][0]["code"] == "source_checksum"
-    said = {reason["message"].partition(": ")[2]: reason["level"] for reason in report["reasons"]}
-    assert said == {
+    levels = {reason["message"].partition(": ")[2]: reason["level"] for reason in report["reasons"]}
+    assert levels == {
         "files that are listed and not here: 1.": "warning",
         "files that are here and not listed: 1.": "warning",
         "lines that are no checksums: 1.": "warning",
@@ -536,7 +536,7 @@ def test_a_bad_unit_is_left_out_and_named_and_the_others_are_as_without_it(raw: 
     assert ingest(raw, tmp_path / "out") == report
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_taken(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_during_reading_is_refused(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = storage.hash_file
 
     def meddled(path: Path) -> str:
@@ -895,17 +895,17 @@ def test_a_flipped_bit_is_noticed_by_the_pages_too(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(-(2**15), 2**15, 20_000).astype(np.int16)
     names, _ = shards.write_shard(tmp_path, [Record(recording_id="r", subject_id="s", signals=[Signal("x", 1.0, "", noise)])], "toy")
     path = tmp_path / str(names.recordings)
-    whole = path.read_bytes()
-    here = whole.index(noise.tobytes()[1000:1032])
+    original = path.read_bytes()
+    here = original.index(noise.tobytes()[1000:1032])
     for i in range(20):
-        data = bytearray(whole)
+        data = bytearray(original)
         data[here + 100 * i] ^= 1 << (i % 8)
         path.write_bytes(data)
         with pytest.raises(OSError, match="CRC"):
             list(shards.read_shard(tmp_path, names, {"r": {}}))
 
 
-def test_out_of_memory_outside_of_a_reader_is_told(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_outside_of_a_reader_is_reported(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> Any:
         raise MemoryError
 
@@ -953,7 +953,7 @@ def test_the_number_of_processes_changes_no_byte(raw: Path, tmp_path: Path, monk
     put(raw, "d1", 3, fault="header")
     ingest(raw, tmp_path / "one")
     seen: list[tuple[str, int, int | None]] = []
-    ingest(raw, tmp_path / "two", jobs=2, progress=lambda *told: seen.append(told))
+    ingest(raw, tmp_path / "two", jobs=2, progress=lambda *event: seen.append(event))
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
     assert seen[-1] == ("ingest toy", 4, 4)
 
@@ -971,13 +971,13 @@ def test_parts_make_the_same_cache(raw: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(units, "LARGE_UNIT", 1)
     for i in range(5):
         put(raw, f"x{i}", i)
-    whole = clean(raw, tmp_path)
+    expected = clean(raw, tmp_path)
     out = tmp_path / "out"
     parts = [ingest(raw, out, shard=(k, 3)) for k in (1, 2, 3)]
     assert [part["schema"] for part in parts] == ["bitimely.ingest_part/1"] * 2 + ["bitimely.ingest_report/1"]
     assert [part["parts_missing"] for part in parts[:2]] == [2, 1]
     assert sum(part["counts"]["units_seen"] for part in parts[:2]) < 8
-    assert tree(out) == whole
+    assert tree(out) == expected
     before = parts[2]
     put(raw, "x3", 30)
     parts = [ingest(raw, out, shard=(k, 3)) for k in (1, 2, 3)]
@@ -986,14 +986,14 @@ def test_parts_make_the_same_cache(raw: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_parts_side_by_side_publish_once(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "LARGE_UNIT", 1)
-    whole = clean(raw, tmp_path)
+    expected = clean(raw, tmp_path)
     out = tmp_path / "out"
     threads = [threading.Thread(target=ingest, args=(raw, out), kwargs={"shard": (k, 2)}) for k in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert tree(out) == whole
+    assert tree(out) == expected
 
 
 def test_a_cache_in_use_is_left_alone(raw: Path, tmp_path: Path) -> None:
@@ -1114,19 +1114,19 @@ def start(raw: Path, out: Path, *, jobs: int = 1, big: int = units.LARGE_UNIT, *
 def main() -> None:
     """For `start`."""
 
-    def said(what: object) -> None:
+    def show(what: object) -> None:
         sys.stdout.write(f"{what}\n")
         sys.stdout.flush()
 
-    raw, out, asked = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    jobs, units.LARGE_UNIT = asked.pop("jobs"), asked.pop("big")
-    for name, value in asked.items():
+    raw, out, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    jobs, units.LARGE_UNIT = options.pop("jobs"), options.pop("big")
+    for name, value in options.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     registry.datasets["toy"] = registry.Entry("toy", toy, FACTS)
     try:
-        report = cache.ingest("toy", raw, out, jobs=jobs, progress=lambda what, done, total: said(done))
+        report = cache.ingest("toy", raw, out, jobs=jobs, progress=lambda what, done, total: show(done))
     except UserError as error:
-        said(error)
+        show(error)
         sys.exit(error.exit_code)
     sys.exit(report["exit_code"])
 
@@ -1210,7 +1210,7 @@ def test_a_file_size_limit_is_a_full_disk(raw: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "out") == wanted
 
 
-def test_no_room_is_told_before_writing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_disk_space_is_reported_before_writing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1))  # type: ignore[attr-defined]
     error = refused(raw, tmp_path / "out")
     assert (error.code, error.exit_code) == (Reason.DISK_FULL, Exit.RESOURCES)
@@ -1280,7 +1280,7 @@ def test_damage_is_noticed_before_the_first_use(
     monkeypatch.setattr(units, "LARGE_UNIT", 1)
     out = tmp_path / "out"
     ingest(raw, out)
-    whole = tree(out)
+    original = tree(out)
     rng = random.Random(0)
     for name in [*storage.read_manifest(out)["files"], "manifest.json"] * 2:
         if harm is swap and name == "manifest.json":
@@ -1290,11 +1290,11 @@ def test_damage_is_noticed_before_the_first_use(
             cache.open_cache(out)
         missing = harm is delete and name == "manifest.json"
         assert caught.value.exit_code == (Exit.REFUSED if missing else Exit.INTEGRITY)
-        said = [caught.value.finding, *caught.value.details]
-        assert missing or name in [Path(str(f.file)).name for f in said]
+        findings = [caught.value.finding, *caught.value.details]
+        assert missing or name in [Path(str(f.file)).name for f in findings]
         found = cache.verify(out)
         assert [f.code for f in found if f.level == "error"][:1] == [Reason.INCOMPLETE if missing else Reason.INTEGRITY]
-        for old, data in whole.items():
+        for old, data in original.items():
             (out / old).write_bytes(data)
     assert cache.verify(out, deep=True) == []
 
@@ -1353,7 +1353,7 @@ def test_a_shard_that_goes_while_it_is_read_is_named(raw: Path, tmp_path: Path) 
         assert caught.value.exit_code == Exit.INTEGRITY
 
 
-def test_folders_that_are_no_cache_are_told_apart(tmp_path: Path) -> None:
+def test_folders_that_are_no_cache_have_distinct_errors(tmp_path: Path) -> None:
     storage.publish(tmp_path, {"schema": "bitimely.tokens/1"}, {}, 1)
     with pytest.raises(UserError) as caught:
         cache.open_cache(tmp_path)

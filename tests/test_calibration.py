@@ -27,12 +27,12 @@ def spoken(n_subjects=16, each=40, classes=3, sharp=1.0, seed=0, wrong=0.0):
     """Windows whose first samples are probabilities; the labels are drawn from them, then the probabilities are sharpened."""
     rng = np.random.default_rng(seed)
     n = n_subjects * each
-    honest = rng.dirichlet(np.ones(classes), n)
-    target = (rng.random((n, 1)) > honest.cumsum(1)).sum(1)
+    calibrated = rng.dirichlet(np.ones(classes), n)
+    target = (rng.random((n, 1)) > calibrated.cumsum(1)).sum(1)
     target = np.where(rng.random(n) < wrong, rng.integers(0, classes, n), target)
-    said = apply_temperature("classification", honest, 1 / sharp)
+    sharpened = apply_temperature("classification", calibrated, 1 / sharp)
     values = np.zeros((n, 12, 1))
-    values[:, :classes, 0] = said
+    values[:, :classes, 0] = sharpened
     return Windows(values, target, np.repeat(np.arange(n_subjects), each), class_names=("W", "N1", "N2")[:classes])
 
 
@@ -70,16 +70,16 @@ def test_the_interval_is_that_of_recomputed_resamples():
     assert found.ece.se == pytest.approx(np.std(draws, ddof=1))
 
 
-def test_honest_probabilities_stay_within_chance_and_sharpened_ones_do_not():
+def test_calibrated_probabilities_stay_within_chance_and_sharpened_ones_do_not():
     units = np.repeat(np.arange(40), 50)
     within = {"gap": 0, "ece": 0}
     for seed in range(20):
         rng = np.random.default_rng(seed)
         p = rng.uniform(0.3, 0.9, 2000)
         right = (rng.random(2000) < p).astype(float)
-        honest = estimate_reliability(p, right, units, bins=10, bootstrap=200, seed=0)
-        within["gap"] += honest.gap.lo < 0 < honest.gap.hi
-        within["ece"] += honest.ece.value <= honest.chance.p95
+        calibrated = estimate_reliability(p, right, units, bins=10, bootstrap=200, seed=0)
+        within["gap"] += calibrated.gap.lo < 0 < calibrated.gap.hi
+        within["ece"] += calibrated.ece.value <= calibrated.chance.p95
         bold = estimate_reliability(np.minimum(p + 0.1, 1), right, units, bins=10, bootstrap=200, seed=0)
         assert bold.ece.lo > bold.chance.p95
         assert bold.gap.value == pytest.approx(0.1, abs=0.035)
@@ -89,16 +89,18 @@ def test_honest_probabilities_stay_within_chance_and_sharpened_ones_do_not():
 @pytest.mark.parametrize("task", ["classification", "multilabel"])
 def test_a_temperature_undoes_what_a_temperature_did(task):
     rng = np.random.default_rng(2)
-    honest = rng.dirichlet(np.ones(3), 6000) if task == "classification" else rng.uniform(0.05, 0.95, (6000, 3))
+    calibrated = rng.dirichlet(np.ones(3), 6000) if task == "classification" else rng.uniform(0.05, 0.95, (6000, 3))
     target = (
-        (rng.random((6000, 1)) > honest.cumsum(1)).sum(1) if task == "classification" else (rng.random(honest.shape) < honest).astype(float)
+        (rng.random((6000, 1)) > calibrated.cumsum(1)).sum(1)
+        if task == "classification"
+        else (rng.random(calibrated.shape) < calibrated).astype(float)
     )
-    sharpened = apply_temperature(task, honest, 0.4)
-    assert sharpened.argmax(1).tolist() == honest.argmax(1).tolist()
+    sharpened = apply_temperature(task, calibrated, 0.4)
+    assert sharpened.argmax(1).tolist() == calibrated.argmax(1).tolist()
     found = fit_temperature(task, sharpened, target)
     assert found == pytest.approx(2.5, rel=0.08)
-    assert apply_temperature(task, sharpened, 2.5) == pytest.approx(honest, abs=1e-6)
-    assert fit_temperature(task, honest[:0], target[:0]) is None
+    assert apply_temperature(task, sharpened, 2.5) == pytest.approx(calibrated, abs=1e-6)
+    assert fit_temperature(task, calibrated[:0], target[:0]) is None
 
 
 def test_groups_of_values():
@@ -116,13 +118,13 @@ def test_page_of_a_model_that_is_too_sure(tmp_path):
     assert page.summary["temperature"] == pytest.approx(4.0, rel=0.25)
     assert "too high by" in page.verdict
     rows = windows["test"].rows
-    said, truth = windows.values[rows, :3, 0].argmax(1), windows.target[rows]
-    assert page.summary["metrics"]["accuracy"]["value"] == pytest.approx((said == truth).mean())
+    predicted, truth = windows.values[rows, :3, 0].argmax(1), windows.target[rows]
+    assert page.summary["metrics"]["accuracy"]["value"] == pytest.approx((predicted == truth).mean())
     shares = next(b for b in page.blocks if isinstance(b, Figure) and b.name == "confusion").data.values
     assert shares.sum(1) == pytest.approx(np.ones(3))
-    assert shares[0, 1] == pytest.approx(((truth == 0) & (said == 1)).sum() / (truth == 0).sum())
+    assert shares[0, 1] == pytest.approx(((truth == 0) & (predicted == 1)).sum() / (truth == 0).sum())
     persons = page.summary["subjects"]
-    each = [(said[windows.of[rows] == s] == truth[windows.of[rows] == s]).mean() for s in np.unique(windows.of[rows])]
+    each = [(predicted[windows.of[rows] == s] == truth[windows.of[rows] == s]).mean() for s in np.unique(windows.of[rows])]
     assert sorted(p["accuracy"] for p in persons) == pytest.approx(sorted(each))
     assert "p-3" not in report.write_report(tmp_path, page).read_text()
     assert "p-3" not in (tmp_path / "summary.json").read_text()

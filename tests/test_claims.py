@@ -1,4 +1,4 @@
-"""Claims from files to sequences: what is kept, what is told, who is recognisable, and that the command is the builder."""
+"""Claims from files to sequences: rows kept, findings reported, de-identification, and that the command equals the builder."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_desynpuf_gives_the_expected_figures(synpuf: Path) -> None:
     assert funnel.mapped == {"exact": 49_237, "parent": 1_028, "trailing_zero": 165}
     assert funnel.unmapped == 3_956
     cells = {(c.rule, c.cell): c.n for c in manifest.agreement if c.rule == c.flag}
-    told = {name: tuple(cells.get((name, cell), 0) for cell in ("tp", "fp", "fn")) for name in ("chf", "copd", "diabetes")}
-    assert told == {"chf": (179, 0, 3), "copd": (87, 23, 1), "diabetes": (178, 22, 4)}
+    counts = {name: tuple(cells.get((name, cell), 0) for cell in ("tp", "fp", "fn")) for name in ("chf", "copd", "diabetes")}
+    assert counts == {"chf": (179, 0, 3), "copd": (87, 23, 1), "diabetes": (178, 22, 4)}
     one = built(synpuf, "all", select=False)
     statistics = one.statistics
     assert (len(one), statistics.funnel.events, statistics.sequences.median_length) == (265, 41_305, 129)
@@ -138,7 +138,7 @@ def test_nobody_is_recognisable(synpuf: Path) -> None:
 # --- caches
 
 
-def test_a_second_run_changes_nothing_and_a_mended_file_is_taken_up(tmp_path: Path) -> None:
+def test_a_second_run_changes_nothing_and_a_repaired_file_is_ingested(tmp_path: Path) -> None:
     raw = write(tmp_path / "raw", some())
     first = ingested(tmp_path, raw)
     files = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "cache" / "pophr").glob("*.parquet")}
@@ -179,12 +179,12 @@ def test_shards_and_engines_give_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     raw = write(tmp_path / "raw", some(120))
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
-    whole = ingested(tmp_path / "whole", raw, id_key=str(key))
+    single = ingested(tmp_path / "whole", raw, id_key=str(key))
     monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 4)
     parts = ingested(tmp_path / "parts", raw, id_key=str(key), engine=engine)
-    assert parts["content_sha256"] == whole["content_sha256"]
-    assert parts["reason_counts"] == whole["reason_counts"]
-    assert parts["rows"] == whole["rows"]
+    assert parts["content_sha256"] == single["content_sha256"]
+    assert parts["reason_counts"] == single["reason_counts"]
+    assert parts["rows"] == single["rows"]
     assert len(list((tmp_path / "parts" / "cache" / "pophr").glob("events-*.parquet"))) > 3
     assert not (tmp_path / "parts" / "cache" / "pophr" / ".piles").exists()
     frames = []
@@ -203,7 +203,7 @@ def test_parts_of_a_job_array_make_the_same_cache(tmp_path: Path, monkeypatch: p
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
     options = {"id_key": str(key)}
-    whole = ingested(tmp_path / "whole", raw, **options)
+    single = ingested(tmp_path / "whole", raw, **options)
     monkeypatch.setattr(csv_text, "BLOCK", 2000)
     monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 3)
     out = tmp_path / "parts" / "cache" / "pophr"
@@ -215,7 +215,7 @@ def test_parts_of_a_job_array_make_the_same_cache(tmp_path: Path, monkeypatch: p
     assert not any(raw_id in path.read_bytes() for path in out.rglob("*") if path.is_file() for raw_id in raw_ids)
     last = cache.ingest("pophr", raw, out, options=options, shard=(1, 3))
     for field in ("content_sha256", "rows", "reason_counts", "exit_code"):
-        assert last[field] == whole[field]
+        assert last[field] == single[field]
     assert not (out / ".parts").exists()
     frames = [cache.open_cache(home).cohort() for home in (out, tmp_path / "whole" / "cache" / "pophr")]
     assert frames[0].equals(frames[1])
@@ -257,7 +257,7 @@ def test_the_command_is_the_builder(tmp_path: Path) -> None:
 
 def test_choices_that_do_not_fit_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     ingested(tmp_path, write(tmp_path / "raw", some()))
-    for choices, said in (
+    for choices, message in (
         ({"time": "calendar-month"}, "--keep-dates"),
         ({"landmark_date": "2008-01-01"}, "--keep-dates"),
         ({"preset": "original"}, "--keep-ignored"),
@@ -266,7 +266,7 @@ def test_choices_that_do_not_fit_are_refused_before_anything_is_written(tmp_path
         ({"seed": 3}, "--split-file"),
         ({"landmark": "365,30"}, "DAYS"),
     ):
-        with pytest.raises(UserError, match=re.escape(said)) as caught:
+        with pytest.raises(UserError, match=re.escape(message)) as caught:
             built(tmp_path, **choices)
         assert caught.value.exit_code == 2
     assert not (tmp_path / "tokens").exists()

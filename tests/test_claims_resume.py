@@ -214,7 +214,7 @@ def test_uncached_pseudonyms_are_computed_again(raw: Path, small: None, monkeypa
     assert files(raw.parent / "few") == files(raw.parent / "complete")
 
 
-def test_a_table_in_slices_has_the_bytes_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sliced_table_has_the_bytes_of_the_full_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "GROUP", 1000)
     draw = np.random.default_rng(1)
     complete = pl.DataFrame(

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: exit codes, error lines, --json, suggestions, dry runs, the whole line on a small cohort."""
+"""The command line as a user meets it: exit codes, error lines, --json, suggestions, dry runs, the full workflow on a small cohort."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "said"),
+    ("argv", "code", "message"),
     [
         (["ingst"], 2, "Did you mean ingest"),
         (["pretrain", "--presett", "tiny"], 2, "--preset"),
@@ -83,11 +83,11 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_wrong_input_gets_one_clear_line_and_a_stable_code(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], code: int, said: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], code: int, message: str
 ) -> None:
     found, out, err = call(capsys, *argv, *([] if argv[0] in {"ingst"} else ["-w", tmp_path]))
     assert found == code
-    assert said in err
+    assert message in err
     assert out == ""
     assert "Traceback" not in err
     assert err.startswith("error[")
@@ -161,7 +161,7 @@ def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], workspace: P
     assert {p: p.stat().st_mtime_ns for p in workspace.rglob("*")} == before
 
 
-def test_the_whole_line(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
+def test_the_full_workflow(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
     scratch = loaded(capsys, "evaluate", "tiny-staging-scratch", "--bootstrap", "50", "-w", workspace)
     scores = loaded(capsys, "evaluate", "tiny-staging", "--compare", "tiny-staging-scratch", "--bootstrap", "50", "-w", workspace)
     assert scores["n"] == scratch["n"] > 0
@@ -209,8 +209,8 @@ def test_a_run_of_a_version_without_some_setting_is_still_that_run(capsys: pytes
 
 def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
     path = workspace / "runs" / "tiny-staging-scratch" / "model" / "model.safetensors"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-4] + bytes(4 * [255]))
+    original = path.read_bytes()
+    path.write_bytes(original[:-4] + bytes(4 * [255]))
     try:
         code, _, err = call(capsys, "verify", "-w", workspace)
         assert code == 5
@@ -218,7 +218,7 @@ def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspac
         code, _, err = call(capsys, "evaluate", "tiny-staging-scratch", "-w", workspace)
         assert code == 5
     finally:
-        path.write_bytes(whole)
+        path.write_bytes(original)
 
 
 def test_fine_tuning_on_other_channels_renews_the_adapters_and_says_so(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
@@ -267,10 +267,10 @@ def test_data_sets_of_other_channels_share_a_trunk(workspace: Path, capsys: pyte
     known = loaded(capsys, "pretrain", "--preset", "tiny", "--data", "two", "--run", "from-mixed", "--init", "mixed", *SMALL, *w)
     assert known["steps"] == 4
     loaded(capsys, "finetune", "mixed", "--data", "synthetic/staging", "--steps", "2", "--batch-size", "8", *w)
-    said = json.loads((workspace / "runs" / "mixed-staging" / "run.json").read_bytes())
-    assert said["renewed"]
-    assert all(name.startswith("adapter.") for name in said["renewed"]), "exactly the adapter is new"
-    assert any("7 and 2 in the pre-training: re-initialised the adapter" in line for line in said["notices"])
+    record = json.loads((workspace / "runs" / "mixed-staging" / "run.json").read_bytes())
+    assert record["renewed"]
+    assert all(name.startswith("adapter.") for name in record["renewed"]), "exactly the adapter is new"
+    assert any("7 and 2 in the pre-training: re-initialised the adapter" in line for line in record["notices"])
 
 
 def test_options_arrive_under_the_names_of_the_library() -> None:

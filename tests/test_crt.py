@@ -175,13 +175,13 @@ def test_reconstruction_equals_its_formulas():
     full[:, keep], full[:, gone] = states[:, 3:], decoded[:, len(keep) + 3 :]
     names = ("time", "time", "magnitude", "phase")
     wanted = torch.stack([full[:, n] @ (out := model.adapter.output[names[n // 4]]).weight.T + out.bias for n in range(16)], 1)
-    said = model.reconstruct(Batch(x), dropped[None])
-    torch.testing.assert_close(said.prediction, wanted, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(said.before, model.project_before(before), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(said.after, model.project_after(states[:, 3:]), rtol=1e-9, atol=1e-9)
+    result = model.reconstruct(Batch(x), dropped[None])
+    torch.testing.assert_close(result.prediction, wanted, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(result.before, model.project_before(before), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(result.after, model.project_after(states[:, 3:]), rtol=1e-9, atol=1e-9)
 
 
-def test_views_are_told_by_token_not_by_row():
+def test_views_are_identified_by_token_not_by_row():
     """The reference adds the vector of a view by the number of the row while fine-tuning: there a row depends on its place in the batch."""
     model = lively(tiny())
     x = torch.randn(4, 50, 3, dtype=torch.float64)
@@ -296,12 +296,12 @@ def test_nothing_of_a_dropped_patch_is_read():
     x = torch.randn(3, 64, 3, dtype=torch.float64)
     views, keep = model.adapter.tokenizer, torch.rand(3, 16, generator=seeded()) > 0.5
     tokens, targets, real = views(Batch(x))
-    said = []
+    results = []
     for fill in (0.0, 100.0):
         views.forward = lambda batch, fill=fill: (torch.where(keep[..., None], tokens, fill), targets, real)
-        said.append(model.reconstruct(Batch(x), ~keep))
-    assert torch.equal(said[0].prediction, said[1].prediction)
-    assert torch.equal(said[0].kept.sum(1), keep.sum(1))
+        results.append(model.reconstruct(Batch(x), ~keep))
+    assert torch.equal(results[0].prediction, results[1].prediction)
+    assert torch.equal(results[0].kept.sum(1), keep.sum(1))
 
 
 def test_the_loss_is_over_all_patches_and_the_constraint_is_small():
@@ -412,10 +412,10 @@ def test_its_stamp_is_that_of_no_forecast():
 
 
 @pytest.mark.parametrize(
-    ("options", "objective", "said"),
+    ("options", "objective", "message"),
     [({"layers": 1}, "", "one to decode"), ({"dim": 36}, "", "multiple of 8"), ({"tokenizer": "codes", "codes": 52}, "", "no spectrum")],
 )
-def test_what_cannot_be_asked_is_refused(options, objective, said):
-    with pytest.raises(UserError, match=said) as caught:
+def test_unsupported_settings_are_refused(options, objective, message):
+    with pytest.raises(UserError, match=message) as caught:
         objectives.get(objective)(tiny(**options), Batch(torch.randn(2, 50, 3)), seeded())
     assert caught.value.exit_code == 2

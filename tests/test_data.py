@@ -79,10 +79,10 @@ def test_an_epoch_is_one_permutation_of_all_rows(n: int, size: int, seed: int, e
 @settings(max_examples=50, deadline=None)
 def test_resume_and_processes_see_parts_of_the_same_order(n: int, size: int, world: int, start: int) -> None:
     batches = data.batches(windows(n), size, seed=1)
-    whole = [rows(batch) for batch in batches(2)]
-    assert [rows(batch) for batch in batches(2, start=start)] == whole[start:]
+    expected = [rows(batch) for batch in batches(2)]
+    assert [rows(batch) for batch in batches(2, start=start)] == expected[start:]
     parts = [[rows(batch) for batch in batches(2, start=start, rank=rank, world=world)] for rank in range(world)]
-    for step, batch in enumerate(whole[start:]):
+    for step, batch in enumerate(expected[start:]):
         assert [part[step] for part in parts] == [batch[rank::world] for rank in range(world)]
 
 
@@ -148,7 +148,7 @@ def test_missing_values_come_with_a_mask() -> None:
 
 @given(n=st.integers(1, 20), share=st.floats(0.01, 1.0), seed=st.integers(0, 4))
 @settings(max_examples=60, deadline=None)
-def test_fraction_draws_whole_training_subjects_once_a_seed(n: int, share: float, seed: int) -> None:
+def test_fraction_draws_training_subjects_once_per_seed(n: int, share: float, seed: int) -> None:
     one = windows(4 * n, subjects=n, train=0.5)
     m = len(set(one["train"].subjects()))
     part = data.sample_subjects(one, share, seed)

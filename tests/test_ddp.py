@@ -72,18 +72,18 @@ def unlike(model: nn.Module, batch: Batch, generator: torch.Generator | None = N
     return {**out, "loss": out["loss"] * (float("nan") if get_rank() == 1 else 1.0)}
 
 
-def told_to_stop(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
-    """Process 1 alone is told to stop, in its third step."""
+def terminated_at_step_3(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+    """Process 1 alone is terminated, in its third step."""
     STEPS.append(1)
     if get_rank() == 1 and len(STEPS) == 3:
         os.kill(os.getpid(), signal.SIGTERM)
     return squares(model, batch)
 
 
-STEPS: list[int] = []  # of this process; told_to_stop is called once a step
+STEPS: list[int] = []  # of this process; terminated_at_step_3 is called once a step
 
 
-OBJECTIVES = {o.__name__: o for o in (squares, valid, by_parity, failing, broken, unlike, told_to_stop)}
+OBJECTIVES = {o.__name__: o for o in (squares, valid, by_parity, failing, broken, unlike, terminated_at_step_3)}
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: Tiny(dropout=0.0, batch_norm=False),
     "two": Two,
@@ -92,13 +92,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def member(folder: str, task: dict[str, Any]) -> int:
-    """One process: trains, leaves its weights and what it was told beside the run."""
+    """One process: trains, writes its weights and its error message beside the run."""
     rank = distributed.get_rank()
     model: nn.Module = MODELS[task.get("model", "plain")]().double()
     if rank == 1:  # process 0 decides
         nn.init.constant_(next(model.parameters()), 7.0)
     values = {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", **task.get("config", {})}
-    code, told = 0, ""
+    code, message = 0, ""
     try:
         loop.fit(
             model,
@@ -109,9 +109,9 @@ def member(folder: str, task: dict[str, Any]) -> int:
             config=validate(TrainConfig, values),
         )
     except UserError as error:
-        code, told = int(error.exit_code), str(error)
+        code, message = int(error.exit_code), str(error)
     save_file(model.state_dict(), str(Path(folder) / f"rank{rank}.safetensors"))
-    (Path(folder) / f"rank{rank}.json").write_text(json.dumps(told))
+    (Path(folder) / f"rank{rank}.json").write_text(json.dumps(message))
     return code
 
 
@@ -178,7 +178,7 @@ def test_batch_statistics_are_the_same_in_all_processes(forge: Forge, tmp_path: 
 
 def test_another_number_of_processes_continues(forge: Forge, tmp_path: Path) -> None:
     assert together(forge, tmp_path / "one", 1) == [0]
-    codes = together(forge, tmp_path / "mixed", 2, objective="told_to_stop")
+    codes = together(forge, tmp_path / "mixed", 2, objective="terminated_at_step_3")
     assert codes == [Exit.TERMINATED, Exit.TERMINATED]
     saved = loop.load_latest_checkpoint(tmp_path / "mixed" / "run")
     assert saved is not None
@@ -189,7 +189,7 @@ def test_another_number_of_processes_continues(forge: Forge, tmp_path: Path) -> 
 
 def test_stopped_and_continued_together_is_the_same_bit_for_bit(forge: Forge, tmp_path: Path) -> None:
     assert together(forge, tmp_path / "whole", 2) == [0, 0]
-    assert together(forge, tmp_path / "parts", 2, objective="told_to_stop") == [Exit.TERMINATED, Exit.TERMINATED]
+    assert together(forge, tmp_path / "parts", 2, objective="terminated_at_step_3") == [Exit.TERMINATED, Exit.TERMINATED]
     assert together(forge, tmp_path / "parts", 2) == [0, 0]
     assert all(torch.equal(value, weights_of(tmp_path / "parts")[name]) for name, value in weights_of(tmp_path / "whole").items())
     assert log_of(tmp_path / "parts" / "run") == log_of(tmp_path / "whole" / "run")
@@ -204,7 +204,7 @@ def test_stopped_and_continued_together_is_the_same_bit_for_bit(forge: Forge, tm
         ("broken", Exit.INTERNAL_ERROR, "another process"),
     ],
 )
-def test_a_fault_of_one_process_is_told_by_all(objective: str, code: Exit, words: str, forge: Forge, tmp_path: Path) -> None:
+def test_an_error_of_one_process_is_reported_by_all(objective: str, code: Exit, words: str, forge: Forge, tmp_path: Path) -> None:
     begun = time.monotonic()
     assert together(forge, tmp_path, 2, objective=objective) == [code, code]
     assert words in json.loads((tmp_path / "rank0.json").read_text())

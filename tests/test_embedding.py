@@ -170,7 +170,7 @@ def test_other_labels(task):
             embedding([run(windows)], label="CHD")
 
 
-def test_what_is_not_known_is_refused():
+def test_unsupported_options_are_refused():
     one = run(classes())
     with pytest.raises(UserError, match="sos"):
         embedding([one], readout="soss")

@@ -39,7 +39,7 @@ def write(
 
 
 def units(folder: Path, **options: Any) -> tuple[dict[str, Record | str], list[Finding]]:
-    """Unit -> its record, or the code that refused it; findings of the whole."""
+    """Unit -> its record, or the code that refused it; findings of the folder."""
     out: dict[str, Record | str] = {}
     findings: list[Finding] = []
     for item in emg(scan_folder(folder), options):

@@ -114,7 +114,7 @@ def test_labels_and_values_against_scikit_learn():
         assert got == pytest.approx({"mae": np.abs(t - x).mean(), "rmse": np.sqrt(((t - x) ** 2).mean())}, abs=1e-12)
 
 
-def test_unknown_labels_are_left_out_of_every_metric():
+def test_missing_labels_are_left_out_of_every_metric():
     rng = np.random.default_rng(5)
     target = (rng.random((300, 3)) < 0.3).astype(float)
     prediction = np.clip(0.3 * target + rng.random((300, 3)) * 0.7, 0, 1)
@@ -489,7 +489,7 @@ def test_undefined_metrics_give_no_warning():
     assert "never predicted" in never.undefined_reason
 
 
-def test_labels_known_in_no_row_are_undefined():
+def test_labels_missing_in_every_row_are_undefined():
     found = score("multilabel", np.full((6, 2), np.nan), np.full((6, 2), 0.4), np.arange(6), class_names=("a", "b"), bootstrap=20)
     assert all(metric.value is None and metric.undefined_reason for metric in found.metrics.values())
 

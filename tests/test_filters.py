@@ -1,4 +1,4 @@
-"""Band-pass and notch of `tokenize`. Oracles: scipy on the whole recording in float64, planted sines, closed-form gains."""
+"""Band-pass and notch of `tokenize`. Oracles: scipy on the full recording in float64, planted sines, closed-form gains."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WHOLE: dict[str, Any] = {"channels": ["eeg"], "normalise": "none"}
 FINE: dict[str, Any] = {**WHOLE, "rate": FAST, "window": 400}
 
 
-def test_a_recording_becomes_what_scipy_makes_of_it_as_a_whole(tmp_path: Path) -> None:
+def test_filtered_recordings_equal_scipy_on_the_full_recording(tmp_path: Path) -> None:
     held = [record(subject, seconds=60) for subject in range(3)]
     windows = build(held, tmp_path, **WHOLE, bandpass=(0.5, 8.0), notch=[4.0, 2.0])
     for i, found in enumerate(held):
@@ -110,8 +110,8 @@ def test_each_stretch_between_missing_values_is_filtered_on_its_own(tmp_path: Pa
     np.testing.assert_array_equal(mask.ravel(), seen)
     for part in (slice(1, 5000), slice(5021, 8000), slice(8100, 12_000)):
         np.testing.assert_allclose(track(windows)[part], oracle(x[part].astype(np.float64), FAST, (1.0, 40.0)), atol=1e-6)
-    told = next(f for f in windows.manifest.findings if f.code == Reason.LENGTH)
-    assert (told.count, told.level) == (1, "warning")
+    finding = next(f for f in windows.manifest.findings if f.code == Reason.LENGTH)
+    assert (finding.count, finding.level) == (1, "warning")
     assert windows.manifest.left_out == {"unfiltered": 1}
 
 
@@ -139,7 +139,7 @@ def test_the_shortest_stretch_is_that_of_scipy() -> None:
 def test_with_a_split_by_time_no_filter_reaches_from_block_to_block(tmp_path: Path, options: dict[str, Any]) -> None:
     """Other values in one block of time change no bit of the others, though the filter remembers seconds.
 
-    Resampling downwards takes the level of the whole recording off and puts it back: that is rounding.
+    Resampling downwards takes the level of the full recording off and puts it back: that is rounding.
     """
     made = {**FINE, "split": "time", "bandpass": (0.05, 20.0), **options}
     rng = np.random.default_rng(2)
@@ -158,7 +158,7 @@ def test_with_a_split_by_time_no_filter_reaches_from_block_to_block(tmp_path: Pa
     assert first.index["split"].value_counts().height == 3
 
 
-def test_with_one_subject_a_split_the_whole_recording_is_filtered(tmp_path: Path) -> None:
+def test_with_one_subject_per_split_the_full_recording_is_filtered(tmp_path: Path) -> None:
     x = np.random.default_rng(2).normal(size=24_000).astype(np.float32)
     windows = build([alone(x)], tmp_path, **FINE, bandpass=(0.05, 20.0))
     np.testing.assert_allclose(track(windows), oracle(x.astype(np.float64), FAST, (0.05, 20.0)), atol=1e-6)
@@ -172,7 +172,7 @@ def test_held_channels_are_states_and_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"bandpass": (5.0, 1.0)}, "LOW < HIGH"),
         ({"bandpass": (5.0, 5.0)}, "LOW < HIGH"),
@@ -186,9 +186,9 @@ def test_held_channels_are_states_and_stay_as_they_are(tmp_path: Path) -> None:
         ({"channels": ["temp", "eeg"], "bandpass": (None, 0.5)}, "temp.* has 1 Hz.* below 0.5 Hz"),
     ],
 )
-def test_frequencies_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_invalid_frequencies_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     for make in (lambda: build(records(2), tmp_path / "t", **{**WHOLE, **options}), lambda: planned(records(2), **{**WHOLE, **options})):
-        with pytest.raises(UserError, match=said) as error:
+        with pytest.raises(UserError, match=message) as error:
             make()
         assert (error.value.code, error.value.exit_code) == (Reason.CONFIG, Exit.USAGE)
     assert not (tmp_path / "t" / "manifest.json").exists()
@@ -243,9 +243,9 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     for more in (["--dry-run"], []):
         assert main([*tokenize, "--bandpass", "20,", "--notch", "50", "--json", *more]) == 0
-        said = json.loads(capsys.readouterr().out)
-        assert (said["bandpass"], said["notch"]) == ([20.0, None], [50.0])
-        assert "high-pass 20 Hz, notch 50 Hz" in said["notices"][0]
+        output = json.loads(capsys.readouterr().out)
+        assert (output["bandpass"], output["notch"]) == ([20.0, None], [50.0])
+        assert "high-pass 20 Hz, notch 50 Hz" in output["notices"][0]
     assert main([*tokenize, "--bandpass", "20,"]) == Exit.USAGE
     assert "settings_differ" in capsys.readouterr().err
     for wrong in (["--bandpass", "20"], ["--bandpass", "20,200"], ["--notch", "x"], ["--channels", "EMB"]):

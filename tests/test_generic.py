@@ -113,7 +113,7 @@ def test_tables_with_a_map(tmp_path: Path) -> None:
     assert (list(classes.class_names), len(classes), classes.channels) == (["ill", "well"], 24, 2)
     numbers = tokens.build(tmp_path / "cache", view="regression", out=tmp_path / "r")
     assert sorted(numbers.targets(None).tolist()) == [60.0 + i for i in range(8)]
-    assert numbers.length == 300  # shorter than ten seconds: the whole recording
+    assert numbers.length == 300  # shorter than ten seconds: the full recording
     by_split = {split: set(classes[split].subjects()) for split in ("train", "validation", "test")}
     assert sum(map(len, by_split.values())) == 4
 
@@ -285,7 +285,7 @@ def ingest_numbers(folder: Path, rows: str, more: str, people: int = 1) -> dict[
 
 
 def test_a_window_has_the_mean_of_the_numbers_over_it(tmp_path: Path) -> None:
-    """Windows of 10 s: whole cover, two values in unequal shares, half covered, less than half, both raters, nothing."""
+    """Windows of 10 s: full cover, two values in unequal shares, half covered, less than half, both raters, nothing."""
     rows = "recording,t,seconds,hr\np0,0,10,60\np0,10,7,70\np0,17,3,80.5\np0,20,5,90\np0,30,4.9,50\np0,40,10,1e2\np0,45,5,40\n"
     report = ingest_numbers(tmp_path, rows, 'duration = "seconds"\nvalue = "hr"\n[labels]\nx = "y"\n')
     assert (report["exit_code"], report["reason_counts"]) == (0, {})

@@ -62,7 +62,7 @@ def test_a_stage_waits_for_what_it_needs_and_a_second_run_does_nothing(work: Wor
 
 
 @pytest.mark.parametrize("change", ["settings", "made", "deleted", "read"])
-def test_a_change_is_done_again_with_what_hangs_on_it(work: Workplace, change: str) -> None:
+def test_a_change_reruns_the_node_and_its_dependents(work: Workplace, change: str) -> None:
     read = work.folder / "raw"
     read.write_text("1")
 
@@ -116,7 +116,7 @@ def test_a_page_is_made_again_when_a_stage_fails_and_when_it_no_longer_does(work
     assert work.go(*nodes(0)) == {"a": "already done", "page": "done"}
 
 
-def test_an_interruption_stops_the_whole_and_is_no_failure(work: Workplace) -> None:
+def test_an_interruption_stops_the_graph_and_is_no_failure(work: Workplace) -> None:
     def stop(_: graph.States) -> Mapping[str, Any]:
         raise UserError(Reason.INCOMPLETE, "stopped", exit_code=Exit.INTERRUPTED)
 
@@ -142,8 +142,8 @@ def test_several_at_once_do_each_stage_once(work: Workplace) -> None:
 
 def test_a_part_says_of_the_others_only_what_they_did(work: Workplace) -> None:
     nodes = [work.node("a"), work.node("b", "a"), work.node("c")]
-    whole = {n.label: n for n in nodes}
-    assert graph.closure(whole, {"b"}) == {"a", "b"}
+    by_label = {n.label: n for n in nodes}
+    assert graph.closure(by_label, {"b"}) == {"a", "b"}
     assert work.go(*nodes, selected={"a", "b"}) == {"a": "done", "b": "done", "c": "not run"}
     assert work.go(*nodes, selected={"c"}) == {"a": "already done", "b": "already done", "c": "done"}
 

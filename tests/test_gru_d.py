@@ -110,7 +110,7 @@ def test_dropout_is_on_the_vector_alone():
 
 
 def pypots():
-    """The module of PyPOTS by itself: importing the whole library would want many others, and writes to the home folder."""
+    """The module of PyPOTS by itself: importing the full library would need many others, and writes to the home folder."""
     found = importlib.util.find_spec("pypots")
     if found is None:
         pytest.skip("pypots is not installed: pip install --no-deps pypots")

@@ -123,7 +123,7 @@ def test_the_default_readout_is_the_models_own():
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_the_default_vector_has_seen_the_whole_row_and_no_padding(name):
+def test_the_default_vector_depends_on_every_timestep_and_on_no_padding(name):
     head = Classifier(tiny(name).double(), outputs=2).double().eval()
     batch = labelled(None)
     x = batch.values.double().requires_grad_()
@@ -157,7 +157,7 @@ def test_cross_entropy_in_the_form_of_an_objective():
     assert int(result["count"]) == 4
 
 
-def test_labels_that_are_unknown_do_not_count():
+def test_missing_labels_do_not_count():
     head = MultiLabel(tiny(), outputs=2).eval()
     target = torch.tensor([[1.0, 0.0], [torch.nan, 1.0], [0.0, torch.nan], [0.0, 0.0]])
     heads.standardise(head, target.numpy())

@@ -1,4 +1,4 @@
-"""The page of an ingest: what it shows is what is in the cache, it stands alone, it never fails an ingest, and it names nobody."""
+"""The page of an ingest: it equals the cache, is self-contained, never fails an ingest, and contains no identifiers."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_the_grid_is_part_of_the_saved_model(tmp_path):
 
 
 def test_the_waves_of_the_clock():
-    """[sin(t / s_j), cos(t / s_j)], from one unit to the whole span."""
+    """[sin(t / s_j), cos(t / s_j)], from one unit to the full span."""
     found = encode_times(torch.tensor([[0.0, 3.0]], dtype=torch.float64), 100.0, 6)
     for at, time in enumerate((0.0, 3.0)):
         angles = torch.tensor([time, time / 10, time / 100], dtype=torch.float64)
@@ -307,20 +307,20 @@ def test_they_learn_from_gaps_what_a_label_says(name):
     assert ((head.eval().predict(batch)[:, 0] > 0.5) == late).float().mean() > 0.95
 
 
-# -------------------------------------------------------------------------------------------------------------- the whole line
+# -------------------------------------------------------------------------------------------------------------- the full workflow
 
 
 @pytest.mark.parametrize("name", ["gru-d", "seft"])
 def test_a_model_without_pre_training_is_fine_tuned_from_its_initial_weights(name: str, tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr", n=100)
-    said: list[str] = []
+    messages: list[str] = []
     flags = {"model": {"name": name}, "data": {"names": ("pophr",)}}
     planned = workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path, dry_run=True)
     assert planned["steps"] == 0
-    run = workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path, say=said.append)
+    run = workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path, say=messages.append)
     assert run["run"] == f"tiny-{name}"
     assert run["steps"] == 0
-    assert any("no pre-training" in line for line in said)
+    assert any("no pre-training" in line for line in messages)
     small = {"train": {"steps": 20, "batch_size": 32, "lr": 3e-3}, "data": {"fraction": 1.0}}
     fine = workflows.finetune(run["run"], data="pophr", flags=small, workspace=tmp_path)
     stored = json.loads((tmp_path / "runs" / fine["run"] / "run.json").read_bytes())

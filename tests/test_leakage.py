@@ -88,7 +88,7 @@ def largest(name, objective, layers, **options):
 @pytest.mark.parametrize("layers", [2, 4, 6, 8])
 @pytest.mark.parametrize("name", ["bitimelygpt", "gpt-baar"])
 def test_next_previous_leaks_by_depth(name, layers):
-    """The next token, read at layer 1, is honest with two layers alone; the previous token never is."""
+    """The next token, read at layer 1, has no leakage with two layers only; the previous token always has."""
     found = largest(name, "next-previous", layers)
     assert (found["next"] == 0) == (layers == 2)
     assert found["previous"] > 1e-5
@@ -171,15 +171,15 @@ def run_of(model, settings, stamp, kind="pretrain"):
     return make_run("mine", model, None, kind=kind, settings=settings, leak_free=stamp)
 
 
-def test_a_run_that_contradicts_its_stamp_is_told():
+def test_a_run_that_contradicts_its_stamp_is_reported():
     config = config_of("bitimelygpt")
     settings = Settings(model=config, objective=ObjectiveConfig(name="next-previous"))
     model = models.from_config(config)
-    honest = leakage([run_of(model, settings, False)], steps=0)
-    assert (honest.summary["leak_free"], honest.summary["contradiction"]) == (False, False)
-    lying = leakage([run_of(model, settings, True)], steps=0)
-    assert (lying.summary["stamped"], lying.summary["contradiction"]) == (True, True)
-    assert any("stamped leak-free" in line for line in lying.notices)
+    consistent = leakage([run_of(model, settings, False)], steps=0)
+    assert (consistent.summary["leak_free"], consistent.summary["contradiction"]) == (False, False)
+    contradicting = leakage([run_of(model, settings, True)], steps=0)
+    assert (contradicting.summary["stamped"], contradicting.summary["contradiction"]) == (True, True)
+    assert any("stamped leak-free" in line for line in contradicting.notices)
     with pytest.raises(UserError, match="takes one") as caught:
         leakage([run_of(model, settings, True)] * 2)
     assert caught.value.exit_code == 2

@@ -20,7 +20,7 @@ from bitimely_core import tokens, workflows
 from bitimely_core.claims import tasks
 
 ROOT = Path(__file__).parent.parent
-CODES = {"428.0": "428", "250.00": "250", "401.9": "401", "496": "496", "008.5": "008"}  # ICD-9 -> whole PheCode
+CODES = {"428.0": "428", "250.00": "250", "401.9": "401", "496": "496", "008.5": "008"}  # ICD-9 -> integer PheCode
 SUBJECTS = 40
 SCHEMA = {  # of MEDS-evaluation
     "subject_id": pl.Int64,
@@ -67,16 +67,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = history()
     meds(folder / "raw", rows)
     draw = np.random.default_rng(1)
-    asked = [
+    requested = [
         (subject, datetime(2003, 6, 1) + timedelta(days=int(draw.integers(0, 3600)), hours=13), bool(draw.random() < 0.4))
         for subject in sorted({s for s, _, _ in rows})
         for _ in range(2)
     ]
     at = next(t for s, t, _ in rows if s == 7003)
-    asked.append((7003, at + timedelta(hours=5), True))  # on the day of an event
+    requested.append((7003, at + timedelta(hours=5), True))  # on the day of an event
     (folder / "labels" / "shards").mkdir(parents=True)
     schema = {"subject_id": pl.Int64, "prediction_time": pl.Datetime("us"), "boolean_value": pl.Boolean}
-    for number, part in enumerate((asked[:50], asked[50:])):
+    for number, part in enumerate((requested[:50], requested[50:])):
         pl.DataFrame(part, schema=schema, orient="row").write_parquet(folder / "labels" / "shards" / f"{number}.parquet")
     argv = ["ingest", "pophr", folder / "raw", "--source", "meds", "--keep-dates", "--keep-ids", folder / "ids.csv", "--no-select"]
     argv += ["--phecode-map", folder / "map.csv", "--min-codes", "2", "-w", folder / "w"]
@@ -99,8 +99,8 @@ def test_every_prediction_reads_what_was_coded_on_the_days_before_it(home: Path)
     made = tokens.open_tokens(home / "w" / "tokens" / "task")
     base = tokens.open_tokens(home / "w" / "tokens" / "pophr")
     assert made.vocabulary == base.vocabulary
-    asked = tasks.read_task_labels(home / "labels")
-    assert len(made) == asked.height == 2 * SUBJECTS + 1
+    requested = tasks.read_task_labels(home / "labels")
+    assert len(made) == requested.height == 2 * SUBJECTS + 1
     old = raw_ids(home)
     split = dict(pl.read_parquet(home / "raw" / "metadata" / "subject_splits.parquet").iter_rows())
     names = {"train": "train", "validation": "tuning", "test": "held_out"}
@@ -108,16 +108,16 @@ def test_every_prediction_reads_what_was_coded_on_the_days_before_it(home: Path)
     seen, silent = [], 0
     for row, (pseudonym, when, label, place) in enumerate(stored.select("subject_id", "prediction_time", "y_task", "split").iter_rows()):
         subject = old[pseudonym]
-        told = sorted({(t, CODES[c]) for s, t, c in history() if s == subject and t.date() < when.date()}, key=lambda one: one[0])
+        events = sorted({(t, CODES[c]) for s, t, c in history() if s == subject and t.date() < when.date()}, key=lambda one: one[0])
         own = made.arrays([row])
         codes = [made.vocabulary[i] for i in own["values"][0][own["mask"][0]]]
         months = own["times"][0][own["mask"][0]]
-        silent += not told
-        assert sorted(codes) == (sorted(code for _, code in told) or ["[UNK]"])
-        assert months == pytest.approx([(t - told[0][0]).days / 30.4375 for t, _ in told] or [0.0], abs=1e-3)
+        silent += not events
+        assert sorted(codes) == (sorted(code for _, code in events) or ["[UNK]"])
+        assert months == pytest.approx([(t - events[0][0]).days / 30.4375 for t, _ in events] or [0.0], abs=1e-3)
         assert names[place] == split[subject]
         seen.append((subject, when, bool(label)))
-    assert sorted(seen) == sorted(asked.iter_rows())
+    assert sorted(seen) == sorted(requested.iter_rows())
     assert silent > 0
     assert any(f"{silent:,} of" in line for line in made.notices)
     assert not re.search(r"\b7\d{3}\b", stored["subject_id"].cast(pl.String).str.join(" ").item()), "no raw id is in the workspace"
@@ -137,8 +137,8 @@ def test_predictions_are_those_of_the_run_in_the_schema_of_meds_evaluation(home:
     found = pl.read_parquet(out)
     assert dict(found.schema) == SCHEMA
     held = {s for s, place in pl.read_parquet(home / "raw" / "metadata" / "subject_splits.parquet").iter_rows() if place == "held_out"}
-    asked = tasks.read_task_labels(home / "labels").filter(pl.col("subject_id").is_in(list(held)))
-    assert sorted(found.select("subject_id", "prediction_time", "boolean_value").iter_rows()) == sorted(asked.iter_rows())
+    requested = tasks.read_task_labels(home / "labels").filter(pl.col("subject_id").is_in(list(held)))
+    assert sorted(found.select("subject_id", "prediction_time", "boolean_value").iter_rows()) == sorted(requested.iter_rows())
     assert found["predicted_boolean_probability"].is_between(0, 1).all()
     assert (found["predicted_boolean_value"] == (found["predicted_boolean_probability"] > 0.5)).all()
     standard.LabelSchema.validate(pq.read_table(out, columns=["subject_id", "prediction_time", "boolean_value"]))
@@ -147,13 +147,13 @@ def test_predictions_are_those_of_the_run_in_the_schema_of_meds_evaluation(home:
     old = raw_ids(home)
     assert found["subject_id"].to_list() == [old[int(subject)] for subject in ours["subject_id"]]
     capsys.readouterr()
-    for wrong, said in (
+    for wrong, message in (
         (["evaluate", "base", "--predictions", str(out), *w], "without a head"),
         (["evaluate", "tuned", "--data", "pophr", "--predictions", str(out), *w], "no prediction times"),
         ([*predict, "--ids", str(home / "map.csv")], "--keep-ids"),
     ):
         assert main(wrong) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_task_options_that_do_not_fit_are_refused(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +163,7 @@ def test_task_options_that_do_not_fit_are_refused(home: Path, tmp_path: Path, ca
     assert (home / "w" / "tokens" / "again" / "manifest.json").stat().st_mtime_ns == before, "the same labels: nothing to do"
     capsys.readouterr()
 
-    def asked(rows: list[tuple[Any, ...]], names: tuple[str, ...] = ("subject_id", "prediction_time", "boolean_value")) -> Path:
+    def write_labels(rows: list[tuple[Any, ...]], names: tuple[str, ...] = ("subject_id", "prediction_time", "boolean_value")) -> Path:
         folder = tmp_path / f"labels-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         pl.DataFrame(rows, schema=list(names), orient="row").write_parquet(folder / "0.parquet")
@@ -173,18 +173,18 @@ def test_task_options_that_do_not_fit_are_refused(home: Path, tmp_path: Path, ca
     empty = tmp_path / "empty"
     empty.mkdir()
     ids, w = ["--ids", str(home / "ids.csv")], ["-w", str(home / "w")]
-    for code, said, argv in (
-        (2, "made from other labels", ["--task", str(asked([one])), *ids, "--name", "again"]),
-        (2, "no --name", ["--task", str(asked([one])), *ids]),
-        (2, "--leakage", ["--task", str(asked([one])), *ids, "--name", "x", "--leakage", "drop-icd"]),
+    for code, message, argv in (
+        (2, "made from other labels", ["--task", str(write_labels([one])), *ids, "--name", "again"]),
+        (2, "no --name", ["--task", str(write_labels([one])), *ids]),
+        (2, "--leakage", ["--task", str(write_labels([one])), *ids, "--name", "x", "--leakage", "drop-icd"]),
         (2, "no such folder", ["--task", str(tmp_path / "nowhere"), *ids, "--name", "x"]),
         (4, "no .parquet", ["--task", str(empty), *ids, "--name", "x"]),
-        (4, "boolean_value", ["--task", str(asked([one], ("subject_id", "prediction_time", "value"))), *ids, "--name", "x"]),
-        (4, "no subject of the labels", ["--task", str(asked([(1234567, one[1], True)])), *ids, "--name", "x"]),
+        (4, "boolean_value", ["--task", str(write_labels([one], ("subject_id", "prediction_time", "value"))), *ids, "--name", "x"]),
+        (4, "no subject of the labels", ["--task", str(write_labels([(1234567, one[1], True)])), *ids, "--name", "x"]),
     ):
         assert main(["tokenize", "pophr", *argv, *w]) == code
-        assert said in capsys.readouterr().err
-    assert main(["tokenize", "pophr", "--task", str(asked([one, (1234567, one[1], True)])), *ids, "--name", "y", *w]) == 0
+        assert message in capsys.readouterr().err
+    assert main(["tokenize", "pophr", "--task", str(write_labels([one, (1234567, one[1], True)])), *ids, "--name", "y", *w]) == 0
     assert "1 subjects of the labels are not in the cache" in capsys.readouterr().err
     assert main(["tokenize", "synthetic", "--task", str(empty), *w]) == 2
     assert "--task" in capsys.readouterr().err
@@ -267,7 +267,7 @@ def test_meds_dev_runs_end_to_end_on_a_folder_that_bitimely_wrote(home: Path, tm
     found = pl.read_parquet(Path(before) / "predictions.parquet")
     assert dict(found.schema) == SCHEMA
     held = pl.read_parquet(dataset / "metadata" / "subject_splits.parquet").filter(pl.col("split") == "held_out")["subject_id"]
-    asked = tasks.read_task_labels(labels).filter(pl.col("subject_id").is_in(held.implode()))
-    assert asked.height > 0
-    assert sorted(found.select("subject_id", "prediction_time", "boolean_value").iter_rows()) == sorted(asked.iter_rows())
+    requested = tasks.read_task_labels(labels).filter(pl.col("subject_id").is_in(held.implode()))
+    assert requested.height > 0
+    assert sorted(found.select("subject_id", "prediction_time", "boolean_value").iter_rows()) == sorted(requested.iter_rows())
     assert workflows.verify(Path(before) / "workspace")["exit_code"] == 0

@@ -1,6 +1,6 @@
 """Memory and descriptors have a limit of their own: caches ten times as large are tokenized and trained on, thousands of files ingested.
 
-The limit is on what a process alone can hold (RLIMIT_DATA) or on its whole address space (RLIMIT_AS), over what it takes once everything is
+The limit is on what a process alone can hold (RLIMIT_DATA) or on its full address space (RLIMIT_AS), over what it takes once everything is
 imported. Windows are read through memory maps, whose pages the system takes back whenever it needs them; under RLIMIT_AS without maps.
 """
 
@@ -109,11 +109,11 @@ def test_a_cache_of_ten_times_the_memory_is_tokenized_and_trained_on(tmp_path: P
     for name, count, size in (("small", 3, FILE >> 4), ("big", FILES, FILE)):
         recordings(tmp_path / f"raw-{name}", count, size)
         cache.ingest("edf", tmp_path / f"raw-{name}", tmp_path / name / "cache" / "edf")
-    *said, last = run("child_that_trains", tmp_path, kind)
+    *lines, last = run("child_that_trains", tmp_path, kind)
     windows = sum(path.stat().st_size for path in (tmp_path / "big" / "tokens").rglob("windows-*"))
     assert windows > 10 * (LIMIT << 20)
     assert json.loads(last) == {"tokenize": 0, "pretrain": 0, "too large": 6}
-    (error,) = [line for line in said if line.startswith("error[")]
+    (error,) = [line for line in lines if line.startswith("error[")]
     assert "out of memory at batch 1" in error
     assert "--batch-size 2048" in error
 

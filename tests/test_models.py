@@ -337,7 +337,7 @@ def test_odd_layers_are_refused_where_directions_alternate():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("bitimelygpt", {"dim": 66}, "multiple of the heads"),
         ("bitimelygpt", {"dim": 12, "heads": 4}, "even number"),
@@ -348,8 +348,8 @@ def test_odd_layers_are_refused_where_directions_alternate():
         ("bitimelygpt", {"tokens": "patch"}, "tokenizer"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(name, options, said):
-    with pytest.raises(UserError, match=said) as caught:
+def test_incompatible_settings_are_refused(name, options, message):
+    with pytest.raises(UserError, match=message) as caught:
         tiny(name, **options)
     assert caught.value.exit_code == 2
 
@@ -537,7 +537,7 @@ def test_grouped_ties_have_no_order():
     a = model(Batch(torch.tensor([[7, 8, 9, 10]]), times)).hidden[-1]
     b = model(Batch(torch.tensor([[7, 9, 8, 10]]), times)).hidden[-1]
     torch.testing.assert_close(a[:, [0, 1, 2, 3, 4, 5]], b[:, [0, 1, 3, 2, 4, 5]], rtol=1e-10, atol=1e-10)
-    one_day = torch.zeros(1, 4, dtype=torch.float64)  # nobody else can pass these on
+    one_day = torch.zeros(1, 4, dtype=torch.float64)  # no other row can pass these on
     for changed in range(4):
         codes = torch.tensor([[7, 8, 9, 10]])
         before = model(Batch(codes, one_day)).hidden[-1]
@@ -685,7 +685,7 @@ def test_gpt_blocks_have_the_counts_of_standard_layers():
 
 @pytest.mark.parametrize("name", ["gpt", "timelygpt"])
 @pytest.mark.parametrize("preset", ["tiny", "7.5m"])
-def test_matched_widths_come_as_near_as_whole_heads_allow(name, preset):
+def test_matched_widths_are_the_nearest_multiples_of_the_head_width(name, preset):
     def off(dim):
         scaled = {key: widths[key] * dim // widths["dim"] for key in widths}
         config = build_model_config(name, preset, channels=12, length=500, **scaled)
@@ -754,9 +754,9 @@ def test_the_scale_of_a_mixed_pre_training_is_the_variance_within_each_set():
 def test_channel_independent_reads_each_channel_alone(name):
     model = tiny(name, channel_independent=True).eval()
     x = torch.randn(2, 50, 3)
-    whole = model(Batch(x)).hidden[-1]
+    joint = model(Batch(x)).hidden[-1]
     alone = [model(Batch(x[:, :, channel : channel + 1])).hidden[-1] for channel in range(3)]
-    torch.testing.assert_close(whole.reshape(2, 3, *whole.shape[1:]), torch.stack(alone, 1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(joint.reshape(2, 3, *joint.shape[1:]), torch.stack(alone, 1), rtol=1e-4, atol=1e-5)
     pooled = heads.compute_vectors(model, Batch(x), "mean")
     torch.testing.assert_close(pooled, heads.compute_vectors(model, Batch(x[:, :, [2, 0, 1]]), "mean"), rtol=1e-4, atol=1e-5)
     seen = torch.ones(2, 50, 3, dtype=torch.bool)
@@ -792,12 +792,12 @@ def test_a_damaged_or_foreign_model_folder_is_refused(tmp_path):
         models.load(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == ("not_found", 2)
     tiny("bitimelygpt").save(tmp_path)
-    whole = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    original = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(original[: len(original) // 2])
     with pytest.raises(UserError) as caught:
         models.load(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == ("integrity", 5)
-    (tmp_path / "model.safetensors").write_bytes(whole)
+    (tmp_path / "model.safetensors").write_bytes(original)
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace('"layers":4', '"layers":6').replace('"layers": 4', '"layers": 6'))
     with pytest.raises(UserError, match="is missing") as caught:
@@ -822,7 +822,7 @@ def test_a_model_refuses_the_settings_of_others(name):
                 assert other in caught.value.hint
 
 
-def test_unknown_names_answer_with_the_closest():
+def test_unknown_names_suggest_the_closest():
     with pytest.raises(UserError, match="Did you mean bitimelygpt") as caught:
         models.build("bitimelygtp")
     assert caught.value.exit_code == 2

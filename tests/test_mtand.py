@@ -69,9 +69,9 @@ def test_attention_equals_a_softmax_of_each_channel(heads):
             for head in range(heads):
                 mean = torch.stack([w for at, w in every if at == head]).mean(0)
                 torch.testing.assert_close(maps[row, head, r], mean, rtol=1e-10, atol=1e-10)
-    whole, plain = attend(code(points)[None], code(times), batch.values, attention=True)
+    attended, plain = attend(code(points)[None], code(times), batch.values, attention=True)
     full, same = attend(code(points)[None], code(times), batch.values, torch.ones_like(batch.mask), attention=True)
-    torch.testing.assert_close(whole, full)
+    torch.testing.assert_close(attended, full)
     torch.testing.assert_close(plain, same)
 
 
@@ -164,10 +164,10 @@ def test_the_loss_equals_the_bound_by_hand(samples):
         each = []
         for k in range(samples):
             z = mean + (log_variance / 2).exp() * noise[row, k]
-            said = model.decode(z[None], model.adapter.tokenizer.rows(one), one)
-            log = torch.distributions.Normal(said, 0.01).log_prob(torch.where(one.mask, one.values, 0.0))
+            decoded = model.decode(z[None], model.adapter.tokenizer.rows(one), one)
+            log = torch.distributions.Normal(decoded, 0.01).log_prob(torch.where(one.mask, one.values, 0.0))
             each.append(log[one.mask].sum() / count - beta * kl)
-            errors.append((said - one.values)[one.mask].square())
+            errors.append((decoded - one.values)[one.mask].square())
         bounds.append(torch.logsumexp(torch.stack(each), 0) - math.log(samples))
         kls.append(kl)
     torch.testing.assert_close(found["loss"], -torch.stack(bounds).mean(), rtol=1e-9, atol=1e-9)
@@ -186,9 +186,9 @@ def test_terms_against_torchs_distributions():
         torch.distributions.Normal(mean, (log_variance / 2).exp()), torch.distributions.Normal(torch.zeros(()), torch.ones(()))
     ).sum((1, 2))
     torch.testing.assert_close(divergence(mean, log_variance), wanted)
-    x, said, mask = torch.randn(2, 5, 3), torch.randn(4, 2, 5, 3), torch.rand(2, 5, 3) > 0.5
-    log = torch.distributions.Normal(said, 0.01).log_prob(x)
-    torch.testing.assert_close(log_likelihood(x, said, mask), torch.where(mask, log, 0.0).sum((2, 3)))
+    x, decoded, mask = torch.randn(2, 5, 3), torch.randn(4, 2, 5, 3), torch.rand(2, 5, 3) > 0.5
+    log = torch.distributions.Normal(decoded, 0.01).log_prob(x)
+    torch.testing.assert_close(log_likelihood(x, decoded, mask), torch.where(mask, log, 0.0).sum((2, 3)))
 
 
 def test_the_weight_of_the_divergence_follows_the_training():
@@ -238,7 +238,7 @@ def test_training_lowers_the_bound_and_keeps_the_latents_apart():
     assert float(model.posterior(batch).mean.detach().var(0).mean()) > 1e-2
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_unsupported_settings_are_refused():
     with pytest.raises(UserError, match="divisor of 128"):
         tiny(heads=3)
     assert objectives.get("vae").config.samples == 1

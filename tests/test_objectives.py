@@ -1,4 +1,4 @@
-"""What models are asked: index map, masks, scales, stamps, and that asking teaches something."""
+"""Objectives: index map, masks, scales, stamps, and that training reduces the loss."""
 
 import itertools
 import math
@@ -47,7 +47,7 @@ def coded(lengths=(9, 6), length=9):
 @pytest.mark.parametrize("options", [{}, {"tokenizer": "patch"}, {"output_heads": "separate"}, {"target": "tokens"}], ids=str)
 @pytest.mark.parametrize("objective", NAMES)
 @pytest.mark.parametrize("name", STACKS)
-def test_a_result_is_whole_and_learns_everything(name, objective, options):
+def test_a_result_is_complete_and_every_parameter_has_a_gradient(name, objective, options):
     model = tiny(name, **options)
     result = objectives.get(objective)(model, ragged(), seeded())
     assert result["prediction"].shape == result["target"].shape == result["valid"].shape
@@ -65,7 +65,7 @@ def test_a_result_is_whole_and_learns_everything(name, objective, options):
 
 @pytest.mark.parametrize("options", [{}, {"ties": "group"}, {"rotary": "time"}], ids=str)
 @pytest.mark.parametrize("objective", NAMES)
-def test_codes_are_asked_by_cross_entropy(objective, options):
+def test_codes_are_predicted_with_cross_entropy(objective, options):
     model = tiny(tokenizer="codes", codes=52, **options)
     result = objectives.get(objective)(model, coded(), seeded())
     result["loss"].backward()
@@ -183,7 +183,7 @@ def test_hidden_tokens_are_read_at_their_own_position(objective):
 
 
 def test_padded_rows_use_the_same_slices():
-    """[EOS] stands at the true end, so a short row's last token is asked of its own [EOS]."""
+    """[EOS] stands at the true end, so a short row's last token is predicted from its own [EOS]."""
     batch = coded()
     seen, result, _ = read("next-previous-strict", tiny(tokenizer="codes", codes=52), batch)
     assert seen["next"] == [4000.0 + p for p in range(10)]
@@ -196,19 +196,19 @@ def test_padded_rows_use_the_same_slices():
     assert torch.equal(result["valid"], result["target"] != IGNORE)
 
 
-def test_codes_of_one_time_are_asked_as_a_set():
+def test_codes_of_one_time_are_predicted_as_a_set():
     model = tiny(tokenizer="codes", codes=10, ties="group")
     codes, times = torch.tensor([[5, 6, 7, 8, 9]]), torch.tensor([[0.0, 0.0, 2.0, 5.0, 5.0]])
     result = objectives.get("next-previous-strict")(model, Batch(codes, times))
 
-    def asked(part):
+    def targets_of(part):
         rows = zip(result["target"][0, part], result["valid"][0, part], strict=True)
         return [row.nonzero().flatten().tolist() if valid.all() else None for row, valid in rows]
 
     # positions 0 .. 5: [SOS] asks for the first time, an event for the next time, the last events for [EOS] (class 5)
-    assert asked(result["slices"]["next"]) == [[0, 1], [2], [2], [3, 4], [5], [5]]
+    assert targets_of(result["slices"]["next"]) == [[0, 1], [2], [2], [3, 4], [5], [5]]
     # positions 1 .. 6: the first events have nothing before them, [EOS] asks for the last time
-    assert asked(result["slices"]["previous"]) == [None, None, [0, 1], [2], [2], [3, 4]]
+    assert targets_of(result["slices"]["previous"]) == [None, None, [0, 1], [2], [2], [3, 4]]
 
 
 # -------------------------------------------------------------------------------------------------------------- random choices
@@ -378,7 +378,7 @@ def test_the_paper_objective_is_the_default_and_says_what_it_is():
     assert set(objectives.get(ObjectiveConfig(name="gap"))(model, batch, seeded())["parts"]) == {"gap"}
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_unsupported_settings_are_refused():
     batch = Batch(torch.randn(1, 50, 3))
     with pytest.raises(UserError, match="even number") as caught:
         objectives.get("next-previous")(tiny("timelygpt", layers=3), batch)
@@ -400,7 +400,7 @@ def test_what_cannot_be_asked_is_refused():
 
 @pytest.mark.parametrize("name", list(registry.models))
 def test_each_objective_trains_a_step_or_is_refused_before_it(name):
-    """The whole grid: nothing is found out in the first step. A refusal is one line that names what the model can be asked."""
+    """The full grid: every conflict is found before the first step. The error is one line that names the supported objectives."""
     model = tiny(name, length=64).train()
     batch = Batch(torch.randn(4, 64, 3))
     fit = objectives.compatible_objectives(name)
@@ -431,7 +431,7 @@ def refusal(config, objective):
 
 
 @pytest.mark.parametrize(("name", "objective"), [("bilstm", "next"), ("elmo", "next-previous"), ("gpt", "vae"), ("seft", "masked")])
-def test_what_a_model_cannot_be_asked_leaves_nothing_behind(name, objective, tmp_path):
+def test_an_unsupported_objective_leaves_no_files(name, objective, tmp_path):
     with pytest.raises(UserError, match=f"{objective} for {name}"):
         workflows.pretrain(flags={"model": {"name": name}, "objective": {"name": objective}}, workspace=tmp_path)
     assert not list(tmp_path.iterdir())

@@ -61,7 +61,7 @@ def test_eq2_causal_attention_excludes_the_future_instead_of_multiplying_by_zero
     """As printed, the mask multiplies the logits inside the softmax: a masked one would count as exp(0). Here it is excluded."""
     for map_ in tiny("gpt")(signal(), attention=True).attention:
         assert torch.equal(map_, map_.tril())
-        assert (map_[0, :, 0, 0] == 1).all()  # the first token has nobody else
+        assert (map_[0, :, 0, 0] == 1).all()  # the first token attends to itself alone
         torch.testing.assert_close(map_.sum(-1), torch.ones_like(map_[..., 0]))
 
 

@@ -204,7 +204,7 @@ def test_a_window_without_any_sample_is_finite():
 @pytest.mark.parametrize(
     ("length", "patch", "ratio", "masked"), [(64, 8, 0.4, 4), (60, 6, 0.9, 9), (42 * 12, 12, 0.4, 17), (48, 8, 0.4, 3)]
 )
-def test_so_many_patches_are_kept(length, patch, ratio, masked):
+def test_number_of_kept_patches(length, patch, ratio, masked):
     """floor(N (1 - r)) are kept: of 8 at 40 % four, of 10 at 90 % one, of 42 at 40 % twenty-five."""
     model = tiny(length=length, patch=patch)
     valid = objectives.get(ratio=ratio)(model, Batch(torch.randn(4, length, 3)), seeded())["valid"]
@@ -228,7 +228,7 @@ def test_the_loss_is_the_mean_over_masked_patches_of_standardised_samples():
     assert float(result["loss"].detach()) == pytest.approx(sum(errors) / len(errors), rel=1e-5)
 
 
-def test_what_is_masked_is_read_as_zero_behind_revin():
+def test_masked_values_are_zero_after_revin():
     model = tiny()
     batch = model.expand_channels(Batch(torch.randn(2, 50, 3)))
     chosen = torch.rand(6, 6) < 0.5
@@ -358,16 +358,16 @@ def test_a_matched_budget_is_within_five_percent(preset):
 
 
 @pytest.mark.parametrize(
-    ("options", "objective", "said"),
+    ("options", "objective", "message"),
     [({}, "masked", "masked-patches"), ({"stride": 4}, "masked-patches", "overlap"), ({"dim": 66}, "", "multiple of the heads")],
 )
-def test_what_cannot_be_asked_is_refused(options, objective, said):
-    with pytest.raises(UserError, match=said) as caught:
+def test_unsupported_settings_are_refused(options, objective, message):
+    with pytest.raises(UserError, match=message) as caught:
         objectives.get(objective)(tiny(**options), Batch(torch.randn(2, 50, 3)), seeded())
     assert caught.value.exit_code == 2
 
 
-def test_without_revin_the_common_objectives_can_be_asked():
+def test_without_revin_the_common_objectives_are_supported():
     for name in ("masked", "gap"):
         result = objectives.get(name)(tiny(revin=False), Batch(torch.randn(2, 50, 3)), seeded())
         assert result["valid"].all(-1).sum(1).tolist() == [2] * 6  # floor(0.4 * 6)

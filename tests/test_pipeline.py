@@ -153,14 +153,14 @@ def started(path: Path, workspace: Path, *more: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str]]:
-    """A recipe that two processes ran at once on one workspace, and what each of them said."""
+    """A recipe that two processes ran at once on one workspace, and the log of each."""
     folder = tmp_path_factory.mktemp("shared")
     path = folder / "two.toml"
     path.write_text(TINY.replace('model = ["bitimelygpt", "gpt"]', 'model = ["gpt"]'))
     pair = [started(path, folder / "whole") for _ in range(2)]
-    said = [process.communicate(timeout=500)[1] for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], said
-    return path, folder / "whole", said
+    logs = [process.communicate(timeout=500)[1] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], logs
+    return path, folder / "whole", logs
 
 
 @pytest.mark.slow
@@ -172,9 +172,9 @@ def test_two_processes_share_a_workspace_and_no_stage_is_run_twice(shared: tuple
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_five_times_ends_in_the_same_results(shared: tuple[Path, Path, list[str]], tmp_path: Path) -> None:
-    path, whole, _ = shared
+    path, reference, _ = shared
     draw = random.Random(0)
-    shutil.copytree(whole / "cache", tmp_path / "cache")
+    shutil.copytree(reference / "cache", tmp_path / "cache")
     for _ in range(5):
         process = started(path, tmp_path)
         time.sleep(draw.uniform(3, 9))
@@ -183,15 +183,15 @@ def test_a_run_that_was_killed_five_times_ends_in_the_same_results(shared: tuple
     last = started(path, tmp_path)
     last.communicate(timeout=500)
     assert last.returncode == 0
-    assert rows(tmp_path) == rows(whole)
+    assert rows(tmp_path) == rows(reference)
 
 
 @pytest.mark.slow
 def test_jobs_give_the_same_table(shared: tuple[Path, Path, list[str]], tmp_path: Path) -> None:
-    path, whole, _ = shared
+    path, reference, _ = shared
     found = pipeline.run(str(path), workspace=tmp_path, jobs=2)
     assert found["exit_code"] == 0, found["stages"]
-    assert rows(tmp_path) == rows(whole)
+    assert rows(tmp_path) == rows(reference)
 
 
 def test_two_blocks_of_one_name_are_refused_unless_they_share_a_pre_training(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None
     assert done["exit_code"] == 2
 
 
-def test_unknown_recipes_are_named(tmp_path: Path) -> None:
+def test_unknown_recipes_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="smoke"):
         pipeline.load("smok")
     path = tmp_path / "bad.toml"
@@ -229,12 +229,12 @@ def test_unknown_recipes_are_named(tmp_path: Path) -> None:
 
 def test_the_time_left_goes_by_what_trainings_of_that_model_took(tmp_path: Path) -> None:
     plan = plan_experiment(pipeline.load("emg"), "emg", tmp_path, assignments=[])
-    told: list[float | None] = []
-    watch = pipeline._add_time_left(plan, set(plan.nodes), lambda now: told.append(now.left))
+    estimates: list[float | None] = []
+    watch = pipeline._add_time_left(plan, set(plan.nodes), lambda now: estimates.append(now.left))
     assert watch is not None
     gpt, lstm = StageState("done", seconds=10.0), StageState("done", seconds=100.0)
     watch({})
     watch({"pretrain emg-gpt-0": gpt})
     watch({"pretrain emg-gpt-0": gpt, "pretrain emg-lstm-0": lstm})
     trainings = sum(label.startswith("pretrain") for label in plan.nodes)
-    assert told == [None, 10.0 * (trainings - 1), 4 * 10.0 + 4 * 100.0 + (trainings - 10) * 55.0]
+    assert estimates == [None, 10.0 * (trainings - 1), 4 * 10.0 + 4 * 100.0 + (trainings - 10) * 55.0]

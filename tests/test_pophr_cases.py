@@ -36,11 +36,11 @@ ENGINES = [
 def frames(case: dict[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame | None, pl.DataFrame]:
     """The arguments that a case stands for."""
     rows, people = case["events"], case["subjects"]
-    whole = all(isinstance(row["subject_id"], int) for row in [*rows, *(people or [])])
+    integers = all(isinstance(row["subject_id"], int) for row in [*rows, *(people or [])])
 
     def table(found: list[dict[str, Any]], always: tuple[str, ...], sometimes: tuple[str, ...]) -> pl.DataFrame:
         names = ["subject_id", *always, *(name for name in sometimes if any(name in row for row in found))]
-        schema = dict.fromkeys(names, pl.String) | {"subject_id": pl.Int64 if whole else pl.String}
+        schema = dict.fromkeys(names, pl.String) | {"subject_id": pl.Int64 if integers else pl.String}
         return pl.DataFrame([{name: row.get(name) for name in names} for row in found], schema=schema)
 
     pairs = [
@@ -61,10 +61,10 @@ def differences(expected: Any, found: Any, where: str = "") -> list[str]:
             return [f"{where}: {found!r} is no object"]
         own = {str(key): value for key, value in found.items()}
         wanted = {key: value for key, value in expected.items() if key != "__only__"}
-        told = [f"{where}/{key} is missing" for key in wanted if key not in own]
+        errors = [f"{where}/{key} is missing" for key in wanted if key not in own]
         if "__only__" in expected and set(expected["__only__"]) != set(own):
-            told.append(f"{where} has {sorted(own)}, expected {sorted(expected['__only__'])} alone")
-        return told + [line for key, value in wanted.items() if key in own for line in differences(value, own[key], f"{where}/{key}")]
+            errors.append(f"{where} has {sorted(own)}, expected {sorted(expected['__only__'])} alone")
+        return errors + [line for key, value in wanted.items() if key in own for line in differences(value, own[key], f"{where}/{key}")]
     if isinstance(expected, list):
         if not isinstance(found, list | tuple) or len(found) != len(expected):
             return [f"{where}: {found!r}, expected {expected!r}"]

@@ -98,7 +98,7 @@ def test_ranges_of_exclusions() -> None:
     assert not phecode_maps.is_excluded("EM_250", ["249-250.99"])
 
 
-def test_the_who_table_is_told_by_name_or_option(tmp_path: Path) -> None:
+def test_the_who_table_is_recognised_by_name_or_option(tmp_path: Path) -> None:
     assert "icd10" in phecode_maps.read_map([written(tmp_path, PHETKX, "phecodeX_WHO.csv")]).tables
     assert "icd10" in phecode_maps.read_map([written(tmp_path, PHETKX)], vocab="icd10").tables
     assert "icd9" in phecode_maps.read_map([written(tmp_path, PHETKX)], vocab="icd10").tables

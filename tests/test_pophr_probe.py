@@ -85,7 +85,7 @@ def test_without_cases_there_is_no_score() -> None:
     assert (found.best, found.length["train"], found.prevalence["test"], found.leak) == (None, None, None, False)
 
 
-def test_agreement_counts_where_both_are_known() -> None:
+def test_agreement_counts_rows_with_both_labels() -> None:
     label, flag = np.array([1, 1, 0, 0, -1, 1]), np.array([1, 0, 1, 0, 1, -1])
     assert shortcut_baselines.count_agreement(label, flag) == {"tp": 1, "fp": 1, "fn": 1, "tn": 1}
 

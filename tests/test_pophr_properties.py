@@ -447,15 +447,15 @@ def coded(events: pl.DataFrame, phemap: pl.DataFrame) -> steps.ClaimsShard:
     return steps.ClaimsShard(rows=rows.join(numbers, on="subject_id"), codes=book.codes, cohort=cohort, rules=own, defining=defining)
 
 
-def parted(whole: steps.ClaimsShard, shards: int) -> list[steps.ClaimsShard]:
+def split_shard(shard: steps.ClaimsShard, shards: int) -> list[steps.ClaimsShard]:
     """Its subjects by their hash, each shard with its own numbers."""
-    place = [splits.assign_shard(name, shards) for name in whole.cohort["subject_id"]]
+    place = [splits.assign_shard(name, shards) for name in shard.cohort["subject_id"]]
     found = []
     for k in range(shards):
-        cohort = whole.cohort.filter(pl.Series(place) == k)
+        cohort = shard.cohort.filter(pl.Series(place) == k)
         numbers = cohort.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
-        rows = whole.rows.drop("subject").join(numbers, on="subject_id")
-        found.append(dataclasses.replace(whole, rows=rows, cohort=cohort))
+        rows = shard.rows.drop("subject").join(numbers, on="subject_id")
+        found.append(dataclasses.replace(shard, rows=rows, cohort=cohort))
     return found
 
 
@@ -483,8 +483,8 @@ def test_6_any_number_of_shards_agrees(seed: int, shards: int) -> None:
                     kept[subject] = (own.ids[span].tolist(), own.times[span].tolist(), own.gaps(i).tolist())
         return selection, kept
 
-    whole = coded(events, phemap)
-    one, many = run([whole]), run(parted(whole, shards))
+    single = coded(events, phemap)
+    one, many = run([single]), run(split_shard(single, shards))
     assert one == many
     assert one[1] or not one[0].phecodes
 
@@ -662,7 +662,7 @@ def test_tables_without_rows(engine: str) -> None:
     assert small(events=rubbish, engine=engine, dedupe="month")["funnel"]["bad_date"] == 1
 
 
-def test_dates_and_whole_numbers_as_such_and_columns_nobody_asked_for() -> None:
+def test_typed_dates_and_integers_and_extra_columns() -> None:
     rows = [(10, date(2001, 1, 1), "496", "x", 3), (9, date(2001, 1, 3), "496", "y", 4), (10, date(2001, 1, 2), "4280", "z", 5)]
     events = table(rows, "subject_id date code row birth_day", subject_id=pl.Int64, date=pl.Date, birth_day=pl.Int64)
     cohort = table([(10, date(1960, 1, 1), 1)], "subject_id birth code", subject_id=pl.Int64, birth=pl.Date, code=pl.Int64)

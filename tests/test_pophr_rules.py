@@ -49,7 +49,7 @@ GOOD: dict[str, Any] = {"name": "a", "codes": {"icd9": ["250"]}, "any": [{"count
         {"any": [{"min_gap_days": "1"}]},
     ],
 )
-def test_what_is_not_known_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_rules_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         label_rules.parse_rules([GOOD | change])
 

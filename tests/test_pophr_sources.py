@@ -1,4 +1,4 @@
-"""Sources of claims: real samples against Python's csv module, written tables for each trap, and what is refused as a whole."""
+"""Sources of claims: real samples against Python's csv module, written tables for each trap, and sources that are refused."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def codes(claims: ClaimsSource) -> set[str]:
     return {str(finding.code) for finding in claims.findings}
 
 
-def test_an_unknown_source_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_source_suggests_the_closest(tmp_path: Path) -> None:
     error = refusal(folder(tmp_path, claims__csv=HEAD + GOOD), "sinpuf")
     assert (error.code, error.exit_code) == ("unknown_name", 2)
     assert "synpuf" in error.finding.line()
@@ -184,7 +184,7 @@ def test_columns_by_option_with_vocabularies_kinds_and_claims(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({"col": ["vocab=cls"]}, "schema"),  # a kind of claims that nobody has explained
+        ({"col": ["vocab=cls"]}, "schema"),  # a kind of claims without a declaration
         ({"col": ["vocab=cls"], "source_value": ["ip=hospital"]}, "unknown_name"),
         ({"col": ["vocab=kind"], "source_value": ["ip=inpatient"]}, "wrong_vocabulary"),
         ({"col": ["vokab=cls"]}, "unknown_name"),
@@ -257,7 +257,7 @@ def test_codes_of_both_vocabularies_are_not_guessed(
         (["8.5", "0085"], False),
         (["428.0", "V01.1"], False),
         (["2.5E+02", "428.0"], False),  # bad rows, no lost zeros
-        (["389", "4280"], False),  # cannot be told
+        (["389", "4280"], False),  # ambiguous
     ],
 )
 def test_a_column_that_has_lost_its_zeros_is_refused(tmp_path: Path, written: list[str], refused: bool) -> None:
@@ -349,12 +349,12 @@ def test_missing_columns_are_named_with_those_that_are_there(tmp_path: Path) -> 
     assert refusal(folder(tmp_path, claims__csv=HEAD)).code == "no_input"
 
 
-def test_ids_that_look_like_formulas_and_foreign_lines_are_told(tmp_path: Path) -> None:
+def test_formula_like_ids_and_foreign_lines_are_reported(tmp_path: Path) -> None:
     lines = "=1+1,2001-01-01,428.0\n-5,2001-01-01,428.0\n-x,2001-01-01,428.0\n@a,2001-01-01,428.0\n"
     claims, events = of(folder(tmp_path, claims__csv=(HEAD + lines).encode() + b"\xe9,2001-01-01,496\n"))
-    told = {str(finding.code): finding for finding in claims.findings}
-    assert (told["label_chars"].count, told["label_chars"].examples) == (3, ("2", "4", "5"))
-    assert told["encoding"].count == 1
+    by_code = {str(finding.code): finding for finding in claims.findings}
+    assert (by_code["label_chars"].count, by_code["label_chars"].examples) == (3, ("2", "4", "5"))
+    assert by_code["encoding"].count == 1
     assert events["subject_id"].to_list()[-1] == "é"
     assert all(finding.level == "warning" for finding in claims.findings)
 
@@ -470,7 +470,7 @@ def test_cases_of_claims_are_refused_or_handed_to_the_row_checks(tmp_path: Path)
     subprocess.run([sys.executable, str(BAD), str(tmp_path), "--only", "CL"], check=True, capture_output=True)
     cases = {case["id"][:4]: case for case in json.loads((tmp_path / "manifest.json").read_text())}
     refused = {}
-    told = {}
+    reported = {}
     for name, case in cases.items():
         root = tmp_path / case["command"]["dir"]
         try:
@@ -481,7 +481,7 @@ def test_cases_of_claims_are_refused_or_handed_to_the_row_checks(tmp_path: Path)
         lines = (root / case["entry"]).read_bytes().count(b"\n") if case["entry"].endswith(".csv") else 0
         assert events.height == lines - 1
         if found := codes(claims):
-            told[name] = found
+            reported[name] = found
     assert refused == {
         "CL02": ("ambiguous_code", 4),
         "CL12": ("csv_syntax", 4),
@@ -493,7 +493,7 @@ def test_cases_of_claims_are_refused_or_handed_to_the_row_checks(tmp_path: Path)
     for name, (code, _) in refused.items():
         assert code in {cases[name]["reason"], *cases[name]["reason_alt"]}
         assert "fail" in {cases[name]["expect"], *cases[name]["alt"]}
-    assert told == {"CL16": {"label_chars"}, "CL21": {"unmatched_labels"}}
+    assert reported == {"CL16": {"label_chars"}, "CL21": {"unmatched_labels"}}
 
 
 # --- DE-SynPUF
@@ -570,7 +570,7 @@ def test_synpuf_beneficiaries_and_flags_of_three_years() -> None:
 
 
 @real("de-synpuf")
-def test_synpuf_admitting_codes_are_left_out_unless_asked_for() -> None:
+def test_synpuf_admitting_codes_are_read_only_on_request() -> None:
     _, without = of(DATA / "de-synpuf", "synpuf")
     _, with_them = of(DATA / "de-synpuf", "synpuf", admitting=True)
     assert with_them.height > without.height

@@ -55,7 +55,7 @@ def test_numbers_are_probed_by_ridge_regression():
     assert found.prediction == pytest.approx(Ridge(alpha=best).fit(parts[0], y["train"]).predict(parts[2]))
 
 
-def test_labels_are_probed_one_by_one_and_unknown_ones_left_out():
+def test_labels_are_probed_one_by_one_without_missing_ones():
     rng = np.random.default_rng(3)
 
     def rule(part, r):
@@ -187,9 +187,9 @@ def test_fine_tuned_runs_stand_beside_the_frozen_probe():
     poor.readout, poor.layers = "mean", "last-two"
     good.predict = lambda batch: torch.stack([-batch.values[:, 0, 0], batch.values[:, 0, 0]], 1).softmax(1)
     poor.predict = lambda batch: torch.full((len(batch.values), 2), 0.5)
-    told = []
+    events = []
     runs = [run(windows, name="base"), run(windows, good, "tuned"), run(windows, poor, "tuned-mean")]
-    page = probing(runs, bootstrap=100, control=False, progress=lambda *said: told.append(said[0]))
+    page = probing(runs, bootstrap=100, control=False, progress=lambda *event: events.append(event[0]))
     found = page.summary["fine_tuned"]
     assert list(found) == ["tuned", "tuned-mean"]
     target = windows["test"].targets()
@@ -202,7 +202,7 @@ def test_fine_tuned_runs_stand_beside_the_frozen_probe():
     assert found["tuned-mean"]["frozen"] == page.summary["cells"]["mean"]["last-two"]["value"]
     table = next(b for b in page.blocks if isinstance(b, Table) and b.name == "fine-tuned")
     assert [row[:2] for row in table.rows] == [["tuned", "[SOS] (l = L)"], ["tuned-mean", "average pooling (l = {L − 1, L})"]]
-    assert "predict tuned-mean" in told
+    assert "predict tuned-mean" in events
     alone = probing([run(windows, good, "tuned")], bootstrap=10, control=False)
     assert list(alone.summary["fine_tuned"]) == ["tuned"]
     assert "fine_tuned" not in probing([run(windows)], bootstrap=10, control=False).summary

@@ -383,7 +383,7 @@ def test_windows_labels_and_folds_are_the_official_ones(caches: dict[int, tuple[
     assert (slow.length, slow.rate) == (1000, 100.0)
 
 
-def test_what_is_known_about_it() -> None:
+def test_facts() -> None:
     facts = datasets["ptb-xl"].facts
     assert set(facts.views) == {"", "superclass", "multilabel"}
     assert all(view.split == "official" and len(view.channels) == 12 for view in facts.views.values())

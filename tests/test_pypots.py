@@ -1,7 +1,7 @@
 """Autoformer, FEDformer and TimesNet against PyPOTS with the same weights: pip install 'bitimely[parity]'.
 
 PyPOTS writes a file into the user's home and prints when it is imported, so it runs in a process of its own, with another home. Its
-attention layers read [B, H, N, E] as [B, N, H E] behind several heads: whole Autoformer encoders are compared with one head, whose number
+attention layers read [B, H, N, E] as [B, N, H E] behind several heads: full Autoformer encoders are compared with one head, whose number
 does not matter here, and of FEDformer the Fourier block.
 """
 

@@ -88,7 +88,7 @@ def test_sensors_have_no_order():
 
 def test_a_sensor_hears_of_the_others_unless_messages_stay_at_home():
     batch = sampled()
-    for option, heard in (("paper", True), ("self", False)):
+    for option, affected in (("paper", True), ("self", False)):
         model = tiny(message=option)
         for weight in (model.observation, model.nodes, *model.messages.parameters()):
             torch.nn.init.uniform_(weight, 0.1, 1.0)
@@ -97,7 +97,7 @@ def test_a_sensor_hears_of_the_others_unless_messages_stay_at_home():
         found, _ = model.pass_messages(rows, encode_times(rows.times, 20.0, 16))
         (slope,) = torch.autograd.grad(found[:, :, 0].sum(), values)
         assert bool((slope[..., 0][batch.mask[..., 0]] != 0).any())
-        assert bool((slope[..., 1:] != 0).any()) is heard
+        assert bool((slope[..., 1:] != 0).any()) is affected
 
 
 def test_the_vector_is_the_mean_over_the_rows_and_maps_are_rows_of_attention():

@@ -88,12 +88,12 @@ def copied(model):
     """torch.nn.LSTM of all layers with the weights of `model`."""
     sides = len(model.layers[0].lstms)
     hidden = model.layers[0].lstms[0].hidden_size
-    whole = nn.LSTM(model.config.dim, hidden, len(model.layers), batch_first=True, bidirectional=sides == 2).double()
+    stacked = nn.LSTM(model.config.dim, hidden, len(model.layers), batch_first=True, bidirectional=sides == 2).double()
     for depth, layer in enumerate(model.layers):
         for lstm, suffix in zip(layer.lstms, ("", "_reverse"), strict=False):
             for key, weight in lstm.named_parameters():
-                getattr(whole, key.replace("_l0", f"_l{depth}{suffix}")).data.copy_(weight)
-    return whole
+                getattr(stacked, key.replace("_l0", f"_l{depth}{suffix}")).data.copy_(weight)
+    return stacked
 
 
 @pytest.mark.parametrize(("name", "options"), [("lstm", {}), ("bilstm", {}), ("bilstm", {"direction_width": "half"})])
@@ -289,7 +289,7 @@ def test_every_readout_gives_logits(name, readout, layers):
     assert head(Batch(torch.randn(2, 50, 3))).shape == (2, 5)
 
 
-def test_default_vectors_have_read_the_whole_row_and_no_padding():
+def test_default_vectors_depend_on_every_timestep_and_on_no_padding():
     batch = ragged()
     lstm, baar = tiny("lstm"), tiny("lstm-baar")
     last = lstm(batch).hidden[-1][torch.arange(3), torch.tensor([13, 10, 6])]
@@ -362,7 +362,7 @@ def test_counts_of_the_layers_at_the_table_s_dimensions(name, options, millions)
         assert round(found / 1e6, 2) == pytest.approx(wanted, abs=0.006)
 
 
-def test_a_whole_count_by_hand():
+def test_a_full_count_by_hand():
     """12 LSTM layers of 4 gates with two biases, conv tokenizer, projection, [SOS] and [EOS], final norm, output."""
     layers = 12 * (4 * 384 * (384 + 384) + 8 * 384)
     rest = 2 * (3 * 49 + 7) + 7 * 384 + 384 + 2 * 384 + 2 * 384 + 384 * 7 + 7

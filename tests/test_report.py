@@ -1,4 +1,4 @@
-"""The page: self-contained, the same bytes again, small, safe against foreign text, whole or not there; its files hold every number."""
+"""The page: self-contained, the same bytes again, small, safe against foreign text, written atomically; its files hold every number."""
 
 import base64
 import hashlib
@@ -404,7 +404,7 @@ def test_a_cell_may_be_shown_as_a_text_with_a_note(tmp_path):
     assert pl.read_parquet(tmp_path / "x.parquet").row(0) == ("r", 90.4, 88.1)
 
 
-# --- whole or not at all ------------------------------------------------------------------------------------------------------------------
+# --- atomic writes -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_dies_leaves_no_report(tmp_path, monkeypatch):

@@ -428,7 +428,7 @@ def test_a_full_disk_keeps_the_former_checkpoint(straight: Any, tmp_path: Path, 
     assert state_of(tmp_path) == straight
 
 
-def test_space_is_asked_for_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_space_is_checked_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(path: Any) -> Any:
         return shutil._ntuple_diskusage(1 << 30, 1 << 30, 1000)
 
@@ -542,19 +542,19 @@ def test_nothing_but_damage_is_exit_5_and_changes_nothing(stopped: Path) -> None
 
 def test_every_damage_is_noticed(stopped: Path) -> None:
     folder = stopped / "checkpoints" / "step-9"
-    whole, noticed = {path.name: path.read_bytes() for path in folder.iterdir()}, 0
+    original, noticed = {path.name: path.read_bytes() for path in folder.iterdir()}, 0
     for seed in range(200):
         draw = random.Random(seed)
-        name = draw.choice(sorted(whole))
+        name = draw.choice(sorted(original))
         damage(folder / name, draw.choice(["flip", "flip", "zero", "truncate", "append"]), draw)
         body = (folder / name).read_bytes()
         code = fault_of(lambda: checkpoints.verify_checkpoint(folder))
         if code is None:  # zeros where zeros were, or JSON that says the same
-            assert body == whole[name] or _same_json(body, whole[name])
+            assert body == original[name] or _same_json(body, original[name])
         else:
             noticed += 1
             assert code == Exit.INTEGRITY
-        (folder / name).write_bytes(whole[name])
+        (folder / name).write_bytes(original[name])
     assert noticed > 180
 
 
@@ -575,7 +575,7 @@ def test_two_files_swapped_between_checkpoints_are_noticed(stopped: Path) -> Non
     assert refused.value.exit_code == Exit.INTEGRITY
 
 
-def test_a_touched_checkpoint_is_whole(stopped: Path) -> None:
+def test_a_touched_checkpoint_is_intact(stopped: Path) -> None:
     for path in stopped.rglob("*"):
         os.utime(path, (4e9, 4e9))
     latest = loop.load_latest_checkpoint(stopped)
@@ -660,7 +660,7 @@ def test_other_shapes_are_refused_with_their_keys(stopped: Path) -> None:
     assert any("nothing" in finding.problem for finding in refused.value.details)
 
 
-def test_an_empty_folder_of_checkpoints_starts_anew(straight: Any, tmp_path: Path) -> None:
+def test_an_empty_folder_of_checkpoints_starts_from_scratch(straight: Any, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step-x").mkdir()
     (tmp_path / "checkpoints" / "LATEST").write_text("step-400\n")
@@ -676,7 +676,7 @@ def test_an_empty_folder_of_checkpoints_starts_anew(straight: Any, tmp_path: Pat
 def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Path) -> None:
     from bitimely_core import models, objectives
 
-    asked = objectives.get(name)
+    plain = objectives.get(name)
 
     def trained(folder: Path, objective: loop.Objective) -> nn.Module:
         torch.manual_seed(0)
@@ -686,12 +686,12 @@ def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Pa
     def killed(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
         if len(loop.read_metrics(tmp_path / "killed")) == 9:
             raise Killed
-        return asked(model, batch, generator)  # type: ignore[arg-type]
+        return plain(model, batch, generator)  # type: ignore[arg-type]
 
-    straight = trained(tmp_path / "straight", asked)
+    straight = trained(tmp_path / "straight", plain)
     with pytest.raises(Killed):
         trained(tmp_path / "killed", killed)
-    continued = trained(tmp_path / "killed", asked)
+    continued = trained(tmp_path / "killed", plain)
     assert same(weights(straight), weights(continued))
     assert state_of(tmp_path / "killed") == state_of(tmp_path / "straight")
     assert same(weights(models.load(tmp_path / "killed" / "model")), weights(straight))

@@ -1,4 +1,4 @@
-"""Retention and rotation against their definitions in float64, written anew here: outputs, gradients, every form, direction and clock."""
+"""Retention and rotation against their definitions in float64, written independently here: outputs, gradients, every form, direction and clock."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_decay_gradient_survives_late_times_in_float32() -> None:
         compare({"form": "chunkwise", "direction": direction, "chunk": 16}, (q, k, v, do), late, None, 2e-5)
 
 
-def test_only_the_gradients_asked_for() -> None:
+def test_only_the_requested_gradients() -> None:
     q, k, v, do = random_inputs(1, 40, 2, 4, 4)
     g = decays(2).requires_grad_()
     o = retention(q, k, v, log_decay=g, form="chunkwise", chunk=8)
@@ -363,7 +363,7 @@ def test_masked_keys_have_no_gradient_at_all(form: str, direction: str, monkeypa
 @pytest.mark.parametrize("form", ["auto", *FORMS])
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("direction", DIRECTIONS[:2])
-def test_pieces_equal_the_whole(direction: str, clock: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_equal_the_full_sequence(direction: str, clock: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fed in pieces with the state in between: the same outputs, the same gradients, the same last state."""
     if form == "masked":
         monkeypatch.setattr(module, "GUARD", -1.0)
@@ -374,10 +374,8 @@ def test_pieces_equal_the_whole(direction: str, clock: str, form: str, monkeypat
     def leaves() -> list[Tensor]:
         return [x.clone().requires_grad_() for x in (q, k, v, decays(2))] + ([] if times is None else [times.clone().requires_grad_()])
 
-    whole, parts = leaves(), leaves()
-    o, end = retention(
-        *whole[:3], log_decay=whole[3], times=whole[4] if times is not None else None, mask=mask, return_state=True, **options
-    )
+    full, parts = leaves(), leaves()
+    o, end = retention(*full[:3], log_decay=full[3], times=full[4] if times is not None else None, mask=mask, return_state=True, **options)
     bounds = list(itertools.pairwise([0, 1, 2, 9, 41, 60]))
     state, outputs = None, []
     for lo, hi in bounds if direction == "forward" else bounds[::-1]:
@@ -394,7 +392,7 @@ def test_pieces_equal_the_whole(direction: str, clock: str, form: str, monkeypat
     weights = torch.randn(end.memory.shape, dtype=torch.float64)  # the state is differentiable too
     for found, wanted in zip(
         torch.autograd.grad((again * do).sum() + (state.memory * weights).sum(), parts),
-        torch.autograd.grad((o * do).sum() + (end.memory * weights).sum(), whole),
+        torch.autograd.grad((o * do).sum() + (end.memory * weights).sum(), full),
         strict=True,
     ):
         assert error(found, wanted) <= 1e-12
@@ -759,7 +757,7 @@ def test_the_xpos_scale_falls_with_the_distance_in_both_directions(direction: st
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS[:2])
-def test_the_xpos_scale_is_safe_over_its_whole_span(direction: str) -> None:
+def test_the_xpos_scale_is_finite_over_its_full_span(direction: str) -> None:
     q, k, v, do = (x.requires_grad_() for x in random_inputs(1, SPAN, 1, 4, 2, torch.float32))
     positions = torch.arange(SPAN)
     scaled = [xpos(x, positions, direction, key=key) for x, key in ((q, False), (k, True))]

@@ -333,14 +333,14 @@ def test_a_model_that_reads_the_shapelet_alone_has_its_saliency_there():
 
 
 def test_page_compares_runs_on_the_same_windows(tmp_path):
-    told = []
+    events = []
     windows = Labelled(n=180, subjects=12)
     windows.of_split = np.where(np.isin(windows.who, [f"s{k}" for k in range(6)]), "test", "train")
     runs = [run(windows=windows), run("timelybert", windows), run(windows=windows, tuned=True, label="tuned")]
     options = {"sequences": 12, "lengths": "1", "masks": 2, "bootstrap": 50}
-    page = saliency(runs, **options, progress=lambda *said: told.append(said))
+    page = saliency(runs, **options, progress=lambda *event: events.append(event))
     assert page.summary == saliency(runs, **options).summary
-    assert told[-1] == ("saliency tuned with random weights 3", told[-1][2], told[-1][2])
+    assert events[-1] == ("saliency tuned with random weights 3", events[-1][2], events[-1][2])
     about = page.summary["options"]
     assert about["subjects"] >= 5
     for name in ("bitimelygpt", "timelybert", "tuned"):
@@ -365,9 +365,9 @@ def test_page_compares_runs_on_the_same_windows(tmp_path):
     assert figures["heat-bitimelygpt"].data.values.shape == (2, 8, 25)
     mark, span = figures["heat-bitimelygpt"].data.mark, figures["case"].data.spans[0]
     assert (mark[1] - mark[0]) * 4 / windows.rate == pytest.approx(span.stop - span.start) == pytest.approx(1.0)
-    whole, masked, dropped = (s.values for s in figures["kinds"].data.signals)
-    assert (masked == 0).sum() >= 0.35 * len(whole)
-    assert np.isnan(dropped).sum() >= 0.6 * len(whole)
+    full, masked, dropped = (s.values for s in figures["kinds"].data.signals)
+    assert (masked == 0).sum() >= 0.35 * len(full)
+    assert np.isnan(dropped).sum() >= 0.6 * len(full)
     tables = [block for block in page.blocks if isinstance(block, Table)]
     assert [len(t.rows) for t in tables] == [6, 6, 4]
     assert any("No run here is leak-free" in notice for notice in page.notices)
@@ -382,7 +382,7 @@ def test_few_subjects_have_no_interval():
     assert "no CI" in page.verdict
 
 
-def test_a_layer_without_gradients_is_said():
+def test_a_layer_without_gradients_is_reported():
     page = saliency([run(windows=Labelled(n=80), tuned=True)], sequences=4, lengths="1", bootstrap=50, layer=2)
     assert page.summary["bitimelygpt"]["embeddings"]["ratio"]["undefined_reason"] == "no window has a gradient"
     assert "nothing to compare" in page.verdict
@@ -400,7 +400,7 @@ def test_shapelets_of_a_report_are_read(tmp_path):
         saliency([run(windows=windows)], shapelets=str(tmp_path))
 
 
-def test_what_cannot_be_done_is_refused():
+def test_unsupported_options_are_refused():
     with pytest.raises(UserError, match="layer 9"):
         saliency([run()], layer=9)
     other = Labelled()

@@ -1,4 +1,4 @@
-"""SeFT against its formulas, with the whole keys of the paper."""
+"""SeFT against its formulas, with the full keys of the paper."""
 
 import math
 
@@ -31,11 +31,11 @@ def element(time, value, channel, channels, span):
 
 
 def by_elements(model, elements):
-    """Vector and weights of one set, with keys that see the context of the whole set through nets of their own."""
+    """Vector and weights of one set, with keys that see the context of the full set through separate networks."""
     dim, heads = model.config.dim, model.config.heads
     first = model.adapter.phi
     phi = nn.Sequential(*model.phi[0], *model.phi[1])
-    said = [phi(torch.relu(s @ torch.cat((first.weight, first.channel)) + first.bias)) for s in elements]
+    outputs = [phi(torch.relu(s @ torch.cat((first.weight, first.channel)) + first.bias)) for s in elements]
     psi = nn.Sequential(nn.Linear(len(elements[0]), 7), nn.ReLU(), nn.Linear(7, dim)).double()
     context = torch.stack([psi(s) for s in elements]).mean(0)
     of_context = torch.randn(dim, heads, dim, dtype=torch.float64)
@@ -46,8 +46,8 @@ def by_elements(model, elements):
             key = torch.cat((s, context)) @ torch.cat((model.adapter.key[:, head], of_context[:, head]))
             scores.append(key @ model.queries[head] / math.sqrt(dim))
         weights.append(torch.stack(scores).softmax(0))
-        vector.append(sum(a * v for a, v in zip(weights[-1], said, strict=True)))
-    return torch.cat(vector), torch.stack(weights), torch.stack(said)
+        vector.append(sum(a * v for a, v in zip(weights[-1], outputs, strict=True)))
+    return torch.cat(vector), torch.stack(weights), torch.stack(outputs)
 
 
 def test_equals_the_formulas_of_the_paper_context_included():
@@ -55,10 +55,10 @@ def test_equals_the_formulas_of_the_paper_context_included():
     model, batch = tiny(), history()
     elements = [element(t, 1.0, c - 5, 4, 50) for t, c in zip(batch.times[0].tolist(), batch.values[0].tolist(), strict=True)]
     encoded = model(batch, attention=True)
-    vector, weights, said = by_elements(model, elements)
+    vector, weights, outputs = by_elements(model, elements)
     torch.testing.assert_close(encoded.pooled[0], vector, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(encoded.attention[0][0, :, 0], weights, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(encoded.hidden[-1][0], said, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(encoded.hidden[-1][0], outputs, rtol=1e-10, atol=1e-10)
 
 
 def test_of_signals_only_observed_values_are_elements():

@@ -1,4 +1,4 @@
-"""Event sequences from the disk to a score: cutting, clocks, ties, labels that are not known, the whole line on a made-up cohort."""
+"""Event sequences from the disk to a score: cutting, clocks, ties, missing labels, the full workflow on a synthetic cohort."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def test_a_sequence_is_what_was_written(tmp_path: Path) -> None:
 
 
 def test_the_last_events_are_kept_and_their_clock_restarts(tmp_path: Path) -> None:
-    whole = tokens.open_tokens(cohort(tmp_path / "pophr"))
-    cut = whole.limited(4)
-    long, short = whole.arrays(), cut.arrays()
+    full = tokens.open_tokens(cohort(tmp_path / "pophr"))
+    cut = full.limited(4)
+    long, short = full.arrays(), cut.arrays()
     assert short["values"].shape[1] == 4
     for row in range(60):
         n = int(long["mask"][row].sum())
@@ -93,7 +93,7 @@ def test_the_last_events_are_kept_and_their_clock_restarts(tmp_path: Path) -> No
         assert short["end"][row] == pytest.approx(long["end"][row] - shift, abs=1e-4)
 
 
-def test_ties_are_shuffled_anew_each_epoch_and_nothing_else(tmp_path: Path) -> None:
+def test_only_ties_are_reshuffled_each_epoch(tmp_path: Path) -> None:
     out = cohort(tmp_path / "pophr", n=10)
     one = tokens.open_tokens(out)
     tied = tokens.EventSequences(**{**vars(one), "clock": np.floor(one.clock / 20) * 20})

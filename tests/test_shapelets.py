@@ -244,17 +244,17 @@ def test_windows_are_drawn_from_all_classes_and_subjects():
     assert (part.values.numpy() == windows.x[part.rows]).all()
     few = draw_windows(Labelled(n=20), ("train",), 1000, 0)
     assert len(few.rows) == len(Labelled(n=20)["train"])
-    whole = draw_windows(Labelled(missing=True), ("train",), 20, 0)
-    assert len(whole.rows) == 16  # every fifth one misses a value
+    complete = draw_windows(Labelled(missing=True), ("train",), 20, 0)
+    assert len(complete.rows) == 16  # every fifth one misses a value
     assert draw_windows(windows, ("validation",), 9, 0) is None
 
 
 def test_page_says_what_was_checked(tmp_path):
-    told = []
+    events = []
     windows = Labelled()
-    page = shapelets(windows, lengths="0.5,1", candidates=300, permutations=60, count=3, progress=lambda *said: told.append(said))
+    page = shapelets(windows, lengths="0.5,1", candidates=300, permutations=60, count=3, progress=lambda *event: events.append(event))
     assert page.summary == shapelets(windows, lengths="0.5,1", candidates=300, permutations=60, count=3).summary
-    assert {what for what, *_ in told} == {"distances", "permutations"}
+    assert {what for what, *_ in events} == {"distances", "permutations"}
     assert "separates the classes" in page.verdict
     assert "does so again on held-out" in page.verdict
     assert any("Checked on 2 subjects" in notice for notice in page.notices)
@@ -285,7 +285,7 @@ def test_without_held_out_windows_it_says_so():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"lengths": "9"}, "half a window"),
         ({"lengths": "x"}, "expected seconds"),
@@ -294,8 +294,8 @@ def test_without_held_out_windows_it_says_so():
         ({"normalise": "min"}, "normalisation"),
     ],
 )
-def test_what_cannot_be_done_is_refused(options, said):
-    with pytest.raises(UserError, match=said):
+def test_unsupported_options_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
         shapelets(Labelled(), **options)
 
 

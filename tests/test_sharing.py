@@ -27,12 +27,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_exported_is_the_model(home: Path, tmp_path: Path) -> None:
-    told = workflows.export("tiny", out=tmp_path / "tiny", workspace=home)
-    assert {"config.json", "model.safetensors", "run.json", "model_card.md"} <= set(told["files"])
+    exported = workflows.export("tiny", out=tmp_path / "tiny", workspace=home)
+    assert {"config.json", "model.safetensors", "run.json", "model_card.md"} <= set(exported["files"])
     batch = Batch(torch.randn(2, 3000, 1))
     ours = models.load(home / "runs" / "tiny" / "model")(batch).hidden[-1]
     assert torch.equal(models.load(tmp_path / "tiny")(batch).hidden[-1], ours)
-    assert workflows.export("tiny", out=tmp_path / "tiny", workspace=home)["sha256"] == told["sha256"]
+    assert workflows.export("tiny", out=tmp_path / "tiny", workspace=home)["sha256"] == exported["sha256"]
     again = workflows.pretrain(
         preset="tiny", flags={**SMALL, "data": {"names": ("synthetic/staging",)}}, init=tmp_path / "tiny", run="from-export", workspace=home
     )
@@ -53,19 +53,19 @@ def test_a_run_is_the_same_again(home: Path, run: str) -> None:
     assert found["loss"][0] == found["loss"][1]
 
 
-def test_what_differs_is_said(home: Path) -> None:
+def test_differences_are_reported(home: Path) -> None:
     path = home / "runs" / "tiny" / "run.json"
-    whole = path.read_bytes()
-    body = json.loads(whole)
+    original = path.read_bytes()
+    body = json.loads(original)
     body["versions"]["torch"] = "1.0"
     body["data"][0]["fingerprint"] = "0" * 64
     path.write_text(json.dumps(body))
     try:
-        told = workflows.reproduce("tiny", workspace=home, dry_run=True)["differences"]
+        differences = workflows.reproduce("tiny", workspace=home, dry_run=True)["differences"]
     finally:
-        path.write_bytes(whole)
-    assert any(line.startswith("torch") and line.endswith("1.0") for line in told)
-    assert any("fingerprint" in line for line in told)
+        path.write_bytes(original)
+    assert any(line.startswith("torch") and line.endswith("1.0") for line in differences)
+    assert any("fingerprint" in line for line in differences)
 
 
 COMMIT = "0123456789" * 4
@@ -115,9 +115,9 @@ def test_a_run_is_pushed_to_a_private_repository(home: Path, tmp_path: Path, mon
     assert workflows.export("tiny", out=tmp_path / "dry", push="lab/tiny", workspace=home, dry_run=True)["pushed"] == "lab/tiny"
     assert hub.calls == []
     assert not (tmp_path / "dry").exists()
-    told = workflows.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
+    exported = workflows.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)
     (made, repo), (sent, upload) = hub.calls
-    assert (made, sent, told["revision"]) == ("create_repo", "upload_folder", COMMIT)
+    assert (made, sent, exported["revision"]) == ("create_repo", "upload_folder", COMMIT)
     assert repo == {"repo_id": "lab/tiny", "repo_type": "model", "private": True, "exist_ok": True}
     assert upload["sent"] == ["config.json", "model.safetensors", "model_card.md", "run.json"]
     Hub(monkeypatch, fault=ConnectionError("no route\nto host"))

@@ -31,7 +31,7 @@ NAMES = (*module.NEEDED, *module.SLOW)
 
 
 class Outcome(NamedTuple):
-    """What came of a folder: records and quarantined units by name, findings of the whole."""
+    """Result of a folder: records and quarantined units by name, findings of the folder."""
 
     records: dict[str, Record]
     refused: dict[str, list[Finding]]
@@ -391,7 +391,7 @@ def test_unknown_texts_are_counted_and_names_not_shown() -> None:
     assert "Mary" not in repr(findings)
 
 
-def test_unscored_texts_are_known() -> None:
+def test_unscored_texts_are_recognised() -> None:
     kept, findings = clip_stages(
         [Annotation(0, 30, "Sleep stage ?"), Annotation(30, 30, "Movement time"), Annotation(60, 30, N1)], [(0.0, 90.0)]
     )

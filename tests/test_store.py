@@ -1,4 +1,4 @@
-"""Writing: whole or not at all, whatever fails; one writer at a time; nothing changed goes unnoticed."""
+"""Atomic writes under every failure; one writer at a time; every change is detected."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_any_failing_call_leaves_the_former_file_and_no_other(tmp_path: Path, mo
     assert n > 8
 
 
-def test_a_full_disk_is_told_whatever_the_serialiser_makes_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_whatever_the_serialiser_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Faults(monkeypatch, ("os_write",)).at(1, errno.ENOSPC)
     frame = pl.DataFrame({"a": [1, 2]})
     with pytest.raises(UserError, match="disk full") as caught:
@@ -183,7 +183,7 @@ def test_bytes_of_any_format_land_as_they_are(tmp_path: Path) -> None:
         assert (tmp_path / "f").read_bytes() == data
 
 
-def test_space_is_asked_for_before(tmp_path: Path) -> None:
+def test_disk_space_is_checked_before(tmp_path: Path) -> None:
     storage.require_space(tmp_path, 1)
     with pytest.raises(UserError, match=r"need .* TB, have ") as caught:
         storage.require_space(tmp_path, 10**18)
@@ -230,11 +230,11 @@ HOLD = "import sys, time\nfrom pathlib import Path\nfrom bitimely_core import st
 def take(folder: Path, wait: float = 0.0) -> int | None:
     """Hold the lock for a moment: the process that stands in it meanwhile, if any does."""
     with storage.lock(folder, wait):
-        told = (folder / ".lock").read_bytes()
-        return int(json.loads(told)["pid"]) if told else None
+        content = (folder / ".lock").read_bytes()
+        return int(json.loads(content)["pid"]) if content else None
 
 
-def test_a_second_process_is_told_who_holds_the_lock_until_that_one_is_killed(tmp_path: Path) -> None:
+def test_a_second_process_reports_the_lock_holder_until_it_is_killed(tmp_path: Path) -> None:
     holder = run(HOLD, tmp_path)
     assert holder.stdout is not None
     holder.stdout.readline()

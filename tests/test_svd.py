@@ -183,7 +183,7 @@ def test_spectra_are_those_of_the_model():
     assert found.layers[4]["map"].table()["auc"] == pytest.approx(np.mean(heads))
 
 
-def test_average_is_taken_after_the_curves():
+def test_curves_are_averaged_after_each_decomposition():
     spectra = Spectra()
     spectra.append(np.array([[1.0, 1.0]]), np.zeros(1))
     spectra.append(np.array([[9.0, 1.0]]), np.zeros(1))
@@ -212,11 +212,11 @@ def test_softmax_models_and_their_mask():
 
 
 def test_page_shows_controls_beside_every_spectrum(tmp_path):
-    told = []
-    page = svd([run(), run("timelybert")], sequences=3, progress=lambda *said: told.append(said))
+    events = []
+    page = svd([run(), run("timelybert")], sequences=3, progress=lambda *event: events.append(event))
     again = svd([run(), run("timelybert")], sequences=3)
     assert page.summary == again.summary
-    assert told[-1] == ("svd timelybert", 3, 3)
+    assert events[-1] == ("svd timelybert", 3, 3)
     cell = page.summary["bitimelygpt"]["4"]["1"]
     assert set(cell["map"]) == {*MEASURES, "effective_rank_sd"}
     assert set(page.summary["timelybert"]["2"]) == {"1", "2", "mean"}
@@ -248,9 +248,9 @@ def test_runs_that_do_not_compare_are_kept_apart():
     page = svd([run(), run(windows=Windows(48, fingerprint="b"), label="short"), run(heads=4, label="narrow")], sequences=1)
     figures = [block.name for block in page.blocks if isinstance(block, Figure)]
     assert "comparison-12" in figures
-    said = " ".join(page.notices)
+    notices = " ".join(page.notices)
     for words in ("different numbers of tokens", "different key widths", "different windows"):
-        assert words in said
+        assert words in notices
     compared = next(block for block in page.blocks if isinstance(block, Figure) and block.name == "comparison-12")
     assert not any("short" in s.name for s in compared.data.series)
 
@@ -260,7 +260,7 @@ def test_without_a_test_split_it_says_so():
     assert any("validation split" in notice for notice in page.notices)
 
 
-def test_what_cannot_be_done_is_refused():
+def test_unsupported_options_are_refused():
     with pytest.raises(UserError, match="sqrt-decay"):
         svd([run()], sequences=1, row_norm="sqrt")
 

@@ -246,10 +246,10 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
         "duplicates": valid.filter(pl.col("copy") & pl.col("late")).height,
         "unmapped_code": valid.filter(~pl.col("mapped") & pl.col("late")).height,
     }
-    said = {"XX000": "bad_code", "25.0.0": "bad_code", "I5": "bad_code", "8": "ambiguous_code", "2.5E+02": "ambiguous_code"}
-    said |= {"E11.9": "wrong_vocabulary", "428.0": "wrong_vocabulary", "UNK": "empty_code", "NA": "empty_code", "": "empty_code"}
-    reasons = wrong["icd"].replace_strict(said).value_counts()
-    assert {name: ledger["reasons"][name] for name in set(said.values())} == dict(reasons.iter_rows())
+    reason_of = {"XX000": "bad_code", "25.0.0": "bad_code", "I5": "bad_code", "8": "ambiguous_code", "2.5E+02": "ambiguous_code"}
+    reason_of |= {"E11.9": "wrong_vocabulary", "428.0": "wrong_vocabulary", "UNK": "empty_code", "NA": "empty_code", "": "empty_code"}
+    reasons = wrong["icd"].replace_strict(reason_of).value_counts()
+    assert {name: ledger["reasons"][name] for name in set(reason_of.values())} == dict(reasons.iter_rows())
     faults = wrong.with_columns(
         kind=pl.col("icd").replace_strict({"UNK": "missing", "NA": "missing", "": "missing", "8": "ambiguous_short"}, default="bad_format")
     )
@@ -338,7 +338,7 @@ def test_stays_have_many_codes_on_one_day_and_go_over_to_icd10(cohort: Cohort) -
     assert set(cohort.claims.filter(pl.col("source") != "inpatient")["vocab"]) == {"icd9"}
 
 
-def test_demo_map_is_whole_and_plain() -> None:
+def test_demo_map_is_complete_and_plain() -> None:
     codes = [entry for entry in module.CODES if entry[2]]
     assert 45 <= len(codes) <= 65
     for column, pattern in ((0, r"\d{3}(\.\d{1,2})?"), (1, r"[A-Z]\d{2}(\.\d)?"), (2, r"\d{3}(\.\d{1,2})?")):
@@ -415,7 +415,7 @@ def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"subjects": 0}, "subjects is 0"),
         ({"seed": -1}, "seed is -1"),
@@ -426,9 +426,9 @@ def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -
         ({"config": {"tempo": {"weight": float("nan")}}}, "config.tempo.weight"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         write_cohort(tmp_path / "none", **arguments)
     assert error.value.exit_code == Exit.USAGE
-    assert said in error.value.finding.line() + str(error.value.finding)
+    assert message in error.value.finding.line() + str(error.value.finding)
     assert not (tmp_path / "none").exists()

@@ -171,9 +171,9 @@ def test_one_vector_for_everything_has_rel_1(name):
 
 
 def test_the_code_doubles_the_augmented_spectrum(monkeypatch):
-    asked = []
+    calls = []
     plain = own.perturb_spectrum
-    monkeypatch.setattr(own, "perturb_spectrum", lambda bins, generator, twice: asked.append(twice) or plain(bins, generator, twice=twice))
+    monkeypatch.setattr(own, "perturb_spectrum", lambda bins, generator, twice: calls.append(twice) or plain(bins, generator, twice=twice))
     for name in ("tf-c", "tf-c-code"):
         objectives.get(name)(tiny(), Batch(torch.randn(3, 50, 3)), seeded())
-    assert asked == [False, True]
+    assert calls == [False, True]

@@ -33,7 +33,7 @@ def lively(module):
 
 
 def test_planted_periods_are_found_for_each_row():
-    """Two sines a row, at whole numbers of cycles; the larger one first, and the level (frequency 0) never."""
+    """Two sines a row, at integer numbers of cycles; the larger one first, and the level (frequency 0) never."""
     t = torch.arange(120, dtype=torch.float64)
     planted = [(5, 24), (30, 8), (7, 2)]
     rows = [100 + 2 * torch.sin(2 * math.pi * a * t / 120) + torch.sin(2 * math.pi * b * t / 120 + 1) for a, b in planted]
@@ -138,7 +138,7 @@ def test_the_model_is_blocks_with_one_norm():
 
 
 def test_periods_of_a_batch_make_rows_depend_on_each_other():
-    """The reference's choice, known and off unless it is asked for."""
+    """The reference's choice, supported and off by default."""
     x = 20 * torch.randn(8, 50, 3)  # the positions alone have common periods
     for per_sample in (True, False):
         model = tiny(per_sample=per_sample)

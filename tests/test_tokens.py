@@ -180,10 +180,10 @@ def test_blocks_of_time_are_in_order_and_a_window_apart(n: int, length: float, s
 
 def test_no_subject_in_two_splits_and_both_nights_together(tmp_path: Path) -> None:
     windows = build(records() + records(night=1), tmp_path)
-    whole = [set(windows[split].subjects()) for split in splits.SPLITS]
-    assert all(whole)
-    assert not whole[0] & whole[1] | whole[0] & whole[2] | whole[1] & whole[2]
-    assert windows.manifest.counts["test"].recordings == 2 * len(whole[2])
+    subjects = [set(windows[split].subjects()) for split in splits.SPLITS]
+    assert all(subjects)
+    assert not subjects[0] & subjects[1] | subjects[0] & subjects[2] | subjects[1] & subjects[2]
+    assert windows.manifest.counts["test"].recordings == 2 * len(subjects[2])
     assert sum(len(windows[split]) for split in splits.SPLITS) == len(windows) == 48 * 15
 
 
@@ -191,10 +191,10 @@ def test_views_of_one_cache_agree_on_few_subjects(tmp_path: Path) -> None:
     """A subject that the one view has to leave out does not change the ranks in the other."""
     held = records(9)
     held[4] = replace(held[4], signals=held[4].signals[:1])
-    whole, staging = build(held, tmp_path / "a"), build(held, tmp_path / "b", view="staging")
+    full, staging = build(held, tmp_path / "a"), build(held, tmp_path / "b", view="staging")
     placed = dict(zip(staging.subjects(), staging.index["split"], strict=True))
-    assert "s004" not in set(whole.subjects())
-    assert all(placed[subject] == split for subject, split in zip(whole.subjects(), whole.index["split"], strict=True))
+    assert "s004" not in set(full.subjects())
+    assert all(placed[subject] == split for subject, split in zip(full.subjects(), full.index["split"], strict=True))
 
 
 def test_official_folds(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_splits_that_share_subjects_are_stamped(tmp_path: Path, split: str) -> N
             assert part == splits.split_by_share(u(0, f"{recording}|{start}"))
 
 
-def test_unknown_choices_answer_with_the_closest(tmp_path: Path) -> None:
+def test_unknown_choices_suggest_the_closest(tmp_path: Path) -> None:
     for wrong, hint in (({"split": "subjects"}, "subject"), ({"view": "stagin"}, "staging"), ({"normalise": "chanel"}, "channel")):
         with pytest.raises(UserError, match=f"Did you mean {'tiny/' if 'view' in wrong else ''}{hint}") as error:
             build(records(2), tmp_path, **wrong)
@@ -359,12 +359,12 @@ def test_one_window_a_scored_epoch_trimmed_to_4_seconds_of_wake(tmp_path: Path) 
     assert sum(len(windows[s]) for s in splits.SPLITS) + sum(left_out.values()) == 3 * (20 + 3 + 1)
 
 
-def test_without_another_class_nothing_is_trimmed_but_said(tmp_path: Path) -> None:
+def test_without_another_class_nothing_is_trimmed_and_a_finding_is_reported(tmp_path: Path) -> None:
     held = [replace(r, annotations=[Annotation(0.0, 30.0, "Sleep stage W")]) for r in records(3)]
     windows = build(held, tmp_path, view="staging")
     assert len(windows) == 45
-    told = {f.code for f in windows.manifest.findings if f.level == "warning"}
-    assert Reason.CLASS_MISSING in told
+    codes = {f.code for f in windows.manifest.findings if f.level == "warning"}
+    assert Reason.CLASS_MISSING in codes
 
 
 def test_windows_are_centred_on_their_epoch(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_windows_never_cross_a_gap(tmp_path: Path) -> None:
     assert slid.index["start"].to_list() == [0.0, 2.5, 5.0, 7.5, 41.0, 43.5, 46.0]
 
 
-def test_whole_recording_labels(tmp_path: Path) -> None:
+def test_recording_level_labels(tmp_path: Path) -> None:
     held = [*records(6), record(6, attributes={}), record(7, attributes={"age": float("nan"), "sex": None, "finds": ["A", "Z"]})]
     age = build(held, tmp_path / "age", view="age")
     assert labels(age).tolist() == [20.0 + int(s[1:]) for s in age.subjects()]
@@ -431,9 +431,9 @@ def test_interpolation_is_exact_on_lines_and_keeps_samples() -> None:
 
 def test_interpolation_in_steps_equals_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Signal("x", 3.0, "", np.random.default_rng(1).integers(-99, 99, 50).astype(np.int16))
-    whole = at_rate(slow, 100.0)
+    full = at_rate(slow, 100.0)
     monkeypatch.setattr(cutting, "STEP_VALUES", 7)
-    np.testing.assert_array_equal(at_rate(slow, 100.0), whole)
+    np.testing.assert_array_equal(at_rate(slow, 100.0), full)
 
 
 def test_interpolation_next_to_a_missing_value_keeps_what_was_seen() -> None:
@@ -441,7 +441,7 @@ def test_interpolation_next_to_a_missing_value_keeps_what_was_seen() -> None:
     np.testing.assert_array_equal(out, np.array([1, np.nan, np.nan, np.nan, 3, 3.5, 4, 4], np.float32))
 
 
-def test_faster_channels_are_refused_unless_the_rate_was_asked_for(tmp_path: Path) -> None:
+def test_faster_channels_are_refused_unless_the_rate_is_requested(tmp_path: Path) -> None:
     held = [replace(r, signals=[s._replace(rate=s.rate * 2) for s in r.signals]) for r in records(3)]
     with pytest.raises(UserError, match=r"Give --rate 20") as error:
         build(held, tmp_path, view="staging")
@@ -452,7 +452,7 @@ def test_faster_channels_are_refused_unless_the_rate_was_asked_for(tmp_path: Pat
     assert len(windows) == 3 * 7
 
 
-def test_resampling_filters_the_whole_segment() -> None:
+def test_resampling_filters_the_full_segment() -> None:
     """NU11: a 45-Hz tone at 200 Hz is gone at 60 Hz, a 10-Hz tone stays; length floor(n * 60 / 200); no edges, no drop at the ends."""
     at = np.arange(200 * 30 + 7) / 200
     high = at_rate(Signal("x", 200.0, "", np.sin(2 * np.pi * 45 * at).astype(np.float32)), 60.0, resample=True)
@@ -534,12 +534,12 @@ def test_constant_and_two_valued_channels_stay_finite(tmp_path: Path) -> None:
 def test_moments_are_those_of_the_union_in_any_order(parts: list[list[int]], random: Any) -> None:
     scale, offset = np.array([0.3]), np.array([1e4])
     found = [moments.compute_moments(np.array(part, np.int16).reshape(1, -1, 1), scale, offset)[0] for part in parts]
-    whole = moments.pool_moments(found)
+    pooled = moments.pool_moments(found)
     x = np.concatenate(parts) * 0.3
-    assert whole.mean - 1e4 == pytest.approx(x.mean(), abs=1e-7)
-    assert whole.std == pytest.approx(x.std(), rel=1e-9, abs=1e-9)
+    assert pooled.mean - 1e4 == pytest.approx(x.mean(), abs=1e-7)
+    assert pooled.std == pytest.approx(x.std(), rel=1e-9, abs=1e-9)
     random.shuffle(found)
-    assert moments.pool_moments(found) == whole
+    assert moments.pool_moments(found) == pooled
     digital = np.array(parts[0], np.int16).reshape(1, -1, 1)
     exact, floats = (
         moments.compute_moments(digital, scale, offset)[0],
@@ -587,16 +587,16 @@ def test_same_input_same_bytes_and_nothing_twice(tmp_path: Path, monkeypatch: py
 
 def test_size_of_files_does_not_change_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = missing(records(6))
-    whole = build(held, tmp_path / "a")
+    single = build(held, tmp_path / "a")
     monkeypatch.setattr(cutting, "PIECE_BYTES", 4 * 240)
     from bitimely_core.tokens import building
 
     monkeypatch.setattr(building, "SHARD_BYTES", 10 * 240)
     many = build(held, tmp_path / "b")
     assert len(many.shards) > 10
-    assert many.values().tobytes() == whole.values().tobytes()
-    assert many.index.equals(whole.index)
-    assert many.values([80, 2, 44]).tobytes() == whole.values()[[80, 2, 44]].tobytes()
+    assert many.values().tobytes() == single.values().tobytes()
+    assert many.index.equals(single.index)
+    assert many.values([80, 2, 44]).tobytes() == single.values()[[80, 2, 44]].tobytes()
 
 
 def test_other_choices_in_the_same_folder_are_refused(tmp_path: Path) -> None:
@@ -666,7 +666,7 @@ def test_a_stop_at_any_write_leaves_the_former_set_or_none(tmp_path: Path, monke
     assert seen == {former, Reason.INCOMPLETE}
 
 
-def test_recordings_without_a_channel_are_left_out_and_said(tmp_path: Path) -> None:
+def test_recordings_without_a_channel_are_left_out_and_reported(tmp_path: Path) -> None:
     held = records(4)
     held[2] = replace(held[2], signals=held[2].signals[:2])
     windows = build(held, tmp_path)
@@ -693,8 +693,8 @@ def test_equal_recordings_in_two_splits_are_reported(tmp_path: Path) -> None:
     a = next(i for i, r in enumerate(held) if placed[r.subject_id] == "train")
     b = next(i for i, r in enumerate(held) if placed[r.subject_id] == "test")
     held[b] = replace(held[b], signals=held[a].signals)
-    told = [f for f in build(held, tmp_path).manifest.findings if f.code == Reason.DUPLICATE_ACROSS_SPLITS]
-    assert [f.count for f in told] == [1]
+    duplicates = [f for f in build(held, tmp_path).manifest.findings if f.code == Reason.DUPLICATE_ACROSS_SPLITS]
+    assert [f.count for f in duplicates] == [1]
 
 
 def test_dry_run_counts_what_build_makes(tmp_path: Path) -> None:
@@ -745,7 +745,7 @@ def test_without_a_manifest_the_set_is_unfinished_and_made_again(tmp_path: Path)
     assert build(records(4), tmp_path).fingerprint == first.fingerprint
 
 
-def test_a_damaged_set_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+def test_a_damaged_set_is_replaced_only_on_request(tmp_path: Path) -> None:
     held = records(4)
     first = build(held, tmp_path)
     for name in ("manifest.json", "index.parquet"):
@@ -794,11 +794,11 @@ def test_newer_formats_are_refused(tmp_path: Path) -> None:
     assert error.value.code == Reason.UNSUPPORTED_FORMAT
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int | None]] = []
-    report: Callable[[str, int, int | None], None] = lambda what, done, total: told.append((what, done, total))  # noqa: E731
+def test_progress_is_reported(tmp_path: Path) -> None:
+    events: list[tuple[str, int, int | None]] = []
+    report: Callable[[str, int, int | None], None] = lambda what, done, total: events.append((what, done, total))  # noqa: E731
     build(records(3), tmp_path, progress=report)
-    assert told == [("windows", i, 3) for i in range(4)]
+    assert events == [("windows", i, 3) for i in range(4)]
 
 
 # ---- the real path
@@ -829,7 +829,7 @@ def test_synthetic_nights_from_ingest_to_windows(tmp_path: Path) -> None:
 
 
 def test_sleep_edf_sample_gives_ten_epochs_of_wake(tmp_path: Path) -> None:
-    """300 s of the official SC4001: seven channels and the hypnogram of the whole night, clipped to the signal."""
+    """300 s of the official SC4001: seven channels and the hypnogram of the full night, clipped to the signal."""
     source = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "sleep-edf"
     if not source.is_dir():
         pytest.skip("no real samples: set BITIMELY_TEST_DATA")
@@ -839,11 +839,11 @@ def test_sleep_edf_sample_gives_ten_epochs_of_wake(tmp_path: Path) -> None:
     assert staging.index["split"].to_list() == ["train"] * 10
     codes = {f.code for f in staging.manifest.findings}
     assert {Reason.CLASS_MISSING, Reason.SPLIT_EMPTY} <= codes
-    whole = tokens.build(tmp_path / "cache", out=tmp_path / "whole", normalise="none")
-    assert whole.values().shape == (10, 3000, 7)
+    full = tokens.build(tmp_path / "cache", out=tmp_path / "whole", normalise="none")
+    assert full.values().shape == (10, 3000, 7)
     found = next(iter(cache.open_cache(tmp_path / "cache").records()))
     marker = physical(found, "Event marker")
-    np.testing.assert_allclose(whole.values()[..., 6].ravel(), np.repeat(marker, 100), rtol=1e-6)
+    np.testing.assert_allclose(full.values()[..., 6].ravel(), np.repeat(marker, 100), rtol=1e-6)
     temp = np.interp(np.arange(30_000) / 100, np.arange(300), physical(found, "Temp rectal"))
     scale = next(s.scale for s in found.signals if s.channel == "Temp rectal")
-    assert np.abs(whole.values()[..., 5].ravel() - temp).max() <= scale / 2 + 1e-5
+    assert np.abs(full.values()[..., 5].ravel() - temp).max() <= scale / 2 + 1e-5

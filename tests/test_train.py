@@ -175,7 +175,7 @@ def test_fit_is_adamw_from_its_definition() -> None:
 
 @pytest.mark.parametrize("objective", [squares, valid, drawn])
 @pytest.mark.parametrize("parts", [2, 3, 7])
-def test_accumulated_gradient_is_that_of_the_whole_batch(objective: loop.Objective, parts: int) -> None:
+def test_accumulated_gradient_is_that_of_the_full_batch(objective: loop.Objective, parts: int) -> None:
     batches = Rows(rows=20, size=7, dtype=torch.float64)  # the last batch has 6 rows: uneven parts
     lines: list[list[Outcome]] = [[], []]
     models = [Tiny(dropout=0.0, batch_norm=False).double() for _ in range(2)]

@@ -175,9 +175,9 @@ def test_crops_of_short_rows_stay_within_them_where_they_can():
     draw = seeded(1)
     for _ in range(300):
         crops = draw_crops(torch.tensor([40, 31]), 0, draw)
-        whole = crops.lengths[0] + crops.lengths[1] - crops.shared
+        span = crops.lengths[0] + crops.lengths[1] - crops.shared
         start = int(crops.first[1])
-        assert start + whole <= 31 or start == 0
+        assert start + span <= 31 or start == 0
 
 
 def test_crops_of_one_timestep():
@@ -317,7 +317,7 @@ def test_a_contrastive_result(name, objective):
 
 
 @pytest.mark.parametrize("objective", ["ts2vec", "ts-tcc", "tf-c", "tf-c-code"])
-def test_what_cannot_be_asked_is_refused(objective):
+def test_unsupported_settings_are_refused(objective):
     torch.manual_seed(0)
     own = objective.removesuffix("-code")
     model = models.build(own, preset="tiny", channels=3, length=50)
@@ -419,13 +419,13 @@ class Waves:
         ("tf-c", "tf-c-code", {"jitter": 0.1}, 0.75),
     ],
 )
-def test_waves_are_told_apart_and_states_do_not_collapse(name, objective, numbers, limit):
+def test_waves_are_separated_and_states_do_not_collapse(name, objective, numbers, limit):
     torch.manual_seed(0)
     model = models.build(name, preset="tiny", channels=2, length=64)
     probe = Batch(waves(seed=77))
     before = model.eval()(probe).pooled.var(0).mean()
-    told = loop.fit(model, Waves(), objectives.get(objective, **numbers), config=TrainConfig(epochs=1, lr=3e-3, device="cpu"))
-    assert told["rel"] < limit
+    result = loop.fit(model, Waves(), objectives.get(objective, **numbers), config=TrainConfig(epochs=1, lr=3e-3, device="cpu"))
+    assert result["rel"] < limit
     assert model.eval()(probe).pooled.var(0).mean() > 0.2 * before
     held = objectives.get(objective, **numbers)(model.train(), probe, seeded())  # batch norm of each view by itself, as it was trained
     assert float(held["rel"]) < limit + 0.1

@@ -286,7 +286,7 @@ def test_a_file_that_was_cut_short(tmp_path: Path) -> None:
         assert [str(finding.code) for finding in header.findings] == ["truncated"]
         assert [str(finding.code) for finding in findings] == ["truncated"]
         assert (findings[0].row, len(cases)) == (13, 3)
-    header, cases, findings = read_ts(write_ts(tmp_path, content[:-1]))  # nobody can tell
+    header, cases, findings = read_ts(write_ts(tmp_path, content[:-1]))  # ambiguous
     assert ([str(finding.code) for finding in header.findings], len(cases), findings) == (["truncated"], 4, [])
 
 

@@ -95,7 +95,7 @@ def test_the_context_reads_the_past_alone_and_no_order():
     torch.testing.assert_close(model.context(z), model.context(z.flip(1)))
 
 
-def test_attention_of_the_context_is_divided_by_the_whole_width():
+def test_attention_of_the_context_is_divided_by_the_full_width():
     layer = tiny().context.layers[0].double().eval()
     x = torch.randn(1, 6, 32, dtype=torch.float64)
     y = layer.norm_mix(x)
@@ -130,7 +130,7 @@ def test_scaling_is_around_two_and_the_same_for_all_channels():
     assert float(factor[..., 0].std()) == pytest.approx(1.1, rel=0.04)
 
 
-def test_permutation_moves_whole_pieces_and_keeps_channels_aligned():
+def test_permutation_moves_segments_and_keeps_channels_aligned():
     x = torch.arange(60.0)[None, :, None] * torch.tensor([1.0, 1000.0]) + 1
     pieces = []
     for seed in range(400):
@@ -205,12 +205,12 @@ def test_the_future_is_found_among_the_rows():
 
 
 def test_the_loss_has_its_weights_and_reads_past_and_future_of_different_views(monkeypatch):
-    """Weights 1 and 0.7; each view's past is asked for the other view's future, step by step."""
+    """Weights 1 and 0.7; each view's past predicts the other view's future, step by step."""
     from bitimely_core.objectives import ts_tcc as own
 
-    asked = []
+    calls = []
     monkeypatch.setattr(
-        own, "contrast_future", lambda future, predicted, there=None: asked.append((future, predicted)) or torch.tensor(2.0)
+        own, "contrast_future", lambda future, predicted, there=None: calls.append((future, predicted)) or torch.tensor(2.0)
     )
     monkeypatch.setattr(own, "nt_xent", lambda a, b: torch.tensor(3.0))
     model = tiny(length=200, ahead=5)
@@ -219,7 +219,7 @@ def test_the_loss_has_its_weights_and_reads_past_and_future_of_different_views(m
     model.trunk.register_forward_hook(lambda module, args, out: maps.append(F.normalize(out, dim=-1)))
     result = objectives.get("ts-tcc")(model, Batch(torch.randn(3, 200, 3)), seeded())
     assert float(result["loss"]) == pytest.approx(2 * 2.0 + 0.7 * 3.0)
-    for past, (future, predicted), (mine, other) in zip(seen, asked, (maps, maps[::-1]), strict=True):
+    for past, (future, predicted), (mine, other) in zip(seen, calls, (maps, maps[::-1]), strict=True):
         now = past.shape[1]
         assert torch.equal(past, mine[:, :now])
         assert torch.equal(future, other[:, now : now + 5])
@@ -238,15 +238,15 @@ def test_one_vector_for_everything_has_rel_1():
 def test_the_numbers_are_those_of_the_settings(monkeypatch):
     from bitimely_core.objectives import ts_tcc as own
 
-    asked = {}
+    arguments = {}
     for name in ("scale_timesteps", "permute_segments", "add_jitter"):
         plain = getattr(own, name)
 
         def record(batch, number, generator, name=name, plain=plain):
-            asked[name] = number
+            arguments[name] = number
             return plain(batch, number, generator)
 
         monkeypatch.setattr(own, name, record)
     ask = objectives.get(AugmentationConfig(name="ts-tcc", jitter=2.0, scaling=1.5, segments=12))
     ask(tiny(), Batch(torch.randn(3, 50, 3)), seeded())
-    assert asked == {"scale_timesteps": 1.5, "permute_segments": 12, "add_jitter": 2.0}
+    assert arguments == {"scale_timesteps": 1.5, "permute_segments": 12, "add_jitter": 2.0}

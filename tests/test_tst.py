@@ -254,7 +254,7 @@ def test_longer_windows_and_other_channels():
         model(Batch(torch.randn(1, 31, 5)))
 
 
-def test_timesteps_are_asked_of_models_that_read_them():
+def test_timestep_objectives_need_models_that_read_timesteps():
     with pytest.raises(UserError, match="timesteps") as caught:
         objectives.get("masked-runs")(models.build("bitimelygpt", preset="tiny"), Batch(torch.randn(1, 40, 1)))
     assert caught.value.exit_code == 2

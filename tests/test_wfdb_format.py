@@ -126,13 +126,13 @@ def test_real_records_of_several_segments_read_as_wfdb_reads_them(name: str) -> 
     theirs = wfdb.rdrecord(str(path))
     assert {signal.channel for signal in ours.signals} == set(theirs.sig_name)
     for i, channel in enumerate(theirs.sig_name):
-        whole = np.full(theirs.sig_len, np.nan)
+        pieced = np.full(theirs.sig_len, np.nan)
         pieces = [signal for signal in ours.signals if signal.channel == channel]
         assert all(a.onset + len(a.samples) / a.rate <= b.onset + 1e-9 for a, b in pairwise(pieces))
         for piece in pieces:
             first = round(piece.onset * piece.rate)
-            whole[first : first + len(piece.samples)] = physical(piece)
-        np.testing.assert_allclose(whole, theirs.p_signal[:, i], rtol=1e-12, atol=1e-12)
+            pieced[first : first + len(piece.samples)] = physical(piece)
+        np.testing.assert_allclose(pieced, theirs.p_signal[:, i], rtol=1e-12, atol=1e-12)
     assert ("discontinuous" in codes(ours.findings)) == (name[0] == "s")
 
 
@@ -159,10 +159,10 @@ def test_every_sample_format_decodes_as_in_wfdb(tmp_path: Path, code: int, frame
         raw[3::4] &= 0x3F  # wfdb lets one of the two unused bits into the third sample
     lines = [f"r.dat {code}x{n}+4 200/mV 12 5" + " 9" * (code == 8) for n in each]
     (tmp_path / "r.hea").write_text("\n".join([f"r {len(each)} 250 {frames}", *lines]))
-    whole = b"head" + raw.tobytes()[: count_bytes(code, frames * sum(each))]
-    (tmp_path / "r.dat").write_bytes(whole)
+    content = b"head" + raw.tobytes()[: count_bytes(code, frames * sum(each))]
+    (tmp_path / "r.dat").write_bytes(content)
     same_as_wfdb(tmp_path / "r")
-    (tmp_path / "r.dat").write_bytes(whole[:-1])
+    (tmp_path / "r.dat").write_bytes(content[:-1])
     assert read_error(tmp_path / "r").code == "truncated"
 
 
