@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
-from bitimely_cli.options import BuildOptions, CommonOptions, expand_options, is_set, parse_shard, setting
+from bitimely_cli.options import BuildOptions, CommonOptions, declare_setting, expand_options, is_set, parse_shard
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, validate
 from bitimely_core.errors import Exit, Finding
+
+if TYPE_CHECKING:
+    from bitimely_core.schemas import IngestPart, IngestReport, UnitReport
 
 UNITS_SHOWN = 30
 
@@ -48,11 +52,12 @@ def ingest(
     Example: bitimely ingest sleep-edf ./raw
     """
     from bitimely_core import workflows
+    from bitimely_core.schemas import IngestPart, IngestReport
 
     options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate}.items() if value is not None}
     options |= {"map": str(map_)} if map_ is not None else {}
-    choices, unpublished = claims_build.choices(), list[Finding]()
-    making = build.given()
+    choices, unpublished = claims_build.build_choices(), list[Finding]()
+    making = build.collect()
     workspace = making.pop("workspace")
     if workflows.is_events(dataset):
         options |= {"engine": choices["engine"]} if "engine" in choices else {}
@@ -61,12 +66,12 @@ def ingest(
         options |= choices  # those that the data set does not have are refused by name
         run_ingest = partial(workflows.ingest)
     with screen.progress() as progress:
-        report: dict[str, Any] = run_ingest(
+        result: dict[str, Any] = run_ingest(
             dataset,
             source,
             workspace / "cache" / dataset,
             notice=unpublished.append,
-            options=options | claims_read.given(),
+            options=options | claims_read.collect(),
             jobs=jobs,
             strict=strict,
             max_bad=max_bad,
@@ -80,69 +85,65 @@ def ingest(
         )
     where = workspace / "cache" / dataset / "ingest_report.json"
     if build.dry_run:
-        screen.result(report, screen.lines(report))
+        screen.result(result, screen.lines(result))
         return Exit.OK
+    report = IngestPart.parse(result, where) if "parts_missing" in result else IngestReport.parse(result, where)
     if quarantine is not None:
-        _write_quarantine(quarantine, dataset, report["units"])
-    screen.findings([*(r for u in report["units"] for r in u["reasons"]), *report["reasons"], *unpublished], str(where))
-    _show_ingest_report(dataset, report, where, has_page=not unpublished)
-    return int(report["exit_code"])
+        _write_quarantine(quarantine, dataset, report.units)
+    screen.print_findings([*(reason for unit in report.units for reason in unit.reasons), *report.reasons, *unpublished], str(where))
+    screen.result(result, _show_ingest_report(report, where, has_page=not unpublished))
+    return report.exit_code
 
 
-def _write_quarantine(path: Path, dataset: str, units: list[dict[str, Any]]) -> None:
+def _write_quarantine(path: Path, dataset: str, units: Sequence[UnitReport]) -> None:
     """The quarantined units of an ingest report as a file of their own."""
     from bitimely_core import storage
 
-    kept = [{key: unit[key] for key in ("unit", "files", "reasons")} for unit in units if unit["status"] == "quarantined"]
+    kept = [unit.model_dump(mode="json", include={"unit", "files", "reasons"}) for unit in units if unit.status == "quarantined"]
     storage.write_json(path, {"format_version": 1, "dataset": dataset, "quarantined": kept})
 
 
-def _show_ingest_report(dataset: str, report: dict[str, Any], where: Path, *, has_page: bool) -> None:
-    """Units, counts, and where to look next."""
-    units, counts = report["units"], report["counts"]
+def _show_ingest_report(report: IngestReport | IngestPart, where: Path, *, has_page: bool) -> list[str]:
+    """Print the units of an ingest. Returns the lines of its counts and of the next steps."""
+    units, counts = report.units, report.counts
     rows = []
     for unit in units[:UNITS_SHOWN]:
-        codes = sorted({reason["code"] for reason in unit["reasons"] if reason["level"] != "info"})
-        rows.append([unit["unit"], unit["status"], unit["channels"], unit["samples"], ", ".join(codes)])
+        codes = sorted({reason.code for reason in unit.reasons if reason.level != "info"})
+        rows.append([unit.unit, unit.status, unit.channels, unit.samples, ", ".join(codes)])
     screen.table(["unit", "status", "channels", "samples", "reasons"], rows)
-    if "tokens" in report:
-        screen.table(*shortcut_rows(report["tokens"]))
-    accepted = counts["accepted"] + counts["accepted_with_warning"]
-    quarantined = f"; {counts['quarantined']} quarantined, see {where}" if counts["quarantined"] else ""
+    built = getattr(report, "tokens", None)  # of claims
+    if built is not None:
+        screen.table(*shortcut_rows(built["honesty"]))
+    accepted = counts.accepted + counts.accepted_with_warning
+    quarantined = f"; {counts.quarantined} quarantined, see {where}" if counts.quarantined else ""
     lines = [f"... and {len(units) - UNITS_SHOWN} more units in the report"] if len(units) > UNITS_SHOWN else []
-    lines.append(f"{accepted} of {counts['units_seen']} units in {where.parent}{quarantined}")
-    screen.result(report, [*lines, *_next_steps(dataset, report, where, has_page=has_page)])
-
-
-def _next_steps(dataset: str, report: dict[str, Any], where: Path, *, has_page: bool) -> list[str]:
-    """Where to look, and what comes next."""
-    if "tokens" in report:
-        built = report["tokens"]
+    lines.append(f"{accepted} of {counts.units_seen} units in {where.parent}{quarantined}")
+    if built is not None:
         return [
+            *lines,
             f"{built['windows']:,} sequences, {built['events']:,} events of {built['codes']} PheCodes in {built['folder']}",
             f"page: {built['folder']}/report.html",
-            f"next: bitimely pretrain --preset 3m --data {dataset}",
+            f"next: bitimely pretrain --preset 3m --data {report.dataset}",
         ]
-    page = (
-        [f"page: {where.with_name('report.html')}"] if has_page and report["published"] and where.with_name("report.html").is_file() else []
-    )
-    return [*page, f"next: bitimely tokenize {dataset}"]
+    page = where.with_name("report.html")
+    pages = [f"page: {page}"] if has_page and report.published and page.is_file() else []
+    return [*lines, *pages, f"next: bitimely tokenize {report.dataset}"]
 
 
 @expand_options
 def tokenize(
     data: Annotated[str, typer.Argument(help="Data set or view, for example sleep-edf/staging.", metavar="DATA")],
     *,
-    window: Annotated[int | None, setting(DataConfig, "window")] = None,
-    stride: Annotated[int | None, setting(DataConfig, "stride")] = None,
-    rate: Annotated[float | None, setting(DataConfig, "rate")] = None,
-    channels: Annotated[str | None, setting(DataConfig, "channels")] = None,
-    bandpass: Annotated[str | None, setting(DataConfig, "bandpass", "LOW,HIGH")] = None,
-    notch: Annotated[str | None, setting(DataConfig, "notch", "FREQ[,FREQ...]")] = None,
-    normalise: Annotated[str, setting(DataConfig, "normalise")] = "channel",
-    split: Annotated[str | None, setting(DataConfig, "split")] = None,
-    seed: Annotated[int, setting(DataConfig, "seed")] = 0,
-    test_fold: Annotated[int | None, setting(DataConfig, "test_fold")] = None,
+    window: Annotated[int | None, declare_setting(DataConfig, "window")] = None,
+    stride: Annotated[int | None, declare_setting(DataConfig, "stride")] = None,
+    rate: Annotated[float | None, declare_setting(DataConfig, "rate")] = None,
+    channels: Annotated[str | None, declare_setting(DataConfig, "channels")] = None,
+    bandpass: Annotated[str | None, declare_setting(DataConfig, "bandpass", "LOW,HIGH")] = None,
+    notch: Annotated[str | None, declare_setting(DataConfig, "notch", "FREQ[,FREQ...]")] = None,
+    normalise: Annotated[str, declare_setting(DataConfig, "normalise")] = "channel",
+    split: Annotated[str | None, declare_setting(DataConfig, "split")] = None,
+    seed: Annotated[int, declare_setting(DataConfig, "seed")] = 0,
+    test_fold: Annotated[int | None, declare_setting(DataConfig, "test_fold")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")] = None,
     build: BuildOptions,
     claims_build: ClaimsBuildOptions,
@@ -153,6 +154,7 @@ def tokenize(
     Example: bitimely tokenize sleep-edf/staging
     """
     from bitimely_core import workflows
+    from bitimely_core.schemas import FindingRecord
 
     texts = {name: text for name, text in {"bandpass": bandpass, "notch": notch}.items() if text is not None}
     filters = validate(DataConfig, texts)
@@ -170,18 +172,18 @@ def tokenize(
     }
     events = workflows.is_events(data)
     for_recordings = [key for key, value in options.items() if key != "seed" and value != DataConfig.model_fields[key].default]
-    for_events = {**claims_build.choices(), **task.given()}
+    for_events = {**claims_build.build_choices(), **task.collect()}
     if unsuitable := for_recordings if events else list(for_events):
         known = [*(f.name for f in (*fields(claims_build), *fields(task))), "seed"] if events else list(options)
         raise registry.unknown(f"option of {data}", f"--{unsuitable[0].replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in known])
     if events:
         options = {**for_events, **({"seed": seed} if seed else {})}
     with screen.progress() as progress:
-        result = workflows.tokenize(data, name=name, options=options, progress=progress, **build.given())
+        result = workflows.tokenize(data, name=name, options=options, progress=progress, **build.collect())
     if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK
-    screen.findings(result.pop("findings", []))
+    screen.print_findings([FindingRecord(**finding) for finding in result.pop("findings", [])])
     columns = ["split", "subjects", "windows", *result["class_names"]]
     screen.table(
         columns,
@@ -189,7 +191,7 @@ def tokenize(
     )
     if events:
         if not is_set(task.task):
-            screen.table(*shortcut_rows(result))
+            screen.table(*shortcut_rows(result["honesty"]))
         screen.result(
             result,
             [
@@ -230,7 +232,7 @@ def verify(
     with screen.progress() as progress:
         result = workflows.verify(path or common.workspace, deep=deep, progress=progress)
     checked = result["checked"]
-    screen.findings(result["findings"])
+    screen.print_findings(result["findings"])
     screen.table(["what", "kind", "files", "state"], [[c["path"], c["kind"], c["files"], c["state"]] for c in checked])
     screen.result(
         {key: value for key, value in result.items() if key != "findings"},

@@ -33,7 +33,7 @@ def run(
     set_: Set = None,
     write: WriteOptions,
 ) -> int:
-    """Run a whole experiment; finished stages are skipped, stopped ones continue. Several calls on one workspace share the work.
+    """Run an experiment; finished stages are skipped, stopped ones continue. Several calls on one workspace share the work.
 
     Example: bitimely run smoke
     """
@@ -51,7 +51,7 @@ def run(
             progress=progress,
             say=screen.note,
             watch=watch,
-            **write.given(),
+            **write.collect(),
         )
     if "total" in result:
         screen.table(
@@ -134,13 +134,13 @@ def demo(
     with redirect_stdout(sys.stderr if screen.json else sys.stdout):
         wanted, screen.json = screen.json, False
         for command, line in zip(commands[:-3], lines, strict=False):
-            screen.say(f"$ {line}")
+            screen.print_line(f"$ {line}")
             code = verbs.main(args=[*command.split(), "-w", str(home)], prog_name="bitimely", standalone_mode=False)
-            screen.say()
+            screen.print_line()
             if code not in {None, 0, 3}:
                 raise typer.Exit(int(code))
         for line in lines[-3:]:
-            screen.say(f"$ {line}")
+            screen.print_line(f"$ {line}")
         from bitimely_core import workflows
 
         with screen.progress() as progress:
@@ -159,7 +159,7 @@ def reproduce(run: Run, build: BuildOptions) -> int:
     from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = workflows.reproduce(run, progress=progress, **build.given())
+        result = workflows.reproduce(run, progress=progress, **build.collect())
     lines = [f"differs: {line}" for line in result["differences"]] or ["data and versions are as they were"]
     if build.dry_run:
         screen.result(result, lines)
@@ -185,7 +185,7 @@ def export(
     """
     from bitimely_core import workflows
 
-    result = workflows.export(run, out=out, push=push, **write.given())
+    result = workflows.export(run, out=out, push=push, **write.collect())
     screen.result(result, [f"{len(result['files'])} files in {result['out']}", f"next: bitimely pretrain --init {result['out']}"])
     return Exit.OK
 

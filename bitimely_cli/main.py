@@ -38,18 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = typer.main.get_command(app).main(args=arguments, prog_name="bitimely", standalone_mode=False)
         return int(code) if isinstance(code, int) else Exit.OK
     except UserError as error:
-        return ended(error)
+        return report_error(error)
     except UsageError as error:
-        return ended(usage(error))
+        return report_error(convert_usage_error(error))
     except typer.Exit as error:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        return ended(UserError(Reason.INTERRUPTED, "stopped", hint="Repeat the command to go on", exit_code=Exit.INTERRUPTED))
+        return report_error(UserError(Reason.INTERRUPTED, "stopped", hint="Repeat the command to go on", exit_code=Exit.INTERRUPTED))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output went away: no second complaint at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader closed the pipe: prevents a second error at exit
         return Exit.OK
     except MemoryError:
-        return ended(
+        return report_error(
             UserError(Reason.RESOURCE_LIMIT, "out of memory", hint="Try a smaller --batch-size or fewer --jobs", exit_code=Exit.RESOURCES)
         )
     except Exception as error:
@@ -57,17 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__} in {os.path.basename(where.filename)}:{where.lineno}"  # noqa: PTH119  a name, not a path
-        return ended(
+        return report_error(
             UserError(Reason.INTERNAL, text, hint="This is a bug; repeat with --debug and report it", exit_code=Exit.INTERNAL_ERROR)
         )
 
 
-def ended(error: UserError) -> int:
+def report_error(error: UserError) -> int:
     """Print an error's lines (and its JSON object) and return its exit code."""
     if screen.debug and error.exit_code != Exit.INTERNAL_ERROR:
         traceback.print_exc()
     shown = [error.finding, *(f for f in error.details if f.message != error.finding.message)]
-    screen.findings(shown, "ingest_report.json" if error.report else "the message of --json")
+    screen.print_findings(shown, "ingest_report.json" if error.report else "the message of --json")
     if screen.json:
         screen.result(
             error.report
@@ -76,8 +76,8 @@ def ended(error: UserError) -> int:
     return int(error.exit_code)
 
 
-def usage(error: Any) -> UserError:
-    """Click's usage errors as ours, with the closest known names."""
+def convert_usage_error(error: Any) -> UserError:
+    """A usage error of Click as a UserError, with the closest known names."""
     context = error.ctx
     action = f"See {context.command_path} --help" if context is not None else "See bitimely --help"
     option = getattr(error, "option_name", None)

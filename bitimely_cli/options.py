@@ -26,7 +26,7 @@ def _debug(value: bool) -> bool:
     return value
 
 
-def setting(section: type[Section], key: str, metavar: str | None = None, more: str = "") -> Any:
+def declare_setting(section: type[Section], key: str, metavar: str | None = None, more: str = "") -> Any:
     """An option with the name, the help, the choices and the bounds of a field of the settings; `more` is added to the help."""
     field = section.model_fields[key]
     choices = [choice for choice in _choices(field.annotation) if choice is not None]
@@ -59,9 +59,9 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, for example model.tokenizer=patch; may be repeated."),
 ]
-Device = Annotated[str | None, setting(TrainConfig, "device")]
-Devices = Annotated[int | None, setting(TrainConfig, "devices")]
-Seed = Annotated[int | None, setting(TrainConfig, "seed")]
+Device = Annotated[str | None, declare_setting(TrainConfig, "device")]
+Devices = Annotated[int | None, declare_setting(TrainConfig, "devices")]
+Seed = Annotated[int | None, declare_setting(TrainConfig, "seed")]
 Tune = Annotated[
     str | None,
     typer.Option(
@@ -81,7 +81,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Where to write.")]
 class OptionGroup:
     """Base of the groups: frozen dataclasses whose fields are options of the command line."""
 
-    def given(self) -> dict[str, Any]:
+    def collect(self) -> dict[str, Any]:
         """The options that were given, under the names of the library: `no_verify` as `verify=False`; without those whose callbacks have acted."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         found = {name: value for name, value in values.items() if is_set(value) and name not in CALLBACK_OPTIONS}
@@ -133,21 +133,21 @@ class BuildOptions(ReadOptions):
 class TrainOptions(OptionGroup):
     """Options of a training."""
 
-    epochs: Annotated[int | None, setting(TrainConfig, "epochs")] = None
-    steps: Annotated[int | None, setting(TrainConfig, "steps")] = None
-    batch_size: Annotated[int | None, setting(TrainConfig, "batch_size")] = None
-    accumulate: Annotated[int | None, setting(TrainConfig, "accumulate")] = None
-    lr: Annotated[float | None, setting(TrainConfig, "lr")] = None
+    epochs: Annotated[int | None, declare_setting(TrainConfig, "epochs")] = None
+    steps: Annotated[int | None, declare_setting(TrainConfig, "steps")] = None
+    batch_size: Annotated[int | None, declare_setting(TrainConfig, "batch_size")] = None
+    accumulate: Annotated[int | None, declare_setting(TrainConfig, "accumulate")] = None
+    lr: Annotated[float | None, declare_setting(TrainConfig, "lr")] = None
     tune: Tune = None
-    precision: Annotated[str | None, setting(TrainConfig, "precision")] = None
+    precision: Annotated[str | None, declare_setting(TrainConfig, "precision")] = None
     device: Device = None
     devices: Devices = None
-    compile: Annotated[bool, setting(TrainConfig, "compile")] = False
+    compile: Annotated[bool, declare_setting(TrainConfig, "compile")] = False
     seed: Seed = None
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """The options by the sections of the settings."""
-        values = self.given()
+        values = self.collect()
         tune = values.pop("tune", None)
         return {"train": values, "tune": {"rates": tune}}
 
@@ -192,8 +192,8 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
     return run_command
 
 
-def settings_of(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The sections without what was not given: `{"train": {"lr": 1e-3}}` for `settings_of(train={"lr": 1e-3, "seed": None}, model={})`."""
+def collect_settings(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The sections without what was not given: `{"train": {"lr": 1e-3}}` for `collect_settings(train={"lr": 1e-3, "seed": None}, model={})`."""
     given = {name: {key: value for key, value in section.items() if is_set(value)} for name, section in sections.items()}
     return {name: section for name, section in given.items() if section}
 

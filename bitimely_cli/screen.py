@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core.errors import Finding, clean
+from bitimely_core.errors import clean
 
 if TYPE_CHECKING:
+    from bitimely_core.errors import Finding
     from bitimely_core.pipeline import ExperimentStatus
+    from bitimely_core.schemas import FindingRecord
     from bitimely_core.types import Progress
 
 MOST_LINES = 20  # findings a run; the rest is in the report
@@ -22,14 +24,14 @@ LINE_EVERY = 10.0  # seconds between progress lines where no terminal is
 
 
 class Screen:
-    """Flags of this run (`--json`, `--debug`) and the few ways to say something. Of processes that train together only the first speaks."""
+    """Flags of this run (`--json`, `--debug`) and the functions that print. Of the processes of one training only the first prints."""
 
     silent = int(os.environ.get("RANK", "0")) > 0
     json = False
     debug = False
     n_printed = 0
 
-    def say(self, text: str = "") -> None:
+    def print_line(self, text: str = "") -> None:
         """A line for the reader; on stderr under --json."""
         if not self.silent:
             print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
@@ -39,26 +41,20 @@ class Screen:
         if not self.silent:
             print(text, file=sys.stderr, flush=True)
 
-    def finding(self, finding: Finding | dict[str, Any]) -> None:
+    def print_finding(self, finding: Finding | FindingRecord) -> None:
         """One error or warning line; infos are only in the report."""
-        level, code, message = (
-            (finding.level, str(finding.code), finding.message)
-            if isinstance(finding, Finding)
-            else (finding["level"], finding["code"], finding["message"])
-        )
-        if level == "info":
+        if finding.level == "info":
             return
         self.n_printed += 1
         if self.n_printed <= MOST_LINES:
-            self.note(f"{level}[{code}] {clean(message, 1000)}")
+            self.note(f"{finding.level}[{finding.code}] {clean(finding.message, 1000)}")
 
-    def findings(self, findings: Sequence[Finding | dict[str, Any]], where: str = "the report") -> None:
+    def print_findings(self, findings: Sequence[Finding | FindingRecord], where: str = "the report") -> None:
         """Error lines first, then warnings; at most twenty a run, then how many more there are."""
-        as_level = [(f.level if isinstance(f, Finding) else f["level"], f) for f in findings]
-        for wanted in ("error", "warning"):
-            for level, finding in as_level:
-                if level == wanted:
-                    self.finding(finding)
+        for level in ("error", "warning"):
+            for finding in findings:
+                if finding.level == level:
+                    self.print_finding(finding)
         if self.n_printed > MOST_LINES:
             self.note(f"and {self.n_printed - MOST_LINES} more, see {where}")
             self.n_printed = MOST_LINES
@@ -72,7 +68,7 @@ class Screen:
             sys.stdout.flush()
             return
         for line in lines:
-            self.say(line)
+            self.print_line(line)
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
         """A flat result (that of --dry-run) as lines: one a fact, sizes and times in units for people."""

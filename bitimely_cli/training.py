@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,13 +21,16 @@ from bitimely_cli.options import (
     StartOptions,
     TrainOptions,
     WriteOptions,
+    collect_settings,
+    declare_setting,
     expand_options,
-    setting,
-    settings_of,
 )
 from bitimely_cli.screen import screen
 from bitimely_core.config import DataConfig, FinetuneConfig
 from bitimely_core.errors import Exit
+
+if TYPE_CHECKING:
+    from bitimely_core.workflows.train import TrainingResult
 
 
 class ResamplingUnit(StrEnum):
@@ -61,7 +64,7 @@ def pretrain(
 
     Example: bitimely pretrain --preset 18m
     """
-    flags = settings_of(
+    flags = collect_settings(
         model={"name": model, "ties": ties, "rotary": rotary}, objective={"name": objective}, data={"names": data}, **training.sections()
     )
     _launch_processes(training.devices)
@@ -69,7 +72,7 @@ def pretrain(
 
     with screen.progress() as progress:
         result = workflows.pretrain(
-            preset=preset, budget=budget, flags=flags, init=init, progress=progress, say=screen.note, **start.given()
+            preset=preset, budget=budget, flags=flags, init=init, progress=progress, say=screen.note, **start.collect()
         )
     return _show_training(result, start.dry_run, "finetune")
 
@@ -79,12 +82,12 @@ def finetune(
     source: Run,
     *,
     data: OneData = None,
-    readout: Annotated[str | None, setting(FinetuneConfig, "readout")] = None,
-    layers: Annotated[str | None, setting(FinetuneConfig, "layers")] = None,
-    freeze: Annotated[bool, setting(FinetuneConfig, "freeze")] = False,
-    from_scratch: Annotated[bool, setting(FinetuneConfig, "from_scratch")] = False,
+    readout: Annotated[str | None, declare_setting(FinetuneConfig, "readout")] = None,
+    layers: Annotated[str | None, declare_setting(FinetuneConfig, "layers")] = None,
+    freeze: Annotated[bool, declare_setting(FinetuneConfig, "freeze")] = False,
+    from_scratch: Annotated[bool, declare_setting(FinetuneConfig, "from_scratch")] = False,
     fraction: Annotated[
-        float | None, setting(DataConfig, "fraction", more=" Default: 0.2 on the data set of the pre-training, else 1.")
+        float | None, declare_setting(DataConfig, "fraction", more=" Default: 0.2 on the data set of the pre-training, else 1.")
     ] = None,
     training: TrainOptions,
     start: StartOptions,
@@ -93,7 +96,7 @@ def finetune(
 
     Example: bitimely finetune 18m --data sleep-edf/staging
     """
-    flags = settings_of(
+    flags = collect_settings(
         finetune={"readout": readout, "layers": layers, "freeze": freeze, "from_scratch": from_scratch},
         data={"fraction": fraction},
         **training.sections(),
@@ -102,7 +105,7 @@ def finetune(
     from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = workflows.finetune(source, data=data, flags=flags, progress=progress, say=screen.note, **start.given())
+        result = workflows.finetune(source, data=data, flags=flags, progress=progress, say=screen.note, **start.collect())
     return _show_training(result, start.dry_run, "evaluate")
 
 
@@ -139,11 +142,10 @@ def evaluate(
             predictions=predictions,
             ids=ids,
             progress=progress,
-            **score.given(),
+            **score.collect(),
         )
     if score.dry_run:
         return _show_plan(result)
-    screen.findings(result.pop("findings", []))
     rows = [
         [
             name,
@@ -192,7 +194,7 @@ def embed(
     from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = workflows.embed(run, data=data, readout=readout, layers=layers, split=split, out=out, progress=progress, **score.given())
+        result = workflows.embed(run, data=data, readout=readout, layers=layers, split=split, out=out, progress=progress, **score.collect())
     if score.dry_run:
         return _show_plan(result)
     screen.result(result, [f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"])
@@ -239,7 +241,7 @@ def analyze(
             name=name,
             out=out,
             progress=progress,
-            **read.given(),
+            **read.collect(),
         )
     if read.dry_run:
         return _show_plan(result)
@@ -258,7 +260,7 @@ def report(
     """
     from bitimely_core import workflows
 
-    result = workflows.report(run, out=out, **write.given())
+    result = workflows.report(run, out=out, **write.collect())
     if write.dry_run:
         return _show_plan(result)
     screen.result(result, [result["verdict"], f"report: {result['report']}"])
@@ -276,7 +278,7 @@ def _launch_processes(devices: int | None) -> None:
         raise typer.Exit(code)
 
 
-def _show_training(result: Mapping[str, Any], dry_run: bool, following: str) -> int:
+def _show_training(result: TrainingResult, dry_run: bool, following: str) -> int:
     if dry_run:
         return _show_plan(result)
     if not result["writer"]:

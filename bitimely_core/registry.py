@@ -90,8 +90,8 @@ _loaded: set[str] = set()
 def load_members(package: str) -> None:
     """Import every module of `package` once, so that each registers itself; then the plug-ins of other packages."""
     module = importlib.import_module(package)
-    for found in pkgutil.iter_modules(module.__path__):
-        importlib.import_module(f"{package}.{found.name}")
+    for member in pkgutil.iter_modules(module.__path__):
+        importlib.import_module(f"{package}.{member.name}")
     for name in MEMBERS_ELSEWHERE.get(package, ()):
         importlib.import_module(name)
     _loaded.add(package)
@@ -108,7 +108,7 @@ Task = Literal["none", "classification", "multilabel", "regression"]
 class View:
     """How windows are cut from a cached data set: channels, clock, labels, split. Data, not code.
 
-    `epochs` views take one window per labelled epoch; the others slide `window` with `stride` over the whole recording.
+    `epochs` views take one window per labelled epoch; the others slide `window` with `stride` over the complete recording.
     """
 
     channels: tuple[str, ...]
@@ -118,7 +118,7 @@ class View:
     task: Task = "none"
     classes: tuple[str, ...] = ()
     labels: dict[str, str] | None = None  # annotation text -> class; texts that are not here give no epoch; None: each is its own class
-    seconds: float = 0.0  # a window of a view with window 0; 0: the whole of the first recording
+    seconds: float = 0.0  # a window of a view with window 0; 0: all of the first recording
     epoch: float | None = None  # seconds; annotations are cut into epochs of this length; 0: the commonest length
     trim: tuple[str, float] | None = None  # (class, seconds): keep this much of it around the first and last other class
     split: str = "subject"
@@ -202,7 +202,7 @@ class ObjectiveFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisFacts:
-    """`takes` says what the analysis needs: runs, a data set, or a model by name."""
+    """`takes` names what the analysis needs: runs, a data set, or a model by name."""
 
     takes: Literal["runs", "run", "data", "model"]
     scores: bool = False  # compares with labels of held-out subjects: refused where the run was trained on them

@@ -63,7 +63,7 @@ def planted(summary: dict[str, Any], workspace: Path) -> str:
 
 def of_shapelets(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Scores on the windows they were mined from and on held-out ones."""
-    yield ("shapelet", "near to class", "seconds", "gain, bits", "p", "gain, held out", "p, held out")
+    yield ("shapelet", "closest to class", "seconds", "gain, bits", "p", "gain, held out", "p, held out")
     for k, (one, held) in enumerate(zip(summary["shapelets"], summary["held_out"]["shapelets"], strict=True)):
         length = f"{len(one['values']) / one['rate']:g}"
         yield (str(k + 1), one["klass"], length, f"{one['gain']:.2f}", f"{one['p']:.3f}", f"{held['gain']:.2f}", f"{held['p']:.3f}")
@@ -79,21 +79,21 @@ def of_regions(name: str, about: dict[str, Any]) -> Row:
 
 def of_saliency(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Ratios at the embeddings and the input of each run."""
-    yield ("run, gradient at", "ratio (95 % over subjects)", "random weights, three draws", "beyond random weights", "p, random places")
+    yield ("run, gradient at", "ratio (95 % CI over subjects)", "random weights, three draws", "beyond random weights", "p, random places")
     for name, one in summary.items():
         for wrt in ("embeddings", "input") if "by_layer" in one else ():
             if wrt in one:
                 yield of_regions(f"{name}, {wrt}", one[wrt])
-    yield ("plain size of the signal", shown(summary["signal_size"]), "", "", "")
+    yield ("magnitude of the signal", shown(summary["signal_size"]), "", "", "")
 
 
 def of_attention(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Ratios of each run."""
-    yield ("run", "ratio (95 % over subjects)", "random weights, three draws", "beyond random weights", "p, random places")
+    yield ("run", "ratio (95 % CI over subjects)", "random weights, three draws", "beyond random weights", "p, random places")
     for name, one in summary.items():
         if "shapelets" in one:
             yield of_regions(name, one["shapelets"])
-    yield ("plain size of the signal", shown(summary["signal_size"]), "", "", "")
+    yield ("magnitude of the signal", shown(summary["signal_size"]), "", "", "")
 
 
 def of_svd(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
@@ -107,7 +107,7 @@ def of_svd(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
 
 def of_probing(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """The paper's probing table."""
-    yield ("readout", "layers", "frozen probe (95 % over subjects)", "minus the default, paired", "random weights")
+    yield ("readout", "layers", "frozen probe (95 % CI over subjects)", "minus the default, paired", "random weights")
     for readout, layers in summary["cells"].items():
         for at in ("last", "last-two"):
             if at in layers and readout in {"sos", "eos", "sos+eos", "mean"}:

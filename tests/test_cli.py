@@ -282,7 +282,7 @@ def test_options_arrive_under_the_names_of_the_library() -> None:
     received: list[dict[str, Any]] = []
 
     def verb(*, build: claims.ClaimsBuildOptions, other: int = 3, train: options.TrainOptions, start: options.StartOptions) -> int:
-        received.extend([build.given(), {"other": other}, train.given(), start.given()])
+        received.extend([build.collect(), {"other": other}, train.collect(), start.collect()])
         return 0
 
     verb.__annotations__ |= {"build": claims.ClaimsBuildOptions, "train": options.TrainOptions, "start": options.StartOptions}

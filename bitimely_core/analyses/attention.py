@@ -132,7 +132,7 @@ def _find_tokens(encoded: Encoded) -> Tensor:
     before = 1 if encoded.eos is not None else 0
     count = positions - (2 if encoded.eos is not None else 0)
     real = torch.ones(count, dtype=torch.bool) if encoded.mask is None else encoded.mask.bool().any(0)
-    return torch.nonzero(real)[:, 0] + before + max(0, count - len(real))  # a class token, where a model has one, stands first
+    return torch.nonzero(real)[:, 0] + before + max(0, count - len(real))  # a class token, where a model has one, is first
 
 
 def _make_mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | None, kept: Tensor) -> LayerMixing:

@@ -347,7 +347,7 @@ def _select_largest(group: Array, n_groups: int) -> tuple[Array, Array]:
 
 
 def _group_subjects(units: Array, n_units: int) -> RowGroups:
-    """Rows of the subjects with the most rows, numbered anew."""
+    """Rows of the subjects with the most rows, renumbered from 0."""
     group, largest = _select_largest(units, n_units)
     return RowGroups(group, [f"subject {k + 1}" for k in range(len(largest))], "subject")
 

@@ -62,7 +62,7 @@ def load_shapelets(
         The shapelets, the rows that they were mined from, and the p of the best one (None: from a report).
 
     Raises:
-        UserError: config (exit 2): windows without classes and no folder, a folder without shapelets; no_input as `mine`.
+        UserError: config (exit 2): windows without classes and no folder, a folder without shapelets; no_input as `mine_shapelets`.
     """
     if folder:
         found = read_shapelets(folder)

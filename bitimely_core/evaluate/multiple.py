@@ -130,7 +130,7 @@ def paired_difference(
 
 
 def holm(p: Sequence[float | None], level: float = LEVEL) -> list[tuple[float, float] | None]:
-    """Holm's step-down correction of a family of comparisons; None stands for a comparison without p, which is not counted.
+    """Holm's step-down correction of a family of comparisons; None marks a comparison without p, which is not counted.
 
     Returns:
         For each `(adjusted, alpha)`: the adjusted p, to be compared with 1 - level, and the error rate of its step. An interval of level

@@ -45,7 +45,7 @@ class StageResult(NamedTuple):
 class Node:
     """One stage.
 
-    `made` is the small file whose SHA-256 stands for the whole output of the stage; `reads` are such files from outside of this graph.
+    `made` is the small file whose SHA-256 represents the complete output of the stage; `reads` are such files from outside of this graph.
     `needs` must have succeeded; `after` must only have ended.
     """
 
@@ -162,10 +162,10 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         if error.exit_code in {Exit.INTERRUPTED, Exit.TERMINATED}:
             raise
         state, detail, code = "failed", error.finding.line(), int(error.exit_code)
-    except Exception as error:  # a defect costs one stage, not the whole experiment; the frames say where, without the values of the data
+    except Exception as error:  # a defect fails one stage, not the experiment; the frames give the place without the values of the data
         frames = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
         state, code = "failed", int(Exit.INTERNAL_ERROR)
-        detail = f"{type(error).__name__} in {frames[-1]}: a bug; {path} says where"
+        detail = f"{type(error).__name__} in {frames[-1]}: a bug; see {path}"
     ended = StageState(state, detail, int(code), round(time.monotonic() - start, 3))
     StageRecord(
         stage=node.label,

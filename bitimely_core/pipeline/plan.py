@@ -380,7 +380,7 @@ class PlanBuilder:
         self.add(Node(label=f"analyze {report}", settings=chosen, call=call, made=made, needs=needs), owner, words)
 
     def add_pages(self, leak_free: bool) -> None:
-        """The stages of the whole recipe: analyses of all rows together or of none, statistics, the page of results."""
+        """The stages that depend on the complete recipe: analyses of all rows together or of none, statistics, the page of results."""
         plan, recipe = self.plan, self.recipe
         for number, analysis in enumerate(recipe.analyze):
             takes = _input_of(analysis)

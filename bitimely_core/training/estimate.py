@@ -39,8 +39,8 @@ def estimate(
     """Estimate time and memory of `steps` steps: two micro-batches are run and the second is timed (the first, if it took long).
 
     The model is not changed. On the CPU a few rows are run; time and activations are scaled by the rows. The time of the optimizer, reading,
-    validation and checkpoints is not included, nor are second passes of the objective device it is None (the mean square of the output then
-    replaces the loss).
+    validation and checkpoints is not included, nor are second passes of the objective. Without `objective` the mean square of the output
+    replaces the loss.
     """
     device = select_device(device_name)
     batch = batches if isinstance(batches, Batch) else next(iter(batches(0)))

@@ -369,7 +369,7 @@ def _validate(state: TrainingState) -> int:
     finally:
         state.model.train()
     count, loss, rel = all_reduce_sum(sums)
-    line: LogLine = {
+    entry: LogLine = {
         "step": state.step,
         "epoch": _count_epochs(state),
         "split": "validation",
@@ -378,9 +378,9 @@ def _validate(state: TrainingState) -> int:
     }
     state.validated = state.step
     lowest = math.inf if state.best is None or state.best["loss"] is None else state.best["loss"]
-    if line["loss"] is not None and line["loss"] < lowest:
-        state.best = {"step": line["step"], "epoch": line["epoch"], "loss": line["loss"], "rel": line["rel"]}
-    _write_line(state, _add_parts(line, parts))
+    if entry["loss"] is not None and entry["loss"] < lowest:
+        state.best = {"step": entry["step"], "epoch": entry["epoch"], "loss": entry["loss"], "rel": entry["rel"]}
+    _write_line(state, _add_parts(entry, parts))
     state.logged_at = time.perf_counter()
     return 0
 
@@ -538,8 +538,8 @@ def read_metrics(folder: str | Path) -> list[LogLine]:
 def _trim_log(path: Path, step: int, validated: int) -> None:
     """Drop the lines after `step`, which are logged again; those of a validation after the last one."""
     if path.is_file():
-        lines = [line for line in read_metrics(path.parent) if line["step"] <= (validated if line.get("split") == "validation" else step)]
-        storage.write_bytes(path, b"".join(storage.encode_json(line) + b"\n" for line in lines))
+        kept = [one for one in read_metrics(path.parent) if one["step"] <= (validated if one.get("split") == "validation" else step)]
+        storage.write_bytes(path, b"".join(storage.encode_json(one) + b"\n" for one in kept))
 
 
 def _write_line(state: TrainingState, line: LogLine) -> None:
