@@ -88,9 +88,7 @@ def compute_mixings(model: nn.Module, batch: Batch) -> list[LayerMixing]:
     """The layers of a float64 model on a batch of one row, without special positions and padding.
 
     For models that read channels one by one a map is the mean over the channels, without queries and keys.
-
-    Raises:
-        UserError: config (exit 2), where the model has no attention maps.
+    Raises UserError: config (exit 2), where the model has no attention maps.
     """
     calls: list[tuple[nn.Module, Tensor, Any, str]] = []
     mixers = [m for m in model.modules() if isinstance(m, Retention | Attention)]
@@ -317,11 +315,7 @@ class ShapeletRegion(NamedTuple):
 def _find_region(
     runs: list[Run], count: int, folder: str, lengths: str, seed: int, progress: Progress | None
 ) -> ShapeletRegion | str | None:
-    """The windows with their shapelets; None for a `count` of 0; a notice where there are none.
-
-    Raises:
-        UserError: where a folder of shapelets was given and does not fit.
-    """
+    """The windows with their shapelets; None for a `count` of 0; a notice where there are none."""
     if not count:
         return None
     source = runs[0].windows()

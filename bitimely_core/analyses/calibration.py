@@ -98,13 +98,8 @@ class Reliability(NamedTuple):
 def estimate_reliability(confidence: Array, right: Array, units: Array, *, bins: int, bootstrap: int, seed: int) -> Reliability:
     """Reliability curve and calibration error with intervals over subjects.
 
-    Args:
-        confidence: [n] probabilities.
-        right: [n] 1 where the event of that probability happened.
-        units: [n] subjects as numbers from 0.
-        bins: B.
-        bootstrap: replicates.
-        seed: of the draws.
+    `confidence` [n] are probabilities, `right` [n] is 1 where the event of that probability happened, `units` [n] number the subjects
+    from 0.
     """
     n_units = int(units.max()) + 1 if len(units) else 0
     table = sum_bins(confidence, right, units, n_units, bins)

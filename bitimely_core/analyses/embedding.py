@@ -115,18 +115,11 @@ class SpaceMeasures(NamedTuple):
 def measure_space(
     x: Array, label: Array, units: Array, n_units: int, k: int, bootstrap: int, seed: int, counted: Array | None = None
 ) -> SpaceMeasures:
-    """Measures of one space.
+    """Measures of one space: `x` [n, D] standardised, `label` [n] groups (-1 = none), `units` [n] subjects from 0 to `n_units` - 1, `k`
+    neighbours.
 
-    Args:
-        x: [n, D] standardised.
-        label: [n] groups of the labels, -1 = none.
-        units: [n] subjects as numbers from 0.
-        n_units: U.
-        k: neighbours.
-        bootstrap: replicates over subjects.
-        seed: of the draws.
-        counted: [n] bool, rows that count for the label; None = all. Of a rare label those that have it: most neighbours of the others lack
-            it in any space.
+    `counted` [n] bool marks the rows that count for the label; None = all. Of a rare label those that have it: most neighbours of the
+    others lack it in any space.
     """
     other = units[:, None] != units if n_units > 1 else np.ones((len(units), len(units)), dtype=bool)
     anybody = np.ones_like(other)

@@ -39,12 +39,11 @@ RANDOM_MODELS = 3  # sets of random weights
 
 
 def draw_held_out(windows: Windows, count: int, seed: int) -> tuple[npt.NDArray[np.int64], str]:
-    """Positions in the index of up to `count` windows of the first non-empty split of test, validation and train, and the name of that split.
+    """Positions in the index of up to `count` windows of the first non-empty split of test, validation and train, and the name of that
+    split.
 
-    They are drawn without replacement; runs on the same windows get the same ones.
-
-    Raises:
-        UserError: no_input, where there are no windows at all.
+    They are drawn without replacement; runs on the same windows get the same ones. Raises UserError: no_input, where there are no
+    windows.
     """
     for split in ("test", "validation", "train"):
         rows = windows[split].rows
@@ -56,13 +55,10 @@ def draw_held_out(windows: Windows, count: int, seed: int) -> tuple[npt.NDArray[
 def load_shapelets(
     windows: Windows, folder: str, lengths: str, seed: int, progress: Progress | None
 ) -> tuple[list[Shapelet], Ints, float | None]:
-    """The shapelets of a report of `analyze shapelets`, or, without `folder`, mined from the training split.
+    """The shapelets, the rows that they were mined from, and the p of the best one.
 
-    Returns:
-        The shapelets, the rows that they were mined from, and the p of the best one (None: from a report).
-
-    Raises:
-        UserError: config (exit 2): windows without classes and no folder, a folder without shapelets; no_input as `mine_shapelets`.
+    They are those of a report of `analyze shapelets` (p is None), or, without `folder`, mined from the training split. Raises UserError:
+    config (exit 2) for windows without classes and no folder, or a folder without shapelets; those of `mine_shapelets`.
     """
     if folder:
         found = read_shapelets(folder)
@@ -94,17 +90,10 @@ class ShapeletWindows(NamedTuple):
 def find_shapelet_windows(windows: Windows, found: Sequence[Shapelet], count: int, seed: int, exclude: npt.NDArray[Any]) -> ShapeletWindows:
     """Up to `count` held-out windows among the tenth that is closest to a shapelet; in all others the closest segment is arbitrary.
 
-    Distances are those of standardised segments, with whatever option the shapelets were mined.
+    Distances are those of standardised segments, with whatever option the shapelets were mined. `exclude`: rows that they were mined
+    from.
 
-    Args:
-        windows: all splits.
-        found: the shapelets.
-        count: windows to keep; drawn where more have one.
-        seed: of what is drawn.
-        exclude: rows that the shapelets were mined from.
-
-    Raises:
-        UserError: no_input, where nothing is held out; config (exit 2), where no shapelet is of a channel and rate of these windows.
+    Raises UserError: no_input, where nothing is held out; config (exit 2), where no shapelet is of a channel and rate of these windows.
     """
     names = list(windows.channel_names)
     fitting = [k for k, one in enumerate(found) if one.channel in names and one.rate == windows.rate and len(one.values) <= windows.length]

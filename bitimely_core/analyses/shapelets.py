@@ -64,16 +64,13 @@ def standardise_segments(segments: Tensor, least: Tensor | float = 0.0) -> Tenso
 
 @torch.no_grad()
 def compute_distances(series: Tensor, shapelets: Tensor, *, normalised: bool = True, placed: bool = True) -> tuple[Tensor, Tensor]:
-    """Minimum squared distance of each shapelet to each series, and its position.
+    """Minimum squared distance of each shapelet [C, m] to each series [n, T], m <= T, and its position.
 
-    Args:
-        series: [n, T].
-        shapelets: [C, m], m <= T.
-        normalised: compare standardised segments. A flat segment of a series then counts as uncorrelated, 2 m.
-        placed: whether to return positions, which takes 1.5 times as long.
+    `normalised` compares standardised segments; a flat segment of a series then counts as uncorrelated, 2 m. Positions take 1.5 times as
+    long.
 
-    Returns:
-        Distances [C, n], in the dtype of the series, and the first samples of the closest segments [C, n] int64 (without `placed` [0]).
+    Returns distances [C, n] in the dtype of the series and the first samples of the closest segments [C, n] int64 (without `placed`
+    [0]).
     """
     m = shapelets.shape[1]
     wanted, level = (standardise_segments(shapelets), None) if normalised else subtract_mean(shapelets)
@@ -263,10 +260,7 @@ class MinedShapelets(NamedTuple):
 def draw_windows(windows: Windows, splits: Sequence[str], count: int, seed: int) -> LabelledWindows | None:
     """Up to `count` windows of the first non-empty one of `splits`, balanced over classes, with subjects in turn; None without windows.
 
-    Windows with missing values are excluded.
-
-    Raises:
-        UserError: the windows have no classes (config, exit 2).
+    Windows with missing values are excluded. Raises UserError: config (exit 2), where the windows have no classes.
     """
     if windows.task != "classification":
         raise usage_error(

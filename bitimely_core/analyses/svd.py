@@ -84,16 +84,12 @@ def product_singular_values(queries: Array, keys: Array) -> tuple[Array, Array]:
 
 
 def measure_rank(singular: Array, log_det: float) -> dict[str, float]:
-    """Measures of the singular values of one map. All but `log_det` and `condition` are fractions of N.
+    """Measures of the singular values [N] float64, descending, of one map. All but `log_det` and `condition` are fractions of N.
 
-    Args:
-        singular: [N] float64, descending.
-        log_det: log |det| of the map, from its LU factors; a product of rounded small singular values would be noise.
-
-    Returns:
-        `effective_rank` exp(entropy of s / sum s) / N; `n90` smallest k / N with 90 % of the sum; `auc` mean of the cumulated shares (0.5
-        flat, 1 rank one); `stable_rank` sum s^2 / s_1^2 / N; `log_det`; `condition` s_1 / s_N; `numerical_rank` share of the s above
-        s_1 N eps(float32). All NaN for a map of zeros.
+    `log_det` is log |det| from the LU factors; a product of rounded small singular values would be noise. `effective_rank` exp(entropy
+    of s / sum s) / N; `n90` smallest k / N with 90 % of the sum; `auc` mean of the cumulated shares (0.5 flat, 1 rank one);
+    `stable_rank` sum s^2 / s_1^2 / N; `condition` s_1 / s_N; `numerical_rank` share of the s above s_1 N eps(float32). All NaN for a map
+    of zeros.
     """
     n, total = len(singular), float(singular.sum())
     if total <= 0:

@@ -100,16 +100,9 @@ def kernel_features(x: Array, groups: Sequence[KernelGroup], bias: Array) -> Arr
 def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int) -> Array:
     """Ridge regression on standardised features, the penalty with the least squared error on the validation split.
 
-    Classes are regressed as indicators, whose predictions sum to one; they and labels are clipped to a probability.
-
-    Args:
-        task: classification, multilabel or regression.
-        x: train, validation, test -> features [n, D].
-        y: train, validation -> class ids [n], labels [n, C] (NaN: not known) or values [n].
-        classes: C.
-
-    Returns:
-        [n, C] probabilities or [n] values of the rows of test.
+    Classes are regressed as indicators, whose predictions sum to one; they and labels are clipped to a probability. `x`: split ->
+    features [n, D]; `y`: train, validation -> class ids [n], labels [n, C] (NaN: not known) or values [n]. Returns [n, C] probabilities
+    or [n] values of the rows of test.
     """
     from sklearn.linear_model import Ridge
 
@@ -179,21 +172,11 @@ PREDICTORS: dict[str, Callable[[Any, dict[str, Windows], dict[str, Array], int, 
 def fit_baseline(
     kind: str, record: RunRecord, scores: Scores, *, keep: Path, open_windows: OpenWindows, progress: Progress | None = None
 ) -> tuple[TaskScores, pl.DataFrame] | str:
-    """One baseline on the data of a fine-tuned run: its scores (metrics and classes) and predictions.
+    """One baseline (a key of `DESCRIPTIONS`) on the data of a fine-tuned run: its scores and a frame as `predictions.parquet`, or why there
+    are none.
 
-    Args:
-        kind: a key of `DESCRIPTIONS`.
-        record: of the run: its training windows are those of the baseline (data, limit, share of the subjects, seed).
-        scores: of the run: split, unit of resampling and replicates are those of the baseline.
-        keep: folder of stored results.
-        open_windows: opens the tokens of that name.
-        progress: of the kernels.
-
-    Returns:
-        Scores and a frame as `predictions.parquet`; or the reason why there are none.
-
-    Raises:
-        UserError: those of opening the tokens.
+    Training windows (data, limit, share of the subjects, seed) are those of `record`; split, unit of resampling and replicates those of
+    `scores`. Results are stored in `keep`. Raises UserError: those of opening the tokens.
     """
     import polars as pl
 

@@ -27,13 +27,9 @@ CACHE_VERSION = 1  # of stored scores: raise it where the numbers change
 def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows) -> ScoredRun:
     """The runs of several folds as one scored run, which is stored under `keep` without subjects. A single run is returned unchanged.
 
-    Args:
-        parts: evaluated runs of one row, data set and seed on test sets without a common window. The first one decides how they are scored.
-        keep: folder of stored results.
-        open_windows: opens the tokens of that name.
+    `parts` are runs of one row, data set and seed on test sets without a common window. The first one decides how they are scored.
 
-    Raises:
-        UserError: config (exit 2) where two runs score one window, or classes differ; not_found without the predictions of a run.
+    Raises UserError: config (exit 2) where two runs score one window, or classes differ; not_found without the predictions of a run.
     """
     import polars as pl
 

@@ -67,11 +67,7 @@ class LinearProbe(NamedTuple):
 def fit_probe(task: str, x: Mapping[str, Array], y: Mapping[str, Array], classes: int) -> LinearProbe:
     """Fit on `train`, choose the penalty on `validation`, predict `test`.
 
-    Args:
-        task: classification, multilabel or regression.
-        x: split -> vectors [n, D]; `test` may be without labels.
-        y: split -> class ids [n], labels [n, K] (NaN: not known) or values [n], of train and validation.
-        classes: K.
+    `x`: split -> vectors [n, D]; `y`: train, validation -> class ids [n], labels [n, K] (NaN: not known) or values [n]; K = `classes`.
     """
     train, validation, test = standardise(x["train"], x["validation"], x["test"])
     if task == "regression":

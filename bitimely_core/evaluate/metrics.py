@@ -157,19 +157,13 @@ def check_rows(
 
 
 def rank_scores(score: Array, positive: Array, units: Array) -> Callable[[Array], tuple[Array, Array]]:
-    """AUROC and average precision of one score against one class, for many weights; the scores are sorted once.
+    """AUROC and average precision of one `score` [n] float64 against one class [n] bool, for many weights; the scores are sorted once.
 
     Equal scores form one group g with weights P_g, N_g of positives and negatives. In ascending order, cumN including g,
     `AUROC = sum_g P_g (cumN_g - N_g / 2) / (P N)`: every pair counts, ties one half. In descending order
     `AP = sum_g P_g cumP_g / (cumP_g + cumN_g) / P`: precision at each threshold, weighted by the recall that it adds (no trapezoid).
 
-    Args:
-        score: [n] float64.
-        positive: [n] bool.
-        units: [n] int64, unit of each row.
-
-    Returns:
-        `f(counts [R, U]) -> (auroc [R], ap [R])`, NaN where a side has no weight.
+    Returns `f(counts [R, U]) -> (auroc [R], ap [R])`, NaN where a side has no weight; `units` [n] int64 is the unit of each row.
     """
     if not len(score):  # labels known in no row
         return lambda counts: (np.full(len(counts), np.nan), np.full(len(counts), np.nan))

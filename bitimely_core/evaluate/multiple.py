@@ -44,20 +44,11 @@ def draw_replicates(
     by: Unit = "subject",
     seed: int = 0,
 ) -> Replicates:
-    """One metric of all `runs` with its replicates, for `paired_difference`. Draws are those of `score` and `compare`.
+    """One metric of all `runs` on the same windows with its replicates, for `paired_difference`. Draws are those of `score` and `compare`.
 
-    Args:
-        task: classification, multilabel or regression.
-        runs: by name, on the same windows.
-        class_names: as for `score`.
-        metric: None: the main one of the task.
-        label: the average precision of this class or label, instead of `metric`.
-        bootstrap: replicates.
-        by: unit of resampling.
-        seed: of the draws.
+    `metric`: None is the main one of the task; `label`: the average precision of this class or label instead.
 
-    Raises:
-        UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
+    Raises UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
     """
     target, groups, ids, predictions = align_runs(runs)
     if not len(target):
@@ -100,16 +91,10 @@ def paired_difference(
 ) -> MeanDifference:
     """The paired difference of the means of two sets of runs, such as two models with one run per seed each.
 
-    `se`, `lo` and `hi` are those of the mean difference on the same draws of subjects, as `compare` has them for one pair. `total_se` adds the
-    variance between seeds where it is known: `sqrt(se^2 U / (U - 1) + variance)`. `p` is two-sided, of the difference over `total_se` against
-    Student's t with Welch-Satterthwaite degrees of freedom: replicates do not resolve the tails that a correction for many comparisons
-    needs. `total_se`, `df` and `p` are null where there is no interval.
-
-    Args:
-        found: replicates of all runs.
-        first: runs of the first set.
-        second: runs of the second set.
-        spread: variance of the mean difference over seeds, and its degrees of freedom; None: not known (one seed each).
+    `se`, `lo` and `hi` are those of the mean difference on the same draws of subjects, as `compare` has them for one pair. `total_se`
+    adds the variance between seeds where `spread` has it with its degrees of freedom: `sqrt(se^2 U / (U - 1) + variance)`. `p` is
+    two-sided, of the difference over `total_se` against Student's t with Welch-Satterthwaite degrees of freedom: replicates do not
+    resolve the tails that a correction for many comparisons needs. `total_se`, `df` and `p` are null where there is no interval.
     """
     from scipy import stats
 
@@ -190,13 +175,10 @@ class RankTest(NamedTuple):
 
 
 def nemenyi(table: Any, level: float = LEVEL) -> RankTest:
-    """Mean ranks over data sets and their critical difference (Nemenyi's test; Demsar 2006, section 3.2.2).
+    """Mean ranks over data sets ([N data sets, k rows] ranks) and their critical difference (Nemenyi's test; Demsar 2006, section 3.2.2).
 
-    `critical` = q sqrt(k (k + 1) / 6 N), q = the studentised range at infinite degrees of freedom over sqrt(2).
-
-    Args:
-        table: [N data sets, k rows] ranks.
-        level: one less the error rate over all pairs.
+    `critical` = q sqrt(k (k + 1) / 6 N), q = the studentised range at infinite degrees of freedom over sqrt(2). 1 - `level` is the error
+    rate over all pairs.
     """
     from scipy import stats
 

@@ -59,17 +59,8 @@ def compare(
 ) -> PairedComparison:
     """Two runs on the same windows: the difference first - second of every metric, on the same draws.
 
-    Args:
-        task: classification, multilabel or regression.
-        first: predictions of the run.
-        second: predictions of the run it is compared with.
-        class_names: as for `score`.
-        bootstrap: replicates.
-        by: unit of resampling.
-        seed: of the draws.
-
-    Raises:
-        UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
+    Arguments are those of `score`. Raises UserError: settings_differ (exit 4), where the windows, their targets or their subjects
+    differ; non_finite.
     """
     target, groups, ids, both = align_runs({"run": first, "other": second})
     rows = check_rows(task, target, both, groups, class_names, by, ids) if len(target) else None

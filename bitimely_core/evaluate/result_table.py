@@ -156,12 +156,8 @@ def assign_rows(found: Sequence[Path]) -> list[ScoredRun]:
 
 
 def group_columns(found: Sequence[ScoredRun], requested: Iterable[str], stated: Iterable[str] = ()) -> list[ScoreColumn]:
-    """The columns of a page, in order.
-
-    Args:
-        found: evaluated runs.
-        requested: columns of the planned cells. Multi-label data become the columns that `stated` has of them, else one column per label.
-        stated: columns of the paper.
+    """The columns of a page, in order: those of the planned cells (`requested`); multi-label data become the columns that the paper
+    (`stated`) has of them, else one column per label.
     """
     tasks = {one.data: one.scores for one in found}
     stated = list(stated)
@@ -215,14 +211,9 @@ def compare_column(
     others: Mapping[str, pl.DataFrame] | None = None,
     keep: Path | None = None,
 ) -> ColumnResult:
-    """Cells of one column and the paired difference of every row to the reference row.
+    """Cells of one column and the paired difference of every row to the row `reference`.
 
-    Args:
-        column: metric and data set.
-        found: the evaluated runs of the page; those on other data are ignored.
-        reference: the row that the others are compared to.
-        others: further rows: name -> content of a `predictions.parquet`, one for all seeds.
-        keep: folder of stored results.
+    Runs on other data are ignored. `others`: further rows, name -> content of a `predictions.parquet`; `keep`: folder of stored results.
     """
     mine = [one for one in found if one.data == column.data and column.metric_in(one.scores) is not None]
     if not mine or column.metric is None:

@@ -208,12 +208,7 @@ def _list_remarks(rows: ScoredRows, few: str | None) -> list[str]:
 
 
 def score_figure(scores: TaskScores, metric: str | None = None) -> Figure | None:
-    """The main score and those of the baselines as a figure; as the first block of a page it becomes the headline. None: not defined.
-
-    Args:
-        scores: of a run with a task.
-        metric: None: the main metric of the task.
-    """
+    """The main score (or `metric`) and those of the baselines as a figure; the first block of a page is the headline. None: not defined."""
     name = metric or scores.main or ""
     named = {b.replace("_", " "): baseline for b, baseline in scores.baselines.items()}
     parts = {"this run": scores.metrics[name], **{b: baseline.metrics[name] for b, baseline in named.items()}}

@@ -85,15 +85,9 @@ def execute(
 ) -> dict[str, StageState]:
     """Run `nodes` (label -> Node) in their order, each as soon as its inputs exist; stages that other processes run are waited for.
 
-    Args:
-        nodes: label -> stage.
-        folder: of the stages' own folders.
-        selected: labels to run; for the others only their last state is read. None: all.
-        began: seconds since the epoch; a stage that failed later in another process is not tried again. None: now.
-        watch: called with all states whenever one has changed.
-
-    Returns:
-        The state of each label.
+    `folder` holds the stages' own folders. Of labels that are not `selected` only the last state is read. A stage that failed in another
+    process after `began` (seconds since the epoch; None: now) is not tried again. `watch` is called with all states whenever one has
+    changed. Returns the state of each label.
     """
     began = time.time() if began is None else began
     states: dict[str, StageState] = {}

@@ -19,14 +19,9 @@ CAPTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class ViewStatistics:
-    """Counts of one view.
+    """Counts of one view `DATASET[/VIEW]`: ours by the names in `COLUMNS` (None without windows) and the paper's; `subjects` are ours.
 
-    Attributes:
-        data: `DATASET[/VIEW]`.
-        counts: ours, by the names in `COLUMNS`; None without windows.
-        paper: the paper's.
-        subjects: ours.
-        note: on the paper's numbers, or why ours are missing.
+    `note` is on the paper's numbers, or why ours are missing.
     """
 
     data: str

@@ -90,14 +90,9 @@ def _set_plain_ticks(axis: Axis, *, log: bool = False) -> None:
 
 
 def reduce_trace(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
-    """The smallest and the largest sample of each pixel column of a long trace, in order of time, so that spikes remain.
+    """The smallest and the largest sample of each of `columns` pixel columns of a trace [n] (NaN: not measured), so that spikes remain.
 
-    Args:
-        values: [n], NaN: not measured.
-        columns: pixel columns.
-
-    Returns:
-        Indices [m] (m = n up to 2 columns) and the values there.
+    Returns their indices [m] in order of time (m = n up to 2 columns) and the values there.
     """
     n = len(values)
     if n <= 2 * columns:

@@ -60,14 +60,9 @@ class IngestChannel:
 
 
 def write_ingest_page(folder: str | Path, report: dict[str, Any]) -> list[Finding]:
-    """Write `report.html` of an ingest into the cache's folder, unless it is there already.
+    """Write `report.html` of an ingest (or of its error) into the cache's folder, unless it is there already.
 
-    Args:
-        folder: of the cache.
-        report: returned by `cache.ingest`, or the report of its error.
-
-    Returns:
-        A warning where that failed, whatever the cause: the cache is complete without it.
+    Returns a warning where that failed, whatever the cause: the cache is complete without it.
     """
     path = Path(folder) / cache.PAGE
     mark = storage.fingerprint(report)[:16]
@@ -87,15 +82,7 @@ def write_ingest_page(folder: str | Path, report: dict[str, Any]) -> list[Findin
 
 
 def ingest_page(folder: str | Path, report: IngestReport) -> Page:
-    """The page of an ingest.
-
-    Args:
-        folder: of the cache; not opened when nothing was published.
-        report: of the ingest.
-
-    Raises:
-        UserError: the cache cannot be read.
-    """
+    """The page of an ingest. `folder` is not opened when nothing was published. Raises UserError: the cache cannot be read."""
     page = PageBuilder(f"Ingest of {report.dataset}")
     page.notice(*_list_notices(report))
     page.add_facts(_list_facts(report))

@@ -20,11 +20,7 @@ def model_card(
 ) -> str:
     """`model_card.md`: model, training data, scores, intended use. Counts only, nothing about a person.
 
-    Args:
-        record: run.json.
-        scores: scores.json, where the run has been evaluated.
-        subjects: hashes of the training subjects, for their common hash.
-        speed: seconds of training and windows per second.
+    `subjects` are hashes of the training subjects, for their common hash; `speed` is seconds of training and windows per second.
     """
     tuned = record.pretraining_data or ()
     verb = "Fine-tuned" if record.is_finetuned else "Trained"

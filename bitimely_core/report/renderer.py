@@ -237,20 +237,11 @@ def _list_former_files(folder: Path) -> Iterator[str]:
 
 
 def write_report(folder: Path | str, page: Page, *, files: Mapping[str, str] | None = None) -> Path:
-    """Write `report.html`, `summary.json`, and the data and drawing of every figure and table into `folder`.
+    """Write `report.html`, `summary.json`, and the data and drawing of every figure and table into `folder`; the path of `report.html`.
 
-    An earlier report is removed first and the new one comes last, so that a `report.html` always belongs to the files beside it.
-
-    Args:
-        folder: made if it is missing; other files in it are left alone.
-        page: content.
-        files: further files of the folder to list: name -> content in words.
-
-    Returns:
-        The path of `report.html`.
-
-    Raises:
-        UserError: the disk is full or cannot be written (exit 6).
+    An earlier report is removed first and the new one comes last, so that a `report.html` always belongs to the files beside it; other
+    files in the folder are left alone. `files`: further files of the folder to list, name -> content in words. Raises UserError: the
+    disk is full or cannot be written (exit 6).
     """
     parts = _render_parts(page)
     rendered = _fill_template(page, parts, files or {})

@@ -98,10 +98,7 @@ def write_training_page(folder: Path) -> Path:
 def write_evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[Any]]) -> Path:
     """Write the page of an evaluated run: scores beside the baselines, confusion matrix, classes, loss curves.
 
-    Args:
-        run: with the windows that were scored.
-        scores: scores.json.
-        columns: target and prediction of the scored rows; empty for a pre-training.
+    `columns`: target and prediction of the scored rows; empty for a pre-training.
     """
     windows, source = run.windows(), run.record.source
     page = PageBuilder(f"Scores of {scores.run}")

@@ -54,16 +54,9 @@ def list_steps(folder: Path) -> list[int]:
 
 
 def save_checkpoint(folder: Path, meta: CheckpointMeta, tensors: Mapping[str, Mapping[str, Tensor]], *, keep: int = 2) -> Path:
-    """Write `folder/step-<meta.step>/`, then remove the checkpoints beyond the newest `keep`.
+    """Write `folder/step-<meta.step>/` (one safetensors file a key), then remove the checkpoints beyond the newest `keep` (at least 2).
 
-    Args:
-        folder: The run's `checkpoints` folder.
-        meta: `meta.json`; files and hash are filled in.
-        tensors: One safetensors file a key, of CPU tensors by name.
-        keep: How many checkpoints stay, at least 2.
-
-    Raises:
-        UserError: disk_full, io_error (exit 6), integrity (exit 5); the incomplete one is removed, the previous ones stay.
+    Raises UserError: disk_full, io_error (exit 6), integrity (exit 5); the incomplete one is removed, the previous ones stay.
     """
     step = meta.step
     final, temporary = folder / f"step-{step}", folder / f"step-{step}.tmp"

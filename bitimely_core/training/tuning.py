@@ -51,14 +51,10 @@ def drop_test(windows: Windows) -> TrainValidation:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRateSearch:
-    """The trials of a learning-rate search.
+    """The trials of a learning-rate search: `rates` in ascending order, `steps` of each trial, `views` (the windows for `measure`).
 
-    Attributes:
-        rates: to try, ascending.
-        steps: of each trial.
-        views: the windows of the training, for `measure`.
-        measure: metrics of a trained model on the validation windows by name, the deciding one first; losses are added to them.
-        lower_is_better: names of metrics that are errors.
+    `measure` gives metrics of a trained model on the validation windows by name, the deciding one first; losses are added to them.
+    `lower_is_better` are the names of metrics that are errors.
     """
 
     rates: tuple[float, ...]
@@ -122,22 +118,11 @@ def select_learning_rate(
 ) -> TuningRecord:
     """Train `model` from its present weights at every rate and select one; the model has its present weights again afterwards.
 
-    The best value of the first of `by` wins, among equals that of the next, at last the smaller rate. A rate whose training diverges loses.
-    Each trial has a folder; finished trials are not repeated, a stopped one resumes.
+    The best value of the first of `by` wins, among equals that of the next, at last the smaller rate. A rate whose training diverges
+    loses. Each trial has a folder in `folder` (`runs/<run>/tuning`); finished trials are not repeated, a stopped one resumes. Rate and
+    steps of `config` are replaced; `log` is called with the rate and every line of the log of its trial.
 
-    Args:
-        search: rates, steps and metric.
-        model: with initial weights.
-        batches: of the training split.
-        objective: as `fit`.
-        validation: batches of the validation split.
-        config: of the training; rate and steps are replaced.
-        folder: `runs/<run>/tuning`.
-        identity: as `fit`.
-        log: called with the rate and every line of the log of its trial.
-
-    Raises:
-        UserError: non_finite_loss (exit 4) when every rate diverges, and those of `fit`.
+    Raises UserError: non_finite_loss (exit 4) when every rate diverges, and those of `fit`.
     """
     from bitimely_core.training.distributed import barrier, get_rank
 

@@ -22,11 +22,7 @@ def demonstrate(
 ) -> dict[str, Any]:
     """The last three commands of `bitimely demo`: spectra, maps, and one page of the two runs with data, scores, curves and these figures.
 
-    Args:
-        workspace: holds `tiny`, pre-trained and fine-tuned on `data`, with and without its weights.
-        data: name of the tokens.
-        title: of the page.
-        progress: called during the analyses.
+    `workspace` holds `tiny`, pre-trained and fine-tuned on the tokens `data`, with and without its weights.
     """
     from bitimely_core import report as rendering
     from bitimely_core import tokens

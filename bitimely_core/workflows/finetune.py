@@ -148,10 +148,7 @@ def _collect_defaults(origin: RunRecord, name: str, workspace: Path) -> Flags:
 def _open_view(
     name: str, settings: Settings, workspace: Path, verify: bool, progress: Progress | None
 ) -> tuple[Windows, tuning.TrainValidation]:
-    """The windows, and the subjects of the training and validation splits that the run uses.
-
-    Raises UserError: config (exit 2) without labels, no_input (exit 4) without training windows.
-    """
+    """The windows, and the subjects of the training and validation splits that the run uses."""
     from bitimely_core import data
 
     windows = prepare_windows(name, workspace, settings.data, verify=verify, progress=progress)

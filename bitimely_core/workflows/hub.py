@@ -47,15 +47,13 @@ def _call_hub(call: Callable[[], T], repo: str, field: str) -> T:
 
 
 def fetch_model(name: str, pinned: dict[str, str] | None = None) -> tuple[Path, dict[str, str]]:
-    """The folder of a model on the hub, in the cache of the hub's client, and where it is from: `repo` and the commit as `revision`.
+    """The folder of the model `OWNER/NAME[@REVISION]` in the cache of the hub's client, and its origin: `repo` and the commit as
+    `revision`.
 
-    Args:
-        name: `OWNER/NAME` or `OWNER/NAME@REVISION`.
-        pinned: the origin of a resumed run: the same commit again, also when the branch has newer ones.
+    `pinned` is the origin of a resumed run: the same commit again, also when the branch has newer ones.
 
-    Raises:
-        UserError: config (exit 2) for another form of name or without the extra; not_found (exit 4) where the hub cannot be reached or has
-            no such model; integrity (exit 5) where the weights differ from the hash in `run.json`.
+    Raises UserError: config (exit 2) for another form of name or without the extra; not_found (exit 4) where the hub cannot be reached
+    or has no such model; integrity (exit 5) where the weights differ from the hash in `run.json`.
     """
     parts = NAME.fullmatch(name)
     if parts is None:

@@ -211,10 +211,7 @@ def _make_batches(settings: Settings, views: list[tuning.TrainValidation]) -> tu
 
 
 def _require_batch_rows(settings: Settings, parts: int) -> int:
-    """Rows that a batch in `parts` parts needs for its objective; a smaller last batch of an epoch is dropped.
-
-    Raises UserError (config, exit 2) where no batch has as many.
-    """
+    """Rows that a batch in `parts` parts needs for its objective; a smaller last batch of an epoch is dropped."""
     rows = registry.objectives[settings.objective.name].facts.rows
     if rows == 1:
         return 1

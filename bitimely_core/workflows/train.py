@@ -31,17 +31,9 @@ Flags = dict[str, Any]  # nested settings by section, as a preset, a recipe or t
 class TrainingJob:
     """A training that is ready to start.
 
-    Attributes:
-        record: `run.json` as it is when the training starts.
-        folder: `runs/<run>`.
-        model: with initial weights, in a fine-tuning with its head.
-        objective: as `fit`.
-        batches: of the training split.
-        validation: batches of the validation split; None without any.
-        windows: the data sets, all splits.
-        headline: the first line on the screen.
-        search: the learning-rate search; None: the rate is given.
-        earlier_subjects: training subjects of the pre-training.
+    `record` is `run.json` as it is at the start, `model` has initial weights (in a fine-tuning its head too), `objective` is as for
+    `fit`, `windows` are the data sets with all splits, `headline` is the first line on the screen, `earlier_subjects` are the training
+    subjects of the pre-training. `validation` is None without a validation split, `search` None where the rate is given.
     """
 
     record: RunRecord
