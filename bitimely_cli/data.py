@@ -267,10 +267,10 @@ def doctor(common: CommonOptions) -> int:
     """
     from bitimely_core.workflows import catalog
 
-    report = catalog.check_installation(common.workspace)
-    screen.table(["what", "found", "note"], [[row["what"], row["found"], row["note"]] for row in report["checks"]])
-    screen.result(report)
-    return Exit.OK if report["good"] else Exit.REFUSED
+    installation = catalog.check_installation(common.workspace)
+    screen.table(["what", "found", "note"], [[row["what"], row["found"], row["note"]] for row in installation["checks"]])
+    screen.result(installation)
+    return Exit.OK if installation["good"] else Exit.REFUSED
 
 
 VERBS = (ingest, tokenize, verify, list_, doctor)

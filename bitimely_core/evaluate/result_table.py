@@ -215,14 +215,14 @@ def compare_column(
 
     Runs on other data are ignored. `others`: further rows, name -> content of a `predictions.parquet`; `keep`: folder of stored results.
     """
-    mine = [one for one in found if one.data == column.data and column.metric_in(one.scores) is not None]
-    if not mine or column.metric is None:
+    scored = [one for one in found if one.data == column.data and column.metric_in(one.scores) is not None]
+    if not scored or column.metric is None:
         return ColumnResult()
-    settings = mine[0].scores.settings
-    files = [[run.folder / "predictions.parquet" for run in one.runs] for one in mine]
+    settings = scored[0].scores.settings
+    files = [[run.folder / "predictions.parquet" for run in one.runs] for one in scored]
     marks = [
         [one.row, one.seed, *(storage.hash_file(file) if file.is_file() else None for file in of)]
-        for one, of in zip(mine, files, strict=True)
+        for one, of in zip(scored, files, strict=True)
     ]
     added = {name: storage.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()]) for name, frame in (others or {}).items()}
     inputs = [CACHE_VERSION, column.key, column.metric, column.label, reference, settings.bootstrap, settings.by, marks, added]
@@ -230,11 +230,11 @@ def compare_column(
     if path is not None and path.is_file():
         result = ColumnResult.model_validate_json(path.read_bytes())
     else:
-        result = _compare_rows(column, mine, reference, others or {})
+        result = _compare_rows(column, scored, reference, others or {})
         if path is not None:
             storage.make_folder(path.parent)
             storage.write_json(path, result.model_dump())
-    order = dict.fromkeys([*(one.row for one in mine), *(others or {})])  # of the page, not of the file
+    order = dict.fromkeys([*(one.row for one in scored), *(others or {})])  # of the page, not of the file
     return ColumnResult(
         cells={row: result.cells[row] for row in order if row in result.cells},
         differences={row: result.differences[row] for row in order if row in result.differences},
@@ -246,10 +246,10 @@ def _label_run(one: ScoredRun) -> str:
     return f"{one.row}, seed {one.seed}"
 
 
-def _compare_rows(column: ScoreColumn, mine: Sequence[ScoredRun], reference: str, others: Mapping[str, pl.DataFrame]) -> ColumnResult:
-    first = next((one for one in mine if one.row == reference), mine[0])
+def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: str, others: Mapping[str, pl.DataFrame]) -> ColumnResult:
+    first = next((one for one in scored if one.row == reference), scored[0])
     settings, task = first.scores.settings, first.scores.task or ""
-    read = {_label_run(one): p for one in mine if (p := read_predictions(one)) is not None}
+    read = {_label_run(one): p for one in scored if (p := read_predictions(one)) is not None}
     names = next((classes for classes, _ in read.values()), [])
     same = {name: p for name, (classes, p) in read.items() if classes == names}
     same |= {
@@ -265,11 +265,11 @@ def _compare_rows(column: ScoreColumn, mine: Sequence[ScoredRun], reference: str
         else:
             kept[name] = predictions
     runs: dict[str, dict[int, str]] = {}
-    for one in mine:
+    for one in scored:
         if _label_run(one) in kept:
             runs.setdefault(one.row, {})[one.seed] = _label_run(one)
     if not kept:
-        return ColumnResult(cells=_build_cells(column, mine, None, runs), remarks=remarks)
+        return ColumnResult(cells=_build_cells(column, scored, None, runs), remarks=remarks)
     drawn = evaluate.draw_replicates(
         task,
         kept,
@@ -287,18 +287,18 @@ def _compare_rows(column: ScoreColumn, mine: Sequence[ScoredRun], reference: str
             if row != reference:
                 share = 1 / len(base) + (1 / len(of) if row in runs else 0.0)  # a baseline has no seeds
                 differences[row] = evaluate.paired_difference(drawn, of, base, (variance * share, df))
-    return ColumnResult(cells=_build_cells(column, mine, drawn, runs), differences=differences, remarks=remarks)
+    return ColumnResult(cells=_build_cells(column, scored, drawn, runs), differences=differences, remarks=remarks)
 
 
 def _build_cells(
-    column: ScoreColumn, mine: Sequence[ScoredRun], drawn: evaluate.Replicates | None, runs: Mapping[str, Mapping[int, str]]
+    column: ScoreColumn, scored: Sequence[ScoredRun], drawn: evaluate.Replicates | None, runs: Mapping[str, Mapping[int, str]]
 ) -> dict[str, CellScore]:
     """A cell per row; its interval is that of the mean over seeds where the predictions of all seeds are there."""
     cells = {}
-    for row in dict.fromkeys(one.row for one in mine):
+    for row in dict.fromkeys(one.row for one in scored):
         seeds = [
             SeedScore(seed=one.seed, run=one.name, **(column.metric_in(one.scores) or MetricValue()).model_dump())
-            for one in mine
+            for one in scored
             if one.row == row
         ]
         values = [one.value for one in seeds if one.value is not None]
@@ -308,7 +308,7 @@ def _build_cells(
             score = MetricValue(**seeds[0].model_dump(include=set(MetricValue.model_fields))) if len(seeds) == 1 else MetricValue()
             score = score.model_copy(update={"value": float(np.mean(values)) if values else None, "classes": None})
         sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        test = next(one.scores for one in mine if one.row == row)
+        test = next(one.scores for one in scored if one.row == row)
         cells[row] = CellScore(
             **score.model_dump(),
             seeds=seeds,

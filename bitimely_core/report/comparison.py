@@ -285,10 +285,10 @@ def data_table(table: ResultTable) -> Table:
     """The scored split of each data set, and the share of training subjects."""
     rows = []
     for data in dict.fromkeys(one.data for one in table.found):
-        mine = [one for one in table.found if one.data == data]
-        s, trained = mine[0].scores, mine[0].record.data[0]
-        shares = sorted({one.record.settings.data.fraction for one in mine})
-        split = SPLITS.get(trained.split, trained.split) + (f", {len(mine[0].parts)} test folds" if mine[0].parts else "")
+        runs = [one for one in table.found if one.data == data]
+        s, trained = runs[0].scores, runs[0].record.data[0]
+        shares = sorted({one.record.settings.data.fraction for one in runs})
+        split = SPLITS.get(trained.split, trained.split) + (f", {len(runs[0].parts)} test folds" if runs[0].parts else "")
         unit = f"{s.settings.bootstrap:,} resamples of {s.settings.by}s"
         if s.n_subjects < evaluate.MINIMUM_UNITS:
             unit += f"; no CI: at least {evaluate.MINIMUM_UNITS} subjects required"
@@ -439,10 +439,12 @@ def _score_tables(scored: Sequence[Scores]) -> list[Table]:
     """All metrics of every run, a table a task."""
     out = []
     for task in dict.fromkeys(s.task for s in scored):
-        mine = [s for s in scored if s.task == task]
-        metrics = list(evaluate.METRICS.get(task or "") or dict.fromkeys(m for s in mine for m in s.metrics))
-        title = "All scores" if len(mine) == len(scored) else f"All scores: {task or 'pre-training'}"
+        of_task = [s for s in scored if s.task == task]
+        metrics = list(evaluate.METRICS.get(task or "") or dict.fromkeys(m for s in of_task for m in s.metrics))
+        title = "All scores" if len(of_task) == len(scored) else f"All scores: {task or 'pre-training'}"
         caption = "Value and 95 % CI. A dash: undefined or not measured for that run."
         columns = ["run", "data", *(m.replace("_", " ") for m in metrics)]
-        out.append(make_table("all-scores", title, caption, columns, [[s.run, s.data, *(s.metrics.get(m) for m in metrics)] for s in mine]))
+        out.append(
+            make_table("all-scores", title, caption, columns, [[s.run, s.data, *(s.metrics.get(m) for m in metrics)] for s in of_task])
+        )
     return out

@@ -223,8 +223,8 @@ def _fit_baselines(
     out: dict[str, dict[str, tuple[TaskScores, Any]]] = {}
     remarks = []
     for data in dict.fromkeys(one.data for one in found if one.scores.task):
-        mine = [one for one in found if one.data == data and one.scores.task]
-        first = min(mine, key=lambda one: (one.row != reference, one.seed))
+        scored = [one for one in found if one.data == data and one.scores.task]
+        first = min(scored, key=lambda one: (one.row != reference, one.seed))
         for kind in kinds:
             try:
                 each = [

@@ -9,7 +9,7 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from bitimely_core import __version__, registry
 from bitimely_core.config import build_model_config, list_presets, load_preset, read_toml
@@ -280,11 +280,28 @@ NEEDED = (
 )
 
 
-def check_installation(workspace: Path) -> Row:
+class InstallationCheck(TypedDict):
+    """One line of `bitimely doctor`."""
+
+    what: str
+    found: str
+    note: str
+
+
+class Installation(TypedDict):
+    """Result of `bitimely doctor`."""
+
+    format_version: int
+    checks: list[InstallationCheck]
+    missing: list[str]
+    good: bool
+
+
+def check_installation(workspace: Path) -> Installation:
     """Versions, devices, memory, disk, extras; `good` is false when something that is needed is missing."""
     import torch
 
-    checks: list[Row] = [
+    checks: list[InstallationCheck] = [
         {"what": "bitimely", "found": __version__, "note": ""},
         {"what": "python", "found": platform.python_version(), "note": platform.platform()},
         {"what": "cores", "found": str(os.cpu_count()), "note": f"torch uses {torch.get_num_threads()} threads"},
@@ -297,13 +314,8 @@ def check_installation(workspace: Path) -> Row:
             properties = torch.cuda.get_device_properties(i)
             checks.append({"what": f"cuda:{i}", "found": properties.name, "note": _format_gib(properties.total_memory)})
     else:
-        checks.append(
-            {
-                "what": "cuda",
-                "found": "none",
-                "note": "training runs on the CPU" if not torch.backends.mps.is_available() else "Metal is used",
-            }
-        )
+        note = "Metal is used" if torch.backends.mps.is_available() else "training runs on the CPU"
+        checks.append({"what": "cuda", "found": "none", "note": note})
     missing = []
     for name in NEEDED:
         try:
@@ -313,13 +325,8 @@ def check_installation(workspace: Path) -> Row:
             checks.append({"what": name, "found": "missing", "note": f"pip install -c constraints.txt {name}"})
     for extra, (module, purpose) in EXTRAS.items():
         present = find_spec(module) is not None
-        checks.append(
-            {
-                "what": f"extra {extra}",
-                "found": "installed" if present else "not installed",
-                "note": purpose if present else f"{purpose}: pip install 'bitimely[{extra}]'",
-            }
-        )
+        note = purpose if present else f"{purpose}: pip install 'bitimely[{extra}]'"
+        checks.append({"what": f"extra {extra}", "found": "installed" if present else "not installed", "note": note})
     return {"format_version": 1, "checks": checks, "missing": missing, "good": not missing}
 
 
