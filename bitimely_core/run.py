@@ -31,13 +31,10 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(eq=False)
 class Run:
-    """A run in its folder. Windows, model and scores are read when they are used, and once.
+    """A run in `folder` (`runs/<run>`, or another folder with the same files). Windows, model and scores are read when they are used, and
+    once.
 
-    Attributes:
-        folder: `runs/<run>`, or another folder with the same files.
-        record: `run.json`.
-        data: name of the tokens that `windows` opens.
-        open_windows: name of tokens -> windows with all splits.
+    `data` is the name of the tokens that `windows` opens by `open_windows`: name of tokens -> windows with all splits.
     """
 
     folder: Path
@@ -49,16 +46,10 @@ class Run:
     def open(
         cls, run: str | Path, workspace: Path, *, data: str | None = None, open_windows: Callable[[str], Windows] | None = None
     ) -> Self:
-        """The run called `run`, or the one in the folder `run`.
+        """The run called `run`, or the one in the folder `run`, with `runs/` and `tokens/` in `workspace`.
 
-        Args:
-            run: name or folder.
-            workspace: holds `runs/` and `tokens/`.
-            data: name of the tokens to read; None: the first that the run was trained on.
-            open_windows: opens them (`workflows.prepare` also builds missing ones); None: those in `workspace`.
-
-        Raises:
-            UserError: not_found (exit 2), integrity (exit 5).
+        `data` names the tokens to read; None: the first that the run was trained on. `open_windows` opens them (`workflows.prepare` also
+        builds missing ones); None: those in `workspace`. Raises UserError: not_found (exit 2), integrity (exit 5).
         """
         from bitimely_core import tokens
 
@@ -240,9 +231,7 @@ def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
     """Take `folder` for the run that `record` describes: False when it is already finished under the same description.
 
     Compared are kind, model, settings, data and source. `force_new` removes the other run.
-
-    Raises:
-        UserError: settings_differ (exit 2) with the differing keys, integrity (exit 5), locked (exit 7).
+    Raises UserError: settings_differ (exit 2) with the differing keys, integrity (exit 5), locked (exit 7).
     """
     path = folder / "run.json"
     if path.is_file():

@@ -119,7 +119,6 @@ def _encode_with_maps(model: nn.Module, batch: Batch) -> Encoded:
 
 
 def _list_tensors(batch: Batch) -> list[tuple[str, Tensor]]:
-    """The tensors that a batch has, by name."""
     return [(name, part) for name, part in batch._asdict().items() if part is not None]
 
 
@@ -568,7 +567,6 @@ def _add_sequence(page: PageBuilder, shown: list[SequenceAttention]) -> None:
 
 
 def _describe_class(shown: SequenceAttention) -> str:
-    """The class of the window, where it has one."""
     windows, target = shown.run.windows(), shown.batch.target
     if target is None or windows.task != "classification":
         return ""

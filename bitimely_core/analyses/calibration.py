@@ -350,7 +350,6 @@ def _verdict(found: Mapping[str, Mapping[str, Reliability]], task: str) -> str:
 
 
 def _add_classes(page: PageBuilder, scores: TaskScores, names: list[str]) -> None:
-    """Confusion and scores of each class."""
     page.section("Classes")
     if scores.confusion:
         confusion = np.array(scores.confusion, dtype=float)

@@ -175,7 +175,8 @@ def probing(
     page.fact("Probe", f"{model} regression on standardised vectors, penalty by validation loss")
     page.fact("Bootstrap", f"{bootstrap:,} resamples of {found.scores.n_subjects} subjects")
     _add_notices(page, found, has_validation=len(rows["validation"]) > 0, all_readouts=names is None)
-    shown = {first: default.describe(), _make_key("random", default): "random weights", "raw": _describe_features(windows), **CONSTANTS}
+    features = "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
+    shown = {first: default.describe(), _make_key("random", default): "random weights", "raw": features, **CONSTANTS}
     _add_scores(page, found, {key: words for key, words in shown.items() if key == first or key in found.scores.baselines}, tuned)
     summary = _summarize(run, found, rows, seed)
     if tuned:
@@ -290,10 +291,6 @@ def _is_significant(difference: Difference) -> bool:
 
 def _describe_significance(difference: Difference | None) -> str | None:
     return None if difference is None or difference.lo is None else "yes" if _is_significant(difference) else "no"
-
-
-def _describe_features(windows: Windows) -> str:
-    return "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------

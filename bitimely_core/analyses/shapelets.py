@@ -325,9 +325,7 @@ class MiningOptions:
 def mine_shapelets(windows: Windows, options: MiningOptions, progress: Progress | None = None) -> MinedShapelets:
     """The best shapelets of the training split of labelled windows.
 
-    Raises:
-        UserError: no classes, no length that fits, an unknown channel or score (exit 2); no_input where the training split has not two
-            classes of two windows.
+    Raises UserError: no classes, no length that fits, an unknown channel or score (exit 2); no_input without two classes of two windows.
     """
     if options.score not in SCORES:
         raise unknown("score", options.score, list(SCORES))

@@ -191,7 +191,6 @@ def score(
 
 
 def _list_remarks(rows: ScoredRows, few: str | None) -> list[str]:
-    """Caveats of the scores."""
     out = []
     if rows.by == "window":
         out.append("Intervals resample windows, not subjects: windows of one subject are correlated, so the intervals are too narrow.")

@@ -202,7 +202,6 @@ def _count_parameters(model: str, preset: str, budget: str, channels: int, lengt
 
 
 def _count_tokens(config: ModelConfig, length: int) -> float:
-    """Tokens of a window of `length` samples."""
     return {"patch": length / max(config.patch, 1), "conv": length / 4}.get(config.tokenizer, length)
 
 

@@ -164,7 +164,6 @@ def _views(recipe: Recipe, block: RecipeBlock) -> tuple[str, ...]:
 
 
 def _select_fold(block: RecipeBlock, fold: int) -> RecipeBlock:
-    """The block with the windows of one test fold."""
     tokenize = DataConfig.model_validate({**_set_fields(block.tokenize), "test_fold": fold})
     return block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
 
@@ -421,12 +420,10 @@ def _input_of(analysis: AnalyzeStage) -> str:
 
 
 def _set_fields(section: Section) -> Flags:
-    """The fields that were set."""
     return section.model_dump(exclude_unset=True, exclude_none=True)
 
 
 def _train(training: TrainingStage, workspace: Path, devices: int, progress: Progress | None, say: Say | None, _: States) -> StageResult:
-    """One training; on several devices in several processes."""
     if devices > 1:
         from bitimely_core.training.distributed import launch
 

@@ -220,7 +220,6 @@ def cost_table(table: ResultTable, workspace: Path) -> Table:
 
 
 def _parent_name(one: ScoredRun) -> str | None:
-    """The pre-trained run whose weights a run started from."""
     source = one.record.source
     return source.run if source and source.weights else None
 

@@ -118,7 +118,6 @@ def reduce_matrix(values: Array, limit: int = PIXELS) -> Array:
 
 
 def _new_canvas(size: tuple[float, float], layout: Literal["constrained", "compressed"] = "constrained") -> Canvas:
-    """A canvas of `size` inches."""
     from matplotlib.figure import Figure as Canvas
 
     return Canvas(figsize=size, layout=layout)

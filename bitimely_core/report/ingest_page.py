@@ -339,7 +339,6 @@ def _spread_figures(channels: list[IngestChannel]) -> Iterator[Figure]:
 
 
 def _most_common(values: np.ndarray) -> int | None:
-    """The most common of frequencies in Hz."""
     return next((int(value) for value, _ in Counter(values.tolist()).most_common(1)), None)
 
 
@@ -348,7 +347,6 @@ def _format_rates(values: set[float]) -> str:
 
 
 def _format_duration(seconds: float) -> str:
-    """A duration in h, min or s."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.{1 if seconds < 100 * size else 0}f} {unit}"
@@ -370,7 +368,6 @@ def _duration_figures(lengths: dict[str, float]) -> Iterator[Figure]:
 
 
 def _label_blocks(opened: cache.Cache, report: IngestReport) -> Iterator[Figure | Table]:
-    """Counts of labels: classes of recordings, annotations."""
     subjects, notes = opened.subjects(), opened.annotations()
     dataset = registry.datasets.get(report.dataset)
     views = dataset.facts.views.values() if dataset else ()

@@ -114,24 +114,13 @@ def write_results(
 ) -> dict[str, Any]:
     """Write the page of a recipe's results: report.html, summary.json, results.csv, results.md, results.tex and the data of every figure.
 
-    Args:
-        name: of the recipe.
-        entries: the cells: `row`, `column`, `seed`, `run` (None without one; several: test folds to be pooled), `state` (done, failed, not run, left out: the recipe has no
-            such cell), `detail`. The first row is the reference of all comparisons.
-        paper: section `[paper]` of the recipe, see the head of this module.
-        title: of the page.
-        description: what the recipe is and how its settings compare to the paper's.
-        workspace: folder of runs and tokens.
-        open_windows: opens the tokens of that name.
-        out: folder of the page; results are stored in `out/kept` for later calls.
-        baselines: keys of `baselines.DESCRIPTIONS` to fit beside the runs.
-        progress: of the baselines.
+    `entries` are the cells: `row`, `column`, `seed`, `run` (None without one; several: test folds to be pooled), `state` (done, failed,
+    not run, left out: the recipe has no such cell), `detail`. The first row is the reference of all comparisons. `paper`: see the head
+    of this module. `baselines` are keys of `baselines.DESCRIPTIONS` to fit beside the runs. Results are stored in `out/kept` for later
+    calls.
 
-    Returns:
-        `report`, `verdict`, `cells`, `differences`, `missing`, `files`.
-
-    Raises:
-        UserError: config (exit 2) for a `[paper]` that cannot be read; those of writing.
+    Returns `report`, `verdict`, `cells`, `differences`, `missing`, `files`.
+    Raises UserError: config (exit 2) for a `[paper]` that cannot be read; those of writing.
     """
     stated, names = read_paper(paper)
     keep = out / "kept"
@@ -479,7 +468,6 @@ def _interval_figures(results: RecipeResults) -> list[Figure]:
 
 
 def _simple_baselines(column: ScoreColumn, scores: TaskScores) -> dict[str, MetricValue]:
-    """The baselines of a column that need no fitting."""
     held = scores.baselines
     if column.label is None:
         return {name.replace("_", " "): one.metrics[column.metric] for name, one in held.items() if column.metric in one.metrics}

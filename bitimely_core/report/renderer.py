@@ -133,7 +133,6 @@ def _render_table(table: Table) -> Context:
 
 
 def _render_parts(page: Page) -> PageParts:
-    """Draw the figures and tabulate the tables."""
     out, taken = PageParts(), {"report", "summary", "notices", "predictions", "scores"}
     counts = {"Figure": 0, "Table": 0}
     level = 2

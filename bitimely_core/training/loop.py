@@ -253,7 +253,6 @@ def _make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device)
 
 
 def _train(state: TrainingState, stack: ExitStack) -> None:
-    """Run the remaining steps; signals and compilation are undone when `stack` closes."""
     if state.home is not None and get_rank() == 0:
         _trim_log(state.home / "metrics.jsonl", state.step, state.validated)
     stack.enter_context(handle_signals(state))
@@ -644,7 +643,6 @@ def describe_resume_settings(config: TrainConfig, batches: Batches, total: int) 
 
 
 def _count_epochs(state: TrainingState) -> int:
-    """The epoch, from 1, of the step just done."""
     return (state.step - 1) // state.batches.steps + 1
 
 

@@ -142,7 +142,6 @@ def _parse_literal(text: str) -> Any:
 
 
 def _name_report(kind: str, names: list[str], data: str | None, model: str | None, objective: str | None, preset: str) -> str:
-    """The name of a report: the kind and its subject."""
     if names:
         parts = [Path(n).name for n in names]
     elif data is not None:

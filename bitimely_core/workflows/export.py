@@ -30,17 +30,12 @@ def export(
 ) -> ExportResult:
     """Weights, configuration, card, settings and scores of a finished run in one folder that `--init` and `models.load` read.
 
-    No cache, no tokens, no predictions, no subject: no data about persons.
+    No cache, no tokens, no predictions, no subject: no data about persons. `out` is `export-<run>` beside the workspace's runs when not
+    given, and must hold nothing else. With `push` (`OWNER/NAME` of a model hub, extra `hub`) it is uploaded, to a private repository if
+    it is new.
 
-    Args:
-        run: name or folder.
-        out: the folder, `export-<run>` beside the workspace's runs when not given; must hold nothing else.
-        push: `OWNER/NAME` of a model hub (extra `hub`): the folder is uploaded, to a repository that is made private where there is none.
-        workspace: holds `runs/`.
-        dry_run: only list what would be written.
-
-    Raises:
-        UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is missing; not_found (4): the hub cannot be reached.
+    Raises UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is missing; not_found (4): the hub cannot
+    be reached.
     """
     opened = Run.open(run, workspace).require_finished()
     target = out or workspace / "exports" / opened.name

@@ -80,7 +80,6 @@ def _initial_run(record: RunRecord) -> str | None:
 
 
 def _list_differences(record: RunRecord, workspace: Path, verify: bool) -> list[str]:
-    """Versions and data that differ from those of the training."""
     out = [
         f"{name} {version}, it was {record.versions.get(name)}"
         for name, version in list_versions().items()

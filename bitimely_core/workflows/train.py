@@ -114,7 +114,6 @@ def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say
 def _train(
     job: TrainingJob, record: RunRecord, search: tuning.LearningRateSearch | None, writer: bool, progress: Progress | None, say: Say | None
 ) -> tuple[RunRecord, int]:
-    """Search and training; the record as it is afterwards, and the steps."""
     from bitimely_core.training import loop
 
     path = job.folder / "run.json"
@@ -166,7 +165,6 @@ def _train(
 
 
 def _apply_search(record: RunRecord, tuned: TuningRecord) -> RunRecord:
-    """The record with the selected rate in its settings."""
     train = record.settings.train.model_copy(update={"lr": tuned.lr})
     return record.model_copy(update={"settings": record.settings.model_copy(update={"train": train}), "tuning": tuned})
 
