@@ -166,7 +166,7 @@ Rates = Annotated[int | tuple[float, ...] | None, BeforeValidator(parse_learning
 class TuneConfig(Section):
     """How the learning rate is chosen, on the validation split alone (`runs.tuning`)."""
 
-    rates: Rates = None  # how many around train.lr, half a decade apart, or which; None: train.lr is taken as it is
+    rates: Rates = None  # number of rates around train.lr, half a decade apart, or the rates; None: train.lr
     steps: int | None = Field(None, ge=1)  # of each trial; None = a tenth of the training, at least 50
 
 
@@ -329,14 +329,9 @@ def list_owners(section: type[BaseModel], key: str) -> list[str]:
 
 
 def _rephrase_pydantic(message: str) -> str:
-    """What pydantic says, in the words of every other error."""
-    for theirs, ours in {
-        "Value error, ": "",
-        "Input should be ": "expected ",
-        "Field required": "expected a value",
-        "tuple": "list",
-    }.items():
-        message = message.replace(theirs, ours)
+    """A message of pydantic in the wording of the other errors."""
+    for old, new in {"Value error, ": "", "Input should be ": "expected ", "Field required": "expected a value", "tuple": "list"}.items():
+        message = message.replace(old, new)
     return message
 
 
@@ -398,7 +393,7 @@ class StoredSettings(Settings):
 
 
 def parse_stored_settings(values: Any) -> Any:
-    """A dict as `StoredSettings`; anything else as it is. Raises pydantic.ValidationError."""
+    """A dict as `StoredSettings`; other values unchanged. Raises pydantic.ValidationError."""
     return StoredSettings.model_validate(values) if isinstance(values, dict) else values
 
 

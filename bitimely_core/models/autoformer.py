@@ -1,13 +1,12 @@
-"""Autoformer: layers that take the trend away and mix time by lags instead of by pairs of timesteps. Source: Wu et al. 2021.
+"""Autoformer (Wu et al. 2021): layers that remove the trend and mix time by lags instead of pairs of timesteps.
 
 Every timestep is a token. Encoder layer: s = seasonal(x + Drop(AC(x))), out = seasonal(s + FF(s)), FF = two linear maps without biases.
 seasonal(x) = x - moving average. AC, the auto-correlation: R(tau) = sum_t q[t + tau] k[t], mean over the width; the floor(c ln N) largest
 lags get the weights w = softmax(R), and out[t] = sum_i w_i v[t + tau_i], all around the window's end. Behind the last layer
 LN(x) - mean over time of LN(x).
 
-The method asks for the whole window at once (Fourier transforms, edges of moving averages, circular convolutions), where no mask of
-timesteps can be put in. So rows go through the layers without their padding, those of one length together: `TimestepModel`, which FEDformer and
-TimesNet share.
+Fourier transforms, moving averages and circular convolutions cannot mask timesteps. So rows go through the layers without padding, grouped
+by length: `TimestepModel`, shared with FEDformer and TimesNet.
 
 Legend: B batch, R rows of one length, V channels, N timesteps (n of a shorter row), D width, L layers.
 """
@@ -48,7 +47,7 @@ class AutoformerConfig(ModelConfig):
 
 
 class CircularAdapter(Adapter):
-    """Timesteps through a convolution of three, around the window's end, without bias; and the output projection."""
+    """Circular convolution of three timesteps without bias, and the output projection."""
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
@@ -59,15 +58,14 @@ class CircularAdapter(Adapter):
         self.output = nn.ModuleDict({"next": nn.Linear(norm_width or config.dim, self.tokenizer.target_width)})
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Whole rows [R, n, V] -> [R, n, D]; each timestep sees its neighbours, the first one the last."""
+        """Rows [R, n, V] -> [R, n, D]."""
         return self.steps(tokens.transpose(1, 2)).transpose(1, 2)
 
 
 class TimestepModel(Model, ABC):
-    """A model that reads whole rows of timesteps: rows of one length go through it together, and padding never does.
+    """A model of unpadded rows of timesteps, grouped by length. A subclass adds `encode_rows`.
 
-    A subclass adds `encode_rows`. Heads read Drop(GELU(state)), the output projection the state itself. States are behind the model's norm, which
-    may need to know where a row ends; those of padding are 0.
+    Heads read Drop(GELU(state)), the output projection the state. States are normalised; those of padding are 0.
     """
 
     adapter_type = CircularAdapter
@@ -91,8 +89,8 @@ class TimestepModel(Model, ABC):
 
         Args:
             batch: signals [B, T, V].
-            directions: None; the layers look both ways.
-            hide: bool [B, T]; these timesteps are read as 0 (nothing can be left out of a Fourier transform).
+            directions: None; the layers are bidirectional.
+            hide: bool [B, T]; these timesteps are read as 0.
             attention: without effect, there are no maps of pairs.
 
         Raises:
@@ -110,7 +108,7 @@ class TimestepModel(Model, ABC):
 
 
 def apply_by_length(x: Tensor, lengths: Tensor | None, function: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """What `function` makes of the rows of `x` [B, N, F], without their padding and those of one length together.
+    """Apply `function` to the unpadded rows of `x` [B, N, F], grouped by length.
 
     Args:
         x: rows, padded on the right.
@@ -125,8 +123,8 @@ def apply_by_length(x: Tensor, lengths: Tensor | None, function: Callable[[Tenso
     groups, order = [], []
     for length in lengths.unique().tolist():
         rows = (lengths == length).nonzero().squeeze(1)
-        found = function(x[rows, : max(length, 1)])
-        keep = [part if length else part * 0.0 for part in found]
+        parts = function(x[rows, : max(length, 1)])
+        keep = [part if length else part * 0.0 for part in parts]
         groups.append([F.pad(part, [0, 0] * (part.dim() - 2) + [0, x.shape[1] - part.shape[1]]) for part in keep])
         order.append(rows)
     back = torch.cat(order).argsort()
@@ -134,15 +132,15 @@ def apply_by_length(x: Tensor, lengths: Tensor | None, function: Callable[[Tenso
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """In float32 at least: Fourier transforms know no shorter numbers, and residual sums lose what is small."""
+    """At least float32: Fourier transforms require it, and residual sums lose precision below."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def configure_timesteps(config: Config) -> Config:
-    """The configuration as models of timesteps read it. Raises UserError (config, exit 2) for events."""
+    """The configuration of a model of timesteps. Raises UserError (config, exit 2) for events."""
     if config.codes is not None:
-        said = f"expected signals: {config.name} reads samples of a regular clock"
-        raise config_error("events", said, "model.name", "Use a model that reads events: bitimely list models")
+        requirement = f"expected signals: {config.name} reads samples of a regular clock"
+        raise config_error("events", requirement, "model.name", "Use a model that reads events: bitimely list models")
     own = {"tokenizer": "steps", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "ffn": "plain"}
     return config.model_copy(update=own)
 
@@ -180,8 +178,8 @@ class SeriesDecomposition(nn.Module):
 class AutoCorrelation(nn.Module):
     """Mixing by lags, O(N log N) in time and O(N) in memory; q, k, v and out are linear maps with biases.
 
-    The weights of the lags are common to all heads and the scores a mean over them, so heads play no part. The weighted sum of the rolled
-    values is one circular correlation with the weights, and so goes by the Fourier transform as well.
+    Scores are means over the heads and lag weights are common to all, so the number of heads has no effect. The weighted sum of rolled values
+    is a circular correlation with the weights, computed by Fourier transform.
     """
 
     def __init__(self, config: AutoformerConfig) -> None:
@@ -203,7 +201,7 @@ class AutoCorrelation(nn.Module):
 
 
 class DecompositionLayer(nn.Module):
-    """What a layer does around its mixing: s = seasonal(x + Drop(mixed)), seasonal(s + FF(s))."""
+    """The layer around its mixing: s = seasonal(x + Drop(mixed)), seasonal(s + FF(s))."""
 
     def __init__(self, config: AutoformerConfig) -> None:
         super().__init__()
@@ -248,19 +246,19 @@ class Autoformer(TimestepModel):
 
     @torch.no_grad()
     def lags(self, batch: Batch) -> tuple[Tensor, ...]:
-        """The scores of all lags in each layer, R(tau) [B, T], 0 from a row's length on: what this model has in place of attention maps."""
+        """Scores of all lags in each layer, R(tau) [B, T], 0 past the end of a row; the counterpart of attention maps."""
         batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         tokens, _, real = adapter.tokenizer(batch)
         return apply_by_length(tokens, real.sum(1), lambda x: tuple(scores for _, scores in self._layers(to_float32(adapter.embed(x)))))
 
     def _layers(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """State [R, n, D] and scores of the lags [R, n] of each layer."""
-        found, x = [], self.dropout(x)
+        layers, x = [], self.dropout(x)
         for mixer, layer in zip(self.mixers, self.layers, strict=True):
             mixed, scores = mixer(x)
             x = layer(x, mixed)
-            found.append((x, scores))
-        return found
+            layers.append((x, scores))
+        return layers
 
 
 @models(
@@ -276,5 +274,5 @@ class Autoformer(TimestepModel):
     )
 )
 def autoformer(config: AutoformerConfig) -> Autoformer:
-    """Autoformer: trends are taken away layer by layer, time is mixed by lags; 40 % of the timesteps are masked and reconstructed."""
+    """Autoformer: each layer removes the trend, time is mixed by lags; 40 % of the timesteps are masked and reconstructed."""
     return Autoformer(configure_timesteps(config))

@@ -1,11 +1,10 @@
 """CRT, the Cross Reconstruction Transformer (Zhang et al. 2023): a window, its magnitudes and its phases in one sequence of patches.
 
-The spectrum X = FFT(x) / sqrt(T) of a window is read from its first T / 2 bins: log(1 + |X|), and the angle of X. 2K patches of time, K of
-magnitude and K of phase, each through the ResNet of its view to one token, with a learned position and a learned vector of its view. One
-[CLS] a view goes ahead of all: attention has no order but the positions, so the places do not matter, and a position for a [CLS] would
-only be added to another learned vector. The vector of a window is the mean of the three.
+Inputs are the samples and the first T / 2 bins of X = FFT(x) / sqrt(T): log(1 + |X|), and the angle of X. The ResNet of each view maps each
+of 2K patches of time, K of magnitude and K of phase to a token, with a learned position and a learned vector of its view. One [CLS] per view,
+without position, comes first. The vector of a window is the mean of the three.
 
-In pre-training patches are dropped: the encoder never sees them, the decoder gets a mask token in their place.
+In pre-training the encoder does not see dropped patches; the decoder gets a mask token instead.
 
 Legend: B batch, T timesteps, V channels, P patch, K patches of a half spectrum, N = 4K patches, D width, H heads, W width of a head.
 """
@@ -45,7 +44,7 @@ class CRTConfig(ModelConfig):
 class CRTTokenizer(PatchTokenizer):
     """Patches of a window, of its magnitudes and of its phases, [B, 4K, P * V]; they are the targets, too.
 
-    The last sample is repeated up to a multiple of 2P, and each row has the spectrum of its own length: padding has no part in it.
+    The last sample is repeated up to a multiple of 2P. The spectrum of a row is that of its length, without padding.
     """
 
     def __init__(self, channels: int, patch: int) -> None:
@@ -73,7 +72,7 @@ class CRTTokenizer(PatchTokenizer):
         return tokens, tokens.detach(), _mask_views(blocks, most)
 
     def _spectrum(self, x: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Magnitudes and phases [B, T / 2, V] of the rows [B, T, V], each of its own 2P * blocks samples; 0 behind them."""
+        """Magnitudes and phases [B, T / 2, V] of the first 2P * blocks samples of each row [B, T, V]; 0 past them."""
         magnitude, phase = (x.new_zeros(len(x), x.shape[1] // 2, x.shape[2]) for _ in range(2))
         for count in blocks.unique().tolist():
             half = count * self.patch
@@ -103,18 +102,18 @@ class CRTTokenizer(PatchTokenizer):
         return torch.cat((time, bins[..., None].expand(-1, -1, self.width)), 1)
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
-        """Raises UserError (config, exit 2): of a window without some patches the spectrum is another one."""
+        """Raises UserError (config, exit 2): erased patches would change the spectrum."""
         raise config_error("masked patches for crt", "its patches are dropped", "objective.name", "Use the objective drop")
 
 
 def _mask_views(blocks: Tensor, most: int) -> Tensor:
-    """The real ones of 4K tokens of rows with `blocks` [B] of K, bool [B, 4K]."""
+    """Mask of real tokens of rows with `blocks` [B] of K, bool [B, 4K]."""
     parts = [torch.arange(times * most, device=blocks.device) < times * blocks[:, None] for times in VIEWS.values()]
     return torch.cat(parts, 1)
 
 
 class CRTAdapter(Adapter):
-    """What knows the channels: the patches, the first convolution and the output projection of each view."""
+    """The parameters that depend on the channels: first convolution and output projection of each view."""
 
     tokenizer: CRTTokenizer
 
@@ -131,7 +130,7 @@ class CRTAdapter(Adapter):
 
 
 class CRTBlock(nn.Module):
-    """Two convolutions of width 3 with batch norm, and what they read added to what they say."""
+    """Two convolutions of width 3 with batch norm and a residual connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -191,7 +190,7 @@ class CRTLayer(nn.Module):
 
 
 class CRTReconstruction(NamedTuple):
-    """What the model says of a batch of which it has not seen the dropped patches."""
+    """Output of the model for a batch without the dropped patches."""
 
     prediction: Tensor  # [B, 4K, P * V], of all patches
     before: Tensor  # [B, n, D] projected tokens of the kept patches, before the encoder
@@ -200,10 +199,7 @@ class CRTReconstruction(NamedTuple):
 
 
 class CRT(Model):
-    """An encoder over the three views, and for pre-training a decoder that fills in what was dropped.
-
-    Of `model.layers` the decoder has half, or `model.decoder_layers`; its MLPs are as wide as the model, those of the encoder `ffn_dim`.
-    """
+    """An encoder of the three views, and for pre-training a decoder of half the layers (or `model.decoder_layers`) with MLPs of width D."""
 
     adapter_type = CRTAdapter
     adapter: CRTAdapter
@@ -231,9 +227,9 @@ class CRT(Model):
 
         Args:
             batch: signals [B, T, V].
-            directions: None; the layers look both ways.
-            hide: None; the objective `drop` has its own way (`reconstruct`).
-            attention: also return the maps [B, H, 3 + 4K, 3 + 4K] of the encoder's layers; the [CLS] stand first.
+            directions: None; the layers are bidirectional.
+            hide: None; the objective `drop` uses `reconstruct`.
+            attention: also return the maps [B, H, 3 + 4K, 3 + 4K] of the encoder's layers; the [CLS] come first.
 
         Raises:
             UserError: directions, hidden tokens, or more patches than there are learned positions (exit 2).
@@ -250,10 +246,7 @@ class CRT(Model):
         return Encoded(tokens, targets, real, hidden, tuple(maps) if attention else None, states[-1][:, :3].mean(1))
 
     def reconstruct(self, batch: Batch, dropped: Tensor) -> CRTReconstruction:
-        """Predict all patches from those that are not `dropped`, bool [B, 4K]: the dropped ones from the decoder, the others from the encoder.
-
-        Nothing of a dropped patch is computed, batch statistics included.
-        """
+        """Predict all patches, those `dropped` (bool [B, 4K]) from the decoder; batch statistics exclude them."""
         batch, adapter = self.expand_channels(batch), self._adapter_of(batch)
         tokens, _, real = adapter.tokenizer(batch)
         keep, gone = real & ~dropped, real & dropped
@@ -272,14 +265,14 @@ class CRT(Model):
         return CRTReconstruction(self.output(full, batch=batch), self.project_before(before), self.project_after(after), kept)
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
-        """States of all 4K patches [B, 4K, D] -> patches [B, 4K, P * V]; each view has a projection of its own."""
+        """States of all 4K patches [B, 4K, D] -> patches [B, 4K, P * V]; each view has its own projection."""
         parts = self._split(self.norm(hidden), 1)
         return torch.cat([self._adapter_of(batch).output[view](part) for view, part in parts.items()], 1)
 
     def embed_patches(self, adapter: CRTAdapter, tokens: Tensor, keep: Tensor) -> Tensor:
-        """The patches [B, 4K, P * V] that are kept, each through the ResNet of its view; 0 for the others, [B, 4K, D].
+        """ResNet embeddings [B, 4K, D] of the kept patches [B, 4K, P * V], 0 for the others.
 
-        In float32 on the CPU: there the weights' gradient of a bf16 convolution over a single sample is not finite (oneDNN).
+        In float32 on the CPU: the weight gradient of a bf16 convolution over a single sample is not finite there (oneDNN).
         """
         out = []
         precision = torch.autocast("cpu", enabled=False) if tokens.device.type == "cpu" else nullcontext()
@@ -288,14 +281,14 @@ class CRT(Model):
             states = part.new_zeros(*where.shape, self.config.dim)
             if len(patches):
                 with precision:
-                    found = self.nets[view](adapter.stems[view](patches)).mean(-1)
-                states = states.to(found.dtype)
-                states[where] = found
+                    embedded = self.nets[view](adapter.stems[view](patches)).mean(-1)
+                states = states.to(embedded.dtype)
+                states[where] = embedded
             out.append(states)
         return torch.cat(out, 1)
 
     def _encode(self, x: Tensor, real: Tensor | None, *, attention: bool = False) -> tuple[list[Tensor], list[Tensor]]:
-        """States [B, 3 + n, D] of the encoder's layers, and their maps on request; `real` [B, n] says which patches are."""
+        """States [B, 3 + n, D] of the encoder's layers, and their maps on request; `real` [B, n]: mask of patches."""
         keys = None if real is None else F.pad(real, (3, 0), value=True)
         starts = F.dropout(self.classes + self.views, self.config.dropout, self.training)
         x = torch.cat((starts.expand(len(x), -1, -1).to(x.dtype), x), 1)
@@ -337,7 +330,7 @@ class CRT(Model):
 
 
 def _gather(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """The chosen ones of [B, N, D] in their order, [B, n, D] with n the most of any row, and which of these are (bool [B, n])."""
+    """The chosen tokens of [B, N, D] packed to the left, [B, n, D], and their mask (bool [B, n])."""
     most = int(chosen.sum(1).max()) if len(chosen) else 0
     order = (~chosen).to(torch.int8).argsort(stable=True, dim=1)[:, :most]
     return x.gather(1, order[..., None].expand(-1, -1, x.shape[2])), chosen.gather(1, order)
@@ -348,7 +341,7 @@ def _draw_positions(count: int, dim: int) -> nn.Parameter:
 
 
 def _validate_config(config: ModelConfig, decoders: int) -> None:
-    """Raises UserError (config, exit 2) where the numbers do not fit together."""
+    """Raises UserError (config, exit 2) for codes, or an invalid width or number of layers."""
     if config.tokenizer == "codes":
         raise config_error("codes for crt", "expected signals: events have no spectrum", "model.tokenizer", "Choose another model")
     if config.dim % 8:

@@ -1,11 +1,10 @@
-"""FEDformer, Fourier version: Autoformer's layers, whose mixing multiplies a few frequencies by matrices. Source: Zhou et al. 2022.
+"""FEDformer (Zhou et al. 2022), Fourier version: Autoformer's layers with learned matrices on a few frequencies as mixing.
 
 FEB-f: q = W_q x, its Fourier transform over time, of M frequencies the coefficients of each head times a complex matrix of that frequency,
 and back. The matrices are the same in all layers, W_q and the output map are each layer's own. Positions are sinusoids.
 
-A frequency is f / T of the sampling rate, T the length of the windows that the model is made for. Rows of n timesteps use the bins
-floor(f n / T), the same physical frequencies up to the resolution of the row, or the next free ones where two would meet; of more than
-n / 2 modes every so many are used. So rows may have any length, and `reset_adapter` keeps the frequencies for windows of another length.
+A frequency is f / T of the sampling rate, T the configured window length. Rows of n timesteps use the bins floor(f n / T), the next free one
+on a collision; of more than n / 2 modes an even subset is used. `reset_adapter` keeps the frequencies for other window lengths.
 
 Legend: R rows of one length, n timesteps, D width, H heads, E = D / H, M modes.
 """

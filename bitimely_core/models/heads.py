@@ -1,4 +1,4 @@
-"""From the states of a model to one vector a sequence, and to predictions: readouts, heads, supervised losses.
+"""Readouts (one vector per sequence), heads and supervised losses.
 
 The vector is read behind the final norm, from the last layer or the last two. [SOS] of the last layer is the paper's choice: that
 layer runs backward, so [SOS] has seen every token.
@@ -95,7 +95,7 @@ POOLS: dict[str, Callable[[Tensor, Encoded], Tensor]] = {
 
 
 def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
-    """One vector a sequence.
+    """One vector per sequence.
 
     Args:
         encoded: what the model returned.
@@ -116,8 +116,8 @@ def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", mer
     full = model.adapter.tokenizer.count(model.config.length) * model.width if readout == "flatten" else 0
 
     def read(states: Tensor) -> Tensor:
-        found = POOLS[readout](states, encoded)
-        return F.pad(found, (0, max(0, full - found.shape[-1])))  # a batch of short sequences: the rest is empty places
+        vector = POOLS[readout](states, encoded)
+        return F.pad(vector, (0, max(0, full - vector.shape[-1])))  # shorter sequences are padded with zeros
 
     vectors = [read(model.norm(encoded.hidden[-1], last))]
     if layers == "last-two":
@@ -130,20 +130,20 @@ def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", mer
 
 
 def compute_vectors(model: Model, batch: Batch, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
-    """One vector a row of the batch, as `pool`; where the model reads channels one by one their mean (`average_channels`)."""
+    """One vector per row of the batch, as `pool`; channel-independent models: `average_channels`."""
     return average_channels(pool(model(batch), model, readout, layers, merge), batch)
 
 
-def average_channels(found: Tensor, batch: Batch) -> Tensor:
-    """One vector a row of the batch from one a row, or from one a row and channel (their mean over the channels that were observed)."""
+def average_channels(vectors: Tensor, batch: Batch) -> Tensor:
+    """One vector per row of the batch; vectors per row and channel are averaged over the observed channels."""
     rows = len(batch.values)
-    if len(found) == rows:
-        return found
-    found = found.reshape(rows, -1, found.shape[-1])
+    if len(vectors) == rows:
+        return vectors
+    vectors = vectors.reshape(rows, -1, vectors.shape[-1])
     if batch.mask is None or batch.mask.dim() == 2:
-        return found.mean(1)
-    seen = batch.mask.any(1).to(found.dtype)[..., None]
-    return (found * seen).sum(1) / seen.sum(1).clamp(min=1)
+        return vectors.mean(1)
+    seen = batch.mask.any(1).to(vectors.dtype)[..., None]
+    return (vectors * seen).sum(1) / seen.sum(1).clamp(min=1)
 
 
 def _vector_width(model: Model, readout: str, layers: str, merge: str) -> int:
@@ -205,7 +205,7 @@ class Head(nn.Module):
         self.register_buffer("target_std", torch.ones(outputs))
 
     def train(self, mode: bool = True) -> Head:
-        """As for any module, but a frozen model stays in eval mode: its dropout and batch statistics are part of it."""
+        """As `nn.Module.train`, but a frozen model stays in eval mode."""
         super().train(mode)
         if self.freeze:
             self.model.eval()
@@ -232,7 +232,7 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def standardise(self, targets: Tensor) -> float:
-        """Keep what the training labels [n] or [n, K] say about the scale; returns `target_scale`. NaN labels are left out."""
+        """Store the scale of the training labels [n] or [n, K]; returns `target_scale`. NaN labels are ignored."""
         if self.task == "classification":
             share = torch.bincount(targets.long(), minlength=self.outputs).double() / max(len(targets), 1)
             scale = float(torch.special.entr(share).sum())
@@ -250,7 +250,7 @@ class Head(nn.Module):
         return scale
 
     def describe(self) -> dict[str, Any]:
-        """What `config.json` holds."""
+        """Contents of `config.json`."""
         head = {name: getattr(self, name) for name in ("task", "outputs", "readout", "layers", "layer_merge", "freeze")}
         return {**self.model.describe(), "head": head}
 
@@ -299,7 +299,7 @@ def build(
 
 
 def standardise(head: Head, targets: np.ndarray) -> None:
-    """Tell the head its training labels, [n] or [n, K]: the scale of the loss, and mean and spread of a regression's targets."""
+    """Set the scale of the loss (regression: mean and standard deviation) from the training labels [n] or [n, K]."""
     head.standardise(torch.as_tensor(targets))
 
 

@@ -1,10 +1,10 @@
-"""PatchTST (Nie et al. 2023): patches of each channel by itself through an encoder of post-norm layers with batch norm.
+"""PatchTST (Nie et al. 2023): channel-independent patches through an encoder of post-norm layers with batch norm.
 
-Each channel of a window is a sequence of its own and all share the weights. RevIN first: a window's channel is standardised by its own
+Each channel of a window is a separate sequence; all share the weights. RevIN first: a window's channel is standardised by its own
 mean and variance over its observed samples. Then patches, a linear map, learned positions, L layers
 z = BN(z + Drop(MHA(z))), z = BN(z + Drop(FF(z))). The batch statistics of a feature run over the rows and the real tokens together.
 
-`MTANDEncoder` is what TST shares: there a token is a timestep of all channels.
+`TokenEncoder` is shared with TST, where a token is a timestep of all channels.
 
 Legend: B batch, R rows of the encoder (B * V where channels are independent), T timesteps, V channels, N tokens, P patch, D width, H heads.
 """
@@ -52,7 +52,7 @@ class PatchTSTConfig(TokenEncoderConfig):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm that takes its running statistics where one value a feature has no spread."""
+    """Batch norm that uses its running statistics for a single value per feature, which has no variance."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the name that torch gives it
         """[n, D] or [n, D, T], as it came."""
@@ -62,7 +62,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class TokenNorm(nn.Module):
-    """Batch norm of tokens, each feature over the rows and the real tokens together; padding has no part in it and becomes 0."""
+    """Batch norm of each feature over the rows and real tokens; padding is excluded and becomes 0."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class PatchTSTLayer(nn.Module):
 
 
 def encode_sinusoid(at: Tensor, dim: int) -> Tensor:
-    """Fixed encoding of places or times [..., N] -> [..., N, D]: sin(t / 10000^(2i / D)) beside cos of the same, in turns."""
+    """Sinusoidal encoding of positions or times [..., N] -> [..., N, D]: sin(t / 10000^(2i / D)) and cos, interleaved."""
     rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=at.device, dtype=at.dtype) / dim)
     angle = at[..., None] * rates
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., :dim]
@@ -107,7 +107,7 @@ def encode_sinusoid(at: Tensor, dim: int) -> Tensor:
 
 
 class PostNormAdapter(Adapter):
-    """The adapter with torch's own initial weights: post-norm layers undo the scale of an embedding, so it must not start below the positions."""
+    """Adapter with torch's default initialisation: post-norm layers need embeddings at least as large as the positions."""
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         super().__init__(config, norm_width)
@@ -116,12 +116,12 @@ class PostNormAdapter(Adapter):
 
 
 class TokenEncoder(Model):
-    """Tokens, positions, post-norm layers in both directions; no [SOS] and [EOS].
+    """Tokens, positions and bidirectional post-norm layers; no [SOS] and [EOS].
 
     Attributes:
         scale: of the embedded tokens, before the positions are added.
-        attention_dropout: share of the attention weights that is dropped.
-        positions: learned [N, D], None where they are computed (`model.positions = sinusoid`, and events: of their months).
+        attention_dropout: dropout rate of the attention weights.
+        positions: learned [N, D], or None for sinusoids (`model.positions = sinusoid`; events: of their months).
     """
 
     adapter_type = PostNormAdapter
@@ -137,7 +137,7 @@ class TokenEncoder(Model):
         self.layers = nn.ModuleList(PatchTSTLayer(config, self.attention_dropout) for _ in range(config.layers))
 
     def prepare(self, batch: Batch) -> Batch:
-        """What the tokenizer reads of a batch."""
+        """The input of the tokenizer."""
         return self.expand_channels(batch)
 
     def forward(
@@ -147,8 +147,8 @@ class TokenEncoder(Model):
 
         Args:
             batch: signals [B, T, V], or events [B, N] with times in months.
-            directions: None; the layers look both ways.
-            hide: bool [R, N]; these tokens are read as 0 (codes: as [MASK]), behind the normalisation.
+            directions: None; the layers are bidirectional.
+            hide: bool [R, N]; these tokens are read as 0 (codes: as [MASK]), after the normalisation.
             attention: also return the maps [R, H, N, N] of each layer.
 
         Raises:
@@ -172,11 +172,11 @@ class TokenEncoder(Model):
         return Encoded(tokens, targets, real, tuple(states), tuple(maps) if attention else None, self.pool_tokens(x, real, rows))
 
     def pool_tokens(self, x: Tensor, real: Tensor, rows: int) -> Tensor | None:
-        """The method's own vector of each of the `rows` windows, from the last states [R, N, D]."""
+        """The native vector of each of the `rows` windows, from the last states [R, N, D]."""
         return None
 
     def _encode_positions(self, batch: Batch, index: Tensor, real: Tensor) -> Tensor:
-        """Encodings of the places [N, D], of events those of their months [B, N, D]."""
+        """Encodings of positions [N, D]; events: of their months [B, N, D]."""
         if self.positions is not None:
             require_learned_positions(len(index), len(self.positions))
             return self.positions[: len(index)]
@@ -195,7 +195,7 @@ class TokenEncoder(Model):
 
 
 class PatchTST(TokenEncoder):
-    """The patches of each channel by itself, standardised a window; its own vector: the mean over the tokens, channels side by side."""
+    """Channel-independent patches, standardised per window; native vector: mean over tokens, channels concatenated."""
 
     def __init__(self, config: PatchTSTConfig) -> None:
         super().__init__(config)
@@ -210,7 +210,7 @@ class PatchTST(TokenEncoder):
         return self.standardise(self.expand_channels(batch))
 
     def standardise(self, batch: Batch) -> Batch:
-        """RevIN: each row by its own mean and biased variance over what was observed. `batch` as `expand_channels` returns it."""
+        """RevIN: each row by its mean and biased variance over observed samples. `batch` as `expand_channels` returns it."""
         if not self.config.normalises_windows:
             return batch
         seen = torch.ones_like(batch.values, dtype=torch.bool) if batch.mask is None else batch.mask.reshape(batch.values.shape)
@@ -221,11 +221,11 @@ class PatchTST(TokenEncoder):
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """As `Model.targets`, of the standardised window: nothing is put back to the former scale."""
+        """As `Model.targets`, of the standardised window, without the inverse scaling."""
         return super().targets(self.prepare(batch))
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
-        """As `Model.erase`. Raises UserError (config, exit 2) under RevIN: what is erased before it would change the statistics."""
+        """As `Model.erase`. Raises UserError (config, exit 2) under RevIN, whose statistics erased samples would change."""
         refuse_normalisation(self.config)
         return super().erase(batch, chosen)
 
@@ -236,7 +236,7 @@ class PatchTST(TokenEncoder):
 
     @torch.no_grad()
     def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `MTANDEncoder.reset_adapter`; one adapter serves any number of channels, the vector becomes as wide as they are many."""
+        """As `TokenEncoder.reset_adapter`; the adapter fits any number of channels, the vector has D per channel."""
         fresh = super().reset_adapter(channels, length, codes, renew=renew)
         self.pooled_width = self._pooled_width()
         return fresh
@@ -251,24 +251,24 @@ def draw_uniform(*shape: int) -> Tensor:
 
 
 def require_divisible_width(config: ModelConfig) -> None:
-    """A width that the heads do not divide. Raises UserError (config, exit 2)."""
+    """Raises UserError (config, exit 2) if the heads do not divide the width."""
     if config.dim % config.heads:
         raise config_error(f"{config.dim} for {config.heads} heads", "expected a multiple of the heads", "model.dim")
 
 
 def refuse_normalisation(config: ModelConfig) -> None:
-    """Masks in front of a model's own normalisation would change its statistics. Raises UserError (config, exit 2)."""
+    """Raises UserError (config, exit 2) for masking before RevIN, whose statistics it would change."""
     if config.normalises_windows:
-        said = "expected masked-patches, which masks behind it"
-        raise config_error("masked before RevIN", said, "objective.name", "Use masked-patches, or model.revin=false")
+        requirement = "expected masked-patches, which masks after it"
+        raise config_error("masked before RevIN", requirement, "objective.name", "Use masked-patches, or model.revin=false")
 
 
 def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> None:
-    """Directions asked of a model whose layers look both ways. Raises UserError (config, exit 2)."""
+    """Raises UserError (config, exit 2) for directions: the layers of the model are bidirectional."""
     if directions is not None:
         own = models[model.config.name].facts.objective
-        said = f"its layers look both ways, the next token is no question for {model.config.name}"
-        raise config_error("layers of one direction", said, "objective.name", f"Use the objective {own}")
+        requirement = f"layers of {model.config.name} are bidirectional and cannot predict the next token"
+        raise config_error("layers of one direction", requirement, "objective.name", f"Use the objective {own}")
 
 
 @models(
@@ -285,7 +285,7 @@ def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> N
     )
 )
 def patchtst(config: PatchTSTConfig) -> PatchTST:
-    """PatchTST: the patches of each channel by itself, standardised a window; masked patches are reconstructed."""
+    """PatchTST: the patches of each channel by itself, standardised per window; masked patches are reconstructed."""
     own = {"ffn": "plain", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "ties": "canonical", "others": ()}
     if config.tokenizer != "codes":  # an odd length loses its first samples
         own |= {"tokenizer": "patch", "crop": "start", "channel_independent": True}

@@ -1,10 +1,10 @@
 """Recurrent models: LSTM, LSTM-BAAR (forward and backward layers in turns), BiLSTM (both ways in each layer), ELMo (two stacks).
 
-A direction is the order in which a row is read; what comes out stands in forward time order. Backward reading starts at a row's own
-[EOS]: a plain flip would start in the padding. The order of events is read, their times are not.
+States are always in forward time order. Backward reading starts at the [EOS] of a row: a plain flip would start in the padding. The order of
+events is read, their times are not.
 
-Depth of 8 to 12 layers, as the paper's table has it, trains badly in plain stacks: `dropout` (before each layer from the second on, as
-that of torch.nn.LSTM), residual connections and layer norms (`connections`) are there and off by default.
+Plain stacks of 8 to 12 layers, as in the paper's table, train badly: `dropout` (before each layer from the second on, as in torch.nn.LSTM),
+residual connections and layer norms (`connections`) are available and off by default.
 
 Legend: B batch, N tokens, M = N + 2 positions, D width, H width of one direction, L layers.
 """
@@ -54,7 +54,7 @@ class ELMoConfig(RecurrentConfig):
 
 
 def reverse_rows(x: Tensor, ends: Tensor | None) -> Tensor:
-    """The first `ends` [B] positions of each row in reverse order, [B, M, ...]; what stands behind them stays. Its own inverse."""
+    """Reverse the first `ends` [B] positions of each row, [B, M, ...]; the others stay. Its own inverse."""
     if ends is None:
         return x.flip(1)
     index = torch.arange(x.shape[1], device=x.device)
@@ -63,14 +63,14 @@ def reverse_rows(x: Tensor, ends: Tensor | None) -> Tensor:
 
 
 class LSTMLayer(nn.Module):
-    """One LSTM that reads either way, or one a direction side by side; from the second layer on with what `connections` says.
+    """One LSTM for either direction, or one per direction; from the second layer on with the `connections` of the configuration.
 
     i, f, o = sigmoid(W x_t + U h_(t-1) + b), g = tanh(W x_t + U h_(t-1) + b), c_t = f * c_(t-1) + i * g, h_t = o * tanh(c_t).
 
     Args:
         config: of the model.
         depth: number of the layer, from 0 on.
-        inputs: width of what it reads.
+        inputs: input width.
         hidden: H of each of its LSTMs: one, or a forward and a backward one.
     """
 
@@ -83,7 +83,7 @@ class LSTMLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout if later else 0.0)
 
     def forward(self, x: Tensor, ends: Tensor | None, direction: Direction) -> tuple[Tensor, None]:
-        """[B, M, inputs] -> [B, M, H of one direction, or of both], and no map; of each row `ends` [B] positions are no padding."""
+        """[B, M, inputs] -> [B, M, H of one direction, or of both], and no map; the first `ends` [B] positions of a row are real."""
         inner = self.dropout(self.norm(x))
         ways = ("forward", "backward") if direction == "both" else (direction,)
         read = [self._read(lstm, inner, way, ends) for lstm, way in zip(self.lstms, ways, strict=True)]
@@ -97,7 +97,7 @@ class LSTMLayer(nn.Module):
 
 
 def join_ends(states: Tensor, lengths: Tensor) -> Tensor:
-    """Of states [forward ; backward] the forward one at a row's last token beside the backward one at its first, [B, M, W] -> [B, W]."""
+    """Forward half of the state at the last token and backward half at the first, [B, M, W] -> [B, W]."""
     forward, backward = states.chunk(2, -1)
     last = forward.gather(1, lengths[:, None, None].expand(-1, 1, forward.shape[2]))[:, 0]
     return torch.cat((last, backward[:, 1]), -1)
@@ -107,7 +107,7 @@ def join_ends(states: Tensor, lengths: Tensor) -> Tensor:
 
 
 class RecurrentModel(BidirectionalModel):
-    """A stack of LSTM layers between [SOS] and [EOS]; each layer has one LSTM, which reads the way that it is told."""
+    """A stack of LSTM layers between [SOS] and [EOS]; each layer has one LSTM, which reads in either direction."""
 
     takes: tuple[Direction, ...] = ("forward", "backward")
     config: RecurrentConfig
@@ -134,10 +134,7 @@ class RecurrentModel(BidirectionalModel):
 
 
 class BiLSTM(RecurrentModel):
-    """Both ways in each layer: a layer reads what the one below says in both directions, so no position is blind to anything.
-
-    Each direction is as wide as the model, states 2 D (`direction_width` = half: half as wide, states D).
-    """
+    """Both directions in each layer, each of width D (states 2 D), or of width D / 2 for `direction_width` = half (states D)."""
 
     takes = ("both",)
     config: BiLSTMConfig
@@ -150,7 +147,7 @@ class BiLSTM(RecurrentModel):
 
     @property
     def width(self) -> int:
-        """Both directions side by side."""
+        """Width of both directions."""
         return self.config.dim * (1 if self.config.direction_width == "half" else 2)
 
     def _build_layers(self) -> nn.ModuleList:
@@ -164,12 +161,11 @@ class BiLSTM(RecurrentModel):
 
 
 class ELMo(RecurrentModel):
-    """Two stacks that never meet, one forward, one backward, with one embedding and one output projection.
+    """A forward and a backward stack without connections, with a common embedding and output projection.
 
-    One direction in all layers runs that stack alone (states D); `both` puts the two side by side (states 2 D), and what they predict
-    there is the mean of the two.
+    With one direction in all layers only that stack runs (states D); `both` concatenates them (states 2 D), the prediction is their mean.
 
-    Its own vector: last forward and first backward state of layer L, behind the final norm; or with `elmo_mix` = all,
+    Native vector: last forward and first backward state of layer L, behind the final norm; or with `elmo_mix` = all,
     gamma * sum_j softmax(s)_j [forward_j ; backward_j] over the layers j = 0 .. L, where layer 0 is the embedded token twice.
     """
 
@@ -185,19 +181,19 @@ class ELMo(RecurrentModel):
 
     @property
     def width(self) -> int:
-        """Both stacks side by side."""
+        """Width of both stacks."""
         return 2 * self.config.dim
 
     @property
     def norm_width(self) -> int:
-        """One stack."""
+        """Width of one stack."""
         return self.config.dim
 
     def _check(self, plan: LayerDirections) -> None:
         super()._check(plan)
         if len(set(plan)) > 1:
-            said = "layers of different directions"
-            raise config_error(said, "the two stacks of elmo never meet", "objective.name", "Use the objective next-previous-strict")
+            problem, requirement = "layers of different directions", "the two stacks of elmo never meet"
+            raise config_error(problem, requirement, "objective.name", "Use the objective next-previous-strict")
 
     def _states(self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
         forward = [] if plan[0] == "backward" else run_layers(self.layers, x, ["forward"] * len(plan), ends)[0]
@@ -212,14 +208,14 @@ class ELMo(RecurrentModel):
         return states, None, self.scale * (layers * self.weights.softmax(0)).sum(-1)
 
     def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
-        """The final norm of one stack's states, or of each half where the two stand side by side."""
+        """The final norm of the states of one stack, or of each half of concatenated ones."""
         if hidden.shape[-1] == self.norm_width:
             return super().norm(hidden, which)
         forward, backward = hidden.chunk(2, -1)
         return torch.cat((super().norm(forward, "next"), super().norm(backward, "previous")), -1)
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
-        """What one stack predicts, or the mean of what both do."""
+        """Prediction of one stack, or the mean of both."""
         if hidden.shape[-1] == self.norm_width:
             return super().output(hidden, which, batch)
         forward, backward = hidden.chunk(2, -1)

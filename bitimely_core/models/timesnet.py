@@ -1,12 +1,12 @@
-"""TimesNet: windows folded by their strongest periods, convolved in two dimensions, and unfolded. Source: Wu et al. 2023.
+"""TimesNet (Wu et al. 2023): windows folded by their strongest periods, convolved in two dimensions, and unfolded.
 
 Every timestep is a token, through the circular convolution of Autoformer and sinusoidal positions. L layers x = LN(block(x)), one layer norm
 for all. Block: A = |rfft(x)|, mean over the width, without the frequency 0; of the k strongest frequencies f the periods p = n // f; for each
 the window, continued by zeros to a multiple of p, as an image of n / p rows of p, through two inception blocks with GELU between them, and
 unfolded; out = x + sum_f softmax(A)_f out_f.
 
-Periods are chosen for each window by itself; windows of one period are convolved together. `per_sample` = false chooses them for the rows
-of a batch (of one length) together, as the reference does, in evaluation too: then a prediction depends on its company.
+Each window has its own periods; windows of one period are convolved together. With `per_sample` = false, as in the reference, periods are
+common to the rows of a batch (of one length), in evaluation too: a prediction then depends on the other rows.
 
 Legend: R rows of one length, n timesteps, D width, K kernels of an inception block, k periods.
 """
@@ -82,8 +82,7 @@ class TimesBlock(nn.Module):
 def find_frequencies(x: Tensor, top: int, *, per_sample: bool = True) -> tuple[Tensor, Tensor]:
     """The strongest frequencies of rows [R, n, D], as cycles a row, int64 [R, k], and softmax over their amplitudes, [R, k].
 
-    Amplitudes are means over the width. `per_sample`: of each row its own frequencies; else those of the mean over the rows. Rows of fewer
-    than 2 `top` timesteps have fewer, a single timestep has frequency 1.
+    Amplitudes are means over the width; without `per_sample` also over the rows. Rows of fewer than 2 `top` timesteps have fewer frequencies.
     """
     amplitude = torch.fft.rfft(x, dim=1).abs().mean(-1)
     if x.shape[1] == 1:

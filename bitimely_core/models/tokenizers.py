@@ -1,7 +1,7 @@
 """From a batch to tokens, their targets and the mask of real tokens (paper, appendix "Pre-training overview").
 
 Targets are raw values of the input, never a learned tensor: learned targets collapse (the tokens shrink until any prediction is good).
-Missing and padded samples are set to 0, that is to the mean after normalisation, and are left out of the loss; padding stands on the right.
+Missing and padded samples are set to 0, the mean after normalisation, and excluded from the loss; padding is on the right.
 
 Legend: B batch, T timesteps, V channels, N tokens, F token width, P target width.
 """
@@ -16,7 +16,7 @@ from bitimely_core.errors import Reason, usage_error
 from bitimely_core.types import Batch
 
 PAD, SOS, EOS, MASK, UNK, FIRST = range(6)  # ids of the input vocabulary; codes stand from FIRST on
-IGNORE = -100  # class of a target that nobody predicts
+IGNORE = -100  # class of a target that is not predicted
 
 
 def find_row_ends(batch: Batch) -> Tensor:
@@ -43,13 +43,8 @@ def _fill_missing(batch: Batch) -> Tensor:
 class ConvTokenizer(nn.Module):
     """Two convolutions V -> V (kernel 3, stride 2, padding 1) with GELU: N = ceil(T / 4).
 
-    Token n sees the samples 4n-3 .. 4n+3. Its target is the raw centre sample x[4n], which token n-1 (up to 4n-1) and token n+1
-    (from 4n+1) cannot see, so one target is honest in both directions. Nothing mixes tokens afterwards: a centred kernel would show
-    token n+1 to token n.
-
-    Attributes:
-        width: F, the channels.
-        target_width: P, the channels.
+    Token n reads samples 4n-3 .. 4n+3. Its target is the raw centre sample x[4n], which its neighbours (up to 4n-1, from 4n+1) do not
+    read: leak-free in both directions. `width` = `target_width` = V.
     """
 
     def __init__(self, channels: int) -> None:
@@ -87,12 +82,7 @@ class ConvTokenizer(nn.Module):
 
 
 class StepTokenizer(nn.Module):
-    """Every timestep is a token; its target is its own raw sample. N = T.
-
-    Attributes:
-        width: F, the channels.
-        target_width: P, the channels.
-    """
+    """Every timestep is a token, its raw sample the target: N = T, `width` = `target_width` = V."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -119,12 +109,8 @@ class StepTokenizer(nn.Module):
 class PatchTokenizer(nn.Module):
     """Patches of P samples, flattened over time and channels; the target of a token is its raw patch (the paper's figures: 3000 -> 375).
 
-    A row whose length is no multiple repeats its last sample up to the end of the last patch (`crop="pad"`, the repeated samples are
-    left out of the loss), or loses its first samples (`crop="start"`). Overlapping patches show a token parts of its neighbours' targets.
-
-    Attributes:
-        width: F = P * V.
-        target_width: F as well.
+    If P does not divide the length, the last sample is repeated (`crop="pad"`, excluded from the loss), or the first samples are dropped
+    (`crop="start"`). Overlapping patches show a token parts of its neighbours' targets. `width` = `target_width` = P * V.
     """
 
     def __init__(self, channels: int, patch: int = 8, *, stride: int | None = None, crop: str = "pad") -> None:
@@ -166,8 +152,7 @@ class PatchTokenizer(nn.Module):
 
     def _cut(self, samples: Tensor, index: Tensor) -> Tensor:
         """[B, T, V] -> [B, N, P * V]."""
-        taken = samples.gather(1, index.unsqueeze(-1).expand(-1, -1, samples.shape[2]))
-        return taken.reshape(len(taken), -1, self.width)
+        return samples.gather(1, index.unsqueeze(-1).expand(-1, -1, samples.shape[2])).reshape(len(samples), -1, self.width)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, N, P * V], targets (the same values), mask of real tokens [B, N]."""

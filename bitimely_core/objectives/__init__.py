@@ -54,8 +54,8 @@ class Objective:
         check_compatible(model.config, name)
         kind = find_objective_config(name)
         config = self.config if type(self.config) is kind else validate(kind, self.config.model_dump())
-        found: Result = objectives[name](model, model.expand_channels(batch), generator, config=config)
-        return found
+        result: Result = objectives[name](model, model.expand_channels(batch), generator, config=config)
+        return result
 
 
 def get(name: str | ObjectiveConfig = "", **settings: Any) -> Objective:
@@ -117,8 +117,8 @@ def check_compatible(config: ModelConfig, objective: str) -> None:
     check_name(config.name, objective)
     facts = objectives[objective].facts
     if facts.requires == "alternating" and config.layers % 2:
-        said = "expected an even number: the objective alternates directions"
-        raise config_error(f"{config.layers} layers", said, "model.layers", f"Use {config.layers + 1} layers")
+        requirement = "expected an even number: the objective alternates directions"
+        raise config_error(f"{config.layers} layers", requirement, "model.layers", f"Use {config.layers + 1} layers")
     facts.check(config)
 
 
@@ -151,8 +151,8 @@ def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch], limit: i
     """Measure Var(target) (codes: unigram entropy; heads: that of the labels) on up to `limit` batches; kept in `model.target_scale`."""
     stream = batches(0) if callable(batches) else batches
     where = next(model.parameters()).device
-    taken = (_on(batch, where) for batch in itertools.islice(stream, limit))
-    scale = float(model.measure(taken))  # type: ignore[operator]
+    limited = (_on(batch, where) for batch in itertools.islice(stream, limit))
+    scale = float(model.measure(limited))  # type: ignore[operator]
     model.target_scale.fill_(scale)  # type: ignore[operator]
     return scale
 

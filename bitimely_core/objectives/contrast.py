@@ -1,12 +1,11 @@
 """Contrastive learning: the loss that the contrastive objectives share, and the augmentations of TS-TCC and TF-C.
 
-Of K things there are two views each. Every view is asked which of the other 2K - 1 is its partner; the loss is the mean cross-entropy.
-The others of the batch are the negatives, so the rows of a micro-batch matter, and one row alone has nothing to be told from.
+Each of K items has two views. Each view is classified among the other 2K - 1 for its positive; the loss is the mean cross-entropy. The other
+items are the negatives, so the size of a micro-batch matters, and at least 2 rows are required.
 
-`rel` of a contrastive objective is its loss divided by that of one and the same vector for everything: 1 = nothing is told apart, the
-representation may have collapsed.
+`rel` is the loss divided by that of a constant representation: 1 = no discrimination, the representation may have collapsed.
 
-Legend: B batch, T timesteps, V channels, G groups that are asked by themselves, K things in a group, D width.
+Legend: B batch, T timesteps, V channels, G groups, K items in a group, D width.
 """
 
 from __future__ import annotations
@@ -38,33 +37,31 @@ class AugmentationConfig(ObjectiveConfig):
 
 
 def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of finding the partner among the 2K - 1 others of the group, by dot products.
-
-    Never more than `BLOCK` scores are held: their part of the gradient is made with them (`_ContrastiveLoss`).
+    """Cross-entropy of the positive among the 2K - 1 other views of the group, by dot products, with at most `BLOCK` scores in memory.
 
     Args:
-        first: one view of each thing [G, K, D].
+        first: one view of each item [G, K, D].
         second: the other view, aligned.
-        valid: bool [G, K]; what is not there is neither asked nor a negative. None: all are.
+        valid: bool [G, K], or None: all. Invalid items are neither anchors nor negatives.
 
     Returns:
-        The mean over all valid views, and its value where all vectors are the same (log(2K - 1) where all are valid), both scalars.
+        The mean over all valid views, and its value for a constant representation (log(2K - 1) if all are valid), both scalars.
     """
     z = torch.cat((first, second), 1).to(torch.promote_types(first.dtype, torch.float32))
     groups, views, _ = z.shape
     there = None if valid is None else torch.cat((valid, valid), 1)
     counts = z.new_full((groups,), views) if there is None else there.sum(1).to(z.dtype)
     blind = (counts * (counts - 1).clamp(min=1).log()).sum()
-    asked = counts.sum().clamp(min=1)
+    anchors = counts.sum().clamp(min=1)
     total: Tensor = _ContrastiveLoss.apply(z, there)  # type: ignore[no-untyped-call]
-    return total / asked, blind / asked
+    return total / anchors, blind / anchors
 
 
 class _ContrastiveLoss(torch.autograd.Function):
     """Summed cross-entropy of all views z [G, 2K, D], `there` bool [G, 2K] (None: all).
 
-    With p the softmax of a view's scores and z' its partner, the slope of its term is sum_j p_j z_j - z' in itself, p_j z in each other and
-    -z in the partner. That needs nothing from above but a factor, so it is made in the forward pass, where the scores are.
+    With p the softmax of the scores of z and z' its positive, the gradient of its term is sum_j p_j z_j - z' for z, p_j z for each other view
+    and -z for z'. It is computed in the forward pass, which has the scores.
     """
 
     @staticmethod
@@ -82,27 +79,27 @@ class _ContrastiveLoss(torch.autograd.Function):
                     part = slice(start, start + rows)
                     scores = own[:, part] @ own.mT
                     scores.diagonal(start, 1, 2).fill_(-torch.inf)
-                    asks = None
+                    anchors = None
                     if there is not None:
-                        asks = there[at : at + several, part, None]
-                        scores.masked_fill_(~there[at : at + several, None], -torch.inf).masked_fill_(
-                            ~asks, 0.0
-                        )  # 0: finite, and not counted
+                        anchors = there[at : at + several, part, None]
+                        scores.masked_fill_(~there[at : at + several, None], -torch.inf).masked_fill_(~anchors, 0.0)  # finite, not counted
                     most = scores.amax(-1, keepdim=True)
-                    whole = scores.sub_(most).exp_().sum(-1, keepdim=True)
-                    told = most + whole.log() - (own[:, part] * partner[:, part]).sum(-1, keepdim=True)
-                    total += (told if asks is None else told.masked_fill(~asks, 0.0)).sum()
+                    norm = scores.sub_(most).exp_().sum(-1, keepdim=True)
+                    losses = most + norm.log() - (own[:, part] * partner[:, part]).sum(-1, keepdim=True)
+                    total += (losses if anchors is None else losses.masked_fill(~anchors, 0.0)).sum()
                     if slope is not None:
-                        weight = whole.reciprocal() if asks is None else asks / whole
+                        weight = norm.reciprocal() if anchors is None else anchors / norm
                         own_slope = slope[at : at + several]
-                        own_slope[:, part] += weight * (scores @ own) - 2 * (partner[:, part] if asks is None else asks * partner[:, part])
+                        own_slope[:, part] += weight * (scores @ own) - 2 * (
+                            partner[:, part] if anchors is None else anchors * partner[:, part]
+                        )
                         own_slope += scores.mT @ (weight * own[:, part])
         ctx.save_for_backward(slope)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """The slope times the factor from above."""
+        """The stored gradient times the incoming one."""
         (slope,) = ctx.saved_tensors
         return grad * slope, None
 
@@ -115,7 +112,7 @@ def nt_xent(first: Tensor, second: Tensor) -> Tensor:
 
 
 def make_contrastive_result(parts: dict[str, Tensor], blind: float | Tensor, rows: int) -> Result:
-    """The result of a contrastive objective: its loss is the sum of `parts`, `blind` that of one and the same vector for everything."""
+    """The result of a contrastive objective: `parts` are summed, `blind` is the loss of a constant representation."""
     loss = torch.stack(list(parts.values())).sum()
     return {
         "loss": loss,
@@ -130,11 +127,11 @@ def make_contrastive_result(parts: dict[str, Tensor], blind: float | Tensor, row
 
 
 def require_rows(name: str, batch: Batch) -> None:
-    """One row has nothing to be told from. Raises UserError (config, exit 2)."""
+    """Raises UserError (config, exit 2) for a single row, which has no negatives."""
     if len(batch.values) < 2:
         raise usage_error(
             f"{name} with {len(batch.values)} row in a micro-batch",
-            "expected at least 2: it tells each row from the others",
+            "expected at least 2: the other rows are the negatives",
             "Use a larger --batch-size or a smaller --accumulate; of data.batches the option least=2",
             field="train.batch_size",
         )
@@ -207,5 +204,5 @@ def perturb_spectrum(spectrum: Batch, generator: Generator | None = None, *, twi
 
 
 def uniform_loss(rows: int) -> float:
-    """NT-Xent of the same vector for all `rows`: log(2B - 1)."""
+    """NT-Xent of a constant representation: log(2B - 1)."""
     return math.log(2 * rows - 1)

@@ -38,10 +38,10 @@ def drop(model: Model, batch: Batch, generator: Generator | None = None, *, conf
         real = model.adapter_of(batch).tokenizer(batch)[2].cpu()
     ratio = min(max(model.progress if model.training else 1.0, LEAST), config.dropped)
     dropped = torch.stack([draw_dropped(row, ratio, generator) for row in real]).to(target.device)
-    said = model.reconstruct(batch, dropped)
-    out = make_result(model, batch, [LossPart("reconstruction", said.prediction, target, valid)])
-    apart = WEIGHT * compute_constraint(said.before, said.after, said.kept)
-    return {**out, "loss": out["loss"] + apart, "parts": {**out["parts"], "constraint": apart.detach()}}
+    output = model.reconstruct(batch, dropped)
+    out = make_result(model, batch, [LossPart("reconstruction", output.prediction, target, valid)])
+    constraint = WEIGHT * compute_constraint(output.before, output.after, output.kept)
+    return {**out, "loss": out["loss"] + constraint, "parts": {**out["parts"], "constraint": constraint.detach()}}
 
 
 def draw_dropped(real: Tensor, ratio: float, generator: Generator | None = None) -> Tensor:

@@ -31,7 +31,7 @@ Result = dict[str, Any]
 
 
 class LossPart(NamedTuple):
-    """One term of a loss: predictions, what they are compared with, and which of them count."""
+    """One term of a loss: predictions, targets and their validity mask."""
 
     name: str
     prediction: Tensor  # [B, M, P]
@@ -153,14 +153,14 @@ def _make_part(model: Model, batch: Batch, encoded: Encoded, hidden: Tensor, whi
 
 
 def _make_set_part(model: Model, tokenizer: CodeTokenizer, batch: Batch, real: Tensor, hidden: Tensor, which: Which) -> LossPart:
-    """All codes of the next or the former distinct time, asked of every event, of [SOS] (next) and of [EOS] (previous)."""
+    """All codes of the next or previous distinct time, predicted by every event, [SOS] (next) and [EOS] (previous)."""
     sets, group = tokenizer.sets(batch)
     ends = real.sum(1, keepdim=True)
     last = group[:, -1:]
-    if which == "next":  # positions 0 .. N: [SOS] asks for the first time, an event for the time behind its own
+    if which == "next":  # positions 0 .. N: [SOS] predicts the first time, an event the time after its own
         wanted, asks = F.pad(group + 1, (1, 0)), F.pad(real, (1, 0), value=True)
         hidden = hidden[:, :-1]
-    else:  # positions 1 .. N + 1: an event asks for the time before its own, [EOS] for the last one
+    else:  # positions 1 .. N + 1: an event predicts the time before its own, [EOS] the last one
         at_end = torch.arange(real.shape[1] + 1, device=real.device) == ends
         wanted, asks = torch.where(at_end, last, F.pad(group, (0, 1)) - 1), (F.pad(real, (0, 1)) | at_end) & (ends > 0)
         hidden = hidden[:, 1:]
@@ -176,7 +176,7 @@ def make_hidden_part(model: Model, batch: Batch, encoded: Encoded, target: Tenso
 
 
 def make_result(model: Model, batch: Batch, parts: list[LossPart]) -> Result:
-    """Sum the parts; rel is their mean share of the target's scale, measured, or of this batch's where it was not."""
+    """Sum of the parts; rel is their mean divided by the measured target scale, else by that of this batch."""
     losses = {part.name: _compute_loss(part) for part in parts}
     slices, start = {}, 0
     for part in parts:
@@ -225,7 +225,7 @@ def choose_tokens(model: Model, batch: Batch, generator: Generator | None, draw:
 
 
 def count_share(ratio: float, count: int) -> int:
-    """floor(ratio * count), unharmed by the rounding of ratio."""
+    """floor(ratio * count), robust to rounding of `ratio`."""
     return int(ratio * count + 1e-9)
 
 
@@ -243,7 +243,7 @@ def _draw_spans(count: int, config: GapConfig, generator: Generator | None) -> T
 
 
 def refuse_overlap(config: ModelConfig) -> None:
-    """Overlapping patches make neighbouring targets visible. Raises UserError (config, exit 2)."""
+    """Raises UserError (config, exit 2) for overlapping patches, which leak neighbouring targets."""
     if config.tokenizer == "patch" and config.stride is not None and config.stride < config.patch:
         raise usage_error(
             f"patches of {config.patch} with stride {config.stride} overlap",

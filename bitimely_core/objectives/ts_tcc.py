@@ -48,23 +48,23 @@ def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, co
     maps = [F.normalize(view.hidden[-1], dim=-1) for view in views]
     real = None if batch.mask is None else views[0].mask
     ahead = min(model.config.ahead or 1, maps[0].shape[1] - 1)
-    told, contexts = [], []
+    losses, contexts = [], []
     for own, other in (maps, maps[::-1]):
         now = int(torch.randint(maps[0].shape[1] - ahead, (), generator=generator))
         context = model.context(own[:, : now + 1], None if real is None else real[:, : now + 1])
         there = None if real is None else real[:, now + 1 : now + 1 + ahead]
         predicted = model.predict(context).unflatten(-1, (-1, maps[0].shape[2]))[:, :ahead]
-        told.append(contrast_future(other[:, now + 1 : now + 1 + ahead], predicted, there))
+        losses.append(contrast_future(other[:, now + 1 : now + 1 + ahead], predicted, there))
         contexts.append(model.project(context))
     rows = len(batch.values)
-    parts = {"temporal": told[0] + told[1], "contextual": CONTEXTUAL * nt_xent(contexts[0], contexts[1])}
+    parts = {"temporal": losses[0] + losses[1], "contextual": CONTEXTUAL * nt_xent(contexts[0], contexts[1])}
     return make_contrastive_result(parts, 2 * math.log(rows) + CONTEXTUAL * uniform_loss(rows), rows)
 
 
 def contrast_future(future: Tensor, predicted: Tensor, there: Tensor | None = None) -> Tensor:
     """-1 / (B K) sum_(i, k) log softmax_j( future[i, k] . predicted[j, k] )[j = i], of [B, K, D] each.
 
-    `there` [B, K] (None: all) says which steps a row has; the mean is over these.
+    The mean is over the steps `there` [B, K] (None: all).
     """
     kind = torch.promote_types(future.dtype, torch.float32)
     with torch.autocast(future.device.type, enabled=False):

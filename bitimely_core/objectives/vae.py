@@ -26,9 +26,9 @@ def compute_divergence_weight(progress: float) -> float:
     return 1 - RATE ** max(EPOCHS * progress - WAIT, 0.0)
 
 
-def log_likelihood(values: Tensor, said: Tensor, mask: Tensor) -> Tensor:
-    """Sum of log N(x; x^, 0.01^2) over the observed entries of a row: values and mask [B, T, V], said [..., B, T, V] -> [..., B]."""
-    each = -0.5 * ((values - said) / STD).square() - math.log(STD * math.sqrt(2 * math.pi))
+def log_likelihood(values: Tensor, reconstruction: Tensor, mask: Tensor) -> Tensor:
+    """Sum of log N(x; x^, 0.01^2) over the observed entries of a row: values and mask [B, T, V], reconstruction [..., B, T, V] -> [..., B]."""
+    each = -0.5 * ((values - reconstruction) / STD).square() - math.log(STD * math.sqrt(2 * math.pi))
     return torch.where(mask, each, 0.0).sum((-1, -2))
 
 
@@ -51,22 +51,22 @@ def vae(model: Model, batch: Batch, generator: Generator | None = None, *, confi
     reconstructions over Var(target).
     """
     assert isinstance(model, MTANDFull)
-    found = model.posterior(batch)
-    rows = found.rows
-    mean, log_variance = (part if part.dtype == torch.float64 else part.float() for part in (found.mean, found.log_variance))
+    posterior = model.posterior(batch)
+    rows = posterior.rows
+    mean, log_variance = (part if part.dtype == torch.float64 else part.float() for part in (posterior.mean, posterior.log_variance))
     shape = (len(mean), config.samples, *mean.shape[1:])
     noise = torch.randn(shape, generator=generator).transpose(0, 1).to(mean)
-    said = torch.stack([model.decode(z, rows, batch) for z in mean + (0.5 * log_variance).exp() * noise]).to(mean)
+    reconstruction = torch.stack([model.decode(z, rows, batch) for z in mean + (0.5 * log_variance).exp() * noise]).to(mean)
     values = rows.values.to(mean)
     observed = rows.mask.sum((-1, -2))
     per = observed.clamp(min=1)
     beta = compute_divergence_weight(model.progress if model.training else 1.0)
-    likelihood, kl = log_likelihood(values, said, rows.mask) / per, divergence(mean, log_variance) / per
+    likelihood, kl = log_likelihood(values, reconstruction, rows.mask) / per, divergence(mean, log_variance) / per
     bound = torch.logsumexp(likelihood - beta * kl, 0) - math.log(config.samples)
     real = observed > 0
     count = real.sum()
     loss = -torch.where(real, bound, 0.0).sum() / count.clamp(min=1)
-    error = torch.where(rows.mask, (values - said).square(), 0.0).sum() / (observed.sum() * config.samples).clamp(min=1)
+    error = torch.where(rows.mask, (values - reconstruction).square(), 0.0).sum() / (observed.sum() * config.samples).clamp(min=1)
     scale = model.target_scale if bool(torch.isfinite(model.target_scale)) else model.measure([batch])
     return {
         "loss": loss,
@@ -75,7 +75,7 @@ def vae(model: Model, batch: Batch, generator: Generator | None = None, *, confi
             "likelihood": (torch.where(real, likelihood, 0.0).mean(0).sum() / count.clamp(min=1)).detach(),
             "kl": (torch.where(real, kl, 0.0).sum() / count.clamp(min=1)).detach(),
         },
-        "prediction": said.mean(0),
+        "prediction": reconstruction.mean(0),
         "target": values,
         "valid": rows.mask,
         "slices": {"reconstruction": slice(0, values.shape[1])},

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bitimely_core.errors import Reason, UserError, input_error, usage_error
+from bitimely_core.errors import Reason, input_error, usage_error
 
 Direction = Literal["forward", "backward", "both"]
 Form = Literal["auto", "parallel", "chunkwise", "recurrent"]
@@ -41,7 +41,7 @@ CACHE = 2**20  # bytes of the second-level cache that the scores of one block ma
 
 
 class State(NamedTuple):
-    """What a piece of a sequence leaves behind for the next one (equation 5), without the scale K^(-1/2)."""
+    """The recurrent state after a piece of a sequence (equation 5), without the scale K^(-1/2)."""
 
     memory: Tensor  # [B, H, K, V] = sum over m of exp(g |time - t_m|) keep_m k_m^T v_m; float32, or float64 for float64 inputs
     time: Tensor  # [B] float64, of the last row processed: the last one in `forward`, the first one in `backward`
@@ -246,18 +246,15 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Ten
 
 
 def _check_options(options: dict[str, Any], *, stateful: bool) -> None:
-    def refuse(text: str, wanted: str, action: str = "") -> UserError:
-        return usage_error(text, wanted, action)
-
     for name, kind in OPTIONS.items():
         if options[name] not in get_args(kind):
-            raise refuse(f"{name} is {options[name]!r}", f"one of {', '.join(get_args(kind))}")
+            raise usage_error(f"{name} is {options[name]!r}", f"one of {', '.join(get_args(kind))}")
     if options["ties"] == "group" and options["form"] not in {"auto", "parallel"}:
-        raise refuse(f"ties = group in the {options['form']} form", "the parallel form", "set form = parallel or ties = index")
+        raise usage_error(f"ties = group in the {options['form']} form", "the parallel form", "set form = parallel or ties = index")
     if options["ties"] == "group" and stateful:
-        raise refuse("ties = group with a state", "whole sequences", "set ties = index or feed the sequence at once")
+        raise usage_error("ties = group with a state", "whole sequences", "set ties = index or feed the sequence at once")
     if options["direction"] == "both" and stateful:
-        raise refuse("a state of both directions at once", "direction forward or backward")
+        raise usage_error("a state of both directions at once", "direction forward or backward")
 
 
 _ordered: tuple[weakref.ref[Tensor], int] | None = None  # the times found in order last, and their version
@@ -307,7 +304,7 @@ def _decay(exponent: Tensor, allowed: Tensor | None = None, smallest: float = SM
 def _carry_state(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, backward: bool, state: State | None
 ) -> tuple[Tensor | None, State]:
-    """What the rows receive from the state, [B, N, H, V], and the state they leave; the same for every form, exponents <= 0."""
+    """Contribution of the state to the rows, [B, N, H, V], and the state after them; for every form, exponents <= 0."""
     clock, g = _clock(q, times, backward), log_decay[:, None]
     sign, end = (-1.0, clock[:, :1]) if backward else (1.0, clock[:, -1:])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -433,7 +430,7 @@ def _chunkwise_with_masks(
 
 
 class _ChunkPlan(NamedTuple):
-    """What the blocks share."""
+    """Quantities common to all blocks."""
 
     elapsed: Tensor  # [B, N] t - r
     step: Tensor  # [B, n] r - r of the chunk processed before, 0 for the first one
