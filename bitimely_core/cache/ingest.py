@@ -89,12 +89,12 @@ def ingest(
     folder = Path(out)
     entry, resolved = _resolve_options(dataset, options or {})
     _check_arguments(entry, source, jobs, max_bad, shard)
-    found = None if source is None else _exclude_cache(scan_folder(Path(source), follow_symlinks=follow_symlinks), folder)
+    scanned = None if source is None else _exclude_cache(scan_folder(Path(source), follow_symlinks=follow_symlinks), folder)
     kind = registry.load_data_kind(entry.facts.kind)
     with catch_signals() as stop:
         run = IngestRun(
             dataset=entry,
-            source=found,
+            source=scanned,
             source_path=None if source is None else str(source),
             out=folder,
             options={**kind.pin_options(resolved, folder), "keep_phi": keep_phi, "keep_dates": keep_dates},
@@ -256,7 +256,7 @@ def load_previous_parts(run: IngestRun, *, force_new: bool) -> tuple[RecordingsM
 def _compare_settings(old: CacheSettings, new: CacheSettings, path: Path) -> None:
     """Raises UserError (settings_differ, exit 2) with one finding for each key that differs."""
     before, now = ({"dataset": one.dataset, "version": one.version, **one.options} for one in (old, new))
-    found = [
+    differences = [
         Finding(
             Reason.SETTINGS_DIFFER,
             f"was made with {safe_text(before.get(key))}",
@@ -268,8 +268,8 @@ def _compare_settings(old: CacheSettings, new: CacheSettings, path: Path) -> Non
         for key in sorted(set(before) | set(now))
         if before.get(key) != now.get(key)
     ]
-    if found:
-        one, *rest = found
+    if differences:
+        one, *rest = differences
         raise usage_error(one.problem, one.requirement, one.hint, code=one.code, file=one.file, field=one.field, details=rest)
 
 
@@ -282,10 +282,10 @@ def _open_notes(run: IngestRun, *, force_new: bool) -> Path:
     path = folder / "settings.json"
     new = {"settings": run.settings.model_dump(mode="json"), "force_new": force_new}
     with storage.lock(folder, PART_LOCK_WAIT):
-        found = _read_json(path)
-        if found is not None and not force_new:
-            _compare_settings(CacheSettings(**found["settings"]), run.settings, path)
-        elif found != new:
+        stored = _read_json(path)
+        if stored is not None and not force_new:
+            _compare_settings(CacheSettings(**stored["settings"]), run.settings, path)
+        elif stored != new:
             _remove_notes(folder)
             storage.write_json(path, new)
     return folder

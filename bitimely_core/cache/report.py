@@ -107,13 +107,13 @@ def _count_reasons(units: list[UnitReport], rows: list[TableReport], reasons: li
 @functools.cache
 def _find_library_versions() -> dict[str, str]:
     """Versions of what reads and writes."""
-    found = {}
+    versions = {}
     for name in ("numpy", "pyarrow", "polars", "wfdb"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:  # an extra that is not installed
-            found[name] = "absent"
-    return found
+            versions[name] = "absent"
+    return versions
 
 
 def find_refusal(report: IngestReport, *, strict: bool, max_bad: float) -> UserError | None:

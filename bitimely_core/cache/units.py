@@ -141,13 +141,13 @@ def _find_complete_shard(entries: dict[str, CachedUnit], files: dict[str, Stored
 
 def _read_cached(entries: list[CachedUnit], out: Path) -> tuple[dict[str, Record], dict[tuple[str, str, float], str]]:
     """recording_id -> record, of units that are in the cache; and their quality figures."""
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     figures: dict[tuple[str, str, float], str] = {}
     for pair in sorted({entry.shard for entry in entries if entry.recordings}):
         subjects = {row[0]: row[2] for entry in entries if entry.shard == pair for row in entry.recordings}
-        found |= {record.recording_id: record for record in shards.read_shard(out, shards.CacheShard(*pair), subjects)}
+        records |= {record.recording_id: record for record in shards.read_shard(out, shards.CacheShard(*pair), subjects)}
         figures |= shards.read_figures(out, shards.CacheShard(*pair), subjects)
-    return found, figures
+    return records, figures
 
 
 def _hash_unit(unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, int]]) -> CachedUnit:

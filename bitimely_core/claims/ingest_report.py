@@ -69,9 +69,9 @@ def _list_reasons(table: SourceRows, account: RowAccount, dropped: Mapping[str, 
     ]
 
 
-def _find_unmet_rules(job: ClaimsJob, found: CleaningFindings) -> list[Finding]:
+def _find_unmet_rules(job: ClaimsJob, findings: CleaningFindings) -> list[Finding]:
     """Warnings of rules none of whose kinds of claims occurs in the data."""
-    present = {SOURCES[kind] for kind in found.sources}
+    present = {SOURCES[kind] for kind in findings.sources}
     if not job.ruled or not present:
         return []
     wanted = {rule.name: {kind for clause in rule.clauses for kind in clause.sources} for rule in job.rules}

@@ -63,11 +63,11 @@ def parse_rules(rules: Iterable[RuleTable]) -> tuple[LabelRule, ...]:
     """
     if isinstance(rules, Mapping | str) or not isinstance(rules, Iterable):
         raise ValueError(f"rules are a list of objects, found {type(rules).__name__}")  # noqa: TRY004
-    found = tuple(_parse_rule(rule) for rule in rules)
-    names = [rule.name for rule in found]
+    parsed = tuple(_parse_rule(rule) for rule in rules)
+    names = [rule.name for rule in parsed]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two rules have the name {twice[0]!r}")
-    return found
+    return parsed
 
 
 def load_rules(name: str | Path) -> list[RuleTable]:
@@ -148,13 +148,13 @@ def _parse_count(given: RuleTable, name: str, absent: int | None, least: int, wh
 def _parse_prefixes(given: object, where: str) -> Prefixes:
     if not isinstance(given, Mapping) or not set(given) <= {"icd9", "icd10"}:
         raise ValueError(f"{where}: expected lists of prefixes for icd9 and icd10, found {given!r}")
-    found: Prefixes = {}
+    parsed: Prefixes = {}
     for family, prefixes in given.items():
         listed = isinstance(prefixes, Sequence) and not isinstance(prefixes, str) and all(isinstance(p, str) for p in prefixes)
-        found[family] = tuple(p.strip().upper().replace(".", "") for p in prefixes) if listed else ("",)
-        if not all(found[family]):
+        parsed[family] = tuple(p.strip().upper().replace(".", "") for p in prefixes) if listed else ("",)
+        if not all(parsed[family]):
             raise ValueError(f"{where}, {family}: prefixes are texts that are not empty, found {prefixes!r}")
-    return found
+    return parsed
 
 
 def match_rules(rules: Sequence[LabelRule], code: IcdCode) -> tuple[int, ...]:
@@ -167,14 +167,14 @@ def find_defining_phecodes(rules: Sequence[LabelRule], tables: Mapping[str, Phec
 
     Computed from the map, not from the data, so that `drop_phecode` means the same everywhere.
     """
-    found: dict[str, set[str]] = {rule.name: set() for rule in rules}
+    by_rule: dict[str, set[str]] = {rule.name: set() for rule in rules}
     for vocab, table in tables.items():
         for text, phecodes in table.items():
             code = IcdCode(vocab, text)
             for rule in rules:
                 if rule.matches(code):
-                    found[rule.name].update(phecodes)
-    return {name: sorted(phecodes) for name, phecodes in found.items()}
+                    by_rule[rule.name].update(phecodes)
+    return {name: sorted(phecodes) for name, phecodes in by_rule.items()}
 
 
 def find_completion_days(

@@ -33,8 +33,8 @@ class Landmark:
 
 def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame, engine: Engine) -> pl.DataFrame:
     """`cohort` with `first_day`, the day of the subject's first valid row, mapped or not; null without any."""
-    found = collect_rows(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min().alias("first_day")))
-    return _add_column(cohort, "first_day", pl.Int32, found["subject"].to_numpy(), found["first_day"].to_numpy())
+    first_days = collect_rows(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min().alias("first_day")))
+    return _add_column(cohort, "first_day", pl.Int32, first_days["subject"].to_numpy(), first_days["first_day"].to_numpy())
 
 
 def add_onsets(
@@ -45,8 +45,8 @@ def add_onsets(
     `rows`: subject, day, code (index into `codes`), source. Without a known birth, a rule with an age limit gives null label and onset
     where it has an onset without the limit, else label 0. The engine filters the rows; the few matching ones are evaluated in numpy.
     """
-    found, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes], engine)
-    subject, day, source, pattern = (found[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
+    marked, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes], engine)
+    subject, day, source, pattern = (marked[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
     births = cohort["birth_day"]
     unknown = births.is_null().to_numpy()
     for number, rule in enumerate(rules):

@@ -66,9 +66,9 @@ def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataF
         when = pl.col("first") + pl.duration(days=landmark.landmark_days)
     frame = frame.select("subject_id", prediction_time=when.cast(pl.Datetime("us")))
     assert sequences.target is not None
-    found = {}
+    by_label = {}
     for k, name in enumerate(sequences.class_names):
         value = sequences.target[:, k]
         known = frame.with_columns(boolean_value=pl.Series(value == 1)).filter(pl.Series(np.isfinite(value)))
-        found[name] = known.sort("subject_id", "prediction_time")
-    return found
+        by_label[name] = known.sort("subject_id", "prediction_time")
+    return by_label

@@ -35,52 +35,52 @@ def is_finished(home: Path, stem: str, part: int) -> bool:
 def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindings:
     """Clean all rows, or every `parts`-th block from the `part`-th on, and spill them by shard; continues from saved findings."""
     run, claims = job.run, job.claims
-    found = CleaningFindings.load(findings_path(job.home, job.stem, part))
-    if found.done:
-        return found
-    job.book.resume(found.codes)
-    found.codes = job.book.codes
+    findings = CleaningFindings.load(findings_path(job.home, job.stem, part))
+    if findings.done:
+        return findings
+    job.book.resume(findings.codes)
+    findings.codes = job.book.codes
     life_dates, seen = _select_life_dates(claims.subjects, claims.labels), PseudonymCache()
     rows: list[pl.DataFrame] = []
     cohort: list[pl.DataFrame] = []
 
     def spill() -> None:
         for kind, frames in (("rows", rows), ("people", cohort)):
-            write_partitioned(_spill_path(job, part, kind, found.stretches), pl.concat(frames), job.shards)
+            write_partitioned(_spill_path(job, part, kind, findings.stretches), pl.concat(frames), job.shards)
             frames.clear()
-        found.stretches += 1
+        findings.stretches += 1
 
     for number, frame in enumerate(claims.events()):
         run.stop.check()
-        if number < found.blocks or number % parts != part - 1:
+        if number < findings.blocks or number % parts != part - 1:
             continue
         for (name,), block in frame.group_by("file", maintain_order=True):
             file = str(name)
-            if file not in found.files:
-                found.files.append(file)
+            if file not in findings.files:
+                findings.files.append(file)
             valid, account = clean.clean_rows(
                 block, job.book, vocab=claims.vocab, source=claims.source, life_dates=life_dates, copy_key=True
             )
-            found.accounts.setdefault(file, clean.RowAccount()).__iadd__(account)
-            found.days.update(dict(valid["day"].value_counts().iter_rows()))
-            found.code_counts.update(dict(valid["code"].value_counts().iter_rows()))
-            found.sources.update(dict(valid["source"].value_counts().iter_rows()))
+            findings.accounts.setdefault(file, clean.RowAccount()).__iadd__(account)
+            findings.days.update(dict(valid["day"].value_counts().iter_rows()))
+            findings.code_counts.update(dict(valid["code"].value_counts().iter_rows()))
+            findings.sources.update(dict(valid["source"].value_counts().iter_rows()))
             if valid.height:
                 names, fresh = pseudonymize(seen, valid["subject_id"], job)
                 valid = valid.join(names, on="subject_id", how="left", maintain_order="left").drop("subject_id")
-                rows.append(valid.with_columns(pl.col("row") + (found.files.index(file) << FILE_SHIFT)))
+                rows.append(valid.with_columns(pl.col("row") + (findings.files.index(file) << FILE_SHIFT)))
                 cohort.append(fresh)
-        found.blocks = number + 1
+        findings.blocks = number + 1
         if sum(part.height for part in rows) >= SPILL_ROWS:
             spill()
-            found.save(findings_path(job.home, job.stem, part))
+            findings.save(findings_path(job.home, job.stem, part))
         if run.progress is not None:
-            run.progress(f"clean {run.dataset.name}", sum(account.rows for account in found.accounts.values()), None)
+            run.progress(f"clean {run.dataset.name}", sum(account.rows for account in findings.accounts.values()), None)
     if rows:
         spill()
-    found.done = True
-    found.save(findings_path(job.home, job.stem, part))
-    return found
+    findings.done = True
+    findings.save(findings_path(job.home, job.stem, part))
+    return findings
 
 
 def _select_life_dates(subjects: pl.DataFrame | None, labels: pl.DataFrame | None) -> pl.DataFrame | None:

@@ -40,17 +40,17 @@ class FinishedShard(BaseModel):
 
 
 def write_shards(
-    job: ClaimsJob, found: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, keys: np.ndarray
+    job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, keys: np.ndarray
 ) -> Iterator[FinishedShard]:
     """Every shard in turn; one that an earlier run has finished is not made again."""
-    ranks = np.argsort(np.argsort([code.text for code in found.codes])) if found.codes else np.empty(0, np.int64)
+    ranks = np.argsort(np.argsort([code.text for code in findings.codes])) if findings.codes else np.empty(0, np.int64)
     with engines.open_engine(job.options.engine) as engine:
         for number in range(job.shards):
             job.run.stop.check()
             done = _load_shard(job, number)
             if done is None:
-                cohort = subjects.present_subjects(job, found, spilled, facts_file, number)
-                done = _write_shard(job, found, spill.read_rows(spilled, number), cohort, keys, ranks, number, engine)
+                cohort = subjects.present_subjects(job, findings, spilled, facts_file, number)
+                done = _write_shard(job, findings, spill.read_rows(spilled, number), cohort, keys, ranks, number, engine)
             yield done
             if job.run.progress is not None:
                 job.run.progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
@@ -63,7 +63,7 @@ def list_shard_files(job: ClaimsJob, kind: str) -> list[Path]:
 
 def _write_shard(
     job: ClaimsJob,
-    found: CleaningFindings,
+    findings: CleaningFindings,
     rows: pl.DataFrame,
     cohort: pl.DataFrame,
     keys: np.ndarray,
@@ -75,8 +75,8 @@ def _write_shard(
     agreement = AgreementCounts()
     own = pass1_clean.to_keys(cohort["digest"])
     cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(np.searchsorted(keys, own), dtype=pl.Int64))
-    rows, accounts = resolve_duplicates(rows, found, own)
-    shard = steps.ClaimsShard(rows=rows, codes=found.codes, cohort=cohort, rules=job.rules)
+    rows, accounts = resolve_duplicates(rows, findings, own)
+    shard = steps.ClaimsShard(rows=rows, codes=findings.codes, cohort=cohort, rules=job.rules)
     shard = _apply_labels(steps.label_shard(shard, engine), job, agreement, engine)
     shard = _subtract_first_days(shard, keep_dates=job.run.options["keep_dates"])
     hashes = _hash_subjects(shard, job.names, ranks)
@@ -111,7 +111,7 @@ def _load_shard(job: ClaimsJob, number: int) -> FinishedShard | None:
     return done if events.is_file() and storage.hash_with_size(events) == (file.sha256, file.size) else None
 
 
-def resolve_duplicates(rows: pl.DataFrame, found: CleaningFindings, keys: np.ndarray) -> tuple[pl.DataFrame, dict[str, RowAccount]]:
+def resolve_duplicates(rows: pl.DataFrame, findings: CleaningFindings, keys: np.ndarray) -> tuple[pl.DataFrame, dict[str, RowAccount]]:
     """The rows of a shard (`spill.read_rows`) without copies and days after the end of the data; file -> account of those that leave or
     have no input.
 
@@ -124,27 +124,27 @@ def resolve_duplicates(rows: pl.DataFrame, found: CleaningFindings, keys: np.nda
         return pl.DataFrame(schema=columns), accounts
 
     def add(file: int, reason: Reason, count: int, *examples: str) -> RowAccount:
-        account = accounts.setdefault(found.files[file], RowAccount())
+        account = accounts.setdefault(findings.files[file], RowAccount())
         account.reasons[reason] += count
         account.examples[reason] = [*account.examples.get(reason, []), *examples][:EXAMPLES]
         return account
 
-    if found.latest is not None:
-        gone = rows.filter(pl.col("day") > found.latest)
-        rows = rows.filter(pl.col("day") <= found.latest)
+    if findings.latest is not None:
+        gone = rows.filter(pl.col("day") > findings.latest)
+        rows = rows.filter(pl.col("day") <= findings.latest)
         for row, code in gone.select("row", "code").iter_rows():
             account = add(row >> FILE_SHIFT, Reason.DATE_OUTSIDE_LIFE, 1, f"row {row % (1 << FILE_SHIFT)}")
-            account.steps[found.codes[code].step] -= 1
+            account.steps[findings.codes[code].step] -= 1
             account.faults["future"] += 1
     subject = np.searchsorted(keys, rows["key"].to_numpy()).astype(np.int32)
     rows = rows.drop("key").with_columns(subject=pl.Series(subject))
     copy = np.zeros(rows.height, bool)
-    packed = pl.Series(_pack_keys(rows["subject"], rows["day"], rows["code"].to_numpy(), len(found.codes)))
+    packed = pl.Series(_pack_keys(rows["subject"], rows["day"], rows["code"].to_numpy(), len(findings.codes)))
     suspects = np.flatnonzero(packed.is_duplicated().to_numpy())  # only these can be copies
     copy_key = rows[suspects].select(~pl.struct("subject", "day", "code", "copy_key").is_first_distinct()).to_series()
     copy[suspects] = copy_key.to_numpy()
     copies, kept = rows.filter(pl.Series(copy)), rows.filter(pl.Series(~copy))
-    silent = pl.Series([not code.phecodes for code in found.codes], dtype=pl.Boolean).gather(kept["code"])
+    silent = pl.Series([not code.phecodes for code in findings.codes], dtype=pl.Boolean).gather(kept["code"])
     late = kept["late"] if "late" in kept.columns else pl.repeat(value=False, n=kept.height, eager=True, dtype=pl.Boolean)
     for reason, lost in (
         (Reason.DUPLICATES, copies),
@@ -154,7 +154,7 @@ def resolve_duplicates(rows: pl.DataFrame, found: CleaningFindings, keys: np.nda
         for (file,), part in lost.group_by(pl.col("row") // (1 << FILE_SHIFT), maintain_order=True):
             shown = part.head(EXAMPLES)
             if reason == Reason.UNMAPPED_CODE:
-                texts = [safe_text(found.codes[code].code) for code in shown["code"]]
+                texts = [safe_text(findings.codes[code].code) for code in shown["code"]]
             else:
                 texts = [f"row {row % (1 << FILE_SHIFT)}" for row in shown["row"]]
             add(int(str(file)), reason, part.height, *texts)
@@ -230,10 +230,10 @@ def _hash_subjects(shard: ClaimsShard, names: list[str], ranks: np.ndarray) -> l
     return [hashlib.sha256(packed[bounds[i] : bounds[i + 1]].tobytes() + repr(known[i]).encode()).digest() for i in range(cohort.height)]
 
 
-def hash_content(job: ClaimsJob, found: CleaningFindings, slices: int) -> str:
+def hash_content(job: ClaimsJob, findings: CleaningFindings, slices: int) -> str:
     """SHA-256 over the sorted hashes of the subjects and over their codes."""
     digest = hashlib.sha256()
     for frame in spill.merge_sorted(list_shard_files(job, "contents"), "head", 1 << 32, slices, ("content",)):
         digest.update("".join(f"{one.hex()}\n" for one in frame["content"]).encode())
-    digest.update(repr(sorted((code.text, code.phecodes) for code in found.codes)).encode())
+    digest.update(repr(sorted((code.text, code.phecodes) for code in findings.codes)).encode())
     return digest.hexdigest()

@@ -105,10 +105,12 @@ class PhecodeMap:
 
 def group_phecodes(rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, tuple[str, ...]]]:
     """(vocab, code, phecode) in any order -> the PheCodes of each code, distinct and in numeric order."""
-    found: dict[str, defaultdict[str, set[str]]] = {}
+    grouped: dict[str, defaultdict[str, set[str]]] = {}
     for vocab, code, phecode in rows:
-        found.setdefault(vocab, defaultdict(set))[code].add(phecode)
-    return {vocab: {code: tuple(sorted(own, key=codes.phecode_sort_key)) for code, own in table.items()} for vocab, table in found.items()}
+        grouped.setdefault(vocab, defaultdict(set))[code].add(phecode)
+    return {
+        vocab: {code: tuple(sorted(own, key=codes.phecode_sort_key)) for code, own in table.items()} for vocab, table in grouped.items()
+    }
 
 
 def is_excluded(phecode: str, items: Iterable[str]) -> bool:
@@ -444,15 +446,15 @@ def _apply_overrides(codemap: PhecodeMap, sheet: MapSheet) -> None:
     wanted = ("code", "vocab", "phecode")
     if not set(wanted) <= set(sheet.columns):
         raise usage_error("columns are missing", f"expected {', '.join(wanted)}", code=Reason.FORMAT, file=sheet.name)
-    found: dict[tuple[str, str], set[str]] = {}
+    overrides: dict[tuple[str, str], set[str]] = {}
     for code, vocab, phecode in zip(*(sheet.columns[name] for name in wanted), strict=True):
         own = VOCABULARIES.get(re.sub(r"[^a-z0-9]", "", vocab.lower()))
         text = codes.normalise_code(code, own)[0] if own else None
         if own is None or text is None or (phecode and not codes.PHECODE.fullmatch(phecode)):
             row = f"row {safe_text(code)}, {safe_text(vocab)}, {safe_text(phecode)}"
             raise input_error(Reason.FORMAT, row, "expected an ICD code, its vocabulary, a PheCode", file=sheet.name)
-        found.setdefault((own, text), set()).update({phecode} - {""})
-    for (vocab, code), phecodes in found.items():
+        overrides.setdefault((own, text), set()).update({phecode} - {""})
+    for (vocab, code), phecodes in overrides.items():
         table = codemap.tables.setdefault(vocab, {})
         table.pop(code, None)
         if phecodes:
@@ -462,6 +464,6 @@ def _apply_overrides(codemap: PhecodeMap, sheet: MapSheet) -> None:
         "sha256": sheet.sha256,
         "layout": "overrides",
         "rows": len(sheet.columns["code"]),
-        "codes": len(found),
+        "codes": len(overrides),
     }
     codemap.facts.append(facts)

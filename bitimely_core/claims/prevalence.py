@@ -108,24 +108,24 @@ def count_codes(
     sums = [nw.col(column).sum() for column in columns]
     present = records.select("subject", "phecode").unique().join(engine(flags), on="subject")
     with_code = collect_rows(present.group_by("phecode").agg(nw.len().alias("carriers"), *sums))
-    found = CodeCounts()
+    counts = CodeCounts()
     if frequency:
         often = records.join(engine(flags.select("subject", "train")), on="subject").group_by("phecode").agg(nw.col("train").sum())
-        found.records.update({phecodes[i]: n for i, n in collect_rows(often).select("phecode", "train").iter_rows()})
+        counts.records.update({phecodes[i]: n for i, n in collect_rows(often).select("phecode", "train").iter_rows()})
     for row in with_code.iter_rows(named=True):
         phecode = phecodes[row["phecode"]]
-        found.carriers[phecode] = int(row["carriers"])
-        found.train_with[phecode] = int(row["train"])
+        counts.carriers[phecode] = int(row["carriers"])
+        counts.train_with[phecode] = int(row["train"])
         for i, name in enumerate(names):
-            found.cases_with[name, phecode] = int(row[f"case_{i}"])
-            found.known_with[name, phecode] = int(row[f"known_{i}"])
+            counts.cases_with[name, phecode] = int(row[f"case_{i}"])
+            counts.known_with[name, phecode] = int(row[f"known_{i}"])
     if population == "observed":
         seen = collect_rows(records.select("subject").unique())
         flags = flags.join(seen, on="subject", how="semi")
     total = {column: int(flags[column].sum()) for column in columns}
     for i, name in enumerate(names):
-        found.cases[name], found.known[name] = total[f"case_{i}"], total[f"known_{i}"]
-    return found
+        counts.cases[name], counts.known[name] = total[f"case_{i}"], total[f"known_{i}"]
+    return counts
 
 
 def select_codes(

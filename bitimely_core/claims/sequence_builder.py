@@ -99,8 +99,8 @@ def build_code_sequences(
     lengths = np.diff(starts, append=len(subject))
     amount = lengths
     if min_codes_unit == "records":
-        found = collect_rows(chosen.group_by("subject").agg(nw.len().alias("n"))).sort("subject")
-        amount = found["n"].to_numpy()
+        counts = collect_rows(chosen.group_by("subject").agg(nw.len().alias("n"))).sort("subject")
+        amount = counts["n"].to_numpy()
     elif min_codes_unit == "unique":
         amount = np.bincount(np.unique(subject * size + code) // size, minlength=cohort.height)[subjects]
     enough = amount >= min_codes

@@ -57,13 +57,13 @@ def count_shortcuts(offsets: NDArray[Any], ids: NDArray[Any], labels: Mapping[st
     subject = np.concatenate([np.arange(size), pairs // width])
     feature = np.concatenate([np.full(size, LENGTH), pairs % width])
     value = np.concatenate([lengths, counts])
-    found: ShortcutTally = {}
+    tally: ShortcutTally = {}
     for name, y in labels.items():
         for part in SPLITS:
             labelled = ((split == part) & ((y == 0) | (y == 1)))[subject]
             rows = np.stack([feature[labelled], value[labelled], np.ones(labelled.sum(), np.int64), y[subject[labelled]]], 1)
-            found[name, part] = _sum_rows(rows)
-    return found
+            tally[name, part] = _sum_rows(rows)
+    return tally
 
 
 def _sum_rows(rows: NDArray[Any]) -> NDArray[np.int64]:
@@ -91,7 +91,7 @@ def score_shortcuts(
     `phecodes`: id -> PheCode; `own`: label -> the PheCodes of its own rule. `best` is the PheCode whose count is best on train, `leak`
     whether it exceeds 0.9 on all subjects.
     """
-    found = {}
+    scores = {}
     ids = {phecode: code for code, phecode in phecodes.items()}
     for name in dict.fromkeys(label for label, _ in tally):
         parts = {part: tally[name, part] for part in SPLITS if (name, part) in tally}
@@ -103,7 +103,7 @@ def score_shortcuts(
         if known:
             code = max(known, key=lambda code: known[code])
             best = BestCode(phecode=phecodes[code], count=_score_parts(parts, code, totals))
-        found[name] = ShortcutScores(
+        scores[name] = ShortcutScores(
             subjects={part: int(total[0]) for part, total in totals.items()},
             cases={part: int(total[1]) for part, total in totals.items()},
             prevalence={part: float(total[1] / total[0]) if total[0] else None for part, total in totals.items()},
@@ -112,7 +112,7 @@ def score_shortcuts(
             own={phecode: _score_parts(parts, ids[phecode], totals) for phecode in (own or {}).get(name, ()) if phecode in ids},
             leak=best is not None and (best.count[ALL] or 0.0) > LEAK_SCORE,
         )
-    return found
+    return scores
 
 
 def _score_parts(parts: Mapping[str, NDArray[np.int64]], feature: int, totals: Mapping[str, NDArray[np.int64]]) -> PartScores:
@@ -131,12 +131,12 @@ def count_prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) ->
 
     Labels [S] are 1, 0, or another value for unknown.
     """
-    found: Prevalence = {}
+    prevalence: Prevalence = {}
     for name, y in labels.items():
         for part in (*SPLITS, ALL):
             own = y[(split == part) | (part == ALL)]
-            found.setdefault(name, {})[part] = _make_prevalence_count(int(np.isin(own, (0, 1)).sum()), int((own == 1).sum()))
-    return found
+            prevalence.setdefault(name, {})[part] = _make_prevalence_count(int(np.isin(own, (0, 1)).sum()), int((own == 1).sum()))
+    return prevalence
 
 
 def add_prevalence(shards: Sequence[Prevalence]) -> Prevalence:

@@ -46,9 +46,9 @@ def write_partitioned(path: Path, frame: pl.DataFrame, shards: int) -> None:
 def read_partition(path: Path, shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """One shard of a file of `write_partitioned`."""
     with pq.ParquetFile(path) as file:
-        found = pl.from_arrow(file.read_row_group(shard, columns=None if columns is None else list(columns)))
-    assert isinstance(found, pl.DataFrame)
-    return found
+        partition = pl.from_arrow(file.read_row_group(shard, columns=None if columns is None else list(columns)))
+    assert isinstance(partition, pl.DataFrame)
+    return partition
 
 
 def read_rows(spilled: Iterable[SpillFile], shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:

@@ -46,15 +46,15 @@ def write_subject_facts(job: ClaimsJob) -> Path | None:
 
 
 def present_subjects(
-    job: ClaimsJob, found: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, shard: int
+    job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, shard: int
 ) -> pl.DataFrame:
     """The subjects of a shard, registered or with a valid row, sorted by digest: digest, split_bin and all known facts."""
     seen = [spill.read_partition(one.cohort, shard) for one in spilled]
     cohort = pl.concat([pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16}), *seen]).unique("digest")
-    if found.latest is not None:
+    if findings.latest is not None:
         rows = spill.read_rows(spilled, shard, ("key", "day"))
         cohort = cohort.filter(
-            pl.Series(np.isin(pass1_clean.to_keys(cohort["digest"]), rows.filter(pl.col("day") <= found.latest)["key"].to_numpy()))
+            pl.Series(np.isin(pass1_clean.to_keys(cohort["digest"]), rows.filter(pl.col("day") <= findings.latest)["key"].to_numpy()))
         )
     empty = pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16})
     facts = empty if facts_file is None else spill.read_partition(facts_file, shard)
@@ -63,11 +63,11 @@ def present_subjects(
     cohort = cohort.sort("digest").join(facts.drop("split_bin"), on="digest", how="left", maintain_order="left")
     absent = dict.fromkeys(SUBJECT_DATES.values(), pl.Int32) | {"sex": pl.UInt8}
     cohort = cohort.with_columns(pl.lit(None, kind).alias(name) for name, kind in absent.items() if name not in cohort.columns)
-    last = found.span[1] if found.span else None
+    last = findings.span[1] if findings.span else None
     return cohort.drop("registered", strict=False).with_columns(pl.col("obs_end").fill_null(pl.lit(last, pl.Int32)))
 
 
-def assign_pseudonyms(job: ClaimsJob, found: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None) -> np.ndarray:
+def assign_pseudonyms(job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None) -> np.ndarray:
     """The keys of all present subjects, sorted: the position of a key is the subject's pseudonym, [n] uint64.
 
     Raises:
@@ -76,7 +76,7 @@ def assign_pseudonyms(job: ClaimsJob, found: CleaningFindings, spilled: Sequence
     parts, listed = [], 0
     for shard in range(job.shards):
         job.run.stop.check()
-        cohort = present_subjects(job, found, spilled, facts_file, shard)
+        cohort = present_subjects(job, findings, spilled, facts_file, shard)
         parts.append(pass1_clean.to_keys(cohort["digest"]))
         listed += cohort["split"].count() if job.splits is not None else 0
     keys = np.sort(np.concatenate(parts))
@@ -100,8 +100,8 @@ def _check_split_file(job: ClaimsJob, subjects: int, listed: int) -> None:
         )
     if unmatched := job.splits.height - listed:
         text = f"{unmatched} of {job.splits.height} subjects of the split file are not in the data"
-        found = Finding(Reason.UNMATCHED_LABELS, text, "they are ignored", level="warning", field="--split-file", count=unmatched)
-        job.run.reasons.append(found)
+        warning = Finding(Reason.UNMATCHED_LABELS, text, "they are ignored", level="warning", field="--split-file", count=unmatched)
+        job.run.reasons.append(warning)
 
 
 def load_splits(of_source: dict[str, str] | None, file: str) -> pl.DataFrame | None:

@@ -436,23 +436,23 @@ def compute_onsets(config: CohortConfig, subjects: SyntheticSubjects, limits: np
     months = _count_days(config) / MONTH
     middle = np.arange(math.ceil(months)) + 0.5  # of each month since the start of registration [K]
     follow = (subjects.end - subjects.start)[:, None] / MONTH
-    found: dict[str, np.ndarray] = {}  # months until the onset [B, 1]
+    onsets: dict[str, np.ndarray] = {}  # months until the onset [B, 1]
     for name, limit in zip(STATES, limits.T[:, :, None], strict=True):
         state = config.states[name]
         slope = state.slope / 10  # a year
         rate = np.exp(slope * ((subjects.start - subjects.birth)[:, None] / YEAR - 60)) * np.exp(slope * middle / 12)  # [B, K]
         rate *= (1e-4 * subjects.frailty * ~subjects.silent)[:, None] * (middle < follow)
         for other, factor in state.factors.items():
-            rate *= np.where(middle > found[other], factor, 1.0)
+            rate *= np.where(middle > onsets[other], factor, 1.0)
         for other, fading in state.fading.items():
-            since = np.maximum(middle - found[other], 0.0)
-            rate *= np.where(middle > found[other], 1 + (fading.peak - 1) * 2.0 ** (-since / fading.half_life), 1.0)
+            since = np.maximum(middle - onsets[other], 0.0)
+            rate *= np.where(middle > onsets[other], 1 + (fading.peak - 1) * 2.0 ** (-since / fading.half_life), 1.0)
         total = np.cumsum(rate, axis=1)
         if state.prevalence is not None and name not in hazards:
             cases = state.prevalence / (1 - config.care.under_coding)
             hazards[name] = _solve_hazard(total[:, -1], cases)
-        found[name] = _find_crossing(rate, total, limit / (hazards[name] if state.hazard is None else state.hazard), follow)
-    return subjects.start[:, None] + np.floor(np.hstack(list(found.values())) * MONTH)
+        onsets[name] = _find_crossing(rate, total, limit / (hazards[name] if state.hazard is None else state.hazard), follow)
+    return subjects.start[:, None] + np.floor(np.hstack(list(onsets.values())) * MONTH)
 
 
 def _solve_hazard(total: np.ndarray, cases: float) -> float:

@@ -36,12 +36,12 @@ def read_task_labels(folder: str | Path) -> pl.DataFrame:
     folder = Path(folder)
     if not folder.is_dir():
         raise usage_error("no such folder", "expected a folder with label files of MEDS", file=str(folder), field="--task")
-    found = sorted(folder.rglob("*.parquet"))
-    if not found:
+    paths = sorted(folder.rglob("*.parquet"))
+    if not paths:
         raise input_error(Reason.NO_INPUT, "no .parquet in it", "expected label files of MEDS", file=str(folder), field="--task")
     kinds: dict[str, Any] = {"subject_id": pl.Int64, "prediction_time": pl.Datetime("us"), "boolean_value": pl.Boolean}
     try:
-        rows = pl.concat([pl.read_parquet(path, columns=list(kinds)).select(pl.col(n).cast(k) for n, k in kinds.items()) for path in found])
+        rows = pl.concat([pl.read_parquet(path, columns=list(kinds)).select(pl.col(n).cast(k) for n, k in kinds.items()) for path in paths])
     except (OSError, pl.exceptions.PolarsError) as error:
         wanted = "expected subject_id, prediction_time and boolean_value"
         raise input_error(Reason.SCHEMA, type(error).__name__, wanted, file=str(folder), field="--task") from error

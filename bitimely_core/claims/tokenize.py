@@ -435,14 +435,14 @@ def _describe_selection(plan: SequencePlan, selection: CodeSelection, tally: Sho
 
 def list_findings(statistics: SequenceStatistics, choices: SequenceChoices) -> list[Finding]:
     """Warnings of a build for the screen and the ingest report."""
-    found = []
+    findings = []
     funnel = statistics.funnel
     if excluded := funnel.subjects_in - funnel.subjects_out:
         problem = f"{excluded} of {funnel.subjects_in} subjects have no sequence"
         least = f"fewer than {choices.min_codes} {choices.min_codes_unit} of the selected PheCodes"
         rare = "The few selected PheCodes are rare: see --no-select, --min-case-support, --min-codes"
         hint = rare if excluded > funnel.subjects_out else ""
-        found.append(Finding(Reason.MIN_CODES, problem, least, hint, level="warning", count=excluded))
+        findings.append(Finding(Reason.MIN_CODES, problem, least, hint, level="warning", count=excluded))
     for name, scores in statistics.leaks.items():
         chance, best = scores.prevalence["all"], scores.best.count["all"] if scores.best else None
         leaked = scores.leak and chance is not None and best is not None and best > chance + 0.01
@@ -451,14 +451,14 @@ def list_findings(statistics: SequenceStatistics, choices: SequenceChoices) -> l
             problems += [f"the count of PheCode {scores.best.phecode} alone scores {best:.3f}"] if scores.best and best else []
             requirement = f"chance is {chance:.3f}" if chance is not None else ""
             hint = "See --leakage drop-phecode and --landmark"
-            found.append(Finding(Reason.LABEL_LEAKAGE, f"label {name}: {' and '.join(problems)}", requirement, hint, level="warning"))
+            findings.append(Finding(Reason.LABEL_LEAKAGE, f"label {name}: {' and '.join(problems)}", requirement, hint, level="warning"))
     for name in statistics.fallback:
         ceiling = statistics.max_attainable.get(name)
         if ceiling is not None and ceiling <= statistics.threshold:
             problem = f"label {name}: no ratio can exceed {ceiling:.2f} at its prevalence"
             fallback = f"the threshold is {statistics.threshold:g}, so the top codes were selected"
-            found.append(Finding(Reason.CLASS_MISSING, problem, fallback, level="info"))
-    return found
+            findings.append(Finding(Reason.CLASS_MISSING, problem, fallback, level="info"))
+    return findings
 
 
 def _list_notices(choices: SequenceChoices) -> list[str]:

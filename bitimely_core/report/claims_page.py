@@ -41,9 +41,9 @@ def open_examples(out: Path) -> EventSequences:
 
     shards = 1
     while True:
-        found = open_sequences(out, verify=False, shards=shards)
-        if len(found["train"]) >= DRAWN or shards >= len(found.manifest.shards):
-            return found
+        sequences = open_sequences(out, verify=False, shards=shards)
+        if len(sequences["train"]) >= DRAWN or shards >= len(sequences.manifest.shards):
+            return sequences
         shards *= 2
 
 

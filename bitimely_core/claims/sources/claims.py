@@ -115,11 +115,11 @@ def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
     file = find_table(source, "claims")
     table, vocab, stated = _open_table(source.path(file), file, renamed, options, form)
     labels, labelled, label_findings = _read_labels(source, renamed, options, form)
-    found = survey_tables([table], vocab=vocab, stated=stated, listed=labels is not None)
+    survey = survey_tables([table], vocab=vocab, stated=stated, listed=labels is not None)
     patients, registered, more = _read_patients(source, renamed, form)
-    facts: dict[str, Any] = {"tables": [row.file for row in (*found.rows, *registered, *labelled)]}
+    facts: dict[str, Any] = {"tables": [row.file for row in (*survey.rows, *registered, *labelled)]}
     if table.kind == "codes":
-        facts["records"] = found.records
+        facts["records"] = survey.records
     if (beside := _find_map(source)) is not None:
         facts["phecode_map"] = beside
     return ClaimsSource(
@@ -128,8 +128,8 @@ def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
         labels=labels,
         vocab=vocab,
         source=kind,
-        rows=[*found.rows, *registered, *labelled],
-        findings=[*found.findings, *more, *label_findings, *_find_unmatched_labels(labels, found.subjects, labelled)],
+        rows=[*survey.rows, *registered, *labelled],
+        findings=[*survey.findings, *more, *label_findings, *_find_unmatched_labels(labels, survey.subjects, labelled)],
         facts=facts,
     )
 

@@ -27,14 +27,14 @@ def find_table(source: Source, *stems: str, needed: bool = True) -> str:
     Raises UserError: no_input when there are several, or none and it is `needed`.
     """
     names = {stem + ending for stem in stems for ending in ENDINGS}
-    found = sorted(rel for rel in {*source.files, *source.rejected} if PurePosixPath(rel).name.lower() in names)
-    if len(found) > 1:
-        text = f"{stems[0]} occurs {len(found)} times ({', '.join(map(safe_text, found[:5]))})"
+    matches = sorted(rel for rel in {*source.files, *source.rejected} if PurePosixPath(rel).name.lower() in names)
+    if len(matches) > 1:
+        text = f"{stems[0]} occurs {len(matches)} times ({', '.join(map(safe_text, matches[:5]))})"
         raise input_error(Reason.NO_INPUT, text, "expected once", "Keep one of them in the folder")
-    if needed and not found:
+    if needed and not matches:
         text = f"no {stems[0]}{{{','.join(ENDINGS)}}} among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds it, and the --source it is laid out for")
-    return found[0] if found else ""
+    return matches[0] if matches else ""
 
 
 def detect_delimiter(path: Path) -> str:

@@ -82,15 +82,15 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     if not files:
         text = f"no data/*.parquet among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds data/ and metadata/")
-    found = []
+    source_tables = []
     for file in files:
         path = source.path(file)
         columns = match_columns(path, COLUMNS)
         check_types(path, file, columns)
-        found.append(SourceTable(file=file, path=path, columns=("subject_id", "time", "code"), shape=meaning, dated=(file, "time")))
+        source_tables.append(SourceTable(file=file, path=path, columns=("subject_id", "time", "code"), shape=meaning, dated=(file, "time")))
     hint = "Identify ICD codes with --code-pattern, a regular expression with the groups vocab and code"
-    seen = survey_tables(found, vocab="icd9cm", hint=hint)
-    persons, n_split = _read_persons(found)
+    seen = survey_tables(source_tables, vocab="icd9cm", hint=hint)
+    persons, n_split = _read_persons(source_tables)
     splits = _read_splits(source)
     dropped = sum(row.dropped.get(str(Reason.WRONG_VOCABULARY), 0) for row in seen.rows)
     findings = list(seen.findings)
@@ -104,7 +104,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
         "examples_of_other": [safe_text(text) for text in unmatched[:20]],
     }
     return ClaimsSource(
-        events=bind_events(found),
+        events=bind_events(source_tables),
         subjects=persons,
         labels=None,
         vocab="icd9cm",
@@ -118,7 +118,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
 
 def _compile_patterns(more: Sequence[str]) -> tuple[re.Pattern[str], ...]:
     """The user's patterns, then the known ones. Raises UserError: config (exit 2)."""
-    found = []
+    patterns = []
     for text in (*more, *PATTERNS):
         try:
             pattern = re.compile(text, re.IGNORECASE | re.ASCII)
@@ -126,8 +126,8 @@ def _compile_patterns(more: Sequence[str]) -> tuple[re.Pattern[str], ...]:
             raise usage_error(f"--code-pattern {safe_text(text)} is no regular expression ({error})") from None
         if not {"vocab", "code"} <= set(pattern.groupindex):
             raise usage_error(f"--code-pattern {safe_text(text)} lacks a group", "expected the groups (?P<vocab>...) and (?P<code>...)")
-        found.append(pattern)
-    return tuple(found)
+        patterns.append(pattern)
+    return tuple(patterns)
 
 
 def _find_metadata(source: Source, name: str) -> Path | None:
@@ -154,24 +154,24 @@ def _read_splits(source: Source) -> dict[str, str] | None:
     if path is None:
         return None
     file = "metadata/subject_splits.parquet"
-    found: dict[str, str] = {}
+    splits: dict[str, str] = {}
     with locate_errors(file):
         for block in tables.read_frames(path, ("subject_id", "split")):
             if strange := sorted(set(block.frame["split"].drop_nulls()) - set(SPLITS)):
                 text = f"holds {', '.join(map(safe_text, strange[:5]))}"
                 raise input_error(Reason.SCHEMA, text, f"expected {', '.join(SPLITS)}", field="split")
             for subject, split in block.frame.select("subject_id", "split").drop_nulls().iter_rows():
-                if found.setdefault(subject, SPLITS[split]) != SPLITS[split]:
+                if splits.setdefault(subject, SPLITS[split]) != SPLITS[split]:
                     raise input_error(Reason.SUBJECT_LEAKAGE, "a subject is in two splits", "expected one", field="split")
-    return found
+    return splits
 
 
-def _read_persons(found: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
+def _read_persons(source_tables: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
     """Subjects of all files with birth, death and sex, and the number of subjects in several files."""
     sexes = pl.DataFrame(schema={"subject_id": pl.String, "sex": pl.String})
     times = {name: pl.DataFrame(schema={"subject_id": pl.String, name: pl.String}) for name in ("birth", "death")}
     cohort = []
-    for table in found:
+    for table in source_tables:
         own = pl.Series("subject_id", [], pl.String)
         for block in tables.read_frames(table.path, table.columns):
             frame = block.frame
@@ -190,4 +190,4 @@ def _read_persons(found: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
     persons = listed.unique().sort().to_frame()
     for one in (times["birth"], times["death"], sexes):
         persons = persons.join(one, on="subject_id", how="left", maintain_order="left")
-    return make_subjects(persons, found[0].file, []), listed.len() - persons.height
+    return make_subjects(persons, source_tables[0].file, []), listed.len() - persons.height

@@ -42,15 +42,15 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
         shape=partial(date_at_discharge, columns=columns, stays=discharged.select("claim", "date")),
         dated=(stays, dated["date"]),
     )
-    found = survey_tables([table], vocab="icd9cm")
+    survey = survey_tables([table], vocab="icd9cm")
     return ClaimsSource(
         events=bind_events([table]),
         subjects=make_subjects(persons, cohort, more),
         labels=None,
         vocab="icd9cm",
         source="inpatient",
-        rows=[*found.rows, account, registered],
-        findings=[*found.findings, *stay_findings, *more],
+        rows=[*survey.rows, account, registered],
+        findings=[*survey.findings, *stay_findings, *more],
         facts={"tables": [diagnoses, stays, cohort], "dates": "time of discharge"},
     )
 

@@ -44,7 +44,7 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     check_types(source.path(cohort), cohort, columns)
     persons, registered, findings = keep_unique_rows(read_table(source.path(cohort), cohort, columns), cohort)
     persons = _add_births(persons)
-    found: list[SourceTable] = []
+    source_tables: list[SourceTable] = []
     rows: list[SourceRows] = [registered]
     absent: list[str] = []
     for kind, diagnoses, stays, key, dated in MODULES:
@@ -53,12 +53,12 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
             absent.append(diagnoses)
             continue
         table, account, stay_findings = _open_module(source, file, find_table(source, stays), (kind, key, dated), persons, form)
-        found.append(table)
+        source_tables.append(table)
         rows.append(account)
         findings += stay_findings
-    seen = survey_tables(found, vocab="icd9cm")
+    seen = survey_tables(source_tables, vocab="icd9cm")
     return ClaimsSource(
-        events=bind_events(found),
+        events=bind_events(source_tables),
         subjects=make_subjects(persons.with_columns(_reformat_near_dates(persons, "death", form)), cohort, findings),
         labels=None,
         vocab="icd9cm",

@@ -32,15 +32,15 @@ def parse_default_source(options: ClaimsOptions) -> str:
 
 def parse_pairs(options: ClaimsOptions, name: str, known: Collection[str] | None = None) -> dict[str, str]:
     """An option KEY=VALUE that may be repeated; keys in lower case. Raises UserError: config, unknown_name (exit 2)."""
-    found = {}
+    pairs = {}
     for text in getattr(options, name):
         key, equals, value = (part.strip() for part in str(text).partition("="))
         if not (key and equals and value):
             raise usage_error(f"--{name.replace('_', '-')} {safe_text(text)} has another form", "expected KEY=VALUE")
         if known is not None and key.lower() not in known:
             raise unknown(f"key of --{name.replace('_', '-')}", key, list(known))
-        found[key.lower()] = value
-    return found
+        pairs[key.lower()] = value
+    return pairs
 
 
 class LabelColumn(NamedTuple):
@@ -54,16 +54,16 @@ class LabelColumn(NamedTuple):
 
 def parse_label_columns(options: ClaimsOptions) -> list[LabelColumn]:
     """`--label-column`, any number of times. Raises UserError: config (exit 2)."""
-    found = []
+    columns = []
     for text in options.label_column:
         parts = re.fullmatch(r"([^:]+):([A-Za-z]\w*):([^:@]+)(?:@(\d{4}))?", str(text), re.ASCII)
         if parts is None:
             raise usage_error(f"--label-column {safe_text(text)} has another form", "expected COLUMN:NAME:VALUE or COLUMN:NAME:VALUE@YEAR")
         column, name, value, year = parts.groups()
-        found.append(LabelColumn(column.strip(), name.lower(), value.strip(), year))
-    if len({one.name for one in found}) < len(found):
+        columns.append(LabelColumn(column.strip(), name.lower(), value.strip(), year))
+    if len({one.name for one in columns}) < len(columns):
         raise usage_error("--label-column gives one name to two labels")
-    return found
+    return columns
 
 
 def refuse_options(kind: str, options: ClaimsOptions, *names: str) -> None:

@@ -42,10 +42,10 @@ def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") ->
     return single, SourceRows(file=file, seen=frame.height, dropped=dropped, quarantined=quarantined), findings
 
 
-def make_subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.DataFrame:
+def make_subjects(frame: pl.DataFrame, file: str, findings: list[Finding]) -> pl.DataFrame:
     """`ClaimsSource.subjects` from a table with any of its columns, `sex` as text or as its final number; `file` is that of the dates.
 
-    A warning is added to `found` for each column with unreadable dates, which count as unknown. Raises UserError: date, where most of a
+    A warning is added to `findings` for each column with unreadable dates, which count as unknown. Raises UserError: date, where most of a
     column cannot be read.
     """
     for name in (name for name in SUBJECT_DATE_COLUMNS if name in frame.columns):
@@ -53,7 +53,7 @@ def make_subjects(frame: pl.DataFrame, file: str, found: list[Finding]) -> pl.Da
         refuse_unread_dates(good, odd, file, name)
         if bad := odd.total():
             text = f"{bad} of {good + bad} dates cannot be read"
-            found.append(Finding(Reason.METADATA, text, "they count as unknown", level="warning", file=file, field=name, count=bad))
+            findings.append(Finding(Reason.METADATA, text, "they count as unknown", level="warning", file=file, field=name, count=bad))
     columns = [
         pl.col(name) if name in frame.columns else pl.lit(None, pl.String).alias(name) for name in ("subject_id", *SUBJECT_DATE_COLUMNS)
     ]

@@ -72,21 +72,21 @@ def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.Dat
             yield block, frame.select(*filled, pl.lit(table.file).alias("file"), "row"), dropped
 
 
-def iter_events(found: Sequence[SourceTable]) -> Iterator[pl.DataFrame]:
+def iter_events(source_tables: Sequence[SourceTable]) -> Iterator[pl.DataFrame]:
     """`ClaimsSource.events` of tables that `survey_tables` has accepted."""
-    for table in found:
+    for table in source_tables:
         for _, frame, _ in _iter_blocks(table):
             if frame.height:
                 yield frame
 
 
-def bind_events(found: Sequence[SourceTable]) -> Callable[[], Iterator[pl.DataFrame]]:
+def bind_events(source_tables: Sequence[SourceTable]) -> Callable[[], Iterator[pl.DataFrame]]:
     """`iter_events` of these tables, to be called any number of times."""
-    return partial(iter_events, tuple(found))
+    return partial(iter_events, tuple(source_tables))
 
 
 def survey_tables(
-    found: Sequence[SourceTable], *, vocab: str = "icd9", stated: Stated = "surely", listed: bool = False, hint: str = ""
+    source_tables: Sequence[SourceTable], *, vocab: str = "icd9", stated: Stated = "surely", listed: bool = False, hint: str = ""
 ) -> SourceSurvey:
     """Read all tables of diagnoses once and refuse faults that no check of a single row can find.
 
@@ -96,7 +96,7 @@ def survey_tables(
     and the faults of a table.
     """
     survey, seen_ids = SourceSurvey(), []
-    for table in found:
+    for table in source_tables:
         records = kept = foreign = 0
         dropped: Counter[str] = Counter()
         seen: set[tuple[str | None, str]] = set()
@@ -144,7 +144,7 @@ def survey_tables(
     survey.subjects = np.unique(np.concatenate([survey.subjects, *seen_ids]))
     if not any(row.seen - sum(row.dropped.values()) for row in survey.rows):
         text = f"none of {sum(survey.records.values())} records holds a diagnosis"
-        raise input_error(Reason.NO_INPUT, text, hint=hint, file=found[0].file if len(found) == 1 else None)
+        raise input_error(Reason.NO_INPUT, text, hint=hint, file=source_tables[0].file if len(source_tables) == 1 else None)
     return survey
 
 

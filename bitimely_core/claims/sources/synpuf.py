@@ -64,19 +64,19 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     be read or trusted (exit 4), options that are not understood (exit 2).
     """
     refuse_options("synpuf", options, "col", "icd10_from", "source_value", "default_source", "date_format")
-    found = _find_files(source, CLAIMS)
-    if not found:
+    files = _find_files(source, CLAIMS)
+    if not files:
         text = f"no DE1_0_..._Claims_Sample_... among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds the tables of DE-SynPUF")
     parts, filled, undated = [], 0, 0
-    for one in found:
+    for one in files:
         table, segments = _open_table(source.path(one.rel), one, admitting=options.admitting)
         parts.append(table)
         filled, undated = filled + segments.filled, undated + segments.undated
     surveyed = survey_tables(parts, vocab="icd9cm")
     cohort = _find_files(source, BENEFICIARIES)
     persons, labels, registered, more = _read_beneficiaries(source, cohort, parse_label_columns(options))
-    absent = _list_absent(found, cohort)
+    absent = _list_absent(files, cohort)
     facts = {
         "records": surveyed.records,
         "tables": [*surveyed.records, *(row.file for row in registered)],
