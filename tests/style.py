@@ -52,17 +52,17 @@ class Bound:
 
 
 BOUNDS = (  # a ceiling is the figure as measured, the two rates rounded up; lower it whenever the figure falls
-    Bound("any_dicts", 13.3, 3),
-    Bound("record_reads", 434, 40),
-    Bound("annotated_reads", 390, 80),
-    Bound("participles", 4.6, 2),
-    Bound("repeated_classes", 6, 0),
-    Bound("long_functions", 9, 0),
-    Bound("metaphors", 22, 0),
-    Bound("lines", 47300, 42500),
+    Bound("any_dicts", 3, 3),
+    Bound("record_reads", 40, 40),
+    Bound("annotated_reads", 30, 80),
+    Bound("participles", 0.5, 2),
+    Bound("repeated_classes", 0, 0),
+    Bound("long_functions", 0, 0),
+    Bound("metaphors", 1, 0),
+    Bound("lines", 46400, 42500),
     Bound("readme_lines", 150, 150),
     Bound("ingest_options", 25, 25),
-    Bound("tests", 1414, 1414, is_floor=True),
+    Bound("tests", 1470, 1414, is_floor=True),
 )
 
 
