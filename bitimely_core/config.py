@@ -164,7 +164,7 @@ Rates = Annotated[int | tuple[float, ...] | None, BeforeValidator(parse_learning
 
 
 class TuneConfig(Section):
-    """How the learning rate is chosen, on the validation split alone (`runs.tuning`)."""
+    """How the learning rate is chosen, on the validation split alone (`training.tuning`)."""
 
     rates: Rates = None  # number of rates around train.lr, half a decade apart, or the rates; None: train.lr
     steps: int | None = Field(None, ge=1)  # of each trial; None = a tenth of the training, at least 50

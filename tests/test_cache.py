@@ -1039,7 +1039,7 @@ def test_readers_see_one_generation_while_the_next_is_published(raw: Path, tmp_p
 
 
 class Faults:
-    """Makes the n-th call of the operating system in `store` fail."""
+    """Makes the n-th call of the operating system in `storage` fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.n = self.number = self.seen = 0

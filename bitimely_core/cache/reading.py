@@ -54,7 +54,7 @@ class Cache:
         return self.manifest.report
 
     def events(self) -> Iterator[pl.DataFrame]:
-        """Of claims: the rows of one shard of subjects after another, in MEDS columns (`cache.claims`)."""
+        """Of claims: the rows of one shard of subjects after another, in MEDS columns (`claims.ingest`)."""
         for name in self.events_manifest.shards:
             yield self._read_frame(name)
 
