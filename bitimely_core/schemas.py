@@ -7,8 +7,8 @@ so that nothing is lost when an older version writes a record again; keys of lat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -75,8 +75,8 @@ class StoredRecord(Part):
         for a later format.
         """
         try:
-            values = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+            values = storage.decode_json(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
             raise integrity_error(str(path), f"not readable: {safe_text(str(error))}", "expected JSON", cls.REPAIR) from error
         return cls.parse(values, path)
 
@@ -94,8 +94,10 @@ class StoredRecord(Part):
                 "Use a newer bitimely",
                 file=str(path),
             )
+        with suppress(AttributeError, KeyError, TypeError, ValueError):  # not what version 0.1 wrote: the validation names the field
+            values = cls.upgrade_v1(values) if version == 1 else values
         try:
-            return cls.model_validate(cls.upgrade_v1(values) if version == 1 else values)
+            return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))

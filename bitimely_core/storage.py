@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -94,6 +95,17 @@ def os_mkdir(path: Path) -> None:
 def encode_json(obj: Any) -> bytes:
     """`obj` as canonical JSON: sorted keys, no blanks, UTF-8. Raises ValueError for NaN and infinities."""
     return ENCODER.encode(obj).encode()
+
+
+def decode_json(raw: bytes) -> Any:
+    """`raw` as strict JSON. Raises ValueError, for NaN and infinities too."""
+    return json.loads(raw, parse_constant=_parse_finite, parse_float=_parse_finite)
+
+
+def _parse_finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no number of JSON")
+    return value
 
 
 def fingerprint(obj: Any) -> str:
@@ -528,9 +540,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise input_error(code, text, hint="Run the command that makes it; finished parts are kept", file=str(folder)) from error
     try:
         body = json.loads(raw)
-        intact = isinstance(body["files"], dict) and isinstance(body["generation"], int) and encode_json(body) + b"\n" == raw
+        intact = isinstance(body["generation"], int) and encode_json(body) + b"\n" == raw
+        intact = intact and all(isinstance(f["sha256"], str) and isinstance(f["size"], int) for f in body["files"].values())
         intact = intact and fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"}) == body["manifest_sha256"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
         raise integrity_error(str(path), "differs from its own checksum", hint=REPAIR_HINT)
@@ -579,6 +592,17 @@ def check_files(folder: Path, manifest: dict[str, Any], names: Iterable[str] | N
 def damage_error(first: Finding, *others: Finding) -> UserError:
     """The findings of `find_damage` as one error (integrity, exit 5)."""
     return integrity_error(first.file, first.problem, first.requirement, first.hint, details=list(others))
+
+
+@contextmanager
+def require_agreement(folder: Path) -> Iterator[None]:
+    """Raise UserError (integrity, exit 5) where the files of `folder` contradict its manifest in a way that breaks the reader."""
+    import polars as pl
+
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        raise integrity_error(str(folder / MANIFEST), f"contradicts the files ({type(error).__name__})", hint=REPAIR_HINT) from error
 
 
 def remove_old_files(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -10,9 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fuzz
+import fuzz_stored
 import pytest
 
+from bitimely_core import cache, storage, tokens
+from bitimely_core.errors import UserError
 from bitimely_core.formats import ts
+from bitimely_core.schemas import RunRecord
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +61,32 @@ def test_the_script_runs_targets_in_processes_of_their_own(tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "ts" in done.stdout + done.stderr
+
+
+def test_text_in_parquet_that_is_not_utf8_is_refused_not_a_panic(tmp_path: Path) -> None:
+    raw = next(fuzz_stored.list_parquets())
+    (tmp_path / "claims.parquet").write_bytes(raw.replace(b"2001-05-03", b"2001-05-\xff\xff"))
+    (tmp_path / "icd9_phecode.csv").write_bytes(fuzz_stored.MAP)
+    with pytest.raises(UserError) as caught:
+        cache.ingest("pophr", tmp_path, tmp_path / "out")
+    assert caught.value.exit_code == 4
+    assert caught.value.file == "claims.parquet"
+
+
+@pytest.mark.parametrize("change", [{"files": {"a": 1}}, {"files": []}, {"class_names": ["other"]}, {"generation": "1"}])
+def test_manifests_that_contradict_their_files_are_refused_though_their_hash_is_right(change: dict[str, object], tmp_path: Path) -> None:
+    folder = shutil.copytree(fuzz_stored.STORED / "tokens" / "generic-classification", tmp_path / "tokens")
+    body = {**json.loads((folder / "manifest.json").read_bytes()), **change}
+    del body["manifest_sha256"]
+    storage.write_json(folder / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)})
+    with pytest.raises(UserError) as caught:
+        tokens.open_tokens(folder)
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize("text", ['{"format_version": NaN}', '{"x": 1e999}', '{"settings": {"model": "x"}}', "[" * 100_000, '{"run": 1}'])
+def test_records_that_are_no_records_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError) as caught:
+        RunRecord.load(tmp_path / "run.json")
+    assert caught.value.exit_code == 5

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import polars as pl
 
@@ -28,6 +29,7 @@ from bitimely_core.claims import codes
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 
 MAX_BYTES = 1 << 28  # bytes of a table when unpacked; the largest one in circulation has 30 MB
+BLOCK = 1 << 20  # bytes
 FULL_ROWS = 10_000  # ICD-9 rows from which on a 1.2 table must be complete
 TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 ARCHIVE_ENDINGS = (".zip", ".whl", ".tar.gz", ".tgz", ".tar")
@@ -249,12 +251,10 @@ def _open_member(path: str, digest: str | None, names: Iterable[str], opened: Ca
 
 def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
     """The cells of a csv, csv.gz or Parquet file."""
-    data = stream.read(MAX_BYTES + 1)
+    data = _read_limited(stream, name)
     if data[:2] == b"\x1f\x8b":
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
-            data = unpacked.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise input_error(Reason.EXPANSION_LIMIT, f"more than {MAX_BYTES} bytes", "expected a smaller map", file=name)
+            data = _read_limited(unpacked, name)
     if data[:4] == b"PAR1":
         return _read_parquet(name, digest, data)
     try:
@@ -266,6 +266,14 @@ def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
     kept = [row for row in rows[1:] if any(row)]
     columns = {column: [row[i].strip() if i < len(row) else "" for row in kept] for i, column in enumerate(header)}
     return MapSheet(name, digest, columns, frozenset())
+
+
+def _read_limited(stream: IO[bytes] | gzip.GzipFile, name: str) -> bytes:
+    """Everything, in pieces: one call with a limit reserves all of it."""
+    blocks = islice(iter(lambda: stream.read(BLOCK), b""), MAX_BYTES // BLOCK + 1)
+    if len(data := b"".join(blocks)) > MAX_BYTES:
+        raise input_error(Reason.EXPANSION_LIMIT, f"more than {MAX_BYTES} bytes", "expected a smaller map", file=name)
+    return data
 
 
 def _read_parquet(name: str, digest: str, data: bytes) -> MapSheet:

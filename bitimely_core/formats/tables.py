@@ -94,7 +94,7 @@ def read_types(path: Path) -> dict[str, str]:
 
     try:
         schema = pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise input_error(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=str(path)) from None
     texts = {pa.string(), pa.large_string(), pa.string_view()}
     if len({field.name.strip() for field in schema}) < len(schema):
@@ -406,13 +406,14 @@ def _read_parquet_rows(path: Path, names: Sequence[str], required: Sequence[int]
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(8192, columns=[file.schema_arrow.names[i] for i in required]):
+                batch.validate(full=True)
                 texts: list[list[str]] = [[""] * len(batch) for _ in names]
                 for i, column in zip(required, batch.columns, strict=True):
                     texts[i] = pc.fill_null(pc.cast(column, pa.string()), "").to_pylist()
                 for cells in zip(*texts, strict=True) if texts else [()] * len(batch):
                     row += 1
                     yield TableRow(row, cells)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         problem = f"does not read as Parquet after row {row} ({type(error).__name__})"
         raise input_error(Reason.CORRUPT, problem, "expected columns of text, numbers and dates") from None
 
@@ -428,6 +429,7 @@ def _read_parquet_frames(path: Path, selected: Sequence[int], columns: Sequence[
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             stored = [file.schema_arrow.names[i] for i in selected]
             for batch in file.iter_batches(1 << 19, columns=stored):
+                batch.validate(full=True)  # texts that are not UTF-8 end polars
                 texts = {}
                 for name, column in zip(columns, (batch.column(name) for name in stored), strict=True):
                     zoned = pa.types.is_timestamp(column.type) and column.type.tz is not None
@@ -439,7 +441,7 @@ def _read_parquet_frames(path: Path, selected: Sequence[int], columns: Sequence[
                 raise input_error(
                     Reason.CORRUPT, f"{row} rows were read, its footer states {file.metadata.num_rows}", "expected the same number"
                 )
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         problem = f"does not read as Parquet after row {row} ({type(error).__name__})"
         raise input_error(Reason.CORRUPT, problem, "expected columns of text, numbers and dates") from None
 

@@ -45,7 +45,8 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Any:
     when a subject is in two splits of a set that was split by subject.
     """
     kind = registry.TOKEN_KINDS.get(storage.read_manifest(Path(folder)).get("kind", ""), "recordings")
-    return registry.load_data_kind(kind).open_tokens(Path(folder), verify)
+    with storage.require_agreement(Path(folder)):
+        return registry.load_data_kind(kind).open_tokens(Path(folder), verify)
 
 
 __all__ = ["EventSequences", "TokenSet", "Windows", "assign_splits", "build", "open_tokens", "plan"]
