@@ -17,6 +17,7 @@ from bitimely_cli.data_help import DataCommand
 from bitimely_cli.screen import screen
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.registry import unknown
+from bitimely_core.system_errors import find_system_error
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, whether typer brings its own copy of click or not
 
@@ -48,11 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader closed the pipe: prevents a second error at exit
         return Exit.OK
-    except MemoryError:
-        return report_error(
-            UserError(Reason.RESOURCE_LIMIT, "out of memory", hint="Try a smaller --batch-size or fewer --jobs", exit_code=Exit.RESOURCES)
-        )
-    except Exception as error:
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # Rust's panics are no Exceptions
+        fault = find_system_error(error)
+        if fault is not None:
+            return report_error(fault)
         if screen.debug:
             traceback.print_exc()
         where = traceback.extract_tb(error.__traceback__)[-1]

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsA
 from bitimely_core import registry
 from bitimely_core.errors import Finding, Reason, UserError, safe_text, usage_error
 from bitimely_core.registry import RECIPES, Registry, models, objectives, unknown
+from bitimely_core.system_errors import raise_system_error
 
 
 class Section(BaseModel):
@@ -209,6 +210,7 @@ def read_toml(path: Path) -> SettingsLayer:
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
+        raise_system_error(error, path, stored=False)
         raise usage_error(
             error.strerror or str(error), hint="Give the path of a TOML file", code=Reason.NOT_FOUND, file=str(path)
         ) from error

@@ -29,6 +29,7 @@ from bitimely_core import storage
 from bitimely_core.config import SECTIONS, Settings, SettingsLayer, parse_stored_settings, upgrade_settings
 from bitimely_core.errors import Exit, Finding, Level, Reason, input_error, integrity_error, safe_text
 from bitimely_core.registry import Task
+from bitimely_core.system_errors import raise_system_error
 
 
 def is_none(value: object) -> bool:
@@ -77,6 +78,7 @@ class StoredRecord(Part):
         try:
             values = storage.decode_json(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
+            raise_system_error(error, path)
             raise integrity_error(str(path), f"not readable: {safe_text(str(error))}", "expected JSON", cls.REPAIR) from error
         return cls.parse(values, path)
 

@@ -28,6 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error, integrity_error, usage_error
+from bitimely_core.system_errors import RETRY_HINT, describe_os_error, format_size, raise_system_error, translate_system_errors
 
 if TYPE_CHECKING:
     import polars as pl
@@ -37,9 +38,6 @@ MANIFEST = "manifest.json"
 LOCK = ".lock"
 CHUNK = 1 << 20  # bytes a read or write
 REPAIR_HINT = "Make it again, or restore a copy"
-RETRY_HINT = "Repeat the command: finished parts are kept"
-DISK_FULL_ERRORS = {errno.ENOSPC: "disk full", errno.EDQUOT: "disk quota used up", errno.EFBIG: "file size limit of this process reached"}
-RESOURCE_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 TEMPORARY_NAME = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
 OLD_MANIFEST = re.compile(r"manifest-(\d+)\.json")
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps makes one a call
@@ -131,18 +129,9 @@ def hash_with_size(path: Path) -> tuple[str, int]:
     return total.hexdigest(), size
 
 
-def format_size(size: float) -> str:
-    """A size as text: 1.5 GB."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def require_space(folder: Path, need: int) -> None:
     """Raises UserError (disk_full, exit 6) when the disk of `folder` has fewer than `need` bytes left."""
-    with _translate_errors(folder):
+    with translate_system_errors(folder):
         have = shutil.disk_usage(folder).free
     if have < need:
         raise UserError(
@@ -152,29 +141,6 @@ def require_space(folder: Path, need: int) -> None:
             file=str(folder),
             exit_code=Exit.RESOURCES,
         )
-
-
-def os_error(error: OSError, path: Path) -> UserError:
-    """A failed call of the operating system on files of bitimely as a UserError (exit 6)."""
-    code, text, action = Reason.IO_ERROR, error.strerror or str(error), RETRY_HINT
-    if error.errno in DISK_FULL_ERRORS:
-        with suppress(OSError):
-            text = f"{DISK_FULL_ERRORS[error.errno]}, have {format_size(shutil.disk_usage(path.parent).free)} free there"
-        code, action = Reason.DISK_FULL, f"Make room. {RETRY_HINT}"
-    elif error.errno in RESOURCE_ERRORS:
-        code, action = Reason.RESOURCE_LIMIT, f"Raise the limit (ulimit), or use fewer --jobs. {RETRY_HINT}"
-    elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-        text, action = f"cannot be written ({text})", "Choose a folder that you may write to"
-    return UserError(code, text, hint=action, file=str(path), exit_code=Exit.RESOURCES)
-
-
-@contextmanager
-def _translate_errors(path: Path) -> Iterator[None]:
-    """Turns an OSError of the block into a UserError, see `os_error`."""
-    try:
-        yield
-    except OSError as error:
-        raise os_error(error, path) from error
 
 
 # ---- writing
@@ -227,10 +193,12 @@ def _write_verified(path: Path, content: Content) -> tuple[str, int]:
             while left:
                 left = left[sink.write(left) :]
         os_fsync(fd)
-    except Exception:
-        if sink.error is not None:  # serialisers wrap it
-            raise sink.error from None
-        raise
+    except Exception as error:
+        cause = sink.error or error  # serialisers wrap it
+        cause.add_note(f"needs more than {format_size(sink.size)}" if callable(content) else f"needs {format_size(len(content))}")
+        if cause is error:
+            raise
+        raise cause from None
     finally:
         os.close(fd)
     written = sink.total.hexdigest(), sink.size
@@ -256,7 +224,7 @@ def _has_content(path: Path, data: memoryview) -> bool:
 def _temporary_path(path: Path) -> Iterator[Path]:
     """A free name beside `path`; a file left under it is removed at the end. Errors name `path`."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
-    with _translate_errors(path):
+    with translate_system_errors(path):
         try:
             yield temporary
         finally:
@@ -329,7 +297,7 @@ def write_parquet(path: Path, data: pl.DataFrame | pa.Table, rows: int = 1 << 20
 
 def write_secret(path: Path, size: int) -> None:
     """Random bytes, private to their owner; an existing file is kept. Raises UserError as `write_file`."""
-    with _translate_errors(path):
+    with translate_system_errors(path):
         if path.exists():
             return
         make_folder(path.parent)
@@ -342,7 +310,7 @@ def write_secret(path: Path, size: int) -> None:
 
 def append_line(path: Path, obj: Any) -> None:
     """Add `obj` as one line of canonical JSON; an unfinished last line of a killed run is removed first. Raises UserError (exit 6)."""
-    with _translate_errors(path):
+    with translate_system_errors(path):
         fd = os_open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         try:
             size = os.fstat(fd).st_size
@@ -369,7 +337,7 @@ def make_folder(path: Path) -> Path:
             code=Reason.PATH_ESCAPE,
             file=str(path),
         )
-    with _translate_errors(path):
+    with translate_system_errors(path):
         missing = [p for p in (path, *path.parents) if not p.exists()]
         for folder in reversed(missing):
             with suppress(FileExistsError):  # another process was faster
@@ -383,14 +351,14 @@ def make_folder(path: Path) -> Path:
 def remove_temporary_files(folder: Path) -> int:
     """Remove temporary files that killed runs left in `folder`; their number. The caller holds the lock."""
     left = [p for p in _list_folder(folder) if TEMPORARY_NAME.search(p.name)]
-    with _translate_errors(folder):
+    with translate_system_errors(folder):
         for path in left:
             os_unlink(path)
     return len(left)
 
 
 def _list_folder(folder: Path) -> list[Path]:
-    with _translate_errors(folder):
+    with translate_system_errors(folder):
         return sorted(folder.iterdir())
 
 
@@ -413,12 +381,12 @@ def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[N
     """
     make_folder(folder)
     path = folder / LOCK
-    with _translate_errors(path):
+    with translate_system_errors(path):
         fd = os_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     guard: Path | None = None
     try:
         guard = _acquire_lock(fd, path, time.monotonic() + wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        with _translate_errors(path):
+        with translate_system_errors(path):
             os.ftruncate(fd, 0)
             since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             os_write(fd, memoryview(encode_json({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + b"\n"))
@@ -444,10 +412,10 @@ def _acquire_lock(fd: int, path: Path, deadline: float, kind: int) -> Path | Non
                 raise _locked_error(path, "Wait for it, or give --wait SECONDS") from error
         except OSError as error:
             if error.errno not in {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}:
-                raise os_error(error, path) from error
+                raise describe_os_error(error, path) from error
             guard = path.with_name(".lock-exclusive")
             try:
-                with _translate_errors(guard):
+                with translate_system_errors(guard):
                     os.close(os_open(guard, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
                 return guard
             except UserError as refused:
@@ -535,7 +503,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raw = path.read_bytes()
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise os_error(error, path) from error
+            raise describe_os_error(error, path) from error
         code, text = (Reason.INCOMPLETE, "incomplete: no manifest.json") if folder.is_dir() else (Reason.NOT_FOUND, "no such folder")
         raise input_error(code, text, hint="Run the command that makes it; finished parts are kept", file=str(folder)) from error
     try:
@@ -575,6 +543,7 @@ def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding
     except FileNotFoundError:
         return differs("is missing", "the manifest names it")
     except OSError as error:
+        raise_system_error(error, path)
         return differs(f"cannot be read ({error.strerror})", "the manifest names it")
     return None if found == facts["sha256"] else differs(f"has sha256 {found[:16]}", f"expected {facts['sha256'][:16]}")
 
@@ -614,8 +583,12 @@ def remove_old_files(folder: Path, pattern: re.Pattern[str], keep: Container[str
     now = read_manifest(folder)
     named = set(now["files"])
     former = folder / f"manifest-{now['generation'] - 1}.json"
-    with suppress(OSError, ValueError, KeyError):
+    try:
         named |= set(json.loads(former.read_bytes())["files"])
+    except (FileNotFoundError, ValueError, KeyError):
+        pass
+    except OSError:
+        return  # its files are not known
     for path in _list_folder(folder):
         old = OLD_MANIFEST.fullmatch(path.name)
         if (old and int(old[1]) < now["generation"] - 1) or (

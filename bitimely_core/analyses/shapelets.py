@@ -28,6 +28,7 @@ from torch import Tensor
 from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder, TimeSpan, Trace, TracePlot
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
@@ -476,7 +477,8 @@ def read_shapelets(path: Path | str) -> list[Shapelet]:
     try:
         stored = json.loads(file.read_bytes())["shapelets"]
         return [Shapelet(**{**one, "values": np.array(one["values"], np.float64)}) for one in stored]
-    except OSError:
+    except OSError as error:
+        raise_system_error(error, file)
         raise usage_error(f"no report in {safe_text(str(path))}", "expected a report of analyze shapelets", code=Reason.NOT_FOUND) from None
     except (ValueError, KeyError, TypeError):
         raise usage_error(f"{safe_text(str(file))} holds no shapelets") from None

@@ -30,6 +30,7 @@ from bitimely_core.schemas import (
     RecordingsManifest,
     StoredFile,
 )
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 
 PROGRESS = ".progress"
@@ -292,9 +293,11 @@ def _open_notes(run: IngestRun, *, force_new: bool) -> Path:
 
 
 def _read_json(path: Path) -> Any:
-    with suppress(OSError, ValueError):
+    try:
         return json.loads(path.read_bytes())
-    return None
+    except (OSError, ValueError) as error:
+        raise_system_error(error, path)
+        return None
 
 
 def _remove_notes(folder: Path) -> None:

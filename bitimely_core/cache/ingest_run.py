@@ -17,6 +17,7 @@ from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, 
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, Entry
 from bitimely_core.schemas import CachedUnit, CacheSettings, ChecksumStatus, IngestReport, SourceReport, TableReport
+from bitimely_core.system_errors import raise_system_error, translate_system_errors
 from bitimely_core.types import IngestUnit, Progress, SourceRows
 
 REPORT = "ingest_report.json"
@@ -90,6 +91,7 @@ class IngestRun:
         try:
             lines = source.path(CHECKSUM_FILE).read_text("utf-8", errors="replace").splitlines()
         except OSError as error:
+            raise_system_error(error, source.path(CHECKSUM_FILE), stored=False)
             self.reasons.append(_warn_of_unreadable(CHECKSUM_FILE, error))
             return
         for line in lines:
@@ -119,6 +121,7 @@ class IngestRun:
             try:
                 self.hashes[name] = storage.hash_file(self.source.root / name)
             except OSError as error:
+                raise_system_error(error, self.source.root / name, stored=False)
                 if name not in claimed:  # else its unit says so
                     self.reasons.append(_warn_of_unreadable(name, error))
         for name, listed in self.checksums.items():
@@ -167,7 +170,7 @@ class IngestRun:
     def record_failure(self, *, write: bool = True) -> Iterator[None]:
         """Give an error of the block the report of the run; `write`: also write it into the folder."""
         try:
-            with _translate_errors(self.out):
+            with translate_system_errors(self.out):
                 yield
         except UserError as error:
             if error.exit_code in {Exit.USAGE, Exit.LOCKED}:  # nothing was tried
@@ -185,18 +188,6 @@ class IngestRun:
                 with suppress(UserError):  # the disk may be the fault
                     report.save(self.out / REPORT)
             raise
-
-
-@contextmanager
-def _translate_errors(out: Path) -> Iterator[None]:
-    """Lack of memory and errors of the operating system as UserError (exit 6)."""
-    try:
-        yield
-    except MemoryError as error:
-        action = "Use fewer --jobs, or a larger machine"
-        raise UserError(Reason.RESOURCE_LIMIT, "out of memory", hint=action, file=str(out), exit_code=Exit.RESOURCES) from error
-    except OSError as error:
-        raise storage.os_error(error, out / storage.MANIFEST) from error
 
 
 def _warn_of_checksums(text: str, count: int, examples: tuple[str, ...] = ()) -> Finding:

@@ -16,6 +16,7 @@ from bitimely_core.cache.ingest import SUBJECTS_COPY
 from bitimely_core.cache.ingest_run import PAGE, REPORT
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, integrity_error
 from bitimely_core.schemas import CachedPart, CacheManifest, EventsManifest, IngestReport, RecordingsManifest
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Record
 
 if TYPE_CHECKING:
@@ -131,9 +132,12 @@ class Cache:
 
     def _translate_errors(self, name: str | None, read: Callable[[], Iterator[T]]) -> Iterator[T]:
         """Items of `read`; an error of a damaged or missing file becomes a UserError that names it."""
+        import pyarrow as pa
+
         try:
             yield from read()
-        except OSError as error:  # pyarrow's errors are OSErrors too
+        except (OSError, pa.ArrowException) as error:
+            raise_system_error(error, self.folder / (name or ""))
             raise integrity_error(
                 str(self.folder / (name or "")),
                 f"cannot be read ({clean(str(error), 80)})",

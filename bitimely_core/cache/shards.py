@@ -21,6 +21,7 @@ from bitimely_core import storage
 from bitimely_core.cache.quality import measure_quality
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.schemas import StoredFile
+from bitimely_core.system_errors import format_size
 from bitimely_core.types import Annotation, Record, Signal
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ def _validate_signal(signal: Signal) -> Signal:
     if samples.nbytes > MAX_VALUE_BYTES:
         raise input_error(
             Reason.RESOURCE_LIMIT,
-            f"{storage.format_size(samples.nbytes)} in one channel",
-            f"expected at most {storage.format_size(MAX_VALUE_BYTES)}",
+            f"{format_size(samples.nbytes)} in one channel",
+            f"expected at most {format_size(MAX_VALUE_BYTES)}",
             "Cut the recording into parts",
         )
     if name == "float32" and bool(np.isinf(samples).any()):

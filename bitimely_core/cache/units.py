@@ -25,6 +25,7 @@ from bitimely_core.cache.report import report_rows, report_unit
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source
 from bitimely_core.schemas import CachedPart, CachedUnit, StoredFile
+from bitimely_core.system_errors import find_system_error, is_out_of_memory, measure_headroom, raise_system_error
 from bitimely_core.types import IngestUnit, Record, Records
 
 LARGE_UNIT = 8 << 20  # bytes of source from which on a unit has its own shard
@@ -207,8 +208,7 @@ def _describe_crash() -> Finding:
 
 def _describe_unreadable(error: OSError, path: Path, file: str | None) -> Finding:
     """A file of the source that cannot be read. Raises UserError (exit 6) when this machine lacks resources."""
-    if error.errno in storage.RESOURCE_ERRORS:
-        raise storage.os_error(error, path) from error
+    raise_system_error(error, path, stored=False)
     return Finding(Reason.IO_ERROR, f"cannot be read ({error.strerror or type(error).__name__})", file=file)
 
 
@@ -228,16 +228,8 @@ def _read_unit(
         for name in entry.sources:
             if task.root is not None and _stat_file(task.root / name) != stamps[name]:
                 raise input_error(Reason.IO_ERROR, "changed while it was read", hint="Repeat the command", file=name)
-    except UserError as error:
-        return _quarantine_unit(unit, entry, [_make_relative(finding, task.root) for finding in (error.finding, *error.details)]), []
-    except MemoryError:
-        hint = "Use fewer --jobs or a larger machine"
-        return _quarantine_unit(unit, entry, [Finding(Reason.RESOURCE_LIMIT, "does not fit into memory", hint=hint, file=file)]), []
-    except OSError as error:
-        return _quarantine_unit(unit, entry, [_describe_unreadable(error, Path(file), file)]), []
-    except Exception as error:  # a defect of a reader costs its unit, not the ingest
-        hint = "This is a defect of the reader: report it"
-        return _quarantine_unit(unit, entry, [Finding(Reason.INTERNAL, _locate_exception(error), hint=hint, file=file)]), []
+    except Exception as error:
+        return _quarantine_unit(unit, entry, _describe_failure(error, task, file)), []
     findings = [*unit.findings, *content.findings, *(finding for record in content.records for finding in record.findings)]
     findings = [_make_relative(finding, task.root) for finding in findings]
     tables = [report_rows(rows) for rows in content.rows]
@@ -255,6 +247,21 @@ def _read_unit(
     )
     recordings = [(r.recording_id, r.subject_id, r.attributes, len(r.signals), len(r.annotations)) for r in records]
     return entry.model_copy(update={"report": report, "rows": tables, "recordings": recordings}), records
+
+
+def _describe_failure(error: Exception, task: IngestTask, file: str) -> list[Finding]:
+    """Why a unit is quarantined. Raises UserError (exit 6) when this machine lacks resources, but for a unit that is larger than its memory."""
+    fault = find_system_error(error, file, stored=False)
+    if fault is not None and is_out_of_memory(fault) and measure_headroom() is None:
+        return [Finding(Reason.RESOURCE_LIMIT, "does not fit into memory", hint="Use fewer --jobs or a larger machine", file=file)]
+    if fault is not None:
+        raise fault from error
+    if isinstance(error, UserError):
+        return [_make_relative(finding, task.root) for finding in (error.finding, *error.details)]
+    if isinstance(error, OSError):
+        return [_describe_unreadable(error, Path(file), file)]
+    hint = "This is a defect of the reader: report it"  # it costs its unit, not the ingest
+    return [Finding(Reason.INTERNAL, _locate_exception(error), hint=hint, file=file)]
 
 
 def _count_samples(record: Record) -> int:

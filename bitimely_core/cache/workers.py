@@ -19,6 +19,7 @@ from typing import Any
 from bitimely_core.cache.units import IngestTask, ingest_group
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.schemas import CachedPart
+from bitimely_core.system_errors import describe_native_fault, find_system_error, measure_headroom
 
 MAX_TRIES = 2  # times that a unit is tried during which workers died: they may have been killed from outside
 POLL_SECONDS = 0.2  # seconds between two checks of the stop flag
@@ -171,6 +172,8 @@ class _IngestPool:
         task = worker.task
         unit = worker.unit or ""
         self.deaths[unit] = self.deaths.get(unit, 0) + 1
+        if self.deaths[unit] >= MAX_TRIES and measure_headroom() is not None:
+            raise describe_native_fault(unit or None)
         if not unit and self.deaths[unit] > MAX_TRIES:
             raise UserError(
                 Reason.READER_CRASH,
@@ -187,7 +190,7 @@ class _IngestPool:
 def _serve_tasks(pipe: Connection, modules: Sequence[str]) -> None:
     """Main loop of a worker: tasks in, results out, until the other end is closed."""
     for name in modules:
-        with contextlib.suppress(ImportError):  # its reader reports it
+        with contextlib.suppress(Exception):  # its reader reports it
             import_module(name)
     while True:
         try:
@@ -197,10 +200,8 @@ def _serve_tasks(pipe: Connection, modules: Sequence[str]) -> None:
         reply: tuple[str, Any]
         try:
             reply = ("done", ingest_group(task, lambda unit: pipe.send(("unit", unit))))
-        except MemoryError:
-            reply = ("failed", UserError(Reason.RESOURCE_LIMIT, "out of memory", hint="Use fewer --jobs", exit_code=Exit.RESOURCES))
         except Exception as error:
-            reply = ("failed", error)
+            reply = ("failed", find_system_error(error) or error)
         try:
             pipe.send(reply)
         except (BrokenPipeError, ConnectionResetError):

@@ -17,6 +17,7 @@ import polars as pl
 import polars.selectors as cs
 
 from bitimely_core.errors import Reason, usage_error
+from bitimely_core.system_errors import raise_system_error
 
 Engine = Callable[[pl.DataFrame], nw.LazyFrame[Any]]
 """A frame in memory -> the same as a lazy frame of the engine."""
@@ -58,7 +59,8 @@ def collect_rows(lazy: nw.LazyFrame[Any]) -> pl.DataFrame:
 def _import_engine(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError:
+    except ImportError as error:
+        raise_system_error(error)
         raise usage_error(
             f"the engine {extra} is not installed",
             hint=f"Install it with `pip install 'bitimely[{extra}]'`, or use --engine polars",

@@ -34,6 +34,7 @@ from bitimely_core.claims.job import ClaimsJob, clear_folder
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.schemas import AgreementCell, CacheManifest, CodeCount, EventsManifest, IngestPart, IngestReport, StoredFile
+from bitimely_core.system_errors import raise_system_error
 
 NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
 RAW, PARTS = ".raw", ".parts"
@@ -189,6 +190,7 @@ def load_key(file: str, out: Path) -> bytes:
     try:
         key = path.read_bytes()
     except OSError as error:
+        raise_system_error(error, path, stored=False)
         text = f"cannot be read ({error.strerror})"
         raise usage_error(text, f"expected {KEY} random bytes", code=Reason.NOT_FOUND, file=str(path), field="--id-key") from error
     if len(key) != KEY:

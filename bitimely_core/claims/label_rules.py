@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bitimely_core.claims.codes import IcdCode, PhecodeTable
 from bitimely_core.errors import Reason, usage_error
+from bitimely_core.system_errors import raise_system_error
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
 SOURCES = ("inpatient", "outpatient", "physician", "emergency", "other")
@@ -82,6 +83,7 @@ def load_rules(name: str | Path) -> list[RuleTable]:
             raise ValueError(f"expected [[rule]] alone, found {', '.join(map(repr, rules)) or 'nothing'}")
         parse_rules(rules["rule"])
     except OSError as error:
+        raise_system_error(error, path, stored=False)
         raise usage_error(
             f"cannot be read ({error.strerror})",
             f"shipped are {', '.join(SHIPPED)}",

@@ -27,6 +27,7 @@ import polars as pl
 
 from bitimely_core.claims import codes
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.system_errors import raise_system_error
 
 MAX_BYTES = 1 << 28  # bytes of a table when unpacked; the largest one in circulation has 30 MB
 BLOCK = 1 << 20  # bytes
@@ -195,6 +196,7 @@ def _open_sheet(path: str) -> MapSheet:
         csv.Error,
         RuntimeError,
     ) as error:  # RuntimeError: encrypted
+        raise_system_error(error, path, stored=False)
         raise input_error(Reason.CORRUPT, f"cannot be read ({type(error).__name__})", hint="Download it again", file=path) from None
 
 
@@ -280,6 +282,7 @@ def _read_parquet(name: str, digest: str, data: bytes) -> MapSheet:
     try:
         frame = pl.read_parquet(io.BytesIO(data))
     except pl.exceptions.PolarsError as error:
+        raise_system_error(error, name, stored=False)
         raise input_error(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=name) from None
     numbers = frozenset(column.strip().lower() for column, dtype in frame.schema.items() if dtype.is_numeric())
     columns = {column.strip().lower(): frame[column].cast(pl.String).fill_null("").to_list() for column in frame.columns}

@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from bitimely_core.errors import safe_text, usage_error
+from bitimely_core.system_errors import raise_system_error
 
 MEDS_SPLITS = {"tuning": "validation", "held_out": "test"}
 SPLITS = ("train", "validation", "test")
@@ -54,6 +55,7 @@ def read_split_file(path: Path, ids: str, *, numbers: bool = False) -> pl.DataFr
         subject = pl.col("subject_id").cast(pl.String).str.strip_chars()
         frame = frame.select(subject.cast(pl.Int64) if numbers else subject, pl.col("split").cast(pl.String).replace(MEDS_SPLITS))
     except (OSError, pl.exceptions.PolarsError) as error:
+        raise_system_error(error, path, stored=False)
         raise usage_error(f"cannot be read ({type(error).__name__})", columns, file=str(path), field="--split-file") from error
     unknown = {str(word) for word in frame["split"].unique()} - set(SPLITS)
     problem = ""

@@ -20,6 +20,7 @@ from bitimely_core.claims import engines, sequence_builder, steps, tokenize
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.schemas import FindingRecord, PredictionStatistics, SequenceManifest, SequenceOptions, StoredFile
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sequences import SPECIAL, EventSequences, open_sequences, publish_sequences, to_table, write_shard
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.types import Progress
@@ -43,6 +44,7 @@ def read_task_labels(folder: str | Path) -> pl.DataFrame:
     try:
         rows = pl.concat([pl.read_parquet(path, columns=list(kinds)).select(pl.col(n).cast(k) for n, k in kinds.items()) for path in paths])
     except (OSError, pl.exceptions.PolarsError) as error:
+        raise_system_error(error, folder, stored=False)
         wanted = "expected subject_id, prediction_time and boolean_value"
         raise input_error(Reason.SCHEMA, type(error).__name__, wanted, file=str(folder), field="--task") from error
     if rows["subject_id"].null_count() or rows["prediction_time"].null_count():
@@ -57,6 +59,7 @@ def read_id_table(path: str | Path | None) -> pl.DataFrame | None:
     try:
         return pl.read_csv(path, infer_schema=False).select(raw=pl.col("subject_id").cast(pl.Int64), new=pl.col("new").cast(pl.Int64))
     except (OSError, pl.exceptions.PolarsError) as error:
+        raise_system_error(error, path, stored=False)
         expected = "expected the file of ingest --keep-ids, with integer ids as in MEDS"
         raise usage_error(f"cannot be read ({type(error).__name__})", expected, file=str(path), field="--ids") from error
 

@@ -33,6 +33,7 @@ from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.text import sanitize_label
 from bitimely_core.formats.units import VOLTS, scale_signal
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import (
     Annotation,
     Attributes,
@@ -414,8 +415,9 @@ def _find_segments(source: Source, headers: Iterable[str]) -> set[str]:
                     continue
                 file.seek(0)
                 parsed = format_wfdb.parse_header(file.read(format_wfdb.MAX_HEADER + 1), PurePosixPath(rel).stem, required=())
-        except (OSError, UserError):  # its unit reports that
-            continue
+        except (OSError, UserError) as error:
+            raise_system_error(error, source.path(rel), stored=False)
+            continue  # its unit reports that
         folder = PurePosixPath(rel).parent
         found |= {(folder / f"{name}.hea").as_posix() for name, _ in parsed.segments or () if name != "~"}
     return found - {rel for rel in found if rel not in source.files}
@@ -681,6 +683,7 @@ def read_npy(path: Path, rel: str, info: RecordingInfo) -> Record:
             code = Reason.UNSAFE_PICKLE if unsafe else Reason.CORRUPT
             raise input_error(code, "is not a .npy file of numbers", "only arrays of numbers are read") from None
         except (OSError, EOFError, SyntaxError) as error:
+            raise_system_error(error, path, stored=False)
             raise input_error(Reason.CORRUPT, f"does not read as .npy ({type(error).__name__})", hint="Save it again") from None
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2} or values.size == 0:
             raise input_error(
@@ -716,9 +719,10 @@ def read_mne(path: Path, rel: str, info: RecordingInfo) -> Record:
             rate = float(raw.info["sfreq"])
             start = raw.info["meas_date"]
             found = [Annotation(float(a["onset"]), float(a["duration"]), str(a["description"])) for a in raw.annotations]
-        except (UserError, MemoryError):
+        except UserError:
             raise
         except Exception as error:  # each of mne's readers fails in ways of its own
+            raise_system_error(error, path, stored=False)
             raise input_error(
                 Reason.CORRUPT, f"mne does not read it ({type(error).__name__})", hint="Open it with mne to see more"
             ) from None

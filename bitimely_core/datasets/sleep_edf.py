@@ -24,6 +24,7 @@ from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.units import FACTORS, find_factor, require_rate, scale_signal
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Annotation, Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Signal
 
 NEEDED = ("EEG Fpz-Cz", "EEG Pz-Oz", "EOG horizontal")
@@ -416,6 +417,7 @@ def read_subjects(path: Path) -> tuple[SubjectTable, int]:
         sheet = xlrd.open_workbook(file_contents=data, logfile=io.StringIO()).sheet_by_index(0)
         rows = [[cell.value for cell in sheet.row(i)] for i in range(sheet.nrows)]
     except Exception as error:  # the reader raises nearly anything on a damaged file
+        raise_system_error(error, path, stored=False)
         raise input_error(Reason.METADATA, f"is not a readable .xls table ({type(error).__name__})") from None
     top = next((i for i, row in enumerate(rows[:5]) if any(str(cell).strip().lower() == "age" for cell in row)), None)
     if top is None:

@@ -26,6 +26,7 @@ from bitimely_core.errors import Finding, Reason, safe_text, usage_error
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, datasets, unknown
+from bitimely_core.system_errors import describe_os_error
 from bitimely_core.types import Annotation, IngestOptions, IngestUnit, Record
 
 # Subjects, epochs a night; two nights each. Forty: enough test subjects for an interval. "planted" is "small" in which nothing but the planted
@@ -141,7 +142,7 @@ def read_night(size: str, seed: int, subject: int, night: int, *, keep_dates: bo
             for file, data in zip(files, encode_night(size, seed, subject, night), strict=True):
                 file.write_bytes(data)
         except OSError as error:
-            raise storage.os_error(error, Path(folder)) from None
+            raise describe_os_error(error, Path(folder)) from None
         return read_recording(
             files[0],
             files[1],

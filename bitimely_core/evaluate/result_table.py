@@ -23,6 +23,7 @@ from bitimely_core.schemas import (
     SeedScore,
     TaskScores,
 )
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workspace import parse_view
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ def read_predictions(one: ScoredRun) -> tuple[list[str], evaluate.Predictions] |
         frame = pl.concat(pl.read_parquet(path) for path in paths)
         classes = evaluate.list_classes(frame)
         return classes, evaluate.parse_predictions(one.scores.task or "", frame, classes)
-    except (pl.exceptions.PolarsError, KeyError):
+    except (pl.exceptions.PolarsError, KeyError) as error:
+        raise_system_error(error, paths[0])
         return None
 
 

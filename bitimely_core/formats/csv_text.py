@@ -21,6 +21,7 @@ import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.formats.text import is_utf8
+from bitimely_core.system_errors import raise_system_error
 
 MAX_LINE = 1 << 24  # bytes
 MAX_LINES = 256  # that one row with quoted line breaks may run over
@@ -213,9 +214,11 @@ def open_text(path: Path) -> Iterator[tuple[BinaryIO, float]]:
                 yield packed, math.inf
     except EOFError:
         raise input_error(Reason.TRUNCATED, "the packed text ends early", hint="Download it again") from None
-    except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error):
+    except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
+        raise_system_error(error, path, stored=False)
         raise input_error(Reason.CORRUPT, "the packed text is damaged", hint="Download it again") from None
     except OSError as error:
+        raise_system_error(error, path, stored=False)
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
 
 

@@ -31,6 +31,7 @@ from bitimely_core.errors import Finding, Reason, UserError, clean, input_error,
 from bitimely_core.formats.edf_annotations import decode_annotations, encode_tal
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.text import decode_text, format_bytes, list_numbers, number_duplicates, sanitize_label
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Annotation, Signal
 
 FIELDS = (
@@ -159,6 +160,7 @@ def read_header(path: Path, *, required: Collection[str] | None = None, keep_phi
                 fixed = file.read(256)
                 rest = file.read(min(_count_signals(fixed, info.st_size) * 256, info.st_size))
         except OSError as error:
+            raise_system_error(error, path, stored=False)
             raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
         return parse_header(fixed + rest, info.st_size, suffix=path.suffix.lower(), required=required, keep_phi=keep_phi)
 
@@ -489,6 +491,7 @@ def _read_columns(path: Path, header: EdfHeader, spans: Sequence[tuple[int, int]
                 for output, (start, stop) in zip(outputs, spans, strict=True):
                     output[first : first + len(rows)] = rows[:, start:stop]
     except OSError as error:
+        raise_system_error(error, path, stored=False)
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     return outputs
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import locate_errors
+from bitimely_core.system_errors import raise_system_error
 
 MAX_DEPTH = 100  # containers in containers
 TYPES = re.compile(r"([<>|=]?)([biuf])([1248])")
@@ -213,6 +214,7 @@ def load_pickle(path: Path) -> Any:
             with path.open("rb") as file:
                 return _replace_stand_ins(_ArrayUnpickler(_BoundedFile(file, info.st_size), encoding="latin1").load(), {}, 0)
         except OSError as error:
+            raise_system_error(error, path, stored=False)
             raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
         except _UnsafePickle as error:
             hint = "Do not open this file with other tools; download it again from its official source"
@@ -222,9 +224,10 @@ def load_pickle(path: Path) -> Any:
         except pickle.UnpicklingError as error:
             code = Reason.TRUNCATED if "truncated" in str(error) or "exhausted" in str(error) else Reason.CORRUPT
             raise input_error(code, "the pickle does not decode", hint="Download it again") from None
-        except (MemoryError, UserError):
+        except UserError:
             raise
         except Exception as error:  # damaged bytes can make the interpreter of opcodes raise anything
+            raise_system_error(error, path, stored=False)
             problem = f"the pickle does not decode ({type(error).__name__})"
             raise input_error(Reason.CORRUPT, problem, hint="Download it again") from None
 

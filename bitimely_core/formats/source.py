@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, safe_text, usage_error
+from bitimely_core.system_errors import raise_system_error
 
 RECORDING_SUFFIXES = (".edf", ".bdf", ".hea", ".dat")  # endings under which a folder is not descended into
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -73,6 +74,7 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
     try:
         mode = root.stat().st_mode
     except OSError as error:
+        raise_system_error(error, root, stored=False)
         text = "no such folder" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         raise usage_error(text, hint="Check the path", code=Reason.NOT_FOUND, file=str(root)) from None
     if not stat.S_ISDIR(mode):
@@ -91,6 +93,7 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
             seen.add((info.st_dev, info.st_ino))
             entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
         except OSError as error:
+            raise_system_error(error, root / folder, stored=False)
             where = folder.rstrip("/") or "."
             rejected[where] = Finding(Reason.IO_ERROR, f"the folder cannot be listed ({error.strerror})", file=where)
             continue
@@ -132,6 +135,7 @@ def _inspect_entry(root: Path, real: Path, rel: str, *, follow: bool) -> int | F
             if stat.S_ISDIR(info.st_mode) and inside:
                 return -1  # what it leads to is found anyway
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise_system_error(error, path, stored=False)
         why = getattr(error, "strerror", None) or "loop of links"
         return Finding(Reason.NOT_REGULAR_FILE, f"cannot be followed ({why})", file=rel)
     if stat.S_ISDIR(info.st_mode) and not rel.lower().endswith(RECORDING_SUFFIXES):

@@ -40,6 +40,7 @@ from bitimely_core.formats.csv_text import (
 )
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.text import list_names
+from bitimely_core.system_errors import raise_system_error
 
 if TYPE_CHECKING:
     import polars as pl
@@ -95,6 +96,7 @@ def read_types(path: Path) -> dict[str, str]:
     try:
         schema = pq.read_schema(path)
     except (OSError, ValueError, pa.ArrowException) as error:
+        raise_system_error(error, path, stored=False)
         raise input_error(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=str(path)) from None
     texts = {pa.string(), pa.large_string(), pa.string_view()}
     if len({field.name.strip() for field in schema}) < len(schema):
@@ -414,6 +416,7 @@ def _read_parquet_rows(path: Path, names: Sequence[str], required: Sequence[int]
                     row += 1
                     yield TableRow(row, cells)
     except (OSError, ValueError, pa.ArrowException) as error:
+        raise_system_error(error, path, stored=False)
         problem = f"does not read as Parquet after row {row} ({type(error).__name__})"
         raise input_error(Reason.CORRUPT, problem, "expected columns of text, numbers and dates") from None
 
@@ -442,6 +445,7 @@ def _read_parquet_frames(path: Path, selected: Sequence[int], columns: Sequence[
                     Reason.CORRUPT, f"{row} rows were read, its footer states {file.metadata.num_rows}", "expected the same number"
                 )
     except (OSError, ValueError, pa.ArrowException) as error:
+        raise_system_error(error, path, stored=False)
         problem = f"does not read as Parquet after row {row} ({type(error).__name__})"
         raise input_error(Reason.CORRUPT, problem, "expected columns of text, numbers and dates") from None
 

@@ -20,6 +20,7 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.text import decode_text, sanitize_label
+from bitimely_core.system_errors import raise_system_error
 
 MAX_LINE = 1 << 27  # bytes; the longest case of the archives has a few millions
 MAX_SHAPES = 10_000  # different shapes that the first pass keeps count of
@@ -224,6 +225,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                 if text and text[:1] not in b"#%":
                     yield row, text, line.endswith(b"\n")
     except OSError as error:
+        raise_system_error(error, path, stored=False)
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     if row == 0:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")

@@ -41,6 +41,7 @@ from bitimely_core.formats.wfdb_samples import (
     decode_group,
     verify_checksums,
 )
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Signal
 
 T = TypeVar("T")
@@ -401,6 +402,7 @@ def _read_header_text(folder: PurePosixPath, name: str, source: Source | None, r
         with _resolve_path(folder, name, source).open("rb") as file:
             data = file.read(MAX_HEADER + 1)
     except OSError as error:
+        raise_system_error(error, name, stored=False)
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     return parse_header(data, PurePosixPath(name).name.removesuffix(".hea"), required=required)
 
@@ -427,6 +429,7 @@ def _resolve_path(folder: PurePosixPath, name: str, source: Source | None) -> Pa
         problem = f"the file {safe_text(name)} is missing"
         raise input_error(Reason.MISSING_SIGNAL_FILE, problem, hint="Download it again", field="file_name") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise_system_error(error, path, stored=False)
         why = getattr(error, "strerror", None) or "loop of links"
         raise input_error(Reason.IO_ERROR, f"the file {safe_text(name)} cannot be reached ({why})") from None
     return path
@@ -499,6 +502,7 @@ def count_frames(group: WfdbSignalGroup) -> tuple[int, int]:
         with group.path.open("rb") as file:
             head = file.read(42)
     except OSError as error:
+        raise_system_error(error, group.path, stored=False)
         raise input_error(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
     return count_flac_frames(head, size, group), size
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats.text import list_numbers
+from bitimely_core.system_errors import raise_system_error
 
 MAX_EXPANDED = 1 << 28  # bytes that a compressed file may always hold; beyond it at most MAX_RATIO times its size
 MAX_RATIO = 1000
@@ -184,6 +185,7 @@ def _decode_packed(group: WfdbSignalGroup, frames: int) -> np.ndarray:
                     raise input_error(Reason.TRUNCATED, problem, "nothing may write to it")
                 here[:] = code.decode(raw)[: len(here)]
     except OSError as error:
+        raise_system_error(error, group.path, stored=False)
         raise input_error(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
     return values
 
@@ -206,6 +208,7 @@ def _decode_flac(group: WfdbSignalGroup, frames: int) -> np.ndarray:
                     raise input_error(Reason.TRUNCATED, problem, "expected a complete FLAC stream", field="file_name")
                 values[first : first + len(wide)] = wide >> (32 - {"PCM_S8": 8, "PCM_16": 16, "PCM_24": 24}[stream.subtype])
     except (OSError, RuntimeError, KeyError, ValueError, AssertionError) as error:  # soundfile's own errors are RuntimeErrors
+        raise_system_error(error, group.path, stored=False)
         raise input_error(Reason.CORRUPT, f"{file} does not decode ({type(error).__name__})", "expected FLAC", field="file_name") from None
     return values.reshape(frames, each, -1).transpose(0, 2, 1).reshape(-1)
 

@@ -17,6 +17,7 @@ from bitimely_core.config import ModelConfig, build_model_config, find_model_con
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
 from bitimely_core.models.adapters import configure_grid
 from bitimely_core.models.base import FORMAT, Model
+from bitimely_core.system_errors import raise_system_error
 
 __all__ = ["Model", "build", "count_configured", "count_parameters", "default_shape", "load", "match_parameters"]
 
@@ -138,7 +139,8 @@ def read_model(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             code=Reason.NOT_FOUND,
             file=str(folder),
         ) from error
-    except (SafetensorError, ValueError, RecursionError) as error:
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        raise_system_error(error, folder)
         raise integrity_error(str(folder), f"damaged ({safe_text(str(error))})", hint="Restore it from a copy") from error
     if not isinstance(stored, dict) or stored.get("format_version") not in {1, FORMAT} or not isinstance(stored.get("model"), dict):
         found = safe_text(stored.get("format_version")) if isinstance(stored, dict) else "no object"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from bitimely_core import storage
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.schemas import StageRecord
+from bitimely_core.system_errors import find_system_error
 
 SUCCEEDED = ("done", "partial", "already done")  # states that a later stage can build on
 POLL = 0.5  # seconds between two looks at stages that another process runs
@@ -152,14 +153,14 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         result = node.call(states)
         code, detail = result.exit_code, result.detail
         state = "partial" if code == Exit.PARTIAL else "done" if result.is_new else "already done"
-    except UserError as error:
-        if error.exit_code in {Exit.INTERRUPTED, Exit.TERMINATED}:
-            raise
-        state, detail, code = "failed", error.finding.line(), int(error.exit_code)
     except Exception as error:  # a defect fails one stage, not the experiment; the frames give the place without the values of the data
+        fault = error if isinstance(error, UserError) else find_system_error(error)
+        if fault is not None and fault.exit_code in {Exit.INTERRUPTED, Exit.TERMINATED}:
+            raise
         frames = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-        state, code = "failed", int(Exit.INTERNAL_ERROR)
-        detail = f"{type(error).__name__} in {frames[-1]}: a bug; see {path}"
+        state, code, detail = "failed", int(Exit.INTERNAL_ERROR), f"{type(error).__name__} in {frames[-1]}: a bug; see {path}"
+        if fault is not None:
+            frames, code, detail = [], int(fault.exit_code), fault.finding.line()
     ended = StageState(state, detail, int(code), round(time.monotonic() - start, 3))
     StageRecord(
         stage=node.label,

@@ -23,6 +23,7 @@ from bitimely_core.errors import Finding, Reason, UserError
 from bitimely_core.page import BarPlot, Figure, Page, PageBuilder, SpanLanes, Table, TimeSpan, Trace, TracePlot, make_figure, make_table
 from bitimely_core.report.renderer import render_html
 from bitimely_core.schemas import FindingRecord, IngestReport, TableReport
+from bitimely_core.system_errors import find_system_error, format_size
 from bitimely_core.types import Record, Signal
 
 EXCERPT = 30.0  # seconds of the first figure
@@ -75,7 +76,8 @@ def write_ingest_page(folder: str | Path, report: dict[str, Any]) -> list[Findin
     except Exception as error:
         with suppress(OSError):
             path.unlink()  # it would show another ingest
-        reason = error.problem if isinstance(error, UserError) else type(error).__name__
+        fault = find_system_error(error, path) or error
+        reason = fault.problem if isinstance(fault, UserError) else type(error).__name__
         problem, requirement = f"the page could not be written ({reason})", "the cache is complete without it"
         return [Finding(Reason.INTERNAL, problem, requirement, level="warning", file=str(path))]
     return []
@@ -153,7 +155,7 @@ def _list_facts(report: IngestReport) -> dict[str, str]:
     options = {key: value for key, value in report.options.items() if value is not None and key not in shown_elsewhere}
     out = {"Data set": dataset.facts.title if dataset else report.dataset}
     if source.path is not None:
-        out["Source"] = f"{source.path}: {source.files:,} files, {storage.format_size(source.bytes)}"
+        out["Source"] = f"{source.path}: {source.files:,} files, {format_size(source.bytes)}"
         out["SHA256SUMS.txt"] = {"absent": "none", "skipped": "not compared"}.get(source.sha256sums, source.sha256sums)
     if options:
         out["Options"] = ", ".join(f"{key} {value}" for key, value in sorted(options.items()))

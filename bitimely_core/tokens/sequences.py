@@ -15,6 +15,7 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.schemas import PredictionStatistics, SequenceManifest, SequenceOptions, SequenceStatistics, StoredFile
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
         frame = pl.concat(parts).with_columns(pl.col("split").cast(pl.String))
         vocabulary = pl.read_parquet(folder / "vocab.parquet").sort("id")
     except (OSError, pl.exceptions.PolarsError) as error:
+        raise_system_error(error, folder)
         raise token_error(folder, "not readable", "expected sequences and their vocabulary in Parquet") from error
     ids = vocabulary["id"].to_list()
     if ids != list(range(len(SPECIAL), len(SPECIAL) + len(ids))):

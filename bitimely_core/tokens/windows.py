@@ -5,7 +5,6 @@ Legend: n windows, T samples a window, V channels, C classes.
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import weakref
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core.errors import Exit, Reason, UserError, safe_text
+from bitimely_core.errors import safe_text
 from bitimely_core.schemas import WindowManifest, WindowOptions, WindowStatistics
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.moments import compute_normalisation
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 
@@ -211,10 +211,7 @@ def map_windows(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.
         flat = np.frombuffer(buffer, dtype=dtype.newbyteorder("<"), count=len(array) * shape[0] * shape[1])
         expected = file.num_record_batches == 1 and array.offset == 0 and array.type.byte_width == shape[0] * shape[1] * dtype.itemsize
     except (OSError, pa.ArrowException, ValueError) as error:
-        if getattr(error, "errno", None) == errno.ENOMEM or isinstance(error, MemoryError):
-            text = "cannot be mapped: no address space left"
-            action = "Raise the limit (ulimit -v)"
-            raise UserError(Reason.RESOURCE_LIMIT, text, hint=action, file=str(path), exit_code=Exit.RESOURCES) from error
+        raise_system_error(error, path)
         raise token_error(path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows") from error
     if not expected:
         raise token_error(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")

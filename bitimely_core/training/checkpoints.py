@@ -28,6 +28,7 @@ from torch import Tensor
 from bitimely_core import storage
 from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.schemas import CheckpointMeta, StoredFile, flatten_keys
+from bitimely_core.system_errors import describe_os_error, raise_system_error
 
 STEP = re.compile(r"step-(\d{1,15})")
 SPARE_BYTES = 1 << 20  # bytes beyond the tensors that must be free: headers, meta.json, the log
@@ -78,7 +79,7 @@ def save_checkpoint(folder: Path, meta: CheckpointMeta, tensors: Mapping[str, Ma
         verify_checkpoint(final)
     except OSError as error:
         _remove_folder(temporary)
-        raise storage.os_error(error, final) from error
+        raise describe_os_error(error, final) from error
     except BaseException:
         _remove_folder(temporary)
         raise
@@ -108,6 +109,7 @@ def verify_checkpoint(path: Path) -> CheckpointMeta:
         values = json.loads(file.read_bytes())
         intact = values["sha256"] == _hash_meta(values)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise_system_error(error, file)
         raise integrity_error(str(file), f"not readable ({safe_text(str(error))})", "expected JSON with its own hash") from error
     if not intact:
         raise integrity_error(str(file), "differs from its own checksum", "expected it unchanged")
@@ -166,6 +168,7 @@ def load_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
             raise integrity_error(str(path), "its hash differs", "expected it unchanged")
         return from_bytes(content)
     except (OSError, SafetensorError) as error:
+        raise_system_error(error, path)
         raise integrity_error(str(path), safe_text(str(error)), "expected safetensors") from error
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from bitimely_core import registry
 from bitimely_core.config import TrainConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
+from bitimely_core.system_errors import find_system_error, is_out_of_memory
 from bitimely_core.training import checkpoints
 from bitimely_core.training.distributed import all_reduce_sum, find_first_error, get_rank
 from bitimely_core.types import Batches
@@ -65,13 +66,12 @@ def is_divisible(model: nn.Module, objective: Objective) -> bool:
 
 def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig, batch: int, *, divisible: bool) -> UserError | None:
     """The UserError (resource_limit, exit 6) of an out-of-memory exception, else None; `divisible` as `is_divisible`."""
-    words = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
-    exhausted = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
-    if not (exhausted or isinstance(error, MemoryError)):
-        return None
+    fault = find_system_error(error)
+    if fault is None or not is_out_of_memory(fault):
+        return fault
     return UserError(
         Reason.RESOURCE_LIMIT,
-        f"out of memory at batch {batch}",
+        fault.problem.replace("out of memory", f"out of memory at batch {batch}", 1),
         f"expected room for {batches.size} rows in {config.accumulate} parts",
         f"Try --batch-size {max(batches.size // 2, 1)}, or --accumulate {2 * config.accumulate}"
         + (" for the same gradient" if divisible else ""),

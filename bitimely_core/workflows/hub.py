@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from bitimely_core import storage
 from bitimely_core.errors import Reason, clean, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.system_errors import raise_system_error
 
 SAFE = ("*.safetensors", "*.json", "*.md")  # downloaded files: weights without code, numbers and text
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
@@ -23,6 +24,7 @@ def load_client(field: str) -> Any:
     try:
         import huggingface_hub  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
+        raise_system_error(error)
         raise usage_error(
             "huggingface_hub is not installed",
             "expected it for a repository of a hub" + (" (no run or folder has that name)" if field == "--init" else ""),
@@ -37,6 +39,7 @@ def _call_hub(call: Callable[[], T], repo: str, field: str) -> T:
     try:
         return call()
     except Exception as error:  # of several libraries, without a common class
+        raise_system_error(error, stored=False)
         raise input_error(
             Reason.NOT_FOUND,
             f"{clean(repo, 100)}: {type(error).__name__}: {clean(str(error).strip().partition(chr(10))[0], 200)}",
@@ -82,6 +85,7 @@ def check_weights(folder: Path, name: str) -> None:
         expected = json.loads((folder / "run.json").read_bytes())["weights"]
         actual = storage.hash_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError) as error:
+        raise_system_error(error, folder)
         problem = f"no weights with their hash ({type(error).__name__})"
         raise integrity_error(name, problem, "expected model.safetensors and run.json of bitimely export") from error
     if expected != actual:

@@ -10,6 +10,7 @@ from bitimely_core import storage
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error
 from bitimely_core.run import FORMAT
 from bitimely_core.schemas import RunRecord
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 
 KINDS = ("cache", "tokens", "run", "checkpoint", "model", "raw")
@@ -153,6 +154,7 @@ def _check_model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
         with safe_open(path, framework="numpy") as tensors:
             list(tensors.keys())
     except (OSError, ValueError, SafetensorError) as error:
+        raise_system_error(error, path)
         return [_make_finding(Reason.INTEGRITY, path, f"not readable ({type(error).__name__})", "expected safetensors and JSON")], 2
     expected, actual = digest or config.get("sha256"), storage.hash_file(path)
     if expected is not None and actual != expected:

@@ -25,6 +25,7 @@ from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.system_errors import raise_system_error
 
 PATTERNS = (
     r"DIAGNOSIS//ICD//(?P<vocab>9|10)//(?P<code>[^/]+)",  # MIMIC-IV
@@ -143,6 +144,7 @@ def _read_parents(source: Source) -> dict[str, list[str]]:
     try:
         held = pq.read_table(path, columns=["code", "parent_codes"], page_checksum_verification=True).to_pydict()
     except (OSError, pa.ArrowException) as error:
+        raise_system_error(error, path, stored=False)
         text = f"does not read as Parquet ({type(error).__name__})"
         raise input_error(Reason.CORRUPT, text, "expected the table of codes", file="metadata/codes.parquet") from None
     return {code: parents for code, parents in zip(held["code"], held["parent_codes"], strict=True) if code and isinstance(parents, list)}

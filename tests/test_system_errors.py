@@ -1,0 +1,228 @@
+"""What belongs to the machine ends with exit 6 and names the resource; what belongs to a file does not."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import resource
+import subprocess
+import sys
+import zlib
+from collections import namedtuple
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from bitimely_core.errors import Exit, Reason, UserError, integrity_error
+from bitimely_core.system_errors import find_system_error, raise_system_error, translate_system_errors
+
+CORE = Path(__file__).parent.parent / "bitimely_core"
+
+
+def os_fault(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+MEMORY = [
+    MemoryError(),
+    os_fault(errno.ENOMEM),
+    OSError("Memory mapping file failed: Cannot allocate memory"),  # of pyarrow: without a number
+    pa.ArrowMemoryError("malloc of size 4096 failed"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."
+    ),
+    RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("std::bad_alloc"),
+    zlib.error("Error -4 while decompressing data"),
+    ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    RuntimeError("can't allocate lock"),
+    pl.exceptions.ComputeError("failed to mmap file: Cannot allocate memory (os error 12)"),
+]
+THREADS = [
+    RuntimeError("can't start new thread"),
+    pa.ArrowException("Failed to launch worker thread: Resource temporarily unavailable"),
+    pl.exceptions.PanicException("could not spawn threads: ThreadPoolBuildError { kind: IOError(Os { code: 11 }) }"),
+    os_fault(errno.EAGAIN),
+]
+DISK = [
+    os_fault(errno.ENOSPC),
+    os_fault(errno.EDQUOT),
+    os_fault(errno.EFBIG),
+    pl.exceptions.ComputeError("parquet: File out of specification: underlying IO error: No space left on device (os error 28)"),
+]
+DESCRIPTORS = [os_fault(errno.EMFILE), os_fault(errno.ENFILE), pl.exceptions.ComputeError("Too many open files (os error 24): a.parquet")]
+PLACES = [os_fault(errno.EROFS), os_fault(errno.EACCES), os_fault(errno.EPERM), os_fault(errno.EIO), os_fault(errno.ESTALE)]
+KINDS = [
+    *((error, Reason.RESOURCE_LIMIT, "out of memory") for error in MEMORY),
+    *((error, Reason.RESOURCE_LIMIT, "thread") for error in THREADS),
+    *((error, Reason.DISK_FULL, "") for error in DISK),
+    *((error, Reason.RESOURCE_LIMIT, "open files") for error in DESCRIPTORS),
+    *((error, Reason.IO_ERROR, "cannot be") for error in PLACES),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "words"), KINDS, ids=[f"{type(error).__name__}-{error}"[:60] for error, *_ in KINDS])
+def test_a_fault_of_the_machine_has_exit_6_whichever_library_raises_it(
+    tmp_path: Path, error: BaseException, code: Reason, words: str
+) -> None:
+    found = find_system_error(error, tmp_path / "file")
+    assert found is not None
+    assert (found.code, found.exit_code, found.file) == (code, Exit.RESOURCES, str(tmp_path / "file"))
+    assert words in found.problem
+    assert found.hint
+    wrapped = RuntimeError("serialisation failed")
+    wrapped.__cause__ = error
+    assert find_system_error(wrapped) == find_system_error(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file"),
+        ValueError("found 'out of memory'"),
+        KeyError("no space left on device"),
+        pa.ArrowInvalid("CSV conversion error: 'Permission denied'"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        OSError("Couldn't deserialize thrift: TProtocolException: Invalid data"),
+        pl.exceptions.ComputeError("parquet: File out of specification: The file must end with PAR1"),
+        zlib.error("Error -3 while decompressing data: invalid stored block lengths"),
+        RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
+        integrity_error("a", "differs from its own checksum"),
+    ],
+)
+def test_a_fault_of_a_file_is_none_of_the_machine(error: Exception) -> None:
+    assert find_system_error(error) is None
+    raise_system_error(error)
+
+
+@pytest.mark.parametrize("error", PLACES[1:], ids=str)
+def test_a_source_that_may_not_be_read_is_its_own_fault(error: OSError) -> None:
+    assert find_system_error(error, stored=False) is None
+    assert find_system_error(PLACES[0], stored=False) is not None
+
+
+def test_messages_name_what_was_found_and_needed() -> None:
+    script = (
+        "import resource, numpy as np\n"
+        "from bitimely_core.system_errors import find_system_error, read_status\n"
+        "limit = (read_status('VmSize') << 10) + (64 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "print(limit)\n"
+        "try: np.ones(1 << 27)\n"
+        "except Exception as error: print(find_system_error(error).problem, find_system_error(error).requirement, sep='|')\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
+        "try: files = [open('/dev/null') for _ in range(20)]\n"
+        "except Exception as error: print(find_system_error(error).problem)\n"
+    )
+    limit, memory, files = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert f"{int(limit) / 1e6:.1f} MB (ulimit -v)" in memory or f"{int(limit) / 1e9:.1f} GB (ulimit -v)" in memory
+    assert memory.endswith("|needs 1.1 GB more")  # 2^27 numbers of 8 bytes
+    assert "16 (ulimit -n)" in files
+
+
+def test_a_full_table_of_inodes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs(tmp_path)
+    fields = [name for name in dir(real) if name.startswith("f_")]
+    values = {name: getattr(real, name) for name in fields}
+    disk = namedtuple("disk", fields)  # type: ignore[misc]
+    monkeypatch.setattr(os, "statvfs", lambda path: disk(**(values | {"f_files": 5000, "f_ffree": 0, "f_favail": 0})))
+    found = find_system_error(os_fault(errno.ENOSPC), tmp_path / "new" / "file")
+    assert found is not None
+    assert "no inodes left: all 5,000" in found.problem
+    assert "free" not in found.problem
+
+
+def test_a_file_limit_and_a_quota_are_not_called_a_full_disk() -> None:
+    free = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, free[1]))
+    try:
+        found = find_system_error(os_fault(errno.EFBIG))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, free)
+    assert found is not None
+    assert "1.1 TB (ulimit -f)" in found.problem
+    quota = find_system_error(os_fault(errno.EDQUOT))
+    assert quota is not None
+    assert "quota" in quota.problem
+
+
+def test_a_write_says_how_much_it_needs(tmp_path: Path) -> None:
+    from bitimely_core import storage
+
+    free = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, free[1]))
+    try:
+        with pytest.raises(UserError) as stopped:
+            storage.write_bytes(tmp_path / "a", bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, free)
+    assert (stopped.value.exit_code, stopped.value.requirement) == (Exit.RESOURCES, "needs 5.0 kB")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_of_a_block_are_translated_but_for_defects(tmp_path: Path) -> None:
+    for error in (RuntimeError("can't start new thread"), OSError(errno.ELOOP, "Too many levels of symbolic links")):
+        with pytest.raises(UserError) as stopped, translate_system_errors(tmp_path):
+            raise error
+        assert stopped.value.exit_code == Exit.RESOURCES
+    with pytest.raises(RuntimeError, match="shapes"), translate_system_errors(tmp_path):
+        raise RuntimeError("shapes differ")
+
+
+# ---- no other place decides
+
+BROAD = {
+    "OSError",
+    "Exception",
+    "BaseException",
+    "MemoryError",
+    "RuntimeError",
+    "ImportError",
+    "ArrowException",
+    "PolarsError",
+    "SafetensorError",
+}
+BROAD |= {"zlib.error"}
+ASKS = {"raise_system_error", "find_system_error", "describe_os_error", "_describe_unreadable", "_describe_failure"}
+ALLOWED = {  # file: functions that need not ask
+    "storage.py": {"_sync_folder", "_keep_previous", "_locked_error", "remove_old_files", "_write_verified"},  # one number; raises it again
+    "training/devices.py": {"select_device"},  # torch.device of an unknown name
+    "training/loop.py": {
+        "_measure_scale",
+        "_run_step",
+        "_validate",
+        "_prefetch",
+        "read_batches",
+    },  # handed to out_of_memory_error, which asks
+    "cache/workers.py": {"collect_results", "_serve_tasks"},  # a pipe that the other side has closed
+}
+
+
+def caught_names(handler: ast.ExceptHandler) -> set[str]:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    texts = {ast.unparse(kind) for kind in kinds if kind is not None}
+    return texts | {text.rpartition(".")[2] for text in texts}
+
+
+def list_deciders(tree: ast.Module) -> set[str]:
+    """Functions with a handler of broad exceptions that neither asks the classifier nor raises the same exception again."""
+    found = set()
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        for handler in (node for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) and node.type is not None):
+            if not BROAD & caught_names(handler):
+                continue
+            inside = [node for statement in handler.body for node in ast.walk(statement)]
+            asks = any(isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in ASKS for node in inside)
+            again = isinstance(handler.body[-1], ast.Raise) and handler.body[-1].exc is None
+            if not asks and not again:
+                found.add(function.name)
+    return found
+
+
+def test_every_handler_of_broad_exceptions_asks_the_classifier() -> None:
+    for path in sorted(CORE.rglob("*.py")):
+        name = path.relative_to(CORE).as_posix()
+        assert list_deciders(ast.parse(path.read_text())) == ALLOWED.get(name, set()), name
