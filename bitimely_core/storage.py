@@ -571,6 +571,7 @@ def require_agreement(folder: Path) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        raise_system_error(error, folder)
         raise integrity_error(str(folder / MANIFEST), f"contradicts the files ({type(error).__name__})", hint=REPAIR_HINT) from error
 
 
