@@ -16,6 +16,7 @@ from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, validate
 from bitimely_core.errors import Exit, Finding
+from bitimely_core.workspace import locate_new
 
 if TYPE_CHECKING:
     from bitimely_core.schemas import IngestPart, IngestReport, UnitReport
@@ -58,8 +59,9 @@ def ingest(
     options |= {"map": str(map_)} if map_ is not None else {}
     choices, unpublished = claims_build.build_choices(), list[Finding]()
     making = build.collect()
-    workspace = making.pop("workspace")
-    if workflows.is_events(dataset):
+    workspace, events = making.pop("workspace"), workflows.is_events(dataset)
+    folder = locate_new(workspace, "cache", registry.datasets[dataset].name)
+    if events:
         options |= {"engine": choices["engine"]} if "engine" in choices else {}
         run_ingest = partial(workflows.ingest_claims, build=choices)
     else:
@@ -69,7 +71,7 @@ def ingest(
         result: dict[str, Any] = run_ingest(
             dataset,
             source,
-            workspace / "cache" / dataset,
+            folder,
             notice=unpublished.append,
             options=options | claims_read.collect(),
             jobs=jobs,
@@ -83,7 +85,7 @@ def ingest(
             progress=progress,
             **making,
         )
-    where = workspace / "cache" / dataset / "ingest_report.json"
+    where = folder / "ingest_report.json"
     if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK

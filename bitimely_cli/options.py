@@ -13,7 +13,8 @@ import typer
 
 from bitimely_cli.screen import screen
 from bitimely_core.config import Section, TrainConfig
-from bitimely_core.errors import safe_text, usage_error
+from bitimely_core.errors import Reason, safe_text, usage_error
+from bitimely_core.storage import refuse_url
 
 
 def _json(value: bool) -> bool:
@@ -167,6 +168,34 @@ def is_set(value: Any) -> bool:
     return value is not None and value is not False and value != []
 
 
+def parse_path(text: str | Path) -> Path:
+    """A path on this machine. Raises UserError (exit 2) for a URL, and for text that can be no path."""
+    check_text("path", text)
+    path = Path(text)
+    refuse_url(path)
+    if "\0" in str(text) or any(len(part.encode(errors="replace")) > 255 for part in path.parts) or len(str(text)) > 4000:
+        raise usage_error(
+            "no path has this form", "names are up to 255 bytes long", "Give another path", code=Reason.NOT_FOUND, file=str(text)
+        )
+    return path
+
+
+def check_text(name: str, value: Any) -> None:
+    """Refuse an empty text, and bytes that are not UTF-8. Raises UserError (config, exit 2)."""
+    for text in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(text, str | Path) and not str(text).strip():
+            raise usage_error("no value", "expected a text that is not empty", f"Leave {name} out, or give its value", field=name)
+        if isinstance(text, str | Path) and not str(text).isprintable():
+            raise usage_error(f"found {safe_text(str(text))}", "expected text in UTF-8 without control characters", field=name)
+
+
+def describe_parameter(name: str, annotation: Any) -> str:
+    """The flag of an option, or the metavar of an argument."""
+    info = next(iter(get_args(annotation)[1:]), typer.Option())
+    flags = [flag for flag in (info.default, *(info.param_decls or ())) if isinstance(flag, str) and flag.startswith("--")]
+    return next(iter(flags), info.metavar or name.upper())
+
+
 def expand_options(command: Callable[..., int]) -> Callable[..., int]:
     """Give a command, in the place of each parameter that is an `OptionGroup`, the options of that group."""
     hints = get_type_hints(command, include_extras=True)
@@ -180,8 +209,16 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
         else:
             shown[parameter.name] = hints[parameter.name], parameter.default
 
+    labels = {name: describe_parameter(name, annotation) for name, (annotation, _) in shown.items()}
+    for annotation, _ in shown.values():
+        kind, *more = get_args(annotation) or (annotation,)
+        if more and Path in (kind, *get_args(kind)):
+            more[0].parser, more[0].metavar = parse_path, more[0].metavar or "<path>"
+
     @functools.wraps(command)
     def run_command(**given: Any) -> int:
+        for name, value in given.items():
+            check_text(labels[name], value)
         values = {into: group(**{f.name: given.pop(f.name) for f in fields(group)}) for into, group in groups.items()}  # type: ignore[arg-type]
         return command(**given, **values)
 

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from bitimely_core.config import (
     SECTIONS,
@@ -21,7 +21,19 @@ from bitimely_core.config import (
     validate,
     validate_settings,
 )
-from bitimely_core.errors import usage_error
+from bitimely_core.errors import UserError, usage_error
+from bitimely_core.registry import check_name
+
+
+def check_stage_name(name: str) -> str:
+    """A name that names of runs are made from. Raises ValueError."""
+    try:
+        return check_name(name, "stage")
+    except UserError as error:
+        raise ValueError(f"{error.requirement}. {error.hint}") from None
+
+
+StageName = Annotated[str, AfterValidator(check_stage_name)]
 
 
 class RecipeStage(Section):
@@ -111,7 +123,7 @@ class AnalyzeStage(Section):
 class RecipeBlock(Section):
     """One `[[block]]`: a pre-training and the columns of the table that come out of it. What it leaves open is the recipe's own."""
 
-    name: str = ""
+    name: StageName | Literal[""] = ""
     tokenize: DataConfig = DataConfig()
     build: SettingsLayer = {}
     pretrain: RecipeStage = RecipeStage()
@@ -121,7 +133,7 @@ class RecipeBlock(Section):
 class RecipeArm(RecipeStage):
     """One `[[arm]]`: a row that is no point of a product. `set` holds settings that have no flag, by section."""
 
-    name: str
+    name: StageName
     set: dict[str, SettingsLayer] = {}
 
     def settings(self) -> SettingsLayer:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import re
 import sys
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from bitimely_core.errors import Reason, UserError, usage_error
+from bitimely_core.errors import Reason, UserError, safe_text, usage_error
 
 HERE = Path(__file__).parent
 RECIPES = next(p for p in (HERE / "pipelines", HERE.parent / "pipelines") if p.is_dir())  # installed, else a checkout
@@ -57,7 +59,7 @@ class Registry(dict[str, Entry[Facts]]):
         """Register the decorated function under `name`, else under its own name with `_` read as `-`."""
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            key = name or function.__name__.replace("_", "-")
+            key = check_name(name or function.__name__.replace("_", "-"), self.kind)
             if key in self:
                 raise ValueError(f"{self.kind} {key!r} is registered by {self[key].function.__module__} and by {function.__module__}")
             self[key] = Entry(key, function, facts)
@@ -79,6 +81,30 @@ def unknown(kind: str, name: str, known: list[str]) -> UserError:
         f"known are {', '.join(sorted(known)) or 'none yet'}",
         f"Did you mean {' or '.join(close)}?" if close else "",
         code=Reason.UNKNOWN_NAME,
+    )
+
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+MAX_NAME_LENGTH = 150  # characters: names of files are made from it
+DEVICE_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}  # no files in Windows
+
+
+def check_name(name: str, kind: str, field: str | None = None) -> str:
+    """`name` itself, if it can be the name of one file on any system: every name that users, recipes, plug-ins or records give passes here.
+
+    Raises UserError (path_escape where it leads elsewhere, else config; exit 2) with a similar name that can; `field`: the option.
+    """
+    if NAME.fullmatch(name) and len(name) <= MAX_NAME_LENGTH and name.split(".")[0].lower() not in DEVICE_NAMES:
+        return name
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    close = re.sub(r"[^A-Za-z0-9._+-]+", "-", plain).strip("-._+")[:MAX_NAME_LENGTH]
+    close = f"my-{close}" if close.split(".")[0].lower() in DEVICE_NAMES else close or "new"
+    raise usage_error(
+        f"{safe_text(name)} is no name for a {kind}",
+        f"expected letters, digits and . _ - +, first a letter, a digit or _, at most {MAX_NAME_LENGTH} characters, no device of Windows",
+        f"For example {field + ' ' if field else ''}{close}",
+        code=Reason.PATH_ESCAPE if re.search(r"[/\\]|^\.*$", name) else Reason.CONFIG,
+        field=field,
     )
 
 

@@ -16,7 +16,7 @@ from bitimely_core import __version__, storage
 from bitimely_core.config import validate_settings
 from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.schemas import ReadingOptions, RunData, RunRecord, Scores, SplitCount, TrainSubjects, flatten_keys
-from bitimely_core.workspace import find_run_folder
+from bitimely_core.workspace import find_run_folder, locate
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -56,7 +56,10 @@ class Run:
         folder = find_run_folder(run, workspace)
         record = RunRecord.load(folder / "run.json")
         return cls(
-            folder, record, data or record.data[0].name, open_windows or (lambda name: tokens.open_tokens(workspace / "tokens" / name))
+            folder,
+            record,
+            data or record.data[0].name,
+            open_windows or (lambda name: tokens.open_tokens(locate(workspace, "tokens", name))),
         )
 
     @property
@@ -234,6 +237,7 @@ def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
     Raises UserError: settings_differ (exit 2) with the differing keys, integrity (exit 5), locked (exit 7).
     """
     path = folder / "run.json"
+    storage.refuse_link(folder)
     if path.is_file():
         if not force_new:
             stored = RunRecord.load(path)

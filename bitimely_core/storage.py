@@ -39,6 +39,7 @@ LOCK = ".lock"
 CHUNK = 1 << 20  # bytes a read or write
 REPAIR_HINT = "Make it again, or restore a copy"
 TEMPORARY_NAME = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # the first part of a path that was a URL
 OLD_MANIFEST = re.compile(r"manifest-(\d+)\.json")
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps makes one a call
 
@@ -327,16 +328,10 @@ def append_line(path: Path, obj: Any) -> None:
 def make_folder(path: Path) -> Path:
     """A folder and its missing parents, readable by their owner alone.
 
-    Raises UserError: path_escape (exit 2) when `path` itself is a link, not_found (exit 2) when it is a file, io_error (exit 6).
+    Raises UserError: path_escape (exit 2) when `path` is a URL or itself a link, not_found (exit 2) when it is a file, io_error (exit 6).
     """
-    if path.is_symlink():
-        raise usage_error(
-            "is a link",
-            "results are not written through links",
-            "Give the folder that it leads to",
-            code=Reason.PATH_ESCAPE,
-            file=str(path),
-        )
+    refuse_url(path)
+    refuse_link(path)
     with translate_system_errors(path):
         missing = [p for p in (path, *path.parents) if not p.exists()]
         for folder in reversed(missing):
@@ -346,6 +341,20 @@ def make_folder(path: Path) -> Path:
     if not path.is_dir():
         raise usage_error("is no folder", "expected a folder", code=Reason.NOT_FOUND, file=str(path))
     return path
+
+
+def refuse_link(path: Path) -> None:
+    """Raises UserError (path_escape, exit 2) when `path` itself is a link."""
+    if path.is_symlink():
+        problem, requirement, hint = "is a link", "results are not written through links", "Give the folder that it leads to"
+        raise usage_error(problem, requirement, hint, code=Reason.PATH_ESCAPE, file=str(path))
+
+
+def refuse_url(path: Path) -> None:
+    """Raises UserError (path_escape, exit 2) when `path` was made from a URL: it would be a local folder of that name."""
+    if path.parts and URL.fullmatch(path.parts[0]):
+        hint = "Give a local folder; copy it there afterwards"
+        raise usage_error("is a URL", "expected a path on this machine", hint, code=Reason.PATH_ESCAPE, file=str(path))
 
 
 def remove_temporary_files(folder: Path) -> int:

@@ -1,11 +1,59 @@
-"""Paths of a workspace, and names of views, tokens and runs."""
+"""Folders of a workspace, and names of views, tokens and runs."""
 
 from __future__ import annotations
 
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
-from bitimely_core import registry
+from bitimely_core import registry, storage
+from bitimely_core.errors import Reason, safe_text, usage_error
+
+FolderKind = Literal["cache", "tokens", "runs", "reports", "exports", "pipelines"]
+NOUNS: dict[str, str] = {
+    "cache": "data set",
+    "tokens": "token set",
+    "runs": "run",
+    "reports": "report",
+    "exports": "export",
+    "pipelines": "recipe",
+}
+
+
+def locate_new(workspace: Path, kind: FolderKind, name: str, field: str | None = None) -> Path:
+    """The folder `<workspace>/<kind>/<name>`, to be written. `field`: the option that gives the name.
+
+    Raises UserError (exit 2): as `registry.check_name`; path_escape for a URL as workspace and for a link in the place of the folder, or
+    of that of its kind to a folder outside the workspace.
+    """
+    storage.refuse_url(workspace)
+    parent = workspace / kind
+    if parent.is_symlink() and not parent.resolve().is_relative_to(workspace.resolve()):
+        storage.refuse_link(parent)
+    folder = parent / registry.check_name(name, NOUNS[kind], field)
+    storage.refuse_link(folder)
+    return folder
+
+
+def locate(workspace: Path, kind: FolderKind, name: str) -> Path:
+    """The folder `<workspace>/<kind>/<name>`, to be read; names of earlier versions may hold other characters.
+
+    Raises UserError (path_escape, exit 2) for a name that leads elsewhere.
+    """
+    if name in {"", ".", ".."} or re.search(r"[/\x00-\x1f]", name) or len(name.encode(errors="replace")) > 255:
+        problem, requirement = f"{safe_text(name)} is no name of a {NOUNS[kind]}", f"expected one folder in {workspace / kind}"
+        raise usage_error(problem, requirement, "Give one that is there", code=Reason.PATH_ESCAPE)
+    return workspace / kind / name
+
+
+def shorten_name(parts: list[str]) -> str:
+    """The parts joined by `-`; of a name that would be too long the first parts, the number of the others and a hash."""
+    name = "-".join(parts)
+    if len(name) <= registry.MAX_NAME_LENGTH:
+        return name
+    return f"{'-'.join(parts[:2])[:75]}-and-{len(parts) - 2}-more-{storage.fingerprint(parts)[:8]}"
 
 
 def parse_view(data: str) -> tuple[str, str]:
@@ -27,7 +75,7 @@ def is_events(data: str) -> bool:
 
 def find_dataset(data: str, workspace: Path) -> str:
     """The data set of `DATASET[/VIEW]`, or of the tokens that are called `data`."""
-    path = workspace / "tokens" / data / "manifest.json"
+    path = locate(workspace, "tokens", name_tokens(data)) / "manifest.json"
     return str(json.loads(path.read_bytes())["options"]["dataset"]) if "/" not in data and path.is_file() else data.partition("/")[0]
 
 
@@ -38,9 +86,12 @@ def name_tokens(data: str) -> str:
 
 def find_run_folder(run: str | Path, workspace: Path) -> Path:
     """The folder of an existing run, given by name or path. Raises UserError (not_found, exit 2) with the closest names."""
-    for folder in (workspace / "runs" / str(run), Path(run)):
-        if (folder / "run.json").is_file():
-            return folder
+    name = str(run)
+    inside = [locate(workspace, "runs", name)] if name not in {"", ".."} and name == Path(name).name else []
+    for folder in (*inside, Path(name)):
+        with suppress(OSError, ValueError):  # too long, a NUL
+            if (folder / "run.json").is_file():
+                return folder
     known = sorted(p.parent.name for p in (workspace / "runs").glob("*/run.json"))
     error = registry.unknown("run", str(run), known)
     error.file = str(workspace / "runs")

@@ -18,6 +18,7 @@ from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import ExperimentPlan, plan_experiment
 from bitimely_core.recipe import Recipe, check_settings, load_recipe
 from bitimely_core.types import Progress
+from bitimely_core.workspace import locate_new
 
 __all__ = ["ExperimentStatus", "StageRow", "load", "run"]
 Say = Callable[[str], None]
@@ -95,10 +96,11 @@ def run(
         UserError: unknown_name, config (2).
     """
     began = time.time() if began is None else began
+    name = Path(pipeline).stem + ("-leak-free" if leak_free else "")
+    home, page = (locate_new(workspace, kind, name) for kind in ("pipelines", "reports"))
     recipe_changes, per_training = _split_assignments(assignments or [])
     recipe = load(pipeline, leak_free=leak_free, changes=recipe_changes)
     check_settings(recipe, parse_assignments(per_training))
-    name = Path(pipeline).stem + ("-leak-free" if leak_free else "")
     plan = plan_experiment(
         recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free, progress=progress, say=say
     )
@@ -117,13 +119,11 @@ def run(
         began=began,
     )
     with workers.limit_threads(jobs), helpers:
-        states = graph.execute(
-            plan.nodes, workspace / "pipelines" / name, selected=selected, began=began, watch=_add_time_left(plan, selected, watch)
-        )
+        states = graph.execute(plan.nodes, home, selected=selected, began=began, watch=_add_time_left(plan, selected, watch))
     stages = [{"stage": label, **state._asdict()} for label, state in states.items() if state.state != "not run"]
     failed = [state.exit_code for state in states.values() if state.state == "failed"]
     partial = any(state.state == "partial" for state in states.values())
-    page = workspace / "reports" / name / "report.html"
+    page /= "report.html"
     return {
         "format_version": 1,
         "pipeline": pipeline,

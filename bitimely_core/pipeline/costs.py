@@ -15,7 +15,7 @@ from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.training.tuning import TRIAL_SHARE
 from bitimely_core.workflows.catalog import COSTS
-from bitimely_core.workspace import parse_view
+from bitimely_core.workspace import locate, name_tokens, parse_view
 
 UTILIZATION = 0.3  # share of the speed of a large matrix product that a training step reaches (assumed)
 TRAIN_SHARE = 0.8  # of all windows, where nothing has been tokenized yet
@@ -125,7 +125,7 @@ def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
     """The size of tokens: their own where they exist, else from the cache, the view and the paper."""
     from bitimely_core import models
 
-    made = workspace / "tokens" / name / "manifest.json"
+    made = locate(workspace, "tokens", name_tokens(name)) / "manifest.json"
     node = plan.nodes.get(f"tokenize {name}")
     dataset, view = parse_view(str(node.settings["data"]) if node else name)
     facts = registry.datasets[dataset].facts

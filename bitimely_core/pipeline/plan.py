@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core import cache, registry, workflows
-from bitimely_core.config import DataConfig, Section, load_preset, merge_layers
+from bitimely_core.config import DataConfig, Section, load_preset, merge_layers, validate
 from bitimely_core.errors import Exit, Reason, UserError, input_error, usage_error
 from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
 from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage
@@ -19,7 +20,7 @@ from bitimely_core.report.recipe_results import write_results
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import make_windows_opener
 from bitimely_core.workflows.train import TrainingResult
-from bitimely_core.workspace import is_events, name_tokens, parse_view
+from bitimely_core.workspace import is_events, locate, locate_new, name_tokens, parse_view
 
 FINETUNE_FLAGS = {"readout", "layers", "freeze", "from_scratch", "fraction"}  # they leave the pre-training as it is: it is shared
 Say = Callable[[str], None]
@@ -47,7 +48,7 @@ class ExperimentCell:
 
     def name(self, *, pretraining: bool = False) -> str:
         """The values that tell it from other cells; of the pre-training only those that matter to it."""
-        shown = [str(value) for key, value in self.values.items() if not pretraining or key not in FINETUNE_FLAGS]
+        shown = [name_value(value) for key, value in self.values.items() if not pretraining or key not in FINETUNE_FLAGS]
         last = ["init"] if pretraining and self.flags.get("from_scratch") else []
         return "-".join(filter(None, [self.arm, *shown, *last]))
 
@@ -109,6 +110,11 @@ class ExperimentPlan:
     def model_name(self, label: str) -> str:
         """The model of a training."""
         return str(self.pretraining_of(label).flags.get("model", {}).get("name", "bitimelygpt"))
+
+
+def name_value(value: object) -> str:
+    """A value of a matrix as a part of names: `sleep-edf/staging` -> `sleep-edf-staging`."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", str(value)).strip("-")
 
 
 def list_matrix_points(recipe: Recipe) -> Iterator[Flags]:
@@ -193,7 +199,7 @@ class PlanBuilder:
 
     def add_ingest(self, dataset: str) -> None:
         """The stage that ingests a data set."""
-        recipe, out = self.recipe.ingest, self.workspace / "cache" / dataset
+        recipe, out = self.recipe.ingest, locate_new(self.workspace, "cache", registry.datasets[dataset].name)
         source = recipe.sources.get(dataset)
         options = recipe.options.get(dataset, {})
 
@@ -226,7 +232,7 @@ class PlanBuilder:
         chosen = {**self.recipe.build, **build} if events else {**_set_fields(self.recipe.tokenize), **_set_fields(own)}
         local = bool(build) if events else bool(_set_fields(own))
         name = "-".join([*([self.plan.name] if chosen else []), *([block] if local and block else []), name_tokens(view)])
-        cached = self.workspace / "cache" / dataset / "manifest.json"
+        cached = locate(self.workspace, "cache", dataset) / "manifest.json"
         ingest = f"ingest {dataset}"
         if not registry.datasets[dataset].facts.needs_source:
             self.add_ingest(dataset)
@@ -239,7 +245,7 @@ class PlanBuilder:
             label=f"tokenize {name}",
             settings={"data": view, **chosen},
             call=call,
-            made=self.workspace / "tokens" / name / "manifest.json",
+            made=locate_new(self.workspace, "tokens", name) / "manifest.json",
             needs=(ingest,) if ingest in self.plan.nodes else (),
             reads=() if ingest in self.plan.nodes else (cached,),
         )
@@ -256,8 +262,8 @@ class PlanBuilder:
             block = _select_fold(block, fold)
         owner = f"{block.name}/{cell.name()}"
         words = " ".join([block.name, cell.row, *map(str, cell.flags.values()), *_views(recipe, block)])
-        stage = RecipeStage.model_validate(cell.flags)
-        first = RecipeStage.model_validate({**_set_fields(recipe.pretrain), **_set_fields(block.pretrain)})
+        stage = validate(RecipeStage, cell.flags)
+        first = validate(RecipeStage, {**_set_fields(recipe.pretrain), **_set_fields(block.pretrain)})
         names = first.data or load_preset(stage.preset or first.preset or "tiny").get("data", ["synthetic"])
         wanted = [
             self.add_tokens(view, block.tokenize, block.build, block.name) for view in ((names,) if isinstance(names, str) else names)
@@ -329,7 +335,7 @@ class PlanBuilder:
         settings = {"verb": training.verb, **{key: value for key, value in training.arguments().items() if key != "run"}}
         self.plan.trainings.setdefault(label, training)
         call = partial(_train, training, self.workspace, self.devices, self.progress, self.say)
-        made = self.workspace / "runs" / training.run / "run.json"
+        made = locate_new(self.workspace, "runs", training.run) / "run.json"
         return self.add(Node(label=label, settings=settings, call=call, made=made, needs=training.needs), owner, words)
 
     def _add_evaluation(self, run: str, trained: str, cell: ExperimentCell, owner: str, words: str) -> str:
@@ -345,7 +351,7 @@ class PlanBuilder:
             workflows.evaluate(run, **chosen, workspace=self.workspace, progress=self.progress)
             return StageResult()
 
-        made = self.workspace / "runs" / run / "scores.json"
+        made = locate_new(self.workspace, "runs", run) / "scores.json"
         return self.add(Node(label=f"evaluate {run}", settings=chosen, call=call, made=made, needs=needs), owner, words)
 
     def _add_analyses(self, of: str, run: str, trained: str, owner: str, words: str) -> None:
@@ -375,7 +381,7 @@ class PlanBuilder:
             return StageResult(exit_code=int(result["exit_code"]))
 
         chosen = {**analysis.model_dump(), "runs": names}
-        made = self.workspace / "reports" / report / "summary.json"
+        made = locate_new(self.workspace, "reports", report) / "summary.json"
         self.add(Node(label=f"analyze {report}", settings=chosen, call=call, made=made, needs=needs), owner, words)
 
     def add_pages(self, leak_free: bool) -> None:
@@ -390,7 +396,7 @@ class PlanBuilder:
                 self._add_families(analysis)
             elif not takes.startswith("run"):
                 self._add_analysis(analysis, [], f"{analysis.kind}-{plan.name}" + (f"-{number}" if number else ""), ())
-        out = self.workspace / "reports" / plan.name
+        out = locate_new(self.workspace, "reports", plan.name)
         if recipe.statistics:
             stages = tuple(label for label in plan.nodes if label.startswith("tokenize "))
             stated: Flags = {"views": recipe.statistics}

@@ -33,6 +33,7 @@ from bitimely_core.page import (
 from bitimely_core.report.run_page import baseline_values, is_from_scratch, loss_curves, main_metric, run_facts
 from bitimely_core.report.text import text_cell
 from bitimely_core.schemas import MetricValue, RunRecord, Scores
+from bitimely_core.workspace import locate
 
 FURTHER_METRICS = {
     "classification": ("balanced_accuracy", "auroc", "macro_f1", "kappa"),
@@ -189,7 +190,7 @@ def cost_table(table: ResultTable, workspace: Path) -> Table:
     rows = []
     for row in dict.fromkeys(one.row for one in table.found):
         runs = [run for one in table.found if one.row == row for run in one.runs]
-        folders = {workspace / "runs" / name: None for run in runs if (name := _parent_name(run))}
+        folders = {locate(workspace, "runs", name): None for run in runs if (name := _parent_name(run))}
         parents = [folder for folder in folders if (folder / "run.json").is_file()]
         sizes = sorted({run.record.parameters for run in runs})
         parameters = f"{sizes[0]:,}" + (f"–{sizes[-1]:,}" if len(sizes) > 1 else "")
@@ -239,8 +240,8 @@ def curve_figures(table: ResultTable, workspace: Path) -> list[Figure]:
     for one in table.found:
         if firsts[one.row, one.data] is one:
             groups.setdefault(f"Fine-tuning on {table.name(one.data)}", {})[one.row] = one.folder
-            parent = workspace / "runs" / (_parent_name(one) or "")
-            if _parent_name(one) and (parent / "metrics.jsonl").is_file():
+            before = _parent_name(one)
+            if before and ((parent := locate(workspace, "runs", before)) / "metrics.jsonl").is_file():
                 groups["Pre-training"][one.row] = parent
     out = []
     for title, folders in groups.items():

@@ -14,9 +14,9 @@ from bitimely_core.page import Page
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run, prepare_windows
+from bitimely_core.workspace import locate_new, shorten_name
 
 Options = dict[str, Any]  # keyword arguments of an analysis
-MAX_NAME_LENGTH = 150  # characters of a report's name
 
 
 class AnalysisResult(TypedDict, total=False):
@@ -68,7 +68,8 @@ def analyze(
         raise usage_error(f"{len(names)} runs", f"expected one for {kind}")
     parsed = _parse_options(entry, {**(options or {}), **({} if sequences is None else {"sequences": str(sequences)})})
     view = _require_data(data, kind) if takes == "data" else None
-    target = out or workspace / "reports" / (name or _name_report(kind, names, view, model, objective, preset))
+    named = name if name is not None else _name_report(kind, names, view, model, objective, preset)
+    target = out or locate_new(workspace, "reports", named, "--name")
     if dry_run:
         return {"kind": kind, "runs": names, "options": parsed, "report": str(target / "report.html")}
     arguments = {**parsed, "seed": seed}
@@ -143,12 +144,12 @@ def _parse_literal(text: str) -> Any:
 
 def _name_report(kind: str, names: list[str], data: str | None, model: str | None, objective: str | None, preset: str) -> str:
     if names:
-        parts = [Path(n).name for n in names]
+        parts = [Path(n).resolve().name for n in names]
     elif data is not None:
         parts = [data.strip("/").replace("/", "-")]
     else:
         parts = [part for part in (model, objective, None if preset == "tiny" else preset) if part]
-    return "-".join([kind, *parts])
+    return shorten_name([kind, *parts])
 
 
 def _require_data(data: str | None, kind: str) -> str:

@@ -63,6 +63,7 @@ def embed(
     if kind not in heads.POOLS:
         raise registry.unknown("readout", kind, list(heads.POOLS))
     target = out or opened.folder / f"embeddings-{windows.name}.parquet"
+    storage.refuse_link(target.parent if out is None else target)
     if dry_run:
         return {"out": str(target), "n": len(rows), "readout": kind, "layers": layers}
     place = select_device(device)

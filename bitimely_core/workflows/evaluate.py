@@ -58,6 +58,7 @@ def evaluate(
     opened = open_run(run, workspace, data=data, verify=verify, progress=progress)
     record, folder, windows = opened.record, opened.folder, opened.windows()
     opened.adapter_for(windows)
+    storage.refuse_link(folder)
     if predictions is not None:
         from bitimely_core.claims import tasks
 

@@ -9,6 +9,7 @@ from bitimely_core import storage
 from bitimely_core.errors import usage_error
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.workflows import hub
+from bitimely_core.workspace import locate_new
 
 PARTS = ("run.json", "model_card.md", "scores.json")
 
@@ -38,7 +39,7 @@ def export(
     be reached.
     """
     opened = Run.open(run, workspace).require_finished()
-    target = out or workspace / "exports" / opened.name
+    target = out or locate_new(workspace, "exports", opened.name)
     weights = opened.verified_weights()
     files = {"config.json": weights / "config.json", "model.safetensors": weights / "model.safetensors"}
     files |= {name: opened.folder / name for name in PARTS if (opened.folder / name).is_file()}

@@ -29,7 +29,7 @@ from bitimely_core.workflows.train import (
     set_seeds,
     summarize_job,
 )
-from bitimely_core.workspace import find_dataset
+from bitimely_core.workspace import find_dataset, locate_new
 
 if TYPE_CHECKING:
     from bitimely_core.models.base import Model
@@ -62,6 +62,8 @@ def finetune(
     from bitimely_core.data import batches as make_batches
     from bitimely_core.models import heads
 
+    if run is not None:
+        locate_new(workspace, "runs", run, "--run")
     recipe = load_recipe(config) if config else None
     parent = Run.open(source, workspace).require_finished()
     name = _require_view(data, recipe)
@@ -84,8 +86,9 @@ def finetune(
         used, available = len(set(view.train.subjects())), len(set(windows["train"].subjects()))
         notices.append(f"fine-tuning on {used:,} of {available:,} training subjects")
     stamp, origin = None if scratch else parent.record.leak_free, parent.record
+    own = run or f"{origin.run}-{name.partition('/')[2] or name}" + ("-scratch" if settings.finetune.from_scratch else "")
     record = RunRecord(
-        run=run or f"{origin.run}-{name.partition('/')[2] or name}" + ("-scratch" if settings.finetune.from_scratch else ""),
+        run=own,
         kind="finetune",
         model=origin.model,
         preset=origin.preset,
@@ -111,7 +114,7 @@ def finetune(
     measure = partial(measure_task, device=train.device)
     job = TrainingJob(
         record=record,
-        folder=workspace / "runs" / record.run,
+        folder=locate_new(workspace, "runs", own, "--run"),
         model=head,
         objective=heads.losses[windows.task],
         batches=batches,

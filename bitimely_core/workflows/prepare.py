@@ -11,7 +11,7 @@ from bitimely_core.config import DataConfig
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.run import Run
 from bitimely_core.types import Progress
-from bitimely_core.workspace import is_events, name_tokens, parse_view
+from bitimely_core.workspace import is_events, locate, locate_new, name_tokens, parse_view
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
@@ -51,20 +51,21 @@ def make_windows_opener(workspace: Path) -> Callable[[str], Any]:
 def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bool, progress: Progress | None) -> Windows:
     from bitimely_core import tokens
 
-    for folder in (workspace / "tokens" / data, workspace / "tokens" / name_tokens(data)):
-        if "/" not in folder.name and (folder / "manifest.json").is_file() and not _has_window_options(config):
-            return tokens.open_tokens(folder, verify=verify)
+    folder = locate(workspace, "tokens", name_tokens(data))
+    if (folder / "manifest.json").is_file() and not _has_window_options(config):
+        return tokens.open_tokens(folder, verify=verify)
     dataset, view = parse_view(data)
+    out = locate_new(workspace, "tokens", name_tokens(data))
     folder = ensure_cache(dataset, workspace, progress=progress)
     if registry.datasets[dataset].facts.kind == "events":
         from bitimely_core.workflows.tokenize_claims import tokenize_claims
 
         tokenize_claims(data, workspace=workspace, verify=verify, progress=progress)
-        return tokens.open_tokens(workspace / "tokens" / name_tokens(data), verify=False)
+        return tokens.open_tokens(out, verify=False)
     return tokens.build(
         folder,
         view=view,
-        out=workspace / "tokens" / name_tokens(data),
+        out=out,
         window=config.window,
         stride=config.stride,
         rate=config.rate,
@@ -90,7 +91,7 @@ def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = N
     from bitimely_core.workflows.ingest import ingest
     from bitimely_core.workflows.ingest_claims import ingest_claims
 
-    folder = workspace / "cache" / dataset
+    folder = locate(workspace, "cache", dataset)
     if (folder / "manifest.json").is_file():
         return folder
     if registry.datasets[dataset].facts.needs_source:
@@ -101,6 +102,7 @@ def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = N
             f"Run: bitimely ingest {dataset} SOURCE",
             file=str(folder),
         )
+    folder = locate_new(workspace, "cache", dataset)
     if is_events(dataset):
         ingest_claims(dataset, None, folder, progress=progress)
     else:

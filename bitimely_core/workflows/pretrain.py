@@ -27,7 +27,7 @@ from bitimely_core.workflows.train import (
     set_seeds,
     summarize_job,
 )
-from bitimely_core.workspace import name_run
+from bitimely_core.workspace import locate, locate_new, name_run
 
 if TYPE_CHECKING:
     from bitimely_core.models.base import Model
@@ -56,6 +56,8 @@ def pretrain(
     """
     from bitimely_core import models, objectives
 
+    if run is not None:
+        locate_new(workspace, "runs", run, "--run")
     recipe = load_recipe(config) if config else None
     preset = preset or (recipe.pretrain.preset if recipe else None) or "tiny"
     shipped = load_preset(preset)
@@ -85,7 +87,7 @@ def pretrain(
     objectives.check_compatible(model.config, settings.objective.name)
     stamp = determine_leak_stamp(settings, windows)
     name = run or name_run(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
-    folder = workspace / "runs" / name
+    folder = locate_new(workspace, "runs", name, "--run")
     start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
     paper, parameters = shipped.get("paper_parameters"), models.count_parameters(model)
     record = RunRecord(
@@ -234,7 +236,8 @@ def _find_initial_weights(
     """
     if init is None:
         return None, None
-    for path in (workspace / "runs" / init / "model", Path(init) / "model", Path(init)):
+    inside = [locate(workspace, "runs", str(init)) / "model"] if str(init) == Path(init).name != ".." else []
+    for path in (*inside, Path(init) / "model", Path(init)):
         if (path / "model.safetensors").is_file():
             return path, {"run": path.parent.name} if path.parent.parent == workspace / "runs" else None
     if dry_run:

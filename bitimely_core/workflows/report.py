@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypedDict
 
-from bitimely_core import storage
 from bitimely_core.report.comparison import comparison_page
 from bitimely_core.run import FORMAT
-from bitimely_core.workflows.analyze import MAX_NAME_LENGTH
-from bitimely_core.workspace import find_run_folder
+from bitimely_core.workspace import find_run_folder, locate_new, shorten_name
 
 
 class ReportResult(TypedDict, total=False):
@@ -27,10 +25,7 @@ def report(names: list[str], *, out: Path | None = None, workspace: Path = Path(
     from bitimely_core import report as rendering
 
     folders = [find_run_folder(name, workspace) for name in names]
-    label = "compare-" + "-".join(p.name for p in folders)
-    if len(label) > MAX_NAME_LENGTH:
-        label = f"compare-{folders[0].name[: MAX_NAME_LENGTH // 2]}-and-{len(folders) - 1}-more-{storage.fingerprint([p.name for p in folders])[:8]}"
-    target = out or workspace / "reports" / label
+    target = out or locate_new(workspace, "reports", shorten_name(["compare", *(p.resolve().name for p in folders)]))
     if dry_run:
         return {"runs": [p.name for p in folders], "report": str(target / "report.html")}
     page = comparison_page(folders)

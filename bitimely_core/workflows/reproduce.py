@@ -14,6 +14,7 @@ from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.prepare import prepare_windows
 from bitimely_core.workflows.pretrain import pretrain
 from bitimely_core.workflows.train import Flags
+from bitimely_core.workspace import locate_new
 
 SHAPE = ("channels", "length", "codes", "others")  # settings of the model that the data decide
 LOSS = 1e-6  # relative difference of the last loss that counts as the same on another machine
@@ -47,7 +48,7 @@ def reproduce(
         UserError: incomplete (exit 4), and those of the training.
     """
     record = Run.open(run, workspace).require_finished().record
-    name = f"{record.run}-again"
+    name = locate_new(workspace, "runs", f"{record.run}-again").name
     differences = _list_differences(record, workspace, verify)
     result: ReproduceResult = {"format_version": FORMAT, "run": record.run, "again": name, "differences": differences}
     if dry_run:

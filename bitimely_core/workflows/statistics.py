@@ -9,7 +9,7 @@ from typing import TypedDict
 from bitimely_core.errors import UserError
 from bitimely_core.report.dataset_statistics import ViewStatistics, count_view, statistics_page
 from bitimely_core.run import FORMAT
-from bitimely_core.workspace import name_tokens
+from bitimely_core.workspace import locate, name_tokens
 
 
 class StatisticsResult(TypedDict):
@@ -33,6 +33,6 @@ def _count_tokens(view: str, workspace: Path) -> ViewStatistics:
     from bitimely_core import tokens
 
     try:
-        return count_view(view, tokens.open_tokens(workspace / "tokens" / name_tokens(view), verify=False))
+        return count_view(view, tokens.open_tokens(locate(workspace, "tokens", name_tokens(view)), verify=False))
     except UserError as error:
         return count_view(view, None, error.finding.problem)

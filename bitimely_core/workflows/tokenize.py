@@ -12,7 +12,7 @@ from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import ensure_cache
 from bitimely_core.workflows.train import Flags
-from bitimely_core.workspace import name_tokens, parse_view
+from bitimely_core.workspace import locate_new, name_tokens, parse_view
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
@@ -50,8 +50,8 @@ def tokenize(
         return tokenize_claims(
             data, workspace=workspace, name=name, options=options, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress
         )
+    out = locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name")
     source = workspace / "cache" / dataset if dry_run else ensure_cache(dataset, workspace, progress=progress)
-    out = workspace / "tokens" / (name or name_tokens(data))
     if dry_run:
         return {**tokens.plan(source, view=view, **(options or {})), "folder": str(out)}
     windows = tokens.build(source, view=view, out=out, verify=verify, force_new=force_new, progress=progress, **(options or {}))

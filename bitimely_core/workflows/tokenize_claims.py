@@ -10,7 +10,7 @@ from bitimely_core.errors import usage_error
 from bitimely_core.report.claims_page import claims_page, open_examples, shortcut_table
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
-from bitimely_core.workspace import name_tokens, parse_view
+from bitimely_core.workspace import locate, locate_new, name_tokens, parse_view
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import EventSequences
@@ -37,13 +37,13 @@ def tokenize_claims(
     from bitimely_core.claims import tokenize
 
     dataset, _ = parse_view(data)
+    out = locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name")
     opened = cache.open_cache(workspace / "cache" / dataset, verify=False)
     if "task" in (options or {}):
         return _tokenize_task(
-            data, opened, workspace, name, options or {}, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress
+            data, opened, workspace, out, options or {}, verify=verify, force_new=force_new, dry_run=dry_run, progress=progress
         )
     plan = tokenize.resolve_plan(opened, **(options or {}))
-    out = workspace / "tokens" / (name or name_tokens(data))
     if dry_run:
         return {"folder": str(out), "options": plan.options, "subjects": opened.cohort().height}
     tokenize.write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
@@ -90,7 +90,7 @@ def _tokenize_task(
     data: str,
     opened: cache.Cache,
     workspace: Path,
-    name: str | None,
+    out: Path,
     options: dict[str, Any],
     *,
     verify: bool,
@@ -102,8 +102,7 @@ def _tokenize_task(
     from bitimely_core.claims import tasks
     from bitimely_core.tokens import open_tokens
 
-    base = workspace / "tokens" / name_tokens(data)
-    out = workspace / "tokens" / (name or base.name)
+    base = locate(workspace, "tokens", name_tokens(data))
     problem = next((f"--{key.replace('_', '-')}" for key in options if key not in {"task", "ids"}), "" if out != base else "no --name")
     if problem:
         expected = f"expected only --name: the choices are those of {base.name}"

@@ -1,0 +1,221 @@
+"""Names and paths that users, recipes, plug-ins and stored records give: what bitimely writes stays in the workspace."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitimely_cli.main import app, main
+from bitimely_cli.options import describe_parameter, parse_path
+from bitimely_core import registry, workspace
+from bitimely_core.errors import UserError
+
+BAD_NAMES = [
+    "../../x",
+    "..",
+    ".",
+    "/tmp/x",
+    "a/b",
+    "a\\b",
+    ".hidden",
+    "-x y",
+    "a b",
+    "con",
+    "NUL.txt",
+    "été",
+    "a\nb",
+    "\x1b[31m",
+    "x" * 300,
+    "",
+]
+GOOD_NAMES = ["a", "Run_1", "18m-staging", "0.2", "probing-sos+eos", "x" * 150]
+STEPS = ["--steps", "1", "--batch-size", "8", "--set", "model.tokenizer=patch"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a pre-trained run and one that is fine-tuned from it."""
+    home = tmp_path_factory.mktemp("trained") / "workspace"
+    assert main(["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, "-w", str(home)]) == 0
+    assert main(["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS[:4], "-w", str(home)]) == 0
+    return home
+
+
+@pytest.fixture
+def ws(trained: Path, tmp_path: Path) -> Path:
+    """A copy of `trained`."""
+    return Path(shutil.copytree(trained, tmp_path / "outer" / "workspace"))
+
+
+def list_files(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(p.relative_to(folder)): (p.lstat().st_size, p.lstat().st_mtime_ns) for p in folder.rglob("*") if not p.is_dir()}
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_bad_names_are_refused_before_anything_is_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    verbs = {
+        "--run": (["pretrain"], ["finetune", "tiny", "--data", "synthetic/staging"]),
+        "--name": (
+            ["tokenize", "synthetic"],
+            ["tokenize", "synthetic-claims"],
+            ["analyze", "leakage"],
+            ["analyze", "shapelets", "--data", "x"],
+        ),
+    }
+    for option, (*calls,) in verbs.items():
+        for argv in calls:
+            assert main([*argv, f"{option}={name}", "-w", "ws/inner"]) == 2, (argv, name)
+            out, err = capsys.readouterr()
+            assert out == ""
+            assert err.count("\n") == 1
+            assert option in err
+            assert "For example" in err or not name or not name.isprintable()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", GOOD_NAMES)
+def test_good_names_are_kept(name: str, tmp_path: Path) -> None:
+    assert workspace.locate_new(tmp_path, "runs", name) == tmp_path / "runs" / name
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_the_suggested_name_is_good(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        registry.check_name(name, "run", "--run")
+    suggested = caught.value.hint.removeprefix("For example --run ")
+    assert registry.check_name(suggested, "run") == suggested
+
+
+@pytest.mark.parametrize("name", ["../../x", "a b", "/x"])
+@pytest.mark.parametrize(
+    "stage", ['[[block]]\nname = "{}"', '[[arm]]\nname = "{}"', '[matrix]\ndevice = ["{}"]\n[tokenize]\nchannels = "{}"']
+)
+def test_names_in_recipes_stay_inside(
+    stage: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text(
+        f'[pretrain]\npreset = "tiny"\ndata = "synthetic"\n[finetune]\ndata = "synthetic/staging"\n{stage.replace("{}", name)}\n'
+    )
+    assert main(["run", "./recipe.toml", "-w", "a/b/ws"]) == 2
+    assert "error[config]" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["recipe.toml"]
+
+
+def test_a_recipe_is_named_by_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my study.toml"
+    path.write_text('statistics = ["synthetic"]\n')
+    assert main(["run", str(path), "-w", str(tmp_path / "ws")]) == 2
+    assert "my-study" in capsys.readouterr().err
+    assert not (tmp_path / "ws").exists()
+
+
+@pytest.mark.parametrize("kind", [registry.datasets, registry.models, registry.analyses])
+def test_plug_ins_cannot_register_names_that_leave_the_workspace(kind: registry.Registry[Any]) -> None:
+    with pytest.raises(UserError, match="is no name for a"):
+        kind(None, name="../../x")(lambda: None)
+    assert "../../x" not in kind
+
+
+def list_path_options() -> list[tuple[str, str]]:
+    names = [
+        (str(command.name), describe_parameter(name, parameter.annotation))
+        for command in app.registered_commands
+        for name, parameter in inspect.signature(command.callback or main).parameters.items()
+        if parameter.annotation.__metadata__[0].parser is parse_path
+    ]
+    assert {("ingest", "[SOURCE]"), ("ingest", "--workspace"), ("embed", "--out"), ("ingest", "--map"), ("pretrain", "--init")} <= set(
+        names
+    )
+    return names
+
+
+@pytest.mark.parametrize(("verb", "option"), list_path_options())
+@pytest.mark.parametrize("value", ["s3://bucket/ws", "file:///tmp/x", ""])
+def test_no_path_is_a_url(
+    verb: str, option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = {"ingest": ["pophr"], "tokenize": ["synthetic"], "list": ["models"], "analyze": ["svd"], "run": ["smoke"]}
+    argv = [verb, *arguments.get(verb, ["x"] if verb in {"finetune", "evaluate", "embed", "report", "export", "reproduce"} else [])]
+    assert main([*argv, value] if not option.startswith("-") else [*argv, option, value]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "is a URL" in err or (value == "" and "not empty" in err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_library_refuses_a_url_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import bitimely as bt
+
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: bt.ingest("synthetic", None, "s3://bucket/ws/cache/synthetic"),
+        lambda: bt.ingest("synthetic-claims", None, "s3://bucket/ws/cache/synthetic-claims"),
+        lambda: bt.pretrain(run="x", workspace=Path("s3://bucket/ws")),
+    ):
+        with pytest.raises(UserError, match="is a URL"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["finetune", "reproduce", "export"])
+def test_names_in_stored_records_stay_inside(ws: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = ws / "runs" / "tiny" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "run": "../../../escaped"}))
+    before = list_files(ws.parent.parent)
+    more = ["--data", "synthetic/staging", "--fraction", "1", *STEPS[:4]] if verb == "finetune" else []
+    assert main([verb, "tiny", *more, "-w", str(ws)]) == 2
+    assert "no name for a" in capsys.readouterr().err
+    assert list_files(ws.parent.parent) == before
+
+
+def test_data_named_in_a_record_is_looked_for_inside(ws: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.move(ws / "tokens" / "synthetic-staging", ws.parent / "elsewhere")
+    path = ws / "runs" / "tiny-staging" / "run.json"
+    body = json.loads(path.read_text())
+    body["data"][0]["name"] = "../../elsewhere"
+    path.write_text(json.dumps(body))
+    assert main(["evaluate", "tiny-staging", "-w", str(ws)]) == 2
+    assert "unknown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("inner", ["runs/tiny-staging", "runs"])
+def test_results_are_not_written_through_links(ws: Path, inner: str, capsys: pytest.CaptureFixture[str]) -> None:
+    target = ws.parent / "other"
+    shutil.move(ws / inner, target)
+    (ws / inner).symlink_to(target, target_is_directory=True)
+    before = list_files(target)
+    for argv in (
+        ["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS[:4]],
+        ["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS[:4], "--force-new"],
+        *([["evaluate", "tiny-staging"], ["embed", "tiny-staging"]] if inner != "runs" else []),
+    ):
+        assert main([*argv, "-w", str(ws)]) == 2, argv
+        assert "link" in capsys.readouterr().err
+    assert list_files(target) == before
+
+
+@pytest.mark.parametrize("inner", ["reports/svd-tiny", "reports", "tokens/t", "cache/synthetic-claims", "exports/tiny"])
+def test_links_in_the_place_of_folders_are_refused(ws: Path, inner: str, capsys: pytest.CaptureFixture[str]) -> None:
+    target = ws.parent / "other"
+    target.mkdir()
+    (ws / inner).parent.mkdir(exist_ok=True)
+    (ws / inner).symlink_to(target, target_is_directory=True)
+    calls = {
+        "reports": ["analyze", "svd", "tiny"],
+        "tokens": ["tokenize", "synthetic", "--name", "t"],
+        "cache": ["ingest", "synthetic-claims"],
+        "exports": ["export", "tiny"],
+    }
+    assert main([*calls[inner.partition("/")[0]], "-w", str(ws)]) == 2
+    assert "is a link" in capsys.readouterr().err
+    assert list(target.iterdir()) == []
