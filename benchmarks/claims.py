@@ -146,7 +146,7 @@ def by_bitimely(folder: Path, engine: str) -> int:
     from bitimely_core import workflows
 
     with tempfile.TemporaryDirectory(dir=folder) as home:
-        report = workflows.ingest_claims(
+        report = workflows.ingest(
             "pophr", folder, Path(home) / "cache" / "pophr", options={"engine": engine}, build={"select": False, "engine": engine}
         )
     return int(report["tokens"]["windows"])

@@ -97,7 +97,7 @@ def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
     facts = DatasetFacts(title="", views={"": view}, licence="", url="", download="", paper={}, rules={})
     registry.datasets["benchmark"] = registry.Entry("benchmark", lambda source, options: iter(()), facts)
     made: Any = Made(count // PER_RECORDING)
-    build, windows = seconds(lambda: tokens.building.build(made, out=home / "tokens"))
+    build, windows = seconds(lambda: tokens.build(made, out=home / "tokens"))
     opening, windows = seconds(lambda: tokens.open_tokens(home / "tokens", verify=False))
     begin = time.perf_counter()
     first, _ = seconds(lambda: next(iter(data.batches(tokens.open_tokens(home / "tokens", verify=False)["train"], BATCH)(0))))

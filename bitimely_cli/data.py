@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
-from bitimely_cli.options import BuildOptions, CommonOptions, declare_setting, expand_options, is_set, parse_shard
+from bitimely_cli.options import BuildOptions, CommonOptions, declare_setting, expand_options, parse_shard
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, validate
 from bitimely_core.errors import Exit, Finding
-from bitimely_core.workspace import locate_new
+from bitimely_core.workspace import find_data_kind, locate_new
 
 if TYPE_CHECKING:
     from bitimely_core.schemas import IngestPart, IngestReport, UnitReport
@@ -57,23 +56,19 @@ def ingest(
 
     options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate}.items() if value is not None}
     options |= {"map": str(map_)} if map_ is not None else {}
-    choices, unpublished = claims_build.build_choices(), list[Finding]()
+    unpublished = list[Finding]()
     making = build.collect()
-    workspace, events = making.pop("workspace"), workflows.is_events(dataset)
+    workspace = making.pop("workspace")
+    registry.load_members("bitimely_core.datasets")
     folder = locate_new(workspace, "cache", registry.datasets[dataset].name)
-    if events:
-        options |= {"engine": choices["engine"]} if "engine" in choices else {}
-        run_ingest = partial(workflows.ingest_claims, build=choices)
-    else:
-        options |= choices  # those that the data set does not have are refused by name
-        run_ingest = partial(workflows.ingest)
     with screen.progress() as progress:
-        result: dict[str, Any] = run_ingest(
+        result = workflows.ingest(
             dataset,
             source,
             folder,
             notice=unpublished.append,
             options=options | claims_read.collect(),
+            build=claims_build.build_choices(),
             jobs=jobs,
             strict=strict,
             max_bad=max_bad,
@@ -121,12 +116,8 @@ def _show_ingest_report(report: IngestReport | IngestPart, where: Path, *, has_p
     lines = [f"... and {len(units) - UNITS_SHOWN} more units in the report"] if len(units) > UNITS_SHOWN else []
     lines.append(f"{accepted} of {counts.units_seen} units in {where.parent}{quarantined}")
     if built is not None:
-        return [
-            *lines,
-            f"{built['windows']:,} sequences, {built['events']:,} events of {built['codes']} PheCodes in {built['folder']}",
-            f"page: {built['folder']}/report.html",
-            f"next: bitimely pretrain --preset 3m --data {report.dataset}",
-        ]
+        text, verb = find_data_kind(report.dataset).describe_tokens(built)
+        return [*lines, text, f"page: {built['folder']}/report.html", f"next: bitimely {verb} --data {report.dataset}"]
     page = where.with_name("report.html")
     pages = [f"page: {page}"] if has_page and report.published and page.is_file() else []
     return [*lines, *pages, f"next: bitimely tokenize {report.dataset}"]
@@ -160,26 +151,27 @@ def tokenize(
 
     texts = {name: text for name, text in {"bandpass": bandpass, "notch": notch}.items() if text is not None}
     filters = validate(DataConfig, texts)
-    options = {
+    cuts = {
         "window": window,
         "stride": stride,
         "rate": rate,
         "channels": None if channels is None else tuple(c.strip() for c in channels.split(",")),
         "normalise": normalise,
         "split": split,
-        "seed": seed,
         "bandpass": filters.bandpass,
         "notch": filters.notch,
         "test_fold": test_fold,
     }
-    events = workflows.is_events(data)
-    for_recordings = [key for key, value in options.items() if key != "seed" and value != DataConfig.model_fields[key].default]
-    for_events = {**claims_build.build_choices(), **task.collect()}
-    if unsuitable := for_recordings if events else list(for_events):
-        known = [*(f.name for f in (*fields(claims_build), *fields(task))), "seed"] if events else list(options)
-        raise registry.unknown(f"option of {data}", f"--{unsuitable[0].replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in known])
-    if events:
-        options = {**for_events, **({"seed": seed} if seed else {})}
+    kind = find_data_kind(data)
+    given = {
+        "tokenize": {key: value for key, value in cuts.items() if value != DataConfig.model_fields[key].default},
+        "build": {**claims_build.build_choices(), **task.collect()},
+    }
+    options = {**given.pop(kind.section), **({"seed": seed} if seed else {})}
+    if unsuitable := [key for values in given.values() for key in values]:
+        known = {"tokenize": list(cuts), "build": [f.name for f in (*fields(claims_build), *fields(task))]}[kind.section]
+        flags = [f"--{name.replace('_', '-')}" for name in (unsuitable[0], *known, "seed")]
+        raise registry.unknown(f"option of {data}", flags[0], flags[1:])
     with screen.progress() as progress:
         result = workflows.tokenize(data, name=name, options=options, progress=progress, **build.collect())
     if build.dry_run:
@@ -191,27 +183,11 @@ def tokenize(
         columns,
         [[s, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])] for s, a in result["audit"].items()],
     )
-    if events:
-        if not is_set(task.task):
-            screen.table(*shortcut_rows(result["honesty"]))
-        screen.result(
-            result,
-            [
-                *result["notices"],
-                f"{result['windows']:,} sequences, {result['events']:,} events of {result['codes']} PheCodes in {result['folder']}",
-                *([f"page: {result['report']}"] if "report" in result else []),
-                f"next: bitimely {'finetune RUN' if task.task else 'pretrain --preset 3m'} --data {name or data}",
-            ],
-        )
-        return Exit.OK
-    screen.result(
-        result,
-        [
-            *result["notices"],
-            f"{result['windows']:,} windows of {result['length']} samples x {result['channels']} channels at {result['rate']:g} Hz in {result['folder']}",
-            f"next: bitimely {'pretrain' if result['task'] == 'none' else 'finetune RUN'} --data {name or data}",
-        ],
-    )
+    if result.get("honesty"):
+        screen.table(*shortcut_rows(result["honesty"]))
+    text, verb = kind.describe_tokens(result)
+    page = [f"page: {result['report']}"] if "report" in result else []
+    screen.result(result, [*result["notices"], text, *page, f"next: bitimely {verb} --data {name or data}"])
     return Exit.OK
 
 

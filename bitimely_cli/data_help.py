@@ -25,13 +25,13 @@ class DataCommand(TyperCommand):
         name = ctx.meta.get("bitimely.dataset", "")
         registry.load_members("bitimely_core.datasets")
         facts = registry.datasets[name].facts if name in registry.datasets else None
-        events = facts is not None and facts.kind == "events"
+        shown = registry.load_data_kind(facts.kind).option_groups if facts is not None else ()
         own = {**(facts.options or {})} if facts is not None else None
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], READING: [], BUILDING: []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             panel = getattr(parameter, "rich_help_panel", None)
-            if record is None or (panel in {READING, BUILDING} and not events):
+            if record is None or (panel in {READING, BUILDING} and panel not in shown):
                 continue
             key = (parameter.name or "").rstrip("_")
             if self.name == "ingest" and own is not None:
@@ -45,6 +45,6 @@ class DataCommand(TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
-        if not events:
+        if not shown:
             with formatter.section("Claims"):
                 formatter.write_text(f"bitimely {self.name} pophr --help shows the options of claims and EHR data.")

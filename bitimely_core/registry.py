@@ -174,14 +174,27 @@ class DatasetFacts:
     kind: Literal["recordings", "events"] = "recordings"  # a key of `DATA_KINDS`
 
 
+Choices = dict[str, Any]  # name -> value: options, choices and results of verbs
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataKind:
     """The operations of one kind of data. Verbs look them up here and never ask which kind it is."""
 
-    pin_options: Callable[[dict[str, Any], Path], dict[str, Any]]  # options of an ingest, cache folder -> as the manifest keeps them
+    section: Literal["tokenize", "build"]  # of a recipe: the one with the choices of its tokens
+    option_groups: tuple[str, ...] = ()  # of the command line, beyond those of every data set
+    no_folds: str = ""  # hint where its tokens have no test folds; "": they have
+    split_choices: Callable[[Choices, Choices | None], tuple[Choices, Choices | None]]
+    # options of an ingest, choices of tokens -> options of the cache, choices of the tokens that the ingest makes too (None: makes none)
+    pin_options: Callable[[Choices, Path], Choices]  # options of an ingest, cache folder -> as the manifest keeps them
     ingest: Callable[..., Any]  # (run, shard, wait, force_new=) -> `IngestReport` or `IngestPart`
-    open_tokens: Callable[[Path, bool], Any]  # folder, verify -> windows or sequences
-    tokenize: Callable[..., Any]  # (cache, out=, verify=, force_new=, progress=, **choices) -> windows or sequences
+    plan_tokens: Callable[..., Choices]  # (cache folder, out, **choices) -> what `write_tokens` would make
+    write_tokens: Callable[..., None]  # (cache, out, verify=, force_new=, progress=, **choices); not again with the same choices
+    write_extras: Callable[[Path, Path], Path | None] = lambda cache, tokens: None  # exports and page beside new tokens -> the page
+    open_tokens: Callable[..., Any]  # (folder, verify=) -> windows or sequences
+    summarize_tokens: Callable[[Path], Choices]  # folder -> result of the verb
+    describe_tokens: Callable[[Choices], tuple[str, str]]  # that result -> a line for the screen, the next verb
+    estimate_size: Callable[..., Choices]  # (facts, view, cache or None, window, rate) -> windows, channels, length, codes
 
 
 TOKEN_KINDS = {"windows": "recordings", "sequences": "events"}  # kind of a token set -> kind of its data

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bitimely_core.models.base import Model
     from bitimely_core.models.heads import Head
-    from bitimely_core.tokens import EventSequences, Windows
+    from bitimely_core.tokens import Windows
 
 FORMAT = 1
 SPLITS = ("train", "validation", "test")
@@ -139,12 +139,10 @@ class Run:
 
     def find_adapter(self, windows: Windows) -> int | None:
         """The adapter for `windows`: that of the same tokens, of the same data set, of as many channels; None: none fits."""
-        data, vocabulary = self.record.data, hash_vocabulary(windows)
         if self.record.settings.model.channel_independent:
             return 0
-        if vocabulary:
-            return next((0 for one in data if one.vocabulary == vocabulary), None)
-        fitting = [at for at, count in enumerate(self.record.channels) if count == windows.channels]
+        data = self.record.data
+        fitting = windows.find_adapters(data, self.record.channels)
         trained = [at for at in fitting if at < len(data)]
         same = [at for at in trained if data[at].name == windows.name] + [at for at in trained if data[at].dataset == windows.dataset]
         return next(iter([*same, *fitting]), None)
@@ -153,10 +151,10 @@ class Run:
         """As `find_adapter`. Raises UserError (config, exit 2) where none fits."""
         at = self.find_adapter(windows)
         if at is None:
-            events = bool(hash_vocabulary(windows))
+            found, known = windows.describe_misfit(self.record.channels)
             raise usage_error(
-                f"{windows.name} has {'another vocabulary' if events else f'{windows.channels} channels'}",
-                f"the run reads {'its own' if events else ' or '.join(map(str, self.record.channels))}",
+                f"{windows.name} has {found}",
+                f"the run reads {known}",
                 f"Fine-tune on it first: bitimely finetune {self.name} --data {windows.name}",
                 file=str(self.folder),
             )
@@ -187,12 +185,6 @@ def hash_subjects(windows: list[Windows], split: str) -> list[str]:
     return sorted({hashlib.sha256(f"{w.dataset}|{s}".encode()).hexdigest()[:16] for w in windows for s in set(w[split].subjects())})
 
 
-def hash_vocabulary(windows: Windows | EventSequences) -> str:
-    """SHA-256 of the names of the codes; "" for signals."""
-    names = windows.vocabulary
-    return hashlib.sha256("\n".join(names).encode()).hexdigest() if names else ""
-
-
 def describe_data(windows: Windows) -> RunData:
     """The entry of `windows` in `run.json`."""
     return RunData(
@@ -209,7 +201,7 @@ def describe_data(windows: Windows) -> RunData:
         windows=len(windows.index),
         audit={split: SplitCount(windows=len(windows[split]), subjects=len(set(windows[split].subjects()))) for split in SPLITS},
         class_names=windows.class_names,
-        vocabulary=hash_vocabulary(windows) or None,
+        vocabulary=windows.vocabulary_sha256,
     )
 
 

@@ -67,10 +67,10 @@ def parse_view(data: str) -> tuple[str, str]:
     return dataset, view
 
 
-def is_events(data: str) -> bool:
-    """Whether a data set or view is of claims. Raises UserError (unknown_name) with the closest names."""
+def find_data_kind(data: str) -> registry.DataKind:
+    """The operations on a data set or view. Raises UserError (unknown_name) with the closest names."""
     registry.load_members("bitimely_core.datasets")
-    return registry.datasets[data.partition("/")[0]].facts.kind == "events"
+    return registry.load_data_kind(registry.datasets[data.partition("/")[0]].facts.kind)
 
 
 def find_dataset(data: str, workspace: Path) -> str:

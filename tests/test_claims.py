@@ -304,12 +304,8 @@ def test_a_meds_folder_that_meds_accepts(tmp_path: Path) -> None:
 
 def test_synthetic_claims_are_made_once(tmp_path: Path) -> None:
     options = {"subjects": 300, "seed": 5}
-    first = workflows.ingest_claims(
-        "synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False}
-    )
-    again = workflows.ingest_claims(
-        "synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False}
-    )
+    first = workflows.ingest("synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False})
+    again = workflows.ingest("synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False})
     assert again["generation"] == first["generation"] == 1
     assert not (tmp_path / "cache" / "synthetic-claims" / ".raw").exists()
     one = tokens.open_tokens(tmp_path / "tokens" / "synthetic-claims")

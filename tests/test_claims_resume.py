@@ -246,7 +246,7 @@ def test_a_split_file_by_raw_ids_is_followed(raw: Path, small: None) -> None:
     out = raw.parent / "w" / "cache" / "pophr"
     options = {"id_key": str(raw.parent / "key"), "keep_ids": given["keep_ids"]}
     build = {"select": False, "min_codes": 1, "split_file": given["split_file"]}
-    report = workflows.ingest_claims("pophr", raw, out, options=options, build=build)
+    report = workflows.ingest("pophr", raw, out, options=options, build=build)
     found = [reason for reason in report["reasons"] if reason["field"] == "--split-file"]
     assert [(one["count"], one["level"]) for one in found] == [(2, "warning")]
     new = {row["subject_id"]: int(row["new"]) for row in csv.DictReader((raw.parent / "ids.csv").read_text().splitlines())}

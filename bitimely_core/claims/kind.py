@@ -1,25 +1,136 @@
-"""The operations of histories of events (claims, EHR) that verbs look up in `registry.DATA_KINDS`."""
+"""Operations on histories of events (claims, EHR), see `registry.DATA_KINDS`."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
+from bitimely_core import registry
 from bitimely_core.cache import Cache, open_cache
-from bitimely_core.claims import tokenize
+from bitimely_core.claims import meds_export, steps, tasks, tokenize
 from bitimely_core.claims.ingest import ingest_events, pin_options
-from bitimely_core.registry import DataKind
-from bitimely_core.tokens.sequences import EventSequences, open_sequences
+from bitimely_core.claims.shortcut_baselines import shortcut_table
+from bitimely_core.errors import usage_error
+from bitimely_core.registry import Choices, DataKind, DatasetFacts
+from bitimely_core.schemas import SequenceManifest, SequenceStatistics
+from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
 from bitimely_core.types import Progress
 
+PAGE = "bitimely_core.report.claims_page"  # in a layer above: imported on use
+PAPER_CODES = 52  # 47 PheCodes of PopHR and 5 special ids
 
-def tokenize_events(
-    cache: str | Path | Cache, *, out: Path, verify: bool = True, force_new: bool = False, progress: Progress | None = None, **choices: Any
-) -> EventSequences:
-    """Sequences of a cache of events, with the choices of `tokenize.resolved`. Raises UserError: as that and `tokenize.build`."""
+
+def split_choices(options: Choices, choices: Choices | None) -> tuple[Choices, Choices | None]:
+    """Options of the cache and choices of the sequences that are made with it; a split file has the ids of the source: an option."""
+    if choices is None:
+        return options, None
+    if (preset := choices.get("preset")) and preset not in steps.PRESETS:
+        raise registry.unknown("preset", preset, list(steps.PRESETS))
+    shared: Choices = {name: choices[name] for name in ("engine", "split_file") if name in choices}
+    return {**options, **shared}, {name: value for name, value in choices.items() if name != "split_file"}
+
+
+def _find_base(out: Path, dataset: str, choices: Choices) -> Path:
+    """The sequences whose codes those of a task use. Raises UserError (config, exit 2) for other choices or no name."""
+    base = out.with_name(dataset)
+    problem = next((f"--{key.replace('_', '-')}" for key in choices if key not in {"task", "ids"}), "" if out != base else "no --name")
+    if problem:
+        expected = f"expected only --name: the choices are those of {base.name}"
+        raise usage_error(problem, expected, "Give --task with another --name", field="--task")
+    return base
+
+
+def plan_sequences(cache: Path, out: Path, view: str = "", **choices: Any) -> Choices:
+    """What `write_sequences` would make: subjects, or with `task` prediction times. Raises UserError: as that."""
+    opened = open_cache(cache, verify=False)
+    if "task" in choices:
+        base = _find_base(out, opened.dataset, choices)
+        return {"folder": str(out), "base": str(base), "rows": tasks.read_task_labels(choices["task"]).height}
+    plan = tokenize.resolve_plan(opened, **choices)
+    return {"folder": str(out), "options": plan.options, "subjects": opened.cohort().height}
+
+
+def write_sequences(
+    cache: str | Path | Cache,
+    out: Path,
+    *,
+    view: str = "",
+    verify: bool = True,
+    force_new: bool = False,
+    progress: Progress | None = None,
+    **choices: Any,
+) -> None:
+    """Sequences of a cache of events, with the choices of `tokenize.resolve_plan`.
+
+    With `task`, a folder of MEDS labels (and `ids`): up to its prediction times, of the codes of the sequences called as the data set.
+
+    Raises UserError: as `resolve_plan`, `tokenize.write_sequences` and `tasks.write_task_sequences`.
+    """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
-    plan = tokenize.resolve_plan(opened, **{name: value for name, value in choices.items() if name != "view"})
-    return tokenize.open_built(plan, out, verify=verify, force_new=force_new, progress=progress)
+    if "task" in choices:
+        base = open_sequences(_find_base(out, opened.dataset, choices), verify)
+        tasks.write_task_sequences(opened, base, out=out, verify=verify, force_new=force_new, progress=progress, **choices)
+    else:
+        plan = tokenize.resolve_plan(opened, **choices)
+        tokenize.write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
 
 
-KIND = DataKind(pin_options=pin_options, ingest=ingest_events, open_tokens=open_sequences, tokenize=tokenize_events)
+def write_extras(cache: Path, folder: Path) -> Path | None:
+    """The page of sequences, and where dates are true an export as MEDS; neither of those of a task."""
+    if SequenceManifest.read(folder).base:
+        return None
+    path: Path = importlib.import_module(PAGE).write_claims_page(folder)
+    opened = open_cache(cache, verify=False)
+    if opened.events_manifest.clock == "calendar":
+        meds_export.write_meds(folder / "meds", opened, open_sequences(folder, verify=False))
+    return path
+
+
+def summarize_sequences(folder: Path) -> Choices:
+    """Counts, notices, findings, audit and shortcut baselines of the sequences in `folder`, which may not fit into memory."""
+    manifest, audit = SequenceManifest.read(folder), count_splits(folder)
+    statistics = None if manifest.base else SequenceStatistics.load(folder / "statistics.json")
+    return {
+        "windows": sum(split["windows"] for split in audit.values()),
+        "events": manifest.events,
+        "codes": manifest.files["vocab.parquet"].rows,
+        "task": manifest.options.task,
+        "class_names": manifest.class_names,
+        "split": manifest.options.split,
+        "fingerprint": manifest.manifest_sha256,
+        "notices": manifest.notices,
+        "findings": [finding.model_dump() for finding in manifest.findings],
+        "audit": audit,
+        "honesty": shortcut_table(statistics) if statistics else [],
+        **({"selected": statistics.selected} if statistics else {}),
+    }
+
+
+def describe_sequences(summary: Choices) -> tuple[str, str]:
+    """Number and place of new sequences, and the next verb."""
+    text = f"{summary['windows']:,} sequences, {summary['events']:,} events of {summary['codes']} PheCodes in {summary['folder']}"
+    return text, "pretrain --preset 3m" if "selected" in summary else "finetune RUN"
+
+
+def estimate_sequences(facts: DatasetFacts, view: str, cache: Cache | None, window: int | None, rate: float | None) -> Choices:
+    """Subjects (None: unknown), length and vocabulary of the sequences of a cache, else of the paper."""
+    subjects = cache.events_manifest.funnel.subjects if cache else None
+    return {"windows": subjects or facts.paper.get("subjects"), "channels": 1, "length": MAX_EVENTS, "codes": PAPER_CODES}
+
+
+KIND = DataKind(
+    section="build",
+    option_groups=("Claims: reading", "Claims: sequences"),
+    no_folds="Split claims with --split-file at ingest",
+    split_choices=split_choices,
+    pin_options=pin_options,
+    ingest=ingest_events,
+    plan_tokens=plan_sequences,
+    write_tokens=write_sequences,
+    write_extras=write_extras,
+    open_tokens=open_sequences,
+    summarize_tokens=summarize_sequences,
+    describe_tokens=describe_sequences,
+    estimate_size=estimate_sequences,
+)

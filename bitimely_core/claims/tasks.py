@@ -21,8 +21,8 @@ from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.schemas import FindingRecord, PredictionStatistics, SequenceManifest, SequenceOptions, StoredFile
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.tokens.sequences import SPECIAL, EventSequences, open_sequences, publish_sequences, to_table, write_shard
-from bitimely_core.tokens.sets import TokenSet
+from bitimely_core.tokens.sequences import SPECIAL, EventSequences, publish_sequences, to_table, write_shard
+from bitimely_core.tokens.sets import TokenSet, open_manifest
 from bitimely_core.types import Progress
 
 DAY = 86_400_000_000  # microseconds
@@ -64,7 +64,7 @@ def read_id_table(path: str | Path | None) -> pl.DataFrame | None:
         raise usage_error(f"cannot be read ({type(error).__name__})", expected, file=str(path), field="--ids") from error
 
 
-def build_task_sequences(
+def write_task_sequences(
     cache: Cache,
     base: EventSequences,
     task: str | Path,
@@ -74,8 +74,8 @@ def build_task_sequences(
     verify: bool = True,
     force_new: bool = False,
     progress: Progress | None = None,
-) -> EventSequences:
-    """The sequences of the labels in `task`, with one label named after `out`.
+) -> None:
+    """Write the sequences of the labels in `task`, with one label named after `out`.
 
     Args:
         cache: of claims, with true dates.
@@ -108,7 +108,8 @@ def build_task_sequences(
     if (out / storage.MANIFEST).exists() and not force_new:
         old = storage.read_manifest(out)
         if old.get("options") == options and old.get("base") == base.fingerprint:
-            return open_sequences(out, verify=verify)
+            open_manifest(out, SequenceManifest, verify)
+            return
         raise usage_error(
             "was made from other labels or codes",
             "expected the same",
@@ -128,7 +129,6 @@ def build_task_sequences(
     with storage.lock(out):
         storage.remove_temporary_files(out)
         _write_task(cache, base, rows.drop("subject_id").rename({"new": "subject_id"}), out, options, absent, progress)
-    return open_sequences(out, verify=False)
 
 
 def _fingerprint_labels(requested: pl.DataFrame) -> str:

@@ -37,7 +37,7 @@ from bitimely_core.schemas import (
     SequenceStatistics,
     StoredFile,
 )
-from bitimely_core.tokens.sequences import EventSequences, open_sequences, publish_sequences, write_shard
+from bitimely_core.tokens.sequences import publish_sequences, write_shard
 from bitimely_core.types import Progress
 
 SAMPLED_SEQUENCES = 2000, 16_000  # at most so many sequences of a shard, and in total, give the median gap
@@ -153,21 +153,13 @@ def _parse_landmark(text: str | None, date: str | None) -> Landmark | None:
         raise usage_error(str(error), expected) from error
 
 
-def open_built(
-    plan: SequencePlan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None
-) -> EventSequences:
-    """The sequences of a plan in `out`; existing ones of the same choices stay.
-
-    Raises UserError: settings_differ (exit 2), no_input (exit 4) when no subject is left, integrity (exit 5).
-    """
-    write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
-    return open_sequences(out, verify=False)
-
-
 def write_sequences(
     plan: SequencePlan, out: Path, *, verify: bool = True, force_new: bool = False, progress: Progress | None = None
 ) -> None:
-    """Write the sequences of a plan in `out` without opening them, so that they need not fit into memory. Raises UserError: as `open_built`."""
+    """Write the sequences of a plan in `out` without opening them, so that they need not fit into memory; existing ones of the same choices stay.
+
+    Raises UserError: settings_differ (exit 2), no_input (exit 4) when no subject is left, integrity (exit 5).
+    """
     if force_new or not _is_current(plan, out):
         if verify:
             plan.manifest.check_files(plan.cache.folder)

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate, storage
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_probe, standardise
-from bitimely_core.run import hash_vocabulary
 from bitimely_core.schemas import RunRecord, Scores, TaskScores
 from bitimely_core.types import Progress
 
@@ -186,7 +185,7 @@ def fit_baseline(
     windows: Any = open_windows(scores.data)
     if windows.fingerprint != record.data[0].fingerprint:
         return "the windows of the run no longer exist"
-    if kind == "kernels" and hash_vocabulary(windows):
+    if kind == "kernels" and windows.vocabulary:
         return "events have no samples to convolve"
     seed = record.seed
     inputs = {"kind": kind, "version": CACHE_VERSION, "data": windows.fingerprint, "fraction": chosen.fraction}

@@ -185,8 +185,7 @@ def _infer_task(data: str) -> str:
         dataset, view = parse_view(data)
     except UserError:
         return ""
-    facts = registry.datasets[dataset].facts
-    return "multilabel" if facts.kind == "events" else str(facts.views[view].task)
+    return registry.datasets[dataset].facts.views[view].task
 
 
 def read_predictions(one: ScoredRun) -> tuple[list[str], evaluate.Predictions] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.training.tuning import TRIAL_SHARE
 from bitimely_core.workflows.catalog import COSTS
-from bitimely_core.workspace import locate, name_tokens, parse_view
+from bitimely_core.workspace import find_data_kind, locate, name_tokens, parse_view
 
 UTILIZATION = 0.3  # share of the speed of a large matrix product that a training step reaches (assumed)
 TRAIN_SHARE = 0.8  # of all windows, where nothing has been tokenized yet
@@ -123,12 +123,9 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path) -> Trai
 
 def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
     """The size of tokens: their own where they exist, else from the cache, the view and the paper."""
-    from bitimely_core import models
-
     made = locate(workspace, "tokens", name_tokens(name)) / "manifest.json"
     node = plan.nodes.get(f"tokenize {name}")
     dataset, view = parse_view(str(node.settings["data"]) if node else name)
-    facts = registry.datasets[dataset].facts
     if made.is_file():
         windows = _open_tokens(made.parent)
         return DataSize(
@@ -138,39 +135,18 @@ def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
             codes=getattr(windows, "codes", None),
             events=float(windows.lengths().mean()) if windows.vocabulary else None,
         )
-    if facts.kind == "events":
-        shape = models.default_shape("3m")
-        subjects = _count_cached(workspace / "cache" / dataset, 0.0) or facts.paper.get("subjects", 0)
-        return DataSize(windows=subjects * TRAIN_SHARE or None, channels=1, length=254, codes=shape.get("codes"))
-    stated = facts.paper.get(view, {})
-    cut = facts.views.get(view)
-    length = (node.settings.get("window") if node else None) or (cut.window if cut else 0) or stated.get("length")
     options = node.settings if node else {}
-    rate = options.get("rate") or (cut.rate if cut else 0)
-    seconds = options["window"] / rate if options.get("window") and rate else cut.window / cut.rate if cut and cut.rate else 0.0
-    count = _count_cached(workspace / "cache" / dataset, seconds) or stated.get("sequences")
-    return DataSize(
-        windows=count * TRAIN_SHARE if count else None,
-        channels=len(cut.channels) if cut and cut.channels else stated.get("channels", 1),
-        length=length if isinstance(length, int) else 3000,
-    )
+    size = _estimate_size(dataset, view, workspace / "cache" / dataset, options.get("window"), options.get("rate"))
+    return replace(size, windows=size.windows * TRAIN_SHARE if size.windows else None)
 
 
 @cache
-def _count_cached(folder: Path, seconds: float) -> int:
-    """Windows of `seconds` in the recordings of a cache, labelled or not; 0 seconds: recordings, of claims subjects. 0 without a cache."""
-    import polars as pl
-
+def _estimate_size(dataset: str, view: str, folder: Path, window: int | None, rate: float | None) -> DataSize:
+    """All windows of a view, from its cache where there is one."""
     from bitimely_core.cache import open_cache
 
-    if not (folder / storage.MANIFEST).is_file():
-        return 0
-    cached = open_cache(folder, verify=False)
-    if cached.manifest.kind == "events":
-        return cached.events_manifest.funnel.subjects or 0
-    lasting = cached.signals().group_by("recording_id", "channel").agg(seconds=(pl.col("n_samples") / pl.col("rate")).sum())
-    lasting = lasting.group_by("recording_id").agg(pl.col("seconds").max())
-    return lasting.height if seconds <= 0 else int((lasting["seconds"] / seconds + 1e-6).floor().sum())
+    made = open_cache(folder, verify=False) if (folder / storage.MANIFEST).is_file() else None
+    return DataSize(**find_data_kind(dataset).estimate_size(registry.datasets[dataset].facts, view, made, window, rate))
 
 
 @cache

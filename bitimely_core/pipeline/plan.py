@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import cache, registry, workflows
+from bitimely_core import registry, workflows
 from bitimely_core.config import DataConfig, Section, load_preset, merge_layers, validate
 from bitimely_core.errors import Exit, Reason, UserError, input_error, usage_error
 from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
@@ -20,7 +20,7 @@ from bitimely_core.report.recipe_results import write_results
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import make_windows_opener
 from bitimely_core.workflows.train import TrainingResult
-from bitimely_core.workspace import is_events, locate, locate_new, name_tokens, parse_view
+from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tokens, parse_view
 
 FINETUNE_FLAGS = {"readout", "layers", "freeze", "from_scratch", "fraction"}  # they leave the pre-training as it is: it is shared
 Say = Callable[[str], None]
@@ -214,10 +214,7 @@ class PlanBuilder:
                     f"Give --set ingest.sources.{dataset}=FOLDER, or run: bitimely ingest {dataset} FOLDER",
                     file=str(out),
                 )
-            if is_events(dataset):
-                report = cache.ingest(dataset, source, out, options=options, progress=self.progress)
-            else:
-                report = workflows.ingest(dataset, source, out, options=options, jobs=recipe.jobs, progress=self.progress)
+            report = workflows.ingest(dataset, source, out, options=options, jobs=recipe.jobs, progress=self.progress)
             return StageResult(exit_code=int(report["exit_code"]))
 
         stated = {"source": source, "options": options}
@@ -226,11 +223,13 @@ class PlanBuilder:
     def add_tokens(self, view: str, own: DataConfig, build: Flags, block: str) -> tuple[str, str]:
         """The tokens of a view with the settings of the recipe: their name, and the label of the stage."""
         dataset, _ = parse_view(view)
-        events = is_events(view)
-        if events and own.test_fold is not None:
-            raise usage_error(f"folds of {view}", "expected recordings", "Split claims with --split-file at ingest", field="folds")
-        chosen = {**self.recipe.build, **build} if events else {**_set_fields(self.recipe.tokenize), **_set_fields(own)}
-        local = bool(build) if events else bool(_set_fields(own))
+        kind = find_data_kind(view)
+        if kind.no_folds and own.test_fold is not None:
+            raise usage_error(f"folds of {view}", "expected recordings", kind.no_folds, field="folds")
+        common, local = {"tokenize": (_set_fields(self.recipe.tokenize), _set_fields(own)), "build": (self.recipe.build, build)}[
+            kind.section
+        ]
+        chosen = {**common, **local}
         name = "-".join([*([self.plan.name] if chosen else []), *([block] if local and block else []), name_tokens(view)])
         cached = locate(self.workspace, "cache", dataset) / "manifest.json"
         ingest = f"ingest {dataset}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bitimely_core import storage
+from bitimely_core.claims.shortcut_baselines import list_attrition, shortcut_table
 from bitimely_core.page import Page, PageBuilder, Timeline, TimelinePlot
+from bitimely_core.report.renderer import render_html
 from bitimely_core.schemas import AgreementCell, SequenceStatistics
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from bitimely_core.tokens import EventSequences
 
 FEW = 11  # smaller counts are suppressed: the rule of the publisher of Medicare's data
@@ -32,8 +34,6 @@ CHOICES = (
     "selection. Surveillance rules, days, one code a day, a split by subject and selection on training subjects are choices of this project."
 )
 
-ShortcutRow = dict[str, float | int | str | None]
-
 
 def open_examples(out: Path) -> EventSequences:
     """As many shards of sequences as are needed for the examples: all of them may not fit into memory."""
@@ -47,29 +47,15 @@ def open_examples(out: Path) -> EventSequences:
         shards *= 2
 
 
-def shortcut_table(statistics: SequenceStatistics) -> list[ShortcutRow]:
-    """One row per label: average precision of chance, of the sequence length and of the best single code, before and after the filters."""
-    return [
-        {
-            "label": label,
-            "cases": scores.cases["all"],
-            "prevalence before": statistics.prevalence["before"][label]["all"].prevalence,
-            "prevalence (chance)": scores.prevalence["all"],
-            "length alone": scores.length["all"],
-            "best single code": scores.best.count["all"] if scores.best else None,
-            "which": scores.best.phecode if scores.best else None,
-            "length alone, test": scores.length.get("test"),
-            "single code, test": scores.best.count.get("test") if scores.best else None,
-            "largest possible ratio": statistics.max_attainable.get(label),
-        }
-        for label, scores in statistics.leaks.items()
-    ]
+def write_claims_page(folder: Path) -> Path:
+    """Write `report.html` of the sequences in `folder`."""
+    path = folder / "report.html"
+    storage.write_bytes(path, render_html(claims_page(open_examples(folder)), alone=True).encode())
+    return path
 
 
 def claims_page(sequences: EventSequences) -> Page:
     """Shortcut baselines, funnel, selected and unmapped codes, agreement with source labels, and example sequences as timelines."""
-    from bitimely_core.claims import shortcut_baselines
-
     statistics, options = sequences.code_statistics, sequences.options
     lengths = statistics.sequences
     page = PageBuilder(f"Sequences {sequences.name}")
@@ -99,7 +85,7 @@ def claims_page(sequences: EventSequences) -> Page:
         "From rows to sequences",
         "Every row is counted once, at the first check that it fails.",
         ["unit", "step", "count"],
-        shortcut_baselines.list_attrition(statistics.funnel),
+        list_attrition(statistics.funnel),
     )
     _add_ratios(page, sequences)
     if statistics.unmapped:

@@ -91,8 +91,8 @@ def ingest_page(folder: str | Path, report: IngestReport) -> Page:
     page.section("Status of the units")
     page.add(*_unit_tables(report))
     opened = cache.open_cache(folder, verify=False) if report.published else None  # pages of Parquet have checksums of their own
-    if opened is not None and opened.manifest.kind == "recordings":  # of claims: units and rows only
-        _add_recordings(page, opened, report)
+    if opened is not None and (add_content := CONTENT.get(opened.manifest.kind)):
+        add_content(page, opened, report)
     if report.rules:
         page.section("Rules")
         caption = "Decisions of the reader of this data set where its files are ambiguous."
@@ -120,6 +120,8 @@ def _add_recordings(page: PageBuilder, opened: cache.Cache, report: IngestReport
         page.section("Lengths and labels")
         page.add(*content)
 
+
+CONTENT = {"recordings": _add_recordings}  # kind of a cache -> its sections; of others units and rows only
 
 # ---- status of the units
 

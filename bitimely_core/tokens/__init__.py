@@ -29,13 +29,14 @@ def build(
     progress: Progress | None = None,
     **choices: Any,
 ) -> Any:
-    """Windows from a cache of recordings, with the choices of `building.build`, or sequences from one of claims, `claims.tokenize.resolve_plan`.
+    """Windows from a cache of recordings, with the choices of `building.build_windows`, or sequences from one of claims, `claims.tokenize.resolve_plan`.
 
     Raises UserError: as these.
     """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
     kind = registry.load_data_kind(opened.manifest.kind)
-    return kind.tokenize(cache, out=Path(out), verify=verify, force_new=force_new, progress=progress, **choices)
+    kind.write_tokens(cache, out=Path(out), verify=verify, force_new=force_new, progress=progress, **choices)
+    return open_tokens(out, verify=False)  # every file was compared when it was written or found
 
 
 def open_tokens(folder: str | Path, verify: bool = True) -> Any:
@@ -46,7 +47,7 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Any:
     """
     kind = registry.TOKEN_KINDS.get(storage.read_manifest(Path(folder)).get("kind", ""), "recordings")
     with storage.require_agreement(Path(folder)):
-        return registry.load_data_kind(kind).open_tokens(Path(folder), verify)
+        return registry.load_data_kind(kind).open_tokens(Path(folder), verify=verify)
 
 
 __all__ = ["EventSequences", "TokenSet", "Windows", "assign_splits", "build", "open_tokens", "plan"]

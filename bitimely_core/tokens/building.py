@@ -31,8 +31,7 @@ from bitimely_core.schemas import (
 )
 from bitimely_core.tokens import filters, moments, splits
 from bitimely_core.tokens.cutting import RecordCut, WindowPlace, count_unfiltered, cut_record, make_windows
-from bitimely_core.tokens.sets import FORMAT, check_subjects
-from bitimely_core.tokens.windows import Windows, open_windows
+from bitimely_core.tokens.sets import FORMAT, check_subjects, open_manifest
 from bitimely_core.types import Annotation, Progress
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class WindowChoices(TypedDict, total=False):
     test_fold: int | None  # of ten, tested instead of the tenth; the one before it validates. Official folds, or of subjects
 
 
-def build(
+def build_windows(
     cache: str | Path | Cache,
     *,
     out: str | Path,
@@ -69,8 +68,8 @@ def build(
     force_new: bool = False,
     progress: Progress | None = None,
     **choices: Unpack[WindowChoices],
-) -> Windows:
-    """Cut the cached recordings of `cache` into windows, write them to the folder `out` and open them.
+) -> None:
+    """Cut the cached recordings of `cache` into windows and write them to the folder `out`.
 
     The same choices on the same cache again do nothing; a new generation of the cache makes new windows.
 
@@ -90,15 +89,16 @@ def build(
     opened = _open_cache(cache, verify=False)
     options = resolve_options(opened, **choices)
     if not force_new and is_current(out, options, opened.manifest.manifest_sha256):
-        return open_windows(out, verify=verify)
+        open_manifest(out, WindowManifest, verify)
+        return
     opened = _open_cache(cache, verify=verify)
     storage.make_folder(out)
     with storage.lock(out):
         if not force_new and is_current(out, options, opened.manifest.manifest_sha256):  # another process was faster
-            return open_windows(out, verify=verify)
+            open_manifest(out, WindowManifest, verify)
+            return
         storage.remove_temporary_files(out)
         write_windows(opened, options, out, progress)
-    return open_windows(out, verify=False)  # every file was read back and compared when it was written
 
 
 def plan(cache: str | Path | Cache, **choices: Unpack[WindowChoices]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.schemas import PredictionStatistics, SequenceManifest, SequenceOptions, SequenceStatistics, StoredFile
+from bitimely_core.schemas import PredictionStatistics, RunData, SequenceManifest, SequenceOptions, SequenceStatistics, StoredFile
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 
@@ -39,6 +39,7 @@ class EventSequences(TokenSet):
     index_time: np.ndarray  # [subjects] float32 months of the index day on the sequence's clock; NaN: the last event ends it
     limit: int = MAX_EVENTS
 
+    inputs = "events"
     channels = 1
     channel_names: tuple[str, ...] = ()
     rate = 0.0
@@ -63,6 +64,14 @@ class EventSequences(TokenSet):
     def codes(self) -> int:
         """Size of the input vocabulary, special ids included."""
         return len(self.vocabulary)
+
+    def find_adapters(self, data: Sequence[RunData], channels: Sequence[int]) -> list[int]:
+        """The only one, if it was trained on this vocabulary."""
+        return [0] if self.vocabulary_sha256 in {one.vocabulary for one in data} else []
+
+    def describe_misfit(self, channels: Sequence[int]) -> tuple[str, str]:
+        """Vocabularies."""
+        return "another vocabulary", "its own"
 
     def limited(self, limit: int) -> EventSequences:
         """The same sequences, cut to their last `limit` events."""

@@ -5,18 +5,19 @@ Legend: n rows, C classes.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text
 from bitimely_core.registry import Task, unknown
-from bitimely_core.schemas import TokenManifest, TokenOptions, TokenStatistics
+from bitimely_core.schemas import RunData, TokenManifest, TokenOptions, TokenStatistics
 from bitimely_core.tokens.splits import SHARED, SPLITS
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class TokenSet(ABC):
     whole_index: pl.DataFrame
     target: np.ndarray | None  # of all rows
     vocabulary: tuple[str, ...] = ()  # of events: names of all ids, the special ones first
+    inputs: ClassVar[str]  # what a model reads: signals or events
 
     @property
     def name(self) -> str:
@@ -123,6 +125,19 @@ class TokenSet(ABC):
     def subjects(self) -> np.ndarray:
         """The subject of each row [n] str."""
         return self.index["subject_id"].to_numpy()
+
+    @property
+    def vocabulary_sha256(self) -> str | None:
+        """SHA-256 of the vocabulary; None without one."""
+        return hashlib.sha256("\n".join(self.vocabulary).encode()).hexdigest() if self.vocabulary else None
+
+    @abstractmethod
+    def find_adapters(self, data: Sequence[RunData], channels: Sequence[int]) -> list[int]:
+        """The adapters that read this set, of a run that was trained on `data` and has one for each of `channels`."""
+
+    @abstractmethod
+    def describe_misfit(self, channels: Sequence[int]) -> tuple[str, str]:
+        """What the set has and what such a run reads, where no adapter fits."""
 
     @abstractmethod
     def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core.errors import safe_text
-from bitimely_core.schemas import WindowManifest, WindowOptions, WindowStatistics
+from bitimely_core.schemas import RunData, WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.moments import compute_normalisation
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
@@ -55,6 +55,7 @@ class UnmappedWindows:
 class Windows(TokenSet):
     """Windows of a biosignal view, see `TokenSet`."""
 
+    inputs = "signals"
     manifest: WindowManifest
     statistics: WindowStatistics
     shards: tuple[np.ndarray | UnmappedWindows, ...]  # memory maps [rows of the file, T, V] int16 or float32
@@ -87,6 +88,14 @@ class Windows(TokenSet):
     def rate(self) -> float:
         """Hz."""
         return self.options.rate
+
+    def find_adapters(self, data: Sequence[RunData], channels: Sequence[int]) -> list[int]:
+        """Those of as many channels."""
+        return [at for at, count in enumerate(channels) if count == self.channels]
+
+    def describe_misfit(self, channels: Sequence[int]) -> tuple[str, str]:
+        """Numbers of channels."""
+        return f"{self.channels} channels", " or ".join(map(str, channels))
 
     def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
         """What a `Batch` of these rows holds besides labels: values [n, T, V] float32, mask [n, T, V] bool or None."""

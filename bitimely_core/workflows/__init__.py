@@ -7,14 +7,12 @@ from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.export import export
 from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.ingest import ingest
-from bitimely_core.workflows.ingest_claims import ingest_claims
 from bitimely_core.workflows.pretrain import pretrain
 from bitimely_core.workflows.report import report
 from bitimely_core.workflows.reproduce import reproduce
 from bitimely_core.workflows.statistics import statistics
 from bitimely_core.workflows.tokenize import tokenize
 from bitimely_core.workflows.verify import verify
-from bitimely_core.workspace import is_events
 
 __all__ = [
     "analyze",
@@ -24,8 +22,6 @@ __all__ = [
     "export",
     "finetune",
     "ingest",
-    "ingest_claims",
-    "is_events",
     "pretrain",
     "report",
     "reproduce",

@@ -26,7 +26,7 @@ def demonstrate(
     """
     from bitimely_core import report as rendering
     from bitimely_core import tokens
-    from bitimely_core.workflows.tokenize import audit_splits
+    from bitimely_core.tokens.kind import audit_splits
 
     spectra = analyze("svd", ["tiny"], sequences=32, workspace=workspace, progress=progress)
     maps = analyze("attention", ["tiny"], workspace=workspace, progress=progress)

@@ -13,7 +13,7 @@ from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import write_card
-from bitimely_core.run import describe_data, hash_vocabulary
+from bitimely_core.run import describe_data
 from bitimely_core.schemas import Comparison, EvaluationSettings, MetricValue, ReadingOptions, RunRecord, Scores, TaskScores
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
@@ -188,7 +188,7 @@ def _score_task(
         rows.subjects(),
         class_names=windows.class_names,
         train_target=train_target,
-        baselines=_predict_shortcuts(windows, rows) if hash_vocabulary(windows) and train_target is not None and len(rows) else None,
+        baselines=_predict_shortcuts(windows, rows) if windows.vocabulary and train_target is not None and len(rows) else None,
         bootstrap=bootstrap,
         by=by,
         seed=0,

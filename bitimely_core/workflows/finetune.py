@@ -12,7 +12,7 @@ from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
-from bitimely_core.run import Run, describe_data, hash_vocabulary, list_versions
+from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas import RunRecord, RunSource
 from bitimely_core.training import tuning
 from bitimely_core.types import Progress
@@ -204,7 +204,7 @@ def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> st
     parts = []
     if adapter:
         before = " and ".join(map(str, origin.channels))
-        reason = "another vocabulary" if hash_vocabulary(windows) else f"{windows.channels} channels here, {before} in the pre-training"
+        reason = "another vocabulary" if windows.vocabulary else f"{windows.channels} channels here, {before} in the pre-training"
         parts.append(f"{reason}: re-initialised the adapter ({len(adapter)} tensors: tokenizer, input and output projection)")
     if others:
         parts.append(f"windows of another length: randomly initialised or extended by random values: {', '.join(others)}")

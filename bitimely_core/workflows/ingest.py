@@ -1,42 +1,74 @@
-"""`ingest` of recordings: the cache and its page."""
+"""`ingest`: the cache of a data set and its page, of claims also the sequences."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import cache
-from bitimely_core.errors import Exit, Finding, UserError
-from bitimely_core.report.ingest_page import write_ingest_page
+from bitimely_core import storage
+from bitimely_core.cache.ingest_run import REPORT
+from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.types import Progress
+from bitimely_core.workflows.prepare import ingest_cache
+from bitimely_core.workflows.tokenize import tokenize
+from bitimely_core.workspace import find_data_kind
+
+TOKEN_KEYS = ("folder", "windows", "events", "codes", "honesty", "selected")  # of the result of `tokenize`, kept in the report
 
 
 def ingest(
-    dataset: str, source: str | Path | None, out: str | Path, *, notice: Callable[[Finding], object] | None = None, **arguments: Any
+    dataset: str,
+    source: str | Path | None,
+    out: str | Path,
+    *,
+    options: dict[str, Any] | None = None,
+    build: dict[str, Any] | None = None,
+    name: str | None = None,
+    notice: Callable[[Finding], object] | None = None,
+    progress: Progress | None = None,
+    **arguments: Any,
 ) -> dict[str, Any]:
-    """`cache.ingest`, and `report.html` beside its report.
+    """`cache.ingest`, and `report.html` beside its report; of claims with `build` also the sequences, whose warnings the report has too.
 
     Args:
         dataset: registered name.
         source: raw folder; None for generated data sets.
-        out: folder of the data set's cache.
-        notice: called with a warning where the page could not be written.
+        out: folder of the data set's cache, `<workspace>/cache/<dataset>`.
+        options: the data set's own.
+        build: choices of sequences (`claims.tokenize.resolve_plan`); `split_file` has the ids of the source and is an option of the cache.
+        name: of the sequences.
+        notice: called with a warning where the page could not be written, or the sequences could not be made, but the cache is complete.
+        progress: as of `cache.ingest`.
         **arguments: the other arguments of `cache.ingest`.
 
     Returns:
         The report of `cache.ingest`.
 
     Raises:
-        UserError: that of `cache.ingest`; the page of a refused data set has the reasons.
+        UserError: that of `cache.ingest`, whose page has the reasons of a refused data set; exit 2 for choices that do not fit.
     """
-    try:
-        report = cache.ingest(dataset, source, out, **arguments)
-    except UserError as error:
-        if error.report is not None and error.exit_code == Exit.REFUSED:
-            error.details = [*error.details, *write_ingest_page(out, error.report)]
-        raise
-    faults = write_ingest_page(out, report) if report.get("published") else []  # not of a shard or a dry run
-    for fault in faults:
-        if notice is not None:
-            notice(fault)
-    return report
+    folder = Path(out)
+    options, choices = find_data_kind(dataset).split_choices(options or {}, build)
+
+    def add_tokens(report: dict[str, Any]) -> None:
+        if choices is None:
+            return
+        try:
+            built = tokenize(dataset, workspace=folder.parent.parent, name=name, options=choices, force_new=True, progress=progress)
+            found = built["findings"]
+            report["tokens"] = {key: built[key] for key in TOKEN_KEYS}
+        except UserError as error:
+            if error.exit_code != Exit.REFUSED:
+                raise
+            found = [Finding(Reason.MIN_CODES, error.problem, error.requirement, error.hint, level="warning").as_dict()]
+            if notice is not None:
+                notice(error.finding)
+        report["reasons"] = [*report["reasons"], *found]
+        counts = Counter(report["reason_counts"])
+        counts.update({reason["code"]: reason["count"] for reason in found})
+        report["reason_counts"] = dict(sorted(counts.items()))
+        storage.write_json(folder / REPORT, report)
+
+    return ingest_cache(dataset, source, folder, extend=add_tokens, options=options, notice=notice, progress=progress, **arguments)

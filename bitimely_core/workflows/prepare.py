@@ -6,15 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core import registry
+from bitimely_core import cache, registry
 from bitimely_core.config import DataConfig
-from bitimely_core.errors import Reason, input_error
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
+from bitimely_core.registry import Choices, DataKind
+from bitimely_core.report.ingest_page import write_ingest_page
 from bitimely_core.run import Run
 from bitimely_core.types import Progress
-from bitimely_core.workspace import is_events, locate, locate_new, name_tokens, parse_view
+from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tokens, parse_view
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
+
+NO_WINDOW_OPTIONS = {"names": (), "fraction": 1.0, "limit": None}  # settings of data that do not change the windows, at their defaults
 
 
 def prepare_windows(data: str, workspace: Path, config: DataConfig, *, verify: bool = True, progress: Progress | None = None) -> Windows:
@@ -56,41 +60,27 @@ def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bo
         return tokens.open_tokens(folder, verify=verify)
     dataset, view = parse_view(data)
     out = locate_new(workspace, "tokens", name_tokens(data))
-    folder = ensure_cache(dataset, workspace, progress=progress)
-    if registry.datasets[dataset].facts.kind == "events":
-        from bitimely_core.workflows.tokenize_claims import tokenize_claims
+    kind, source = find_data_kind(data), ensure_cache(dataset, workspace, progress=progress)
+    given = {"tokenize": {key: value for key, value in config if key not in NO_WINDOW_OPTIONS}}
+    write_tokens(kind, source, out, {"view": view, **given.get(kind.section, {})}, verify=verify, progress=progress)
+    return tokens.open_tokens(out, verify=False)
 
-        tokenize_claims(data, workspace=workspace, verify=verify, progress=progress)
-        return tokens.open_tokens(out, verify=False)
-    return tokens.build(
-        folder,
-        view=view,
-        out=out,
-        window=config.window,
-        stride=config.stride,
-        rate=config.rate,
-        channels=config.channels,
-        normalise=config.normalise,
-        split=config.split,
-        seed=config.seed,
-        bandpass=config.bandpass,
-        notch=config.notch,
-        test_fold=config.test_fold,
-        verify=verify,
-        progress=progress,
-    )
+
+def write_tokens(
+    kind: DataKind, source: Path, out: Path, choices: Choices, *, verify: bool, force_new: bool = False, progress: Progress | None = None
+) -> Path | None:
+    """Write the tokens of a cache, with what stands beside them; returns their page where they have one."""
+    kind.write_tokens(source, out=out, verify=verify, force_new=force_new, progress=progress, **choices)
+    return kind.write_extras(source, out)
 
 
 def _has_window_options(config: DataConfig) -> bool:
     """Whether any option of the windows differs from its default: then `build` must compare."""
-    return config.model_copy(update={"names": (), "fraction": 1.0, "limit": None}) != DataConfig()
+    return config.model_copy(update=NO_WINDOW_OPTIONS) != DataConfig()
 
 
 def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = None) -> Path:
     """The cache folder of `dataset`; data sets that need no source are ingested when they are missing."""
-    from bitimely_core.workflows.ingest import ingest
-    from bitimely_core.workflows.ingest_claims import ingest_claims
-
     folder = locate(workspace, "cache", dataset)
     if (folder / "manifest.json").is_file():
         return folder
@@ -103,8 +93,29 @@ def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = N
             file=str(folder),
         )
     folder = locate_new(workspace, "cache", dataset)
-    if is_events(dataset):
-        ingest_claims(dataset, None, folder, progress=progress)
-    else:
-        ingest(dataset, None, folder, progress=progress)
+    ingest_cache(dataset, None, folder, progress=progress)
     return folder
+
+
+def ingest_cache(
+    dataset: str,
+    source: str | Path | None,
+    out: Path,
+    *,
+    extend: Callable[[Choices], None] = lambda report: None,
+    notice: Callable[[Finding], object] | None = None,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """`cache.ingest` and its page; `extend` adds to the report of a published cache, `notice` is called where the page cannot be written."""
+    try:
+        report = cache.ingest(dataset, source, out, **arguments)
+    except UserError as error:
+        if error.report is not None and error.exit_code == Exit.REFUSED:
+            error.details = [*error.details, *write_ingest_page(out, error.report)]
+        raise
+    if report.get("published"):  # not of a shard or a dry run
+        extend(report)
+        for fault in write_ingest_page(out, report):
+            if notice is not None:
+                notice(fault)
+    return report

@@ -10,7 +10,7 @@ from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings, TuneConfig, load_preset, merge_layers, parse_assignments
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.recipe import load_recipe, resolve_settings
-from bitimely_core.run import describe_data, hash_vocabulary, list_versions
+from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas import RunRecord
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
@@ -74,7 +74,7 @@ def pretrain(
     if not settings.data.names:
         raise usage_error("no data", "expected --data", "See: bitimely list datasets", field="--data")
     windows = _open_windows(settings, workspace, verify, progress)
-    if hash_vocabulary(windows[0]) and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
+    if windows[0].vocabulary and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
         base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
         settings = resolve()
     notices = [f"{entry.name} has no pre-training: the learning-rate search is skipped."] if supervised and settings.tune.rates else []

@@ -12,7 +12,7 @@ from bitimely_core.config import ModelConfig, Settings
 from bitimely_core.errors import Finding, usage_error
 from bitimely_core.report.model_card import write_card
 from bitimely_core.report.run_page import write_training_page
-from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_identity, hash_subjects, hash_vocabulary
+from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_identity, hash_subjects
 from bitimely_core.schemas import FinalLosses, Losses, RunRecord, TrainSubjects, TuningRecord
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
@@ -209,24 +209,22 @@ def derive_model_shape(windows: list[Windows], config: ModelConfig) -> dict[str,
     Raises UserError (config, exit 2) for signals with codes, events without, or events of several vocabularies.
     """
     from bitimely_core.models.adapters import grid_shape
-    from bitimely_core.tokens import EventSequences
 
-    events = [one for one in windows if isinstance(one, EventSequences)]
+    vocabularies = {one.vocabulary for one in windows}
     shape: dict[str, int | tuple[int, ...]] = {"channels": windows[0].channels, "length": max(one.length for one in windows)}
-    if len(events) == len(windows) and (config.events == "grid" or config.tokenizer == "codes"):
-        if len({hash_vocabulary(one) for one in windows}) > 1:
+    if all(vocabularies) and (config.events == "grid" or config.tokenizer == "codes"):
+        if len(vocabularies) > 1:
             raise usage_error(
                 f"{' and '.join(one.name for one in windows)} have different vocabularies",
                 "expected one",
                 "Tokenize them together, or pre-train on one of them",
                 field="--data",
             )
-        codes = len(events[0].vocabulary)
+        codes = len(windows[0].vocabulary)
         return {**grid_shape(codes, config.horizon)} if config.events == "grid" else {**shape, "codes": codes}
-    if config.tokenizer == "codes" or events:
-        kinds = {one.name: "events" if isinstance(one, EventSequences) else "signals" for one in windows}
+    if config.tokenizer == "codes" or any(vocabularies):
         raise usage_error(
-            f"tokenizer {config.tokenizer} for {' and '.join(f'{kind} ({name})' for name, kind in kinds.items())}",
+            f"tokenizer {config.tokenizer} for {' and '.join(f'{one.inputs} ({one.name})' for one in windows)}",
             "expected codes for events, conv or patch for signals",
             "Choose data of the other kind, or another preset",
             field="--data",
