@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
-from bitimely_cli.options import BuildOptions, CommonOptions, declare_setting, expand_options, parse_shard
+from bitimely_cli.options import BuildOptions, CommonOptions, Encoding, declare_setting, expand_options, parse_shard
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, validate
@@ -38,6 +38,7 @@ def ingest(
     map_: Annotated[
         Path | None, typer.Option("--map", metavar="FILE.toml", help="Mapping file: patterns, subjects, channels, rates, labels (generic).")
     ] = None,
+    encoding: Encoding = None,
     follow_symlinks: Annotated[bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")] = False,
     keep_phi: Annotated[bool, typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")] = False,
     keep_dates: Annotated[bool, typer.Option("--keep-dates", help="Keep start times of recordings.")] = False,
@@ -76,6 +77,7 @@ def ingest(
             follow_symlinks=follow_symlinks,
             keep_phi=keep_phi,
             keep_dates=keep_dates,
+            encoding=encoding,
             wait=wait,
             progress=progress,
             **making,
@@ -138,6 +140,7 @@ def tokenize(
     seed: Annotated[int, declare_setting(DataConfig, "seed")] = 0,
     test_fold: Annotated[int | None, declare_setting(DataConfig, "test_fold")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")] = None,
+    encoding: Encoding = None,
     build: BuildOptions,
     claims_build: ClaimsBuildOptions,
     task: TaskOptions,
@@ -147,6 +150,7 @@ def tokenize(
     Example: bitimely tokenize sleep-edf/staging
     """
     from bitimely_core import workflows
+    from bitimely_core.formats.text import use_encoding
     from bitimely_core.schemas import FindingRecord
 
     texts = {name: text for name, text in {"bandpass": bandpass, "notch": notch}.items() if text is not None}
@@ -172,7 +176,7 @@ def tokenize(
         known = {"tokenize": list(cuts), "build": [f.name for f in (*fields(claims_build), *fields(task))]}[kind.section]
         flags = [f"--{name.replace('_', '-')}" for name in (unsuitable[0], *known, "seed")]
         raise registry.unknown(f"option of {data}", flags[0], flags[1:])
-    with screen.progress() as progress:
+    with use_encoding(encoding), screen.progress() as progress:
         result = workflows.tokenize(data, name=name, options=options, progress=progress, **build.collect())
     if build.dry_run:
         screen.result(result, screen.lines(result))

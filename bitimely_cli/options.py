@@ -49,6 +49,9 @@ Workspace = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", callback=_json, is_eager=True, help="One JSON object on stdout; all else on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", callback=_debug, is_eager=True, help="Show tracebacks.")]
+Encoding = Annotated[
+    str | None, typer.Option("--encoding", metavar="NAME", help="Encoding of text tables without a byte order mark (default: UTF-8).")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, with sizes and estimates; write nothing.")]
 
 Data = Annotated[list[str] | None, typer.Option("--data", help="Data set or view, for example sleep-edf/staging; may be repeated.")]

@@ -26,6 +26,7 @@ from bitimely_core.claims.sources import SOURCES, ClaimsSource, read_source
 from bitimely_core.errors import UserError
 from bitimely_core.formats import csv_text
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.formats.text import use_encoding
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs")) / "make_bad_inputs.py"
@@ -349,12 +350,17 @@ def test_missing_columns_are_named_with_those_that_are_there(tmp_path: Path) -> 
     assert refusal(folder(tmp_path, claims__csv=HEAD)).code == "no_input"
 
 
-def test_formula_like_ids_and_foreign_lines_are_reported(tmp_path: Path) -> None:
+def test_formula_like_ids_are_reported_and_other_encodings_are_stated(tmp_path: Path) -> None:
     lines = "=1+1,2001-01-01,428.0\n-5,2001-01-01,428.0\n-x,2001-01-01,428.0\n@a,2001-01-01,428.0\n"
-    claims, events = of(folder(tmp_path, claims__csv=(HEAD + lines).encode() + b"\xe9,2001-01-01,496\n"))
+    source = folder(tmp_path, claims__csv=(HEAD + lines).encode() + b"\xe9,2001-01-01,496\n")
+    error = refusal(source)
+    assert error.code == "encoding"
+    assert "claims.csv" in str(error)
+    assert f"byte {len(HEAD + lines)} in row 6" in str(error)
+    with use_encoding("latin-1"):
+        claims, events = of(source)
     by_code = {str(finding.code): finding for finding in claims.findings}
     assert (by_code["label_chars"].count, by_code["label_chars"].examples) == (3, ("2", "4", "5"))
-    assert by_code["encoding"].count == 1
     assert events["subject_id"].to_list()[-1] == "é"
     assert all(finding.level == "warning" for finding in claims.findings)
 

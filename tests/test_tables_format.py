@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from bitimely_core.errors import Finding, UserError
 from bitimely_core.formats import csv_text, tables
 from bitimely_core.formats.tables import TableRow
+from bitimely_core.formats.text import decode_table, use_encoding
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 FUZZ = settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -153,14 +154,79 @@ def test_an_open_quote_far_from_the_next_one(tmp_path: Path) -> None:
     assert len(rows) == 1999
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    path = write_table(tmp_path, b"id,x,y\na1,\xe4,2\na2,\xc3\xa4,4\n")
-    rows, findings = read_table(path)
-    assert list_codes(findings) == [("encoding", 2)]
-    assert findings[0].field == "x"
-    assert rows[0].cells[1] == "ä"
-    assert read_table(path, ["id", "y"])[1] == []
-    assert read_error(write_table(tmp_path, GOOD.encode("utf-16"))).code == "encoding"
+MIXED = b"id,x,y\na1,\xc3\xa4,2\na2,\xe4,4\n"
+ENCODED = "id,x,y\na1,Qu\u00e9bec,2\na2,\u0141\u00f3d\u017a,4\n"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_bytes_that_are_no_utf8_refuse_the_table_by_byte_and_row(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(gzip.compress(MIXED) if packed else MIXED)
+    offset = MIXED.index(b"\xe4")
+    for read in (lambda: read_table(path, ["id", "y"]), lambda: read_frames_as_rows(path, ["id", "y"]), lambda: tables.count_rows(path)):
+        with pytest.raises(UserError) as caught:
+            read()
+        line = caught.value.finding.line()
+        assert (caught.value.code, caught.value.row) == ("encoding", 3)
+        assert f"byte {offset} in row 3" in line
+        assert "table.csv" in line
+        assert "--encoding" in line
+
+
+@pytest.mark.parametrize("name", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1250", "iso8859-2", "gb18030"])
+def test_the_same_cells_from_every_encoding(tmp_path: Path, name: str) -> None:
+    expected = [("a1", "Qu\u00e9bec", "2"), ("a2", "\u0141\u00f3d\u017a", "4")]
+    path = tmp_path / "table.csv"
+    stated = None if name in {"utf-8", "utf-8-sig", "utf-16"} else name
+    for line_end in ("\n", "\r\n", "\r"):
+        content = ENCODED.replace("\n", line_end).encode(name)
+        for data in (content, gzip.compress(content)):
+            path.write_bytes(data)
+            with use_encoding(stated):
+                rows, findings = read_table(path, ["id", "x", "y"])
+                assert tables.count_rows(path) == 2
+                frames, faults = read_frames_as_rows(path, ["id", "x", "y"])
+            assert [row.cells for row in rows] == [row.cells for row in frames] == expected
+            assert [row.row for row in rows] == [row.row for row in frames] == [2, 3]
+            assert not findings
+            assert not faults
+            assert decode_in(content, stated).split(line_end)[1] == "a1,Qu\u00e9bec,2"
+
+
+def decode_in(content: bytes, name: str | None) -> str:
+    with use_encoding(name):
+        return decode_table(content)
+
+
+def test_a_byte_order_mark_outranks_the_stated_encoding(tmp_path: Path) -> None:
+    for name in ("utf-8-sig", "utf-16"):
+        path = write_table(tmp_path, ENCODED.encode(name))
+        with use_encoding("latin-1"):
+            assert read_table(path, ["x"])[0][0].cells == ("Qu\u00e9bec",)
+
+
+@pytest.mark.parametrize("content", [ENCODED.encode("utf-16-le"), ENCODED.encode("utf-16-be"), ENCODED.encode("utf-32")])
+def test_wide_characters_without_a_usable_mark_are_named(tmp_path: Path, content: bytes) -> None:
+    error = read_error(write_table(tmp_path, content))
+    assert error.code == "encoding"
+    assert "UTF-16" in str(error) or "UTF-32" in str(error)
+    assert "--encoding" in str(error)
+
+
+def test_damaged_text_of_a_stated_encoding_is_refused_by_its_byte(tmp_path: Path) -> None:
+    path = write_table(tmp_path, ENCODED.encode("utf-16")[:-1])
+    assert f"byte {len(ENCODED.encode('utf-16')) - 2}" in str(read_error(path))
+    path = write_table(tmp_path, b"id,x\na,\x81\n")
+    with use_encoding("cp1252"):
+        assert "byte 7" in str(read_error(path))
+
+
+@pytest.mark.parametrize("name", ["rot13", "hex", "no-such", "unicode_escape", "idna", "utf-7", "a\0b"])
+def test_what_is_no_encoding_of_texts_is_refused(name: str) -> None:
+    with pytest.raises(UserError) as caught, use_encoding(name):
+        pass
+    assert caught.value.exit_code == 2
+    assert "--encoding" in str(caught.value)
 
 
 def test_a_last_line_that_was_cut(tmp_path: Path) -> None:
@@ -360,17 +426,6 @@ def test_an_open_quote_swallows_nothing_in_frames(tmp_path: Path) -> None:
     rows, faults = read_frames_as_rows(write_table(tmp_path, "a,b,c\n" + "\n".join(lines)), ["a"])
     assert faults == [("csv_syntax", 5_002), ("csv_syntax", 9_002)]
     assert len(rows) == 19_998
-
-
-def test_lines_in_another_encoding_are_latin_1_line_by_line(tmp_path: Path) -> None:
-    path = write_table(tmp_path, b"id,town\n\xe91,Qu\xe9bec\n" + "é1,Québec\nz,z\n".encode())
-    (block,) = [block for block in tables.read_frames(path, ["id", "town"]) if block.seen > 1]
-    assert block.foreign == 1
-    assert read_frames_as_rows(path, ["id", "town"])[0] == [
-        TableRow(2, ("é1", "Québec")),
-        TableRow(3, ("é1", "Québec")),
-        TableRow(4, ("z", "z")),
-    ]
 
 
 def test_tabs_without_quotes(tmp_path: Path) -> None:

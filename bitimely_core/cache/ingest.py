@@ -20,6 +20,7 @@ from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, group_
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats.source import Source, scan_folder
+from bitimely_core.formats.text import use_encoding
 from bitimely_core.schemas import (
     CachedPart,
     CachedUnit,
@@ -53,6 +54,7 @@ def ingest(
     follow_symlinks: bool = False,
     keep_phi: bool = False,
     keep_dates: bool = False,
+    encoding: str | None = None,
     verify: bool = True,
     force_new: bool = False,
     wait: float = 0.0,
@@ -73,6 +75,7 @@ def ingest(
         follow_symlinks: follow links that leave the source.
         keep_phi: keep identifying header fields, where the reader knows them.
         keep_dates: keep start times of recordings.
+        encoding: of text tables without a byte order mark; None: UTF-8.
         verify: compare the source with its SHA256SUMS.txt.
         force_new: read everything again.
         wait: seconds to wait for another process that works on this cache.
@@ -92,13 +95,14 @@ def ingest(
     _check_arguments(entry, source, jobs, max_bad, shard)
     scanned = None if source is None else _exclude_cache(scan_folder(Path(source), follow_symlinks=follow_symlinks), folder)
     kind = registry.load_data_kind(entry.facts.kind)
-    with catch_signals() as stop:
+    stated = {} if encoding is None else {"encoding": encoding}
+    with use_encoding(encoding), catch_signals() as stop:
         run = IngestRun(
             dataset=entry,
             source=scanned,
             source_path=None if source is None else str(source),
             out=folder,
-            options={**kind.pin_options(resolved, folder), "keep_phi": keep_phi, "keep_dates": keep_dates},
+            options={**kind.pin_options(resolved, folder), "keep_phi": keep_phi, "keep_dates": keep_dates, **stated},
             given_options=resolved,
             run_options={"strict": strict, "max_bad": max_bad, "follow_symlinks": follow_symlinks, "verify": verify},
             jobs=jobs,
@@ -338,6 +342,7 @@ def _make_tasks(run: IngestRun, known: list[CachedPart]) -> list[IngestTask]:
                 previous=previous,
                 files={name: files[name] for entry in previous.values() for name in entry.shard if name in files},
                 keep_dates=run.options["keep_dates"],
+                encoding=run.options.get("encoding"),
             )
         )
     return tasks

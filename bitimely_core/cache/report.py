@@ -120,8 +120,9 @@ def find_refusal(report: IngestReport, *, strict: bool, max_bad: float) -> UserE
     """Why nothing may be published (exit 4): nothing left, too much quarantined, or anything quarantined under `strict`."""
     if not report.counts.units_seen:
         return input_error(Reason.NO_INPUT, "no file was recognised", f"expected files of {report.dataset}", "Check the folder")
+    fault, example = _find_most_common_fault(report.units)
     faults: list[tuple[int, int, str, Reason, str | None]] = [
-        (report.counts.quarantined, report.counts.units_seen, "units", _find_most_common_fault(report.units), None)
+        (report.counts.quarantined, report.counts.units_seen, "units", fault, example)
     ]
     for table in report.rows:
         by_reason = table.quarantined_by_reason
@@ -139,16 +140,17 @@ def find_refusal(report: IngestReport, *, strict: bool, max_bad: float) -> UserE
         )
         if limit:
             hint = "Correct or remove the files named above"
-            return input_error(code, f"{faulty} of {total} {what} are quarantined", limit, hint, file=file)
+            text = f"{faulty} of {total} {what} are quarantined" + (", this one among them" if what == "units" and total > 1 else "")
+            return input_error(code, text, limit, hint, file=file)
     return None
 
 
-def _find_most_common_fault(units: list[UnitReport]) -> Reason:
-    """The most common first fault of the quarantined units."""
-    counts = Counter(
-        next(reason.code for reason in unit.reasons if reason.level != "info") for unit in units if unit.status == "quarantined"
-    )
-    return Reason(max(counts, key=lambda code: (counts[code], code))) if counts else Reason.NO_INPUT
+def _find_most_common_fault(units: list[UnitReport]) -> tuple[Reason, str | None]:
+    """The most common first fault of the quarantined units, and a file that has it."""
+    first = [next(reason for reason in unit.reasons if reason.level != "info") for unit in units if unit.status == "quarantined"]
+    counts = Counter(reason.code for reason in first)
+    code = max(counts, key=lambda code: (counts[code], code), default=str(Reason.NO_INPUT))
+    return Reason(code), next((reason.file for reason in first if reason.code == code), None)
 
 
 def publish_report(report: IngestReport, generation: int, content: str) -> IngestReport:

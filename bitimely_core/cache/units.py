@@ -24,6 +24,7 @@ from bitimely_core.cache import shards
 from bitimely_core.cache.report import report_rows, report_unit
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source
+from bitimely_core.formats.text import use_encoding
 from bitimely_core.schemas import CachedPart, CachedUnit, StoredFile
 from bitimely_core.system_errors import find_system_error, is_out_of_memory, measure_headroom, raise_system_error
 from bitimely_core.types import IngestUnit, Record, Records
@@ -56,6 +57,7 @@ class IngestTask(NamedTuple):
     previous: dict[str, CachedUnit]  # results of an earlier ingest
     files: dict[str, StoredFile]  # the shards of `previous`
     keep_dates: bool
+    encoding: str | None = None  # of text tables
     crashed: frozenset[str] = frozenset()  # units whose reader killed its process
 
 
@@ -219,7 +221,8 @@ def _read_unit(
     assert unit.read is not None
     file = unit.files[0] if unit.files else unit.name
     try:
-        read = unit.read()
+        with use_encoding(task.encoding):
+            read = unit.read()
         content = read if isinstance(read, Records) else Records(records=[read])
         records = [shards.validate_record(record, keep_dates=task.keep_dates) for record in content.records]
         if not records and not content.rows:

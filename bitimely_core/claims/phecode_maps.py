@@ -27,6 +27,7 @@ import polars as pl
 
 from bitimely_core.claims import codes
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.formats.text import decode_table
 from bitimely_core.system_errors import raise_system_error
 
 MAX_BYTES = 1 << 28  # bytes of a table when unpacked; the largest one in circulation has 30 MB
@@ -259,10 +260,7 @@ def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
             data = _read_limited(unpacked, name)
     if data[:4] == b"PAR1":
         return _read_parquet(name, digest, data)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = data.decode("latin-1")
+    text = decode_table(data, fallback="latin-1")  # as published maps are: their codes are ASCII
     rows = list(csv.reader(io.StringIO(text, newline="")))
     header = [cell.strip().lower() for cell in rows[0]] if rows else []
     kept = [row for row in rows[1:] if any(row)]

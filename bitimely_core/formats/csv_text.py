@@ -1,13 +1,15 @@
 """Grammar of csv text: lines, records and cells, with the record count that checks the parser. `tables` builds rows and frames on it.
 
 Cells are separated by a delimiter. A cell that begins with '"' ends with '"', holds '""' for a quote, and may hold line breaks; no other
-cell holds a quote. A byte order mark, CRLF, blank lines and a last line without an end are allowed. A line that opens a quote which nothing
-closes properly is one faulty record, and parsing goes on with the next line. Files may be packed with gzip or zip.
+cell holds a quote. A byte order mark, CRLF, CR, blank lines and a last line without an end are allowed. A line that opens a quote which
+nothing closes properly is one faulty record, and parsing goes on with the next line. Files may be packed with gzip or zip; their encoding
+is that of `formats.text`, and every text that leaves this module is UTF-8.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import re
 import zipfile
@@ -15,12 +17,12 @@ import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error
-from bitimely_core.formats.text import is_utf8
+from bitimely_core.formats.text import UTF8, DecodedStream, detect_encoding, require_utf8
 from bitimely_core.system_errors import raise_system_error
 
 MAX_LINE = 1 << 24  # bytes
@@ -30,6 +32,7 @@ MAX_EXPANDED = 1 << 30  # bytes that a compressed table may always hold; beyond 
 MAX_RATIO = 200
 BLOCK = 1 << 24  # bytes of text that become one frame
 PIECE = 1 << 16  # bytes that go to the careful parser together where a block is not plain
+HEAD = 1 << 12  # bytes by which encoding and line ends are known
 OPEN, BROKEN = (
     "open",
     "broken",
@@ -81,7 +84,7 @@ def max_record_span(waiting: Sequence[str]) -> tuple[int, bool]:
 def parse_header(lines: Iterator[tuple[int, bytes, bool]], delimiter: str) -> tuple[str, ...]:
     """Column names: the first line that is not blank."""
     for row, raw, _ in lines:
-        text = decode_line(raw)
+        text = raw.decode()
         if not text.strip():
             continue
         cells = split_cells(text, delimiter)
@@ -105,7 +108,7 @@ def parse_records(
     """All records; blank lines are none. `waiting` keeps lines whose record may go on in later ones, unless these are the `last`."""
     waiting = [] if waiting is None else waiting  # where there are several, the first opens a quote
     for row, raw, ended in lines:
-        waiting.append((row, decode_line(raw), ended))
+        waiting.append((row, raw.decode(), ended))
         if len(waiting) > 1 and b'"' not in raw and not max_record_span([text for _, text, _ in waiting])[1]:
             continue  # this line cannot close it
         while waiting:
@@ -179,39 +182,33 @@ def split_cells(text: str, delimiter: str) -> list[str] | str:
         place += len(delimiter)
 
 
-def decode_line(raw: bytes) -> str:
-    """A line as UTF-8; other bytes become surrogates."""
-    return raw.decode("utf-8", "surrogateescape")
+class TextStream(NamedTuple):
+    """A text as UTF-8, without a byte order mark."""
 
-
-def is_decodable(cell: str) -> bool:
-    """Whether a cell holds no bytes that are invalid UTF-8 (see `decode_line`)."""
-    try:
-        cell.encode()
-    except UnicodeEncodeError:  # surrogates: bytes that did not decode
-        return False
-    return True
+    file: BinaryIO | io.BufferedReader
+    limit: float  # bytes that it may hold
+    start: int  # bytes before the first of `file`: a mark
+    verified: bool  # it was decoded: else its bytes are those of the source, to be compared with UTF-8
 
 
 @contextmanager
-def open_text(path: Path) -> Iterator[tuple[BinaryIO, float]]:
-    """The bytes of a text, unpacked where it begins like gzip or like a zip archive of one table, and their largest allowed number.
+def open_text(path: Path) -> Iterator[TextStream]:
+    """The text of a table, unpacked where it begins like gzip or like a zip archive of one table.
 
-    Raises UserError: also from the block: truncated or corrupt (gzip, zip), unsupported_format (zip), io_error.
+    Raises UserError: also from the block: truncated or corrupt (gzip, zip), unsupported_format (zip), encoding, io_error.
     """
     try:
         most = max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size)
         with path.open("rb") as packed:
-            head = packed.read(4)
-            packed.seek(0)
+            head = packed.peek(4)[:4]
             if head[:2] == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=packed) as file:
-                    yield file, most  # type: ignore[misc]  # of the interface only read and readline are used
+                    yield _decode_stream(io.BufferedReader(file), most)
             elif head == b"PK\x03\x04":
                 with zipfile.ZipFile(packed) as archive, archive.open(find_member(archive)) as inner:
-                    yield inner, most  # type: ignore[misc]
+                    yield _decode_stream(io.BufferedReader(inner), most)  # type: ignore[arg-type]  # it has readinto
             else:
-                yield packed, math.inf
+                yield _decode_stream(packed, math.inf)
     except EOFError:
         raise input_error(Reason.TRUNCATED, "the packed text ends early", hint="Download it again") from None
     except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
@@ -220,6 +217,17 @@ def open_text(path: Path) -> Iterator[tuple[BinaryIO, float]]:
     except OSError as error:
         raise_system_error(error, path, stored=False)
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+
+
+def _decode_stream(file: io.BufferedReader, limit: float) -> TextStream:
+    """A stream of text as UTF-8 with line feeds at the ends of lines."""
+    head = file.peek(HEAD)[:HEAD]
+    encoding, mark = detect_encoding(head)
+    file.read(mark)
+    mac = b"\r" in head and b"\n" not in head
+    if encoding == UTF8 and not mac:
+        return TextStream(file, limit, mark, verified=False)
+    return TextStream(io.BufferedReader(DecodedStream(file, encoding, mark, mac=mac)), limit, 0, verified=True)
 
 
 def find_member(archive: zipfile.ZipFile) -> str:
@@ -236,32 +244,25 @@ def find_member(archive: zipfile.ZipFile) -> str:
 
 
 def read_lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
-    """(1-based number, text without line end, whether it has one) of all lines.
+    """(1-based number, UTF-8 without line end, whether it has one) of all lines.
 
-    Raises UserError: empty_file, encoding (UTF-16), expansion_limit, resource_limit, and as `open_text`.
+    Raises UserError: empty_file, expansion_limit, resource_limit, and as `open_text`.
     """
-    row = size = 0
-    with open_text(path) as (file, most):
+    row = 0
+    with open_text(path) as (file, limit, size, verified):
         while line := file.readline(MAX_LINE):
             row += 1
+            if not verified:
+                require_utf8(line, size, row)
             size += len(line)
-            if row == 1:
-                line = _strip_mark(line)
             if len(line) == MAX_LINE:
                 raise _line_error(row)
-            if size > most:
-                raise _expansion_error(most)
+            if size > limit:
+                raise _expansion_error(limit)
             text = line.removesuffix(b"\n")
             yield row, text.removesuffix(b"\r"), len(text) < len(line)
     if row == 0:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
-
-
-def _strip_mark(head: bytes) -> bytes:
-    """The beginning of a text without its byte order mark."""
-    if head[:2] in {b"\xff\xfe", b"\xfe\xff"}:
-        raise input_error(Reason.ENCODING, "is UTF-16", "expected UTF-8")
-    return head.removeprefix(b"\xef\xbb\xbf")
 
 
 def _line_error(row: int) -> UserError:
@@ -275,7 +276,7 @@ def _expansion_error(most: float) -> UserError:
 def split_unquoted(lines: Iterable[tuple[int, bytes, bool]], width: int, delimiter: str) -> Iterator[ParsedRecord]:
     """Records of a text in which a quote is an ordinary character: one a line."""
     for row, raw, ended in lines:
-        cells = decode_line(raw).split(delimiter)
+        cells = raw.decode().split(delimiter)
         if b"\0" in raw:
             yield row, input_error(Reason.CSV_SYNTAX, "holds a NUL character", "the line is dropped"), ended
         elif len(cells) == width:
@@ -285,41 +286,33 @@ def split_unquoted(lines: Iterable[tuple[int, bytes, bool]], width: int, delimit
 
 
 def read_blocks(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """Blocks of complete lines, each ended by a line feed (the last one of the file may have none), and whether a block is the last.
+    """Blocks of complete lines in UTF-8, each ended by a line feed (the last one may have none), and whether a block is the last.
 
     Raises UserError: as `read_lines`.
     """
-    with open_text(path) as (file, most):
-        rest = _strip_mark(file.read(4))
-        size = len(rest)
-        lines = 0
+    with open_text(path) as (file, limit, start, verified):
+        rest = b""
+        size = lines = 0
         while chunk := file.read(BLOCK):
             size += len(chunk)
-            if size > most:
-                raise _expansion_error(most)
+            if size > limit:
+                raise _expansion_error(limit)
             rest += chunk
             if end := rest.rfind(b"\n", 0, -1) + 1:  # the last line stays: the reader must know which block is the last
+                if not verified:
+                    require_utf8(rest[:end], start + size - len(rest), lines + 1)
                 lines += rest.count(b"\n", 0, end)
                 yield _normalize_line_ends(rest[:end]), False
                 rest = rest[end:]
             if len(rest) > MAX_LINE:
                 raise _line_error(lines + 1)
+        if not verified:
+            require_utf8(rest, start + size - len(rest), lines + 1)
         yield _normalize_line_ends(rest).removesuffix(b"\r"), True
 
 
 def _normalize_line_ends(text: bytes) -> bytes:
     return text.replace(b"\r\n", b"\n") if b"\r" in text else text
-
-
-def to_utf8(text: bytes) -> tuple[bytes, int]:
-    """The text in UTF-8, and the number of lines that were not, which are read as latin-1."""
-    if text.isascii() or is_utf8(text):
-        return text, 0
-    lines = text.split(b"\n")
-    foreign = [i for i, line in enumerate(lines) if not line.isascii() and not is_utf8(line)]
-    for i in foreign:
-        lines[i] = lines[i].decode("latin-1").encode()
-    return b"\n".join(lines), len(foreign)
 
 
 def split_plain_blocks(text: bytes, width: int, delimiter: str, *, quotes: bool) -> Iterator[tuple[bytes, int | None]]:

@@ -27,8 +27,6 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats.csv_text import (
     ParsedRecord,
     count_records,
-    decode_line,
-    is_decodable,
     parse_header,
     parse_records,
     read_blocks,
@@ -36,7 +34,6 @@ from bitimely_core.formats.csv_text import (
     record_pattern,
     split_plain_blocks,
     split_unquoted,
-    to_utf8,
 )
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.text import list_names
@@ -65,7 +62,6 @@ class TableBlock(NamedTuple):
     frame: pl.DataFrame  # `row` Int64 (as of TableRow) and the requested columns, String, null where a cell is empty
     faults: list[Finding]  # records that are not in the frame, of level error
     seen: int  # records, counted without the parser that made the frame
-    foreign: int = 0  # lines that are not valid UTF-8 and were read as latin-1
     blanks: bool = True  # whether any cell holds one
 
 
@@ -119,7 +115,7 @@ def count_rows(path: Path, *, delimiter: str = ",") -> int:
             return int(pq.read_metadata(path).num_rows)
         with closing(read_lines(path)) as lines:
             pattern = record_pattern(len(parse_header(lines, delimiter)), delimiter)
-            return sum(count_records((decode_line(raw) for _, raw, _ in lines), pattern, []))
+            return sum(count_records((raw.decode() for _, raw, _ in lines), pattern, []))
 
 
 def read_rows(
@@ -146,9 +142,9 @@ def read_rows(
     with locate_errors(path, replace=False):
         selected = list(range(len(names))) if columns is None else _find_columns(names, columns)
         if key:
-            items = _read_unique_rows(path, names, selected, _find_columns(names, key), delimiter)
+            items = _read_unique_rows(path, names, _find_columns(names, key), delimiter)
         else:
-            items = _read_records(path, names, selected, selected, delimiter)
+            items = _read_records(path, names, selected, delimiter)
         for item in items:
             yield item if isinstance(item, Finding) else TableRow(item.row, tuple(item.cells[i] for i in selected))
 
@@ -173,9 +169,7 @@ def read_number_table(path: Path, columns: Sequence[str], *, missing: Collection
     return np.frombuffer(cells, np.float64).reshape(-1, len(columns)) if len(cells) else np.zeros((0, len(columns)))
 
 
-def _read_unique_rows(
-    path: Path, names: Sequence[str], selected: Sequence[int], key: Sequence[int], delimiter: str
-) -> Iterator[TableRow | Finding]:
+def _read_unique_rows(path: Path, names: Sequence[str], key: Sequence[int], delimiter: str) -> Iterator[TableRow | Finding]:
     """Two passes: the first keeps a hash of key and record of each row.
 
     Raises UserError: identifier, when most rows share their key with rows that differ.
@@ -185,7 +179,7 @@ def _read_unique_rows(
     first: dict[bytes, bytes] = {}
     ambiguous: set[bytes] = set()
     counts: Counter[bytes] = Counter()
-    for item in _read_records(path, names, columns, selected, delimiter):
+    for item in _read_records(path, names, columns, delimiter):
         if isinstance(item, TableRow):
             mark, digest = _hash_cells(item.cells[i].strip() for i in key), _hash_cells(item.cells)
             counts[mark] += 1
@@ -195,7 +189,7 @@ def _read_unique_rows(
         problem = f"most of the {counts.total()} rows share their {safe_text(field)} with a row that differs"
         raise input_error(Reason.IDENTIFIER, problem, "it identifies no row: are columns swapped?", field=field)
     seen: set[bytes] = set()
-    for item in _read_records(path, names, columns, selected, delimiter):
+    for item in _read_records(path, names, columns, delimiter):
         if isinstance(item, Finding):
             yield item
             continue
@@ -213,13 +207,11 @@ def _read_unique_rows(
 
 
 def _hash_cells(cells: Iterable[str]) -> bytes:
-    return blake2b("\0".join(cells).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return blake2b("\0".join(cells).encode(), digest_size=16).digest()
 
 
-def _read_records(
-    path: Path, names: Sequence[str], required: Sequence[int], shown: Sequence[int], delimiter: str
-) -> Iterator[TableRow | Finding]:
-    """All records with the cells of all columns; those that are not `required` may be empty, those `shown` must be valid text."""
+def _read_records(path: Path, names: Sequence[str], required: Sequence[int], delimiter: str) -> Iterator[TableRow | Finding]:
+    """All records with the cells of all columns; those that are not `required` may be empty."""
     if _is_parquet(path):
         yield from _read_parquet_rows(path, names, required)
         return
@@ -229,9 +221,6 @@ def _read_records(
             if isinstance(cells, UserError):
                 cut = not ended and cells.code == Reason.ROW_WIDTH
                 yield Finding(Reason.TRUNCATED if cut else cells.code, cells.problem, cells.requirement, row=row)
-            elif invalid := [i for i in shown if not cells[i].isascii() and not is_decodable(cells[i])]:
-                problem = f"the cell of row {row} is not valid UTF-8"
-                yield Finding(Reason.ENCODING, problem, "the row is dropped", field=names[invalid[0]], row=row)
             else:
                 yield TableRow(row, tuple(cells))
 
@@ -283,7 +272,7 @@ def read_frames(path: Path, columns: Sequence[str], *, delimiter: str = ",", quo
         quotes: False: a quote is an ordinary character (tab-separated exports of vocabularies).
 
     Yields:
-        Blocks, in the order of the file. A line that is not valid UTF-8 is read as latin-1. Of a Parquet file every column is given as
+        Blocks, in the order of the file. Of a Parquet file every column is given as
         text: dates ISO, time stamps with a zone as the civil time there.
 
     Raises:
@@ -316,7 +305,6 @@ def _read_csv_frames(
     row = 0  # lines so far
     below_header = False
     for text, last in read_blocks(path):
-        text, foreign = to_utf8(text)
         if not below_header:
             blank = len(text) - len(text.lstrip())
             below_header = blank < len(text)
@@ -340,12 +328,12 @@ def _read_csv_frames(
                 seen += sum(bool(line.strip()) for line in lines)
             else:
                 records = parse_records(numbered, width, delimiter, waiting, last=False)
-                seen += sum(count_records(map(decode_line, lines), pattern, uncounted, last=False))
+                seen += sum(count_records(map(bytes.decode, lines), pattern, uncounted, last=False))
             _collect_records(records, parts, faults, selected, columns)
         if last:
             _collect_records(parse_records([], width, delimiter, waiting), parts, faults, selected, columns)
             seen += sum(count_records([], pattern, uncounted))
-        yield TableBlock(pl.concat(parts) if parts else _make_frame([], [], columns), faults, seen, foreign, b" " in text or b"\t" in text)
+        yield TableBlock(pl.concat(parts) if parts else _make_frame([], [], columns), faults, seen, b" " in text or b"\t" in text)
 
 
 def _collect_records(

@@ -1,15 +1,128 @@
-"""Text from foreign files: decoding, and labels made safe to store and to show."""
+"""Text from foreign files: the encoding of tables, and labels made safe to store and to show.
+
+A table is UTF-8 with or without a byte order mark, UTF-16 with one, or in the encoding that `--encoding` states (`use_encoding`). A mark
+outranks that statement; bytes that do not decode refuse the table.
+"""
 
 from __future__ import annotations
 
+import codecs
+import io
 import re
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import IO
 
-from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
+
+UTF8 = "utf-8"
+BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": UTF8, b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+UTF32_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+NO_ENCODING_OF_TABLES = {"idna", "punycode", "unicode-escape", "raw-unicode-escape", "utf-7", "undefined"}
+DECODED_BYTES = 1 << 20  # decoded at once
+ENCODING: ContextVar[str] = ContextVar("encoding", default=UTF8)
+"""Encoding of tables without a byte order mark in this context: set by `use_encoding` for an ingest, read by every reader of text tables."""
 
 MARKUP = re.compile(r"[<>\[\]`]|&#?\w+;")
 FORMULA = ("=", "+", "-", "@")
+
+
+@contextmanager
+def use_encoding(name: str | None) -> Iterator[None]:
+    """Tables without a byte order mark are read in the encoding `name` within the block; None: UTF-8.
+
+    Raises UserError: config (exit 2) for a name that is no encoding of texts.
+    """
+    try:
+        known = codecs.lookup(name or UTF8)
+        usable = known._is_text_encoding and known.name not in NO_ENCODING_OF_TABLES
+    except (LookupError, ValueError):
+        usable = False
+    if not usable:
+        expected = "expected an encoding such as latin-1, cp1252, utf-16 or shift_jis"
+        raise usage_error(f"{safe_text(name)} is no encoding of texts", expected, field="--encoding")
+    token = ENCODING.set(known.name)
+    try:
+        yield
+    finally:
+        ENCODING.reset(token)
+
+
+def detect_encoding(head: bytes) -> tuple[str, int]:
+    """Encoding of a table by its first bytes, and the length of its byte order mark.
+
+    Raises UserError: encoding, for UTF-32, and for UTF-16 without a mark unless it is stated.
+    """
+    stated = ENCODING.get()
+    if not stated.startswith(("utf-16", "utf-32")):
+        if head.startswith(UTF32_MARKS):
+            raise encoding_error(0, 1, "UTF-8 (it begins like UTF-32)")
+        if b"\0" in head[:2] and not head.startswith(b"\0\0"):
+            raise encoding_error(0, 1, "UTF-8 (it looks like UTF-16 without a byte order mark)")
+    elif stated.startswith("utf-32"):
+        return stated, 0
+    return next(((name, len(mark)) for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark)), (stated, 0))
+
+
+def encoding_error(offset: int, row: int | None, expected: str = "UTF-8") -> UserError:
+    """A table whose byte `offset`, from 0, in line `row` is not in the expected encoding."""
+    hint = "Save it as UTF-8, or give its encoding, for instance --encoding latin-1"
+    where = "" if row is None else f" in row {row}"
+    return input_error(Reason.ENCODING, f"byte {offset}{where} is not valid {expected}", "none of the table is used", hint, row=row)
+
+
+def require_utf8(text: bytes, offset: int = 0, row: int = 1) -> None:
+    """Raises UserError (encoding) for bytes that are not UTF-8; they begin at byte `offset` of the table, in line `row`."""
+    if text.isascii():
+        return
+    try:
+        text.decode(UTF8)
+    except UnicodeDecodeError as error:
+        raise encoding_error(offset + error.start, row + text.count(b"\n", 0, error.start)) from None
+
+
+def decode_table(data: bytes, *, fallback: str | None = None) -> str:
+    """The text of a table, without its byte order mark; `fallback`: the encoding of what is not UTF-8. Raises UserError: encoding."""
+    encoding, mark = detect_encoding(data)
+    try:
+        return data[mark:].decode(encoding).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        if fallback and encoding == UTF8:
+            return data[mark:].decode(fallback)
+        row = 1 + data.count(b"\n", 0, mark + error.start)
+        raise encoding_error(mark + error.start, row, encoding.upper()) from None
+
+
+class DecodedStream(io.RawIOBase):
+    """The bytes of a text in some encoding, after its mark of `start` bytes, as UTF-8. With `mac` line ends are single carriage returns."""
+
+    def __init__(self, file: IO[bytes], encoding: str, start: int, *, mac: bool) -> None:
+        self.file, self.encoding, self.offset, self.mac = file, encoding, start, mac
+        self.decoder = codecs.getincrementaldecoder(encoding)()
+        self.waiting = b""
+        self.ended = False
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer. Raises UserError: encoding."""
+        while not self.waiting and not self.ended:
+            pending = len(self.decoder.getstate()[0])
+            raw = self.file.read(DECODED_BYTES)
+            self.ended = not raw
+            try:
+                text = self.decoder.decode(raw, final=self.ended)
+            except UnicodeDecodeError as error:
+                raise encoding_error(self.offset - pending + error.start, None, self.encoding.upper()) from None
+            self.offset += len(raw)
+            self.waiting = (text.replace("\r", "\n") if self.mac else text).encode(UTF8)
+        given, self.waiting = self.waiting[: len(buffer)], self.waiting[len(buffer) :]
+        buffer[: len(given)] = given
+        return len(given)
 
 
 def format_bytes(raw: bytes) -> str:

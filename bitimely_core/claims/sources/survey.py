@@ -97,7 +97,7 @@ def survey_tables(
     """
     survey, seen_ids = SourceSurvey(), []
     for table in source_tables:
-        records = kept = foreign = 0
+        records = kept = 0
         dropped: Counter[str] = Counter()
         seen: set[tuple[str | None, str]] = set()
         readable = 0
@@ -107,7 +107,6 @@ def survey_tables(
         for block, frame, left in _iter_blocks(table):
             records += block.seen
             kept += frame.height
-            foreign += block.foreign
             dropped.update(left)
             if not frame.height:
                 continue
@@ -130,9 +129,6 @@ def survey_tables(
             _refuse_ambiguous_codes({code for named, code in seen if named is None}, table.file, vocab, stated)
         survey.records[table.file] = records
         survey.rows.append(SourceRows(file=table.file, kind=table.kind, seen=kept + sum(dropped.values()), dropped=dict(dropped)))
-        if foreign:
-            text, wanted = f"{foreign} lines are not valid UTF-8", "they are read as latin-1"
-            survey.findings.append(Finding(Reason.ENCODING, text, wanted, level="warning", file=table.file, count=foreign))
         if odd_ids:
             text, wanted = (
                 f"{odd_ids} rows have a subject that looks like a formula or holds control characters",
