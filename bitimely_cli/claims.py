@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bitimely_cli.options import OptionGroup
+from bitimely_core.privacy import format_count
 
 READING = "Claims: reading"
 BUILDING = "Claims: sequences"
@@ -115,6 +116,13 @@ class ClaimsBuildOptions(OptionGroup):
         ),
     ] = None
     engine: Annotated[Text, build_option("--engine", "polars, duckdb or spark: the same result.")] = None
+    small_counts: Annotated[
+        bool, build_option("--small-counts", "Show counts of 1 to 10 people in pages and results: for synthetic or consented data only.")
+    ] = False
+    individual_timelines: Annotated[
+        bool,
+        build_option("--individual-timelines", "Draw the histories of some subjects in the page: for synthetic or consented data only."),
+    ] = False
 
     def build_choices(self) -> dict[str, Any]:
         """The options that were given, under the names of the library."""
@@ -145,4 +153,4 @@ def shortcut_rows(baselines: Sequence[Mapping[str, Any]]) -> tuple[list[str], li
         "best single code": "best single code",
         "code": "which",
     }
-    return list(columns), [[row[key] for key in columns.values()] for row in baselines]
+    return list(columns), [[format_count(row[key]) if key == "cases" else row[key] for key in columns.values()] for row in baselines]

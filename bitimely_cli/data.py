@@ -15,6 +15,7 @@ from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, validate
 from bitimely_core.errors import Exit, Finding
+from bitimely_core.privacy import format_count
 from bitimely_core.workspace import find_data_kind, locate_new
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def ingest(
     if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK
+    result = find_data_kind(dataset).protect_report(result)
     report = IngestPart.parse(result, where) if "parts_missing" in result else IngestReport.parse(result, where)
     if quarantine is not None:
         _write_quarantine(quarantine, dataset, report.units)
@@ -185,7 +187,10 @@ def tokenize(
     columns = ["split", "subjects", "windows", *result["class_names"]]
     screen.table(
         columns,
-        [[s, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])] for s, a in result["audit"].items()],
+        [
+            [s, *map(format_count, (a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])))]
+            for s, a in result["audit"].items()
+        ],
     )
     if result.get("honesty"):
         screen.table(*shortcut_rows(result["honesty"]))

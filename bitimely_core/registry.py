@@ -188,6 +188,7 @@ class DataKind:
     # options of an ingest, choices of tokens -> options of the cache, choices of the tokens that the ingest makes too (None: makes none)
     pin_options: Callable[[Choices, Path], Choices]  # options of an ingest, cache folder -> as the manifest keeps them
     ingest: Callable[..., Any]  # (run, shard, wait, force_new=) -> `IngestReport` or `IngestPart`
+    protect_report: Callable[[Choices], Choices] = lambda report: report  # an ingest report as it is printed
     plan_tokens: Callable[..., Choices]  # (cache folder, out, **choices) -> what `write_tokens` would make
     write_tokens: Callable[..., None]  # (cache, out, verify=, force_new=, progress=, **choices); not again with the same choices
     write_extras: Callable[[Path, Path], Path | None] = lambda cache, tokens: None  # exports and page beside new tokens -> the page

@@ -467,6 +467,8 @@ class SequenceOptions(TokenOptions):
     leakage: str
     level: str
     asked: str | None = omit_none()  # of prediction times: hash of the labels
+    small_counts: Literal["shown"] | None = omit_none()  # pages show counts below 11
+    individual_timelines: Literal["drawn"] | None = omit_none()  # the page draws sequences of single subjects
 
 
 class SplitCounts(Part):

@@ -32,8 +32,8 @@ def ingested(home: Path, folder: Path, **options: Any) -> dict[str, Any]:
     return cache.ingest("pophr", folder, home / "cache" / "pophr", options=options, **given)
 
 
-def built(home: Path, name: str = "pophr", **choices: Any) -> tokens.EventSequences:
-    workflows.tokenize("pophr", workspace=home, name=name, options=choices)
+def built(home: Path, name: str = "pophr", data: str = "pophr", **choices: Any) -> tokens.EventSequences:
+    workflows.tokenize(data, workspace=home, name=name, options=choices)
     return tokens.open_tokens(home / "tokens" / name)
 
 
@@ -311,7 +311,10 @@ def test_synthetic_claims_are_made_once(tmp_path: Path) -> None:
     one = tokens.open_tokens(tmp_path / "tokens" / "synthetic-claims")
     assert set(one.class_names) == {"chf", "copd", "diabetes", "tempo"}
     assert (one.arrays()["end"] >= one.arrays()["times"].max(1) - 1e-4).all()
-    assert "timelines" in (one.folder / "report.html").read_text()
+    assert "timelines" not in (one.folder / "report.html").read_text(), "single subjects are drawn on demand only"
+    drawn = built(tmp_path, "drawn", data="synthetic-claims", select=False, individual_timelines=True)
+    assert drawn.options.individual_timelines == "drawn"
+    assert "timelines" in (drawn.folder / "report.html").read_text()
 
 
 # --- bad inputs

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
+from bitimely_core import privacy
 from bitimely_core.cache import report
 from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.clean import RowAccount
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Finding, Reason, safe_text
-from bitimely_core.schemas import CachedUnit
+from bitimely_core.schemas import CachedUnit, FindingRecord, IngestPart, IngestReport, TableReport
 from bitimely_core.types import IngestUnit, SourceRows
 
+Report = TypeVar("Report", IngestReport, IngestPart)
+SUBJECTS = "subjects"  # kind of a table with a row a subject
 REQUIREMENTS = {
     Reason.DATE: "expected a calendar date",
     Reason.DATE_OUTSIDE_LIFE: "expected a day between birth and death, within the data",
@@ -92,3 +96,36 @@ def add_unit(run: IngestRun, file: str, reasons: list[Finding], content: str | N
     """Enter a table into the report."""
     one = IngestUnit(name=file, files=(file,), read=None)
     run.entries[file] = CachedUnit(key=None, sources={}, report=report.report_unit(one, reasons, content=content))
+
+
+def round_report(found: Report) -> Report:
+    """An ingest report, or that of a part, as it is printed: counts of rows rounded up, without tables of subjects and examples of few rows.
+
+    Totals are sums of rounded counts, so that seen = used + dropped + quarantined still.
+    """
+    units = [unit.model_copy(update={"reasons": list(map(_round_reason, unit.reasons))}) for unit in found.units]
+    return found.model_copy(
+        update={
+            "rows": [_round_table(table) for table in found.rows if table.kind != SUBJECTS],
+            "units": units,
+            "reasons": list(map(_round_reason, found.reasons)),
+            "reason_counts": _round_counts(found.reason_counts),
+        }
+    )
+
+
+def _round_reason(reason: FindingRecord) -> FindingRecord:
+    examples: list[str] = [] if privacy.is_small(reason.count) else reason.examples
+    rounded = {"message": privacy.round_message(reason.message), "count": privacy.round_rows(reason.count)}
+    return reason.model_copy(update={**rounded, "examples": examples})
+
+
+def _round_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    return {reason: privacy.round_rows(n) for reason, n in counts.items()}
+
+
+def _round_table(table: TableReport) -> TableReport:
+    dropped, quarantined, warned = map(_round_counts, (table.dropped_by_reason, table.quarantined_by_reason, table.warned_by_reason))
+    used, lost, faulty = privacy.round_rows(table.used), sum(dropped.values()), sum(quarantined.values())
+    by_reason = {"dropped_by_reason": dropped, "quarantined_by_reason": quarantined, "warned_by_reason": warned}
+    return table.model_copy(update={**by_reason, "used": used, "dropped": lost, "quarantined": faulty, "seen": used + lost + faulty})

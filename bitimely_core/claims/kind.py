@@ -9,11 +9,15 @@ from typing import Any
 from bitimely_core import registry
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.claims import meds_export, steps, tasks, tokenize
+from bitimely_core.claims.disclosure import open_disclosure, shortcut_table
 from bitimely_core.claims.ingest import ingest_events, pin_options
-from bitimely_core.claims.shortcut_baselines import shortcut_table
+from bitimely_core.claims.ingest_report import round_report
+from bitimely_core.claims.labels import Landmark
+from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.errors import usage_error
+from bitimely_core.privacy import format_count
 from bitimely_core.registry import Choices, DataKind, DatasetFacts
-from bitimely_core.schemas import SequenceManifest, SequenceStatistics
+from bitimely_core.schemas import IngestPart, IngestReport, SequenceManifest, SequenceStatistics
 from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
 from bitimely_core.types import Progress
 
@@ -48,7 +52,8 @@ def plan_sequences(cache: Path, out: Path, view: str = "", **choices: Any) -> Ch
         base = _find_base(out, opened.dataset, choices)
         return {"folder": str(out), "base": str(base), "rows": tasks.read_task_labels(choices["task"]).height}
     plan = tokenize.resolve_plan(opened, **choices)
-    return {"folder": str(out), "options": plan.options, "subjects": opened.cohort().height}
+    n = opened.cohort().height if plan.small_counts else None  # beside the number of sequences it would show how few have none
+    return {"folder": str(out), "options": plan.options, "subjects": n}
 
 
 def write_sequences(
@@ -88,11 +93,18 @@ def write_extras(cache: Path, folder: Path) -> Path | None:
 
 
 def summarize_sequences(folder: Path) -> Choices:
-    """Counts, notices, findings, audit and shortcut baselines of the sequences in `folder`, which may not fit into memory."""
-    manifest, audit = SequenceManifest.read(folder), count_splits(folder)
+    """Counts, notices, findings, audit and shortcut baselines of the sequences in `folder`, which may not fit into memory; None: withheld."""
+    manifest, audit, shown = SequenceManifest.read(folder), count_splits(folder), open_disclosure(folder)
     statistics = None if manifest.base else SequenceStatistics.load(folder / "statistics.json")
+    windows = shown.get(sum(split["windows"] for split in audit.values()), "out", ALL)
+    for part, found in audit.items():
+        found |= {kind: shown.get(found[kind], "out", part) for kind in ("windows", "subjects")}
+        found["classes"] = {label: shown.get(n, label, "after", part, "cases") for label, n in found["classes"].items()}
+    findings = [finding.model_dump() for finding in manifest.findings]
+    if statistics and not shown.exact:
+        findings = [finding.as_dict() for finding in tokenize.list_findings(statistics, _read_choices(manifest), shown)]
     return {
-        "windows": sum(split["windows"] for split in audit.values()),
+        "windows": windows,
         "events": manifest.events,
         "codes": manifest.files["vocab.parquet"].rows,
         "task": manifest.options.task,
@@ -100,16 +112,36 @@ def summarize_sequences(folder: Path) -> Choices:
         "split": manifest.options.split,
         "fingerprint": manifest.manifest_sha256,
         "notices": manifest.notices,
-        "findings": [finding.model_dump() for finding in manifest.findings],
+        "small_counts": "shown" if shown.exact else "withheld",
+        "findings": findings,
         "audit": audit,
-        "honesty": shortcut_table(statistics) if statistics else [],
+        "honesty": shortcut_table(statistics, shown) if statistics else [],
         **({"selected": statistics.selected} if statistics else {}),
     }
 
 
+def _read_choices(manifest: SequenceManifest) -> steps.SequenceChoices:
+    """The choices of a token set that its findings depend on."""
+    options, more = manifest.options, manifest.options.model_extra or {}
+    given = {name: more[name] for name in ("min_codes", "min_codes_unit") if name in more}
+    return steps.SequenceChoices(leakage=options.leakage, landmark=Landmark() if options.landmark else None, **given)
+
+
+def protect_report(found: Choices) -> Choices:
+    """An ingest report as it is printed: rounded, unless its sequences are built with `small_counts`."""
+    if "rows" not in found or (found.get("tokens") or {}).get("small_counts") == "shown":
+        return found
+    path = Path("ingest_report.json")
+    if "parts_missing" in found:
+        return round_report(IngestPart.parse(found, path)).to_json()
+    return round_report(IngestReport.parse(found, path)).to_json()
+
+
 def describe_sequences(summary: Choices) -> tuple[str, str]:
     """Number and place of new sequences, and the next verb."""
-    text = f"{summary['windows']:,} sequences, {summary['events']:,} events of {summary['codes']} PheCodes in {summary['folder']}"
+    text = (
+        f"{format_count(summary['windows'])} sequences, {summary['events']:,} events of {summary['codes']} PheCodes in {summary['folder']}"
+    )
     return text, "pretrain --preset 3m" if "selected" in summary else "finetune RUN"
 
 
@@ -126,6 +158,7 @@ KIND = DataKind(
     split_choices=split_choices,
     pin_options=pin_options,
     ingest=ingest_events,
+    protect_report=protect_report,
     plan_tokens=plan_sequences,
     write_tokens=write_sequences,
     write_extras=write_extras,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitimely_core.claims.splits import SPLITS
-from bitimely_core.schemas import BestCode, PartScores, PrevalenceCount, SequenceFunnel, SequenceStatistics, ShortcutScores
+from bitimely_core.schemas import BestCode, PartScores, PrevalenceCount, SequenceFunnel, ShortcutScores
 
 LENGTH = -1
 ALL = "all"
@@ -176,23 +176,4 @@ def list_attrition(funnel: SequenceFunnel) -> list[tuple[str, str, int]]:
         *[("subjects", "excluded: no birth date", funnel.no_birth)] * bool(funnel.no_birth),
         ("subjects", "with a sequence", funnel.subjects_out),
         ("events", "in sequences", funnel.events),
-    ]
-
-
-def shortcut_table(statistics: SequenceStatistics) -> list[ShortcutRow]:
-    """One row per label: average precision of chance, of the sequence length and of the best single code, before and after the filters."""
-    return [
-        {
-            "label": label,
-            "cases": scores.cases["all"],
-            "prevalence before": statistics.prevalence["before"][label]["all"].prevalence,
-            "prevalence (chance)": scores.prevalence["all"],
-            "length alone": scores.length["all"],
-            "best single code": scores.best.count["all"] if scores.best else None,
-            "which": scores.best.phecode if scores.best else None,
-            "length alone, test": scores.length.get("test"),
-            "single code, test": scores.best.count.get("test") if scores.best else None,
-            "largest possible ratio": statistics.max_attainable.get(label),
-        }
-        for label, scores in statistics.leaks.items()
     ]

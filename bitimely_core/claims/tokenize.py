@@ -19,6 +19,7 @@ from bitimely_core import storage
 from bitimely_core.cache import Cache
 from bitimely_core.claims import codes, engines, sequence_builder, shortcut_baselines, splits, steps
 from bitimely_core.claims import prevalence as ratios
+from bitimely_core.claims.disclosure import CountDisclosure
 from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.label_rules import parse_rules
 from bitimely_core.claims.labels import Landmark
@@ -54,6 +55,8 @@ class SequencePlan:
     choices: SequenceChoices
     split_file: str
     engine: str
+    small_counts: bool = False
+    individual_timelines: bool = False
 
     @property
     def manifest(self) -> EventsManifest:
@@ -73,6 +76,8 @@ class SequencePlan:
             "preset": self.preset,
             "split_file": storage.hash_file(Path(self.split_file)) if self.split_file else None,
             **asdict(self.choices),
+            **({"small_counts": "shown"} if self.small_counts else {}),
+            **({"individual_timelines": "drawn"} if self.individual_timelines else {}),
         }
 
 
@@ -85,6 +90,8 @@ def resolve_plan(
     seed: int | None = None,
     split_file: str | Path | None = None,
     engine: str = "polars",
+    small_counts: bool = False,
+    individual_timelines: bool = False,
     **choices: Any,
 ) -> SequencePlan:
     """The choices of a build, checked against the cache.
@@ -97,6 +104,8 @@ def resolve_plan(
         seed: must be that of the ingest.
         split_file: csv or Parquet with subject_id (as in subjects.parquet) and split.
         engine: polars, duckdb or spark, with the same result.
+        small_counts: pages and messages show counts below 11: for synthetic or consented data.
+        individual_timelines: the page draws sequences of single subjects.
         choices: fields of `steps.SequenceChoices`, hyphens or underscores in their values; None: those of the preset.
 
     Raises:
@@ -117,6 +126,7 @@ def resolve_plan(
     except ValueError as error:
         raise usage_error(str(error)) from error
     plan = SequencePlan(cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine)
+    plan = replace(plan, small_counts=small_counts, individual_timelines=individual_timelines)
     manifest = plan.manifest
     if manifest.clock != "calendar":
         dated = [
@@ -425,29 +435,34 @@ def _describe_selection(plan: SequencePlan, selection: CodeSelection, tally: Sho
     }
 
 
-def list_findings(statistics: SequenceStatistics, choices: SequenceChoices) -> list[Finding]:
-    """Warnings of a build for the screen and the ingest report."""
+def list_findings(statistics: SequenceStatistics, choices: SequenceChoices, disclosure: CountDisclosure | None = None) -> list[Finding]:
+    """Warnings of a build for the screen and the ingest report, without what `disclosure` withholds."""
+    shown = disclosure or CountDisclosure()
     findings = []
     funnel = statistics.funnel
     if excluded := funnel.subjects_in - funnel.subjects_out:
-        problem = f"{excluded} of {funnel.subjects_in} subjects have no sequence"
+        is_open = not {("in",), ("out", "all")} & shown.withheld
+        problem = f"{excluded} of {funnel.subjects_in} subjects have no sequence" if is_open else "some subjects have no sequence"
         least = f"fewer than {choices.min_codes} {choices.min_codes_unit} of the selected PheCodes"
         rare = "The few selected PheCodes are rare: see --no-select, --min-case-support, --min-codes"
         hint = rare if excluded > funnel.subjects_out else ""
-        findings.append(Finding(Reason.MIN_CODES, problem, least, hint, level="warning", count=excluded))
+        findings.append(Finding(Reason.MIN_CODES, problem, least, hint, level="warning", count=excluded if is_open else 1))
     for name, scores in statistics.leaks.items():
         chance, best = scores.prevalence["all"], scores.best.count["all"] if scores.best else None
         leaked = scores.leak and chance is not None and best is not None and best > chance + 0.01
         if scores.cases["all"] and (leaked or (choices.leakage == "keep" and choices.landmark is None and scores.own)):
+            printed = shown.get_code_score(scores, name)
             problems = [f"its own codes ({', '.join(scores.own)}) are in the input"] if scores.own else []
-            problems += [f"the count of PheCode {scores.best.phecode} alone scores {best:.3f}"] if scores.best and best else []
-            requirement = f"chance is {chance:.3f}" if chance is not None else ""
+            problems += [f"the count of PheCode {scores.best.phecode} alone scores {printed:.3f}"] if scores.best and printed else []
+            problems = problems or ["one code alone predicts it"]
+            requirement = f"chance is {chance:.3f}" if chance is not None and shown.has_counts(name, "after") else ""
             hint = "See --leakage drop-phecode and --landmark"
             findings.append(Finding(Reason.LABEL_LEAKAGE, f"label {name}: {' and '.join(problems)}", requirement, hint, level="warning"))
     for name in statistics.fallback:
         ceiling = statistics.max_attainable.get(name)
         if ceiling is not None and ceiling <= statistics.threshold:
-            problem = f"label {name}: no ratio can exceed {ceiling:.2f} at its prevalence"
+            value = f"{ceiling:.2f}" if shown.has_counts(name, "before", "train") else "the threshold"
+            problem = f"label {name}: no ratio can exceed {value} at its prevalence"
             fallback = f"the threshold is {statistics.threshold:g}, so the top codes were selected"
             findings.append(Finding(Reason.CLASS_MISSING, problem, fallback, level="info"))
     return findings

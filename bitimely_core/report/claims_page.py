@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitimely_core import storage
-from bitimely_core.claims.shortcut_baselines import list_attrition, shortcut_table
+from bitimely_core import privacy, storage
+from bitimely_core.claims.disclosure import CountDisclosure, group_agreement, list_ratio_rows, open_disclosure, shortcut_table
+from bitimely_core.claims.shortcut_baselines import ShortcutRow, list_attrition
 from bitimely_core.page import Page, PageBuilder, Timeline, TimelinePlot
+from bitimely_core.privacy import show_count
 from bitimely_core.report.renderer import render_html
-from bitimely_core.schemas import AgreementCell, SequenceStatistics
+from bitimely_core.schemas import SequenceStatistics
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import EventSequences
 
-FEW = 11  # smaller counts are suppressed: the rule of the publisher of Medicare's data
 DRAWN = 24  # example sequences
 SHOWN = 30  # codes of a table
 HEADERS = {  # column of the page -> key of `shortcut_table`, which users read as JSON
@@ -55,21 +56,24 @@ def write_claims_page(folder: Path) -> Path:
 
 
 def claims_page(sequences: EventSequences) -> Page:
-    """Shortcut baselines, funnel, selected and unmapped codes, agreement with source labels, and example sequences as timelines."""
+    """Shortcut baselines, funnel, selected and unmapped codes, agreement with source labels, and on demand sequences as timelines."""
     statistics, options = sequences.code_statistics, sequences.options
+    disclosure = open_disclosure(sequences.folder)
     lengths = statistics.sequences
+    n = disclosure.get(lengths.n, "out", "all")
     page = PageBuilder(f"Sequences {sequences.name}")
     page.notice(*sequences.notices)
     if options.preset == "paper":
         page.notice(CHOICES)
+    page.notice(privacy.SHOWN if disclosure.exact else privacy.NOTICE)
     page.fact("Preset", options.preset)
     page.fact("Leakage policy", options.leakage)
     page.fact("Landmark", str(options.landmark.model_dump()) if options.landmark else "none")
     page.fact("Split", f"{sequences.split}, seed {sequences.seed}")
-    page.fact("Sequences", f"{lengths.n:,}, median length {lengths.median_length:g}")
+    page.fact("Sequences", f"{privacy.WITHHELD if n is None else f'{n:,}'}, median length {lengths.median_length:g}")
     page.fact("Events", f"{statistics.funnel.events:,}")
     page.fact("Fingerprint", sequences.fingerprint[:16])
-    rows = shortcut_table(statistics)
+    rows = shortcut_table(statistics, disclosure)
     page.section("Shortcut baselines")
     page.table(
         "honesty",
@@ -77,7 +81,7 @@ def claims_page(sequences: EventSequences) -> Page:
         "All subjects with a sequence and a known label, unless a column says test. A useful model must exceed these baselines; a model that "
         "only equals the best single code has recovered the label from its definition.",
         HEADERS if rows else ["label"],
-        [[_suppress(row[key]) if key == "cases" else row[key] for key in HEADERS.values()] for row in rows],
+        [[show_count(row[key]) if key == "cases" else row[key] for key in HEADERS.values()] for row in rows],
     )
     page.section("Funnel and selection")
     page.table(
@@ -85,73 +89,78 @@ def claims_page(sequences: EventSequences) -> Page:
         "From rows to sequences",
         "Every row is counted once, at the first check that it fails.",
         ["unit", "step", "count"],
-        list_attrition(statistics.funnel),
+        [(unit, step, _print_attrition(disclosure, unit, step, n)) for unit, step, n in list_attrition(statistics.funnel)],
     )
-    _add_ratios(page, sequences)
-    if statistics.unmapped:
+    _add_ratios(page, sequences, disclosure)
+    if unmapped := _list_unmapped(statistics, disclosure):
         caption = "The most frequent ones. An informative code in this table indicates a wrong map or spelling."
-        page.table(
-            "unmapped",
-            "Codes without PheCode",
-            caption,
-            ["code", "rows"],
-            [[row.code, _suppress(row.n)] for row in statistics.unmapped[:SHOWN]],
-        )
+        page.table("unmapped", "Codes without PheCode", caption, ["code", "rows"], unmapped)
     if statistics.agreement:
-        _add_agreement(page, statistics.agreement)
-    page.section("Example sequences")
-    _add_timelines(page, sequences, statistics)
-    return page.finish(_summarize(statistics), {"honesty": rows, "statistics": statistics.to_json()})
+        _add_agreement(page, statistics, disclosure)
+    if options.individual_timelines:
+        page.section("Example sequences")
+        _add_timelines(page, sequences, statistics)
+    return page.finish(
+        _summarize(statistics, n, rows), {"honesty": rows, **({"statistics": statistics.to_json()} if disclosure.exact else {})}
+    )
 
 
-def _summarize(statistics: SequenceStatistics) -> str:
+def _summarize(statistics: SequenceStatistics, n: int | None, rows: list[ShortcutRow]) -> str:
     """Number of sequences and PheCodes, and the label with the highest score of a single code."""
-    verdict = f"{statistics.sequences.n:,} sequences of {statistics.selected} PheCodes."
-    scored = [(scores.best.count["all"] or 0.0, label, scores.best) for label, scores in statistics.leaks.items() if scores.best]
+    verdict = f"{'Sequences' if n is None else f'{n:,} sequences'} of {statistics.selected} PheCodes."
+    scored = [
+        (score, row) for row in rows if isinstance(score := row["best single code"], float) and row["prevalence (chance)"] is not None
+    ]
     if not scored:
         return verdict
-    score, label, best = max(scored, key=lambda one: one[0])
-    chance = statistics.leaks[label].prevalence["all"]
+    score, row = max(scored, key=lambda one: one[0])
     return (
-        f"{verdict} For {label} the count of one code ({best.phecode}) has average precision {score:.3f} where chance is {chance:.3f}: "
-        "a useful model must exceed this baseline."
+        f"{verdict} For {row['label']} the count of one code ({row['which']}) has average precision {score:.3f} where chance is "
+        f"{row['prevalence (chance)']:.3f}: a useful model must exceed this baseline."
     )
 
 
-def _suppress(count: object) -> object:
-    """A count, hidden where it is of few subjects."""
-    return f"<{FEW}" if isinstance(count, int) and 0 < count < FEW else count
+def _print_attrition(disclosure: CountDisclosure, unit: str, step: str, n: int) -> int | str:
+    """A count of the funnel: of subjects as decided, of rows rounded up, of events as it is."""
+    keys = {"known": ("in",), "excluded: no birth date": ("no birth",), "with a sequence": ("out", "all")}
+    return (
+        show_count(disclosure.get(n, *keys[step]))
+        if unit == "subjects"
+        else n
+        if unit == "events" or disclosure.exact
+        else privacy.round_rows(n)
+    )
 
 
-def _add_ratios(page: PageBuilder, sequences: EventSequences) -> None:
+def _list_unmapped(statistics: SequenceStatistics, disclosure: CountDisclosure) -> list[list[object]]:
+    """The most frequent codes without PheCode with their rows; codes of few rows are not named."""
+    if disclosure.exact:
+        return [[row.code, row.n] for row in statistics.unmapped[:SHOWN]]
+    known = [(privacy.round_rows(row.n), row.code) for row in statistics.unmapped if not privacy.is_small(row.n)]
+    return [[code, n] for n, code in sorted(known, key=lambda one: (-one[0], one[1]))[:SHOWN]]
+
+
+def _add_ratios(page: PageBuilder, sequences: EventSequences, disclosure: CountDisclosure) -> None:
     import polars as pl
 
-    ratios = pl.read_parquet(sequences.folder / "ratios.parquet")
     names = dict(pl.read_parquet(sequences.folder / "vocab.parquet").select("code", "name").iter_rows())
-    chosen = ratios.filter("selected").sort("target", "ratio", descending=[False, True])
-    rows = []
-    for row in chosen.head(3 * SHOWN).iter_rows(named=True):
-        few = row["n_case_with"] < FEW
-        counts = [f"<{FEW}" if few else row["n_case_with"], row["n_case"], "" if few else row["n_ref_with"], row["n_ref"]]
-        rows.append([row["target"], row["code"], names.get(row["code"], ""), row["ratio"], row["lo"], row["hi"], *counts])
     page.table(
         "ratios",
         "Selected PheCodes",
         "Prevalence among the cases over that in the reference group, training subjects only. Large ratios of few cases are not informative.",
         ["label", "PheCode", "name", "ratio", "95 % CI lower", "upper", "cases with", "cases", "reference with", "reference"],
-        rows,
+        [
+            [row.label, row.code, names.get(row.code, ""), *row.numbers, *map(show_count, row.counts)]
+            for row in list_ratio_rows(sequences, disclosure)[: 3 * SHOWN]
+        ],
     )
 
 
-def _add_agreement(page: PageBuilder, cells: list[AgreementCell]) -> None:
-    counts: dict[tuple[str, str], dict[str, int]] = {}
-    for cell in cells:
-        counts.setdefault((cell.rule, cell.flag), {})[cell.cell] = cell.n
+def _add_agreement(page: PageBuilder, statistics: SequenceStatistics, disclosure: CountDisclosure) -> None:
     rows: list[list[object]] = []
-    for (rule, flag), n in sorted(counts.items()):
-        table = [n.get(key, 0) for key in ("tp", "fp", "fn", "tn")]
-        hidden = any(0 < count < FEW for count in table)
-        rows.append([rule, flag, *(f"<{FEW}" if hidden and count < FEW else count for count in table)])
+    for (rule, flag), n in group_agreement(statistics.agreement).items():
+        is_open = not {(rule, flag, cell) for cell in n} & disclosure.withheld
+        rows.append([rule, flag, *(show_count(count if is_open else None) for count in n.values())])
     caption = "Subjects. tp: positive by both; fp: by the rule only; fn: by the source only; tn: by neither."
     page.table("agreement", "Label rules against labels of the source", caption, ["rule", "flag", "tp", "fp", "fn", "tn"], rows)
 

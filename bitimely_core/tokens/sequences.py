@@ -6,7 +6,8 @@ Legend: n sequences, N events of the longest of them, C labels.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from bitimely_core import storage
 from bitimely_core.schemas import PredictionStatistics, RunData, SequenceManifest, SequenceOptions, SequenceStatistics, StoredFile
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
+from bitimely_core.tokens.splits import SPLITS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -188,6 +190,22 @@ def count_splits(folder: Path) -> dict[str, dict[str, Any]]:
         }
         for split in ("train", "validation", "test")
     }
+
+
+def count_carriers(folder: Path, codes: Mapping[str, str]) -> dict[str, dict[str, tuple[int, int]]]:
+    """Of one code for each label the sequences with it, among the cases and among the others, by split and in all."""
+    import polars as pl
+
+    manifest = SequenceManifest.read(folder)
+    ids = dict(pl.read_parquet(folder / "vocab.parquet").select("code", "id").iter_rows())
+    sums: Counter[tuple[str, str, int]] = Counter()
+    for name in manifest.shards:
+        part = pl.read_parquet(folder / name, columns=["codes", "split", *(f"y_{label}" for label in codes)])
+        for label, code in codes.items():
+            found = part.filter(pl.col("codes").list.contains(ids[code])).group_by(pl.col("split").cast(pl.String), f"y_{label}").len()
+            for split, value, n in found.drop_nulls().iter_rows():
+                sums.update({(label, split, value): n, (label, "all", value): n})
+    return {label: {part: (sums[label, part, 1], sums[label, part, 0]) for part in (*SPLITS, "all")} for label in codes}
 
 
 def open_sequences(folder: str | Path, verify: bool = True, shards: int | None = None) -> EventSequences:

@@ -15,7 +15,15 @@ from bitimely_core.workflows.prepare import ingest_cache
 from bitimely_core.workflows.tokenize import tokenize
 from bitimely_core.workspace import find_data_kind
 
-TOKEN_KEYS = ("folder", "windows", "events", "codes", "honesty", "selected")  # of the result of `tokenize`, kept in the report
+TOKEN_KEYS = (
+    "folder",
+    "windows",
+    "events",
+    "codes",
+    "honesty",
+    "selected",
+    "small_counts",
+)  # of the result of `tokenize`, kept in the report
 
 
 def ingest(

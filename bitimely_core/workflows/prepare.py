@@ -107,15 +107,16 @@ def ingest_cache(
     **arguments: Any,
 ) -> dict[str, Any]:
     """`cache.ingest` and its page; `extend` adds to the report of a published cache, `notice` is called where the page cannot be written."""
+    protect = find_data_kind(dataset).protect_report
     try:
         report = cache.ingest(dataset, source, out, **arguments)
     except UserError as error:
         if error.report is not None and error.exit_code == Exit.REFUSED:
-            error.details = [*error.details, *write_ingest_page(out, error.report)]
+            error.details = [*error.details, *write_ingest_page(out, protect(error.report))]
         raise
     if report.get("published"):  # not of a shard or a dry run
         extend(report)
-        for fault in write_ingest_page(out, report):
+        for fault in write_ingest_page(out, protect(report)):
             if notice is not None:
                 notice(fault)
     return report

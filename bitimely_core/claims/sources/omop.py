@@ -223,4 +223,4 @@ def _read_person_dates(source: Source, name: str, wanted: tuple[str, ...], form:
     columns = match_columns(path, SUBJECT | {key: (key,) for key in wanted}, mark=mark)
     check_types(path, file, columns)
     frame = read_table(path, file, columns, mark)
-    return frame.with_columns(reformat_dates(frame[key], form) for key in wanted), SourceRows(file=file, seen=frame.height)
+    return frame.with_columns(reformat_dates(frame[key], form) for key in wanted), SourceRows(file=file, kind="subjects", seen=frame.height)

@@ -39,7 +39,7 @@ def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") ->
         findings.append(Finding(Reason.DUPLICATES, text, "they are used once", level="warning", file=file, count=repeated))
     dropped = {str(Reason.DUPLICATES): repeated} if repeated else {}
     quarantined = {str(Reason.IDENTIFIER): empty} if empty else {}
-    return single, SourceRows(file=file, seen=frame.height, dropped=dropped, quarantined=quarantined), findings
+    return single, SourceRows(file=file, kind="subjects", seen=frame.height, dropped=dropped, quarantined=quarantined), findings
 
 
 def make_subjects(frame: pl.DataFrame, file: str, findings: list[Finding]) -> pl.DataFrame:
