@@ -100,7 +100,7 @@ class Reader(torch.nn.Module):
 
     def __init__(self, width=4):
         super().__init__()
-        from bitimely_core.models.stack import StackConfig
+        from bitimely_core.models.layers import StackConfig
 
         self.config = StackConfig(name="bitimelygpt", layers=2, heads=1, dim=width, value_dim=width, ffn_dim=width, tokenizer="steps")
 

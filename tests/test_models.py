@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from bitimely_core import models, objectives, registry
 from bitimely_core.config import build_model_config, find_model_config, list_presets
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads, stack
+from bitimely_core.models import heads, layers
 from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer, PatchTokenizer, find_row_ends
 from bitimely_core.types import Batch
 
@@ -476,13 +476,13 @@ def test_events_decay_by_months_between_the_first_and_the_last(name):
 
 def convolution(norm="layer"):
     torch.manual_seed(0)
-    return stack.TemporalConv(8, norm).double().eval()
+    return layers.TemporalConv(8, norm).double().eval()
 
 
 def test_the_temporal_convolution_is_mirrored_with_its_layer():
     """The same kernel looks 30 positions back in a forward layer and 30 ahead in a backward one; half of them each way in a two-sided one."""
     module, x = convolution(), torch.randn(1, 80, 8, dtype=torch.float64)
-    places = stack.Positions(torch.arange(80), None, None, None)
+    places = layers.Positions(torch.arange(80), None, None, None)
     torch.testing.assert_close(module(x, places, "backward"), module(x.flip(1), places, "forward").flip(1))
     reach = {}
     for direction in ("forward", "backward", "both"):
@@ -496,7 +496,7 @@ def test_the_temporal_convolution_is_mirrored_with_its_layer():
 def test_batch_statistics_leave_the_padding_out():
     module, x = convolution("batch").train(), torch.randn(2, 20, 8, dtype=torch.float64)
     real = torch.arange(20) < torch.tensor([[20], [12]])
-    places = stack.Positions(torch.arange(20), None, real, real)
+    places = layers.Positions(torch.arange(20), None, real, real)
     torch.manual_seed(1)
     a = module(x, places, "forward")
     torch.manual_seed(1)
@@ -551,14 +551,14 @@ def test_grouped_ties_have_no_order():
 def test_decay_kinds():
     def gammas(**decay):
         config = build_model_config("bitimelygpt", "tiny", decay=decay)
-        return [round(g, 5) for g in stack.log_decays(config).exp().tolist()]
+        return [round(g, 5) for g in layers.log_decays(config).exp().tolist()]
 
     assert gammas(kind="log") == [0.96875, 0.9876, 0.99508, 0.99805]
     assert gammas(kind="retnet") == [0.96875, 0.98438, 0.99219, 0.99609]
     assert gammas(kind="half-life", months=[6, 24, 96, 384]) == [0.8909, 0.97153, 0.99281, 0.9982]
     eight = build_model_config("bitimelygpt", "18m")
     wanted = [0.96875, 0.97897, 0.98585, 0.99048, 0.99359, 0.99569, 0.9971, 0.99805]
-    assert [round(g, 5) for g in stack.log_decays(eight).exp().tolist()] == wanted
+    assert [round(g, 5) for g in layers.log_decays(eight).exp().tolist()] == wanted
 
 
 def test_learnable_decays_start_as_the_others_and_learn():

@@ -42,7 +42,7 @@ from bitimely_core.analyses.regions import (
     spread_over_samples,
 )
 from bitimely_core.errors import UserError, usage_error
-from bitimely_core.models.stack import Attention, Retention
+from bitimely_core.models.layers import Attention, Retention
 from bitimely_core.ops.retention import decay_matrix
 from bitimely_core.ops.rotary import rotate
 from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder, TimeSpan, Trace, TracePlot

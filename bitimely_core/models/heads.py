@@ -16,8 +16,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core import models
 from bitimely_core.errors import Reason, usage_error
+from bitimely_core.models import factory
 from bitimely_core.models.base import Model, bernoulli_entropy, write_model
 from bitimely_core.registry import models as known
 from bitimely_core.types import Batch, Encoded
@@ -305,12 +305,12 @@ def standardise(head: Head, targets: np.ndarray) -> None:
 
 def load(folder: str | Path) -> Head:
     """The head, with its model, that `Head.save` wrote, in eval mode. Raises UserError as `models.load`."""
-    stored, weights = models.read_model(folder)
+    stored, weights = factory.read_model(folder)
     where = Path(folder) / "config.json"
     if "head" not in stored:
         raise usage_error("a model without a head", "expected a fine-tuned model", "Use models.load", file=str(where))
-    head = Head(models.from_config(models.read_config(stored, folder)), **stored["head"])
-    models.load_weights(head, weights, where.with_name("model.safetensors"))
+    head = Head(factory.from_config(factory.read_config(stored, folder)), **stored["head"])
+    factory.load_weights(head, weights, where.with_name("model.safetensors"))
     return head.eval()
 
 

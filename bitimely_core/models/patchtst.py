@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.base import Adapter, Direction, Model, config_error, extend_positions, require_learned_positions
-from bitimely_core.models.stack import Attention, Positions
+from bitimely_core.models.layers import Attention, Positions
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 

@@ -29,7 +29,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import TimedRows, get_time_span
 from bitimely_core.models.base import config_error
-from bitimely_core.models.stack import Attention, Positions
+from bitimely_core.models.layers import Attention, Positions
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel, encode_times
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded

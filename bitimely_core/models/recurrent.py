@@ -18,16 +18,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bitimely_core.models.base import Direction, Which, config_error
-from bitimely_core.models.stack import (
-    ALTERNATING,
-    DIRECTED_CAPABILITIES,
-    PAPER,
-    BidirectionalConfig,
-    BidirectionalModel,
-    LayerDirections,
-    require_even_layers,
-    run_layers,
-)
+from bitimely_core.models.layers import BidirectionalConfig, run_layers
+from bitimely_core.models.stack import ALTERNATING, DIRECTED_CAPABILITIES, PAPER, BidirectionalModel, LayerDirections, require_even_layers
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch
 
